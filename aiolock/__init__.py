@@ -1,0 +1,3 @@
+"""Distributed locks for asyncio."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,183 @@
+"""Every exception that aiolock raises of its own.
+
+::
+
+    LockError
+    ├── AcquireTimeout      (also TimeoutError)   the lock was not free in time
+    ├── LockLost                                  a hold ended before its block did
+    ├── DeadlockDetected                          the server broke a cycle of waiting holders
+    ├── BackendError                              the server, or the way to it
+    │   ├── BackendUnavailable                    cannot be reached
+    │   ├── BackendRefused                        reached, and it said no
+    │   └── UnsafeBackend                         does not promise what `require` asks
+    ├── UnsupportedKind                           this backend has no such lock
+    ├── InvalidName         (also ValueError)
+    ├── ConfigError         (also ValueError)
+    └── MissingDriver       (also ImportError)
+
+One class per thing that a caller can do about it. Arguments stay readable as fields; the message is a
+sentence made from them. All of them pickle. Misuse (a closed client, another event loop, a lease entered
+twice, a handle used in a forked child) is :class:`RuntimeError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+__all__ = [
+    "AcquireTimeout",
+    "BackendError",
+    "BackendRefused",
+    "BackendUnavailable",
+    "ConfigError",
+    "DeadlockDetected",
+    "InvalidName",
+    "LockError",
+    "LockLost",
+    "LossReason",
+    "MissingDriver",
+    "UnsafeBackend",
+    "UnsupportedKind",
+]
+
+LossReason = Literal["expired", "revoked", "session", "max_hold", "force-released", "closed"]
+
+
+def shorten(name: object) -> str:
+    """A name as it may stand in a message: quoted, without line breaks, of bounded length."""
+    text = repr(name)
+    return text if len(text) <= 120 else f"{text[:100]}…{text[-10:]}"
+
+
+class LockError(Exception):
+    """The base of every error of this library."""
+
+
+class AcquireTimeout(LockError, TimeoutError):
+    """The lock could not be had within ``timeout`` seconds; nothing is held and nothing is left behind."""
+
+    def __init__(self, name: str, timeout: float, detail: str = "") -> None:
+        super().__init__(name, timeout, detail)
+        self.name = name
+        self.timeout = timeout
+        self.detail = detail
+
+    def __str__(self) -> str:
+        why = f" ({self.detail})" if self.detail else ""
+        return (
+            f"lock {shorten(self.name)} was not free within {self.timeout:g} s{why}; "
+            f"wait longer with timeout=, or look who holds it with inspect()"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.name, self.timeout, self.detail)
+
+
+_WHY: dict[str, str] = {
+    "expired": "its term ended without a successful renewal",
+    "revoked": "the server says that it is no longer ours",
+    "session": "the server ended the session that it lived in",
+    "max_hold": "it was held for longer than its max_hold",
+    "force-released": "somebody released it by force",
+    "closed": "its client was closed",
+}
+
+
+class LockLost(LockError):
+    """A lease ended before the work under it did.
+
+    ``reason`` is one of ``"expired"``, ``"revoked"``, ``"session"``, ``"max_hold"``, ``"force-released"`` and
+    ``"closed"``. What was done under the lease after that moment may have overlapped with another holder.
+    """
+
+    def __init__(self, name: str, reason: LossReason) -> None:
+        super().__init__(name, reason)
+        self.name = name
+        self.reason: LossReason = reason
+
+    def __str__(self) -> str:
+        why = _WHY.get(self.reason, self.reason)
+        return (
+            f"lock {shorten(self.name)} was lost ({self.reason}): {why}; "
+            f"stop working under it, and let the fencing token decide about writes on their way"
+        )
+
+
+class DeadlockDetected(LockError):
+    """The server found holders that wait for each other, and chose this one to give up."""
+
+    def __init__(self, cycle: Sequence[str]) -> None:
+        super().__init__(tuple(cycle))
+        self.cycle = tuple(cycle)
+
+    def __str__(self) -> str:
+        names = " → ".join(shorten(name) for name in self.cycle)
+        return f"deadlock between {names}; take these locks in one order, for example with lock_all()"
+
+
+class BackendError(LockError):
+    """The server, or the way to it, failed. ``__cause__`` is the driver's error.
+
+    ``retryable`` says whether the same call may succeed later without anybody changing anything.
+    """
+
+    retryable = True
+
+    def __init__(self, message: str, *, retryable: bool | None = None) -> None:
+        super().__init__(message)
+        if retryable is not None:
+            self.retryable = retryable
+
+
+class BackendUnavailable(BackendError):
+    """The server cannot be reached, or did not answer in time."""
+
+
+class BackendRefused(BackendError):
+    """The server was reached, and it said no: rights, authentication, read-only, out of memory."""
+
+    retryable = False
+
+
+class UnsafeBackend(BackendError):
+    """The deployment does not promise what ``require=`` asks for."""
+
+    retryable = False
+
+
+class UnsupportedKind(LockError):
+    """This backend has no mechanism for such a lock; raised before any I/O."""
+
+    def __init__(self, kind: str, backend: str, advice: str = "") -> None:
+        super().__init__(kind, backend, advice)
+        self.kind = kind
+        self.backend = backend
+        self.advice = advice
+
+    def __str__(self) -> str:
+        tail = f"; {self.advice}" if self.advice else ""
+        return f"{self.backend} has no {self.kind}{tail}"
+
+
+class InvalidName(LockError, ValueError):
+    """A name that no backend may see; raised before any I/O."""
+
+
+class ConfigError(LockError, ValueError):
+    """An option, URL or combination that cannot work; the message lists what there is."""
+
+
+class MissingDriver(LockError, ImportError):
+    """The package that talks to this server is not installed; the message is the command that helps."""
+
+    def __init__(self, driver: str, extra: str) -> None:
+        super().__init__(driver, extra)
+        self.driver = driver
+        self.extra = extra
+
+    def __str__(self) -> str:
+        return f'{self.driver} is not installed; run: pip install "python-aiolock[{self.extra}]"'
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.driver, self.extra)
