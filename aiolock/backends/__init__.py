@@ -1,0 +1,84 @@
+"""From the scheme of a URL to the backend behind it, imported only when it is asked for."""
+
+from __future__ import annotations
+
+import importlib
+from importlib.metadata import entry_points
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from aiolock.contract import Backend
+from aiolock.errors import ConfigError, MissingDriver, shorten
+
+__all__ = ["from_url", "redact"]
+
+
+class _Entry(NamedTuple):
+    path: str
+    """Where the class is, as ``module:class``."""
+    driver: str = ""
+    """The package that has to be installed."""
+    extra: str = ""
+    """What installs it."""
+
+
+_REDIS = _Entry("aiolock.backends.redis:RedisBackend", "redis", "redis")
+
+SCHEMES = {
+    "memory": _Entry("aiolock.backends.memory:MemoryBackend"),
+    "redis": _REDIS,
+    "rediss": _REDIS,
+    "redis+unix": _REDIS,
+    "unix": _REDIS,
+}
+
+GROUP = "aiolock.backends"
+"""Entry points of this group add schemes: their name is the scheme, their value a class like those above."""
+
+
+def redact(url: str) -> str:
+    """A URL as it may be shown: without its password."""
+    scheme, mark, rest = url.partition("://")
+    authority, slash, path = rest.partition("/")
+    user, at, host = authority.rpartition("@")
+    if at and ":" in user:
+        user = user.partition(":")[0] + ":***"
+    path, question, query = path.partition("?")
+    return scheme + mark + user + at + host + slash + path + (question + "…" if query else "")
+
+
+def from_url(url: object, options: dict[str, Any]) -> Backend:
+    """The backend for ``url``, without I/O; ``options`` are the backend's own.
+
+    Raises :class:`ConfigError` for what is not known, :class:`MissingDriver` with the command that helps.
+    """
+    if not isinstance(url, str):
+        raise ConfigError(
+            f"the address of a server must be a str such as 'redis://127.0.0.1', not {shorten(url)}"
+        )
+    try:
+        scheme = urlsplit(url).scheme
+    except ValueError as error:
+        raise ConfigError(f"{shorten(redact(url))} is not a URL: {error}") from None
+    external = {point.name: point for point in entry_points(group=GROUP)} if scheme not in SCHEMES else {}
+    if scheme in external:
+        cls = external[scheme].load()
+    elif scheme in SCHEMES and "://" in url:
+        cls = _load(SCHEMES[scheme])
+    else:
+        known = ", ".join(f"{name}://" for name in sorted({*SCHEMES, *external}))
+        raise ConfigError(f"{shorten(redact(url))} names no backend; known are {known}")
+    backend = cls(url, **options)
+    if not isinstance(backend, Backend):
+        raise ConfigError(f"{cls!r}, registered for {scheme}://, is not a Backend")
+    return backend
+
+
+def _load(entry: _Entry) -> Any:
+    module, _, name = entry.path.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except ImportError as error:
+        if error.name is None or error.name.partition(".")[0] not in (entry.driver, "hiredis"):
+            raise
+        raise MissingDriver(error.name.partition(".")[0], entry.extra) from error

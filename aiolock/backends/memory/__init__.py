@@ -1,0 +1,8 @@
+"""A server inside this process: for tests, examples and programs of one process."""
+
+from __future__ import annotations
+
+from aiolock.backends.memory.backend import MemoryBackend
+from aiolock.backends.memory.server import MemoryServer
+
+__all__ = ["MemoryBackend", "MemoryServer"]

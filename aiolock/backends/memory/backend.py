@@ -1,0 +1,266 @@
+"""Claims on a server inside this process."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl, urlsplit
+
+from aiolock.backends.memory.machine import BLOCK, Answer, Hold, Machine, Message, Request
+from aiolock.backends.memory.server import MemoryServer, shared
+from aiolock.contract import (
+    Backend,
+    Bid,
+    Claim,
+    Family,
+    Grant,
+    Holder,
+    LockInfo,
+    News,
+    Notice,
+    Waiting,
+    certain_until,
+)
+from aiolock.errors import ConfigError, shorten
+
+__all__ = ["MemoryBackend", "Transport"]
+
+T = TypeVar("T")
+
+Transport = Callable[[Callable[[], Any]], Awaitable[Any]]
+"""How a step reaches the server and its answer comes back; simulations put delays and losses here."""
+
+
+class MemoryBackend(Backend):
+    """``memory://`` (one server for the whole process) or ``memory://name`` (one for everybody who says that name).
+
+    :param server: a server of one's own instead, for example with a clock of one's own.
+    :param transport: for simulations: a coroutine function that carries out each step.
+    """
+
+    name = "memory"
+    capabilities = frozenset({"exclusion", "fencing", "fifo", "keep", "push"})
+
+    def __init__(
+        self,
+        url: str = "memory://",
+        *,
+        server: MemoryServer | None = None,
+        transport: Transport | None = None,
+    ) -> None:
+        parts = urlsplit(url)
+        if parts.path.strip("/") or parts.query or parts.fragment or "@" in parts.netloc:
+            given = (
+                ", ".join(name for name, _ in parse_qsl(parts.query, keep_blank_values=True)) or parts.path
+            )
+            raise ConfigError(
+                f"memory:// takes nothing but the name of a server, as in memory://tests; not {shorten(given)}"
+            )
+        if server is not None and not isinstance(server, MemoryServer):
+            raise ConfigError(f"server must be a MemoryServer, not {shorten(server)}")
+        self._server = server or shared(parts.netloc)
+        self._transport = transport
+        self._id = secrets.token_hex(16)
+        self._count = 0
+        self._claims: dict[str, MemoryClaim] = {}
+        self._news: deque[Notice] = deque()
+        self._told: asyncio.Event | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def open(self) -> None:
+        """Become reachable for the server's messages."""
+        self._loop = asyncio.get_running_loop()
+        self._told = asyncio.Event()
+        self._server.attach(self._id, self._deliver)
+
+    async def aclose(self) -> None:
+        """Be gone for the server."""
+        self._server.detach(self._id)
+        self._claims.clear()
+
+    def claim(self, bid: Bid) -> MemoryClaim:
+        """A new claim; every kind is there."""
+        self._count += 1
+        return MemoryClaim(self, bid, f"{self._id}:{self._count}")
+
+    async def ask(self, question: Callable[[Machine, float], T]) -> T:
+        """Have the server take one step."""
+        if self._transport is None:
+            return self._server.ask(question)
+        answer: T = await self._transport(lambda: self._server.ask(question))
+        return answer
+
+    async def renew(self, claims: Sequence[Claim]) -> list[Grant | Exception | None]:
+        """All of them in one step."""
+        sent = self.settings.clock()
+        mine = [claim for claim in claims if isinstance(claim, MemoryClaim)]
+
+        def question(machine: Machine, now: float) -> list[Answer | None]:
+            return [machine.renew(claim.key, claim.request, now) for claim in mine]
+
+        answers = await self.ask(question)
+        return [
+            None if answer is None else claim.granted(answer, sent)
+            for claim, answer in zip(mine, answers, strict=True)
+        ]
+
+    async def notice(self) -> Notice:
+        """The next message that is not a grant."""
+        while not self._news:
+            assert self._told is not None  # noqa: S101 - only an open client listens
+            self._told.clear()
+            await self._told.wait()
+        return self._news.popleft()
+
+    async def inspect(self, name: str, family: Family) -> LockInfo:
+        """What the machine knows at this moment."""
+        key = self.key(name, family)
+        moment = datetime.now(UTC)
+
+        def question(machine: Machine, now: float) -> LockInfo:
+            holds, queue = machine.look(key, now)
+            return LockInfo(
+                name,
+                tuple(_holder(hold, now, moment) for hold in holds),
+                tuple(
+                    Waiting(place.request.label, place.request.mode, place.request.permits) for place in queue
+                ),
+            )
+
+        return await self.ask(question)
+
+    async def force_release(self, name: str, family: Family) -> bool:
+        """Take it from whoever has it."""
+        key = self.key(name, family)
+        return await self.ask(lambda machine, now: machine.force(key, now))
+
+    def key(self, name: str, family: Family) -> tuple[str, str]:
+        """Where the machine keeps a lock."""
+        return f"{self.settings.namespace}:{family.value}", name
+
+    def register(self, claim: MemoryClaim) -> None:
+        """Messages to this claim find it from now on; before its first byte is sent."""
+        self._claims[claim.request.id] = claim
+
+    def forget(self, claim: MemoryClaim) -> None:
+        """No more messages are expected."""
+        self._claims.pop(claim.request.id, None)
+
+    def _deliver(self, message: Message) -> None:
+        try:
+            here = asyncio.get_running_loop() is self._loop
+        except RuntimeError:
+            here = False
+        if here:
+            self.receive(message)
+        elif self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self.receive, message)
+
+    def receive(self, message: Message) -> None:
+        """Take in a message, on the client's own loop."""
+        claim = self._claims.get(message.to)
+        if claim is None:
+            # A grant for somebody who left in the meantime: its release is on the way.
+            return
+        if message.what == "grant" and message.answer is not None:
+            claim.push(message.answer, self._server.clock() - message.sent)
+        elif message.what == "demand":
+            claim.demanded_at = self.settings.clock()
+        else:
+            self._news.append(Notice(News.LOST, claim, "force-released"))
+            if self._told is not None:
+                self._told.set()
+
+
+class MemoryClaim(Claim):
+    """One request of the machine's."""
+
+    __slots__ = ("_backend", "_changed", "_doubts", "_look", "_pushed", "key", "request")
+
+    def __init__(self, backend: MemoryBackend, bid: Bid, request: str) -> None:
+        super().__init__(bid)
+        self._backend = backend
+        self.key = backend.key(bid.name, bid.kind.family)
+        self.request = Request(
+            id=request,
+            mode=bid.kind.mode.value,
+            ttl=bid.ttl,
+            label=bid.label,
+            permits=bid.kind.permits,
+            limit=bid.kind.limit,
+            block=1 if bid.fair or not bid.kind.exclusive else BLOCK,
+        )
+        self._pushed: Grant | None = None
+        self._changed: asyncio.Future[None] | None = None
+        self._look = 0.0
+        self._doubts = 0
+        """How many attempts were sent and not answered."""
+
+    async def attempt(self, wait: bool) -> Grant | None:
+        """Enter the machine, or take a grant that was pushed."""
+        if self._pushed is not None:
+            grant, self._pushed = self._pushed, None
+            return grant
+        self._backend.register(self)
+        sent = self._backend.settings.clock()
+        self._doubts += 1
+        answer = await self._backend.ask(
+            lambda machine, now: machine.enter(self.key, self.request, now, wait=wait)
+        )
+        self._doubts -= 1
+        if answer.token:
+            return self.granted(answer, sent)
+        self._look = answer.seconds
+        if not wait:
+            self._backend.forget(self)
+        return None
+
+    async def changed(self) -> None:
+        """Wait for a grant, and at most until a hold before us may have ended."""
+        if self._pushed is not None:
+            return
+        loop = asyncio.get_running_loop()
+        self._changed = loop.create_future()
+        # A hold may end just after the moment that we were told; a look costs little.
+        timer = loop.call_later(self._look + 0.001, self._wake)
+        try:
+            await self._changed
+        finally:
+            timer.cancel()
+            self._changed = None
+
+    async def release(self, keep: float = 0) -> None:
+        """Leave the machine."""
+        bury = self._doubts > 0
+        await self._backend.ask(
+            lambda machine, now: machine.leave(self.key, self.request, now, keep, bury=bury)
+        )
+        self._backend.forget(self)
+
+    def push(self, answer: Answer, age: float) -> None:
+        """The server made us the holder while we waited, ``age`` seconds ago."""
+        self._pushed = self.granted(answer, self._backend.settings.clock() - age)
+        self._wake()
+
+    def granted(self, answer: Answer, sent: float) -> Grant:
+        """The grant in an answer to a request of ours."""
+        return Grant(answer.token, answer.count, certain_until(sent, answer.seconds), answer.demand)
+
+    def _wake(self) -> None:
+        if self._changed is not None and not self._changed.done():
+            self._changed.set_result(None)
+
+
+def _holder(hold: Hold, now: float, moment: datetime) -> Holder:
+    return Holder(
+        label=hold.request.label,
+        token=hold.token,
+        since=moment - timedelta(seconds=now - hold.since),
+        remaining=max(0.0, hold.deadline - now),
+        permits=hold.request.permits,
+        mode=hold.request.mode,
+    )

@@ -1,0 +1,228 @@
+"""The state of a lock server as a pure machine: requests and a time go in, answers and messages come out.
+
+It knows nothing of tasks, sockets or clocks. ``memory://`` runs it for real; property tests use it as the model of
+what every backend should do. The rules:
+
+* A request enters if it is compatible with every hold and nobody is in line before it. Else it takes a place.
+* When a hold ends, the head run of compatible requests is granted at once: a grant is pushed with a short claim,
+  and is confirmed by the first renewal. A claim that nobody confirms lapses, and the next in line is served.
+* Every request has an id of its own and is idempotent: asking again finds the grant or the place.
+* A request that was given up before it arrived leaves a tombstone, so that it changes nothing when it arrives.
+* Tokens only grow, over all names, and are never handed out twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+__all__ = ["Answer", "Hold", "Machine", "Message", "Place", "Request"]
+
+BLOCK = 1024
+"""How many tokens a grant carries for holders who pass the lock on among themselves."""
+TOMBSTONE = 60.0
+"""For how many seconds a request that was given up unseen is refused."""
+
+Key = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Somebody who asks: ``mode`` is mutex, read, write or permits."""
+
+    id: str
+    mode: str
+    ttl: float
+    label: str = ""
+    permits: int = 1
+    limit: int = 1
+    block: int = 1
+
+
+@dataclass(slots=True)
+class Hold:
+    """Somebody inside, until ``deadline`` if nothing is heard."""
+
+    request: Request
+    token: int
+    since: float
+    deadline: float
+    confirmed: bool = True
+
+
+@dataclass(slots=True)
+class Place:
+    """Somebody in line."""
+
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Yes: tokens and how long. No: ``token`` is 0, and ``seconds`` is when another look may be worth it."""
+
+    token: int
+    count: int
+    seconds: float
+    demand: bool
+
+
+class Message(NamedTuple):
+    """What the server says unasked to whoever made a request: ``grant``, ``lost`` or ``demand``."""
+
+    to: str
+    what: str
+    sent: float
+    answer: Answer | None = None
+
+
+@dataclass(slots=True)
+class _Lock:
+    holds: dict[str, Hold] = field(default_factory=dict)
+    queue: dict[str, Place] = field(default_factory=dict)
+
+
+def claim_time(ttl: float) -> float:
+    """For how many seconds a pushed grant waits for its confirmation."""
+    return min(ttl, max(1.0, ttl / 10))
+
+
+def admits(holds: dict[str, Hold], request: Request) -> bool:
+    """Whether ``request`` may be inside together with ``holds``."""
+    if not holds:
+        return True
+    if request.mode == "read":
+        return all(hold.request.mode == "read" for hold in holds.values())
+    if request.mode == "permits":
+        return sum(hold.request.permits for hold in holds.values()) + request.permits <= request.limit
+    return False
+
+
+class Machine:
+    """All locks of one server."""
+
+    def __init__(self) -> None:
+        self.locks: dict[Key, _Lock] = {}
+        self.tombstones: dict[str, float] = {}
+        self.outbox: list[Message] = []
+        """Messages since the last look; whoever runs the machine takes and delivers them."""
+        self._token = 0
+
+    # --- what clients ask
+
+    def enter(self, key: Key, request: Request, now: float, *, wait: bool) -> Answer:
+        """Get in, or with ``wait`` in line; asking again finds what is there."""
+        lock = self._at(key, now)
+        hold = lock.holds.get(request.id)
+        if hold is not None:
+            hold.deadline = now + request.ttl
+            hold.confirmed = True
+            return Answer(hold.token, request.block, request.ttl, bool(lock.queue))
+        if request.id in self.tombstones:
+            return Answer(0, 0, request.ttl, demand=False)
+        if not lock.queue and admits(lock.holds, request):
+            return self._grant(lock, request, now, request.ttl)
+        if wait and request.id not in lock.queue:
+            if not lock.queue:
+                self.outbox += [Message(other, "demand", now) for other in lock.holds]
+            lock.queue[request.id] = Place(request)
+        self._prune(key)
+        return Answer(0, 0, self._next_change(lock, now), demand=True)
+
+    def renew(self, key: Key, request: Request, now: float) -> Answer | None:
+        """Prolong a hold to its full ttl from now; ``None`` if there is none."""
+        lock = self._at(key, now)
+        hold = lock.holds.get(request.id)
+        if hold is None:
+            self._prune(key)
+            return None
+        hold.deadline = now + request.ttl
+        hold.confirmed = True
+        return Answer(hold.token, 0, request.ttl, bool(lock.queue))
+
+    def leave(self, key: Key, request: Request, now: float, keep: float = 0, *, bury: bool = False) -> None:
+        """Give up the hold or the place of a request; with ``bury``, refuse it if it arrives once more.
+
+        A client buries when it asked without hearing the answer: what it sent may still be on its way.
+        """
+        lock = self._at(key, now)
+        hold = lock.holds.get(request.id)
+        if hold is not None:
+            if keep:
+                hold.deadline = now + keep
+                lock.holds[f"{request.id} kept"] = lock.holds.pop(request.id)
+            else:
+                del lock.holds[request.id]
+        else:
+            lock.queue.pop(request.id, None)
+        if bury:
+            self._bury(request.id, now)
+        self._serve(lock, now)
+        self._prune(key)
+
+    # --- what administrators ask
+
+    def force(self, key: Key, now: float) -> bool:
+        """Take the lock from whoever has it, tell them, and serve the next."""
+        lock = self._at(key, now)
+        taken = bool(lock.holds)
+        self.outbox += [Message(owner, "lost", now) for owner in lock.holds]
+        lock.holds.clear()
+        self._serve(lock, now)
+        self._prune(key)
+        return taken
+
+    def look(self, key: Key, now: float) -> tuple[list[Hold], list[Place]]:
+        """Holders, and waiters in order."""
+        lock = self._at(key, now)
+        self._prune(key)
+        return list(lock.holds.values()), list(lock.queue.values())
+
+    def advance(self, key: Key, now: float) -> float:
+        """Let time pass: end what is over, serve who is next; seconds until that is worth doing again."""
+        lock = self._at(key, now)
+        seconds = self._next_change(lock, now)
+        self._prune(key)
+        return seconds
+
+    # --- the rules
+
+    def _bury(self, request: str, now: float) -> None:
+        while self.tombstones and next(iter(self.tombstones.values())) <= now:
+            del self.tombstones[next(iter(self.tombstones))]
+        self.tombstones[request] = now + TOMBSTONE
+
+    def _at(self, key: Key, now: float) -> _Lock:
+        lock = self.locks.get(key)
+        if lock is None:
+            lock = self.locks[key] = _Lock()
+        elif lock.holds:
+            over = [owner for owner, hold in lock.holds.items() if hold.deadline <= now]
+            for owner in over:
+                del lock.holds[owner]
+            if over:
+                self._serve(lock, now)
+        return lock
+
+    def _serve(self, lock: _Lock, now: float) -> None:
+        while lock.queue:
+            request = next(iter(lock.queue.values())).request
+            if not admits(lock.holds, request):
+                return
+            del lock.queue[request.id]
+            answer = self._grant(lock, request, now, claim_time(request.ttl))
+            self.outbox.append(Message(request.id, "grant", now, answer))
+
+    def _grant(self, lock: _Lock, request: Request, now: float, seconds: float) -> Answer:
+        token = self._token + 1
+        self._token += request.block
+        lock.holds[request.id] = Hold(request, token, now, now + seconds, confirmed=seconds == request.ttl)
+        return Answer(token, request.block, seconds, bool(lock.queue))
+
+    def _next_change(self, lock: _Lock, now: float) -> float:
+        return max(0.0, min((hold.deadline - now for hold in lock.holds.values()), default=0.0))
+
+    def _prune(self, key: Key) -> None:
+        lock = self.locks[key]
+        if not lock.holds and not lock.queue:
+            del self.locks[key]

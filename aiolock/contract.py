@@ -1,0 +1,293 @@
+"""What a backend must offer: bids become claims, and claims become grants.
+
+The servers differ in how they decide who may enter, how they tell those who wait, and how a hold dies. This
+module is the line between those differences and everything else. Above it, nobody knows which server it is;
+below it, nobody knows what a task, a timeout or a block is.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum, StrEnum
+from typing import NamedTuple
+
+from aiolock.clock import Clock
+from aiolock.errors import LossReason
+
+__all__ = [
+    "ELECTION",
+    "MUTEX",
+    "READ",
+    "WRITE",
+    "Backend",
+    "Bid",
+    "Claim",
+    "Family",
+    "Grant",
+    "Holder",
+    "Kind",
+    "LockInfo",
+    "Mode",
+    "News",
+    "Notice",
+    "Settings",
+    "Waiting",
+    "certain_until",
+    "claim_time",
+    "margin",
+    "permits",
+]
+
+
+class Family(StrEnum):
+    """Which locks share a name: families never exclude each other."""
+
+    LOCK = "lock"
+    RW = "rw"
+    SEMAPHORE = "sem"
+    ELECTION = "election"
+
+
+class Mode(StrEnum):
+    """Who may be inside together."""
+
+    MUTEX = "mutex"
+    READ = "read"
+    WRITE = "write"
+    PERMITS = "permits"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A family, a mode, and for permits how many of how many."""
+
+    family: Family
+    mode: Mode
+    permits: int = 1
+    limit: int = 1
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether such a hold is alone, so that tasks of one process may pass it on among themselves."""
+        return self.mode is Mode.MUTEX or self.mode is Mode.WRITE
+
+    def __str__(self) -> str:
+        return f"{self.permits} of {self.limit} permits" if self.mode is Mode.PERMITS else self.mode.value
+
+
+MUTEX = Kind(Family.LOCK, Mode.MUTEX)
+READ = Kind(Family.RW, Mode.READ)
+WRITE = Kind(Family.RW, Mode.WRITE)
+ELECTION = Kind(Family.ELECTION, Mode.MUTEX)
+
+
+def permits(count: int, limit: int) -> Kind:
+    """The kind that takes ``count`` of ``limit`` permits."""
+    return Kind(Family.SEMAPHORE, Mode.PERMITS, count, limit)
+
+
+@dataclass(frozen=True, slots=True)
+class Bid:
+    """What is asked for: a name, a kind, how long the server keeps it unrenewed (seconds), and who asks.
+
+    ``fair`` asks for one token instead of a block: the hold is not passed on inside the process.
+    """
+
+    name: str
+    kind: Kind
+    ttl: float
+    label: str
+    fair: bool = False
+
+
+@dataclass(slots=True)
+class Grant:
+    """The server's yes."""
+
+    token: int
+    """The first of the fencing tokens that this grant carries."""
+    count: int
+    """How many tokens, counted up from ``token``, are ours to hand out."""
+    until: float
+    """The last instant, on the local clock, at which the hold is certain."""
+    demand: bool
+    """Whether others wait."""
+
+
+def margin(ttl: float) -> float:
+    """How many seconds before the end of a ttl of that many seconds a holder stops believing."""
+    return max(0.02 * ttl, 0.01)
+
+
+def certain_until(sent: float, ttl: float) -> float:
+    """Until when a hold is certain whose request was sent at ``sent`` and asked for ``ttl`` seconds.
+
+    The server started to count after ``sent``. One per cent allows for clocks that run at different speeds.
+    """
+    return sent + 0.99 * ttl - margin(ttl)
+
+
+def claim_time(ttl: float) -> float:
+    """How many seconds a pushed grant waits for its confirmation before the next in line gets it."""
+    return min(ttl, max(1.0, ttl / 10))
+
+
+class Claim(ABC):
+    """One bid of one client at the server, from the first attempt to the release; not used again after it."""
+
+    __slots__ = ("bid", "demanded_at")
+
+    def __init__(self, bid: Bid) -> None:
+        self.bid = bid
+        self.demanded_at: float | None = None
+        """When, on the local clock, it became known that others wait; the backend writes it when it is told."""
+
+    @abstractmethod
+    async def attempt(self, wait: bool) -> Grant | None:
+        """Ask once, in one atomic step; with ``wait``, a no also takes a place in the queue.
+
+        Ends within the command timeout. May be called again in every state and finds its own earlier grant or
+        place. A grant that was pushed in the meantime is answered without asking. After a cancellation or an
+        error nobody knows whether the server heard it: only ``attempt`` and ``release`` are right then.
+
+        Raises :class:`BackendUnavailable` or :class:`BackendRefused`.
+        """
+
+    @abstractmethod
+    async def changed(self) -> None:
+        """Wait until another attempt may succeed: may be early, is never infinitely late.
+
+        Cancelling it changes nothing.
+        """
+
+    @abstractmethod
+    async def release(self, keep: float = 0) -> None:
+        """Give up the hold, or the place in the queue, whichever there is or may be.
+
+        Right when nobody knows whether the last attempt succeeded; idempotent. With ``keep``, the hold stays for
+        that many more seconds but is nobody's. Ends within the command timeout; cancelling it leaves open whether
+        the server heard it, and it may be called again.
+        """
+
+
+class News(Enum):
+    """What a server may say unasked."""
+
+    LOST = "lost"
+    """The claim's hold is gone."""
+    DOUBT = "doubt"
+    """Holds may be gone (the connection broke): renew them now to know."""
+
+
+class Notice(NamedTuple):
+    """Something the server said unasked, about one claim, or about all of them if ``claim`` is ``None``."""
+
+    news: News
+    claim: Claim | None = None
+    reason: LossReason = "revoked"
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Somebody inside, as an administrator sees it."""
+
+    label: str
+    token: int
+    since: datetime
+    remaining: float
+    """Seconds until the server drops the hold if it is not renewed."""
+    permits: int = 1
+    mode: str = "mutex"
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Somebody in the queue. Several tasks of one client may wait behind one place."""
+
+    label: str
+    mode: str = "mutex"
+    permits: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class LockInfo:
+    """What the server knows about one lock at one moment."""
+
+    name: str
+    holders: tuple[Holder, ...]
+    waiters: tuple[Waiting, ...]
+    """In the order in which they will be served."""
+
+    @property
+    def locked(self) -> bool:
+        """Whether anybody is inside."""
+        return bool(self.holders)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a client tells its backend before it opens it."""
+
+    namespace: str
+    label: str
+    ttl: float
+    command_timeout: float
+    clock: Clock
+    require: frozenset[str] = frozenset()
+
+
+class Backend(ABC):
+    """One server, or several that act as one.
+
+    Everything that can be refused without asking the server is refused by ``__init__``, ``bind`` and ``claim``.
+    Only errors of :mod:`aiolock.errors` leave a backend.
+    """
+
+    name: str
+    """How messages call it."""
+
+    capabilities: frozenset[str] = frozenset()
+    """What this deployment promises, in the words of ``require=``; complete after ``open``."""
+
+    settings: Settings
+
+    def bind(self, settings: Settings) -> None:
+        """Take over what the client decides. Called once, before ``open``, without I/O."""
+        self.settings = settings
+
+    @abstractmethod
+    async def open(self) -> None:
+        """Connect and find out what this deployment can do, within the command timeout.
+
+        Cancelling it leaves nothing open.
+        """
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Close every connection and end every task. Never raises; safe in every state."""
+
+    @abstractmethod
+    def claim(self, bid: Bid) -> Claim:
+        """A new claim for ``bid``; no I/O. Raises :class:`UnsupportedKind` where there is no mechanism."""
+
+    @abstractmethod
+    async def renew(self, claims: Sequence[Claim]) -> list[Grant | Exception | None]:
+        """Prolong many holds: per claim a grant, ``None`` if the hold is gone, or an error if that is unknown.
+
+        The ``token`` and ``count`` of these grants are not handed out.
+        """
+
+    @abstractmethod
+    async def notice(self) -> Notice:
+        """Wait for the next thing that the server says unasked. Cancelling it loses nothing."""
+
+    @abstractmethod
+    async def inspect(self, name: str, family: Family) -> LockInfo:
+        """Who holds a lock and who waits for it."""
+
+    @abstractmethod
+    async def force_release(self, name: str, family: Family) -> bool:
+        """Take a lock from whoever holds it; whether anybody did. The next in line gets it."""

@@ -1,0 +1,174 @@
+"""Asking for a lock: acquire, try_acquire, async with."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from types import TracebackType
+from typing import Any, Final
+
+from aiolock.contract import Bid, Kind, LockInfo
+from aiolock.errors import AcquireTimeout, shorten
+from aiolock.lease import Lease, Terms
+from aiolock.options import check_timeout
+from aiolock.queue import ask
+from aiolock.runtime import Runtime, in_async_generator
+
+__all__ = ["UNSET", "Lock", "Unset"]
+
+Task = asyncio.Task[Any]
+
+
+class Unset:
+    """The default of a parameter for which ``None`` means something."""
+
+    def __repr__(self) -> str:
+        return "the lock's own"
+
+
+UNSET: Final = Unset()
+
+
+class Lock:
+    """A name, a kind and options; does no I/O and has no state of the server's.
+
+    Made by :meth:`Client.lock` and its siblings. May be reused, and shared between tasks, also at the same time.
+    """
+
+    __slots__ = ("__weakref__", "_bid", "_entered", "_runtime", "_terms", "_timeout")
+
+    def __init__(self, runtime: Runtime, bid: Bid, terms: Terms, timeout: float | None) -> None:
+        self._runtime = runtime
+        self._bid = bid
+        self._terms = terms
+        self._timeout = timeout
+        self._entered: dict[Task, list[Lease]] = {}
+        """The leases of the blocks that are open through this object, per task, innermost last."""
+
+    @property
+    def name(self) -> str:
+        """What is locked."""
+        return self._bid.name
+
+    @property
+    def kind(self) -> Kind:
+        """Who may be inside together."""
+        return self._bid.kind
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {shorten(self.name)} {self.kind} ttl={self._bid.ttl:g}>"
+
+    # --- asking
+
+    async def acquire(self, timeout: float | Unset | None = UNSET) -> Lease:
+        """Wait until the lock is ours, and return the hold.
+
+        ``timeout`` is how many seconds to wait (``None``: for ever, 0: try once; default: the lock's option).
+
+        Raises :class:`AcquireTimeout` when the time is over, :class:`BackendUnavailable` if the server cannot be
+        reached at the first attempt, :class:`BackendRefused` if it says no, and :class:`RuntimeError` inside this
+        very task's own open block of the same lock, where waiting would never end. If it raises, also by being
+        cancelled, nothing is held, and every trace of the attempt is removed in the background.
+
+        A lease that comes from here tells its loss (``lost``, ``wait_lost()``, ``check()``) and cancels nothing.
+        """
+        wait = self._timeout if isinstance(timeout, Unset) else check_timeout(timeout)
+        self._refuse_own_block()
+        lease = await ask(self._runtime, self._bid, self._terms, wait)
+        if lease is None:
+            self._runtime.stats.timeouts += 1
+            raise AcquireTimeout(self._bid.name, wait or 0.0)
+        return lease
+
+    async def try_acquire(self) -> Lease | None:
+        """Ask once: the hold, or ``None`` if the lock is not free at this moment.
+
+        Ends within the client's ``command_timeout``. Raises and cancels as :meth:`acquire` does, but returns
+        ``None`` inside this task's own block.
+        """
+        if self._in_own_block():
+            return None
+        return await ask(self._runtime, self._bid, self._terms, 0)
+
+    async def __aenter__(self) -> Lease:
+        # Looked at before the first await, while the caller's frame is still the one above.
+        cancel = self._terms.on_loss == "cancel" and not in_async_generator(sys._getframe(1))  # noqa: SLF001
+        lease = await self.acquire()
+        self._enter(lease, cancel=cancel)
+        return lease
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Release, and wait for that until the first cancellation; raise :class:`LockLost` if the lease was lost.
+
+        An outer cancellation wins, then an exception of the block, which gets the loss as a note.
+        """
+        task = self._task()
+        await self._leave(task).leave(task, error)
+
+    # --- looking
+
+    async def locked(self) -> bool:
+        """Whether anybody holds it at this moment, in whatever kind."""
+        return (await self.inspect()).locked
+
+    async def inspect(self) -> LockInfo:
+        """Who holds it and who waits, in order, as the server sees it at this moment."""
+        self._runtime.guard()
+        return await self._runtime.backend.inspect(self._bid.name, self._bid.kind.family)
+
+    async def force_release(self) -> bool:
+        """Take the lock from whoever holds it; whether anybody did. For administrators.
+
+        The holder is told that its lease is lost, and the next waiter gets the lock. This is the one case in which
+        two holds can overlap by design; fencing tokens still tell them apart.
+        """
+        self._runtime.guard()
+        return await self._runtime.backend.force_release(self._bid.name, self._bid.kind.family)
+
+    # --- blocks
+
+    def _task(self) -> Task:
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("locks are entered by tasks, and this code runs outside of one")
+        return task
+
+    def _in_own_block(self) -> bool:
+        self._runtime.guard()
+        if not self._bid.kind.exclusive or not self._runtime.inside:
+            return False
+        holder = self._runtime.inside.get((self._bid.name, self._bid.kind.family))
+        return holder is not None and holder is asyncio.current_task()
+
+    def _refuse_own_block(self) -> None:
+        if self._in_own_block():
+            raise RuntimeError(
+                f"this task is inside its own block of lock {shorten(self.name)} and would wait for itself for ever: "
+                "use reentrant_lock(), or pass the lease on"
+            )
+
+    def _enter(self, lease: Lease, *, cancel: bool) -> None:
+        task = self._task()
+        lease.enter(task, cancel=cancel)
+        self._entered.setdefault(task, []).append(lease)
+        if self._bid.kind.exclusive:
+            self._runtime.inside[self._bid.name, self._bid.kind.family] = task
+
+    def _leave(self, task: Task) -> Lease:
+        """The lease of the block that ends; usually of this task, at worst of a task that lent its block away."""
+        opener = task
+        if task not in self._entered:
+            if not self._entered:
+                raise RuntimeError(f"no block of lock {shorten(self.name)} is open")
+            ended = [other for other in self._entered if other.done()]
+            opener = ended[-1] if ended else next(reversed(self._entered))
+        leases = self._entered[opener]
+        lease = leases.pop()
+        if not leases:
+            del self._entered[opener]
+            key = (self._bid.name, self._bid.kind.family)
+            if self._runtime.inside.get(key) is opener:
+                del self._runtime.inside[key]
+        return lease

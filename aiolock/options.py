@@ -1,0 +1,74 @@
+"""Checking what callers pass in: the same sentences for the same mistakes, before anything happens."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from aiolock.errors import ConfigError, shorten
+
+__all__ = [
+    "MIN_TTL",
+    "OnLoss",
+    "check_flag",
+    "check_max_hold",
+    "check_on_loss",
+    "check_seconds",
+    "check_timeout",
+    "check_ttl",
+]
+
+OnLoss = Literal["cancel", "signal"]
+
+MIN_TTL = 0.1
+MAX_SECONDS = 365 * 86_400.0
+
+
+def check_seconds(what: str, value: object, low: float, advice: str = "") -> float:
+    """A finite number of seconds from ``low`` to a year, as a float."""
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not math.isfinite(value)
+        or not low <= value <= MAX_SECONDS
+    ):
+        tail = f"; {advice}" if advice else ""
+        raise ConfigError(
+            f"{what} must be a number of seconds from {low:g} to {MAX_SECONDS:.0f}, not {shorten(value)}{tail}"
+        )
+    return float(value)
+
+
+def check_ttl(ttl: object) -> float:
+    """How long the server keeps a hold that is not renewed."""
+    return check_seconds("ttl", ttl, MIN_TTL)
+
+
+def check_timeout(timeout: object) -> float | None:
+    """How long a caller waits."""
+    if timeout is None:
+        return None
+    return check_seconds("timeout", timeout, 0, "None waits for ever, 0 tries once")
+
+
+def check_max_hold(max_hold: object) -> float | None:
+    """After how many seconds a lease is no longer renewed."""
+    if max_hold is None:
+        return None
+    return check_seconds("max_hold", max_hold, 0.001, "None renews for as long as it is held")
+
+
+def check_on_loss(on_loss: object) -> OnLoss:
+    """What the loss of a lease does to the block that was entered with it."""
+    if on_loss == "cancel":
+        return "cancel"
+    if on_loss == "signal":
+        return "signal"
+    raise ConfigError(f'on_loss must be "cancel" or "signal", not {shorten(on_loss)}')
+
+
+def check_flag(what: str, value: object) -> bool:
+    """``True`` or ``False``, and nothing that merely looks like it."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{what} must be True or False, not {shorten(value)}")
+    return value

@@ -1,0 +1,194 @@
+"""What the parts of one client share: its loop, clock, backend, watchdog, its tasks, and who may use them.
+
+Everything that outlives a caller runs in a task of the client: clean-ups, renewals, waiting. They are held strongly
+here, end with the client, and an error in one of them is logged instead of lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import weakref
+from collections.abc import Coroutine
+from enum import Enum
+from random import Random
+from typing import TYPE_CHECKING, Any, Protocol
+
+from aiolock.clock import Clock
+from aiolock.contract import Backend, Claim, Family, Kind
+from aiolock.errors import BackendError, shorten
+from aiolock.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+__all__ = ["Contender", "Runtime", "State", "Stats", "in_async_generator"]
+
+log = logging.getLogger("aiolock")
+
+Key = tuple[str, Kind, float]
+
+
+class State(Enum):
+    """The life of a client; it only goes forward."""
+
+    NEW = "not open"
+    OPEN = "open"
+    CLOSING = "closing"
+    CLOSED = "closed"
+
+
+class Contender(Protocol):
+    """Whatever asks for or has a claim, and lets go of it when the client is closed."""
+
+    @property
+    def waiting(self) -> int:
+        """How many tasks wait behind it."""
+
+    def close(self) -> Claim:
+        """Tell waiters and holder that it is over, and return the claim to release."""
+
+
+class Stats:
+    """Counters since the client was opened, for a metrics exporter."""
+
+    __slots__ = ("acquired", "cleanups", "lost", "passed", "released", "timeouts")
+
+    def __init__(self) -> None:
+        self.acquired = 0
+        self.released = 0
+        self.passed = 0
+        self.timeouts = 0
+        self.lost = 0
+        self.cleanups = 0
+
+
+class _Forks:
+    """How often this process was made by a fork: what was made before one is dead in the child."""
+
+    generation = 0
+
+    @classmethod
+    def child(cls) -> None:
+        cls.generation += 1
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_Forks.child)
+
+
+class Runtime:
+    """Shared by the locks, leases and queues of one client."""
+
+    def __init__(
+        self, backend: Backend, *, clock: Clock, random: Random, command_timeout: float, label: str
+    ) -> None:
+        self.backend = backend
+        self.clock = clock
+        self.random = random
+        self.command_timeout = command_timeout
+        self.label = label
+        self.state = State.NEW
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.tasks: set[asyncio.Task[Any]] = set()
+        self.cleanups: set[asyncio.Task[Any]] = set()
+        self.shared: dict[Key, Any] = {}
+        """The cohort that tasks of this client join when they want the same lock."""
+        self.contenders: set[Contender] = set()
+        self.inside: dict[tuple[str, Family], asyncio.Task[Any]] = {}
+        """Which task is in a block of a lock that only one may be in."""
+        self.levels: weakref.WeakValueDictionary[tuple[asyncio.Task[Any], str], Any] = (
+            weakref.WeakValueDictionary()
+        )
+        """The hold that a task may enter again."""
+        self.stats = Stats()
+        self._generation = _Forks.generation
+        self.watchdog = Watchdog(
+            backend.renew,
+            backend.notice,
+            clock=clock,
+            random=random,
+            spawn=self.spawn,
+            alive=lambda: not self.forked and self.state is not State.CLOSED,
+        )
+
+    @property
+    def forked(self) -> bool:
+        """Whether this process is a child that was forked after the client was made."""
+        return self._generation != _Forks.generation
+
+    def guard(self) -> asyncio.AbstractEventLoop:
+        """Return the running loop if the client may be used on it, else raise :class:`RuntimeError`."""
+        if self._generation != _Forks.generation:
+            raise RuntimeError(
+                "this client was made before a fork, and a forked child must not use it: connect anew in the child"
+            )
+        if self.state is not State.OPEN:
+            hint = "enter it with `async with` first" if self.state is State.NEW else "connect anew"
+            raise RuntimeError(f"this client is {self.state.value}: {hint}")
+        loop = asyncio.get_running_loop()
+        if loop is not self.loop:
+            raise RuntimeError(
+                "this client belongs to another event loop or thread; each loop needs a client of its own "
+                "(from synchronous code, use aiolock.portal)"
+            )
+        return loop
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Run ``work`` as a task of the client."""
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self.tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self.tasks.discard(task)
+        self.cleanups.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("%s ended with %r", task.get_name(), error, exc_info=error)
+
+    def clean_up(self, claim: Claim, keep: float = 0) -> None:
+        """Release ``claim`` in the background, for as long as it could otherwise stay: one ttl."""
+        self.stats.cleanups += 1
+        self.cleanups.add(self.spawn(self._clean_up(claim, keep), "aiolock-clean-up"))
+
+    async def _clean_up(self, claim: Claim, keep: float) -> None:
+        give_up = self.clock() + claim.bid.ttl
+        pause = 0.02
+        while not self.forked:
+            try:
+                await claim.release(keep)
+            except BackendError as error:
+                if not error.retryable or self.clock() >= give_up:
+                    log.warning(
+                        "could not clean up %s, it ends by its ttl: %s", shorten(claim.bid.name), error
+                    )
+                    return
+            else:
+                return
+            await asyncio.sleep(pause * self.random.uniform(0.5, 1.0))
+            pause = min(2 * pause, 1.0)
+
+    async def release(self, claim: Claim, keep: float = 0) -> None:
+        """Release ``claim`` and wait for it until the first cancellation; what is left to do is then the client's.
+
+        Trouble with the connection is no news to a caller who is leaving: it is cleaned up in the background.
+        """
+        try:
+            await claim.release(keep)
+        except asyncio.CancelledError:
+            self.clean_up(claim, keep)
+            raise
+        except BackendError as error:
+            log.info("release of %s will be tried again: %s", shorten(claim.bid.name), error)
+            self.clean_up(claim, keep)
+
+
+def in_async_generator(frame: FrameType) -> bool:
+    """Whether the code that called us is the body of an async generator.
+
+    Its task may be running somebody else's code when the generator is suspended at a ``yield``, so a cancellation
+    from outside could hit the wrong one.
+    """
+    return bool(frame.f_code.co_flags & 0x200)  # inspect.CO_ASYNC_GENERATOR

@@ -1,0 +1,316 @@
+"""Terms, and the one task of a client that renews them and tells when they end.
+
+A :class:`Term` is arithmetic without a clock: until when a hold is certain, and when to ask again. The
+:class:`Watchdog` looks at the clock, asks the backend for many terms at once, and ends a term when the server says
+so or when its time is over, whichever is first. Unknown is not lost: an error or silence leads to another request,
+sooner, until the term ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from random import Random
+from typing import Any, Protocol
+
+from aiolock.clock import Clock
+from aiolock.contract import Claim, Grant, News, Notice
+from aiolock.errors import LossReason, shorten
+
+__all__ = ["Keeper", "Term", "Watchdog"]
+
+log = logging.getLogger("aiolock.renew")
+
+LOOK = 0.25
+"""Seconds between looks at the clock while anything is held: timers stand still during suspend, the clock does not."""
+
+
+class Keeper(Protocol):
+    """Whoever has a term, and is told how it ends."""
+
+    def term_lost(self, term: Term, reason: LossReason) -> None:
+        """The server may give the lock to somebody else from now on."""
+
+    def term_overstayed(self, term: Term) -> None:
+        """``max_hold`` is over; the hold is not renewed any more."""
+
+
+class Term:
+    """Until when a hold is certain, by the local clock, and when to renew it."""
+
+    __slots__ = (
+        "asked",
+        "claim",
+        "due",
+        "keeper",
+        "left",
+        "limit",
+        "over",
+        "renewed",
+        "token",
+        "ttl",
+        "until",
+    )
+
+    def __init__(self, claim: Claim, grant: Grant, now: float, keeper: Keeper) -> None:
+        self.claim = claim
+        self.keeper = keeper
+        self.ttl = claim.bid.ttl
+        self.token = grant.token
+        """The next token to hand out."""
+        self.left = grant.count
+        """How many tokens are still to be handed out."""
+        self.limit = math.inf
+        """When ``max_hold`` ends."""
+        self.over = False
+        """Released or lost: nothing that arrives later matters."""
+        self.asked = False
+        """A renewal is under way or failed: nothing has been heard since."""
+        self.renewed = True
+        """Whether it is renewed at all; not any more after ``max_hold``."""
+        self.until = 0.0
+        self.due = 0.0
+        self.extend(grant.until, now)
+
+    def extend(self, until: float, now: float) -> None:
+        """Learn that the hold is certain until then; ask again when two thirds of a ttl are left."""
+        self.until = max(self.until, until)
+        # A pushed grant is short: ask after a third of what it has.
+        self.due = max(self.until - 2 / 3 * self.ttl, now + (self.until - now) / 3)
+
+    def take_token(self) -> int:
+        """Hand out the next token."""
+        token = self.token
+        self.token += 1
+        self.left -= 1
+        return token
+
+    @property
+    def event(self) -> float:
+        """When this term needs attention next."""
+        return min(self.due, self.until, self.limit) if self.renewed else self.until
+
+
+class Watchdog:
+    """The one renewal task of a client."""
+
+    def __init__(
+        self,
+        renew: Callable[[Sequence[Claim]], Awaitable[Sequence[Grant | Exception | None]]],
+        notice: Callable[[], Awaitable[Notice]],
+        *,
+        clock: Clock,
+        random: Random,
+        spawn: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]],
+        alive: Callable[[], bool],
+    ) -> None:
+        self._renew = renew
+        self._notice = notice
+        self._clock = clock
+        self._random = random
+        self._spawn = spawn
+        self._alive = alive
+        # Terms of one ttl fall due in the order in which they were granted or renewed, so a dict per ttl is a queue
+        # from which any term can leave. Whatever does not follow that order is watched one by one.
+        self._calm: dict[float, dict[Term, None]] = {}
+        self._watched: dict[Term, None] = {}
+        self._by_claim: dict[Claim, Term] = {}
+        self._alarm: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._next_look = math.inf
+        self.renewals = 0
+        self.failures = 0
+        self.losses = 0
+
+    # --- what leases do
+
+    def __len__(self) -> int:
+        return len(self._by_claim)
+
+    def add(self, term: Term) -> None:
+        """Watch a term until it is discarded or lost."""
+        self._by_claim[term.claim] = term
+        self._settle(term)
+
+    def discard(self, term: Term) -> None:
+        """The hold is given up: nothing more is to be said about it."""
+        term.over = True
+        self._by_claim.pop(term.claim, None)
+        self._lift(term)
+
+    def limit(self, term: Term, when: float) -> None:
+        """Stop renewing a term at ``when``; ``inf`` lifts an earlier limit."""
+        if term.limit != when:
+            self._lift(term)
+            term.limit = when
+            self._settle(term)
+
+    def _settle(self, term: Term) -> None:
+        calm = self._calm.get(term.ttl)
+        if term.asked or term.limit != math.inf or not term.renewed:
+            self._watched[term] = None
+        elif not calm:
+            self._calm[term.ttl] = {term: None}
+        elif term.due >= next(reversed(calm)).due:
+            calm[term] = None
+        else:
+            # A grant that was pushed is short, and so falls due before its neighbours.
+            self._watched[term] = None
+        if term.event < self._next_look and self._alarm is not None:
+            self._set_timer(term.event)
+
+    def _lift(self, term: Term) -> None:
+        if self._watched.pop(term, self) is self:
+            queue = self._calm.get(term.ttl)
+            if queue is not None:
+                queue.pop(term, None)
+                if not queue:
+                    del self._calm[term.ttl]
+
+    async def renew(self, term: Term) -> None:
+        """Renew one term now, in the caller's time; raises what the backend raises, and ends a term that is gone."""
+        [answer] = await self._renew([term.claim])
+        if term.over:
+            return
+        if answer is None:
+            self.lose(term, "revoked")
+        elif isinstance(answer, Exception):
+            raise answer
+        else:
+            self._learn(term, answer, self._clock())
+
+    def _set_timer(self, when: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        now = self._clock()
+        self._next_look = min(when, now + LOOK)
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(max(0.0, self._next_look - now), self._wake)
+
+    def _wake(self) -> None:
+        if self._alarm is not None and not self._alarm.done():
+            self._alarm.set_result(None)
+
+    # --- the task
+
+    async def run(self) -> None:
+        """Renew and judge until cancelled."""
+        loop = asyncio.get_running_loop()
+        listener = self._spawn(self._listen(), "aiolock-notices")
+        try:
+            while self._alive():
+                self._alarm = loop.create_future()
+                # With nothing held there is nothing to look at: the next `add` sets the timer.
+                self._next_look = math.inf
+                if self._by_claim:
+                    self._set_timer(self._next_event())
+                await self._alarm
+                await self._look()
+        finally:
+            self._alarm = None
+            if self._timer is not None:
+                self._timer.cancel()
+            listener.cancel()
+
+    def _next_event(self) -> float:
+        heads = [next(iter(queue)).event for queue in self._calm.values()]
+        heads += [term.event for term in self._watched]
+        return min(heads, default=math.inf)
+
+    async def _look(self) -> None:
+        now = self._clock()
+        due: list[Term] = []
+        for queue in self._calm.values():
+            for term in queue:
+                # A little early is in time: what falls due soon travels along in one request.
+                if term.due > now + 0.02 * term.ttl:
+                    break
+                due.append(term)
+        due += [term for term in self._watched if term.event <= now]
+        if any(term.until <= now and term.asked for term in due):
+            # A verdict comes after the replies that have already been received.
+            await asyncio.sleep(0)
+            now = self._clock()
+        ask: list[Term] = []
+        for term in due:
+            if term.over:
+                continue
+            if term.until <= now:
+                self.lose(term, "expired")
+            elif not term.renewed:
+                continue
+            elif term.limit <= now:
+                self._lift(term)
+                term.renewed = False
+                self._settle(term)
+                term.keeper.term_overstayed(term)
+            elif term.due <= now + 0.02 * term.ttl:
+                ask.append(term)
+        if ask:
+            self._ask(ask, now)
+
+    def _ask(self, terms: list[Term], now: float) -> None:
+        for term in terms:
+            # Silence is answered by asking again beside the first request, well before the term ends.
+            self._await_answer(term, now + term.ttl / 6)
+        self._spawn(self._round(terms), "aiolock-renewal")
+
+    def _await_answer(self, term: Term, due: float) -> None:
+        self._lift(term)
+        term.asked = True
+        term.due = due
+        self._settle(term)
+
+    async def _round(self, terms: list[Term]) -> None:
+        self.renewals += len(terms)
+        try:
+            answers: Sequence[Grant | Exception | None] = await self._renew([term.claim for term in terms])
+        except Exception as error:  # noqa: BLE001 - whatever a backend raises must not end the watching
+            answers = [error] * len(terms)
+        now = self._clock()
+        for term, answer in zip(terms, answers, strict=True):
+            if term.over:
+                continue
+            if answer is None:
+                self.lose(term, "revoked")
+            elif isinstance(answer, Exception):
+                self.failures += 1
+                log.warning("renewal of %s failed: %s", shorten(term.claim.bid.name), answer)
+                self._await_answer(term, now + term.ttl / 10 * self._random.uniform(0.5, 1.0))
+            else:
+                self._learn(term, answer, now)
+
+    def _learn(self, term: Term, grant: Grant, now: float) -> None:
+        claim = term.claim
+        if grant.demand and claim.demanded_at is None:
+            claim.demanded_at = now
+        self._lift(term)
+        # A reply that arrives after its own term proves that the hold went on, but not that it still does.
+        term.asked = grant.until <= now
+        term.extend(grant.until, now)
+        self._settle(term)
+
+    async def _listen(self) -> None:
+        while self._alive():
+            notice = await self._notice()
+            if notice.news is News.LOST and notice.claim is not None:
+                lost = self._by_claim.get(notice.claim)
+                if lost is not None:
+                    self.lose(lost, notice.reason)
+            elif notice.news is News.DOUBT:
+                doubtful = [
+                    term
+                    for term in self._by_claim.values()
+                    if term.renewed and notice.claim in (None, term.claim)
+                ]
+                if doubtful:
+                    self._ask(doubtful, self._clock())
+
+    def lose(self, term: Term, reason: LossReason) -> None:
+        """End a term and tell its keeper; the only place where that happens."""
+        if not term.over:
+            self.discard(term)
+            self.losses += 1
+            term.keeper.term_lost(term, reason)
