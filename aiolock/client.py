@@ -76,7 +76,7 @@ def connect(
     Raises :class:`ConfigError` that lists what there is for a scheme, option or value that is not known, and
     :class:`MissingDriver` with the command that installs what is missing.
     """
-    if not isinstance(url, str) and isinstance(url, Sequence):
+    if isinstance(url, list | tuple):
         raise ConfigError(
             "several servers as one quorum are not supported by this version: pass one URL as a str"
         )
@@ -129,6 +129,10 @@ class Client:
             raise ConfigError(
                 f"a client needs a backend, not {shorten(backend)}; connect() makes one from a URL"
             )
+        if not callable(clock):
+            raise ConfigError(f"clock must be a function that returns seconds, not {shorten(clock)}")
+        if random is not None and not isinstance(random, Random):
+            raise ConfigError(f"random must be a random.Random, not {shorten(random)}")
         options = _check(namespace, ttl, on_loss, label, require, command_timeout)
         self._ttl: float = options["ttl"]
         self._on_loss: OnLoss = options["on_loss"]
@@ -156,6 +160,9 @@ class Client:
 
     def __repr__(self) -> str:
         return f"<Client of {self._backend.name}, {self._runtime.state.value}>"
+
+    def __reduce__(self) -> str:
+        raise TypeError("a client cannot be copied or pickled: connect anew where it is needed")
 
     # --- opening and closing
 

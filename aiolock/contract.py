@@ -256,6 +256,8 @@ class Backend(ABC):
 
     def bind(self, settings: Settings) -> None:
         """Take over what the client decides. Called once, before ``open``, without I/O."""
+        if hasattr(self, "settings"):
+            raise RuntimeError("this backend belongs to another client: make one for each")
         self.settings = settings
 
     @abstractmethod

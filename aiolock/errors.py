@@ -46,7 +46,10 @@ LossReason = Literal["expired", "revoked", "session", "max_hold", "force-release
 
 def shorten(name: object) -> str:
     """A name as it may stand in a message: quoted, without line breaks, of bounded length."""
-    text = repr(name)
+    try:
+        text = repr(name)
+    except Exception:  # noqa: BLE001 - a message about a wrong argument must not fail on what that argument is
+        text = f"<{type(name).__name__}>"
     return text if len(text) <= 120 else f"{text[:100]}…{text[-10:]}"
 
 
@@ -58,7 +61,8 @@ class AcquireTimeout(LockError, TimeoutError):
     """The lock could not be had within ``timeout`` seconds; nothing is held and nothing is left behind."""
 
     def __init__(self, name: str, timeout: float, detail: str = "") -> None:
-        super().__init__(name, timeout, detail)
+        # One argument: TimeoutError would take several for an errno, its text and a file name.
+        super().__init__(name)
         self.name = name
         self.timeout = timeout
         self.detail = detail

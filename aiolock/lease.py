@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from typing import Any, Protocol, Self, TypeVar
 from aiolock.contract import Claim, Kind
 from aiolock.errors import LockLost, LossReason, UnsupportedKind, shorten
 from aiolock.options import OnLoss, check_seconds
-from aiolock.runtime import Runtime, State
+from aiolock.runtime import Runtime, State, in_async_generator
 from aiolock.watchdog import Term
 
 __all__ = ["Arm", "Home", "Lease", "Terms"]
@@ -89,6 +90,7 @@ class Lease:
 
     __slots__ = (
         "__weakref__",
+        "_arm_of_block",
         "_arms",
         "_entered",
         "_followers",
@@ -110,6 +112,8 @@ class Lease:
         self._lost: LossReason | None = None
         self._released = False
         self._entered: Task | None = None
+        self._arm_of_block: Arm | None = None
+        """What cancels the task that entered, if the loss is to do that."""
         self._arms: dict[Task, Arm] | None = None
         self._watchers: set[asyncio.Future[None]] | None = None
         self._followers: weakref.WeakSet[Lease] | None = None
@@ -231,7 +235,9 @@ class Lease:
         """
         task = _this_task()
         self.check()
-        arm = self._arm(task)
+        self._home.runtime.guard()
+        # The frames above are this function's, the context manager's, and its user's.
+        arm = Arm(task) if in_async_generator(sys._getframe(2)) else self._arm(task)  # noqa: SLF001
         error: BaseException | None = None
         try:
             yield self
@@ -250,7 +256,8 @@ class Lease:
                 f"lease of {shorten(self.name)} was entered already: acquire one for each block"
             )
         self.check()
-        self.enter(_this_task(), cancel=self._on_loss == "cancel")
+        cancel = self._on_loss == "cancel" and not in_async_generator(sys._getframe(1))  # noqa: SLF001
+        self.enter(_this_task(), cancel=cancel)
         return self
 
     async def __aexit__(
@@ -276,11 +283,19 @@ class Lease:
     def _open(self) -> bool:
         return not self._released and self._lost is None
 
+    @property
+    def entered_by(self) -> Task | None:
+        """The task whose block this lease is under."""
+        return self._entered
+
     def enter(self, task: Task, *, cancel: bool) -> None:
         """Begin a block of ``task``; with ``cancel``, the loss of the lease cancels it."""
         self._entered = task
         if cancel:
-            self._arm(task)
+            self._arm_of_block = arm = self._arm(task)
+            if self._lost is not None:
+                # Lost on the way here, between the grant and this step.
+                asyncio.get_running_loop().call_soon(arm.fire)
 
     async def leave(self, task: Task, error: BaseException | None) -> None:
         """End a block: release, or say what the loss means for it."""
@@ -291,11 +306,9 @@ class Lease:
             return
         owner = self._entered
         lost = self.lost
-        arm = None
-        if owner is not None and self._arms is not None:
-            arm = self._arms.get(owner)
-            if arm is not None:
-                self._disarm(arm)
+        arm = self._arm_of_block
+        if arm is not None:
+            self._disarm(arm)
         if lost:
             loss = self._loss()
             if self._lost is None:
@@ -304,9 +317,8 @@ class Lease:
             if owner is task:
                 verdict = (arm or Arm(task)).settle(error, loss)
                 if verdict is not None:
-                    if error is None:
-                        # A cancellation from outside that is still on its way wins.
-                        await asyncio.sleep(0)
+                    # A cancellation from outside that is still on its way wins.
+                    await asyncio.sleep(0)
                     raise verdict from error
         elif (claim := self._give_back()) is not None:
             await runtime.release(claim)
@@ -392,8 +404,8 @@ class Lease:
 
     def _disarm(self, arm: Arm) -> None:
         arm.depth = max(0, arm.depth - 1)
-        if not arm.depth and self._arms is not None:
-            self._arms.pop(arm.task, None)
+        if not arm.depth and self._arms is not None and self._arms.get(arm.task) is arm:
+            del self._arms[arm.task]
 
 
 def _this_task() -> Task:

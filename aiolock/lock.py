@@ -58,6 +58,11 @@ class Lock:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {shorten(self.name)} {self.kind} ttl={self._bid.ttl:g}>"
 
+    def __reduce__(self) -> str:
+        raise TypeError(
+            "a lock cannot be copied or pickled: pass its name, and ask the client there for the lock"
+        )
+
     # --- asking
 
     async def acquire(self, timeout: float | Unset | None = UNSET) -> Lease:
@@ -140,7 +145,7 @@ class Lock:
         if not self._bid.kind.exclusive or not self._runtime.inside:
             return False
         holder = self._runtime.inside.get((self._bid.name, self._bid.kind.family))
-        return holder is not None and holder is asyncio.current_task()
+        return holder is not None and holder.entered_by is asyncio.current_task()
 
     def _refuse_own_block(self) -> None:
         if self._in_own_block():
@@ -154,7 +159,10 @@ class Lock:
         lease.enter(task, cancel=cancel)
         self._entered.setdefault(task, []).append(lease)
         if self._bid.kind.exclusive:
-            self._runtime.inside[self._bid.name, self._bid.kind.family] = task
+            key = (self._bid.name, self._bid.kind.family)
+            outer = self._runtime.inside.get(key)
+            if outer is None or outer.entered_by is not task:
+                self._runtime.inside[key] = lease
 
     def _leave(self, task: Task) -> Lease:
         """The lease of the block that ends; usually of this task, at worst of a task that lent its block away."""
@@ -168,7 +176,7 @@ class Lock:
         lease = leases.pop()
         if not leases:
             del self._entered[opener]
-            key = (self._bid.name, self._bid.kind.family)
-            if self._runtime.inside.get(key) is opener:
-                del self._runtime.inside[key]
+        key = (self._bid.name, self._bid.kind.family)
+        if self._runtime.inside.get(key) is lease:
+            del self._runtime.inside[key]
         return lease

@@ -37,7 +37,8 @@ def check_name(name: object) -> str:
         raise InvalidName(
             f"a lock's name must have at most {MAX_BYTES} UTF-8 bytes, this one has {size}: {shorten(name)}"
         )
-    return str(name)
+    # Exactly a str: a subclass may format itself as something else, as members of `class Name(str, Enum)` do.
+    return str.__str__(name)
 
 
 def check_namespace(namespace: object) -> str:
@@ -46,7 +47,7 @@ def check_namespace(namespace: object) -> str:
         raise ConfigError(
             f"namespace must be 1 to 64 characters of A-Z a-z 0-9 _ . : -, not {shorten(namespace)}"
         )
-    return namespace
+    return str.__str__(namespace)
 
 
 def check_label(label: object) -> str:
@@ -55,7 +56,7 @@ def check_label(label: object) -> str:
         raise ConfigError(
             f"label must be 1 to 256 bytes of printable text that tells people who holds, not {shorten(label)}"
         )
-    return label
+    return str.__str__(label)
 
 
 def escape(name: str) -> str:

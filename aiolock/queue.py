@@ -98,7 +98,7 @@ class Cohort:
         """Whether the server knew this cohort once: from then on its waiters survive an outage."""
         self._ended = False
         self._passes = 0
-        runtime.contenders.add(self)
+        runtime.contenders[self] = None
 
     @property
     def waiting(self) -> int:
@@ -115,6 +115,8 @@ class Cohort:
         try:
             grant = await self._attempt(timeout)
         except BackendError as error:
+            if self._ended:
+                raise _closed() from error
             self._fail(error)
             raise
         except TimeoutError:
@@ -164,10 +166,11 @@ class Cohort:
             timer = asyncio.get_running_loop().call_later(timeout, _time_out, waiter)
         try:
             lease = await waiter
-        except asyncio.CancelledError:
-            # The lease may have been handed over in the very step in which we were cancelled.
+        except BaseException:
+            # The lease may have been handed over in the very step in which we were cancelled, or the coroutine closed.
             if (
-                not waiter.cancelled()
+                waiter.done()
+                and not waiter.cancelled()
                 and waiter.exception() is None
                 and (given := waiter.result()) is not None
             ):
@@ -184,8 +187,9 @@ class Cohort:
     def _forget(self, waiter: Waiter) -> None:
         self._waiters.pop(waiter, None)
         if not self._waiters and self._driver is not None:
-            # It ends by what it looks at; this only hurries it.
-            self._driver.cancel()
+            # It ends by what it looks at; this only hurries it. Not at once: a task that is cancelled before its
+            # first step never runs, and would leave the clean-up undone.
+            asyncio.get_running_loop().call_soon(self._driver.cancel)
 
     # --- waiting at the server
 
@@ -329,7 +333,7 @@ class Cohort:
 
     def _end(self) -> None:
         self._ended = True
-        self.runtime.contenders.discard(self)
+        self.runtime.contenders.pop(self, None)
         if self._key is not None and self.runtime.shared.get(self._key) is self:
             del self.runtime.shared[self._key]
 

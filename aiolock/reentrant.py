@@ -8,6 +8,7 @@ from typing import Any
 from aiolock.contract import Claim
 from aiolock.lease import Home, Lease
 from aiolock.lock import UNSET, Lock, Unset
+from aiolock.options import check_timeout
 
 __all__ = ["ReentrantLock"]
 
@@ -53,6 +54,8 @@ class ReentrantLock(Lock):
 
         Raises :class:`LockLost` there if that hold is not certain any more.
         """
+        if not isinstance(timeout, Unset):
+            check_timeout(timeout)
         lease = self._again()
         return self._first(await super().acquire(timeout)) if lease is None else lease
 

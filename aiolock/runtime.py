@@ -95,9 +95,10 @@ class Runtime:
         self.cleanups: set[asyncio.Task[Any]] = set()
         self.shared: dict[Key, Any] = {}
         """The cohort that tasks of this client join when they want the same lock."""
-        self.contenders: set[Contender] = set()
-        self.inside: dict[tuple[str, Family], asyncio.Task[Any]] = {}
-        """Which task is in a block of a lock that only one may be in."""
+        self.contenders: dict[Contender, None] = {}
+        """All of them, in the order in which they came: closing is the same in every run."""
+        self.inside: dict[tuple[str, Family], Any] = {}
+        """The lease of the outermost block of a lock that only one may be in."""
         self.levels: weakref.WeakValueDictionary[tuple[asyncio.Task[Any], str], Any] = (
             weakref.WeakValueDictionary()
         )
@@ -150,6 +151,9 @@ class Runtime:
 
     def clean_up(self, claim: Claim, keep: float = 0) -> None:
         """Release ``claim`` in the background, for as long as it could otherwise stay: one ttl."""
+        if self.state is State.CLOSED:
+            # There is no way to the server any more: it ends by its ttl.
+            return
         self.stats.cleanups += 1
         self.cleanups.add(self.spawn(self._clean_up(claim, keep), "aiolock-clean-up"))
 
@@ -177,12 +181,12 @@ class Runtime:
         """
         try:
             await claim.release(keep)
-        except asyncio.CancelledError:
-            self.clean_up(claim, keep)
-            raise
         except BackendError as error:
             log.info("release of %s will be tried again: %s", shorten(claim.bid.name), error)
             self.clean_up(claim, keep)
+        except BaseException:
+            self.clean_up(claim, keep)
+            raise
 
 
 def in_async_generator(frame: FrameType) -> bool:

@@ -80,6 +80,10 @@ class Term:
         # A pushed grant is short: ask after a third of what it has.
         self.due = max(self.until - 2 / 3 * self.ttl, now + (self.until - now) / 3)
 
+    def patience(self, seconds: float, now: float) -> float:
+        """How long to wait before asking again: less towards the end, of which a pushed grant is never far."""
+        return max(min(seconds, (self.until - now) / 3), self.ttl / 100)
+
     def take_token(self) -> int:
         """Hand out the next token."""
         token = self.token
@@ -254,7 +258,7 @@ class Watchdog:
     def _ask(self, terms: list[Term], now: float) -> None:
         for term in terms:
             # Silence is answered by asking again beside the first request, well before the term ends.
-            self._await_answer(term, now + term.ttl / 6)
+            self._await_answer(term, now + term.patience(term.ttl / 6, now))
         self._spawn(self._round(terms), "aiolock-renewal")
 
     def _await_answer(self, term: Term, due: float) -> None:
@@ -278,7 +282,8 @@ class Watchdog:
             elif isinstance(answer, Exception):
                 self.failures += 1
                 log.warning("renewal of %s failed: %s", shorten(term.claim.bid.name), answer)
-                self._await_answer(term, now + term.ttl / 10 * self._random.uniform(0.5, 1.0))
+                pause = term.patience(term.ttl / 10, now)
+                self._await_answer(term, now + pause * self._random.uniform(0.5, 1.0))
             else:
                 self._learn(term, answer, now)
 
@@ -294,19 +299,23 @@ class Watchdog:
 
     async def _listen(self) -> None:
         while self._alive():
-            notice = await self._notice()
-            if notice.news is News.LOST and notice.claim is not None:
-                lost = self._by_claim.get(notice.claim)
-                if lost is not None:
-                    self.lose(lost, notice.reason)
-            elif notice.news is News.DOUBT:
-                doubtful = [
-                    term
-                    for term in self._by_claim.values()
-                    if term.renewed and notice.claim in (None, term.claim)
-                ]
-                if doubtful:
-                    self._ask(doubtful, self._clock())
+            try:
+                self._hear(await self._notice())
+            except Exception as error:  # noqa: BLE001 - whatever a backend raises must not end the listening
+                log.warning("listening to the server failed: %r", error)
+                await asyncio.sleep(LOOK)
+
+    def _hear(self, notice: Notice) -> None:
+        if notice.news is News.LOST and notice.claim is not None:
+            lost = self._by_claim.get(notice.claim)
+            if lost is not None:
+                self.lose(lost, notice.reason)
+        elif notice.news is News.DOUBT:
+            doubtful = [
+                term for term in self._by_claim.values() if term.renewed and notice.claim in (None, term.claim)
+            ]
+            if doubtful:
+                self._ask(doubtful, self._clock())
 
     def lose(self, term: Term, reason: LossReason) -> None:
         """End a term and tell its keeper; the only place where that happens."""

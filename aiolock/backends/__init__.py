@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from importlib.metadata import entry_points
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -39,12 +40,14 @@ GROUP = "aiolock.backends"
 def redact(url: str) -> str:
     """A URL as it may be shown: without its password."""
     scheme, mark, rest = url.partition("://")
-    authority, slash, path = rest.partition("/")
-    user, at, host = authority.rpartition("@")
+    if not mark:
+        scheme, rest = "", url
+    # A password may contain what would end it in a correct URL: everything up to the last @ may belong to it.
+    user, at, place = rest.rpartition("@")
     if at and ":" in user:
         user = user.partition(":")[0] + ":***"
-    path, question, query = path.partition("?")
-    return scheme + mark + user + at + host + slash + path + (question + "…" if query else "")
+    place, question, query = place.partition("?")
+    return scheme + mark + user + at + place + (question + "…" if query else "")
 
 
 def from_url(url: object, options: dict[str, Any]) -> Backend:
@@ -58,8 +61,11 @@ def from_url(url: object, options: dict[str, Any]) -> Backend:
         )
     try:
         scheme = urlsplit(url).scheme
-    except ValueError as error:
-        raise ConfigError(f"{shorten(redact(url))} is not a URL: {error}") from None
+    except ValueError:
+        scheme = None
+    if scheme is None:
+        # Outside of the handler: the error that it handles quotes the URL, and would stay in reach as __context__.
+        raise ConfigError(f"{shorten(redact(url))} is not a URL: look at its brackets and special characters")
     external = {point.name: point for point in entry_points(group=GROUP)} if scheme not in SCHEMES else {}
     if scheme in external:
         cls = external[scheme].load()
@@ -68,10 +74,22 @@ def from_url(url: object, options: dict[str, Any]) -> Backend:
     else:
         known = ", ".join(f"{name}://" for name in sorted({*SCHEMES, *external}))
         raise ConfigError(f"{shorten(redact(url))} names no backend; known are {known}")
+    _check_options(scheme, cls, options)
     backend = cls(url, **options)
     if not isinstance(backend, Backend):
         raise ConfigError(f"{cls!r}, registered for {scheme}://, is not a Backend")
     return backend
+
+
+def _check_options(scheme: str, cls: Any, options: dict[str, Any]) -> None:
+    parameters = inspect.signature(cls).parameters.values()
+    known = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+    unknown = [name for name in options if name not in known]
+    if unknown and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        raise ConfigError(
+            f"{scheme}:// has no option {', '.join(unknown)}; it has {', '.join(known) or 'none of its own'}, "
+            "and every server has namespace, ttl, on_loss, label, require, command_timeout"
+        )
 
 
 def _load(entry: _Entry) -> Any:

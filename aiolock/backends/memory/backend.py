@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import urlsplit
+from weakref import WeakValueDictionary
 
 from aiolock.backends.memory.machine import BLOCK, Answer, Hold, Machine, Message, Request
 from aiolock.backends.memory.server import MemoryServer, shared
@@ -26,6 +26,7 @@ from aiolock.contract import (
     certain_until,
 )
 from aiolock.errors import ConfigError, shorten
+from aiolock.notices import Notices
 
 __all__ = ["MemoryBackend", "Transport"]
 
@@ -53,12 +54,18 @@ class MemoryBackend(Backend):
         transport: Transport | None = None,
     ) -> None:
         parts = urlsplit(url)
-        if parts.path.strip("/") or parts.query or parts.fragment or "@" in parts.netloc:
-            given = (
-                ", ".join(name for name, _ in parse_qsl(parts.query, keep_blank_values=True)) or parts.path
-            )
+        for part, given in (
+            ("a path", parts.path.strip("/")),
+            ("parameters", parts.query),
+            ("#", parts.fragment),
+        ):
+            if given:
+                raise ConfigError(
+                    f"memory:// takes nothing but the name of a server, as in memory://tests, not {part}"
+                )
+        if "@" in parts.netloc:
             raise ConfigError(
-                f"memory:// takes nothing but the name of a server, as in memory://tests; not {shorten(given)}"
+                "memory:// takes nothing but the name of a server, as in memory://tests, not a password"
             )
         if server is not None and not isinstance(server, MemoryServer):
             raise ConfigError(f"server must be a MemoryServer, not {shorten(server)}")
@@ -66,15 +73,14 @@ class MemoryBackend(Backend):
         self._transport = transport
         self._id = secrets.token_hex(16)
         self._count = 0
-        self._claims: dict[str, MemoryClaim] = {}
-        self._news: deque[Notice] = deque()
-        self._told: asyncio.Event | None = None
+        self._claims: WeakValueDictionary[str, MemoryClaim] = WeakValueDictionary()
+        """Whom messages find; a claim that nobody has any more gets none."""
+        self._notices = Notices()
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def open(self) -> None:
         """Become reachable for the server's messages."""
         self._loop = asyncio.get_running_loop()
-        self._told = asyncio.Event()
         self._server.attach(self._id, self._deliver)
 
     async def aclose(self) -> None:
@@ -110,11 +116,7 @@ class MemoryBackend(Backend):
 
     async def notice(self) -> Notice:
         """The next message that is not a grant."""
-        while not self._news:
-            assert self._told is not None  # noqa: S101 - only an open client listens
-            self._told.clear()
-            await self._told.wait()
-        return self._news.popleft()
+        return await self._notices.get()
 
     async def inspect(self, name: str, family: Family) -> LockInfo:
         """What the machine knows at this moment."""
@@ -146,10 +148,6 @@ class MemoryBackend(Backend):
         """Messages to this claim find it from now on; before its first byte is sent."""
         self._claims[claim.request.id] = claim
 
-    def forget(self, claim: MemoryClaim) -> None:
-        """No more messages are expected."""
-        self._claims.pop(claim.request.id, None)
-
     def _deliver(self, message: Message) -> None:
         try:
             here = asyncio.get_running_loop() is self._loop
@@ -171,15 +169,13 @@ class MemoryBackend(Backend):
         elif message.what == "demand":
             claim.demanded_at = self.settings.clock()
         else:
-            self._news.append(Notice(News.LOST, claim, "force-released"))
-            if self._told is not None:
-                self._told.set()
+            self._notices.put(Notice(News.LOST, claim, "force-released"))
 
 
 class MemoryClaim(Claim):
     """One request of the machine's."""
 
-    __slots__ = ("_backend", "_changed", "_doubts", "_look", "_pushed", "key", "request")
+    __slots__ = ("__weakref__", "_backend", "_changed", "_doubts", "_look", "_pushed", "key", "request")
 
     def __init__(self, backend: MemoryBackend, bid: Bid, request: str) -> None:
         super().__init__(bid)
@@ -215,8 +211,6 @@ class MemoryClaim(Claim):
         if answer.token:
             return self.granted(answer, sent)
         self._look = answer.seconds
-        if not wait:
-            self._backend.forget(self)
         return None
 
     async def changed(self) -> None:
@@ -239,7 +233,6 @@ class MemoryClaim(Claim):
         await self._backend.ask(
             lambda machine, now: machine.leave(self.key, self.request, now, keep, bury=bury)
         )
-        self._backend.forget(self)
 
     def push(self, answer: Answer, age: float) -> None:
         """The server made us the holder while we waited, ``age`` seconds ago."""

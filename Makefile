@@ -1,0 +1,72 @@
+# make demo    a first look; needs Python 3.11, nothing else
+# make test    everything the tests need (servers by apt), then all tests
+#
+# All that is made lands in .venv; stamp files keep repeated runs quick.
+
+SHELL := bash
+PYTHON ?= python3
+# Servers that `make servers` installs and the tests start: redis mariadb zookeeper
+SERVERS ?= redis
+# Other Pythons that `make pythons` looks for
+PYTHONS ?= 3.12 3.13
+PYTEST_ARGS ?=
+
+RUN := .venv/bin/python
+INSTALL := $(RUN) -m pip install --quiet --editable
+
+.PHONY: help demo test lint types pythons bench scoreboard servers clean distclean
+
+help:
+	@echo "make demo | test | lint | types | pythons | bench | scoreboard | servers | clean | distclean"
+
+demo: .venv/demo.stamp
+	$(RUN) -m aiolock demo
+
+test: .venv/dev.stamp servers
+	AIOLOCK_SERVERS="$(SERVERS)" PYTHONASYNCIODEBUG=1 $(RUN) -m pytest --cov=aiolock --cov-report=term $(PYTEST_ARGS)
+
+lint: .venv/dev.stamp
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+
+# Pyright is told the environment by the PATH, because --verifytypes ignores --pythonpath. Its second run asks what a
+# user's type checker would: is everything public fully typed?
+types: export PATH := $(CURDIR)/.venv/bin:$(PATH)
+types: .venv/dev.stamp
+	mypy
+	pyright
+	pyright --verifytypes aiolock --ignoreexternal
+
+pythons: servers
+	AIOLOCK_SERVERS="$(SERVERS)" tests/pythons.sh $(PYTHONS)
+
+bench: .venv/bench.stamp servers
+	$(RUN) -m benchmarks
+
+scoreboard: .venv/dev.stamp servers
+	$(RUN) -m tests.scoreboard
+
+servers:
+	@tests/install.sh $(SERVERS)
+
+clean:
+	rm -rf build dist .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -path './.venv*' -prune -o -name __pycache__ -type d -print0 | xargs -0 rm -rf
+
+distclean: clean
+	rm -rf .venv .venv-*
+
+.venv/bin/python:
+	@tests/venv.sh .venv "$(PYTHON)"
+
+.venv/demo.stamp: pyproject.toml | .venv/bin/python
+	$(INSTALL) .
+	@touch $@
+
+.venv/dev.stamp: pyproject.toml | .venv/bin/python
+	$(INSTALL) '.[all]' --group test --group lint
+	@touch $@
+
+.venv/bench.stamp: pyproject.toml | .venv/bin/python
+	$(INSTALL) '.[redis]' --group bench
+	@touch $@

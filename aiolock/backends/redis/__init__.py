@@ -1,0 +1,7 @@
+"""Locks on a Redis or Valkey server; docs/backends/redis.md is the protocol."""
+
+from __future__ import annotations
+
+from aiolock.backends.redis.backend import RedisBackend
+
+__all__ = ["RedisBackend"]

@@ -1,0 +1,312 @@
+"""The Redis backend: scripts go out on one connection, grants come in on another."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from random import Random
+from typing import Any
+
+from aiolock.backends.redis.capabilities import judge, probe
+from aiolock.backends.redis.claim import RedisClaim
+from aiolock.backends.redis.commands import Script
+from aiolock.backends.redis.connection import Connection
+from aiolock.backends.redis.endpoint import Endpoint
+from aiolock.backends.redis.pairing import Pairing
+from aiolock.backends.redis.pubsub import Subscriber
+from aiolock.backends.redis.replies import NotSent
+from aiolock.backends.redis.scripts import source
+from aiolock.backends.redis.wakeups import BATCH, Wakeups
+from aiolock.contract import (
+    Backend,
+    Bid,
+    Claim,
+    Family,
+    Grant,
+    Holder,
+    LockInfo,
+    Mode,
+    News,
+    Notice,
+    Settings,
+    Waiting,
+    certain_until,
+)
+from aiolock.errors import BackendError, UnsupportedKind
+from aiolock.names import escape
+from aiolock.notices import Notices
+
+__all__ = ["RedisBackend"]
+
+log = logging.getLogger("aiolock")
+
+ENTER, RELEASE, LEAVE, RENEW, BEAT, FORCE, LOOK = SCRIPTS = tuple(
+    Script(source(name)) for name in ("enter", "release", "leave", "renew", "beat", "force", "look")
+)
+
+MOST_TOKENS = "1024"
+"""Most tokens of a grant whose hold may be passed on inside this process."""
+
+
+class RedisBackend(Backend):
+    """One Redis or Valkey server, version 6.2 or later.
+
+    :param url: ``redis://[user:password@]host:6379/0``, ``rediss://…`` (TLS), ``unix:///path/to.sock?db=0``.
+    :param client: an application's own ``redis.asyncio.Redis`` instead: its connections are made the same way, with
+        the same credentials, but are our own.
+    :param options: those of a connection; :class:`Endpoint` lists them.
+    """
+
+    name = "Redis"
+
+    def __init__(self, url: str | None = None, *, client: Any = None, **options: Any) -> None:
+        self._endpoint = Endpoint.of(client) if client is not None else Endpoint(url, **options)
+        self._process = secrets.token_hex(16)
+        self._count = 0
+        self._floor = 0
+        """The highest token that this client has seen in its namespace."""
+        self._pairing = Pairing()
+        self._notices = Notices()
+        self._connection: Connection | None = None
+        self._subscriber: Subscriber | None = None
+        self.claims: dict[str, RedisClaim] = {}
+        self.wakeups: Wakeups
+
+    def __repr__(self) -> str:
+        return f"<RedisBackend {self._endpoint!r}>"
+
+    # --- opening and closing
+
+    def bind(self, settings: Settings) -> None:
+        """Work out the names of keys and channels."""
+        super().bind(settings)
+        self._prefix = f"{settings.namespace}:1:"
+        self._channels = f"{settings.namespace}:1:to:"
+        self.wakeups = Wakeups(self._beat, clock=settings.clock, random=Random())
+
+    async def open(self) -> None:
+        """Connect both connections, and find out what the server can do."""
+        settings = self.settings
+        connection = self._connection = Connection(
+            self._endpoint,
+            clock=settings.clock,
+            command_timeout=settings.command_timeout,
+            scripts=SCRIPTS,
+            on_up=self._up,
+        )
+        await connection.open()
+        info = await probe(connection.call)
+        subscriber = self._subscriber = Subscriber(
+            self._endpoint,
+            self._channels + self._process,
+            clock=settings.clock,
+            command_timeout=settings.command_timeout,
+            on_message=self._heard,
+            on_up=self._subscribed,
+            on_down=self._unsubscribed,
+        )
+        await subscriber.open()
+        self.wakeups.pushed = subscriber.denied is None
+        verdict = judge(info, pushed=not subscriber.denied)
+        self.capabilities = verdict.capabilities
+        for warning in verdict.warnings:
+            log.warning("%s: %s", self._endpoint, warning)
+
+    async def aclose(self) -> None:
+        """Close both connections."""
+        self.wakeups.close()
+        for part in (self._subscriber, self._connection):
+            if part is not None:
+                await part.aclose()
+        self._subscriber = self._connection = None
+        self.claims.clear()
+
+    def _link(self) -> Connection:
+        assert self._connection is not None  # noqa: S101 - the client lets nobody in before open and after aclose
+        return self._connection
+
+    def _up(self) -> None:
+        # Whatever happened in between, the server may be another one, or have lost what it knew.
+        self._pairing.forget()
+        self._notices.put(Notice(News.DOUBT))
+        self.wakeups.now()
+
+    def _subscribed(self) -> None:
+        self.wakeups.pushed = True
+        self.wakeups.now()
+
+    def _unsubscribed(self) -> None:
+        self.wakeups.pushed = False
+        self.wakeups.now()
+
+    # --- claims
+
+    def claim(self, bid: Bid) -> RedisClaim:
+        """A claim with a request id of its own."""
+        if bid.kind.mode is not Mode.MUTEX:
+            raise UnsupportedKind(f"{bid.kind.mode.value} lock", self.name, "this version has the mutex only")
+        self._count += 1
+        return RedisClaim(self, bid, self._key(bid.name, bid.kind.family), f"{self._process}:{self._count:x}")
+
+    def _key(self, name: str, family: Family) -> str:
+        return f"{self._prefix}{family.value}:{{{escape(name)}}}"
+
+    def enter(self, claim: RedisClaim, wait: bool, ticket: int) -> asyncio.Future[Any]:
+        """Ask for the lock."""
+        bid = claim.bid
+        return self._link().script(
+            ENTER,
+            (claim.key,),
+            (
+                claim.request,
+                claim.ttl_ms,
+                "1" if bid.fair else MOST_TOKENS,
+                self._floor,
+                bid.label,
+                round(self.wakeups.life * 1000) if wait else 0,
+                "s" if self.wakeups.pushed else "n",
+                self._channels,
+                self._process,
+                ticket,
+            ),
+        )
+
+    async def release(self, claim: RedisClaim) -> None:
+        """Give up a hold that is certainly ours, or certainly gone."""
+        served = await self._link().script(
+            RELEASE, (claim.key,), (claim.request, self._channels, self._floor)
+        )
+        self._served(claim.key, served)
+
+    async def leave(self, claim: RedisClaim, *, bury: bool, keep: float) -> None:
+        """Give up whatever there is."""
+        served = await self._link().script(
+            LEAVE,
+            (claim.key,),
+            (claim.request, self._channels, self._process, self._floor, int(bury), round(keep * 1000)),
+        )
+        self._served(claim.key, served)
+
+    def _served(self, key: str, claim: int) -> None:
+        # Whoever hands a lock off looks whether it was taken; -1 asks to go on looking for somebody.
+        if claim > 0 or claim == -1:
+            self.wakeups.claimed(key, claim / 1000)
+
+    async def renew(self, claims: Sequence[Claim]) -> list[Grant | Exception | None]:
+        """As many as fit in one script, all in one write."""
+        mine = [claim for claim in claims if isinstance(claim, RedisClaim)]
+        batches = [mine[start : start + BATCH] for start in range(0, len(mine), BATCH)]
+        sent = self.settings.clock()
+        replies = [self._renewal(batch) for batch in batches]
+        answers: list[Grant | Exception | None] = []
+        for batch, reply in zip(batches, replies, strict=True):
+            try:
+                states = await reply
+            except BackendError as error:
+                answers += [error] * len(batch)
+            else:
+                self.learn(states[0], sent)
+                answers += [
+                    Grant(0, 0, certain_until(sent, claim.ttl), demand=state == 2) if state else None
+                    for claim, state in zip(batch, states[1:], strict=True)
+                ]
+        return answers
+
+    def _renewal(self, batch: Sequence[RedisClaim]) -> asyncio.Future[Any]:
+        arguments: list[str] = []
+        for claim in batch:
+            arguments += (claim.request, claim.ttl_ms)
+        return self._link().script(RENEW, [claim.key for claim in batch], arguments)
+
+    async def notice(self) -> Notice:
+        """The next thing that the server, or the state of the connection, says."""
+        return await self._notices.get()
+
+    # --- what others need to know
+
+    def saw(self, token: int) -> None:
+        """Remember the highest token; it travels with every attempt."""
+        if token > self._floor:
+            self._floor = token
+
+    def learn(self, server: int, sent: float) -> None:
+        """Pair the server's time in µs with ours."""
+        self._pairing.learn(server / 1_000_000, sent, self._link().received)
+
+    def never_sent(self, error: BackendError) -> bool:
+        """Whether a request certainly did not reach the server."""
+        return isinstance(error, NotSent)
+
+    # --- what is pushed
+
+    def _beat(self, keys: Sequence[str], counts: Sequence[str], life: float) -> asyncio.Future[Any]:
+        hears = "s" if self.wakeups.pushed else "n"
+        return self._link().script(
+            BEAT, keys, (self._process, round(life * 1000), hears, self._channels, self._floor, *counts)
+        )
+
+    def _heard(self, payload: bytes) -> None:
+        what, _, rest = payload.decode("utf-8", "replace").partition(" ")
+        request, *numbers = rest.split(" ")
+        claim = self.claims.get(request)
+        if what == "g" and len(numbers) == 5:
+            self._pushed(claim, *(int(number) for number in numbers))
+        elif what == "d" and claim is not None and claim.demanded_at is None:
+            claim.demanded_at = self.settings.clock()
+        elif what == "f" and claim is not None:
+            self._notices.put(Notice(News.LOST, claim, "force-released"))
+
+    def _pushed(
+        self, claim: RedisClaim | None, token: int, count: int, server: int, milliseconds: int, waiting: int
+    ) -> None:
+        if claim is None or not claim.waiting:
+            # Whoever asked has left; its own leaving may have come before the grant.
+            return
+        now = self.settings.clock()
+        age = self._pairing.age(server / 1_000_000, now)
+        seconds = milliseconds / 1000
+        if age is None or not age.credible(seconds):
+            # Too old or of unknown age: asking again finds the grant, and is its confirmation.
+            claim.wake()
+            return
+        # The confirmation is on the wire before the waiter runs, so even a block that never awaits has sent it.
+        confirmation = self._renewal([claim])
+        confirmation.add_done_callback(lambda reply: self._confirmed(claim, reply))
+        until = certain_until(now - age.most, seconds)
+        claim.push(token, count, until, demand=waiting != 0)
+
+    def _confirmed(self, claim: RedisClaim, reply: asyncio.Future[Any]) -> None:
+        if not reply.cancelled() and reply.exception() is None and reply.result()[1] == 0:
+            self._notices.put(Notice(News.LOST, claim, "revoked"))
+
+    # --- what people ask
+
+    async def inspect(self, name: str, family: Family) -> LockInfo:
+        """One script, which writes nothing."""
+        now, until, token, since, label, *waiting = await self._link().script(
+            LOOK, (self._key(name, family),), ()
+        )
+        holders: tuple[Holder, ...] = ()
+        if until:
+            holder = Holder(
+                label=_text(label),
+                token=int(token),
+                since=datetime.fromtimestamp(int(since) / 1_000_000, UTC),
+                remaining=(int(until) - now) / 1_000_000,
+            )
+            holders = (holder,)
+        return LockInfo(name, holders, tuple(Waiting(_text(other)) for other in waiting))
+
+    async def force_release(self, name: str, family: Family) -> bool:
+        """One script, which tells the holder."""
+        key = self._key(name, family)
+        taken, claim = await self._link().script(FORCE, (key,), (self._channels, self._floor))
+        self._served(key, claim)
+        return bool(taken)
+
+
+def _text(value: bytes) -> str:
+    return value.decode("utf-8", "replace")

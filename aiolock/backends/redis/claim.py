@@ -1,0 +1,157 @@
+"""One bid at a Redis server: its requests, its grants, and how it is given up from every state."""
+
+from __future__ import annotations
+
+import asyncio
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from aiolock.contract import Bid, Claim, Grant, certain_until
+from aiolock.errors import BackendUnavailable
+
+if TYPE_CHECKING:
+    from aiolock.backends.redis.backend import RedisBackend
+
+__all__ = ["RedisClaim", "Stage"]
+
+BLOCK = "1024"
+"""Most tokens of a grant that may be passed on inside the process."""
+
+
+class Stage(Enum):
+    """What the server knows of a claim, as far as we know."""
+
+    NEW = "not asked"
+    PLACED = "in line"
+    HELD = "held"
+    LEAVING = "being given up"
+    OVER = "given up"
+
+
+class RedisClaim(Claim):
+    """A claim whose attempts, pushed grants and release share one request id."""
+
+    __slots__ = (
+        "_backend",
+        "_changed",
+        "_doubts",
+        "_pushed",
+        "_stage",
+        "_ticket",
+        "_woken",
+        "key",
+        "placed",
+        "request",
+        "ttl",
+        "ttl_ms",
+    )
+
+    def __init__(self, backend: RedisBackend, bid: Bid, key: str, request: str) -> None:
+        super().__init__(bid)
+        self._backend = backend
+        self.key = key
+        self.request = request
+        self.ttl = bid.ttl
+        self.ttl_ms = str(round(bid.ttl * 1000))
+        self.placed = False
+        self._stage = Stage.NEW
+        self._ticket = -1
+        self._doubts = 0
+        """How many attempts were sent whose answer was not heard: they may still arrive."""
+        self._pushed: Grant | None = None
+        self._changed: asyncio.Future[None] | None = None
+        self._woken = False
+
+    async def attempt(self, wait: bool) -> Grant | None:
+        """One ``enter``, or the grant that was pushed."""
+        if self._pushed is not None:
+            return self._take()
+        backend = self._backend
+        if self._stage is Stage.NEW:
+            # Known before the first byte is sent: a grant may be pushed before its answer arrives.
+            backend.claims[self.request] = self
+        self.placed = False
+        self._doubts += 1
+        sent = backend.settings.clock()
+        try:
+            answer = await backend.enter(self, wait, self._ticket)
+        except BackendUnavailable as error:
+            if backend.never_sent(error):
+                self._doubts -= 1
+            raise
+        self._doubts -= 1
+        if answer[0] == 1:
+            self._held()
+            backend.learn(answer[3], sent)
+            return self._granted(answer[1], answer[2], certain_until(sent, self.ttl), demand=answer[4] != 0)
+        backend.learn(answer[2], sent)
+        if not wait:
+            self._stage = Stage.NEW
+            backend.claims.pop(self.request, None)
+            return None
+        if (pushed := self._take()) is not None:
+            # Granted and pushed while the answer was on its way.
+            return pushed
+        self._ticket = answer[1]
+        self._stage = Stage.PLACED
+        self.placed = True
+        backend.wakeups.add(self)
+        backend.wakeups.ends(self.key, answer[3] / 1_000_000, first=answer[4] == 1)
+        return None
+
+    async def changed(self) -> None:
+        """Wait for a push, or until the heartbeat has found something."""
+        if self._pushed is None and not self._woken:
+            self._changed = asyncio.get_running_loop().create_future()
+            try:
+                await self._changed
+            finally:
+                self._changed = None
+        self._woken = False
+
+    async def release(self, keep: float = 0) -> None:
+        """Give up the hold, the place, or what may still arrive, whichever there is."""
+        backend = self._backend
+        if self._stage is Stage.OVER or (self._stage is Stage.NEW and not self._doubts):
+            return
+        if self._stage is Stage.HELD and not self._doubts and not keep:
+            await backend.release(self)
+        else:
+            if self._stage is Stage.PLACED:
+                backend.wakeups.remove(self)
+            self._stage = Stage.LEAVING
+            await backend.leave(self, bury=self._doubts > 0, keep=keep)
+        self._stage = Stage.OVER
+        backend.claims.pop(self.request, None)
+
+    def _take(self) -> Grant | None:
+        grant, self._pushed = self._pushed, None
+        return grant
+
+    # --- what the server says
+
+    def push(self, token: int, count: int, until: float, *, demand: bool) -> None:
+        """We were made the holder while we waited."""
+        self._held()
+        self._pushed = self._granted(token, count, until, demand=demand)
+        self.wake()
+
+    def wake(self) -> None:
+        """Ask again."""
+        self._woken = True
+        if self._changed is not None and not self._changed.done():
+            self._changed.set_result(None)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a grant that is pushed now finds somebody who wants it."""
+        return self._stage is Stage.PLACED or (self._stage is Stage.NEW and self._doubts > 0)
+
+    def _held(self) -> None:
+        if self._stage is Stage.PLACED:
+            self._backend.wakeups.remove(self)
+        self._stage = Stage.HELD
+
+    def _granted(self, token: int, count: int, until: float, *, demand: bool) -> Grant:
+        self._backend.saw(token + count - 1)
+        return Grant(token, count, until, demand)

@@ -1,0 +1,282 @@
+"""Many callers on one connection: commands of one pass of the loop leave in one write, replies come back in order.
+
+There is no task per command. Each has a slot, a future that the connection owns; whoever stops waiting for it orphans
+the slot, its reply is discarded when it comes, and everybody else stays in step. Nothing that blocks in the server may
+be sent here, because everybody would wait behind it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Sequence
+from itertools import islice
+from random import Random
+from typing import Any
+
+from hiredis import ProtocolError, Reader, ReplyError
+
+from aiolock.backends.redis.commands import Arg, Script, as_eval, encode
+from aiolock.backends.redis.endpoint import Endpoint
+from aiolock.backends.redis.link import STABLE, Forks, Hook, Link, State
+from aiolock.backends.redis.replies import NotSent, from_reply
+from aiolock.clock import Clock
+from aiolock.errors import BackendError, BackendUnavailable
+
+__all__ = ["Connection", "Script", "State"]
+
+LIMIT = 65_536
+"""Most commands that may be under way or wait to be sent."""
+
+Slot = tuple["asyncio.Future[Any]", bytes]
+"""Who waits, and the command: it is sent again in another form if the server has forgotten its script."""
+
+_NOTHING = object()
+_PING = encode("PING")
+
+
+class Connection(Link):
+    """A pipelined connection for commands.
+
+    :param scripts: are made known to the server whenever it comes up, before any other command.
+    """
+
+    __slots__ = (
+        "_answered",
+        "_burst",
+        "_limit",
+        "_moved",
+        "_nobody",
+        "_parked",
+        "_pending",
+        "_reader",
+        "_scheduled",
+        "_scripts",
+        "_stamps",
+        "_waiting",
+    )
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        *,
+        clock: Clock,
+        command_timeout: float,
+        scripts: Sequence[Script] = (),
+        random: Random | None = None,
+        on_up: Hook | None = None,
+        on_down: Hook | None = None,
+        limit: int = LIMIT,
+    ) -> None:
+        super().__init__(
+            endpoint,
+            clock=clock,
+            command_timeout=command_timeout,
+            random=random,
+            on_up=on_up,
+            on_down=on_down,
+        )
+        self._scripts = scripts
+        self._limit = limit
+        self._reader = Reader()
+        self._pending: deque[Slot] = deque()
+        """Written, in the order in which replies will come."""
+        self._waiting: list[Slot] = []
+        """Issued in this pass of the loop, and not written yet."""
+        self._parked: deque[tuple[float, asyncio.Future[Any], bytes]] = deque()
+        """Issued at that time while there was no connection."""
+        self._stamps: deque[tuple[int, float]] = deque()
+        """The slots up to that number were issued by that time."""
+        self._answered = 0
+        self._scheduled = False
+        self._burst = False
+        """The latest replies came together, so their readers will write together as well."""
+        self._moved: BackendError | None = None
+
+    # --- for callers
+
+    def call(self, *args: Arg) -> asyncio.Future[Any]:
+        """Issue a command; the future gets its reply, or an error within ``command_timeout``.
+
+        It is on the wire before anything runs that is scheduled later, such as a task that is woken afterwards.
+        Cancelling the future does not take the command back. :class:`BackendRefused` is the server's answer;
+        :class:`NotSent` says that the server has certainly not seen it; after any other
+        :class:`BackendUnavailable` nobody knows whether it was executed. An error need not be looked at.
+        """
+        return self._issue(encode(*args))
+
+    def script(self, script: Script, keys: Sequence[Arg], args: Sequence[Arg] = ()) -> asyncio.Future[Any]:
+        """Issue a script like a command.
+
+        Should the server have forgotten it, this one command is sent again in full, behind what was sent meanwhile.
+        """
+        return self._issue(script.encode(keys, args))
+
+    @property
+    def in_flight(self) -> int:
+        """How many commands are under way or wait to be sent."""
+        return len(self._pending) + len(self._waiting) + len(self._parked)
+
+    # --- out
+
+    def _issue(self, command: bytes) -> asyncio.Future[Any]:
+        if self._transport is None or self._fork != Forks.generation:
+            return self._park(command)
+        future: asyncio.Future[Any] = asyncio.Future(loop=self._loop)
+        waiting = self._waiting
+        if len(self._pending) + len(waiting) >= self._limit:
+            self._overload(future)
+            return future
+        waiting.append((future, command))
+        if not self._scheduled:
+            if self._pending or self._burst:
+                self._schedule()
+            else:
+                # Alone, as far as one can see: to wait for company would cost it a pass of the loop.
+                self._flush()
+        return future
+
+    def _schedule(self) -> None:
+        self._scheduled = True
+        assert self._loop is not None  # noqa: S101 - it is open
+        self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._scheduled = False
+        waiting = self._waiting
+        if not waiting or self._transport is None:
+            return
+        self._pending.extend(waiting)
+        self._stamps.append((self._answered + len(self._pending), self._clock()))
+        data = waiting[0][1] if len(waiting) == 1 else b"".join([command for _, command in waiting])
+        waiting.clear()
+        self._transport.write(data)
+
+    def _park(self, command: bytes) -> asyncio.Future[Any]:
+        """Keep it until there is a connection, or its time is over."""
+        self._guard()
+        if self._loop is None or self.state is State.CLOSED:
+            raise RuntimeError(f"{self!r} is not open")
+        future: asyncio.Future[Any] = self._loop.create_future()
+        if len(self._parked) >= self._limit:
+            self._overload(future)
+        else:
+            self._parked.append((self._clock(), future, command))
+        return future
+
+    def _overload(self, future: asyncio.Future[Any]) -> None:
+        _reject(
+            future, NotSent(f"overloaded: {self._limit} commands to {self._endpoint} are under way already")
+        )
+
+    # --- in
+
+    def data_received(self, data: bytes) -> None:
+        """Hand replies to their slots, in order."""
+        self.received = self._clock()
+        reader = self._reader
+        reader.feed(data)
+        gets = reader.gets
+        popleft = self._pending.popleft
+        count = 0
+        try:
+            while (reply := gets()) is not _NOTHING:
+                future, command = popleft()
+                count += 1
+                if future.done():
+                    continue
+                if type(reply) is ReplyError:
+                    self._refuse(future, command, reply)
+                else:
+                    future.set_result(reply)
+        except (ProtocolError, IndexError) as error:
+            garbage = BackendUnavailable(f"{self._endpoint} answered something that no command had asked for")
+            garbage.__cause__ = error
+            self._moved = garbage
+        self._answered += count
+        self._burst = count > 1
+        stamps = self._stamps
+        while stamps and stamps[0][0] <= self._answered:
+            stamps.popleft()
+        if self._moved is not None:
+            self._lost(self._moved)
+
+    def _refuse(self, future: asyncio.Future[Any], command: bytes, reply: ReplyError) -> None:
+        text = str(reply)
+        if text.startswith("NOSCRIPT") and (again := as_eval(command)) is not None:
+            self._waiting.append((future, again))
+            if not self._scheduled:
+                self._schedule()
+            return
+        error = from_reply(text)
+        error.__cause__ = ReplyError(text.partition(", with args beginning with")[0])
+        _reject(future, error)
+        if text.startswith(("READONLY", "MASTERDOWN")) and self.received - self._since >= STABLE:
+            # What was the primary is none any more; whoever is, is found by connecting again.
+            self._moved = error
+
+    # --- the life of the connection
+
+    def _greet(self, transport: asyncio.WriteTransport) -> None:
+        del transport
+        assert self._loop is not None  # noqa: S101 - it is open
+        self._nobody: asyncio.Future[Any] = self._loop.create_future()
+        self._nobody.cancel()
+        self._reader = Reader(notEnoughData=_NOTHING)
+        self._answered, self._burst, self._moved = 0, False, None
+        self._waiting.extend((self._nobody, script.load) for script in self._scripts)
+        parked, self._parked = self._parked, deque()
+        for issued, future, command in parked:
+            if not future.done():
+                self._waiting.append((future, command))
+                self._stamps.append((len(self._waiting), issued))
+        self._up()
+        self._flush()
+
+    def _ping(self, transport: asyncio.WriteTransport) -> None:
+        transport.write(_PING)
+        self._pending.append((self._nobody, _PING))
+
+    def _gone(self, error: BackendError) -> None:
+        pending, self._pending = self._pending, deque()
+        waiting, self._waiting = self._waiting, []
+        self._stamps.clear()
+        for future, _ in pending:
+            if not future.done():
+                doubt = BackendUnavailable(f"{error}; whether it executed this command is not known")
+                doubt.__cause__ = error.__cause__
+                _reject(future, doubt)
+        now = self._clock()
+        self._parked.extend((now, future, command) for future, command in waiting if not future.done())
+        if self.state is State.CLOSED:
+            while self._parked:
+                _reject(self._parked.popleft()[1], NotSent(str(error)))
+
+    def _expire(self, now: float) -> float:
+        limit = now - self._timeout
+        parked, stamps = self._parked, self._stamps
+        while parked and parked[0][0] <= limit:
+            why = self.failure or f"{self._endpoint} does not answer"
+            late = NotSent(f"there was no connection for {self._timeout:g} s: {why}")
+            late.__cause__ = self.failure
+            _reject(parked.popleft()[1], late)
+        overdue = 0
+        while stamps and stamps[0][1] <= limit:
+            overdue = stamps.popleft()[0] - self._answered
+        for future, _ in islice(self._pending, overdue):
+            _reject(
+                future,
+                BackendUnavailable(
+                    f"{self._endpoint} did not answer within {self._timeout:g} s; "
+                    f"whether it executed this command is not known"
+                ),
+            )
+        oldest = min(parked[0][0] if parked else math.inf, stamps[0][1] if stamps else math.inf)
+        return oldest + self._timeout
+
+
+def _reject(future: asyncio.Future[Any], error: BackendError) -> None:
+    if not future.done():
+        future.set_exception(error)
+        future.exception()  # looked at: whoever does not wait need not be warned

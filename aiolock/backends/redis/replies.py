@@ -1,0 +1,202 @@
+"""What a Redis server or the way to it can say no with, as sentences that name what would be right."""
+
+from __future__ import annotations
+
+import re
+import socket
+import ssl
+from collections.abc import Iterator
+
+from redis.exceptions import InvalidResponse, RedisError, ResponseError
+
+from aiolock.errors import BackendError, BackendRefused, BackendUnavailable
+
+__all__ = ["NotSent", "from_driver", "from_reply"]
+
+
+class NotSent(BackendUnavailable):
+    """The command never left this process, so the server has certainly not executed it."""
+
+    sent = False
+
+
+_CLUSTER = "this server is a node of a cluster: use redis+cluster:// with the addresses of its nodes, or a standalone server"
+_REPLICA = "this server is a replica, which takes no writes: give the address of the primary"
+
+_CODES: dict[str, tuple[type[BackendError], bool, str]] = {
+    "NOAUTH": (
+        BackendRefused,
+        False,
+        "the server asks for a password: redis://user:password@host, or username=, password=, credential_provider=",
+    ),
+    "WRONGPASS": (
+        BackendRefused,
+        False,
+        "the server knows no enabled user with this name and password: check username and password",
+    ),
+    "DENIED": (
+        BackendRefused,
+        False,
+        "the server is in protected mode and serves its own machine only: set a password there, or bind it on purpose",
+    ),
+    "LOADING": (
+        BackendUnavailable,
+        True,
+        "the server is still loading its data; it serves when that is done",
+    ),
+    "BUSY": (
+        BackendUnavailable,
+        True,
+        "the server is busy with a script that runs for too long: find it, or end it with SCRIPT KILL",
+    ),
+    "MASTERDOWN": (BackendUnavailable, True, f"{_REPLICA} (it has lost its own at the moment)"),
+    "CLUSTERDOWN": (BackendUnavailable, True, "the cluster is down: some of its slots have no live primary"),
+    "TRYAGAIN": (BackendUnavailable, True, "the cluster is moving this lock to another node"),
+    "READONLY": (BackendRefused, True, _REPLICA),
+    "OOM": (
+        BackendRefused,
+        True,
+        "the server has used up its maxmemory: raise it, or remove what needs no lock server",
+    ),
+    "MISCONF": (
+        BackendRefused,
+        True,
+        "the server takes no writes because it cannot save to its disk: its log says why",
+    ),
+    "NOREPLICAS": (
+        BackendRefused,
+        True,
+        "the server takes no writes because too few replicas follow it (min-replicas-to-write)",
+    ),
+    "MOVED": (BackendRefused, False, _CLUSTER),
+    "ASK": (BackendRefused, False, _CLUSTER),
+    "CROSSSLOT": (BackendRefused, False, _CLUSTER),
+    "WRONGTYPE": (
+        BackendRefused,
+        False,
+        "a key that should be a lock is something else: another program uses the same keys, so choose another namespace=",
+    ),
+}
+
+_PHRASES: tuple[tuple[str, type[BackendError], bool, str], ...] = (
+    (
+        "max number of clients",
+        BackendUnavailable,
+        True,
+        "the server has as many connections as it may: raise maxclients, or find who holds them with CLIENT LIST",
+    ),
+    (
+        "db index",
+        BackendRefused,
+        False,
+        "the server has no database of this number: choose a lower db, the default is 0",
+    ),
+    ("select is not allowed in cluster mode", BackendRefused, False, f"{_CLUSTER}, and without a db"),
+    (
+        "without any password configured",
+        BackendRefused,
+        False,
+        "a password was given, but the server has none for the default user: leave it out, or name the user",
+    ),
+    ("invalid password", BackendRefused, False, _CODES["WRONGPASS"][2]),
+    ("unauthenticated", BackendRefused, False, _CODES["NOAUTH"][2]),
+)
+
+_IN_SCRIPT = re.compile(r"@user_script: ?\d+: -?([A-Z]+) ")
+"""Before version 7, the error of a command inside a script comes behind an ERR of the script."""
+
+
+def from_reply(text: str) -> BackendError:
+    """What an error reply, such as ``"OOM command not allowed"``, means to a user of locks."""
+    # What follows are arguments: they may be passwords or owner ids.
+    text = text.partition(", with args beginning with")[0]
+    code, _, words = text.partition(" ")
+    if code == "ERR" and (inner := _IN_SCRIPT.search(text)):
+        code = inner[1]
+    if code in _CODES:
+        kind, retryable, sentence = _CODES[code]
+        return kind(f"{code}: {sentence}", retryable=retryable)
+    if code == "NOPERM":
+        return BackendRefused(
+            f"NOPERM: {words}; grant it what locks need: scripts, and the keys and channels of the namespace"
+        )
+    lower = text.lower()
+    for phrase, kind, retryable, sentence in _PHRASES:
+        if phrase in lower:
+            return kind(sentence, retryable=retryable)
+    if "unknown command" in lower:
+        return BackendRefused(
+            f"the server answered {text!r}: locks need Redis 6.2 or later, or a server that has the same scripts"
+        )
+    return BackendRefused(f"the server answered {text!r}")
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _reply(error: BaseException) -> str | None:
+    """The error reply behind an exception of the driver, as the server sent it."""
+    if isinstance(error, RedisError) and error.status_code:
+        return f"{error.status_code} {error}"
+    return str(error) if isinstance(error, ResponseError) else None
+
+
+def _tls(error: ssl.SSLError) -> BackendError:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        if "mismatch" in error.verify_message.lower():
+            return BackendRefused(
+                f"the server's certificate is for another name ({error.verify_message}): "
+                f"use a name that is in it, or ssl_check_hostname=False"
+            )
+        return BackendRefused(
+            f"the server's certificate is not trusted ({error.verify_message}): "
+            f"name the authority that signed it with ssl_ca_certs="
+        )
+    reason = error.reason or "unknown reason"
+    if reason in {"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE"}:
+        return BackendRefused(f"the server does not speak TLS at this port ({reason}): use redis://")
+    return BackendRefused(
+        f"TLS could not be set up ({reason}): check ssl_ca_certs, and ssl_certfile and ssl_keyfile if the server "
+        f"asks its clients for a certificate"
+    )
+
+
+def from_driver(error: BaseException, *, tls: bool, local: bool) -> BackendError:
+    """What went wrong while connecting; ``local`` says that it was to a socket in the file system."""
+    for link in _chain(error):
+        if (text := _reply(link)) is not None:
+            return from_reply(text)
+        if isinstance(link, InvalidResponse):
+            # A TLS server sends an alert (byte 21) to whoever does not greet it as TLS does.
+            if "\\x15" in str(link):
+                return BackendRefused("the server speaks TLS at this port: use rediss://")
+            return BackendRefused(
+                "something answers there, but not as a Redis server does: check host and port"
+            )
+        if isinstance(link, ssl.SSLError) and not isinstance(link, ssl.SSLEOFError):
+            return _tls(link)
+        if isinstance(link, socket.gaierror):
+            return BackendUnavailable(f"its host name cannot be resolved ({link.strerror}): check the name")
+        if isinstance(link, ConnectionRefusedError):
+            return BackendUnavailable("nothing listens there: is the server running, and is the port right?")
+        if isinstance(link, FileNotFoundError):
+            if local:
+                return BackendUnavailable(
+                    "there is no such socket: is the server running with unixsocket set?"
+                )
+            return BackendRefused("a file of ssl_ca_certs, ssl_certfile or ssl_keyfile does not exist")
+        if isinstance(link, PermissionError) and (local or tls):
+            return BackendRefused(f"this user may not open its {'socket' if local else 'certificate files'}")
+        if isinstance(link, ConnectionError | ssl.SSLEOFError) or "closed by server" in str(link):
+            hint = "" if tls or local else "; if it speaks TLS at this port, use rediss://"
+            return BackendUnavailable(f"it closed the connection before it answered{hint}")
+        if isinstance(link, TimeoutError):
+            hint = "; if it does not speak TLS at this port, use redis://" if tls else ""
+            return BackendUnavailable(f"it did not answer in time{hint}")
+        if isinstance(link, OSError):
+            return BackendUnavailable(f"the operating system says: {link.strerror or type(link).__name__}")
+    # A credential provider, for example. Its message may say anything, so only its type is repeated.
+    return BackendUnavailable(f"setting up the connection failed with {type(error).__name__}")

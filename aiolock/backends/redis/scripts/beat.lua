@@ -1,0 +1,37 @@
+-- beat: say that a process still waits, and let time pass for the locks that it waits for.
+-- KEYS the locks. ARGV: 1 our process, 2 life of a place in ms, 3 how we hear of a grant (s, n), 4 prefix of channels,
+-- 5 floor, then for each lock how many places we have there.
+-- Returns the server's time in µs, then for each lock {µs until the hold ends, ms of a claim that was just given (or
+-- -1), state}: state 1 we are first in line, 2 look again (one of us holds it, or our places are gone), else 0.
+-- Safe: what it ends has run out by the server's clock; whom it serves is next in line.
+-- include tokens
+-- include serve
+-- include park
+local mine = ARGV[1]
+local t = redis.call('TIME')
+local now = t[1] * 1000000 + t[2]
+local answer = {now}
+for i, lock in ipairs(KEYS) do
+  local f = redis.call('HMGET', lock, 'owner', 'until', 'head', 'tail', 'claim', 'p:' .. mine)
+  local places = ARGV[5 + i]
+  local counted = string.match(f[6] or '', '(%d+)$')
+  local claim, state = 0, 0
+  if counted then
+    redis.call('PEXPIRE', lock, string.format('%.0f',
+      math.max(f[1] and f[2] - now or 0, ARGV[2] * 1000) / 1000 + 60000))
+    redis.call('HSET', lock, 'p:' .. mine, string.format('%.0f %s %s', now + ARGV[2] * 1000, ARGV[3], counted))
+  end
+  if (f[1] and tonumber(f[2]) <= now) or (not f[1] and f[3] ~= f[4]) then
+    if f[1] and f[5] == '1' then park(lock, f[1], mine) end
+    claim = serve(lock, now, mine, ARGV[4], tonumber(ARGV[5]))
+    f = redis.call('HMGET', lock, 'owner', 'until', 'head')
+  end
+  local first = redis.call('HGET', lock, 'q:' .. (f[3] or 0))
+  if (f[1] and string.match(f[1], '^%x+') == mine) or (counted or '0') ~= places then
+    state = 2
+  elseif first and string.match(first, '^%x+') == mine then
+    state = 1
+  end
+  answer[i + 1] = {f[1] and math.max(0, f[2] - now) or 0, claim, state}
+end
+return answer

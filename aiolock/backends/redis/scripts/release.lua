@@ -1,0 +1,16 @@
+-- release: give up a hold that is ours, and make the next in line the holder.
+-- KEYS[1] the lock. ARGV: 1 request, 2 prefix of channels, 3 floor.
+-- Returns -2 if it was not ours (any more), else 0 if nobody waits, ms of the claim of whoever got it, -1 to go on.
+-- Safe: compares the owner, in one atomic step; again it does nothing. Begins with a write that needs no memory, so
+-- that a full server cannot make a lock unreleasable.
+local lock = KEYS[1]
+local f = redis.call('HMGET', lock, 'owner', 'head', 'tail')
+if f[1] ~= ARGV[1] then return -2 end
+if f[2] == f[3] then
+  redis.call('HDEL', lock, 'owner')
+  return 0
+end
+-- include tokens
+-- include serve
+local t = redis.call('TIME')
+return serve(lock, t[1] * 1000000 + t[2], '', ARGV[2], tonumber(ARGV[3]))

@@ -1,0 +1,19 @@
+-- renew: prolong holds that are ours, and confirm grants that were pushed.
+-- KEYS the locks. ARGV: for each, its request and its ttl in ms.
+-- Returns the server's time in µs, then for each 0 (gone), 1 (ours) or 2 (ours, and others wait).
+-- Safe: compares the owner; a hold that has run out but was given to nobody is still its owner's. Each begins with a
+-- write that needs no memory.
+local t = redis.call('TIME')
+local now = t[1] * 1000000 + t[2]
+local answer = {now}
+for i, lock in ipairs(KEYS) do
+  local f = redis.call('HMGET', lock, 'owner', 'head', 'tail')
+  if f[1] == ARGV[2 * i - 1] then
+    redis.call('PEXPIRE', lock, ARGV[2 * i] + 60000)
+    redis.call('HSET', lock, 'until', now + ARGV[2 * i] * 1000, 'claim', 0)
+    answer[i + 1] = f[2] == f[3] and 1 or 2
+  else
+    answer[i + 1] = 0
+  end
+end
+return answer

@@ -1,0 +1,46 @@
+-- serve: make the next in line the holder, with a short claim. Part of enter, release, leave, beat and force.
+-- Returns for how many ms the claim stands, 0 if there is nobody, -1 if there is more to look through.
+-- A place whose process was not heard of for three heartbeats is dropped. One whose process is parked (flag k) or not
+-- subscribed any more is dropped too, but its client keeps the ticket and comes back to it: a count of 0 never means
+-- dead. A count above 0 proves nothing, hence the claim. ``mine``, a process or a request, reads our answer and needs
+-- no push. Writes begin with one that needs no memory.
+local function unplace(lock, n, request, process, presence)
+  redis.call('HDEL', lock, 'q:' .. n, 'r:' .. request)
+  local life, hears, places = string.match(presence, '^(%d+) (%a) (%d+)$')
+  if not places or places == '1' then
+    redis.call('HDEL', lock, 'p:' .. process)
+  else
+    redis.call('HSET', lock, 'p:' .. process, life .. ' ' .. hears .. ' ' .. (places - 1))
+  end
+end
+
+local function serve(lock, now, mine, prefix, floor)
+  redis.call('HDEL', lock, 'owner')
+  local f = redis.call('HMGET', lock, 'head', 'tail', 'top')
+  local head, tail = tonumber(f[1] or 0), tonumber(f[2] or 0)
+  for n = head, math.min(tail, head + 1000) - 1 do
+    local place = redis.call('HGET', lock, 'q:' .. n)
+    if place then
+      local request, process, ttl, block, seen, label =
+        string.match(place, '^((%x+):%x+) (%d+) (%d+) (%d+) (.*)$')
+      local presence = redis.call('HGET', lock, 'p:' .. process) or ''
+      local life, hears = string.match(presence, '^(%d+) (%a)')
+      local ours = process == mine or request == mine
+      unplace(lock, n, request, process, presence)
+      if life and tonumber(life) >= now and (hears ~= 'k' or ours) then
+        local claim = math.min(tonumber(ttl), math.max(1000, math.floor(ttl / 10)))
+        local token, top = tokens(now, tonumber(f[3]), math.max(floor, tonumber(seen)), tonumber(block))
+        local waiting = n + 1 < tail and 1 or 0
+        if hears ~= 's' or ours or redis.call('PUBLISH', prefix .. process,
+            string.format('g %s %.0f %.0f %.0f %.0f %d', request, token, top - token + 1, now, claim, waiting)) > 0 then
+          redis.call('HSET', lock, 'owner', request, 'until', now + claim * 1000, 'token', token, 'top', top,
+            'label', label, 'since', now, 'claim', 1, 'head', n + 1)
+          redis.call('PEXPIRE', lock, claim + 60000)
+          return claim
+        end
+      end
+    end
+  end
+  redis.call('HSET', lock, 'head', math.min(tail, head + 1000))
+  return tail > head + 1000 and -1 or 0
+end

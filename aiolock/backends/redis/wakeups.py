@@ -1,0 +1,191 @@
+"""Who of this process waits, and what tells them to look: pushes, heartbeats and deadlines.
+
+A push is a hint that usually arrives; the state is on the server. So every place is also looked after by a heartbeat
+per process, which says that it still waits and lets time pass for its locks, and by a timer at the moment when the
+hold before it may end. All of it is timers and reply slots of the connection: there is no task per lock or waiter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+import math
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any, Protocol
+
+from aiolock.clock import Clock
+from aiolock.errors import BackendError
+
+__all__ = ["Place", "Wakeups"]
+
+log = logging.getLogger("aiolock")
+
+PERIOD = 2.0
+"""Most seconds between heartbeats."""
+ASKING = 0.1
+"""Seconds between heartbeats while grants cannot be pushed to us."""
+BATCH = 100
+"""How many locks one call looks after."""
+
+
+class Place(Protocol):
+    """A claim that waits."""
+
+    key: str
+    ttl: float
+    placed: bool
+    """The server has told us of our place."""
+
+    def wake(self) -> None:
+        """Have it ask again."""
+
+
+Beat = Callable[[Sequence[str], Sequence[str], float], "asyncio.Future[Any]"]
+"""Send a heartbeat for these locks, with the number of our places in each and the seconds that a place lives."""
+
+
+class Wakeups:
+    """The waiting of one process on one server."""
+
+    def __init__(self, beat: Beat, *, clock: Clock, random: Random) -> None:
+        self._beat = beat
+        self._clock = clock
+        self._random = random
+        self._waiting: dict[str, set[Place]] = {}
+        self._ends: dict[str, float] = {}
+        """When a lock should be looked at before the next heartbeat."""
+        self._agenda: list[tuple[float, str]] = []
+        self._next_beat = math.inf
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = math.inf
+        self.pushed = True
+        """Whether grants are pushed to us."""
+
+    # --- who waits
+
+    def add(self, place: Place) -> None:
+        """Look after a place from now on."""
+        self._waiting.setdefault(place.key, set()).add(place)
+        self._next_beat = min(self._next_beat, self._clock() + self.period)
+        self._arm()
+
+    def remove(self, place: Place) -> None:
+        """It waits no longer."""
+        places = self._waiting.get(place.key)
+        if places is not None:
+            places.discard(place)
+            if not places:
+                del self._waiting[place.key]
+
+    @property
+    def period(self) -> float:
+        """Seconds between heartbeats."""
+        if not self.pushed:
+            return ASKING
+        shortest = min((place.ttl for places in self._waiting.values() for place in places), default=math.inf)
+        return max(ASKING, min(shortest / 3, PERIOD))
+
+    @property
+    def life(self) -> float:
+        """For how many seconds a place stands without a heartbeat."""
+        return max(3 * self.period, 3.0)
+
+    # --- when to look
+
+    def ends(self, key: str, left: float, *, first: bool) -> None:
+        """The hold of a lock ends in ``left`` seconds; look then, first in line first."""
+        self._look_at(
+            key, self._clock() + left + (0.002 if first else self._random.uniform(0.02, 0.08)), move=True
+        )
+
+    def claimed(self, key: str, claim: float) -> None:
+        """Somebody was handed a lock: look whether it was confirmed when the claim of that many seconds is over."""
+        self._look_at(key, self._clock() + max(0.0, claim) + 0.002, move=False)
+
+    def now(self) -> None:
+        """Look at everything at once: something may have been missed."""
+        self._next_beat = self._clock()
+        self._arm()
+
+    def close(self) -> None:
+        """No more timers."""
+        self._waiting.clear()
+        self._ends.clear()
+        self._agenda.clear()
+        self._next_beat = math.inf
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look_at(self, key: str, when: float, *, move: bool) -> None:
+        known = self._ends.get(key)
+        if known is None or move or when < known:
+            self._ends[key] = when
+            heapq.heappush(self._agenda, (when, key))
+            self._arm()
+
+    def _arm(self) -> None:
+        if not self._waiting:
+            self._next_beat = math.inf
+        agenda = self._agenda
+        while agenda and self._ends.get(agenda[0][1]) != agenda[0][0]:
+            heapq.heappop(agenda)
+        when = min(self._next_beat, agenda[0][0] if agenda else math.inf)
+        if when >= self._timer_at:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = when
+        self._timer = asyncio.get_running_loop().call_later(max(0.0, when - self._clock()), self._look)
+
+    def _look(self) -> None:
+        self._timer, self._timer_at = None, math.inf
+        now = self._clock()
+        if now >= self._next_beat:
+            self._next_beat = now + self.period
+            due = list(self._waiting)
+        else:
+            due = []
+        agenda = self._agenda
+        while agenda and agenda[0][0] <= now:
+            when, key = heapq.heappop(agenda)
+            if self._ends.get(key) == when:
+                del self._ends[key]
+                due.append(key)
+        due = list(dict.fromkeys(due))
+        for start in range(0, len(due), BATCH):
+            self._ask(due[start : start + BATCH])
+        self._arm()
+
+    def _ask(self, keys: list[str]) -> None:
+        counts = []
+        for key in keys:
+            places = self._waiting.get(key, ())
+            # While an attempt is under way, nobody knows how many places there are.
+            settled = all(place.placed for place in places)
+            counts.append(str(len(places)) if settled else "?")
+        reply = self._beat(keys, counts, self.life)
+        reply.add_done_callback(lambda future: self._heard(keys, future))
+
+    def _heard(self, keys: list[str], reply: asyncio.Future[Any]) -> None:
+        if reply.cancelled():
+            return
+        error = reply.exception()
+        if error is not None:
+            # The connection tells us when it is back, and then we look at everything.
+            if not isinstance(error, BackendError):
+                log.error("heartbeat failed: %r", error)
+            return
+        for key, answer in zip(keys, reply.result()[1:], strict=True):
+            left, claim, state = answer
+            places = self._waiting.get(key)
+            if claim:
+                self.claimed(key, claim / 1000)
+            if not places:
+                continue
+            if state == 2:
+                for place in list(places):
+                    place.wake()
+            elif left:
+                self.ends(key, left / 1_000_000, first=state == 1)

@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# Installs by apt what the tests need and this machine lacks: tests/install.sh [redis] [mariadb] [zookeeper] [pythonX.Y-venv]
+#
+# No daemon is started: the tests run private servers of their own. Nothing is asked for, and nothing is done, when all
+# is there already.
+set -euo pipefail
+PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
+
+packages=()
+has() { command -v "$1" >/dev/null; }
+for wanted in "$@"; do
+    case $wanted in
+        redis)
+            has redis-server || has valkey-server || packages+=(redis-server)
+            has openssl || packages+=(openssl)
+            ;;
+        # The packages below bring programs without a service.
+        mariadb) { has mariadbd && has mariadb-install-db; } || packages+=(mariadb-server-core mariadb-client-core) ;;
+        zookeeper)
+            has java || packages+=(default-jre-headless)
+            [ -e /usr/share/java/zookeeper.jar ] || packages+=(zookeeper)
+            [ -e /usr/share/java/slf4j-simple.jar ] || packages+=(libslf4j-java)
+            ;;
+        python3.*-venv) packages+=("$wanted") ;;
+        *)
+            echo "$0: '$wanted' is none of redis, mariadb, zookeeper, pythonX.Y-venv" >&2
+            exit 2
+            ;;
+    esac
+done
+[ ${#packages[@]} -gt 0 ] || exit 0
+
+give_up() {
+    echo "The tests need the Debian packages ${packages[*]}, and $1. Install them yourself, then run make again." >&2
+    exit 1
+}
+has apt-get || give_up "this machine has no apt-get"
+as_root=()
+if [ "$(id -u)" -ne 0 ]; then
+    has sudo || give_up "they can be installed only by root, and there is no sudo"
+    as_root=(sudo)
+    [ -t 0 ] || as_root+=(-n) # without a terminal a question for the password would hang
+    "${as_root[@]}" true || give_up "sudo was refused"
+fi
+
+# Debian starts a service as soon as its package is installed, unless this file forbids it.
+policy=/usr/sbin/policy-rc.d
+if [ ! -e $policy ]; then
+    trap '"${as_root[@]}" rm -f $policy' EXIT
+    printf '#!/bin/sh\nexit 101\n' | "${as_root[@]}" tee $policy >/dev/null
+    "${as_root[@]}" chmod 755 $policy
+fi
+
+echo "Installing ${packages[*]} by apt"
+apt=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -y -o DPkg::Lock::Timeout=120)
+"${apt[@]}" update >/dev/null || echo "apt-get update failed; trying with the lists at hand" >&2
+"${apt[@]}" install --no-install-recommends "${packages[@]}" </dev/null || give_up "apt-get could not install them"
+
+# Nor shall it start at the next boot.
+if [[ " ${packages[*]} " == *" redis-server "* && -d /run/systemd/system ]]; then
+    "${as_root[@]}" systemctl disable --quiet redis-server
+fi

@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# Runs what every backend promises under the other Pythons of this machine: tests/pythons.sh [3.12 3.13 ...]
+#
+# Looks on the PATH and among pyenv's versions, and says which it found. One that is absent is no failure; one that
+# fails is.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+absent=() passed=() failed=()
+
+find_python() {
+    local candidate
+    for candidate in "python$1" "${PYENV_ROOT:-$HOME/.pyenv}/versions/$1".*/bin/python; do
+        # A name on the PATH may be a shim that leads nowhere, so the version is asked for.
+        if [ "$("$candidate" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)" = "$1" ]; then
+            echo "$candidate"
+            return
+        fi
+    done
+    return 1
+}
+
+check() {
+    local venv=.venv-$1
+    [ -x "$venv/bin/python" ] || tests/venv.sh "$venv" "$2" || return
+    if [ ! pyproject.toml -ot "$venv/test.stamp" ]; then
+        "$venv/bin/python" -m pip install --quiet --editable '.[redis]' --group test || return
+        touch "$venv/test.stamp"
+    fi
+    "$venv/bin/python" -m pytest -q tests/contract
+}
+
+for version in "$@"; do
+    if ! python=$(find_python "$version"); then
+        absent+=("$version")
+        continue
+    fi
+    echo "== Python $version ($python): tests/contract"
+    if check "$version" "$python"; then passed+=("$version"); else failed+=("$version"); fi
+done
+echo "Other Pythons: passed ${passed[*]:-none}; failed ${failed[*]:-none}; not on this machine ${absent[*]:-none}"
+[ ${#failed[@]} -eq 0 ]

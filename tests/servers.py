@@ -1,0 +1,210 @@
+"""Private Redis, MariaDB and ZooKeeper servers for tests, benchmarks and demonstrations, started and stopped in Python.
+
+    with Redis() as redis:
+        print(redis.url)          # redis://127.0.0.1:PORT/0
+        redis.kill()
+        redis.restart()           # same port
+
+Everything is synchronous and needs no test framework; `make servers` installs the programs.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+from urllib.parse import quote
+
+from tests.certificates import Certificates
+from tests.processes import READY_WITHIN, Child, Server, ServerFailed, ServerMissing, ask, missing, program
+
+__all__ = ["Certificates", "MariaDB", "Redis", "Server", "ServerFailed", "ServerMissing", "ZooKeeper"]
+
+
+class Redis(Server):
+    """One Redis (or Valkey) without persistence, unless `appendonly`.
+
+    `users` are lines of an ACL file ("user app on >secret ~* &* +@all"). `extra` are further words of the command line.
+    `tls=True` makes certificates (`redis.certificates.ca`); a ready-made `Certificates` is used as it is.
+    `unixsocket=True` makes `url` name the socket; the port is open all the same.
+    """
+
+    def __init__(
+        self,
+        *,
+        port: int | None = None,
+        unixsocket: bool = False,
+        password: str | None = None,
+        tls: bool | Certificates = False,
+        users: Sequence[str] = (),
+        appendonly: bool = False,
+        maxmemory: str | None = None,
+        maxmemory_policy: str = "noeviction",
+        extra: Sequence[str] = (),
+    ) -> None:
+        binary = program("redis-server", "valkey-server", package="redis-server", server="redis")
+        super().__init__("redis")
+        self.ports = [self._reserve(port)]
+        self.password = password
+        self.certificates: Certificates | None = None
+        self.socket = str(self.folder / "redis.sock")
+        self._unixsocket = unixsocket
+        argv = [binary, "--bind", "127.0.0.1", "--unixsocket", self.socket, "--dir", str(self.folder)]
+        argv += ["--save", "", "--appendonly", "yes" if appendonly else "no"]
+        if tls:
+            self.certificates = Certificates(self.folder / "tls") if tls is True else tls
+            argv += ["--port", "0", "--tls-port", str(self.port), "--tls-auth-clients", "optional"]
+            argv += [
+                "--tls-cert-file",
+                str(self.certificates.cert),
+                "--tls-key-file",
+                str(self.certificates.key),
+            ]
+            argv += ["--tls-ca-cert-file", str(self.certificates.ca)]
+        else:
+            argv += ["--port", str(self.port)]
+        if password is not None:
+            argv += ["--requirepass", password]
+        if users:
+            acl = self.folder / "users.acl"
+            acl.write_text("".join(f"{line}\n" for line in users))
+            argv += ["--aclfile", str(acl)]
+        if maxmemory is not None:
+            argv += ["--maxmemory", maxmemory, "--maxmemory-policy", maxmemory_policy]
+        self.children = [Child([*argv, *extra], self.folder / "redis.log")]
+
+    @property
+    def url(self) -> str:
+        login = "" if self.password is None else f":{quote(self.password, safe='')}@"
+        if self._unixsocket:
+            return f"unix://{login}{self.socket}?db=0"
+        return f"{'rediss' if self.certificates else 'redis'}://{login}127.0.0.1:{self.port}/0"
+
+    def _answers(self, index: int) -> bool:
+        # Asked over the socket, which is opened after the port and which no other process can have bound.
+        login = "" if self.password is None else f"AUTH {self.password}\r\n"
+        answer = ask(self.socket, f"{login}PING\r\nQUIT\r\n".encode())
+        # An ACL that shuts us out answers as well; a server that still loads its data says -LOADING.
+        return any(word in answer for word in (b"+PONG", b"-NOAUTH", b"-NOPERM"))
+
+
+class MariaDB(Server):
+    """One MariaDB with an empty database `test` and a root without password.
+
+    `init` are SQL statements run at every start (accounts, grants), each on one line; `extra` are further options.
+    """
+
+    def __init__(
+        self, *, port: int | None = None, init: Sequence[str] = (), extra: Sequence[str] = ()
+    ) -> None:
+        binary = program("mariadbd", package="mariadb-server-core", server="mariadb")
+        self._install = program("mariadb-install-db", package="mariadb-server-core", server="mariadb")
+        super().__init__("mariadb")
+        self.ports = [self._reserve(port)]
+        self.socket = str(self.folder / "mariadb.sock")
+        self._data = self.folder / "data"
+        statements = self.folder / "init.sql"
+        statements.write_text("".join(f"{line}\n" for line in ("CREATE DATABASE IF NOT EXISTS test;", *init)))
+        # MariaDB refuses to run as root unless told to by name.
+        self._user = f"--user={pwd.getpwuid(os.getuid()).pw_name}"
+        argv = [binary, "--no-defaults", self._user, f"--datadir={self._data}", f"--socket={self.socket}"]
+        argv += [
+            f"--port={self.port}",
+            "--bind-address=127.0.0.1",
+            f"--init-file={statements}",
+            "--skip-log-bin",
+        ]
+        argv += ["--innodb-buffer-pool-size=16M", "--innodb-flush-log-at-trx-commit=0"]
+        self.children = [Child([*argv, *extra], self.folder / "mariadb.log")]
+
+    @property
+    def url(self) -> str:
+        return f"mysql://root@127.0.0.1:{self.port}/test"
+
+    def start(self, index: int | None = None) -> Self:
+        if not self._data.exists():
+            argv = [self._install, "--no-defaults", self._user, f"--datadir={self._data}", "--skip-test-db"]
+            argv += ["--auth-root-authentication-method=normal"]
+            done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+            if done.returncode:
+                log = (done.stdout + done.stderr).decode(errors="replace")
+                raise ServerFailed(
+                    f"mariadb-install-db ended with status {done.returncode}; its output ends:\n{log[-2000:]}"
+                )
+        return super().start(index)
+
+    def _answers(self, index: int) -> bool:
+        # The handshake begins with the packet's length and number (four bytes), then the protocol's version, 10.
+        return ask(self.socket, enough=5)[4:5] == b"\x0a"
+
+
+class ZooKeeper(Server):
+    """One ZooKeeper, or an ensemble of several; `extra` are further lines of zoo.cfg. Sessions live 2 to 120 ticks."""
+
+    def __init__(self, servers: int = 1, *, tick_time: int = 500, extra: Sequence[str] = ()) -> None:
+        java = program("java", package="default-jre-headless", server="zookeeper")
+        jars = [Path("/usr/share/java") / name for name in ("zookeeper.jar", "slf4j-simple.jar")]
+        if absent := [jar for jar in jars if not jar.exists()]:
+            raise missing(str(absent[0]), "zookeeper", "zookeeper")
+        super().__init__("zookeeper")
+        self.ports = [self._reserve() for _ in range(servers)]
+        members = [f"server.{n}=127.0.0.1:{self._reserve()}:{self._reserve()}" for n in range(1, servers + 1)]
+        common = [
+            f"tickTime={tick_time}",
+            "initLimit=20",
+            "syncLimit=10",
+            f"maxSessionTimeout={120 * tick_time}",
+        ]
+        common += ["admin.enableServer=false", "4lw.commands.whitelist=*", "maxClientCnxns=0", *extra]
+        # A small heap, one garbage collector thread and no optimising compiler: a JVM that starts fast and stays small.
+        lean = ["-Xmx64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData"]
+        switches = ["-Dzookeeper.forceSync=no", "-Dzookeeper.extendedTypesEnabled=true"]
+        main = [
+            *lean,
+            *switches,
+            "-cp",
+            ":".join(map(str, jars)),
+            "org.apache.zookeeper.server.quorum.QuorumPeerMain",
+        ]
+        for number, port in enumerate(self.ports, start=1):
+            folder = self.folder / str(number)
+            folder.mkdir()
+            lines = [*common, f"dataDir={folder}", f"clientPort={port}", "clientPortAddress=127.0.0.1"]
+            if servers > 1:
+                lines += members
+                (folder / "myid").write_text(f"{number}\n")
+            (folder / "zoo.cfg").write_text("".join(f"{line}\n" for line in lines))
+            self.children.append(Child([java, *main, str(folder / "zoo.cfg")], folder / "zookeeper.log"))
+
+    @property
+    def url(self) -> str:
+        return "zookeeper://" + ",".join(f"127.0.0.1:{port}" for port in self.ports)
+
+    def leader(self) -> int:
+        """The number of the server that leads, once an election under way has ended."""
+        deadline = time.monotonic() + READY_WITHIN
+        while time.monotonic() < deadline:
+            for index, child in enumerate(self.children):
+                if child.running and not child.frozen and self.mode(index) in {"leader", "standalone"}:
+                    return index
+            time.sleep(0.01)
+        raise ServerFailed(f"the ensemble did not elect a leader within {READY_WITHIN:g} s")
+
+    def mode(self, index: int = 0) -> str | None:
+        """What one server says it is: leader, follower or standalone; None while it serves nobody."""
+        try:
+            answer = ask(("127.0.0.1", self.ports[index]), b"srvr").decode(errors="replace")
+        except OSError:
+            return None
+        return next(
+            (line.removeprefix("Mode: ") for line in answer.splitlines() if line.startswith("Mode: ")), None
+        )
+
+    def _answers(self, index: int) -> bool:
+        awake = sum(child.running and not child.frozen for child in self.children)
+        # Alone without its quorum a server answers nobody; it is as ready as it can be.
+        return self.mode(index) is not None or 2 * awake <= len(self.children)

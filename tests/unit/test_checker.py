@@ -1,0 +1,602 @@
+"""The judges are judged: every invariant passes a clean history and catches a planted violation; the search agrees with brute force."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from itertools import combinations, permutations
+
+import pytest
+
+from tests.faults import checker
+from tests.faults.checker import FENCED, MUTEX, READ_WRITE, REENTRANT, Op, linearizable, operations, semaphore
+from tests.faults.guard import Guard, GuardClient
+from tests.faults.history import NEVER, History, Recorder, load
+
+
+class Story:
+    """A history told by hand, in milliseconds."""
+
+    def __init__(self) -> None:
+        self.events: list[dict] = []
+        self.holds = 0
+
+    def note(self, t: float, kind: str, process: str = "nemesis", **fields) -> Story:
+        self.events.append({"t": int(t * 1_000_000), "process": process, "kind": kind, **fields})
+        return self
+
+    def attempt(
+        self,
+        process: str,
+        call: float,
+        ret: float | None = None,
+        token: int | None = None,
+        *,
+        until: float | None = None,
+        lost: float | None = None,
+        wrote: float | None = None,
+        result: str = "ok",
+        name: str = "x",
+        mode: str = "mutex",
+        permits: int = 1,
+        owner: str | None = None,
+        timeout: float | None = None,
+        released: str = "ok",
+    ) -> Story:
+        self.holds += 1
+        number = f"{process}#{self.holds}"
+        about = {"name": name, "task": "main", "owner": owner or process, "mode": mode, "permits": permits}
+        self.note(call, "acquire", process, id=number, timeout=timeout, **about)
+        if ret is not None:
+            self.note(ret, "acquire.ret", process, id=number, result=result, token=token)
+        if until is not None:
+            self.note(until, "release", process, id=number)
+            self.note(until + 0.5, "release.ret", process, id=number, result=released)
+        if lost is not None:
+            self.note(lost, "lost", process, id=number)
+        if wrote is not None:
+            self.note(wrote, "wrote", process, id=number)
+        return self
+
+    def told(self) -> History:
+        return History(self.events)
+
+
+def clean() -> Story:
+    """Three hand-overs: a release, a loss told in time, and a stop that outlives the ttl."""
+    story = Story()
+    story.attempt("a", 0, 1, 1, until=10)
+    story.attempt("b", 2, 11, 2, lost=40, wrote=30)
+    story.attempt("c", 3, 45, 3, lost=201)
+    story.note(60, "stop", target="c").note(200, "cont", target="c")
+    story.attempt("a", 50, 150, 4, until=160)
+    return story
+
+
+def test_a_clean_history_has_no_violation():
+    history = clean().told()
+    assert checker.check(history) == []
+    assert checker.progress(history, bound=0.5) == []
+    assert checker.punctual(history) == []
+    assert linearizable(operations(history, "x"), FENCED) == []
+
+
+# 1. Exclusion
+
+
+def test_overlapping_beliefs_are_found():
+    story = Story().attempt("a", 0, 1, 1, until=10).attempt("b", 2, 9, 2, until=20)
+    [violation] = checker.exclusion(story.told())
+    assert "a#1" in violation
+    assert "b#2" in violation
+
+
+def test_equal_stamps_are_concurrent_not_overlapping():
+    assert checker.exclusion(Story().attempt("a", 0, 1, until=10).attempt("b", 2, 10, until=20).told()) == []
+
+
+def test_names_and_families_do_not_exclude_each_other():
+    story = Story().attempt("a", 0, 1, until=10).attempt("b", 0, 1, until=10, name="y")
+    story.attempt("c", 0, 1, until=10, mode="write").attempt("d", 0, 1, until=10, mode="permits")
+    assert checker.exclusion(story.told()) == []
+
+
+@pytest.mark.parametrize(
+    ("end", "violations"), [({"until": 5}, 0), ({"lost": 5}, 0), ({"until": 9}, 1), ({"lost": 9}, 1), ({}, 1)]
+)
+def test_belief_ends_with_release_or_loss(end, violations):
+    story = Story().attempt("a", 0, 1, **end).attempt("b", 2, 8, until=20)
+    assert len(checker.exclusion(story.told())) == violations
+
+
+def test_belief_ends_with_death():
+    story = Story().attempt("a", 0, 1).attempt("b", 2, 8, until=20)
+    assert checker.exclusion(story.note(9, "kill", target="a").told())
+    assert checker.exclusion(story.note(7, "kill", target="a").told()) == []
+
+
+def test_a_stopped_holder_does_not_believe_but_a_woken_one_does():
+    story = Story().attempt("a", 0, 1, lost=300).note(5, "stop", target="a")
+    story.attempt("b", 0, 100, until=400)
+    assert checker.exclusion(story.note(290, "cont", target="a").told(), grace=0.05) == []
+    assert len(checker.exclusion(story.told(), grace=0.005)) == 1
+
+
+def test_a_second_stop_signal_does_not_blind_the_checker():
+    story = Story().attempt("a", 0, 1, until=900).attempt("b", 0, 500, until=600)
+    story.note(5, "stop", target="a").note(6, "stop", target="a").note(10, "cont", target="a")
+    assert len(checker.exclusion(story.told())) == 1
+
+
+def test_windows_of_several_authors_are_kept_apart():
+    story = Story().attempt("a", 0, 1, until=900).attempt("b", 0, 500, until=600)
+    story.note(5, "stop", "a", target="a").note(6, "stop", target="a")
+    story.note(10, "cont", target="a").note(700, "cont", "a", target="a")
+    assert checker.exclusion(story.told()) == []
+
+
+def test_readers_share_and_writers_do_not():
+    story = Story().attempt("a", 0, 1, mode="read", until=10).attempt("b", 0, 2, mode="read", until=10)
+    assert checker.exclusion(story.told()) == []
+    story.attempt("c", 0, 9, mode="write", until=12)
+    assert len(checker.exclusion(story.told())) == 2
+
+
+def test_reentry_is_for_the_same_owner_only():
+    story = Story().attempt("a", 0, 1, 1, mode="reentrant", until=10)
+    story.attempt("a", 2, 3, 1, mode="reentrant", until=5)
+    assert checker.check(story.told()) == []
+    story.attempt("b", 4, 6, 2, mode="reentrant", until=7)
+    assert len(checker.exclusion(story.told())) == 1
+
+
+def test_a_plain_mutex_excludes_its_own_owner():
+    story = Story().attempt("a", 0, 1, until=10).attempt("a", 2, 3, until=5)
+    assert len(checker.exclusion(story.told())) == 1
+
+
+def test_permits_add_up_to_the_capacity():
+    story = Story().attempt("a", 0, 1, mode="permits", permits=2, until=10)
+    story.attempt("b", 0, 2, mode="permits", until=10)
+    assert checker.exclusion(story.told(), {"x": 3}) == []
+    [violation] = checker.exclusion(story.told(), {"x": 2})
+    assert "3 of 2 permits" in violation
+
+
+# 2. Tokens
+
+
+def test_a_token_given_twice_is_found():
+    story = Story().attempt("a", 0, 1, 7, until=2).attempt("b", 3, 4, 7, until=5)
+    assert any("share" in violation for violation in checker.tokens(story.told()))
+
+
+def test_a_token_that_falls_is_found_also_between_concurrent_calls():
+    after_call = Story().attempt("a", 0, 1, 7, until=2).attempt("b", 3, 4, 6, until=5)
+    queued = Story().attempt("a", 0, 2, 7, until=3).attempt("b", 1, 4, 6, until=5)
+    assert len(checker.tokens(after_call.told())) == 1
+    assert len(checker.tokens(queued.told())) == 1
+
+
+def test_tokens_of_other_names_do_not_matter():
+    story = Story().attempt("a", 0, 1, 7, until=2).attempt("b", 3, 4, 7, until=5, name="y")
+    assert checker.tokens(story.told()) == []
+
+
+def test_a_grant_that_returned_after_a_stop_is_not_held_against_the_server():
+    """Granted first, woken last: only a hold that returned awake tells the order of the grants."""
+    story = Story().attempt("a", 0, 105, 1, lost=106).attempt("b", 0, 50, 2, until=60)
+    story.note(5, "stop", target="a").note(104, "cont", target="a")
+    assert checker.tokens(story.told()) == []
+
+
+def test_readers_may_be_told_in_any_order_but_not_across_a_writer():
+    story = Story().attempt("a", 0, 2, 2, mode="read", until=3).attempt("b", 0, 1, 3, mode="read", until=3)
+    assert checker.tokens(story.told()) == []
+    story.attempt("c", 0, 5, 5, mode="write", until=6).attempt("d", 0, 7, 4, mode="read", until=8)
+    assert len(checker.tokens(story.told())) == 1
+    below = Story().attempt("a", 0, 2, 9, mode="read", until=3).attempt("c", 0, 5, 5, mode="write", until=6)
+    assert len(checker.tokens(below.told())) == 1
+
+
+# 3. Told in time
+
+
+def test_a_loss_told_after_the_next_grant_is_found():
+    story = Story().attempt("a", 0, 1, 1, lost=12).attempt("b", 2, 10, 2, until=20)
+    [violation] = checker.told(story.told())
+    assert "2.0 ms after" in violation
+
+
+def test_a_stopped_holder_must_be_told_soon_after_waking():
+    def woken(told_at: float) -> History:
+        story = Story().attempt("a", 0, 1, 1, lost=told_at).attempt("b", 2, 50, 2, until=60)
+        return story.note(5, "stop", target="a").note(100, "cont", target="a").told()
+
+    assert checker.told(woken(110), grace=0.05) == []
+    assert len(checker.told(woken(151), grace=0.05)) == 1
+
+
+def test_acting_after_being_told_is_found():
+    story = Story().attempt("a", 0, 1, 1, lost=5, wrote=6)
+    [violation] = checker.told(story.told())
+    assert "acted" in violation
+
+
+def test_margins_are_the_distances_of_losses_without_a_stop():
+    assert checker.margins(clean().told()) == [pytest.approx(0.005)]
+
+
+# 4. and 5.
+
+
+def write(story: Story, t: float, token: int, owner: str, *, accepted=True, fenced=True, name="x") -> Story:
+    return story.note(t, "guard", name=name, owner=owner, token=token, accepted=accepted, fenced=fenced)
+
+
+def test_a_guard_that_accepts_a_stale_write_is_found():
+    story = Story()
+    for t, token in enumerate([1, 1, 5, 9]):
+        write(story, t, token, f"owner{token}")
+    write(story, 5, 3, "owner3", accepted=False)
+    write(story, 6, 3, "owner3", fenced=False)
+    write(story, 7, 1, "owner1", name="y")
+    assert checker.guarded(story.told()) == []
+    assert len(checker.guarded(write(story, 8, 5, "owner5").told())) == 1
+
+
+def test_one_token_of_two_owners_is_found():
+    story = write(write(Story(), 1, 4, "a"), 2, 4, "b")
+    assert len(checker.guarded(story.told())) == 1
+
+
+@pytest.mark.parametrize("action", ["release", "renew"])
+def test_the_server_obeys_owners_only(action):
+    def told(*steps: str) -> list[str]:
+        story = Story()
+        for t, step in enumerate(steps):
+            what, owner = step.split()
+            story.note(t, "server", action=what, name="x", owner=owner)
+        return checker.ownership(story.told())
+
+    assert told("grant a", "renew a", "release a", "grant b", "expire b", "grant a", f"{action} a") == []
+    assert len(told("grant a", "expire a", "grant b", f"{action} a")) == 1
+    assert len(told("grant a", f"{action} b")) == 1
+
+
+# 6. Progress
+
+
+def test_a_free_lock_with_a_sleeping_waiter_is_found():
+    story = Story().attempt("a", 0, 1, until=10).attempt("b", 5, 500, until=510)
+    assert len(checker.progress(story.told(), bound=0.4)) == 1
+    assert checker.progress(story.told(), bound=0.6) == []
+
+
+def test_a_waiter_that_waits_for_ever_is_found():
+    story = Story().attempt("a", 0, 1, until=10).attempt("b", 5).note(900, "mark")
+    assert len(checker.progress(story.told(), bound=0.4)) == 1
+
+
+def test_waiting_while_held_or_stopped_or_without_a_server_is_in_order():
+    held = Story().attempt("a", 0, 1, until=490).attempt("b", 5, 500, until=510)
+    assert checker.progress(held.told(), bound=0.1) == []
+    free = Story().attempt("a", 0, 1, until=10).attempt("b", 5, 500, until=510)
+    stopped = free.note(20, "stop", target="b").note(490, "cont", target="b")
+    assert checker.progress(stopped.told(), bound=0.1) == []
+    free = Story().attempt("a", 0, 1, until=10).attempt("b", 5, 500, until=510)
+    down = free.note(20, "down", target="s1").note(30, "down", target="s2")
+    down.note(40, "up", target="s1").note(490, "up", target="s2")
+    assert checker.progress(down.told(), bound=0.1) == []
+    free = Story().attempt("a", 0, 1, until=10).attempt("b", 5).note(900, "mark")
+    assert checker.progress(free.note(50, "kill", target="b").told(), bound=0.1) == []
+
+
+def test_calls_that_outlive_their_timeout_are_found():
+    late = Story().attempt("a", 0, 400, result="info", timeout=0.2)
+    hung = Story().attempt("a", 0, timeout=0.2).note(400, "mark")
+    for story in (late, hung):
+        assert len(checker.punctual(story.told())) == 1
+        assert checker.punctual(story.told(), grace=0.3) == []
+    frozen = late.note(100, "stop", target="a").note(300, "cont", target="a")
+    assert checker.punctual(frozen.told()) == []
+    assert checker.punctual(hung.note(100, "kill", target="a").told()) == []
+    slow = Story().attempt("a", 0, 1, until=10)
+    slow.events[-1]["t"] = 900 * 1_000_000
+    assert len(checker.punctual(slow.told(), release=0.5)) == 1
+
+
+# The search
+
+
+def acquire(call, ret, owner, result="ok", token=None, mode="mutex", permits=1) -> Op:
+    return Op(call, ret, "acquire", owner, result, token, mode, permits)
+
+
+def release(call, ret, owner, result="ok", mode="mutex", permits=1) -> Op:
+    return Op(call, ret, "release", owner, result, None, mode, permits)
+
+
+HELD = acquire(0, 1, "a", token=5)
+CASES = [
+    (MUTEX, True, [HELD, acquire(2, 3, "b", "fail"), release(4, 5, "a"), acquire(4, 6, "b")]),
+    (MUTEX, False, [HELD, acquire(2, 3, "b")]),
+    (MUTEX, False, [HELD, release(2, 3, "b")]),
+    (MUTEX, True, [HELD, release(2, 3, "b", "fail")]),
+    (MUTEX, False, [acquire(0, 1, "a", "fail")]),
+    (MUTEX, True, [acquire(0, 9, "b"), acquire(1, 2, "a", "fail")]),
+    (MUTEX, False, [HELD, release(2, 3, "a", "fail")]),
+    (MUTEX, True, [HELD, Op(2, NEVER, "expire", "a"), release(3, 4, "a", "fail"), acquire(5, 6, "b")]),
+    (MUTEX, False, [HELD, Op(7, NEVER, "expire", "a"), acquire(5, 6, "b")]),
+    (MUTEX, True, [HELD, Op(2, 3, "ask", result=True), release(4, 5, "a"), Op(6, 7, "ask", result=False)]),
+    (MUTEX, False, [HELD, Op(2, 3, "ask", result=False)]),
+    (
+        MUTEX,
+        True,
+        [acquire(0, NEVER, "a"), acquire(2, 3, "b", "fail")],
+    ),  # an unknown acquire may have happened
+    (MUTEX, True, [acquire(0, NEVER, "a"), acquire(2, 3, "b")]),  # or not
+    (MUTEX, False, [acquire(0, NEVER, "a"), acquire(2, 3, "b", "fail"), acquire(4, 5, "c")]),
+    (FENCED, True, [HELD, release(2, 3, "a"), acquire(4, 5, "b", token=6)]),
+    (FENCED, False, [HELD, release(2, 3, "a"), acquire(4, 5, "b", token=5)]),
+    (MUTEX, True, [HELD, release(2, 3, "a"), acquire(4, 5, "b", token=5)]),
+    (FENCED, True, [HELD, release(2, 3, "a"), acquire(4, NEVER, "c"), acquire(4, 5, "b", token=6)]),
+    (REENTRANT, True, [HELD, acquire(2, 3, "a"), release(4, 5, "a"), acquire(6, 7, "b", "fail")]),
+    (REENTRANT, False, [HELD, acquire(2, 3, "a"), release(4, 5, "a"), acquire(6, 7, "b")]),
+    (REENTRANT, False, [HELD, acquire(2, 3, "a", "fail")]),
+    (READ_WRITE, True, [acquire(0, 1, "a", mode="read"), acquire(2, 3, "b", mode="read")]),
+    (READ_WRITE, False, [acquire(0, 1, "a", mode="read"), acquire(2, 3, "b", mode="write")]),
+    (READ_WRITE, False, [acquire(0, 1, "a", mode="write"), acquire(2, 3, "b", mode="read")]),
+    (READ_WRITE, False, [acquire(0, 1, "a", mode="read"), acquire(2, 3, "b", "fail", mode="read")]),
+    (semaphore(3), True, [acquire(0, 1, "a", permits=2), acquire(2, 3, "b"), acquire(4, 5, "c", "fail")]),
+    (semaphore(3), False, [acquire(0, 1, "a", permits=2), acquire(2, 3, "b", permits=2)]),
+    (semaphore(3), False, [acquire(0, 1, "a", permits=2), acquire(2, 3, "b", "fail")]),
+    (semaphore(3), False, [acquire(0, 1, "a", permits=2), release(2, 3, "a", permits=1)]),
+]
+
+
+@pytest.mark.parametrize(("model", "possible", "ops"), CASES)
+def test_models_of_the_locks(model, possible, ops):
+    found = linearizable(ops, model)
+    assert (found == []) is possible, found
+
+
+def brute_force(ops: list[Op], model) -> bool:
+    """Try every order of every choice of the operations that may not have happened."""
+    certain = [op for op in ops if op.ret < NEVER]
+    maybe = [op for op in ops if op.ret == NEVER]
+    for size in range(len(maybe) + 1):
+        for happened in combinations(maybe, size):
+            for order in permutations([*certain, *happened]):
+                pairs = combinations(order, 2)
+                if all(first.call <= second.ret for first, second in pairs) and explains(order, model):
+                    return True
+    return False
+
+
+def explains(order, model) -> bool:
+    state = (0, ())
+    for op in order:
+        state = model.step(state, op)
+        if state is None:
+            return False
+    return True
+
+
+def some_ops(rng: random.Random, modes: list[str]) -> list[Op]:
+    ops = []
+    for _ in range(rng.randint(1, 6)):
+        call = rng.randint(0, 12)
+        ret = NEVER if rng.random() < 0.15 else call + rng.randint(0, 6)
+        action = rng.choice(["acquire", "acquire", "acquire", "release", "release", "ask"])
+        result = rng.choice([True, False]) if action == "ask" else "fail" if rng.random() < 0.2 else "ok"
+        if ret == NEVER:
+            action, result = rng.choice(["acquire", "release", "expire"]), "ok"
+        token = rng.randint(1, 4) if action == "acquire" and ret < NEVER else None
+        permits = rng.randint(1, 2) if modes == ["permits"] else 1
+        ops.append(Op(call, ret, action, rng.choice("ab"), result, token, rng.choice(modes), permits))
+    return ops
+
+
+@pytest.mark.parametrize(
+    ("model", "modes"),
+    [
+        (MUTEX, ["mutex"]),
+        (FENCED, ["mutex"]),
+        (REENTRANT, ["mutex"]),
+        (READ_WRITE, ["read", "write"]),
+        (semaphore(2), ["permits"]),
+    ],
+    ids=["mutex", "fenced", "reentrant", "read-write", "semaphore"],
+)
+def test_the_search_agrees_with_brute_force(model, modes):
+    rng = random.Random(17)
+    verdicts = []
+    for _ in range(400):
+        ops = some_ops(rng, modes)
+        verdicts.append(linearizable(ops, model) == [])
+        assert verdicts[-1] == brute_force(ops, model), ops
+    assert 40 < sum(verdicts) < 360  # both verdicts were put to the test
+
+
+def long_history(holds: int) -> list[Op]:
+    """Sixteen clients take turns, and try in vain during the holds of others."""
+    rng, ops, now = random.Random(5), [], 0.0
+    for token in range(1, holds + 1):
+        owner, began, now = f"c{rng.randrange(16)}", now - rng.random() * 3, now + 1
+        ops.append(acquire(began, now, owner, token=token))
+        ops.append(acquire(now + 0.1, now + 0.2 + rng.random(), "try", "fail"))
+        ops.append(release(now + 1.5, now + 2, owner))
+        now += 1.6
+    return ops
+
+
+def test_the_search_copes_with_thousands_of_operations_and_finds_one_flaw_among_them():
+    ops = long_history(1000)
+    assert linearizable(ops, FENCED) == []
+    ops[1500] = ops[1500]._replace(token=499)
+    [violation] = linearizable(ops, FENCED)
+    assert violation.startswith("search: no order explains Op(")
+
+
+def test_the_search_never_explores_a_state_twice():
+    steps = []
+
+    class Counting(checker.Model):
+        def step(self, state, op):
+            steps.append(op)
+            return super().step(state, op)
+
+    readers = [acquire(0, 10, f"r{number}", mode="read") for number in range(8)]
+    assert linearizable([*readers, Op(11, 12, "ask", result=False)], Counting(READ_WRITE.admits)) != []
+    assert len(steps) <= 8 * 2**8 + 8  # every choice of readers once, not every order of them
+
+
+def test_operations_of_a_history_allow_what_may_have_happened():
+    killed = Story().attempt("a", 0, 1, 1).note(5, "kill", target="a").attempt("b", 2, 9, 2, until=10)
+    assert linearizable(operations(killed.told(), "x"), FENCED) == []
+    untold = Story().attempt("a", 0, 1, 1).attempt("b", 2, 9, 2, until=10)
+    assert linearizable(operations(untold.told(), "x"), FENCED) != []
+    ghost = Story().attempt("a", 0, 1, result="info").attempt("b", 2, 3, result="fail").attempt("c", 4, 5, 2)
+    assert linearizable(operations(ghost.told(), "x"), FENCED) == []
+    baseless = Story().attempt("b", 2, 3, result="fail")
+    assert linearizable(operations(baseless.told(), "x"), FENCED) != []
+    story = Story().attempt("a", 0, 1, 1, until=5).note(2, "ask", "b", id="q", name="x")
+    asked = story.note(3, "ask.ret", "b", id="q", locked=False)
+    assert linearizable(operations(asked.told(), "x"), MUTEX) != []
+
+
+# The recorder
+
+
+def test_what_is_recorded_is_what_is_loaded(tmp_path):
+    worker, nemesis = Recorder(tmp_path / "w", "w1.0"), Recorder(tmp_path / "n", "nemesis")
+    hold = worker.acquiring("é\n/x", "t1", mode="permits", permits=2, timeout=1.5)
+    nemesis.stop("w1.0")
+    nemesis.cont("w1.0")
+    worker.acquired(hold, 7)
+    worker.wrote(hold)
+    worker.releasing(hold)
+    worker.released(hold, "info")
+    other = worker.acquiring("y", owner="me")
+    worker.acquired(other, 8)
+    worker.lost(other)
+    worker.refused(worker.acquiring("y"))
+    worker.unknown(worker.acquiring("y"))
+    worker.answered(worker.asking("y"), locked=True)
+    nemesis.guarded("y", "me", 8, accepted=True, fenced=True)
+    nemesis.served("grant", "y", "me")
+    nemesis.down()
+    nemesis.up()
+    nemesis.kill("w1.0")
+    worker.close()
+    nemesis.close()
+    history = load([tmp_path / "w", tmp_path / "n"])
+    first, second, *rest = history.attempts
+    assert (first.name, first.process, first.task, first.owner) == ("é\n/x", "w1.0", "t1", "w1.0/t1")
+    assert (first.mode, first.permits, first.timeout, first.token, first.result) == (
+        "permits",
+        2,
+        1.5,
+        7,
+        "ok",
+    )
+    assert first.call < first.ret < first.wrote[0] < first.release_call < first.release_ret < second.call
+    assert (first.release_result, first.lost) == ("info", NEVER)
+    assert (second.owner, second.lost < NEVER, second.release_call) == ("me", True, NEVER)
+    assert [attempt.result for attempt in rest] == ["fail", "info"]
+    assert [question.locked for question in history.questions] == [True]
+    assert [len(each) for each in (history.holds, history.guard, history.server, history.outages)] == [
+        2,
+        1,
+        1,
+        1,
+    ]
+    [(stop, cont)] = history.stops["w1.0"]
+    assert first.call < stop < cont < first.ret
+    assert history.killed("w1.0") == history.end
+
+
+def test_a_recorder_never_writes_over_an_earlier_one(tmp_path):
+    for _ in range(2):
+        worker = Recorder(tmp_path / "w", "w")
+        worker.kill("somebody")
+        worker.close()
+    assert len(load([tmp_path / "w"]).events) == 2
+
+
+def test_a_line_torn_by_a_kill_is_left_out(tmp_path):
+    worker = Recorder(tmp_path / "w", "w")
+    worker.acquired(worker.acquiring("x"), 1)
+    worker.close()
+    with (tmp_path / "w").open("ab") as file:
+        file.write(b'{"t": 12, "proc')
+    assert len(load([tmp_path / "w"]).holds) == 1
+
+
+# The guard
+
+
+@pytest.fixture
+async def guard(tmp_path):
+    recorder = Recorder(tmp_path / "guard.log", "guard")
+    async with asyncio.timeout(30), Guard(tmp_path / "guard", recorder) as guard:
+        yield guard
+    recorder.close()
+
+
+async def test_the_fenced_guard_rejects_who_came_too_late(guard, tmp_path):
+    old, new = GuardClient(guard.path), GuardClient(guard.path)
+    assert await old.read("x", "a", 1, fenced=True) == 0
+    assert await old.write("x", "a", 1, 10, fenced=True)
+    assert await old.write("x", "a", 1, 11, fenced=True) is True  # its own token again
+    assert await new.read("x", "b", 2, fenced=True) == 11
+    assert await old.write("x", "a", 1, 12, fenced=True) is False
+    assert await old.read("x", "a", 1, fenced=True) is None
+    assert await new.write("x", "b", 2, 20, fenced=True)
+    assert await old.write("x", "thief", 2, 30, fenced=True) is False  # an equal token, another owner
+    assert guard.counter("x", fenced=True).value == 20
+    tally = guard.fenced
+    assert (tally.accepted, tally.rejected, tally.stale) == (3, 2, 0)
+    history = load([tmp_path / "guard.log"])
+    assert [event["accepted"] for event in history.guard] == [True, True, False, True, False]
+    assert checker.guarded(history) == []
+    old.close()
+    new.close()
+
+
+async def test_the_unfenced_guard_accepts_everything_and_counts_the_damage(guard):
+    old, new = GuardClient(guard.path), GuardClient(guard.path)
+    assert await old.read("x", "a", 1, fenced=False) == 0
+    assert await new.read("x", "b", 2, fenced=False) == 0
+    assert await new.write("x", "b", 2, 1, fenced=False)
+    assert (guard.unfenced.stale, guard.unfenced.lost_updates) == (0, 0)
+    assert await old.write("x", "a", 1, 1, fenced=False)
+    assert (guard.unfenced.stale, guard.unfenced.lost_updates, guard.unfenced.accepted) == (1, 1, 2)
+    assert guard.fenced.accepted == 0
+    assert await new.read("y", "b", 2, fenced=False) == 0  # names are counted apart
+    old.close()
+    new.close()
+
+
+async def test_an_interrupted_call_leaves_no_reply_for_the_next_one(guard):
+    client = GuardClient(guard.path)
+    assert await client.read("x", "a", 1, fenced=True) == 0
+    call = asyncio.create_task(client.write("x", "a", 1, 5, fenced=True))
+    await asyncio.sleep(0)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert await client.read("y", "a", 1, fenced=True) == 0
+    client.close()
+
+
+async def test_a_leaving_client_is_no_error_and_a_leaving_guard_is_one(tmp_path):
+    async with Guard(tmp_path / "guard") as guard:
+        client, leaver = GuardClient(guard.path), GuardClient(guard.path)
+        await client.read("x", "a", 1, fenced=True)
+        await leaver.read("x", "a", 1, fenced=True)
+        leaver.close()
+    with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+        await client.read("x", "a", 1, fenced=True)
+    client.close()
