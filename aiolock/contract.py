@@ -33,6 +33,7 @@ __all__ = [
     "Mode",
     "News",
     "Notice",
+    "Renewal",
     "Settings",
     "Waiting",
     "certain_until",
@@ -133,6 +134,10 @@ def certain_until(sent: float, ttl: float) -> float:
 def claim_time(ttl: float) -> float:
     """How many seconds a pushed grant waits for its confirmation before the next in line gets it."""
     return min(ttl, max(1.0, ttl / 10))
+
+
+Renewal = Grant | LossReason | Exception
+"""The answer to a renewal: still ours, gone and why, or not known."""
 
 
 class Claim(ABC):
@@ -276,8 +281,8 @@ class Backend(ABC):
         """A new claim for ``bid``; no I/O. Raises :class:`UnsupportedKind` where there is no mechanism."""
 
     @abstractmethod
-    async def renew(self, claims: Sequence[Claim]) -> list[Grant | Exception | None]:
-        """Prolong many holds: per claim a grant, ``None`` if the hold is gone, or an error if that is unknown.
+    async def renew(self, claims: Sequence[Claim]) -> list[Renewal]:
+        """Prolong many holds: per claim a grant, why the hold is gone, or an error if that is unknown.
 
         The ``token`` and ``count`` of these grants are not handed out.
         """

@@ -16,7 +16,7 @@ from random import Random
 from typing import Any, Protocol
 
 from aiolock.clock import Clock
-from aiolock.contract import Claim, Grant, News, Notice
+from aiolock.contract import Claim, Grant, News, Notice, Renewal
 from aiolock.errors import LossReason, shorten
 
 __all__ = ["Keeper", "Term", "Watchdog"]
@@ -102,7 +102,7 @@ class Watchdog:
 
     def __init__(
         self,
-        renew: Callable[[Sequence[Claim]], Awaitable[Sequence[Grant | Exception | None]]],
+        renew: Callable[[Sequence[Claim]], Awaitable[Sequence[Renewal]]],
         notice: Callable[[], Awaitable[Notice]],
         *,
         clock: Clock,
@@ -178,8 +178,8 @@ class Watchdog:
         [answer] = await self._renew([term.claim])
         if term.over:
             return
-        if answer is None:
-            self.lose(term, "revoked")
+        if isinstance(answer, str):
+            self.lose(term, answer)
         elif isinstance(answer, Exception):
             raise answer
         else:
@@ -270,15 +270,15 @@ class Watchdog:
     async def _round(self, terms: list[Term]) -> None:
         self.renewals += len(terms)
         try:
-            answers: Sequence[Grant | Exception | None] = await self._renew([term.claim for term in terms])
+            answers: Sequence[Renewal] = await self._renew([term.claim for term in terms])
         except Exception as error:  # noqa: BLE001 - whatever a backend raises must not end the watching
             answers = [error] * len(terms)
         now = self._clock()
         for term, answer in zip(terms, answers, strict=True):
             if term.over:
                 continue
-            if answer is None:
-                self.lose(term, "revoked")
+            if isinstance(answer, str):
+                self.lose(term, answer)
             elif isinstance(answer, Exception):
                 self.failures += 1
                 log.warning("renewal of %s failed: %s", shorten(term.claim.bid.name), answer)
@@ -312,7 +312,9 @@ class Watchdog:
                 self.lose(lost, notice.reason)
         elif notice.news is News.DOUBT:
             doubtful = [
-                term for term in self._by_claim.values() if term.renewed and notice.claim in (None, term.claim)
+                term
+                for term in self._by_claim.values()
+                if term.renewed and notice.claim in (None, term.claim)
             ]
             if doubtful:
                 self._ask(doubtful, self._clock())

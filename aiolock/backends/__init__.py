@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from importlib.metadata import entry_points
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -31,6 +30,7 @@ SCHEMES = {
     "rediss": _REDIS,
     "redis+unix": _REDIS,
     "unix": _REDIS,
+    "zookeeper": _Entry("aiolock.backends.zookeeper:ZooKeeperBackend", "aiozk", "zookeeper"),
 }
 
 GROUP = "aiolock.backends"
@@ -66,7 +66,7 @@ def from_url(url: object, options: dict[str, Any]) -> Backend:
     if scheme is None:
         # Outside of the handler: the error that it handles quotes the URL, and would stay in reach as __context__.
         raise ConfigError(f"{shorten(redact(url))} is not a URL: look at its brackets and special characters")
-    external = {point.name: point for point in entry_points(group=GROUP)} if scheme not in SCHEMES else {}
+    external = _external() if scheme not in SCHEMES else {}
     if scheme in external:
         cls = external[scheme].load()
     elif scheme in SCHEMES and "://" in url:
@@ -79,6 +79,13 @@ def from_url(url: object, options: dict[str, Any]) -> Backend:
     if not isinstance(backend, Backend):
         raise ConfigError(f"{cls!r}, registered for {scheme}://, is not a Backend")
     return backend
+
+
+def _external() -> dict[str, Any]:
+    # Takes as long to import as everything else here, and is for other people's backends alone.
+    from importlib.metadata import entry_points  # noqa: PLC0415
+
+    return {point.name: point for point in entry_points(group=GROUP)}
 
 
 def _check_options(scheme: str, cls: Any, options: dict[str, Any]) -> None:

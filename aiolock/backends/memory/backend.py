@@ -22,6 +22,7 @@ from aiolock.contract import (
     LockInfo,
     News,
     Notice,
+    Renewal,
     Waiting,
     certain_until,
 )
@@ -100,7 +101,7 @@ class MemoryBackend(Backend):
         answer: T = await self._transport(lambda: self._server.ask(question))
         return answer
 
-    async def renew(self, claims: Sequence[Claim]) -> list[Grant | Exception | None]:
+    async def renew(self, claims: Sequence[Claim]) -> list[Renewal]:
         """All of them in one step."""
         sent = self.settings.clock()
         mine = [claim for claim in claims if isinstance(claim, MemoryClaim)]
@@ -110,7 +111,7 @@ class MemoryBackend(Backend):
 
         answers = await self.ask(question)
         return [
-            None if answer is None else claim.granted(answer, sent)
+            "revoked" if answer is None else claim.granted(answer, sent)
             for claim, answer in zip(mine, answers, strict=True)
         ]
 

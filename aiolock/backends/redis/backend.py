@@ -31,11 +31,12 @@ from aiolock.contract import (
     Mode,
     News,
     Notice,
+    Renewal,
     Settings,
     Waiting,
     certain_until,
 )
-from aiolock.errors import BackendError, UnsupportedKind
+from aiolock.errors import BackendError, LossReason, UnsupportedKind
 from aiolock.names import escape
 from aiolock.notices import Notices
 
@@ -46,6 +47,9 @@ log = logging.getLogger("aiolock")
 ENTER, RELEASE, LEAVE, RENEW, BEAT, FORCE, LOOK = SCRIPTS = tuple(
     Script(source(name)) for name in ("enter", "release", "leave", "renew", "beat", "force", "look")
 )
+
+GONE: dict[int, LossReason] = {0: "revoked", -1: "force-released"}
+"""What ``renew`` says of a hold that is not ours any more."""
 
 MOST_TOKENS = "1024"
 """Most tokens of a grant whose hold may be passed on inside this process."""
@@ -195,13 +199,13 @@ class RedisBackend(Backend):
         if claim > 0 or claim == -1:
             self.wakeups.claimed(key, claim / 1000)
 
-    async def renew(self, claims: Sequence[Claim]) -> list[Grant | Exception | None]:
+    async def renew(self, claims: Sequence[Claim]) -> list[Renewal]:
         """As many as fit in one script, all in one write."""
         mine = [claim for claim in claims if isinstance(claim, RedisClaim)]
         batches = [mine[start : start + BATCH] for start in range(0, len(mine), BATCH)]
         sent = self.settings.clock()
         replies = [self._renewal(batch) for batch in batches]
-        answers: list[Grant | Exception | None] = []
+        answers: list[Renewal] = []
         for batch, reply in zip(batches, replies, strict=True):
             try:
                 states = await reply
@@ -210,7 +214,9 @@ class RedisBackend(Backend):
             else:
                 self.learn(states[0], sent)
                 answers += [
-                    Grant(0, 0, certain_until(sent, claim.ttl), demand=state == 2) if state else None
+                    Grant(0, 0, certain_until(sent, claim.ttl), demand=state == 2)
+                    if state > 0
+                    else GONE[state]
                     for claim, state in zip(batch, states[1:], strict=True)
                 ]
         return answers
@@ -279,8 +285,8 @@ class RedisBackend(Backend):
         claim.push(token, count, until, demand=waiting != 0)
 
     def _confirmed(self, claim: RedisClaim, reply: asyncio.Future[Any]) -> None:
-        if not reply.cancelled() and reply.exception() is None and reply.result()[1] == 0:
-            self._notices.put(Notice(News.LOST, claim, "revoked"))
+        if not reply.cancelled() and reply.exception() is None and (state := reply.result()[1]) <= 0:
+            self._notices.put(Notice(News.LOST, claim, GONE[state]))
 
     # --- what people ask
 

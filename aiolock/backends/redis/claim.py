@@ -153,5 +153,7 @@ class RedisClaim(Claim):
         self._stage = Stage.HELD
 
     def _granted(self, token: int, count: int, until: float, *, demand: bool) -> Grant:
-        self._backend.saw(token + count - 1)
-        return Grant(token, count, until, demand)
+        backend = self._backend
+        backend.saw(token + count - 1)
+        # Without pushes nobody tells us that others wait until the next renewal: unknown counts as demand.
+        return Grant(token, count, until, demand or not backend.wakeups.pushed)

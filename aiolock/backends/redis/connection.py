@@ -118,6 +118,12 @@ class Connection(Link):
         """How many commands are under way or wait to be sent."""
         return len(self._pending) + len(self._waiting) + len(self._parked)
 
+    async def aclose(self) -> None:
+        """Send what was issued, and close without waiting for replies: whoever still waits gets an error."""
+        if self._fork == Forks.generation:
+            self._flush()
+        await super().aclose()
+
     # --- out
 
     def _issue(self, command: bytes) -> asyncio.Future[Any]:

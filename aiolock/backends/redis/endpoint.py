@@ -44,7 +44,14 @@ _OURS: dict[str, Any] = {
     "health_check_interval": 0,
     "decode_responses": False,
 }
-_NOT_OURS = ("event_dispatcher", "himport_registry", "parser_class", "retry_on_error", "redis_connect_func")
+_NOT_OURS = (
+    "event_dispatcher",
+    "himport_registry",
+    "parser_class",
+    "retry",
+    "retry_on_error",
+    "redis_connect_func",
+)
 _NOT_OURS_EITHER = ("maint", "orig_", "oss_cluster_")
 
 

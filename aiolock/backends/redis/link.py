@@ -24,8 +24,11 @@ PING_EVERY = 2.0
 PING_WITHIN = 2.0
 """Seconds it has to answer that."""
 FIRST_PAUSE = 0.02
-LONGEST_PAUSE = 2.0
-"""Seconds between attempts to connect; doubled from the first to the longest, and jittered."""
+LONGEST_PAUSE = 0.4
+"""Seconds between attempts to connect; doubled from the first to the longest, and jittered. A server that is back
+should be in use within half a second, and an attempt that is refused costs next to nothing."""
+REFUSED_PAUSE = 2.0
+"""The same after a refusal that somebody has to do something about, who may not tell us when it is done."""
 STABLE = 2.0
 """A connection that lasted for so many seconds starts from the first pause when it breaks."""
 LATE = 0.05
@@ -196,7 +199,10 @@ class Link(asyncio.Protocol, ABC):
         task, self._task = self._task, None
         if self._timer is not None:
             self._timer.cancel()
-        self._gone(BackendUnavailable(f"the connection to {self._endpoint} was closed"))
+        closed = BackendUnavailable(f"the connection to {self._endpoint} was closed")
+        self._gone(closed)
+        if self._first is not None:
+            settle(self._first, closed)
         if task is not None:
             task.cancel()
         farewell = _Farewell()
@@ -255,8 +261,7 @@ class Link(asyncio.Protocol, ABC):
         self._become(State.BROKEN)
         log.debug("%s", error)
         if not error.retryable:
-            # Somebody has to change something first: no hurry, but it may be changed without telling us.
-            self._pause = LONGEST_PAUSE
+            self._pause = REFUSED_PAUSE
             if self._first is not None:
                 settle(self._first, error)
 

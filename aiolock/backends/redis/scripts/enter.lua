@@ -51,7 +51,8 @@ if not ticket then
     'p:' .. mine, string.format('%.0f %s %d', now + ARGV[6] * 1000, ARGV[7], places + 1))
   redis.call('PEXPIRE', lock, string.format('%.0f', math.max(left / 1000, tonumber(ARGV[6])) + 60000))
   if f[4] == f[5] then
-    redis.call('PUBLISH', prefix .. string.match(f[1], '^%x+'), 'd ' .. f[1])
+    -- Who may not publish tells nobody; the holder learns of the demand with its next renewal.
+    redis.pcall('PUBLISH', prefix .. string.match(f[1], '^%x+'), 'd ' .. f[1])
   end
   f[4] = math.min(head, ticket)
 end

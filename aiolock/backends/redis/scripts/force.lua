@@ -8,5 +8,6 @@ if not owner then return {0, 0} end
 -- include serve
 local t = redis.call('TIME')
 redis.call('HDEL', lock, 'owner')
-redis.call('PUBLISH', ARGV[1] .. string.match(owner, '^%x+'), 'f ' .. owner)
+redis.call('HSET', lock, 'forced', owner)
+redis.pcall('PUBLISH', ARGV[1] .. string.match(owner, '^%x+'), 'f ' .. owner)
 return {1, serve(lock, t[1] * 1000000 + t[2], '', ARGV[1], tonumber(ARGV[2]))}

@@ -1,6 +1,6 @@
 -- renew: prolong holds that are ours, and confirm grants that were pushed.
 -- KEYS the locks. ARGV: for each, its request and its ttl in ms.
--- Returns the server's time in µs, then for each 0 (gone), 1 (ours) or 2 (ours, and others wait).
+-- Returns the server's time in µs, then for each -1 (taken by force), 0 (gone), 1 (ours) or 2 (ours, others wait).
 -- Safe: compares the owner; a hold that has run out but was given to nobody is still its owner's. Each begins with a
 -- write that needs no memory.
 local t = redis.call('TIME')
@@ -13,7 +13,7 @@ for i, lock in ipairs(KEYS) do
     redis.call('HSET', lock, 'until', now + ARGV[2 * i] * 1000, 'claim', 0)
     answer[i + 1] = f[2] == f[3] and 1 or 2
   else
-    answer[i + 1] = 0
+    answer[i + 1] = redis.call('HGET', lock, 'forced') == ARGV[2 * i - 1] and -1 or 0
   end
 end
 return answer

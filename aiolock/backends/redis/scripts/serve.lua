@@ -31,8 +31,9 @@ local function serve(lock, now, mine, prefix, floor)
         local claim = math.min(tonumber(ttl), math.max(1000, math.floor(ttl / 10)))
         local token, top = tokens(now, tonumber(f[3]), math.max(floor, tonumber(seen)), tonumber(block))
         local waiting = n + 1 < tail and 1 or 0
-        if hears ~= 's' or ours or redis.call('PUBLISH', prefix .. process,
-            string.format('g %s %.0f %.0f %.0f %.0f %d', request, token, top - token + 1, now, claim, waiting)) > 0 then
+        -- Who may not publish is heard by nobody.
+        if hears ~= 's' or ours or (tonumber(redis.pcall('PUBLISH', prefix .. process,
+            string.format('g %s %.0f %.0f %.0f %.0f %d', request, token, top - token + 1, now, claim, waiting))) or 0) > 0 then
           redis.call('HSET', lock, 'owner', request, 'until', now + claim * 1000, 'token', token, 'top', top,
             'label', label, 'since', now, 'claim', 1, 'head', n + 1)
           redis.call('PEXPIRE', lock, claim + 60000)

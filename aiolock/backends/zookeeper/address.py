@@ -1,0 +1,204 @@
+"""The connect string: which servers, under which path, as whom, and with which options; parsed before anything else sees it."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qsl, unquote
+
+from aiolock.errors import ConfigError, shorten
+
+__all__ = ["Address", "Host", "Options", "parse"]
+
+PORT = 2181
+TLS_PORT = 2281
+
+_FORM = "zookeeper://user:password@h1:2181,h2:2181,[::1]:2181/chroot?session_timeout=10"
+_FORBIDDEN = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff]|[^\u0000-\uffff]")
+"""What ZooKeeper accepts in no path (a path is UTF-16 there, and surrogates are refused)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """One server, by name or number."""
+
+    name: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.name}]:{self.port}" if ":" in self.name else f"{self.name}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What ``connect`` or the part of the URL after ``?`` says; seconds where it is a time."""
+
+    session_timeout: float | None = None
+    tick_time: float | None = None
+    acl: str = "open"
+    recipe: str = "queue"
+    on_suspend: str = "hold"
+    tls: bool | ssl.SSLContext = False
+    tls_ca: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where the ensemble is, and how to get in."""
+
+    hosts: tuple[Host, ...]
+    chroot: str
+    """Without a slash at its end: empty is the root."""
+    credentials: bytes | None
+    """``user:password`` for digest authentication; never shown."""
+    options: Options
+    tls: ssl.SSLContext | None
+
+    def __str__(self) -> str:
+        user = "" if self.credentials is None else f"{self.credentials.decode().partition(':')[0]}:***@"
+        return f"zookeeper://{user}{','.join(map(str, self.hosts))}{self.chroot}"
+
+    __repr__ = __str__
+
+
+def parse(url: object, **given: Any) -> Address:
+    """Read a URL and the options beside it. Raises :class:`ConfigError`, which never shows the password."""
+    if not isinstance(url, str) or not url.startswith("zookeeper://"):
+        raise ConfigError(f"the address of a ZooKeeper must look like {_FORM}")
+    place, _, query = url.removeprefix("zookeeper://").partition("?")
+    if "#" in url:
+        raise ConfigError("write a # in the address of a ZooKeeper as %23")
+    login, at, place = place.rpartition("@")
+    hosts, slash, path = place.partition("/")
+    options = _options(query, given)
+    tls = _context(options)
+    if options.acl == "creator" and not at and tls is None:
+        raise ConfigError(
+            "acl='creator' needs a creator: user:password@ in the address, or a TLS certificate"
+        )
+    return Address(
+        hosts=tuple(_host(text.strip(), PORT if tls is None else TLS_PORT) for text in hosts.split(",")),
+        chroot=_chroot(slash + path),
+        credentials=_credentials(login) if at else None,
+        options=options,
+        tls=tls,
+    )
+
+
+def _credentials(login: str) -> bytes:
+    user, colon, password = login.partition(":")
+    if not user or not colon:
+        raise ConfigError("digest authentication needs user:password@ in the address")
+    return f"{unquote(user)}:{unquote(password)}".encode()
+
+
+def _host(text: str, default: int) -> Host:
+    match = re.fullmatch(r"\[([0-9A-Fa-f:.%]+)\](?::(\d+))?|([^\[\]:\s/]+)(?::(\d+))?", text)
+    if match is None:
+        raise ConfigError(f"{shorten(text)} is no host: write h1:2181,h2:2181 or [::1]:2181, as in {_FORM}")
+    name, port = match[1] or match[3], match[2] or match[4]
+    if match[1] is not None:
+        try:
+            ipaddress.IPv6Address(name.partition("%")[0])
+        except ValueError:
+            raise ConfigError(f"{shorten(text)} is no IPv6 address") from None
+    number = default if port is None else int(port)
+    if not 0 < number < 65536:
+        raise ConfigError(f"the port of {shorten(text)} must be between 1 and 65535")
+    return Host(name, number)
+
+
+def _chroot(path: str) -> str:
+    path = unquote(path).rstrip("/")
+    parts = path.split("/")[1:]
+    if (
+        any(part in ("", ".", "..") for part in parts)
+        or _FORBIDDEN.search(path)
+        or parts[:1] == ["zookeeper"]
+    ):
+        raise ConfigError(f"{shorten(path)} is no path that ZooKeeper accepts as a chroot")
+    return path
+
+
+def _options(query: str, given: dict[str, Any]) -> Options:
+    values = {name: value for name, value in given.items() if value is not None}
+    for name, text in parse_qsl(query, keep_blank_values=True):
+        if name not in _READ:
+            raise ConfigError(f"zookeeper:// has no parameter {shorten(name)}; it has {', '.join(_READ)}")
+        if name in values:
+            raise ConfigError(f"{name} is given twice: in the address and as an option")
+        values[name] = _READ[name](name, text)
+    options = Options(**values)
+    for name in ("session_timeout", "tick_time"):
+        seconds = getattr(options, name)
+        if seconds is not None and not (_is_number(seconds) and 0.01 <= seconds <= 86_400):
+            raise ConfigError(
+                f"{name} must be a number of seconds from 0.01 to 86400, not {shorten(seconds)}"
+            )
+    for name, words in _WORDS.items():
+        if getattr(options, name) not in words:
+            raise ConfigError(
+                f"{name} must be {' or '.join(map(repr, words))}, not {shorten(getattr(options, name))}"
+            )
+    return options
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _seconds(name: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(f"{name} must be a number of seconds, not {shorten(text)}") from None
+
+
+def _flag(name: str, text: str) -> bool:
+    if text not in ("true", "false"):
+        raise ConfigError(f"{name} must be true or false, not {shorten(text)}")
+    return text == "true"
+
+
+def _text(_: str, text: str) -> str:
+    return text
+
+
+_WORDS = {"acl": ("open", "creator"), "recipe": ("queue", "simple"), "on_suspend": ("hold", "lost")}
+
+_READ: dict[str, Callable[[str, str], Any]] = {
+    "session_timeout": _seconds,
+    "tick_time": _seconds,
+    "acl": _text,
+    "recipe": _text,
+    "on_suspend": _text,
+    "tls": _flag,
+    "tls_ca": _text,
+    "tls_cert": _text,
+    "tls_key": _text,
+}
+
+
+def _context(options: Options) -> ssl.SSLContext | None:
+    if isinstance(options.tls, ssl.SSLContext):
+        return options.tls
+    if not isinstance(options.tls, bool):
+        raise ConfigError(f"tls must be True, False or an ssl.SSLContext, not {shorten(options.tls)}")
+    files = (options.tls_ca, options.tls_cert, options.tls_key)
+    if not options.tls:
+        if any(files):
+            raise ConfigError("tls_ca, tls_cert and tls_key need tls=true")
+        return None
+    try:
+        context = ssl.create_default_context(cafile=options.tls_ca)
+        if options.tls_cert is not None:
+            context.load_cert_chain(options.tls_cert, options.tls_key)
+    except OSError as error:
+        raise ConfigError(f"the files of tls_ca, tls_cert and tls_key cannot be used: {error}") from error
+    return context

@@ -1,0 +1,151 @@
+"""One TCP connection to one server: connected within a bound, and known to be dead the moment it is.
+
+aiozk's framing, serialisation and matching of replies are used. Its ways to connect, to read and to close are not:
+they probe without a bound, busy-wait inside a frame, and do not tell when the peer has gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import socket
+import ssl
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+from aiozk import connection, protocol
+
+from aiolock.backends.zookeeper.address import Host
+from aiolock.backends.zookeeper.wire import InDoubt
+
+__all__ = ["Connection", "Refused", "resolve"]
+
+
+log = logging.getLogger("aiolock.zookeeper")
+
+
+class Refused(Exception):
+    """The server was reached and closed the connection instead of answering the handshake."""
+
+
+async def resolve(hosts: tuple[Host, ...], random: Random) -> list[tuple[Host, str]]:
+    """Every address behind every name, in random order; asked anew each time, because addresses change."""
+    loop = asyncio.get_running_loop()
+    found: list[tuple[Host, str]] = []
+    for host in random.sample(hosts, len(hosts)):
+        try:
+            found.append((host, str(ipaddress.ip_address(host.name))))
+            continue
+        except ValueError:
+            pass
+        try:
+            answers = await loop.getaddrinfo(host.name, host.port, type=socket.SOCK_STREAM)
+        except OSError:
+            continue
+        addresses = [str(answer[4][0]) for answer in answers]
+        found += [(host, address) for address in random.sample(addresses, len(addresses))]
+    return found
+
+
+class Connection(connection.Connection):  # type: ignore[misc]
+    """aiozk's connection, with its ends repaired.
+
+    ``on_reply`` hears the zxid of each reply, ``on_event`` each watch event, ``on_dead`` the end.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        address: str,
+        tls: ssl.SSLContext | None,
+        on_reply: Callable[[int], None],
+        on_event: Callable[[Any], None],
+    ) -> None:
+        super().__init__(address, host.port, watch_handler=on_event, read_timeout=None)
+        self._name = host.name
+        self._tls = tls
+        self._on_reply = on_reply
+        self.on_dead: Callable[[Connection], None] | None = None
+        """Set once the session has accepted this connection."""
+        self.dead = False
+
+    async def connect(self) -> None:
+        """Open the socket, and TLS on it; the caller sets the bound. Cancelling it leaves nothing open."""
+        self.reader, self.writer = await asyncio.open_connection(
+            self.host,
+            self.port,
+            ssl=self._tls,
+            server_hostname=None if self._tls is None else self._name,
+        )
+
+    async def handshake(self, request: Any) -> Any:
+        """Send the ConnectRequest and return the ConnectResponse; raises :class:`Refused` if there is none."""
+        payload = request.serialize()
+        self.writer.write(connection.size_struct.pack(len(payload)) + payload)
+        try:
+            _, _, response = await self.read_response(initial_connect=True)
+        except ConnectionError as error:
+            raise Refused(f"{self.host}:{self.port} closed the connection in the handshake") from error
+        return response
+
+    async def _read(self, size: int = -1) -> bytes:
+        try:
+            data: bytes = await self.reader.readexactly(size)
+        except asyncio.IncompleteReadError as error:
+            raise ConnectionAbortedError from error
+        return data
+
+    async def read_loop(self) -> None:
+        """Hand each reply to whoever asked, until the connection ends, for whatever reason."""
+        try:
+            while True:
+                reply: Any = await self.read_response()
+                xid, zxid, response = reply
+                if xid == protocol.WATCH_XID:
+                    self.watch_handler(response)
+                    continue
+                if xid in protocol.SPECIAL_XIDS:
+                    future = self.pending_specials[xid].pop(0)
+                else:
+                    future = self.pending.pop(xid)
+                if zxid > 0:
+                    self._on_reply(zxid)
+                if future.done():
+                    continue
+                if isinstance(response, Exception):
+                    future.set_exception(response)
+                else:
+                    future.set_result(response)
+        except OSError as error:
+            # Every way in which a connection ends is the same for us.
+            log.debug("%s:%s: %r", self.host, self.port, error)
+        except Exception:
+            log.exception("%s:%s sent what cannot be understood", self.host, self.port)
+        finally:
+            self.die()
+
+    def die(self) -> None:
+        """It is over: whoever waits for a reply is in doubt now, and the session looks for another server."""
+        if self.dead:
+            return
+        self.dead = self.closing = True
+        for future in self.drain_all_pending():
+            if not future.done():
+                future.set_exception(InDoubt(self.host, self.port))
+        if self.read_loop_task is not None:
+            self.read_loop_task.cancel()
+        if self.writer is not None:
+            self.writer.transport.abort()
+        if self.on_dead is not None:
+            self.on_dead(self)
+
+    async def closed(self) -> None:
+        """Wait until nothing of it is left, after :meth:`die`."""
+        if self.read_loop_task is not None:
+            await asyncio.wait([self.read_loop_task])
+        if self.writer is not None:
+            with contextlib.suppress(OSError):
+                await self.writer.wait_closed()

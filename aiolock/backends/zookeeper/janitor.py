@@ -1,0 +1,106 @@
+"""Removes what a failed or interrupted release left in the queue, for as long as the ensemble would keep it.
+
+An ephemeral node lives as long as its session, which may be as long as this process. So whatever may still be there
+is looked for by the uuid of its attempt, and deleted, until that succeeds or the session is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import NamedTuple
+
+from aiozk import exc
+
+from aiolock.backends.zookeeper import wire
+from aiolock.backends.zookeeper.session import Session
+from aiolock.errors import LockError, shorten
+
+__all__ = ["Janitor", "Remains", "find", "remove"]
+
+log = logging.getLogger("aiolock.zookeeper")
+
+PAUSE = 0.05
+"""Seconds after a failure."""
+
+
+class Remains(NamedTuple):
+    """What may be left of an attempt: one node if its name is known, else whatever starts with ``prefix``."""
+
+    owner: int
+    path: str
+    prefix: str
+    node: str | None
+
+
+async def find(session: Session, remains: Remains) -> list[str]:
+    """The nodes of an attempt, in their order, as the leader knows them now."""
+    fresh = session.ask(wire.sync(), remains.owner)
+    listed = session.ask(wire.listing(remains.path, watch=False), remains.owner)
+    try:
+        await fresh
+        children: list[str] = (await listed).children
+    except exc.NoNode:
+        return []
+    finally:
+        fresh.cancel()
+        listed.cancel()
+    return sorted(
+        (name for name in children if name.startswith(remains.prefix)),
+        key=lambda name: name[len(remains.prefix) :],
+    )
+
+
+async def remove(session: Session, remains: Remains) -> None:
+    """Delete what is there; nothing is there afterwards, unless this raises."""
+    for name in [remains.node] if remains.node is not None else await find(session, remains):
+        with contextlib.suppress(exc.NoNode):
+            await session.ask(wire.delete(f"{remains.path}/{name}"), remains.owner)
+
+
+class Janitor:
+    """One task, while there is something to do."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._remains: dict[Remains, None] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._remains)
+
+    def take(self, remains: Remains) -> None:
+        """From now on this is ours to remove."""
+        self._remains[remains] = None
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(
+                self._work(), name="aiolock-zookeeper-janitor"
+            )
+
+    async def _work(self) -> None:
+        while self._remains:
+            try:
+                owner = await self._session.ready()
+                for remains in list(self._remains):
+                    if remains.owner == owner:
+                        await remove(self._session, remains)
+                    # Nodes of another session are gone, or the ensemble is removing them.
+                    self._remains.pop(remains, None)
+            except exc.NoAuth:
+                remains = next(iter(self._remains))
+                del self._remains[remains]
+                log.warning(
+                    "may not remove what is left in %s, it ends with the session", shorten(remains.path)
+                )
+            except (exc.ZKError, LockError) as error:
+                log.debug("removing what is left will be tried again: %s", error)
+                if self._session.closing or self._session.failure is not None:
+                    return
+                await asyncio.sleep(PAUSE)
+
+    async def aclose(self) -> None:
+        """Stop; what is left ends with the session."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])

@@ -1,0 +1,77 @@
+"""What every test of this repository is held to: no complaint of asyncio's, no task left behind.
+
+Debug mode of asyncio is on, so that coroutines that nobody awaited and calls from foreign threads are noticed.
+Warnings are errors (pyproject.toml), which covers what Python could not raise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import inspect
+import logging
+import os
+
+import pytest
+
+# Loops read this when they are made.
+os.environ["PYTHONASYNCIODEBUG"] = "1"
+
+GRACE = 5.0
+"""Seconds for tasks to end that were told to end; they are counted, not raced."""
+
+
+class Complaints(logging.Handler):
+    """Keeps what asyncio says, except that a step took long: that is about the machine."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = record.getMessage()
+        if line.startswith("Executing ") and " took " in line:
+            return
+        if record.exc_info and record.exc_info[1] is not None:
+            line = f"{line}\n{record.exc_info[1]!r}"
+        self.lines.append(line)
+
+
+def pytest_collection_finish(session):
+    # What was imported lives as long as the process: the collections after each test need not look at it.
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def asyncio_has_no_complaint():
+    """Fails a test in which asyncio logged a warning, also one about an exception that nobody looked at."""
+    logger = logging.getLogger("asyncio")
+    complaints = Complaints()
+    logger.addHandler(complaints)
+    try:
+        yield complaints
+        # "never retrieved" is said when the garbage is collected.
+        gc.collect()
+    finally:
+        logger.removeHandler(complaints)
+    assert not complaints.lines, "asyncio complained:\n" + "\n".join(complaints.lines)
+
+
+@pytest.fixture
+async def tasks_of_the_test():
+    """Fails a test after which tasks still run that it, or what it used, started."""
+    yield
+    loop = asyncio.get_running_loop()
+    give_up = loop.time() + GRACE
+    while left := asyncio.all_tasks() - {asyncio.current_task()}:
+        if loop.time() > give_up:
+            pytest.fail("left behind: " + ", ".join(sorted(repr(task) for task in left)))
+        await asyncio.sleep(0.005)
+
+
+@pytest.fixture(autouse=True)
+def no_task_is_left_behind(request):
+    """The check above, for the tests that run on a loop; before any other fixture, so that it ends after all of them."""
+    if inspect.iscoroutinefunction(getattr(request, "function", None)):
+        request.getfixturevalue("tasks_of_the_test")

@@ -1,0 +1,221 @@
+"""The servers that the contract is held against; one class each, listed at the end.
+
+A deployment is made once per run and gives each test a namespace of its own. What it promises is written down here
+independently of the backend's own words, and the contract asserts the negation of what is not promised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar, Self
+
+import aiolock
+from aiolock import Client, Lease
+from aiolock.backends.memory import MemoryBackend, MemoryServer
+from tests import servers
+
+WORDS = frozenset({"exclusion", "fencing", "fifo", "keep", "push"})
+"""The words of `require=` whose meaning the contract knows how to test."""
+
+
+class Deployment(ABC):
+    """One way to run a server."""
+
+    name: ClassVar[str]
+    promises: ClassVar[frozenset[str]] = WORDS
+    """Which of the words it promises."""
+    slow: ClassVar[float] = 1.0
+    """How much longer than in memory everything may take."""
+    ttl: ClassVar[float] = 10.0
+    """Of clients that ask for no other. Where nothing is pushed, a loss is learnt after a third of it."""
+    prolongs: ClassVar[bool] = True
+    """Whether a renewal that somebody asks for gives the full ttl at once."""
+
+    def __init__(self) -> None:
+        self.namespace = ""
+
+    @contextmanager
+    def running(self) -> Iterator[Self]:
+        """Once per run, around the tests that use it."""
+        yield self
+
+    def begin(self) -> None:
+        """Before each test: a namespace that nobody has used."""
+        self.namespace = f"t{secrets.token_hex(6)}"
+
+    @abstractmethod
+    def make(self, **options: Any) -> Client:
+        """A client of this server with these options of `connect`."""
+
+    def connect(self, **options: Any) -> Client:
+        """A new client in the namespace of the test; not yet open."""
+        return self.make(**{"namespace": self.namespace, "ttl": self.ttl, **options})
+
+    def ttl_of(self, asked: float) -> float:
+        """The ttl that a hold has for which so much was asked; not the same where it lives in something longer."""
+        return asked
+
+    def seconds(self, quick: float) -> float:
+        """A time that is short here, given how short it is in memory."""
+        return quick * self.slow
+
+    reason: ClassVar[str] = "force-released"
+    """Why a lease is lost that `lose` takes away."""
+
+    async def lose(self, lease: Lease) -> None:
+        """Make the server drop the hold of `lease`, so that its holder has to learn it."""
+        async with self.connect(label="administrator") as client:
+            assert await client.lock(lease.name).force_release()
+
+
+class Memory(Deployment):
+    """The server inside this process, a function call away."""
+
+    name = "memory"
+
+    def make(self, **options: Any) -> Client:
+        return aiolock.connect("memory://contract", **options)
+
+
+class Link:
+    """A way to a server that takes its time, as a connection does.
+
+    A caller is suspended before its request is sent and until the answer is there. A request on its way arrives even
+    if its caller is gone, and then later than everything that is said afterwards.
+    """
+
+    def __init__(self, late: int = 12) -> None:
+        self._late = late
+
+    async def __call__(self, step: Any) -> Any:
+        loop = asyncio.get_running_loop()
+        written: asyncio.Future[None] = loop.create_future()
+        loop.call_soon(_answer, written, None)
+        await written
+        reply: asyncio.Future[Any] = loop.create_future()
+        arrived = False
+
+        def arrive() -> None:
+            nonlocal arrived
+            arrived = True
+            loop.call_soon(_answer, reply, step())
+
+        arrival = loop.call_soon(arrive)
+        try:
+            return await reply
+        except BaseException:
+            if not arrived:
+                arrival.cancel()
+                self._delay(self._late, step)
+            raise
+
+    def _delay(self, passes: int, step: Any) -> None:
+        loop = asyncio.get_running_loop()
+        if passes:
+            loop.call_soon(self._delay, passes - 1, step)
+        else:
+            step()
+
+
+def _answer(future: asyncio.Future[Any], answer: Any) -> None:
+    if not future.done():
+        future.set_result(answer)
+
+
+class FarMemory(Deployment):
+    """The same server behind a link with delays: everything that a network lets happen in between, happens."""
+
+    name = "memory-far"
+    slow = 1.5
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._server = MemoryServer()
+
+    def make(self, **options: Any) -> Client:
+        return Client(MemoryBackend(server=self._server, transport=Link()), **options)
+
+
+class Redis(Deployment):
+    """A Redis of its own, without persistence."""
+
+    name = "redis"
+    slow = 1.5
+
+    @contextmanager
+    def running(self) -> Iterator[Self]:
+        with servers.Redis(users=self.users()) as server:
+            self._server = server
+            yield self
+
+    def users(self) -> tuple[str, ...]:
+        """The lines of its list of users."""
+        return ()
+
+    def url(self) -> str:
+        """How clients reach it."""
+        return self._server.url
+
+    def make(self, **options: Any) -> Client:
+        return aiolock.connect(self.url(), **options)
+
+
+class RedisWithoutPubSub(Redis):
+    """The same with a user who may not use channels: nothing is pushed, waiters look."""
+
+    name = "redis-without-pubsub"
+    promises = WORDS - {"push"}
+    slow = 2.0
+    ttl = 3.0
+
+    def users(self) -> tuple[str, ...]:
+        return (
+            "user default on nopass ~* &* +@all",
+            "user quiet on >secret ~* resetchannels +@all",
+        )
+
+    def url(self) -> str:
+        return f"redis://quiet:secret@127.0.0.1:{self._server.port}/0"
+
+
+class ZooKeeper(Deployment):
+    """A single ZooKeeper; holds live as long as their session, whatever ttl is asked for."""
+
+    name = "zookeeper"
+    promises = WORDS - {"keep"}
+    slow = 10.0
+    prolongs = False
+    servers: ClassVar[int] = 1
+
+    @contextmanager
+    def running(self) -> Iterator[Self]:
+        with servers.ZooKeeper(self.servers) as server:
+            self._server = server
+            yield self
+
+    def ttl_of(self, asked: float) -> float:
+        return 3.0
+
+    def make(self, **options: Any) -> Client:
+        return aiolock.connect(f"{self._server.url}?session_timeout=3&tick_time=0.5", **options)
+
+
+class ZooKeeperEnsemble(ZooKeeper):
+    """Three of them, of which two make a quorum; each client is at a random one."""
+
+    name = "zookeeper-ensemble"
+    servers = 3
+
+
+REGISTRY: tuple[type[Deployment], ...] = (
+    Memory,
+    FarMemory,
+    Redis,
+    RedisWithoutPubSub,
+    ZooKeeper,
+    ZooKeeperEnsemble,
+)

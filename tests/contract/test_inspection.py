@@ -1,0 +1,118 @@
+"""What an administrator sees and may do: holders, waiters in order, and taking a lock by force."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from aiolock import LockLost
+from tests.contract.staging import PATIENCE, gets_the_lock, nothing_remains, queued, until
+
+
+async def test_a_free_lock_shows_nobody(client):
+    info = await client.lock("never used").inspect()
+    assert (info.name, info.holders, info.waiters, info.locked) == ("never used", (), (), False)
+    assert await client.lock("never used").locked() is False
+
+
+async def test_the_holder_is_shown_with_label_token_and_what_remains(client, rival):
+    lease = await client.lock("x", label="night job", ttl=5).acquire()
+    info = await rival.lock("x").inspect()
+    (holder,) = info.holders
+    assert info.locked
+    assert (holder.label, holder.token, holder.permits, holder.mode) == ("night job", lease.token, 1, "mutex")
+    assert 0 < holder.remaining <= 5
+    assert abs(datetime.now(UTC) - holder.since) < timedelta(minutes=1)
+    # What the holder believes is never more than what the server grants.
+    remaining = lease.remaining()
+    (holder,) = (await rival.lock("x").inspect()).holders
+    assert remaining <= 5
+    assert lease.remaining() <= holder.remaining + 0.05
+    assert await rival.lock("x").locked() is True
+    await lease.release()
+    await nothing_remains(rival, "x")
+
+
+async def test_the_label_of_the_client_is_the_default(client, rival):
+    async with client.lock("x"):
+        assert [holder.label for holder in (await rival.lock("x").inspect()).holders] == ["client"]
+
+
+async def test_waiters_are_shown_in_the_order_in_which_they_will_be_served(deployment, client):
+    holder = await client.lock("x").acquire()
+    clients = [await deployment.connect(label=f"number {number}").open() for number in range(3)]
+    tasks = []
+    for number, other in enumerate(clients):
+        tasks.append(asyncio.create_task(gets_the_lock(other, "x")))
+        await queued(client.lock("x"), number + 1)
+    info = await client.lock("x").inspect()
+    assert [waiter.label for waiter in info.waiters] == ["number 0", "number 1", "number 2"]
+    assert all((waiter.mode, waiter.permits) == ("mutex", 1) for waiter in info.waiters)
+    await holder.release()
+    await asyncio.gather(*tasks)
+    for other in clients:
+        await other.aclose()
+    await nothing_remains(client, "x")
+
+
+async def test_looking_changes_nothing(client, rival):
+    lease = await client.lock("x").acquire()
+    waiter = asyncio.create_task(gets_the_lock(rival, "x"))
+    await queued(client.lock("x"), 1)
+    for _ in range(20):
+        info = await client.lock("x").inspect()
+        assert len(info.holders) == len(info.waiters) == 1
+    lease.check()
+    await lease.release()
+    await waiter
+
+
+async def test_a_free_lock_cannot_be_released_by_force(client):
+    assert await client.lock("x").force_release() is False
+    await gets_the_lock(client, "x")
+
+
+async def test_force_release_tells_the_holder_and_serves_the_next(deployment, client, rival):
+    lease = await client.lock("x").acquire()
+    next_one = asyncio.create_task(rival.lock("x").acquire())
+    await queued(client.lock("x"), 1)
+    assert await rival.lock("x").force_release() is True
+    async with asyncio.timeout(PATIENCE):
+        successor = await next_one
+        assert await lease.wait_lost() == deployment.reason
+    assert successor.token > lease.token
+    assert successor.held
+    with pytest.raises(LockLost, match=deployment.reason):
+        lease.check()
+    # What the old holder does now concerns nobody.
+    await lease.release()
+    assert await client.lock("x").try_acquire() is None
+    successor.check()
+    await successor.release()
+
+
+async def test_force_release_by_the_holders_own_client_tells_it_as_well(deployment, client):
+    lease = await client.lock("x").acquire()
+    assert await client.lock("x").force_release() is True
+    async with asyncio.timeout(PATIENCE):
+        assert await lease.wait_lost() == deployment.reason
+    await gets_the_lock(client, "x")
+
+
+async def test_the_counters_of_a_client_count(client):
+    assert set(client.stats()) == {
+        *("held", "waiting", "acquired", "released", "passed", "timeouts", "lost"),
+        *("renewals", "renewal_failures", "cleanups"),
+    }
+    lease = await client.lock("x").acquire()
+    waiter = asyncio.create_task(gets_the_lock(client, "x"))
+    await until(lambda: client.stats()["waiting"] == 1)
+    stats = client.stats()
+    assert (stats["held"], stats["acquired"], stats["released"]) == (1, 1, 0)
+    await lease.release()
+    await waiter
+    stats = client.stats()
+    assert (stats["held"], stats["waiting"], stats["acquired"], stats["released"]) == (0, 0, 2, 2)
+    assert stats["passed"] in (0, 1)

@@ -1,0 +1,765 @@
+"""A hold that ends before its block does: whoever works under it is told, wherever it happens, and nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
+
+import anyio
+import pytest
+
+from aiolock import LockLost
+from tests.contract.staging import gets_the_lock, outcome, passes, queued, until, verdict, waiting
+
+
+def for_ever() -> asyncio.Future:
+    return asyncio.get_running_loop().create_future()
+
+
+def soon(action, *args) -> None:
+    """In the next pass of the loop, when the task that asks for it waits for something."""
+    asyncio.get_running_loop().call_soon(action, *args)
+
+
+def this_task() -> asyncio.Task:
+    task = asyncio.current_task()
+    assert task is not None
+    return task
+
+
+def in_one_step(*actions) -> None:
+    """All of them in one callback, so that the task sees them at once."""
+    soon(lambda: [action() for action in actions])
+
+
+async def assert_lost(work, client, reason: str | None = None) -> LockLost:
+    """`work` ends with LockLost, its task's count of cancellations is what it was, and the next one gets the lock."""
+    error, before, after = await outcome(work)
+    assert isinstance(error, LockLost), repr(error)
+    assert error.name == "x"
+    assert reason in (None, error.reason)
+    assert before == after == 0
+    await gets_the_lock(client, "x")
+    return error
+
+
+async def assert_cancelled(work, client, count: int = 1) -> None:
+    """`work` ends cancelled from outside, and counts that cancellation alone; the next one gets the lock."""
+    error, before, after = await outcome(work)
+    assert isinstance(error, asyncio.CancelledError), repr(error)
+    assert (before, after) == (0, count)
+    await gets_the_lock(client, "x")
+
+
+# --- the plain cases
+
+
+async def test_losing_it_while_the_block_awaits_cancels_the_block(deployment, client):
+    felt: list[BaseException] = []
+
+    async def work() -> None:
+        async with client.lock("x") as lease:
+            losing = asyncio.create_task(deployment.lose(lease))
+            try:
+                await for_ever()
+            except asyncio.CancelledError as error:
+                assert lease.lost
+                felt.append(error)
+                raise
+            finally:
+                await losing
+
+    error = await assert_lost(work(), client, deployment.reason)
+    assert felt == [error.__cause__]
+
+
+async def test_the_next_holder_has_a_greater_token(deployment, client, rival):
+    lease = await client.lock("x").acquire()
+    following = asyncio.create_task(gets_the_lock(rival, "x"))
+    await queued(client.lock("x"), 1)
+    await deployment.lose(lease)
+    assert await following > lease.token
+    await until(lambda: lease.lost)
+
+
+async def test_local_waiters_go_on_after_a_loss(deployment, client):
+    async with AsyncExitStack() as stack:
+        stack.enter_context(pytest.raises(LockLost))
+        lease = await stack.enter_async_context(client.lock("x"))
+        turns = [asyncio.create_task(gets_the_lock(client, "x")) for _ in range(3)]
+        await waiting(client, 3)
+        losing = asyncio.create_task(deployment.lose(lease))
+        try:
+            await for_ever()
+        finally:
+            await losing
+    tokens = await asyncio.gather(*turns)
+    assert sorted(tokens) == tokens
+    assert tokens[0] > lease.token
+
+
+async def test_losing_it_in_the_last_step_of_the_block_is_told_at_its_end(client):
+    async def work() -> None:
+        async with client.lock("x") as lease:
+            await passes(2)
+            verdict(lease)
+
+    await assert_lost(work(), client, "expired")
+
+
+async def test_the_running_task_is_not_cancelled_under_its_own_feet(client):
+    """It leaves the block before its next await, and what it awaits after that is not interrupted."""
+
+    async def work() -> None:
+        with pytest.raises(LockLost):
+            async with client.lock("x") as lease:
+                verdict(lease)
+        await passes(5)
+
+    error, before, after = await outcome(work())
+    assert error is None
+    assert before == after == 0
+
+
+async def test_a_block_that_goes_on_after_the_verdict_is_cancelled_at_its_next_await(client):
+    async def work() -> None:
+        async with client.lock("x") as lease:
+            verdict(lease)
+            await for_ever()
+
+    await assert_lost(work(), client)
+
+
+async def test_with_signal_the_block_goes_on_and_learns_it_at_its_end(deployment, client):
+    went_on = []
+
+    async def work() -> None:
+        async with client.lock("x", on_loss="signal") as lease:
+            await deployment.lose(lease)
+            assert await lease.wait_lost() == deployment.reason
+            await passes(5)
+            went_on.append(True)
+
+    await assert_lost(work(), client, deployment.reason)
+    assert went_on
+
+
+async def test_the_default_of_the_client_counts(deployment):
+    async with deployment.connect(on_loss="signal") as client:
+
+        async def work() -> None:
+            async with client.lock("x") as lease:
+                verdict(lease)
+                await passes(5)
+
+        await assert_lost(work(), client)
+
+
+async def test_a_loss_between_the_grant_and_the_block_cancels_the_block(client):
+    # The first grant of a name may carry a single token, and cannot be passed on.
+    await gets_the_lock(client, "x")
+    holder = await client.lock("x").acquire()
+    assert holder._term.left
+
+    async def work() -> None:
+        async with client.lock("x"):
+            await for_ever()
+
+    def hand_over_and_lose() -> None:
+        holder._home.leave(holder)
+        (cohort,) = client._runtime.contenders
+        verdict(cohort._lease())
+
+    task = asyncio.create_task(assert_lost(work(), client))
+    await waiting(client, 1)
+    hand_over_and_lose()
+    await task
+
+
+# --- a loop that stood still
+
+
+async def test_after_a_blocked_loop_every_look_is_right_at_once(deployment, client, rival):
+    ttl = deployment.seconds(0.3)
+    seen: list[object] = []
+
+    async def work() -> None:
+        async with client.lock("x", ttl=ttl) as lease:
+            time.sleep(1.1 * ttl)  # noqa: ASYNC251 - the loop is to stand still
+            seen.extend([lease.held, lease.lost, lease.remaining()])
+            with pytest.raises(LockLost):
+                lease.check()
+            await for_ever()
+
+    await assert_lost(work(), rival, "expired")
+    assert seen == [False, True, 0.0]
+
+
+async def test_a_loop_blocked_in_the_last_step_is_told_at_the_end_of_the_block(deployment, client, rival):
+    ttl = deployment.seconds(0.3)
+
+    async def work() -> None:
+        async with client.lock("x", ttl=ttl):
+            time.sleep(1.1 * ttl)  # noqa: ASYNC251 - the loop is to stand still
+
+    await assert_lost(work(), rival, "expired")
+
+
+async def test_a_loop_blocked_by_somebody_else_cancels_the_block(deployment, client, rival):
+    ttl = deployment.seconds(0.3)
+
+    async def work() -> None:
+        async with client.lock("x", ttl=ttl) as lease:
+            soon(time.sleep, 1.1 * ttl)
+            try:
+                await for_ever()
+            finally:
+                assert not lease.held
+
+    await assert_lost(work(), rival)
+
+
+# --- an outer cancellation
+
+
+@pytest.mark.parametrize("order", ["lost first", "cancelled first"])
+async def test_an_outer_cancellation_in_the_same_step_wins(client, order):
+    notes: list[str] = []
+
+    async def work() -> None:
+        task = this_task()
+        try:
+            async with client.lock("x") as lease:
+                actions = [lambda: verdict(lease), task.cancel]
+                in_one_step(*(actions if order == "lost first" else reversed(actions)))
+                await for_ever()
+        except asyncio.CancelledError as error:
+            notes.extend(getattr(error, "__notes__", []))
+            raise
+
+    await assert_cancelled(work(), client)
+    assert any("lost" in note for note in notes)
+
+
+async def test_an_outer_cancellation_that_comes_while_the_block_ends_wins(client):
+    async def work() -> None:
+        async with client.lock("x") as lease:
+            verdict(lease)
+            this_task().cancel()
+
+    await assert_cancelled(work(), client)
+
+
+@pytest.mark.parametrize("order", ["lost first", "cancelled first"])
+async def test_an_outer_cancellation_a_step_apart_wins(client, order):
+    async def work() -> None:
+        task = this_task()
+        async with client.lock("x") as lease:
+            actions = [lambda: verdict(lease), task.cancel]
+            first, second = actions if order == "lost first" else reversed(actions)
+            soon(first)
+            try:
+                await for_ever()
+            finally:
+                soon(second)
+                await for_ever()
+
+    await assert_cancelled(work(), client)
+
+
+async def test_a_cancellation_swallowed_before_is_not_taken_for_ours(client):
+    async def work() -> None:
+        task = this_task()
+        soon(task.cancel)
+        with suppress(asyncio.CancelledError):
+            await for_ever()
+        async with client.lock("x") as lease:
+            soon(verdict, lease)
+            await for_ever()
+
+    error, _, after = await outcome(work())
+    assert isinstance(error, LockLost)
+    assert after == 1
+    await gets_the_lock(client, "x")
+
+
+# --- exceptions of the block
+
+
+async def test_an_exception_of_the_block_wins_and_carries_the_loss_as_a_note(client):
+    async def work() -> None:
+        async with client.lock("x") as lease:
+            verdict(lease)
+            raise ValueError("of the block")
+
+    error, _, after = await outcome(work())
+    assert isinstance(error, ValueError)
+    assert any("'x' was lost (expired)" in note for note in error.__notes__)
+    assert after == 0
+    await gets_the_lock(client, "x")
+
+
+async def test_an_exception_that_the_cancellation_leads_to_wins(client):
+    async def work() -> None:
+        async with client.lock("x") as lease:
+            soon(verdict, lease)
+            try:
+                await for_ever()
+            except asyncio.CancelledError:
+                raise ValueError("of the block") from None
+
+    error, _, after = await outcome(work())
+    assert isinstance(error, ValueError)
+    assert len(error.__notes__) == 1
+    assert after == 0
+    await gets_the_lock(client, "x")
+
+
+async def test_an_exception_that_is_under_way_when_the_loss_comes_is_in_the_chain(client):
+    async def work() -> None:
+        async with client.lock("x") as lease:
+            try:
+                raise ValueError("of the block")
+            finally:
+                soon(verdict, lease)
+                await for_ever()
+
+    error = await assert_lost(work(), client)
+    assert isinstance(error.__cause__, asyncio.CancelledError)
+    assert isinstance(error.__cause__.__context__, ValueError)
+
+
+async def test_a_block_that_swallows_the_cancellation_is_told_at_its_end(client):
+    async def work() -> None:
+        async with client.lock("x") as lease:
+            soon(verdict, lease)
+            with suppress(asyncio.CancelledError):
+                await for_ever()
+            await passes(5)
+
+    await assert_lost(work(), client)
+
+
+# --- re-entrant levels and guards
+
+
+async def test_a_loss_between_levels_is_told_by_every_level(client):
+    told: list[str] = []
+
+    async def work() -> None:
+        outer, inner = client.reentrant_lock("x"), client.reentrant_lock("x")
+        try:
+            async with outer as lease:
+                try:
+                    async with inner:
+                        pass
+                    verdict(lease)
+                    async with inner:
+                        raise AssertionError("entered a lost hold again")
+                except LockLost:
+                    told.append("inner")
+                    raise
+        except LockLost:
+            told.append("outer")
+            raise
+
+    await assert_lost(work(), client)
+    assert told == ["inner", "outer"]
+
+
+async def test_a_loss_in_the_innermost_level_is_told_by_every_level(client):
+    told: list[str] = []
+
+    async def work() -> None:
+        lock = client.reentrant_lock("x")
+        async with lock:
+            with pytest.raises(LockLost):
+                async with lock:
+                    with pytest.raises(LockLost):
+                        async with lock as lease:
+                            soon(verdict, lease)
+                            await for_ever()
+                    # Cancelled once and told; the level goes on as it likes, until its own end.
+                    await passes(3)
+                    told.append("third")
+            await passes(3)
+            told.append("second")
+
+    await assert_lost(work(), client)
+    assert told == ["third", "second"]
+
+
+async def test_an_inner_level_that_only_signals_does_not_disarm_the_outer_one(client):
+    async def work() -> None:
+        async with client.reentrant_lock("x") as lease:
+            async with client.reentrant_lock("x", on_loss="signal"):
+                pass
+            soon(verdict, lease)
+            await for_ever()
+
+    await assert_lost(work(), client)
+
+
+async def test_an_inner_level_cancels_although_the_outer_one_only_signals(client):
+    async def work() -> None:
+        async with client.reentrant_lock("x", on_loss="signal") as lease:
+            with pytest.raises(LockLost):
+                async with client.reentrant_lock("x"):
+                    soon(verdict, lease)
+                    await for_ever()
+            await passes(3)
+
+    await assert_lost(work(), client)
+
+
+async def test_a_task_that_works_under_a_lease_protects_itself_with_guard(client):
+    async def helper(lease) -> None:
+        with lease.guard():
+            await for_ever()
+
+    async def work() -> None:
+        async with client.lock("x") as lease:
+            helping = asyncio.create_task(outcome(helper(lease)))
+            await passes(3)
+            soon(verdict, lease)
+            try:
+                await for_ever()
+            finally:
+                error, before, after = await helping
+                assert isinstance(error, LockLost)
+                assert before == after == 0
+
+    await assert_lost(work(), client)
+
+
+async def test_a_task_that_left_its_guard_is_not_cancelled(client):
+    lease = await client.lock("x").acquire()
+
+    async def helper() -> None:
+        with lease.guard():
+            await passes(1)
+        verdict(lease)
+        await passes(5)
+
+    error, _, after = await outcome(helper())
+    assert error is None
+    assert after == 0
+    await gets_the_lock(client, "x")
+
+
+async def test_a_lease_that_was_handed_over_cancels_whoever_guards_it_and_not_the_giver(client):
+    handed: asyncio.Queue = asyncio.Queue()
+
+    async def giver() -> None:
+        handed.put_nowait(await client.lock("x").acquire())
+        await passes(20)
+
+    async def taker() -> None:
+        lease = await handed.get()
+        with lease.guard():
+            soon(verdict, lease)
+            await for_ever()
+
+    giving = asyncio.create_task(outcome(giver()))
+    await assert_lost(taker(), client)
+    assert await giving == (None, 0, 0)
+
+
+async def test_guard_inside_the_own_block_tells_both(client):
+    told = []
+
+    async def work() -> None:
+        async with client.lock("x") as lease:
+            with pytest.raises(LockLost), lease.guard():
+                soon(verdict, lease)
+                await for_ever()
+            told.append("guard")
+            await passes(3)
+
+    await assert_lost(work(), client)
+    assert told == ["guard"]
+
+
+# --- task groups
+
+
+async def test_a_task_group_inside_the_block_is_ended(client):
+    ended = []
+
+    async def child() -> None:
+        try:
+            await for_ever()
+        finally:
+            ended.append(True)
+
+    async def work() -> None:
+        async with client.lock("x") as lease, asyncio.TaskGroup() as group:
+            group.create_task(child())
+            group.create_task(child())
+            soon(soon, verdict, lease)
+
+    await assert_lost(work(), client)
+    assert ended == [True, True]
+
+
+async def test_a_task_group_that_fails_in_the_same_step_wins_with_a_note(client):
+    async def child(lease) -> None:
+        await passes(2)
+        verdict(lease)
+        raise ValueError("of the child")
+
+    async def work() -> None:
+        async with client.lock("x") as lease, asyncio.TaskGroup() as group:
+            group.create_task(child(lease))
+
+    error, before, after = await outcome(work())
+    assert isinstance(error, ExceptionGroup)
+    assert error.subgroup(ValueError) is not None
+    assert before == after == 0
+    await gets_the_lock(client, "x")
+
+
+async def test_a_loss_in_a_child_ends_its_task_group(client):
+    ended = []
+    counts = []
+
+    async def child() -> None:
+        try:
+            async with client.lock("x") as lease:
+                soon(verdict, lease)
+                await for_ever()
+        finally:
+            counts.append(this_task().cancelling())
+
+    async def sibling() -> None:
+        try:
+            await for_ever()
+        finally:
+            ended.append(True)
+
+    async def work() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(sibling())
+            group.create_task(child())
+
+    # The count of the parent is the task group's affair (before Python 3.13 it may be left at 1).
+    error, _, _ = await outcome(work())
+    assert isinstance(error, ExceptionGroup)
+    assert [type(one) for one in error.exceptions] == [LockLost]
+    assert counts == [0]
+    assert ended
+    await gets_the_lock(client, "x")
+
+
+# --- timeouts
+
+
+@pytest.mark.parametrize("order", ["lost first", "timeout first", "timeout far away"])
+async def test_a_timeout_inside_the_block_does_not_take_the_loss_for_its_own(client, order):
+    async def work() -> None:
+        loop = asyncio.get_running_loop()
+        async with client.lock("x") as lease:
+            async with asyncio.timeout(3600) as deadline:
+                actions = [lambda: verdict(lease), deadline._on_timeout]
+                if order == "timeout far away":
+                    actions.pop()
+                elif order == "timeout first":
+                    actions.reverse()
+                in_one_step(*actions)
+                await for_ever()
+            assert loop.time() < 0, "the block went on"
+
+    await assert_lost(work(), client)
+
+
+@pytest.mark.parametrize("order", ["lost first", "timeout first"])
+async def test_a_timeout_around_the_block_wins_in_the_same_step(client, order):
+    async def work() -> None:
+        async with asyncio.timeout(3600) as deadline:
+            async with client.lock("x") as lease:
+                actions = [lambda: verdict(lease), deadline._on_timeout]
+                in_one_step(*(actions if order == "lost first" else reversed(actions)))
+                await for_ever()
+
+    error, before, after = await outcome(work())
+    assert type(error) is TimeoutError
+    assert before == after == 0
+    await gets_the_lock(client, "x")
+
+
+async def test_a_timeout_around_the_block_lets_the_loss_through(client):
+    async def work() -> None:
+        async with asyncio.timeout(3600), client.lock("x") as lease:
+            soon(verdict, lease)
+            await for_ever()
+
+    await assert_lost(work(), client)
+
+
+# --- anyio
+
+
+@pytest.mark.parametrize("order", ["lost first", "scope first", "scope alone", "loss alone"])
+async def test_an_anyio_scope_inside_the_block_does_not_hide_the_loss(client, order):
+    reached = []
+
+    async def work() -> None:
+        async with client.lock("x") as lease:
+            with anyio.CancelScope() as scope:
+                in_one_step(
+                    *{
+                        "lost first": [lambda: verdict(lease), scope.cancel],
+                        "scope first": [scope.cancel, lambda: verdict(lease)],
+                        "scope alone": [scope.cancel],
+                        "loss alone": [lambda: verdict(lease)],
+                    }[order]
+                )
+                await for_ever()
+            reached.append(True)
+
+    if order == "scope alone":
+        assert await outcome(work()) == (None, 0, 0)
+        assert reached
+    else:
+        await assert_lost(work(), client)
+        assert not reached
+
+
+@pytest.mark.parametrize("order", ["lost first", "scope first", "scope alone", "loss alone"])
+async def test_an_anyio_scope_around_the_block_wins_in_the_same_step(client, order):
+    async def work() -> None:
+        with anyio.CancelScope() as scope:
+            async with client.lock("x") as lease:
+                in_one_step(
+                    *{
+                        "lost first": [lambda: verdict(lease), scope.cancel],
+                        "scope first": [scope.cancel, lambda: verdict(lease)],
+                        "scope alone": [scope.cancel],
+                        "loss alone": [lambda: verdict(lease)],
+                    }[order]
+                )
+                await for_ever()
+        assert scope.cancelled_caught
+        await passes(3)
+
+    if order == "loss alone":
+        await assert_lost(work(), client)
+    else:
+        assert await outcome(work()) == (None, 0, 0)
+        await gets_the_lock(client, "x")
+
+
+@pytest.mark.parametrize("order", ["lost first", "scope first"])
+async def test_an_anyio_scope_around_a_guard_wins_if_it_is_first(client, order):
+    lease = await client.lock("x").acquire()
+
+    async def work() -> None:
+        with anyio.CancelScope() as scope:
+            with lease.guard():
+                actions = [lambda: verdict(lease), scope.cancel]
+                in_one_step(*(actions if order == "lost first" else reversed(actions)))
+                await for_ever()
+        assert scope.cancelled_caught
+
+    if order == "scope first":
+        assert await outcome(work()) == (None, 0, 0)
+        await gets_the_lock(client, "x")
+    else:
+        await assert_lost(work(), client)
+
+
+async def test_an_anyio_task_group_inside_the_block_is_ended(client):
+    async def work() -> None:
+        async with client.lock("x") as lease, anyio.create_task_group() as group:
+            group.start_soon(anyio.sleep_forever)
+            group.start_soon(anyio.sleep_forever)
+            soon(soon, verdict, lease)
+
+    await assert_lost(work(), client)
+
+
+async def test_a_loss_in_a_child_ends_its_anyio_task_group(client):
+    async def child() -> None:
+        async with client.lock("x") as lease:
+            soon(verdict, lease)
+            await for_ever()
+
+    async def work() -> None:
+        async with anyio.create_task_group() as group:
+            group.start_soon(anyio.sleep_forever)
+            group.start_soon(child)
+
+    error, before, after = await outcome(work())
+    assert isinstance(error, ExceptionGroup)
+    assert [type(one) for one in error.exceptions] == [LockLost]
+    assert before == after == 0
+    await gets_the_lock(client, "x")
+
+
+# --- async generators
+
+
+async def test_an_async_generator_is_not_cancelled_from_outside(deployment, client):
+    """Its consumer's task runs the consumer's code while the generator rests at a yield."""
+
+    async def numbers() -> AsyncIterator[object]:
+        async with client.lock("x") as lease:
+            yield lease
+            with pytest.raises(LockLost):
+                lease.check()
+            yield 2
+
+    async def work() -> None:
+        async with aclosing(numbers()) as source:
+            lease = await anext(source)
+            await deployment.lose(lease)
+            await until(lambda: lease.lost)
+            await passes(5)
+            assert await anext(source) == 2
+            await passes(5)
+            with pytest.raises(LockLost):
+                await anext(source)
+
+    assert await outcome(work()) == (None, 0, 0)
+    await gets_the_lock(client, "x")
+
+
+@pytest.mark.parametrize("how", ["lock", "lease", "guard"])
+async def test_the_user_of_a_context_manager_made_of_a_generator_is_told_at_its_end(client, how):
+    @asynccontextmanager
+    async def locked() -> AsyncIterator[object]:
+        if how == "lock":
+            async with client.lock("x") as lease:
+                yield lease
+        elif how == "lease":
+            async with await client.lock("x").acquire() as lease:
+                yield lease
+        else:
+            lease = await client.lock("x").acquire()
+            with lease.guard():
+                yield lease
+
+    went_on = []
+
+    async def work() -> None:
+        async with locked() as lease:
+            soon(verdict, lease)
+            await passes(10)
+            assert lease.lost
+            went_on.append(True)
+
+    await assert_lost(work(), client)
+    assert went_on
+
+
+async def test_an_async_generator_that_is_closed_early_releases(client):
+    async def numbers() -> AsyncIterator[int]:
+        async with client.lock("x"):
+            yield 1
+
+    async with aclosing(numbers()) as source:
+        async for _ in source:
+            break
+    await gets_the_lock(client, "x")

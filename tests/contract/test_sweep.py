@@ -1,0 +1,112 @@
+"""Cancelling any call at any await point leaves nothing behind, and no cancellation is ever swallowed."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from aiolock import AcquireTimeout, Client, Lease
+from tests.contract.deployments import Deployment
+from tests.contract.primitives import PRIMITIVES, Primitive, Stage
+from tests.contract.staging import PATIENCE, nothing_remains, passes
+from tests.sweep import MODES, Attempt, Ledger, Mode, attempt, sweep
+
+LANDING = 20
+"""After so many passes of the loop, everything that was on its way has arrived."""
+SHIFTS: dict[Mode, int] = {"before": 6, "double": 3, "timeout": 3, "scope": 3}
+"""How many passes of the loop later the interruption comes, at most: others make progress meanwhile."""
+
+TTL = 100
+"""So long that nothing is left behind but by mistake: neither a hold nor a pushed grant ends while we look."""
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="module")
+def ledger() -> Iterator[Ledger]:
+    """The account of this run, printed at its end."""
+    kept = Ledger()
+    yield kept
+    print(f"\n{kept}")
+
+
+@pytest.fixture
+def no_error_is_logged(caplog):
+    """What the client's own tasks could not cope with would be logged as an error."""
+    with caplog.at_level(logging.ERROR, logger="aiolock"):
+        yield
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+@pytest.fixture
+async def swept(deployment: Deployment) -> AsyncIterator[Client]:
+    """The client whose operations are interrupted."""
+    async with deployment.connect(label="swept", ttl=TTL) as client:
+        yield client
+
+
+@pytest.fixture
+async def other(deployment: Deployment) -> AsyncIterator[Client]:
+    """A client that looks at what is left, and gets in its way."""
+    async with deployment.connect(label="other", ttl=TTL) as client:
+        yield client
+
+
+async def one_attempt(
+    primitive: Primitive, stage: Stage, mode: Mode, at: int, shift: int
+) -> tuple[Attempt, list[tuple[str, str]]]:
+    """Prepare, interrupt, and look at what is left: at the server, at other clients, at the tasks of the loop."""
+    violations: list[tuple[str, str]] = []
+    before = asyncio.all_tasks()
+    async with primitive(stage) as operation:
+        result = await attempt(operation(), mode, at, shift)
+        await passes(LANDING)
+        won = [result.value] if isinstance(result.value, Lease) else []
+        held = [lease for lease in (*won, *stage.kept) if lease.held]
+        if len(held) < len(won) + len(stage.kept):
+            violations.append(("wrong", "a lease that should be held is not"))
+        if held:
+            intruder = await stage.rival.lock(stage.name).try_acquire()
+            if intruder is not None:
+                violations.append(("double", f"{intruder!r} beside {held!r}"))
+                await intruder.release()
+        for lease in won:
+            await lease.release()
+    try:
+        lease = await stage.rival.lock(stage.name).acquire(timeout=PATIENCE / 4)
+        await lease.release()
+        async with asyncio.timeout(PATIENCE / 4):
+            await nothing_remains(stage.rival, stage.name)
+    except AcquireTimeout:
+        violations.append(("left", f"the lock: {await stage.rival.lock(stage.name).inspect()}"))
+    except TimeoutError:
+        violations.append(("left", f"at the server: {await stage.rival.lock(stage.name).inspect()}"))
+    for client in (stage.client, stage.rival):
+        gauges = client.stats()
+        if gauges["held"] or gauges["waiting"]:
+            violations.append(("left", f"in a client: {gauges}"))
+    for _ in range(2000):
+        if not (tasks := asyncio.all_tasks() - before):
+            break
+        await asyncio.sleep(0.001)
+    else:
+        violations.append(("left", f"tasks {tasks}"))
+    return result, violations
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("operation", PRIMITIVES)
+async def test_an_operation_interrupted_anywhere_leaves_nothing_behind(
+    deployment: Deployment, swept, other, operation, mode, ledger, no_error_is_logged
+):
+    async def run(at: int, shift: int) -> tuple[Attempt, list[tuple[str, str]]]:
+        stage = Stage(deployment, swept, other, f"swept {next(_numbers)}", [])
+        return await one_attempt(PRIMITIVES[operation], stage, mode, at, shift)
+
+    account = await sweep(mode, run, SHIFTS.get(mode, 1))
+    ledger.enter(deployment.name, operation, mode, account)
+    assert account.faults == []

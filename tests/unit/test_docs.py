@@ -1,0 +1,154 @@
+"""The documentation is true as far as a machine can tell: examples run, links lead somewhere, names are complete."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import inspect
+import re
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import aiolock
+import aiolock.portal
+from tests.servers import Redis
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+REDIS = "redis://127.0.0.1:6379/0"
+
+
+def blocks(page: Path) -> Iterator[tuple[int, str]]:
+    """The Python examples of a page, each with the number of its first line."""
+    for match in re.finditer(r"^( *)```python\n(.*?)^\1```$", page.read_text(), re.DOTALL | re.MULTILINE):
+        yield page.read_text().count("\n", 0, match.start(2)) + 1, textwrap.dedent(match[2])
+
+
+WITH_EXAMPLES = [page for page in PAGES if list(blocks(page))]
+
+
+@pytest.fixture(scope="module")
+def redis():
+    with Redis() as server:
+        yield server
+
+
+def play(page: Path, line: int, text: str, names: dict[str, Any]) -> None:
+    """Run one example; one that awaits at its margin runs as a coroutine with an open `client`."""
+    # Line numbers of tracebacks are those of the page.
+    tree = ast.parse("\n" * (line - 1) + text)
+    code = compile(tree, str(page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    if not code.co_flags & inspect.CO_COROUTINE:
+        exec(code, names)
+        return
+
+    async def main() -> None:
+        async with aiolock.connect("memory://", namespace=f"docs-{page.stem}") as client:
+            names["client"] = client
+            await eval(code, names)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("page", WITH_EXAMPLES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_examples_run(page, request, capsys):
+    names: dict[str, Any] = {"__name__": "__main__", "asyncio": asyncio, "aiolock": aiolock}
+    for line, text in blocks(page):
+        if "redis://" in text:
+            text = text.replace(REDIS, request.getfixturevalue("redis").url)
+        play(page, line, text, names)
+
+
+def test_an_example_that_is_wrong_is_noticed(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(
+        "Text\n\n```python\nasync with client.lock('a') as lease:\n    assert not lease.held\n```\n"
+    )
+    [(line, text)] = blocks(page)
+    with pytest.raises(AssertionError) as caught:
+        play(page, line, text, {})
+    assert line == 4
+    assert caught.traceback[-1].lineno + 1 == 5
+
+
+def test_the_examples_are_found():
+    names = {str(page.relative_to(ROOT)) for page in WITH_EXAMPLES}
+    assert {"README.md", "docs/tutorial.md", "docs/how-to/synchronous-code.md"} <= names
+    for page in PAGES:
+        assert len(list(blocks(page))) == page.read_text().count("```python"), page
+
+
+def anchors(page: Path) -> set[str]:
+    titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if link.startswith("https://"):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.is_file(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+def test_every_page_is_in_the_index():
+    index = (ROOT / "docs/index.md").read_text()
+    for page in ROOT.glob("docs/**/*.md"):
+        if page.name != "index.md":
+            assert f"({page.relative_to(ROOT / 'docs')})" in index
+
+
+def members(cls: type) -> set[str]:
+    return {
+        name for name, value in vars(cls).items() if not name.startswith("_") and not isinstance(value, type)
+    }
+
+
+def test_the_reference_names_everything_public():
+    text = (ROOT / "docs/reference/api.md").read_text()
+    for name in aiolock.__all__:
+        assert re.search(rf"\b{name}\b", text), name
+    for name in aiolock.portal.__all__:
+        assert name in text, name
+    # A lease also has methods for locks and queues, so its public ones are listed here.
+    lease = "name kind ttl token remaining held lost check wait_lost renew release guard".split()  # noqa: SIM905
+    for name in lease:
+        assert hasattr(aiolock.Lease, name), name
+    names = set(lease).union(
+        *map(members, (aiolock.Client, aiolock.Lock, aiolock.LockInfo, aiolock.Holder, aiolock.Waiting))
+    )
+    for name in names:
+        assert re.search(rf"\b{name}\b", text), name
+    for name in inspect.signature(aiolock.Client.lock).parameters:
+        assert name == "self" or re.search(rf"`{name}`|\b{name}\b", text), name
+
+
+def test_the_readme_names_make_targets_that_exist():
+    makefile = (ROOT / "Makefile").read_text()
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md"):
+        for targets in re.findall(r"^make ([a-z ]+?) *(?:#.*)?$", page.read_text(), re.MULTILINE):
+            for target in targets.split():
+                assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def test_nobody_is_told_to_install_the_other_package():
+    """The short name belongs to another project, which would overwrite ours."""
+    wrong = re.compile(r"pip3? install (-U |--upgrade )?[\"']?aiolo" + r"ck\b", re.IGNORECASE)
+    assert wrong.search("pip install aiolo" + "ck")
+    kinds = {".md", ".py", ".toml", ".txt", ".sh", ".yml", ".yaml", ".lua", ".sql", ".cfg", ""}
+    skipped = {".git", "build", "dist"}
+    for path in ROOT.rglob("*"):
+        parts = path.relative_to(ROOT).parts
+        if any(
+            part in skipped or part.startswith((".venv", ".hypothesis")) or "cache" in part for part in parts
+        ):
+            continue
+        if path.is_file() and path.suffix in kinds:
+            assert not wrong.search(path.read_text(errors="replace")), path

@@ -1,0 +1,262 @@
+"""A lease by itself: what it says by the clock, and the arithmetic of cancelling a task for its loss."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from random import Random
+from types import SimpleNamespace
+
+import pytest
+
+from aiolock.contract import MUTEX, Bid, Claim, Grant
+from aiolock.errors import ConfigError, LockLost, UnsupportedKind
+from aiolock.lease import Arm, Lease
+from aiolock.runtime import Runtime, State
+from aiolock.watchdog import Term
+
+LOST = LockLost("x", "expired")
+
+
+class Hold(Claim):
+    """A claim that writes down its releases."""
+
+    def __init__(self) -> None:
+        super().__init__(Bid("x", MUTEX, 10.0, "test"))
+        self.released: list[float] = []
+
+    async def attempt(self, wait): ...
+
+    async def changed(self): ...
+
+    async def release(self, keep: float = 0) -> None:
+        self.released.append(keep)
+
+
+class Home:
+    """Where the lease of a test comes from: a runtime that has a clock, and no server."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.left: list[tuple[Lease, float]] = []
+        backend = SimpleNamespace(renew=None, notice=None, name="none", capabilities={"keep"})
+        self.runtime = Runtime(
+            backend, clock=lambda: self.now, random=Random(1), command_timeout=1.0, label="test"
+        )
+        self.runtime.state = State.OPEN
+        self.runtime.loop = asyncio.get_running_loop()
+        self.claim = Hold()
+        self.lease = Lease(self, Term(self.claim, Grant(7, 1, 8.0, demand=False), 0.0, self), "cancel", 7)
+
+    def leave(self, lease, keep=0):
+        self.left.append((lease, keep))
+        return self.claim
+
+    def term_lost(self, term, reason):
+        self.lease.lose(reason)
+
+
+@pytest.fixture
+async def home() -> Home:
+    return Home()
+
+
+async def in_a_task(work) -> None:
+    await asyncio.create_task(work())
+
+
+# --- by the clock
+
+
+async def test_a_lease_is_held_exactly_until_its_term_ends(home):
+    for now, remaining in [(0.0, 8.0), (3.5, 4.5), (7.999, 8.0 - 7.999)]:
+        home.now = now
+        assert home.lease.remaining() == remaining
+        assert home.lease.held
+        assert not home.lease.lost
+        home.lease.check()
+    for now in (8.0, 9.0, 1e9):
+        home.now = now
+        assert home.lease.remaining() == 0.0
+        assert not home.lease.held
+        assert home.lease.lost
+        with pytest.raises(LockLost, match="expired"):
+            home.lease.check()
+
+
+async def test_a_verdict_counts_at_once_whatever_the_clock_says(home):
+    home.lease.lose("revoked")
+    assert not home.lease.held
+    assert home.lease.lost
+    assert home.lease.remaining() == 0.0
+    with pytest.raises(LockLost, match="revoked"):
+        home.lease.check()
+
+
+async def test_the_first_reason_stands(home):
+    home.lease.lose("max_hold")
+    home.lease.lose("expired")
+    assert await home.lease.wait_lost() == "max_hold"
+
+
+async def test_what_was_released_is_not_lost_any_more(home):
+    await home.lease.release()
+    home.lease.lose("expired")
+    home.now = 1e9
+    assert not home.lease.lost
+    assert await home.lease.wait_lost() is None
+    with pytest.raises(RuntimeError, match="released"):
+        home.lease.check()
+
+
+async def test_what_was_lost_stays_lost_after_its_release(home):
+    home.lease.lose("expired")
+    await home.lease.release()
+    assert home.lease.lost
+    with pytest.raises(LockLost):
+        home.lease.check()
+
+
+async def test_the_hold_is_given_back_once(home):
+    await home.lease.release()
+    await home.lease.release()
+    home.lease.abandon()
+    assert home.left == [(home.lease, 0)]
+    assert home.claim.released == [0]
+
+
+async def test_keep_goes_to_the_server(home):
+    await home.lease.release(keep=3)
+    assert home.left == [(home.lease, 3.0)]
+    assert home.claim.released == [3.0]
+
+
+@pytest.mark.parametrize("keep", [-1, float("nan"), float("inf"), "1", True])
+async def test_a_keep_that_cannot_be_meant_is_refused_and_nothing_is_released(home, keep):
+    with pytest.raises(ConfigError, match="keep"):
+        await home.lease.release(keep=keep)
+    assert home.left == []
+
+
+async def test_keep_is_refused_where_there_is_none_and_nothing_is_released(home):
+    home.runtime.backend.capabilities = set()
+    with pytest.raises(UnsupportedKind):
+        await home.lease.release(keep=1)
+    assert home.left == []
+    assert home.lease.held
+
+
+async def test_the_repr_says_how_it_stands(home):
+    assert repr(home.lease) == "<Lease 'x' mutex token=7 8.000 s>"
+    await home.lease.release()
+    assert repr(home.lease) == "<Lease 'x' mutex token=7 released>"
+    other = Home().lease
+    other.lose("revoked")
+    assert repr(other) == "<Lease 'x' mutex token=7 lost (revoked)>"
+
+
+# --- leaving a block
+
+
+async def test_a_term_that_ended_unnoticed_is_ended_at_the_end_of_the_block(home):
+    home.runtime.watchdog.add(home.lease._term)
+    home.lease.enter(asyncio.current_task(), cancel=True)
+    home.now = 9.0
+    with pytest.raises(LockLost, match="expired"):
+        await home.lease.leave(asyncio.current_task(), None)
+    assert home.lease._term.over
+    assert len(home.runtime.watchdog) == 0
+    assert asyncio.current_task().cancelling() == 0
+
+
+async def test_another_level_is_lost_with_the_first_and_has_its_token(home):
+    level = home.lease.level()
+    assert level.token == home.lease.token
+    home.lease.lose("revoked")
+    assert level.lost
+    assert await level.wait_lost() == "revoked"
+
+
+# --- the arithmetic of an arm
+
+
+async def settle(error, *, fired: bool, outer: int, before: int = 0) -> tuple[object, int]:
+    """What a block that ends with `error` raises, and the task's count, after `outer` cancellations from outside."""
+    result: list = []
+
+    async def work() -> None:
+        task = asyncio.current_task()
+        for _ in range(before):
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0)
+        arm = Arm(task)
+        arm.depth = 1
+        for _ in range(outer):
+            task.cancel()
+        if fired:
+            arm.fire()
+            arm.fire()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(0)
+        arm.depth = 0
+        result.extend([arm.settle(error, LOST), task.cancelling()])
+
+    await in_a_task(work)
+    return result[0], result[1]
+
+
+@pytest.mark.parametrize("before", [0, 1])
+@pytest.mark.parametrize(
+    ("error", "fired", "outer", "raised"),
+    [
+        (None, False, 0, LOST),
+        (None, True, 0, LOST),
+        (asyncio.CancelledError(), True, 0, LOST),
+        (asyncio.CancelledError(), False, 1, None),
+        (asyncio.CancelledError(), True, 1, None),
+        (asyncio.CancelledError(), True, 2, None),
+        (ValueError("of the block"), False, 0, None),
+        (ValueError("of the block"), True, 0, None),
+        (ValueError("of the block"), True, 1, None),
+        (LockLost("x", "revoked"), True, 0, None),
+    ],
+)
+async def test_a_loss_is_raised_unless_something_else_wins(error, fired, outer, raised, before):
+    verdict, count = await settle(error, fired=fired, outer=outer, before=before)
+    assert verdict is raised
+    # Our own cancellation is taken back, those of others are left.
+    assert count == before + outer
+
+
+async def test_the_loss_is_a_note_on_what_wins_but_not_on_itself():
+    error, own = ValueError("of the block"), LockLost("x", "revoked")
+    await settle(error, fired=True, outer=0)
+    await settle(own, fired=True, outer=0)
+    assert error.__notes__ == [str(LOST)]
+    assert not hasattr(own, "__notes__")
+
+
+async def test_an_arm_that_was_left_does_not_fire():
+    async def work() -> None:
+        arm = Arm(asyncio.current_task())
+        arm.fire()
+        await asyncio.sleep(0)
+        assert not arm.fired
+
+    await in_a_task(work)
+
+
+async def test_a_shared_arm_takes_its_cancellation_back_once():
+    async def work() -> None:
+        task = asyncio.current_task()
+        arm = Arm(task)
+        arm.depth = 2
+        arm.fire()
+        with pytest.raises(asyncio.CancelledError) as caught:
+            await asyncio.sleep(0)
+        assert arm.settle(caught.value, LOST) is LOST
+        assert arm.settle(None, LOST) is LOST
+        assert task.cancelling() == 0
+
+    await in_a_task(work)
