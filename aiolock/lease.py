@@ -6,7 +6,7 @@ import asyncio
 import logging
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
@@ -51,9 +51,9 @@ class Arm:
 
     __slots__ = ("absorbed", "before", "depth", "fired", "task")
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, before: int) -> None:
         self.task = task
-        self.before = task.cancelling()
+        self.before = before
         self.depth = 0
         self.fired = False
         self.absorbed = False
@@ -92,6 +92,7 @@ class Lease:
         "__weakref__",
         "_arm_of_block",
         "_arms",
+        "_before",
         "_entered",
         "_followers",
         "_home",
@@ -112,8 +113,10 @@ class Lease:
         self._lost: LossReason | None = None
         self._released = False
         self._entered: Task | None = None
+        self._before = -1
+        """How often the task that entered had been cancelled before, if the loss is to cancel it; else -1."""
         self._arm_of_block: Arm | None = None
-        """What cancels the task that entered, if the loss is to do that."""
+        """What cancels it; made only when there is more than that one block: a loss, a guard, further levels."""
         self._arms: dict[Task, Arm] | None = None
         self._watchers: set[asyncio.Future[None]] | None = None
         self._followers: weakref.WeakSet[Lease] | None = None
@@ -144,7 +147,8 @@ class Lease:
         runtime = self._home.runtime
         if self._lost is not None or self._released or runtime.forked:
             return 0.0
-        return max(0.0, self._term.until - runtime.clock())
+        left = self._term.until - runtime.clock()
+        return left if left > 0 else 0.0
 
     @property
     def held(self) -> bool:
@@ -237,7 +241,7 @@ class Lease:
         self.check()
         self._home.runtime.guard()
         # The frames above are this function's, the context manager's, and its user's.
-        arm = Arm(task) if in_async_generator(sys._getframe(2)) else self._arm(task)  # noqa: SLF001
+        arm = Arm(task, task.cancelling()) if in_async_generator(sys._getframe(2)) else self._arm(task)  # noqa: SLF001
         error: BaseException | None = None
         try:
             yield self
@@ -263,7 +267,9 @@ class Lease:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.leave(_this_task(), error)
+        rest = self.leave(_this_task(), error)
+        if rest is not None:
+            await rest
 
     def __repr__(self) -> str:
         if self._lost is not None:
@@ -292,18 +298,28 @@ class Lease:
         """Begin a block of ``task``; with ``cancel``, the loss of the lease cancels it."""
         self._entered = task
         if cancel:
-            self._arm_of_block = arm = self._arm(task)
-            if self._lost is not None:
+            self._before = task.cancelling()
+            if self._arms is not None or self._lost is not None:
+                self._all_arms()
+            if self._lost is not None and self._arm_of_block is not None:
                 # Lost on the way here, between the grant and this step.
-                asyncio.get_running_loop().call_soon(arm.fire)
+                asyncio.get_running_loop().call_soon(self._arm_of_block.fire)
 
-    async def leave(self, task: Task, error: BaseException | None) -> None:
-        """End a block: release, or say what the loss means for it."""
+    def leave(self, task: Task, error: BaseException | None) -> Coroutine[Any, Any, None] | None:
+        """End a block: release, or say what the loss means for it. What is returned is to be awaited."""
+        if self._arms is not None or self._entered is not task or not self.held:
+            return self._leave(task, error)
+        self._before = -1
+        claim = self._give_back()
+        return None if claim is None else self._home.runtime.release(claim)
+
+    async def _leave(self, task: Task, error: BaseException | None) -> None:
         runtime = self._home.runtime
         if runtime.forked:
             if error is None:
                 runtime.guard()
             return
+        self._all_arms()
         owner = self._entered
         lost = self.lost
         arm = self._arm_of_block
@@ -315,7 +331,7 @@ class Lease:
                 runtime.watchdog.lose(self._term, "expired")
             self.abandon()
             if owner is task:
-                verdict = (arm or Arm(task)).settle(error, loss)
+                verdict = (arm or Arm(task, task.cancelling())).settle(error, loss)
                 if verdict is not None:
                     # A cancellation from outside that is still on its way wins.
                     await asyncio.sleep(0)
@@ -335,12 +351,10 @@ class Lease:
 
     def level(self) -> Lease:
         """Another lease of the same hold and task: it is lost with this one, and cancels its task only once."""
-        if self._arms is None:
-            self._arms = {}
         if self._followers is None:
             self._followers = weakref.WeakSet()
         lease = Lease(self._home, self._term, self._on_loss, self.token)
-        lease._arms = self._arms
+        lease._arms = self._all_arms()
         self._followers.add(lease)
         return lease
 
@@ -363,7 +377,7 @@ class Lease:
         for lease in (self, *(self._followers or ())):
             lease.mark_lost(reason)
         current = asyncio.current_task()
-        for arm in list((self._arms or {}).values()):
+        for arm in list(self._all_arms().values()):
             if arm.task is current:
                 # The running task is not cancelled under its own feet: if it leaves the block before its next
                 # await, there is nothing left to cancel.
@@ -393,12 +407,18 @@ class Lease:
             if not watcher.done():
                 watcher.set_result(None)
 
-    def _arm(self, task: Task) -> Arm:
+    def _all_arms(self) -> dict[Task, Arm]:
         if self._arms is None:
             self._arms = {}
-        arm = self._arms.get(task)
-        if arm is None:
-            arm = self._arms[task] = Arm(task)
+        if self._before >= 0 and self._entered is not None:
+            arm = self._arms.setdefault(self._entered, Arm(self._entered, self._before))
+            arm.depth += 1
+            self._arm_of_block = arm
+            self._before = -1
+        return self._arms
+
+    def _arm(self, task: Task) -> Arm:
+        arm = self._all_arms().setdefault(task, Arm(task, task.cancelling()))
         arm.depth += 1
         return arm
 

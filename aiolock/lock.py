@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Coroutine
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from aiolock.contract import Bid, Kind, LockInfo
 from aiolock.errors import AcquireTimeout, shorten
@@ -35,13 +36,14 @@ class Lock:
     Made by :meth:`Client.lock` and its siblings. May be reused, and shared between tasks, also at the same time.
     """
 
-    __slots__ = ("__weakref__", "_bid", "_entered", "_runtime", "_terms", "_timeout")
+    __slots__ = ("__weakref__", "_bid", "_entered", "_key", "_runtime", "_terms", "_timeout")
 
     def __init__(self, runtime: Runtime, bid: Bid, terms: Terms, timeout: float | None) -> None:
         self._runtime = runtime
         self._bid = bid
         self._terms = terms
         self._timeout = timeout
+        self._key = (bid.name, bid.kind.family)
         self._entered: dict[Task, list[Lease]] = {}
         """The leases of the blocks that are open through this object, per task, innermost last."""
 
@@ -78,12 +80,8 @@ class Lock:
         A lease that comes from here tells its loss (``lost``, ``wait_lost()``, ``check()``) and cancels nothing.
         """
         wait = self._timeout if isinstance(timeout, Unset) else check_timeout(timeout)
-        self._refuse_own_block()
-        lease = await ask(self._runtime, self._bid, self._terms, wait)
-        if lease is None:
-            self._runtime.stats.timeouts += 1
-            raise AcquireTimeout(self._bid.name, wait or 0.0)
-        return lease
+        lease = await self._ask(wait)
+        return self._in_vain(wait) if lease is None else lease
 
     async def try_acquire(self) -> Lease | None:
         """Ask once: the hold, or ``None`` if the lock is not free at this moment.
@@ -98,7 +96,9 @@ class Lock:
     async def __aenter__(self) -> Lease:
         # Looked at before the first await, while the caller's frame is still the one above.
         cancel = self._terms.on_loss == "cancel" and not in_async_generator(sys._getframe(1))  # noqa: SLF001
-        lease = await self.acquire()
+        lease = await self._ask(self._timeout)
+        if lease is None:
+            self._in_vain(self._timeout)
         self._enter(lease, cancel=cancel)
         return lease
 
@@ -110,7 +110,9 @@ class Lock:
         An outer cancellation wins, then an exception of the block, which gets the loss as a note.
         """
         task = self._task()
-        await self._leave(task).leave(task, error)
+        rest = self._leave(task).leave(task, error)
+        if rest is not None:
+            await rest
 
     # --- looking
 
@@ -144,25 +146,33 @@ class Lock:
         self._runtime.guard()
         if not self._bid.kind.exclusive or not self._runtime.inside:
             return False
-        holder = self._runtime.inside.get((self._bid.name, self._bid.kind.family))
+        holder = self._runtime.inside.get(self._key)
         return holder is not None and holder.entered_by is asyncio.current_task()
 
-    def _refuse_own_block(self) -> None:
+    def _ask(self, timeout: float | None) -> Coroutine[Any, Any, Lease | None]:
         if self._in_own_block():
             raise RuntimeError(
                 f"this task is inside its own block of lock {shorten(self.name)} and would wait for itself for ever: "
                 "use reentrant_lock(), or pass the lease on"
             )
+        return ask(self._runtime, self._bid, self._terms, timeout)
+
+    def _in_vain(self, timeout: float | None) -> NoReturn:
+        self._runtime.stats.timeouts += 1
+        raise AcquireTimeout(self._bid.name, timeout or 0.0)
 
     def _enter(self, lease: Lease, *, cancel: bool) -> None:
         task = self._task()
         lease.enter(task, cancel=cancel)
-        self._entered.setdefault(task, []).append(lease)
+        leases = self._entered.get(task)
+        if leases is None:
+            self._entered[task] = [lease]
+        else:
+            leases.append(lease)
         if self._bid.kind.exclusive:
-            key = (self._bid.name, self._bid.kind.family)
-            outer = self._runtime.inside.get(key)
+            outer = self._runtime.inside.get(self._key)
             if outer is None or outer.entered_by is not task:
-                self._runtime.inside[key] = lease
+                self._runtime.inside[self._key] = lease
 
     def _leave(self, task: Task) -> Lease:
         """The lease of the block that ends; usually of this task, at worst of a task that lent its block away."""
@@ -176,7 +186,6 @@ class Lock:
         lease = leases.pop()
         if not leases:
             del self._entered[opener]
-        key = (self._bid.name, self._bid.kind.family)
-        if self._runtime.inside.get(key) is lease:
-            del self._runtime.inside[key]
+        if self._runtime.inside.get(self._key) is lease:
+            del self._runtime.inside[self._key]
         return lease

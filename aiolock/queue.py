@@ -16,6 +16,7 @@ import asyncio
 import math
 import warnings
 import weakref
+from collections.abc import Coroutine
 from typing import Any
 
 from aiolock.contract import Bid, Claim, Grant, margin
@@ -45,22 +46,24 @@ def may_pass(*, left: int, certain: float, ttl: float, passes: int, demanded_for
     return demanded_for is None or (passes < PASSES and demanded_for < PASSING)
 
 
-async def ask(runtime: Runtime, bid: Bid, terms: Terms, timeout: float | None) -> Lease | None:
+def ask(runtime: Runtime, bid: Bid, terms: Terms, timeout: float | None) -> Coroutine[Any, Any, Lease | None]:
     """Get a lease of ``bid`` within ``timeout`` seconds, or ``None``; 0 tries once and takes no place.
 
     Cancelling it leaves nothing held; what the server may have granted meanwhile is given to the next local task or
     released in the background.
     """
     if bid.fair or not bid.kind.exclusive:
-        return await Cohort(runtime, bid, None).lead(terms, timeout)
+        return Cohort(runtime, bid, None).lead(terms, timeout)
     key = (bid.name, bid.kind, bid.ttl)
     cohort: Cohort | None = runtime.shared.get(key)
     if cohort is None:
         cohort = runtime.shared[key] = Cohort(runtime, bid, key)
-        return await cohort.lead(terms, timeout)
-    if timeout == 0:
-        return None
-    return await cohort.join(terms, timeout)
+        return cohort.lead(terms, timeout)
+    return _taken() if timeout == 0 else cohort.join(terms, timeout)
+
+
+async def _taken() -> None:
+    """Somebody of this client holds it, or waits for it already."""
 
 
 class Cohort:
@@ -154,11 +157,11 @@ class Cohort:
         async with asyncio.timeout(timeout):
             return await self._claim.attempt(wait=True)
 
-    async def join(self, terms: Terms, timeout: float | None) -> Lease | None:
+    def join(self, terms: Terms, timeout: float | None) -> Coroutine[Any, Any, Lease | None]:
         """Wait behind the other tasks of this cohort."""
         waiter: Waiter = asyncio.get_running_loop().create_future()
         self._waiters[waiter] = terms
-        return await self._wait(waiter, timeout)
+        return self._wait(waiter, timeout)
 
     async def _wait(self, waiter: Waiter, timeout: float | None) -> Lease | None:
         timer = None

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from typing import Any
 
 from aiolock.contract import Claim
 from aiolock.lease import Home, Lease
-from aiolock.lock import UNSET, Lock, Unset
-from aiolock.options import check_timeout
+from aiolock.lock import Lock
 
 __all__ = ["ReentrantLock"]
 
@@ -43,39 +43,40 @@ class ReentrantLock(Lock):
     """A lock that excludes other tasks, but not the one that holds it.
 
     The owner is the task: tasks that it starts do not inherit the hold, and two lock objects of one name in one task
-    share it. Every acquire needs its release; the last one gives the lock back. All levels have one token, and if the
-    hold is lost, every level raises :class:`LockLost`.
+    share it. Inside its own hold a task acquires at once, without I/O, and gets :class:`LockLost` if that hold is not
+    certain any more. Every acquire needs its release; the last one gives the lock back. All levels have one token, and
+    if the hold is lost, every level raises :class:`LockLost`.
     """
 
     __slots__ = ()
 
-    async def acquire(self, timeout: float | Unset | None = UNSET) -> Lease:
-        """As :meth:`Lock.acquire`; inside this task's own hold it returns at once, without I/O.
-
-        Raises :class:`LockLost` there if that hold is not certain any more.
-        """
-        if not isinstance(timeout, Unset):
-            check_timeout(timeout)
-        lease = self._again()
-        return self._first(await super().acquire(timeout)) if lease is None else lease
-
     async def try_acquire(self) -> Lease | None:
         """As :meth:`Lock.try_acquire`; inside this task's own hold it returns another level of it."""
-        lease = self._again()
-        if lease is None and (lease := await super().try_acquire()) is not None:
-            self._first(lease)
-        return lease
-
-    def _key(self) -> tuple[asyncio.Task[Any], str]:
-        return self._task(), self.name
-
-    def _again(self) -> Lease | None:
         self._runtime.guard()
-        levels = self._runtime.levels.get(self._key())
-        return None if levels is None else levels.again()
+        levels = self._levels()
+        if levels is not None:
+            return levels.again()
+        lease = await super().try_acquire()
+        return None if lease is None else self._first(lease)
+
+    def _ask(self, timeout: float | None) -> Coroutine[Any, Any, Lease | None]:
+        self._runtime.guard()
+        levels = self._levels()
+        return self._ask_first(super()._ask(timeout)) if levels is None else _at_once(levels.again())
+
+    async def _ask_first(self, asking: Coroutine[Any, Any, Lease | None]) -> Lease | None:
+        lease = await asking
+        return None if lease is None else self._first(lease)
+
+    def _levels(self) -> _Levels | None:
+        return self._runtime.levels.get((self._task(), self.name))
 
     def _first(self, lease: Lease) -> Lease:
-        key = self._key()
+        key = (self._task(), self.name)
         # The leases hold their levels, and this table only finds them: a hold that was dropped is not kept alive.
         self._runtime.levels[key] = lease.move(lambda home: _Levels(lease, home, key))
         return lease
+
+
+async def _at_once(lease: Lease) -> Lease:
+    return lease

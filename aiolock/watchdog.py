@@ -225,6 +225,8 @@ class Watchdog:
 
     async def _look(self) -> None:
         now = self._clock()
+        if self._next_event() > now:
+            return
         due: list[Term] = []
         for queue in self._calm.values():
             for term in queue:

@@ -99,7 +99,7 @@ def _credentials(login: str) -> bytes:
 
 
 def _host(text: str, default: int) -> Host:
-    match = re.fullmatch(r"\[([0-9A-Fa-f:.%]+)\](?::(\d+))?|([^\[\]:\s/]+)(?::(\d+))?", text)
+    match = re.fullmatch(r"\[([0-9A-Fa-f:.]+(?:%[\w.-]+)?)\](?::(\d+))?|([^\[\]:\s/]+)(?::(\d+))?", text)
     if match is None:
         raise ConfigError(f"{shorten(text)} is no host: write h1:2181,h2:2181 or [::1]:2181, as in {_FORM}")
     name, port = match[1] or match[3], match[2] or match[4]
