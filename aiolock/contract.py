@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum, StrEnum
 from typing import NamedTuple
@@ -102,6 +102,13 @@ class Bid:
     ttl: float
     label: str
     fair: bool = False
+    key: tuple[str, str, str, float] = field(init=False, repr=False, compare=False)
+    """What bids that may share one claim have in common; made once, because it is looked up for every acquire."""
+
+    def __post_init__(self) -> None:
+        kind = self.kind
+        what = f"{kind.mode.value} {kind.permits}/{kind.limit}"
+        object.__setattr__(self, "key", (self.name, kind.family.value, what, self.ttl))
 
 
 @dataclass(slots=True)

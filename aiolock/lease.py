@@ -51,9 +51,9 @@ class Arm:
 
     __slots__ = ("absorbed", "before", "depth", "fired", "task")
 
-    def __init__(self, task: Task, before: int) -> None:
+    def __init__(self, task: Task, before: int | None = None) -> None:
         self.task = task
-        self.before = before
+        self.before = task.cancelling() if before is None else before
         self.depth = 0
         self.fired = False
         self.absorbed = False
@@ -241,7 +241,7 @@ class Lease:
         self.check()
         self._home.runtime.guard()
         # The frames above are this function's, the context manager's, and its user's.
-        arm = Arm(task, task.cancelling()) if in_async_generator(sys._getframe(2)) else self._arm(task)  # noqa: SLF001
+        arm = Arm(task) if in_async_generator(sys._getframe(2)) else self._arm(task)  # noqa: SLF001
         error: BaseException | None = None
         try:
             yield self
@@ -307,11 +307,24 @@ class Lease:
 
     def leave(self, task: Task, error: BaseException | None) -> Coroutine[Any, Any, None] | None:
         """End a block: release, or say what the loss means for it. What is returned is to be awaited."""
-        if self._arms is not None or self._entered is not task or not self.held:
+        home = self._home
+        runtime = home.runtime
+        if (
+            self._arms is not None
+            or self._entered is not task
+            or self._released
+            or self._lost is not None
+            or self._term.until <= runtime.clock()
+            or runtime.forked
+        ):
             return self._leave(task, error)
+        # The usual end: nothing happened, and nobody else is concerned.
         self._before = -1
-        claim = self._give_back()
-        return None if claim is None else self._home.runtime.release(claim)
+        claim = home.leave(self)
+        self._released = True
+        if self._watchers:
+            self._wake()
+        return None if claim is None else runtime.release(claim)
 
     async def _leave(self, task: Task, error: BaseException | None) -> None:
         runtime = self._home.runtime
@@ -331,7 +344,7 @@ class Lease:
                 runtime.watchdog.lose(self._term, "expired")
             self.abandon()
             if owner is task:
-                verdict = (arm or Arm(task, task.cancelling())).settle(error, loss)
+                verdict = (arm or Arm(task)).settle(error, loss)
                 if verdict is not None:
                     # A cancellation from outside that is still on its way wins.
                     await asyncio.sleep(0)
@@ -418,7 +431,7 @@ class Lease:
         return self._arms
 
     def _arm(self, task: Task) -> Arm:
-        arm = self._all_arms().setdefault(task, Arm(task, task.cancelling()))
+        arm = self._all_arms().setdefault(task, Arm(task))
         arm.depth += 1
         return arm
 

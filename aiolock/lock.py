@@ -36,14 +36,15 @@ class Lock:
     Made by :meth:`Client.lock` and its siblings. May be reused, and shared between tasks, also at the same time.
     """
 
-    __slots__ = ("__weakref__", "_bid", "_entered", "_key", "_runtime", "_terms", "_timeout")
+    __slots__ = ("__weakref__", "_bid", "_entered", "_exclusive", "_key", "_runtime", "_terms", "_timeout")
 
     def __init__(self, runtime: Runtime, bid: Bid, terms: Terms, timeout: float | None) -> None:
         self._runtime = runtime
         self._bid = bid
         self._terms = terms
         self._timeout = timeout
-        self._key = (bid.name, bid.kind.family)
+        self._key = (bid.name, bid.kind.family.value)
+        self._exclusive = bid.kind.exclusive
         self._entered: dict[Task, list[Lease]] = {}
         """The leases of the blocks that are open through this object, per task, innermost last."""
 
@@ -144,9 +145,7 @@ class Lock:
 
     def _in_own_block(self) -> bool:
         self._runtime.guard()
-        if not self._bid.kind.exclusive or not self._runtime.inside:
-            return False
-        holder = self._runtime.inside.get(self._key)
+        holder = self._runtime.inside.get(self._key) if self._exclusive else None
         return holder is not None and holder.entered_by is asyncio.current_task()
 
     def _ask(self, timeout: float | None) -> Coroutine[Any, Any, Lease | None]:
@@ -164,15 +163,15 @@ class Lock:
     def _enter(self, lease: Lease, *, cancel: bool) -> None:
         task = self._task()
         lease.enter(task, cancel=cancel)
-        leases = self._entered.get(task)
-        if leases is None:
-            self._entered[task] = [lease]
+        if task in self._entered:
+            self._entered[task].append(lease)
         else:
-            leases.append(lease)
-        if self._bid.kind.exclusive:
-            outer = self._runtime.inside.get(self._key)
+            self._entered[task] = [lease]
+        if self._exclusive:
+            inside = self._runtime.inside
+            outer = inside.get(self._key)
             if outer is None or outer.entered_by is not task:
-                self._runtime.inside[self._key] = lease
+                inside[self._key] = lease
 
     def _leave(self, task: Task) -> Lease:
         """The lease of the block that ends; usually of this task, at worst of a task that lent its block away."""

@@ -347,7 +347,9 @@ class SyncLease:
             assert task is not None  # noqa: S101 - a coroutine on the loop is run by a task
             # The thread has no task, so the block becomes one for its last step: the rules of its end are written once.
             self._lease.enter(task, cancel=False)
-            await self._lease.leave(task, error)
+            rest = self._lease.leave(task, error)
+            if rest is not None:
+                await rest
 
         self._client.run(leave)
 

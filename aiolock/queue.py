@@ -35,7 +35,7 @@ PASSING = 0.005
 Waiter = asyncio.Future["Lease | None"]
 
 
-def may_pass(*, left: int, certain: float, ttl: float, passes: int, demanded_for: float | None) -> bool:
+def may_pass(left: int, certain: float, ttl: float, passes: int, demanded_for: float | None) -> bool:
     """Whether the next local task may have the hold without asking the server.
 
     ``left`` tokens are there to hand out, the hold is certain for ``certain`` seconds, and others have been known to
@@ -54,7 +54,7 @@ def ask(runtime: Runtime, bid: Bid, terms: Terms, timeout: float | None) -> Coro
     """
     if bid.fair or not bid.kind.exclusive:
         return Cohort(runtime, bid, None).lead(terms, timeout)
-    key = (bid.name, bid.kind, bid.ttl)
+    key = bid.key
     cohort: Cohort | None = runtime.shared.get(key)
     if cohort is None:
         cohort = runtime.shared[key] = Cohort(runtime, bid, key)
@@ -291,13 +291,8 @@ class Cohort:
     def _may_pass(self, term: Term) -> bool:
         now = self.runtime.clock()
         since = term.claim.demanded_at
-        return term.renewed and may_pass(
-            left=term.left,
-            certain=term.until - now,
-            ttl=term.ttl,
-            passes=self._passes,
-            demanded_for=None if since is None else now - since,
-        )
+        waited = None if since is None else now - since
+        return term.renewed and may_pass(term.left, term.until - now, term.ttl, self._passes, waited)
 
     def _yield_claim(self, term: Term) -> Claim:
         """The hold goes back to the server; whoever waits here bids again, behind the other processes."""
@@ -379,9 +374,8 @@ class Cohort:
         """Tell the holder, and let those who wait begin anew."""
         lease = None if self._lease is None else self._lease()
         self._lease = None
-        claim = self._yield_claim(term)
-        if reason not in ("revoked", "force-released"):
-            self.runtime.clean_up(claim)
+        # Also if the server says that the hold is gone: a request on its way may have taken a place since.
+        self.runtime.clean_up(self._yield_claim(term))
         if lease is not None:
             lease.lose(reason)
 

@@ -16,7 +16,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aiolock.clock import Clock
-from aiolock.contract import Backend, Claim, Family, Kind
+from aiolock.contract import Backend, Claim
 from aiolock.errors import BackendError, shorten
 from aiolock.watchdog import Watchdog
 
@@ -27,7 +27,7 @@ __all__ = ["Contender", "Runtime", "State", "Stats", "in_async_generator"]
 
 log = logging.getLogger("aiolock")
 
-Key = tuple[str, Kind, float]
+Key = tuple[str, str, str, float]
 
 
 class State(Enum):
@@ -97,8 +97,8 @@ class Runtime:
         """The cohort that tasks of this client join when they want the same lock."""
         self.contenders: dict[Contender, None] = {}
         """All of them, in the order in which they came: closing is the same in every run."""
-        self.inside: dict[tuple[str, Family], Any] = {}
-        """The lease of the outermost block of a lock that only one may be in."""
+        self.inside: dict[tuple[str, str], Any] = {}
+        """The lease of the outermost block of a lock that only one may be in, by name and family."""
         self.levels: weakref.WeakValueDictionary[tuple[asyncio.Task[Any], str], Any] = (
             weakref.WeakValueDictionary()
         )

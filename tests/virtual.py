@@ -202,9 +202,9 @@ class VirtualClock:
         self.offset += seconds
 
 
-def run(main: Coroutine[Any, Any, T], *, patience: float = 0.0) -> T:
-    """Run ``main`` in virtual time and return its result."""
-    with asyncio.Runner(loop_factory=lambda: VirtualLoop(patience)) as runner:
+def run(main: Coroutine[Any, Any, T], *, patience: float = 0.0, debug: bool | None = None) -> T:
+    """Run ``main`` in virtual time and return its result; ``debug`` is asyncio's, which is slow."""
+    with asyncio.Runner(loop_factory=lambda: VirtualLoop(patience), debug=debug) as runner:
         return runner.run(main)
 
 

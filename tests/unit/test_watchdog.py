@@ -7,9 +7,11 @@ server behind a link that can be slow, silent or refused.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine, Sequence
+from itertools import pairwise
 from random import Random
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -72,7 +74,7 @@ class Stage:
         self.tasks.add(task)
         return task
 
-    async def __aenter__(self) -> Stage:
+    async def __aenter__(self) -> Self:
         self.spawn(self.watchdog.run(), "watchdog")
         await asyncio.sleep(0)
         return self
@@ -144,7 +146,8 @@ async def test_a_hold_ends_by_the_local_clock_before_the_server_can_grant_it_to_
     until = term.until - stage.start
     await asyncio.sleep(2 * TTL)
     [(when, lost, reason)] = stage.lost
-    assert lost is term and reason == "expired"
+    assert lost is term
+    assert reason == "expired"
     assert until <= when <= until + SOON
     assert when < TTL - margin(TTL) / 2
 
@@ -173,8 +176,9 @@ async def test_an_error_is_followed_by_another_try_soon(stage):
     stage.hold()
     await asyncio.sleep(TTL / 2)
     times = [when for when, _ in stage.asked]
-    gaps = [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
-    assert gaps and max(gaps) <= TTL / 10 + SOON
+    gaps = [later - earlier for earlier, later in pairwise(times)]
+    assert gaps
+    assert max(gaps) <= TTL / 10 + SOON
     assert min(gaps) >= TTL / 100 - SOON
 
 
@@ -203,7 +207,8 @@ async def test_a_no_of_the_server_is_a_loss_at_once(stage):
     stage.answer = lambda claim: "revoked"
     await asyncio.sleep(TTL)
     [(when, lost, reason)] = stage.lost
-    assert lost is term and reason == "revoked"
+    assert lost is term
+    assert reason == "revoked"
     assert when == pytest.approx(stage.asked[0][0], abs=SOON)
 
 
@@ -222,7 +227,8 @@ async def test_a_late_reply_to_an_old_request_does_not_shorten_a_term(stage):
     answers = iter([long])
     stage.answer = lambda claim: Grant(1, 0, next(answers, stage.clock() + 1), demand=False)
     await asyncio.sleep(4 * TTL)
-    assert term.until == long and not stage.lost
+    assert term.until == long
+    assert not stage.lost
 
 
 @staged
@@ -231,9 +237,13 @@ async def test_a_reply_that_was_received_is_read_before_the_verdict(stage):
     host = Host("stopped")
     reply: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
+    async def read() -> None:
+        await reply
+
     async def slow(claims: Sequence[Claim]) -> list[Any]:
         grants = [stage.yes(claim) for claim in claims]
-        await reply
+        # The reply passes through another task, as it does in a driver that has a reader.
+        await asyncio.create_task(read())
         return grants
 
     stage.watchdog._renew = slow
@@ -254,7 +264,8 @@ async def test_a_reply_that_was_received_is_read_before_the_verdict(stage):
     assert until < stage.clock() < certain_until(stage.start + TTL / 3, TTL)
     host.resume()
     await asyncio.sleep(SOON)
-    assert not stage.lost and term.until > until
+    assert not stage.lost
+    assert term.until > until
 
 
 @staged
@@ -265,7 +276,8 @@ async def test_after_suspend_the_loss_is_told_at_the_next_look_at_the_clock(stag
     woken = stage.now
     await asyncio.sleep(LOOK + SOON)
     [(when, _, reason)] = stage.lost
-    assert reason == "expired" and when <= woken + LOOK + SOON
+    assert reason == "expired"
+    assert when <= woken + LOOK + SOON
 
 
 @staged
@@ -286,7 +298,8 @@ async def test_after_max_hold_nothing_is_renewed_and_the_term_runs_out(stage):
     assert stage.overstayed == [pytest.approx(2.5 * TTL, abs=SOON)]
     assert max(when for when, _ in stage.asked) < 2.5 * TTL
     [(when, _, reason)] = stage.lost
-    assert reason == "expired" and when <= 3.5 * TTL
+    assert reason == "expired"
+    assert when <= 3.5 * TTL
 
 
 @staged
@@ -296,7 +309,8 @@ async def test_a_limit_that_is_lifted_does_not_end_anything(stage):
     await asyncio.sleep(TTL)
     stage.watchdog.limit(term, float("inf"))
     await asyncio.sleep(10 * TTL)
-    assert not stage.overstayed and not stage.lost
+    assert not stage.overstayed
+    assert not stage.lost
 
 
 @staged
@@ -354,7 +368,8 @@ def test_any_exception_of_a_backend_is_survived(error):
         await asyncio.sleep(0.5 * TTL)
         stage.answer = stage.yes
         await asyncio.sleep(TTL)
-        assert not stage.lost and term.until > stage.clock()
+        assert not stage.lost
+        assert term.until > stage.clock()
         stage.notices.put_nowait(Notice(News.LOST, term.claim))
         await asyncio.sleep(1)
         assert len(stage.lost) == 1, "the listener did not survive"
@@ -538,10 +553,12 @@ async def test_a_pushed_grant_that_nobody_confirms_goes_to_the_next_in_line(town
     assert town.clock() - start <= claim_time(TTL) + 0.2
     host.resume()
     await asyncio.sleep(1)
-    assert lease.held and not sleeper.done()
+    assert lease.held
+    assert not sleeper.done()
     await lease.release()
     late = await sleeper
-    assert late.held and late.token > lease.token
+    assert late.held
+    assert late.token > lease.token
     await late.release()
 
 
@@ -555,7 +572,8 @@ async def test_a_pushed_grant_is_confirmed_and_lasts(town):
     lease = await waiter
     assert lease.remaining() <= claim_time(TTL)
     await asyncio.sleep(claim_time(TTL))
-    assert lease.held and lease.remaining() > TTL / 2
+    assert lease.held
+    assert lease.remaining() > TTL / 2
     await lease.release()
 
 
@@ -571,7 +589,8 @@ async def test_a_waiter_in_the_queue_survives_an_outage_and_does_not_hammer(town
     await asyncio.sleep(20 * TTL)
     # It looks when the hold may have ended, then again and again, at most twice in a second.
     assert TTL < town.links[b].calls < 2.1 * 20 * TTL
-    assert first.lost and not waiter.done()
+    assert first.lost
+    assert not waiter.done()
     for link in town.links.values():
         link.state = "up"
     await asyncio.sleep(2)
@@ -590,10 +609,8 @@ async def test_a_first_attempt_that_cannot_reach_the_server_fails_at_once(town):
 
 async def seconds(town: Town, work: Coroutine[Any, Any, Any]) -> float:
     start = town.clock()
-    try:
+    with contextlib.suppress(AcquireTimeout, BackendUnavailable):
         await work
-    except (AcquireTimeout, BackendUnavailable):
-        pass
     return town.clock() - start
 
 
@@ -625,7 +642,8 @@ async def test_a_queued_acquire_ends_at_its_timeout_and_leaves_its_place(town):
     assert await seconds(town, b.lock("x").acquire(timeout=7.25)) == pytest.approx(7.25, abs=SOON)
     await asyncio.sleep(0.1)
     info = await a.lock("x").inspect()
-    assert len(info.holders) == 1 and not info.waiters
+    assert len(info.holders) == 1
+    assert not info.waiters
     await lease.release()
 
 
@@ -633,8 +651,11 @@ async def test_a_queued_acquire_ends_at_its_timeout_and_leaves_its_place(town):
 async def test_an_acquire_that_was_lost_on_its_way_back_leaves_nothing(town):
     a, b = await town.client(), await town.client()
     town.links[a].state = "deaf"
+    acquiring = asyncio.create_task(a.lock("x").acquire(timeout=1))
+    await asyncio.sleep(0.5)
+    town.links[a].state = "silent"
     with pytest.raises(AcquireTimeout):
-        await a.lock("x").acquire(timeout=1)
+        await acquiring
     assert (await b.lock("x").inspect()).holders
     town.links[a].state = "up"
     await asyncio.sleep(6)
@@ -663,7 +684,8 @@ async def test_a_dead_term_is_not_passed_on(town):
     assert first.lost
     await first.release()
     second = await waiter
-    assert second.held and second.token > first.token
+    assert second.held
+    assert second.token > first.token
     await second.release()
 
 
@@ -693,6 +715,7 @@ async def test_a_forked_child_never_renews(town):
         assert not lease.held
     finally:
         _Forks.generation -= 1
+    await lease.release()
 
 
 def test_an_idle_client_sets_no_timer():

@@ -119,6 +119,7 @@ class Machine:
             hold.confirmed = True
             return Answer(hold.token, request.block, request.ttl, bool(lock.queue))
         if request.id in self.tombstones:
+            self._prune(key)
             return Answer(0, 0, request.ttl, demand=False)
         if not lock.queue and admits(lock.holds, request):
             return self._grant(lock, request, now, request.ttl)

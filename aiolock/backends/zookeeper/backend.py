@@ -167,7 +167,15 @@ class ZooKeeperBackend(Backend):
 
     async def make_parents(self, path: str) -> None:
         """Make whatever is missing on the way to ``path``, and itself, as containers."""
-        replies = [self.session.ask(wire.container(step, self.acl)) for step in parents(path)]
+        try:
+            await self.session.ask(wire.container(path, self.acl))
+        except exc.NodeExists:
+            return
+        except exc.NoNode:
+            await self._make_all(parents(path))
+
+    async def _make_all(self, path: list[str]) -> None:
+        replies = [self.session.ask(wire.container(step, self.acl)) for step in path]
         # Where we may not create, an administrator has: only the last answer counts, and the first refusal says why.
         answers = await asyncio.gather(*replies, return_exceptions=True)
         errors = [answer for answer in answers if isinstance(answer, BaseException)]

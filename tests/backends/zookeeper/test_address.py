@@ -1,0 +1,145 @@
+"""The connect string: everything that people write is read or refused, before anything else sees it."""
+
+from __future__ import annotations
+
+import ssl
+
+import pytest
+
+import aiolock
+from aiolock import ConfigError
+from aiolock.backends.zookeeper import ZooKeeperBackend
+from aiolock.backends.zookeeper.address import Host, parse
+from aiolock.backends.zookeeper.paths import component, parents
+from tests.certificates import Certificates
+
+
+@pytest.mark.parametrize(
+    ("hosts", "expected"),
+    [
+        ("h1", [("h1", 2181)]),
+        ("h1:2182", [("h1", 2182)]),
+        ("h1:1, h2:2 ,h3", [("h1", 1), ("h2", 2), ("h3", 2181)]),
+        ("[::1]", [("::1", 2181)]),
+        ("[::1]:2182,h2,[fe80::1%eth0]:1", [("::1", 2182), ("h2", 2181), ("fe80::1%eth0", 1)]),
+        ("127.0.0.1:2181", [("127.0.0.1", 2181)]),
+    ],
+)
+def test_hosts_are_read(hosts, expected):
+    assert parse(f"zookeeper://{hosts}/app").hosts == tuple(Host(*each) for each in expected)
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [("", ""), ("/", ""), ("/app", "/app"), ("/app/", "/app"), ("/a/b%20c", "/a/b c"), ("/ü", "/ü")],
+)
+def test_the_chroot_is_read(path, expected):
+    assert parse(f"zookeeper://h1{path}").chroot == expected
+
+
+def test_user_and_password_are_read_and_never_shown():
+    address = parse("zookeeper://me:se%40cr%3Aet@h1:2181,h2:2181/app?acl=creator")
+    assert address.credentials == b"me:se@cr:et"
+    backend = ZooKeeperBackend("zookeeper://me:se%40cr%3Aet@h1,h2")
+    for shown in (str(address), repr(address), repr(backend), repr(aiolock.Client(backend))):
+        assert "cr" not in shown.replace("creator", "")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "zookeeper://",
+        "zookeeper://h1,,h2",
+        "zookeeper://h1:",
+        "zookeeper://h1:0",
+        "zookeeper://h1:65536",
+        "zookeeper://h1:port",
+        "zookeeper://::1",
+        "zookeeper://[h1]",
+        "zookeeper://[1:2]:3",
+        "zookeeper://h1 h2",
+        "zookeeper://h1/a//b",
+        "zookeeper://h1/../b",
+        "zookeeper://h1/./b",
+        "zookeeper://h1/zookeeper",
+        "zookeeper://h1/a%00b",
+        "zookeeper://h1/😀",
+        "zookeeper://h1/a#b",
+        "zookeeper://user@h1",
+        "zookeeper://:password@h1",
+        "zookeeper://h1?sesion_timeout=3",
+        "zookeeper://h1?session_timeout=x",
+        "zookeeper://h1?session_timeout=0",
+        "zookeeper://h1?session_timeout=nan",
+        "zookeeper://h1?recipe=best",
+        "zookeeper://h1?acl=creator",
+        "zookeeper://h1?on_suspend=panic",
+        "zookeeper://h1?tls=yes",
+        "zookeeper://h1?tls_ca=file",
+        "zookeeper://h1?tls=true&tls_ca=/nowhere/at/all",
+        "zk://h1",
+    ],
+)
+def test_what_cannot_be_meant_is_refused_before_any_io(url):
+    with pytest.raises(ConfigError):
+        aiolock.connect(url)
+    with pytest.raises(ConfigError):
+        parse(url)
+
+
+def test_an_option_is_given_in_the_address_or_beside_it():
+    assert parse("zookeeper://h1?session_timeout=12.5&tick_time=2").options.session_timeout == 12.5
+    assert parse("zookeeper://h1", recipe="simple").options.recipe == "simple"
+    with pytest.raises(ConfigError, match="twice"):
+        parse("zookeeper://h1?recipe=simple", recipe="queue")
+    with pytest.raises(ConfigError, match="no parameter 'recipes'; it has session_timeout"):
+        parse("zookeeper://h1?recipes=simple")
+    with pytest.raises(ConfigError, match="no option recipes; it has session_timeout"):
+        aiolock.connect("zookeeper://h1", recipes="simple")
+
+
+def test_tls_has_a_port_and_a_context_of_its_own(tmp_path):
+    made = Certificates(tmp_path)
+    address = parse(f"zookeeper://h1,h2:1?tls=true&tls_ca={made.ca}&tls_cert={made.cert}&tls_key={made.key}")
+    assert [host.port for host in address.hosts] == [2281, 1]
+    assert address.tls is not None
+    assert address.tls.verify_mode is ssl.CERT_REQUIRED
+    context = ssl.create_default_context()
+    assert parse("zookeeper://h1", tls=context, acl="creator").tls is context
+    with pytest.raises(ConfigError, match="tls must be"):
+        parse("zookeeper://h1", tls="yes")
+
+
+NAMES = [
+    "x",
+    ".",
+    "..",
+    "...",
+    "/",
+    "a/b",
+    "a%2Fb",
+    "zookeeper",
+    "Zookeeper",
+    "\0",
+    "\x7f",
+    "é",
+    "e\u0301",
+    "😀",
+    " ",
+    "%",
+]
+
+
+def test_names_become_parts_of_paths_one_to_one():
+    made = [component(name) for name in NAMES]
+    assert len(set(made)) == len(NAMES)
+    for part in made:
+        assert part not in (".", "..", "zookeeper", "")
+        assert part.isascii()
+        assert part.isprintable()
+        assert "/" not in part
+    assert component("order:42") == "order:42"
+
+
+def test_parents_are_every_node_on_the_way():
+    assert parents("/a/b/c") == ["/a", "/a/b", "/a/b/c"]

@@ -1,0 +1,234 @@
+"""Planted bugs: each must be caught by a part of this suite, or that part proves nothing.
+
+A mutant is a small change of the library's text, made while a fresh process imports it; the files stay as they are.
+Each has the cheapest check that must fail on it: the schedules, or one unit test.
+
+``python -m tests.mutants`` plants one after the other and prints whether and how fast it was caught; the exit status
+is 1 if one was missed. ``--list`` names them, ``--plant NAME`` runs the check of one in this very process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import importlib.machinery
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType
+
+__all__ = ["MUTANTS", "Mutant", "hunt"]
+
+ROOT = Path(__file__).parent.parent
+SEEDS = 400
+"""How many schedules have to suffice."""
+CAUGHT = 3
+"""The exit status of a process whose check failed, as it must."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One planted bug: in ``module``, ``old`` becomes ``new``."""
+
+    name: str
+    module: str
+    old: str
+    new: str
+    check: str = "schedules"
+    """The schedules, or a test as pytest addresses it."""
+
+
+WATCHDOG = "tests/unit/test_watchdog.py::"
+MACHINE = "tests/unit/test_machine.py::"
+
+MUTANTS = (
+    Mutant(
+        "the term counts from the reply",
+        "aiolock.backends.memory.backend",
+        "claim.granted(answer, sent)",
+        "claim.granted(answer, self.settings.clock())",
+    ),
+    Mutant(
+        "a clock that stands still during suspend",
+        "aiolock.client",
+        "        options = _check(namespace, ttl,",
+        "        clock = lambda: asyncio.get_running_loop().time()\n        options = _check(namespace, ttl,",
+    ),
+    Mutant(
+        "renewal goes on after the release",
+        "aiolock.queue",
+        "        self.runtime.watchdog.discard(term)\n        self._term = None\n        if self._live():",
+        "        self._term = None\n        if self._live():",
+    ),
+    Mutant(
+        "renewal stops at the first error",
+        "aiolock.watchdog",
+        "pause = term.patience(term.ttl / 10, now)",
+        "pause = math.inf",
+        WATCHDOG + "test_unknown_is_not_lost",
+    ),
+    Mutant(
+        "no clean-up after a cancellation",
+        "aiolock.queue",
+        "            self._term = None\n        self.runtime.clean_up(self._claim)\n        self._end()\n\n    def _renounce",
+        "            self._term = None\n        self._end()\n\n    def _renounce",
+    ),
+    Mutant(
+        "clean-up under a new owner id",
+        "aiolock.queue",
+        "            self._term = None\n        self.runtime.clean_up(self._claim)\n        self._end()\n\n    def _renounce",
+        "            self._term = None\n        self.runtime.clean_up(self.runtime.backend.claim(self._bid))\n"
+        "        self._end()\n\n    def _renounce",
+    ),
+    Mutant(
+        "the verdict comes before the replies that were received",
+        "aiolock.watchdog",
+        "            await asyncio.sleep(0)\n            now = self._clock()\n        ask:",
+        "            now = self._clock()\n        ask:",
+        WATCHDOG + "test_a_reply_that_was_received_is_read_before_the_verdict",
+    ),
+    Mutant(
+        "a late grant counts",
+        "aiolock.queue",
+        "if grant is not None and grant.until > runtime.clock():",
+        "if grant is not None:",
+    ),
+    Mutant(
+        "a dead term is passed on",
+        "aiolock.queue",
+        "if left <= 0 or certain <= margin(ttl):",
+        "if left <= 0:",
+        WATCHDOG + "test_a_dead_term_is_not_passed_on",
+    ),
+    Mutant(
+        "a hand-over is lost in a race with a cancellation",
+        "aiolock.queue",
+        "                given.abandon()",
+        "                pass",
+    ),
+    Mutant(
+        "a cancellation is swallowed by the release",
+        "aiolock.runtime",
+        "        except BaseException:\n            self.clean_up(claim, keep)\n            raise\n",
+        "        except BaseException:\n            self.clean_up(claim, keep)\n",
+    ),
+    Mutant(
+        "loss is told, but the block is not cancelled",
+        "aiolock.lease",
+        "            else:\n                arm.fire()",
+        "            else:\n                pass",
+    ),
+    Mutant(
+        "a token is handed out twice",
+        "aiolock.watchdog",
+        "        self.token += 1\n",
+        "",
+    ),
+    Mutant(
+        "a request that was given up still counts when it arrives",
+        "aiolock.backends.memory.backend",
+        "bury = self._doubts > 0",
+        "bury = False",
+    ),
+    Mutant(
+        "a reader overtakes a waiting writer",
+        "aiolock.backends.memory.machine",
+        "if not lock.queue and admits(lock.holds, request):",
+        "if admits(lock.holds, request):",
+        MACHINE + "test_nobody_enters_past_the_queue",
+    ),
+    Mutant(
+        "a forked child renews",
+        "aiolock.runtime",
+        "alive=lambda: not self.forked and",
+        "alive=lambda:",
+        WATCHDOG + "test_a_forked_child_never_renews",
+    ),
+)
+
+
+def plant(mutant: Mutant) -> None:
+    """From now on, this process imports the changed module."""
+    if any(name.partition(".")[0] == "aiolock" for name in sys.modules):
+        raise RuntimeError("the library was imported already: plant in a fresh process")
+    original = importlib.machinery.SourceFileLoader.get_code
+
+    def get_code(loader: importlib.machinery.SourceFileLoader, name: str) -> CodeType | None:
+        if name != mutant.module:
+            return original(loader, name)
+        path = loader.get_filename(name)
+        text = Path(path).read_text()
+        if text.count(mutant.old) != 1:
+            raise RuntimeError(f"{mutant.name!r} does not fit {path} any more")
+        return compile(text.replace(mutant.old, mutant.new), path, "exec", dont_inherit=True)
+
+    importlib.machinery.SourceFileLoader.get_code = get_code  # type: ignore[method-assign]
+
+
+def check(mutant: Mutant) -> str | None:
+    """Run the check of a mutant; what it complained of, or ``None`` if nothing."""
+    plant(mutant)
+    if mutant.check == "schedules":
+        from tests import schedules
+
+        logging.disable()
+        return next(iter(schedules.explore(range(SEEDS)).violations), None)
+    import pytest
+
+    with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere):
+        status = pytest.main(["-q", "-x", "-p", "no:cacheprovider", str(ROOT / mutant.check)])
+    if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        raise RuntimeError(f"{mutant.check} did not run: {status!r}")
+    return f"{mutant.check} failed" if status else None
+
+
+async def _process(mutant: Mutant) -> tuple[bool, str, float]:
+    start = time.monotonic()
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "tests.mutants",
+        "--plant",
+        mutant.name,
+        cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await process.communicate()
+    told = (out if process.returncode in (0, CAUGHT) else err).decode().strip().splitlines()
+    return process.returncode == CAUGHT, (told or ["died without a word"])[-1], time.monotonic() - start
+
+
+def hunt(mutants: Iterator[Mutant] | tuple[Mutant, ...] = MUTANTS) -> list[str]:
+    """Run every check in a process of its own and print the table; the names of those that were missed."""
+    missed = []
+    for mutant in mutants:
+        caught, told, took = asyncio.run(_process(mutant))
+        print(f"{'caught' if caught else 'MISSED'} {took:6.1f} s  {mutant.name}: {told[:150]}", flush=True)
+        if not caught:
+            missed.append(mutant.name)
+    return missed
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__.splitlines()[0])
+    parser.add_argument("--list", action="store_true", help="name them")
+    parser.add_argument("--plant", metavar="NAME", help="run the check of this one in this process")
+    options = parser.parse_args()
+    if options.list:
+        print("\n".join(mutant.name for mutant in MUTANTS))
+        return 0
+    if options.plant is None:
+        return bool(hunt())
+    complaint = check(next(mutant for mutant in MUTANTS if mutant.name == options.plant))
+    print(complaint or "nothing was noticed")
+    return CAUGHT if complaint else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+"""Thousands of small worlds in virtual time, none of which may break a promise."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import schedules
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    """What the library logs in these worlds is not kept: there is a lot, and losing locks is their subject."""
+    logger = logging.getLogger("aiolock")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    yield
+    logger.setLevel(level)
+
+
+@pytest.mark.parametrize("start", range(0, 2000, 250))
+def test_no_schedule_breaks_a_promise(start):
+    total = schedules.explore(range(start, start + 250), patience=3)
+    assert not total.violations, "\n".join(total.violations)
+    # Worlds in which nothing happens would prove nothing.
+    assert total.grants > 1000
+    assert total.losses > 50
+    assert total.accidents > 1000
+    assert total.seconds > 3600
+
+
+def test_a_seed_is_the_same_world_in_every_process():
+    command = [sys.executable, "-m", "tests.schedules", "--seed", "21"]
+    logs = [
+        subprocess.run(
+            command,
+            cwd=ROOT,
+            env={"PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        ).stdout
+        for hash_seed in ("1", "2")
+    ]
+    assert logs[0] == logs[1]
+    assert logs[0].count("\n") > 50
+
+
+def test_different_seeds_are_different_worlds():
+    assert schedules.play(1).log != schedules.play(2).log
+
+
+def test_a_deadlock_of_a_world_is_a_violation(monkeypatch):
+    async def wait_for_ever(world):
+        await world.loop.create_future()
+
+    monkeypatch.setattr(schedules.World, "live", wait_for_ever)
+    [violation] = schedules.play(0).violations
+    assert violation.startswith("deadlock")
