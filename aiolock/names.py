@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from functools import lru_cache
 
 from aiolock.errors import ConfigError, InvalidName, shorten
 
@@ -59,6 +60,7 @@ def check_label(label: object) -> str:
     return str.__str__(label)
 
 
+@lru_cache(maxsize=4096)
 def escape(name: str) -> str:
     """A name as part of a key: readable, injective, without braces, percent signs and control characters."""
     return _UNSAFE.sub(lambda match: f"%{ord(match[0]):02x};", name)

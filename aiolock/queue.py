@@ -116,7 +116,12 @@ class Cohort:
         wait = timeout != 0
         start = runtime.clock()
         try:
-            grant = await self._attempt(timeout)
+            if not timeout or timeout > runtime.command_timeout:
+                # The backend bounds it.
+                grant = await self._claim.attempt(wait=wait)
+            else:
+                async with asyncio.timeout(timeout):
+                    grant = await self._claim.attempt(wait=True)
         except BackendError as error:
             if self._ended:
                 raise _closed() from error
@@ -150,12 +155,6 @@ class Cohort:
         return await self._wait(
             waiter, None if timeout is None else max(0.0, timeout - (runtime.clock() - start))
         )
-
-    async def _attempt(self, timeout: float | None) -> Grant | None:
-        if not timeout or timeout > self.runtime.command_timeout:
-            return await self._claim.attempt(wait=timeout != 0)
-        async with asyncio.timeout(timeout):
-            return await self._claim.attempt(wait=True)
 
     def join(self, terms: Terms, timeout: float | None) -> Coroutine[Any, Any, Lease | None]:
         """Wait behind the other tasks of this cohort."""

@@ -158,6 +158,10 @@ class RedisBackend(Backend):
     def _key(self, name: str, family: Family) -> str:
         return f"{self._prefix}{family.value}:{{{escape(name)}}}"
 
+    @property
+    def _hears(self) -> str:
+        return "s" if self.wakeups.pushed else "n"
+
     def enter(self, claim: RedisClaim, wait: bool, ticket: int) -> asyncio.Future[Any]:
         """Ask for the lock."""
         bid = claim.bid
@@ -170,32 +174,22 @@ class RedisBackend(Backend):
                 "1" if bid.fair else MOST_TOKENS,
                 self._floor,
                 bid.label,
-                round(self.wakeups.life * 1000) if wait else 0,
-                "s" if self.wakeups.pushed else "n",
-                self._channels,
-                self._process,
-                ticket,
+                f"{self.wakeups.life_ms} {self._hears} {ticket}" if wait else "",
             ),
         )
 
-    async def release(self, claim: RedisClaim) -> None:
+    def release(self, claim: RedisClaim) -> asyncio.Future[Any]:
         """Give up a hold that is certainly ours, or certainly gone."""
-        served = await self._link().script(
-            RELEASE, (claim.key,), (claim.request, self._channels, self._floor)
-        )
-        self._served(claim.key, served)
+        return self._link().script(RELEASE, (claim.key,), (claim.request, self._floor))
 
-    async def leave(self, claim: RedisClaim, *, bury: bool, keep: float) -> None:
+    def leave(self, claim: RedisClaim, *, bury: bool, keep: float) -> asyncio.Future[Any]:
         """Give up whatever there is."""
-        served = await self._link().script(
-            LEAVE,
-            (claim.key,),
-            (claim.request, self._channels, self._process, self._floor, int(bury), round(keep * 1000)),
+        return self._link().script(
+            LEAVE, (claim.key,), (claim.request, self._floor, int(bury), round(keep * 1000))
         )
-        self._served(claim.key, served)
 
-    def _served(self, key: str, claim: int) -> None:
-        # Whoever hands a lock off looks whether it was taken; -1 asks to go on looking for somebody.
+    def served(self, key: str, claim: int) -> None:
+        """Somebody was handed the lock, with a claim of so many ms; or (-1) there is more to look through."""
         if claim > 0 or claim == -1:
             self.wakeups.claimed(key, claim / 1000)
 
@@ -222,7 +216,7 @@ class RedisBackend(Backend):
         return answers
 
     def _renewal(self, batch: Sequence[RedisClaim]) -> asyncio.Future[Any]:
-        arguments: list[str] = []
+        arguments: list[str | int] = []
         for claim in batch:
             arguments += (claim.request, claim.ttl_ms)
         return self._link().script(RENEW, [claim.key for claim in batch], arguments)
@@ -248,11 +242,8 @@ class RedisBackend(Backend):
 
     # --- what is pushed
 
-    def _beat(self, keys: Sequence[str], counts: Sequence[str], life: float) -> asyncio.Future[Any]:
-        hears = "s" if self.wakeups.pushed else "n"
-        return self._link().script(
-            BEAT, keys, (self._process, round(life * 1000), hears, self._channels, self._floor, *counts)
-        )
+    def _beat(self, keys: Sequence[str], counts: Sequence[str], life: int) -> asyncio.Future[Any]:
+        return self._link().script(BEAT, keys, (self._process, life, self._hears, self._floor, *counts))
 
     def _heard(self, payload: bytes) -> None:
         what, _, rest = payload.decode("utf-8", "replace").partition(" ")
@@ -309,8 +300,8 @@ class RedisBackend(Backend):
     async def force_release(self, name: str, family: Family) -> bool:
         """One script, which tells the holder."""
         key = self._key(name, family)
-        taken, claim = await self._link().script(FORCE, (key,), (self._channels, self._floor))
-        self._served(key, claim)
+        taken, claim = await self._link().script(FORCE, (key,), (self._floor,))
+        self.served(key, claim)
         return bool(taken)
 
 

@@ -7,7 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from aiolock.contract import Bid, Claim, Grant, certain_until
-from aiolock.errors import BackendUnavailable
+from aiolock.errors import BackendError, BackendRefused
 
 if TYPE_CHECKING:
     from aiolock.backends.redis.backend import RedisBackend
@@ -22,6 +22,7 @@ class Stage(Enum):
     """What the server knows of a claim, as far as we know."""
 
     NEW = "not asked"
+    ASKED = "asked"
     PLACED = "in line"
     HELD = "held"
     LEAVING = "being given up"
@@ -52,7 +53,7 @@ class RedisClaim(Claim):
         self.key = key
         self.request = request
         self.ttl = bid.ttl
-        self.ttl_ms = str(round(bid.ttl * 1000))
+        self.ttl_ms = round(bid.ttl * 1000)
         self.placed = False
         self._stage = Stage.NEW
         self._ticket = -1
@@ -70,13 +71,19 @@ class RedisClaim(Claim):
         if self._stage is Stage.NEW:
             # Known before the first byte is sent: a grant may be pushed before its answer arrives.
             backend.claims[self.request] = self
+            self._stage = Stage.ASKED
         self.placed = False
         self._doubts += 1
         sent = backend.settings.clock()
         try:
             answer = await backend.enter(self, wait, self._ticket)
-        except BackendUnavailable as error:
+        except BackendError as error:
             if backend.never_sent(error):
+                self._doubts -= 1
+                if self._stage is Stage.ASKED and not self._doubts:
+                    self._forget(Stage.NEW)
+            elif isinstance(error, BackendRefused):
+                # It has arrived. What it wrote before it was refused is for ``leave`` to find.
                 self._doubts -= 1
             raise
         self._doubts -= 1
@@ -86,8 +93,8 @@ class RedisClaim(Claim):
             return self._granted(answer[1], answer[2], certain_until(sent, self.ttl), demand=answer[4] != 0)
         backend.learn(answer[2], sent)
         if not wait:
-            self._stage = Stage.NEW
-            backend.claims.pop(self.request, None)
+            if not self._doubts:
+                self._forget(Stage.NEW)
             return None
         if (pushed := self._take()) is not None:
             # Granted and pushed while the answer was on its way.
@@ -112,17 +119,20 @@ class RedisClaim(Claim):
     async def release(self, keep: float = 0) -> None:
         """Give up the hold, the place, or what may still arrive, whichever there is."""
         backend = self._backend
-        if self._stage is Stage.OVER or (self._stage is Stage.NEW and not self._doubts):
+        if self._stage is Stage.OVER or self._stage is Stage.NEW:
             return
         if self._stage is Stage.HELD and not self._doubts and not keep:
-            await backend.release(self)
+            backend.served(self.key, await backend.release(self))
         else:
             if self._stage is Stage.PLACED:
                 backend.wakeups.remove(self)
             self._stage = Stage.LEAVING
-            await backend.leave(self, bury=self._doubts > 0, keep=keep)
-        self._stage = Stage.OVER
-        backend.claims.pop(self.request, None)
+            backend.served(self.key, await backend.leave(self, bury=self._doubts > 0, keep=keep))
+        self._forget(Stage.OVER)
+
+    def _forget(self, stage: Stage) -> None:
+        self._stage = stage
+        self._backend.claims.pop(self.request, None)
 
     def _take(self) -> Grant | None:
         grant, self._pushed = self._pushed, None
@@ -145,7 +155,7 @@ class RedisClaim(Claim):
     @property
     def waiting(self) -> bool:
         """Whether a grant that is pushed now finds somebody who wants it."""
-        return self._stage is Stage.PLACED or (self._stage is Stage.NEW and self._doubts > 0)
+        return self._stage is Stage.PLACED or (self._stage is Stage.ASKED and self._doubts > 0)
 
     def _held(self) -> None:
         if self._stage is Stage.PLACED:

@@ -26,6 +26,8 @@ PERIOD = 2.0
 """Most seconds between heartbeats."""
 ASKING = 0.1
 """Seconds between heartbeats while grants cannot be pushed to us."""
+LIFE = 3.0
+"""Least seconds that a place stands without a heartbeat."""
 BATCH = 100
 """How many locks one call looks after."""
 
@@ -42,8 +44,8 @@ class Place(Protocol):
         """Have it ask again."""
 
 
-Beat = Callable[[Sequence[str], Sequence[str], float], "asyncio.Future[Any]"]
-"""Send a heartbeat for these locks, with the number of our places in each and the seconds that a place lives."""
+Beat = Callable[[Sequence[str], Sequence[str], int], "asyncio.Future[Any]"]
+"""Send a heartbeat for these locks, with the number of our places in each and the ms that a place lives."""
 
 
 class Wakeups:
@@ -60,14 +62,19 @@ class Wakeups:
         self._next_beat = math.inf
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
-        self.pushed = True
-        """Whether grants are pushed to us."""
+        self._pushed = True
+        self.period = PERIOD
+        """Seconds between heartbeats."""
+        self.life_ms = round(3 * PERIOD * 1000)
+        """For how many ms a place stands without one."""
 
     # --- who waits
 
     def add(self, place: Place) -> None:
         """Look after a place from now on."""
         self._waiting.setdefault(place.key, set()).add(place)
+        if place.ttl < 3 * self.period:
+            self._pace()
         self._next_beat = min(self._next_beat, self._clock() + self.period)
         self._arm()
 
@@ -78,19 +85,23 @@ class Wakeups:
             places.discard(place)
             if not places:
                 del self._waiting[place.key]
+                if not self._waiting:
+                    self._pace()
 
     @property
-    def period(self) -> float:
-        """Seconds between heartbeats."""
-        if not self.pushed:
-            return ASKING
+    def pushed(self) -> bool:
+        """Whether grants are pushed to us."""
+        return self._pushed
+
+    @pushed.setter
+    def pushed(self, pushed: bool) -> None:
+        self._pushed = pushed
+        self._pace()
+
+    def _pace(self) -> None:
         shortest = min((place.ttl for places in self._waiting.values() for place in places), default=math.inf)
-        return max(ASKING, min(shortest / 3, PERIOD))
-
-    @property
-    def life(self) -> float:
-        """For how many seconds a place stands without a heartbeat."""
-        return max(3 * self.period, 3.0)
+        self.period = max(ASKING, min(shortest / 3, PERIOD)) if self._pushed else ASKING
+        self.life_ms = round(max(3 * self.period, LIFE) * 1000)
 
     # --- when to look
 
@@ -165,7 +176,7 @@ class Wakeups:
             # While an attempt is under way, nobody knows how many places there are.
             settled = all(place.placed for place in places)
             counts.append(str(len(places)) if settled else "?")
-        reply = self._beat(keys, counts, self.life)
+        reply = self._beat(keys, counts, self.life_ms)
         reply.add_done_callback(lambda future: self._heard(keys, future))
 
     def _heard(self, keys: list[str], reply: asyncio.Future[Any]) -> None:

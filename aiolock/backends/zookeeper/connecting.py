@@ -142,6 +142,11 @@ class Connection(connection.Connection):  # type: ignore[misc]
         if self.on_dead is not None:
             self.on_dead(self)
 
+    @property
+    def broken(self) -> bool:
+        """Whether nothing that is written will arrive; may be true a moment before the reading ends."""
+        return self.dead or self.writer.transport.is_closing()
+
     async def closed(self) -> None:
         """Wait until nothing of it is left, after :meth:`die`."""
         if self.read_loop_task is not None:

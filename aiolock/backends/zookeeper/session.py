@@ -97,12 +97,14 @@ class Session(session.Session):  # type: ignore[misc]
         """
         if owner is not None and owner != self.session_id:
             raise SessionChanged
-        if not self.connected or self.conn is None:
+        if self.closing or self.conn is None or not self.connected:
             raise NotSent
         return self._ask(self.conn, request)
 
     def _ask(self, conn: Connection, request: Any) -> Future:
-        if conn.dead:
+        if conn.broken:
+            # The state is told at once, so that nobody who tries again meets the same connection.
+            conn.die()
             raise NotSent
         self.xid = self.xid % 0x7FFFFFF0 + 1
         future: Future = conn.send(request, xid=self.xid)

@@ -1,6 +1,6 @@
 -- beat: say that a process still waits, and let time pass for the locks that it waits for.
--- KEYS the locks. ARGV: 1 our process, 2 life of a place in ms, 3 how we hear of a grant (s, n), 4 prefix of channels,
--- 5 floor, then for each lock how many places we have there.
+-- KEYS the locks. ARGV: 1 our process, 2 life of a place in ms, 3 how we hear of a grant (s, n), 4 floor, then for each
+-- lock how many places we have there (?: an attempt is under way).
 -- Returns the server's time in µs, then for each lock {µs until the hold ends, ms of a claim that was just given (or
 -- -1), state}: state 1 we are first in line, 2 look again (one of us holds it, or our places are gone), else 0.
 -- Safe: what it ends has run out by the server's clock; whom it serves is next in line.
@@ -13,7 +13,7 @@ local now = t[1] * 1000000 + t[2]
 local answer = {now}
 for i, lock in ipairs(KEYS) do
   local f = redis.call('HMGET', lock, 'owner', 'until', 'head', 'tail', 'claim', 'p:' .. mine)
-  local places = ARGV[5 + i]
+  local places = ARGV[4 + i]
   local counted = string.match(f[6] or '', '(%d+)$')
   local claim, state = 0, 0
   if counted then
@@ -23,7 +23,7 @@ for i, lock in ipairs(KEYS) do
   end
   if (f[1] and tonumber(f[2]) <= now) or (not f[1] and f[3] ~= f[4]) then
     if f[1] and f[5] == '1' then park(lock, f[1], mine) end
-    claim = serve(lock, now, mine, ARGV[4], tonumber(ARGV[5]))
+    claim = serve(lock, now, mine, tonumber(ARGV[4]))
     f = redis.call('HMGET', lock, 'owner', 'until', 'head')
   end
   local first = redis.call('HGET', lock, 'q:' .. (f[3] or 0))

@@ -1,7 +1,7 @@
 -- enter: get the lock, or take a place in its queue.
--- KEYS[1] the lock. ARGV: 1 request, 2 ttl ms, 3 most tokens, 4 floor (the highest token seen), 5 label,
--- 6 life of a place in ms (0: take none), 7 how we hear of a grant (s: by push, n: by asking), 8 prefix of channels,
--- 9 our process, 10 the ticket of an earlier place (-1: none).
+-- KEYS[1] the lock. ARGV: 1 request, 2 ttl ms, 3 most tokens, 4 floor (the highest token seen), 5 label, 6 the place
+-- to take, or nothing: its life in ms, how we hear of a grant (s: by push, n: by asking), and the ticket of an earlier
+-- place (-1: none).
 -- Returns {1, token, tokens, server µs, others wait} or {0, ticket, server µs, µs until the hold ends, we are first}.
 -- Safe: one atomic step on one key, idempotent by request: asking again finds the grant or the place, and a request
 -- that was buried changes nothing. The first command fails on a key of another type, before anything is written.
@@ -20,11 +20,11 @@ end
 if not f[1] and f[4] == f[5] and not f[6] then return enter(0) end
 -- include serve
 -- include park
-local prefix, mine = ARGV[8], ARGV[9]
+local mine = string.match(request, '^%x+')
 if f[6] then return {0, -1, now, 60000000, 0} end
 if f[1] ~= request and (not f[1] or tonumber(f[2]) <= now) then
   if f[1] and redis.call('HGET', lock, 'claim') == '1' then park(lock, f[1], mine) end
-  serve(lock, now, request, prefix, tonumber(ARGV[4]))
+  serve(lock, now, request, tonumber(ARGV[4]))
   f = redis.call('HMGET', lock, 'owner', 'until', 'top', 'head', 'tail')
   -- Nobody in line could be reached: whoever asks is served, and the others come back to their tickets.
   if not f[1] then return enter(f[4] ~= f[5] and 1 or 0) end
@@ -37,22 +37,23 @@ if f[1] == request then
   return {1, tonumber(g[1]), g[2] - g[1] + 1, now, f[4] ~= f[5] and 1 or 0}
 end
 local left = f[2] - now
-if ARGV[6] == '0' then return {0, -1, now, left, 0} end
+if ARGV[6] == '' then return {0, -1, now, left, 0} end
 local ticket = redis.call('HGET', lock, 'r:' .. request)
 if not ticket then
   local head, tail = tonumber(f[4] or 0), tonumber(f[5] or 0)
-  ticket = tonumber(ARGV[10])
+  local life, hears, earlier = string.match(ARGV[6], '^(%d+) (%a) (%-?%d+)$')
+  ticket = tonumber(earlier)
   if ticket < 0 or ticket >= tail or redis.call('HEXISTS', lock, 'q:' .. ticket) == 1 then
     ticket, tail = tail, tail + 1
   end
   local places = string.match(redis.call('HGET', lock, 'p:' .. mine) or '', '(%d+)$') or 0
   redis.call('HSET', lock, 'q:' .. ticket, string.format('%s %s %s %s %s', request, ARGV[2], ARGV[3], ARGV[4], ARGV[5]),
     'r:' .. request, ticket, 'head', math.min(head, ticket), 'tail', tail,
-    'p:' .. mine, string.format('%.0f %s %d', now + ARGV[6] * 1000, ARGV[7], places + 1))
-  redis.call('PEXPIRE', lock, string.format('%.0f', math.max(left / 1000, tonumber(ARGV[6])) + 60000))
+    'p:' .. mine, string.format('%.0f %s %d', now + life * 1000, hears, places + 1))
+  redis.call('PEXPIRE', lock, string.format('%.0f', math.max(left / 1000, tonumber(life)) + 60000))
   if f[4] == f[5] then
     -- Who may not publish tells nobody; the holder learns of the demand with its next renewal.
-    redis.pcall('PUBLISH', prefix .. string.match(f[1], '^%x+'), 'd ' .. f[1])
+    redis.pcall('PUBLISH', channel(lock, string.match(f[1], '^%x+')), 'd ' .. f[1])
   end
   f[4] = math.min(head, ticket)
 end

@@ -1,5 +1,5 @@
 -- force: take the lock from whoever holds it, tell them, and serve the next. For administrators.
--- KEYS[1] the lock. ARGV: 1 prefix of channels, 2 floor. Returns {1 if anybody held it, ms of a claim}.
+-- KEYS[1] the lock. ARGV: 1 floor. Returns {1 if anybody held it, ms of a claim}.
 -- Safe in one atomic step; the old holder's own term may overlap with the next one's, which is why it is told.
 local lock = KEYS[1]
 local owner = redis.call('HGET', lock, 'owner')
@@ -9,5 +9,5 @@ if not owner then return {0, 0} end
 local t = redis.call('TIME')
 redis.call('HDEL', lock, 'owner')
 redis.call('HSET', lock, 'forced', owner)
-redis.pcall('PUBLISH', ARGV[1] .. string.match(owner, '^%x+'), 'f ' .. owner)
-return {1, serve(lock, t[1] * 1000000 + t[2], '', ARGV[1], tonumber(ARGV[2]))}
+redis.pcall('PUBLISH', channel(lock, string.match(owner, '^%x+')), 'f ' .. owner)
+return {1, serve(lock, t[1] * 1000000 + t[2], '', tonumber(ARGV[1]))}

@@ -1,6 +1,6 @@
 -- leave: give up whatever a request has or may still get: its hold, its place, or its arrival.
--- KEYS[1] the lock. ARGV: 1 request, 2 prefix of channels, 3 our process, 4 floor, 5 bury (1: what was sent before may
--- still arrive, and must then change nothing), 6 keep (ms for which the hold stays, as nobody's).
+-- KEYS[1] the lock. ARGV: 1 request, 2 floor, 3 bury (1: what was sent before may still arrive, and must then change
+-- nothing), 4 keep (ms for which the hold stays, as nobody's).
 -- Returns 0, ms of the claim of whoever got the lock, or -1 to go on.
 -- Safe: compares the owner, in one atomic step, idempotent. Tombstones last 60 s, as does the key after them.
 local lock, request = KEYS[1], ARGV[1]
@@ -10,20 +10,21 @@ local f = redis.call('HMGET', lock, 'owner', 'head', 'tail', 'r:' .. request, 'u
 local t = redis.call('TIME')
 local now = t[1] * 1000000 + t[2]
 local claim = 0
-if f[1] == request and ARGV[6] ~= '0' then
-  redis.call('PEXPIRE', lock, ARGV[6] + 60000)
-  redis.call('HSET', lock, 'owner', '0:' .. string.match(request, '%x+$'), 'until', now + ARGV[6] * 1000, 'claim', 0)
+if f[1] == request and ARGV[4] ~= '0' then
+  redis.call('PEXPIRE', lock, ARGV[4] + 60000)
+  redis.call('HSET', lock, 'owner', '0:' .. string.match(request, '%x+$'), 'until', now + ARGV[4] * 1000, 'claim', 0)
 elseif f[1] == request then
-  claim = serve(lock, now, '', ARGV[2], tonumber(ARGV[4]))
+  claim = serve(lock, now, '', tonumber(ARGV[2]))
 elseif f[4] then
-  unplace(lock, f[4], request, ARGV[3], redis.call('HGET', lock, 'p:' .. ARGV[3]) or '')
+  local mine = string.match(request, '^%x+')
+  unplace(lock, f[4], request, mine, redis.call('HGET', lock, 'p:' .. mine) or '')
   if f[4] == f[2] then
     local head, tail = tonumber(f[2]), tonumber(f[3])
     while head < tail and redis.call('HEXISTS', lock, 'q:' .. head) == 0 do head = head + 1 end
     redis.call('HSET', lock, 'head', head)
   end
 end
-if ARGV[5] == '1' then
+if ARGV[3] == '1' then
   local x = redis.call('HMGET', lock, 'xhead', 'xtail')
   local head, tail = tonumber(x[1] or 0), tonumber(x[2] or 0)
   for n = head, math.min(tail, head + 4) - 1 do

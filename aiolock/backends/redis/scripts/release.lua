@@ -1,5 +1,5 @@
 -- release: give up a hold that is ours, and make the next in line the holder.
--- KEYS[1] the lock. ARGV: 1 request, 2 prefix of channels, 3 floor.
+-- KEYS[1] the lock. ARGV: 1 request, 2 floor.
 -- Returns -2 if it was not ours (any more), else 0 if nobody waits, ms of the claim of whoever got it, -1 to go on.
 -- Safe: compares the owner, in one atomic step; again it does nothing. Begins with a write that needs no memory, so
 -- that a full server cannot make a lock unreleasable.
@@ -13,4 +13,4 @@ end
 -- include tokens
 -- include serve
 local t = redis.call('TIME')
-return serve(lock, t[1] * 1000000 + t[2], '', ARGV[2], tonumber(ARGV[3]))
+return serve(lock, t[1] * 1000000 + t[2], '', tonumber(ARGV[2]))

@@ -7,13 +7,14 @@ local t = redis.call('TIME')
 local now = t[1] * 1000000 + t[2]
 local answer = {now}
 for i, lock in ipairs(KEYS) do
-  local f = redis.call('HMGET', lock, 'owner', 'head', 'tail')
+  -- One key that somebody made something else must not cost the holds of all the others: its own is gone (pcall).
+  local f = redis.pcall('HMGET', lock, 'owner', 'head', 'tail')
   if f[1] == ARGV[2 * i - 1] then
     redis.call('PEXPIRE', lock, ARGV[2 * i] + 60000)
     redis.call('HSET', lock, 'until', now + ARGV[2 * i] * 1000, 'claim', 0)
     answer[i + 1] = f[2] == f[3] and 1 or 2
   else
-    answer[i + 1] = redis.call('HGET', lock, 'forced') == ARGV[2 * i - 1] and -1 or 0
+    answer[i + 1] = not f.err and redis.call('HGET', lock, 'forced') == ARGV[2 * i - 1] and -1 or 0
   end
 end
 return answer

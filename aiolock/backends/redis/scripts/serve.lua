@@ -14,7 +14,11 @@ local function unplace(lock, n, request, process, presence)
   end
 end
 
-local function serve(lock, now, mine, prefix, floor)
+local function channel(lock, process)
+  return string.match(lock, '^(.*:1:)%a+:{') .. 'to:' .. process
+end
+
+local function serve(lock, now, mine, floor)
   redis.call('HDEL', lock, 'owner')
   local f = redis.call('HMGET', lock, 'head', 'tail', 'top')
   local head, tail = tonumber(f[1] or 0), tonumber(f[2] or 0)
@@ -32,7 +36,7 @@ local function serve(lock, now, mine, prefix, floor)
         local token, top = tokens(now, tonumber(f[3]), math.max(floor, tonumber(seen)), tonumber(block))
         local waiting = n + 1 < tail and 1 or 0
         -- Who may not publish is heard by nobody.
-        if hears ~= 's' or ours or (tonumber(redis.pcall('PUBLISH', prefix .. process,
+        if hears ~= 's' or ours or (tonumber(redis.pcall('PUBLISH', channel(lock, process),
             string.format('g %s %.0f %.0f %.0f %.0f %d', request, token, top - token + 1, now, claim, waiting))) or 0) > 0 then
           redis.call('HSET', lock, 'owner', request, 'until', now + claim * 1000, 'token', token, 'top', top,
             'label', label, 'since', now, 'claim', 1, 'head', n + 1)

@@ -1,0 +1,63 @@
+"""What the driver and the server complain about, in the words of this library.
+
+The lists are of error numbers, because their texts differ between versions, languages and MySQL and MariaDB.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import pymysql.err
+
+from aiolock.errors import BackendRefused, BackendUnavailable, DeadlockDetected, LockError
+
+__all__ = ["DENIED", "INTERRUPTED", "NO_SUCH_TABLE", "NO_SUCH_THREAD", "code", "deadly", "translate"]
+
+DEADLOCK = {1213, 3058}
+INTERRUPTED = {1317, 1969, 3024}
+"""Somebody ended the statement: KILL QUERY, or a limit of time."""
+NO_SUCH_TABLE = {1146}
+NO_SUCH_THREAD = {1094}
+DENIED = {1044, 1045, 1095, 1142, 1143, 1227, 1698}
+BUSY = {1040, 1041, 1203, 1205, 1226, 3572}
+"""Too many connections, out of memory for a thread, a lock wait that took too long."""
+READ_ONLY = {1290, 1792, 1836}
+ENDING = {1053, 1077, 1079, 1152, 1158, 1159, 1160, 1161, 1184, 1927, 2006, 2013, 2014, 2027, 2055, 4031}
+"""The connection is over, or nobody knows what comes on it next."""
+
+
+def code(error: BaseException | None) -> int:
+    """The number of a driver's error, 0 if it has none."""
+    if isinstance(error, pymysql.err.Error) and error.args and isinstance(error.args[0], int):
+        return error.args[0]
+    return 0
+
+
+def deadly(error: Exception) -> bool:
+    """Whether the connection on which this was raised is of no more use."""
+    number = code(error)
+    return number in ENDING or not number or 2000 <= number < 3000
+
+
+def translate(error: Exception, address: str) -> LockError:
+    """The error of ours for one of the driver's; the caller chains it."""
+    number = code(error)
+    text = f"{address}: {_sentence(error)}"
+    if number in DEADLOCK:
+        return DeadlockDetected([address])
+    if number in READ_ONLY:
+        return BackendRefused(f"{text}; locks need a server that takes writes")
+    if isinstance(error, asyncio.TimeoutError | OSError) or number in INTERRUPTED | BUSY or deadly(error):
+        # Without TLS there is no second try that could help.
+        return BackendRefused(text) if number == 2026 else BackendUnavailable(text)
+    return BackendRefused(text)
+
+
+def _sentence(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    if code(error):
+        cause = error.__cause__
+        detail = f" ({cause})" if code(error) == 2003 and cause is not None and str(cause) else ""
+        return f"{error.args[1] if len(error.args) > 1 else 'error'}{detail} [{error.args[0]}]"
+    return str(error) or type(error).__name__

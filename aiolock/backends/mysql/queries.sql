@@ -1,0 +1,79 @@
+-- Everything that is sent in the lease mode and for looking, one packet under each name.
+-- {words} are filled in: numbers and hexadecimal digits as they are, texts quoted and escaped.
+
+-- name: setup
+-- A session that stops talking ends by itself: that is what makes a user lock a lease.
+SET SESSION wait_timeout={wait_timeout}, lock_wait_timeout={patience}, innodb_lock_wait_timeout={patience},
+  time_zone='+00:00', sql_mode='STRICT_TRANS_TABLES,NO_ENGINE_SUBSTITUTION';
+SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED;
+SHOW GLOBAL VARIABLES WHERE Variable_name IN ('read_only', 'super_read_only', 'innodb_read_only', 'wsrep_on',
+  'group_replication_single_primary_mode', 'innodb_flush_log_at_trx_commit', 'version');
+SELECT CONNECTION_ID()
+
+-- name: enter
+-- Take the turnstile without waiting, and the row: with the turnstile if it is free, without it only if it has been
+-- free for a while (then whoever should hand it over is stopped or dead). Our own grant is found again. A turnstile
+-- that came without the row is put back.
+SET @turn = {turn};
+INSERT INTO {table} (id, namespace, name, owner, label, token, since, expires_at)
+VALUES ({id}, {namespace}, {name}, {owner}, {label}, {count}, UTC_TIMESTAMP(6),
+  UTC_TIMESTAMP(6) + INTERVAL {ttl} MICROSECOND)
+ON DUPLICATE KEY UPDATE
+  token = IF(owner <=> VALUES(owner) OR expires_at > UTC_TIMESTAMP(6) - INTERVAL IF(@turn = 1, 0, {grace}) MICROSECOND,
+    token, token + {count}),
+  since = IF(owner <=> VALUES(owner) OR expires_at > UTC_TIMESTAMP(6) - INTERVAL IF(@turn = 1, 0, {grace}) MICROSECOND,
+    since, VALUES(since)),
+  label = IF(expires_at > UTC_TIMESTAMP(6) - INTERVAL IF(@turn = 1, 0, {grace}) MICROSECOND, label, VALUES(label)),
+  owner = IF(expires_at > UTC_TIMESTAMP(6) - INTERVAL IF(@turn = 1, 0, {grace}) MICROSECOND, owner, VALUES(owner)),
+  expires_at = IF(owner <=> VALUES(owner)
+      OR expires_at <= UTC_TIMESTAMP(6) - INTERVAL IF(@turn = 1, 0, {grace}) MICROSECOND,
+    VALUES(expires_at), expires_at);
+SELECT IF(owner <=> {owner}, token, 0), TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires_at), @turn,
+  IF(NOT owner <=> {owner} AND @turn = 1 AND {put_back}, RELEASE_LOCK({turnstile}), 0)
+FROM {table} WHERE id = {id}
+
+-- name: leave
+-- `until` is now, or later for a hold that is kept for nobody.
+UPDATE {table} SET owner = NULL, expires_at = UTC_TIMESTAMP(6) + INTERVAL {keep} MICROSECOND
+WHERE id = {id} AND owner = {owner}
+
+-- name: put_back
+DO RELEASE_LOCK({turnstile})
+
+-- name: renew
+UPDATE {table} SET expires_at = UTC_TIMESTAMP(6) + INTERVAL {ttl} MICROSECOND
+WHERE id IN ({ids}) AND owner IN ({owners}) AND expires_at > UTC_TIMESTAMP(6)
+
+-- name: owned
+SELECT id, owner, forced, expires_at > UTC_TIMESTAMP(6) FROM {table} WHERE id IN ({ids})
+
+-- name: line_up
+SELECT GET_LOCK({turnstile}, 31536000) /*{who}*/
+
+-- name: look
+SELECT IFNULL(MAX(TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires_at)), 0), IFNULL(IS_USED_LOCK({turnstile}), 0)
+FROM {table} WHERE id = {id}
+
+-- name: kill_holder
+-- Only if it is still the one that was seen.
+KILL IF(IS_USED_LOCK({turnstile}) = {number}, {number}, 0)
+
+-- name: inspect
+SELECT label, token, since, TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires_at)
+FROM {table} WHERE id = {id} AND expires_at > UTC_TIMESTAMP(6)
+
+-- name: waiters
+-- Statements of the same account are visible without any right.
+SELECT * FROM information_schema.processlist WHERE ID <> CONNECTION_ID() AND INFO LIKE {pattern}
+
+-- name: force
+UPDATE {table} SET forced = owner, owner = NULL, expires_at = UTC_TIMESTAMP(6)
+WHERE id = {id} AND expires_at > UTC_TIMESTAMP(6);
+SELECT IFNULL(IS_USED_LOCK({turnstile}), 0)
+
+-- name: ping
+DO 0
+
+-- name: purge
+-- The counter goes on from the highest token that was ever deleted, so tokens of a name that comes back still rise.
+SELECT 1

@@ -1,0 +1,153 @@
+"""The few sessions of one client: who gets which, and how many there are at most.
+
+*main* carries whatever is not contended and the locks that were free when they were asked for; *control* ends
+statements of others by KILL; a session *in line* blocks on behalf of one claim, and keeps the lock that it waited for,
+because a user lock cannot move between sessions. Only the last kind grows with contention, up to a cap.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from aiolock.backends.mysql.connection import Session
+from aiolock.backends.mysql.driver import Result
+from aiolock.errors import BackendError, BackendUnavailable
+
+__all__ = ["Sessions"]
+
+
+class Sessions:
+    """Opens sessions, shares them, and closes them."""
+
+    def __init__(
+        self,
+        make: Callable[[Callable[[Session], None]], Session],
+        check: Callable[[list[Result]], None],
+        *,
+        most: int,
+        timeout: float,
+        ended: Callable[[Session], None],
+    ) -> None:
+        self._make = make
+        self._check = check
+        self._most = most
+        self._timeout = timeout
+        self._told = ended
+        self._all: set[Session] = set()
+        self._shared: dict[str, Session] = {}
+        self._opening: dict[str, asyncio.Task[Session]] = {}
+        self._idle: list[Session] = []
+        self._in_line = 0
+        self._closing: set[asyncio.Task[Any]] = set()
+        self._closed = False
+
+    # --- shared ones
+
+    async def main(self) -> Session:
+        """The session for everything that does not block."""
+        session = self._shared.get("main")
+        return session if session is not None and session.alive else await self._open_shared("main")
+
+    async def control(self) -> Session:
+        """The session that ends other statements."""
+        session = self._shared.get("control")
+        return session if session is not None and session.alive else await self._open_shared("control")
+
+    async def _open_shared(self, role: str) -> Session:
+        task = self._opening.get(role)
+        if task is None:
+            task = self._opening[role] = self.spawn(self._open(), "aiolock-mysql-connect")
+            task.add_done_callback(lambda done: self._opened(role, done))
+        return await asyncio.shield(task)
+
+    def _opened(self, role: str, task: asyncio.Task[Session]) -> None:
+        self._opening.pop(role, None)
+        if not task.cancelled() and task.exception() is None:
+            self._shared[role] = task.result()
+
+    async def _open(self) -> Session:
+        if self._closed:
+            raise BackendUnavailable("the client is closed")
+        session = self._make(self._end)
+        answers = await session.open(self._timeout)
+        self._all.add(session)
+        try:
+            self._check(answers)
+        except BaseException:
+            session.quit()
+            raise
+        return session
+
+    # --- those in line
+
+    async def take(self) -> Session | None:
+        """A session that may block; ``None`` if there are as many as there may be, or no more are to be had."""
+        while self._idle:
+            session = self._idle.pop()
+            if session.alive:
+                return session
+        if self._in_line >= self._most:
+            return None
+        self._in_line += 1
+        try:
+            session = await self._open()
+        except BaseException as error:
+            self._in_line -= 1
+            if isinstance(error, BackendError):
+                return None
+            raise
+        session.contended = True
+        return session
+
+    def give(self, session: Session) -> None:
+        """Take back one that has no lock and no command; nobody pings it, so the server ends it when it is not used."""
+        if session.alive:
+            self._idle.append(session)
+
+    # --- ends
+
+    def _end(self, session: Session) -> None:
+        self._all.discard(session)
+        if session.contended:
+            self._in_line -= 1
+        if session in self._idle:
+            self._idle.remove(session)
+        self._told(session)
+
+    @property
+    def used(self) -> list[Session]:
+        """Those that somebody needs."""
+        return [session for session in self._all if session not in self._idle]
+
+    def find(self, number: int) -> Session | None:
+        """The session with that id at the server, if it is one of ours."""
+        return next((session for session in self._all if session.id == number), None)
+
+    def spawn(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
+        """Run ``work`` until it ends or everything is closed."""
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._closing.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._closing.discard(task)
+        if not task.cancelled():
+            task.exception()
+
+    async def aclose(self) -> None:
+        """Close all of them and end every task."""
+        self._closed = True
+        tasks = list(self._closing)
+        for task in tasks:
+            task.cancel()
+        sessions = list(self._all)
+        for session in sessions:
+            session.quit()
+        if tasks:
+            await asyncio.wait(tasks)
+        for session in [*sessions, *self._all]:
+            session.quit()
+            await session.wait_closed()

@@ -1,0 +1,50 @@
+"""The statements of ``queries.sql`` and ``schema.sql``, by name."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from typing import Any
+
+from pymysql.converters import escape_string
+
+__all__ = ["Statements", "quote"]
+
+
+def _read(file: str) -> str:
+    return files(__package__).joinpath(file).read_text("utf-8")
+
+
+def _split(text: str) -> dict[str, str]:
+    statements: dict[str, str] = {}
+    for part in text.split("-- name: ")[1:]:
+        name, _, body = part.partition("\n")
+        lines = [line.strip() for line in body.splitlines() if not line.startswith("--")]
+        statements[name.strip()] = " ".join(line for line in lines if line)
+    return statements
+
+
+QUERIES = _split(_read("queries.sql"))
+SCHEMA = _read("schema.sql").strip()
+
+
+def quote(text: str) -> str:
+    """A text as a literal; our sessions have a `sql_mode` in which backslashes escape."""
+    return f"'{escape_string(text)}'"
+
+
+class Statements:
+    """What is sent, for one table."""
+
+    def __init__(self, table: str) -> None:
+        self._table = f"`{table}`"
+        # The table is filled in once, not at every call.
+        self._queries = {name: text.replace("{table}", self._table) for name, text in QUERIES.items()}
+
+    def __call__(self, name: str, **words: Any) -> str:
+        """The packet of that name with its words filled in."""
+        return self._queries[name].format_map(words)
+
+    @property
+    def schema(self) -> str:
+        """What creates the table."""
+        return SCHEMA.format(table=self._table)
