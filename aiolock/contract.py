@@ -104,11 +104,14 @@ class Bid:
     fair: bool = False
     key: tuple[str, str, str, float] = field(init=False, repr=False, compare=False)
     """What bids that may share one claim have in common; made once, because it is looked up for every acquire."""
+    certain: float = field(init=False, repr=False, compare=False)
+    """For how many seconds after its request a grant of the full ttl is certain: see :func:`certain_until`."""
 
     def __post_init__(self) -> None:
         kind = self.kind
         what = f"{kind.mode.value} {kind.permits}/{kind.limit}"
         object.__setattr__(self, "key", (self.name, kind.family.value, what, self.ttl))
+        object.__setattr__(self, "certain", certain_until(0.0, self.ttl))
 
 
 @dataclass(slots=True)

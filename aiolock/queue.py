@@ -298,7 +298,7 @@ class Cohort:
         claim = self._claim
         self.runtime.watchdog.discard(term)
         self._term = None
-        if self._live():
+        if self._waiters and self._live():
             self._claim = self.runtime.backend.claim(self._bid)
             self._drive(placed=False)
         else:

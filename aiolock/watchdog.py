@@ -70,14 +70,14 @@ class Term:
         """A renewal is under way or failed: nothing has been heard since."""
         self.renewed = True
         """Whether it is renewed at all; not any more after ``max_hold``."""
-        self.until = 0.0
-        self.due = 0.0
-        self.extend(grant.until, now)
+        until = self.until = grant.until
+        due, soon = until - 2 / 3 * self.ttl, now + (until - now) / 3
+        # A pushed grant is short: ask after a third of what it has.
+        self.due = max(soon, due)
 
     def extend(self, until: float, now: float) -> None:
         """Learn that the hold is certain until then; ask again when two thirds of a ttl are left."""
         self.until = max(self.until, until)
-        # A pushed grant is short: ask after a third of what it has.
         self.due = max(self.until - 2 / 3 * self.ttl, now + (self.until - now) / 3)
 
     def patience(self, seconds: float, now: float) -> float:
@@ -136,7 +136,13 @@ class Watchdog:
     def add(self, term: Term) -> None:
         """Watch a term until it is discarded or lost."""
         self._by_claim[term.claim] = term
-        self._settle(term)
+        calm = self._calm.get(term.ttl)
+        if calm is None or (calm and term.due < next(reversed(calm)).due):
+            self._settle(term)
+            return
+        calm[term] = None
+        if term.due < self._next_look and self._alarm is not None:
+            self._set_timer(term.due)
 
     def discard(self, term: Term) -> None:
         """The hold is given up: nothing more is to be said about it."""
@@ -155,9 +161,9 @@ class Watchdog:
         calm = self._calm.get(term.ttl)
         if term.asked or term.limit != math.inf or not term.renewed:
             self._watched[term] = None
-        elif not calm:
+        elif calm is None:
             self._calm[term.ttl] = {term: None}
-        elif term.due >= next(reversed(calm)).due:
+        elif not calm or term.due >= next(reversed(calm)).due:
             calm[term] = None
         else:
             # A grant that was pushed is short, and so falls due before its neighbours.
@@ -166,12 +172,9 @@ class Watchdog:
             self._set_timer(term.event)
 
     def _lift(self, term: Term) -> None:
-        if self._watched.pop(term, self) is self:
-            queue = self._calm.get(term.ttl)
-            if queue is not None:
-                queue.pop(term, None)
-                if not queue:
-                    del self._calm[term.ttl]
+        if self._watched.pop(term, self) is self and (calm := self._calm.get(term.ttl)) is not None:
+            # An empty one stays for the next term, until the next look.
+            calm.pop(term, None)
 
     async def renew(self, term: Term) -> None:
         """Renew one term now, in the caller's time; raises what the backend raises, and ends a term that is gone."""
@@ -219,6 +222,8 @@ class Watchdog:
             listener.cancel()
 
     def _next_event(self) -> float:
+        for ttl in [ttl for ttl, queue in self._calm.items() if not queue]:
+            del self._calm[ttl]
         heads = [next(iter(queue)).event for queue in self._calm.values()]
         heads += [term.event for term in self._watched]
         return min(heads, default=math.inf)

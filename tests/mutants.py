@@ -17,12 +17,11 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
 
-__all__ = ["MUTANTS", "Mutant", "hunt"]
+__all__ = ["CONTROL", "MUTANTS", "Mutant", "hunt"]
 
 ROOT = Path(__file__).parent.parent
 SEEDS = 400
@@ -41,6 +40,12 @@ class Mutant:
     new: str
     check: str = "schedules"
     """The schedules, or a test as pytest addresses it."""
+
+    def applied(self, text: str) -> str:
+        """The module with the bug in it."""
+        if text.count(self.old) != 1:
+            raise RuntimeError(f"{self.name!r} does not fit {self.module} any more")
+        return text.replace(self.old, self.new)
 
 
 WATCHDOG = "tests/unit/test_watchdog.py::"
@@ -151,6 +156,9 @@ MUTANTS = (
     ),
 )
 
+CONTROL = Mutant("a harmless change", "aiolock.watchdog", "LOOK = 0.25\n", "LOOK = 0.2\n")
+"""What must not be caught: else the check fails whatever is planted."""
+
 
 def plant(mutant: Mutant) -> None:
     """From now on, this process imports the changed module."""
@@ -162,10 +170,7 @@ def plant(mutant: Mutant) -> None:
         if name != mutant.module:
             return original(loader, name)
         path = loader.get_filename(name)
-        text = Path(path).read_text()
-        if text.count(mutant.old) != 1:
-            raise RuntimeError(f"{mutant.name!r} does not fit {path} any more")
-        return compile(text.replace(mutant.old, mutant.new), path, "exec", dont_inherit=True)
+        return compile(mutant.applied(Path(path).read_text()), path, "exec", dont_inherit=True)
 
     importlib.machinery.SourceFileLoader.get_code = get_code  # type: ignore[method-assign]
 
@@ -204,7 +209,7 @@ async def _process(mutant: Mutant) -> tuple[bool, str, float]:
     return process.returncode == CAUGHT, (told or ["died without a word"])[-1], time.monotonic() - start
 
 
-def hunt(mutants: Iterator[Mutant] | tuple[Mutant, ...] = MUTANTS) -> list[str]:
+def hunt(mutants: tuple[Mutant, ...] = MUTANTS) -> list[str]:
     """Run every check in a process of its own and print the table; the names of those that were missed."""
     missed = []
     for mutant in mutants:
@@ -225,7 +230,7 @@ def main() -> int:
         return 0
     if options.plant is None:
         return bool(hunt())
-    complaint = check(next(mutant for mutant in MUTANTS if mutant.name == options.plant))
+    complaint = check(next(mutant for mutant in (*MUTANTS, CONTROL) if mutant.name == options.plant))
     print(complaint or "nothing was noticed")
     return CAUGHT if complaint else 0
 

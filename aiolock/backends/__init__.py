@@ -23,6 +23,7 @@ class _Entry(NamedTuple):
 
 
 _REDIS = _Entry("aiolock.backends.redis:RedisBackend", "redis", "redis")
+_MYSQL = _Entry("aiolock.backends.mysql:MySQLBackend", "aiomysql", "mysql")
 
 SCHEMES = {
     "memory": _Entry("aiolock.backends.memory:MemoryBackend"),
@@ -30,6 +31,8 @@ SCHEMES = {
     "rediss": _REDIS,
     "redis+unix": _REDIS,
     "unix": _REDIS,
+    "mysql": _MYSQL,
+    "mariadb": _MYSQL,
     "zookeeper": _Entry("aiolock.backends.zookeeper:ZooKeeperBackend", "aiozk", "zookeeper"),
 }
 

@@ -7,16 +7,20 @@ independently of the backend's own words, and the contract asserts the negation 
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import aiolock
 from aiolock import Client, Lease
 from aiolock.backends.memory import MemoryBackend, MemoryServer
 from tests import servers
+
+REDIS_PAGE = Path(__file__).parents[2] / "docs" / "backends" / "redis.md"
 
 WORDS = frozenset({"exclusion", "fencing", "fifo", "keep", "push"})
 """The words of `require=` whose meaning the contract knows how to test."""
@@ -182,6 +186,28 @@ class RedisWithoutPubSub(Redis):
         return f"redis://quiet:secret@127.0.0.1:{self._server.port}/0"
 
 
+class RedisWithLeastRights(Redis):
+    """The account of the documentation, and no right more."""
+
+    name = "redis-least-rights"
+
+    def users(self) -> tuple[str, ...]:
+        return ("user default on nopass ~* &* +@all", least_rights("least", "t*"))
+
+    def url(self) -> str:
+        return f"redis://least:password@127.0.0.1:{self._server.port}/0"
+
+
+def least_rights(user: str, pattern: str, *, without: str = "") -> str:
+    """The documented account as a line of an ACL file, for keys and channels of a pattern, without one of its rights."""
+    found = re.search(r"ACL SETUSER aiolock (on .*?)```", REDIS_PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    assert found is not None, f"{REDIS_PAGE} has no ACL line"
+    rights = found[1].split()
+    assert not without or without in rights
+    kept = [right.replace("aiolock:*", pattern) for right in rights if right != without]
+    return " ".join(("user", user, *kept))
+
+
 class ZooKeeper(Deployment):
     """A single ZooKeeper; holds live as long as their session, whatever ttl is asked for."""
 
@@ -211,11 +237,29 @@ class ZooKeeperEnsemble(ZooKeeper):
     servers = 3
 
 
+class MariaDB(Deployment):
+    """MariaDB in the lease mode: rows with an expiry, and turnstiles to wait at."""
+
+    name = "mariadb"
+    slow = 2.0
+
+    @contextmanager
+    def running(self) -> Iterator[Self]:
+        with servers.MariaDB() as server:
+            self._server = server
+            yield self
+
+    def make(self, **options: Any) -> Client:
+        return aiolock.connect(self._server.url, **options)
+
+
 REGISTRY: tuple[type[Deployment], ...] = (
     Memory,
     FarMemory,
     Redis,
     RedisWithoutPubSub,
+    RedisWithLeastRights,
     ZooKeeper,
     ZooKeeperEnsemble,
+    MariaDB,
 )

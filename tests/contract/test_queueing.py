@@ -26,6 +26,9 @@ async def turn(lock, order: list, who) -> None:
         await asyncio.sleep(0)
 
 
+LONG = 1000
+"""A ttl beyond all patience: what is given up is given up at once, not when somebody looks again."""
+
 # --- order
 
 
@@ -162,7 +165,7 @@ async def test_timeout_zero_asks_once_and_leaves_no_place(client, rival):
 
 
 async def test_a_wait_that_times_out_leaves_nothing_behind(client, rival):
-    holder = await client.lock("x").acquire()
+    holder = await client.lock("x", ttl=LONG).acquire()
     clock = asyncio.get_running_loop().time
     for lock, timeout in (
         (rival.lock("x"), 0.05),
@@ -230,7 +233,7 @@ async def test_a_timeout_that_cannot_be_meant_is_refused(client, timeout):
 
 @pytest.mark.parametrize("victim", range(4))
 async def test_cancelling_a_waiter_concerns_nobody_else(client, rival, victim):
-    holder = await rival.lock("x").acquire()
+    holder = await rival.lock("x", ttl=LONG).acquire()
     lock = client.lock("x")
     order: list = []
     turns = []
@@ -253,7 +256,7 @@ async def test_cancelling_a_waiter_concerns_nobody_else(client, rival, victim):
 
 @pytest.mark.parametrize("fair", [False, True], ids=["plain", "fair"])
 async def test_when_all_waiters_are_cancelled_the_place_is_given_up(client, rival, fair):
-    holder = await rival.lock("x").acquire()
+    holder = await rival.lock("x", ttl=LONG).acquire()
     waiters = [asyncio.create_task(client.lock("x", fair=fair).acquire()) for _ in range(3)]
     await waiting(client, 3)
     await queued(rival.lock("x"), 3 if fair else 1)

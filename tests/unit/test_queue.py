@@ -389,11 +389,8 @@ async def test_a_cleanup_that_is_refused_is_not_repeated(make, caplog):
 # --- losses
 
 
-@pytest.mark.parametrize(
-    ("reason", "released"),
-    [("expired", True), ("session", True), ("revoked", False), ("force-released", False)],
-)
-async def test_after_a_loss_those_who_wait_bid_anew(make, reason, released):
+@pytest.mark.parametrize("reason", ["expired", "session", "revoked", "force-released"])
+async def test_after_a_loss_those_who_wait_bid_anew(make, reason):
     stage = make(grant(1), grant(2))
     lease = await stage.ask()
     waiter = stage.asking()
@@ -403,8 +400,8 @@ async def test_after_a_loss_those_who_wait_bid_anew(make, reason, released):
     second = await waiter
     await stage.settled()
     assert second.token == 2
-    # What the server took is not given back once more.
-    assert stage.calls(0) == ["attempt", *["release"] * released]
+    # Also what the server took is given up: a request on its way may have taken a place since.
+    assert stage.calls(0) == ["attempt", "release"]
     await lease.release()
     second.check()
     await stage.end(second)

@@ -33,7 +33,12 @@ class Session:
     """A connection with its own settings, its id at the server, and the user locks that it has."""
 
     def __init__(
-        self, address: Address, setup: str, clock: Clock, ended: Callable[[Session], None], patience: float = 0
+        self,
+        address: Address,
+        setup: str,
+        clock: Clock,
+        ended: Callable[[Session], None],
+        patience: float = 0,
     ) -> None:
         self._address = address
         self._setup = setup
@@ -60,6 +65,11 @@ class Session:
         """Whether commands can be sent."""
         return self._driver is not None and not self._over
 
+    @property
+    def idle(self) -> bool:
+        """Whether it has nothing to do at this moment."""
+        return self._current is None and not self._commands
+
     async def open(self, timeout: float) -> list[Result]:
         """Connect and set up within ``timeout`` seconds; the answers to the set-up. Cancelling it leaves nothing."""
         try:
@@ -81,7 +91,9 @@ class Session:
             )
         self._driver = driver
         self.used = self._clock()
-        self._worker = asyncio.get_running_loop().create_task(self._serve(driver), name="aiolock-mysql-session")
+        self._worker = asyncio.get_running_loop().create_task(
+            self._serve(driver), name="aiolock-mysql-session"
+        )
         return answers
 
     async def run(self, packet: str, timeout: float | None) -> list[Result]:

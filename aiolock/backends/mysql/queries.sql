@@ -13,14 +13,16 @@ SELECT CONNECTION_ID()
 -- name: enter
 -- Take the turnstile without waiting, and the row: with the turnstile if it is free, without it only if it has been
 -- free for a while (then whoever should hand it over is stopped or dead). Our own grant is found again. A turnstile
--- that came without the row is put back.
+-- that came without the row is put back. Tokens are at least the server's clock in microseconds, so those of a row
+-- that was lost or purged and comes back still rise.
 SET @turn = {turn};
 INSERT INTO {table} (id, namespace, name, owner, label, token, since, expires_at)
-VALUES ({id}, {namespace}, {name}, {owner}, {label}, {count}, UTC_TIMESTAMP(6),
+VALUES ({id}, {namespace}, {name}, {owner}, {label},
+  TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)), UTC_TIMESTAMP(6),
   UTC_TIMESTAMP(6) + INTERVAL {ttl} MICROSECOND)
 ON DUPLICATE KEY UPDATE
   token = IF(owner <=> VALUES(owner) OR expires_at > UTC_TIMESTAMP(6) - INTERVAL IF(@turn = 1, 0, {grace}) MICROSECOND,
-    token, token + {count}),
+    token, GREATEST(token + {block}, VALUES(token))),
   since = IF(owner <=> VALUES(owner) OR expires_at > UTC_TIMESTAMP(6) - INTERVAL IF(@turn = 1, 0, {grace}) MICROSECOND,
     since, VALUES(since)),
   label = IF(expires_at > UTC_TIMESTAMP(6) - INTERVAL IF(@turn = 1, 0, {grace}) MICROSECOND, label, VALUES(label)),
@@ -33,7 +35,7 @@ SELECT IF(owner <=> {owner}, token, 0), TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP
 FROM {table} WHERE id = {id}
 
 -- name: leave
--- `until` is now, or later for a hold that is kept for nobody.
+-- It ends now, or later if it is kept for nobody.
 UPDATE {table} SET owner = NULL, expires_at = UTC_TIMESTAMP(6) + INTERVAL {keep} MICROSECOND
 WHERE id = {id} AND owner = {owner}
 
@@ -75,5 +77,5 @@ SELECT IFNULL(IS_USED_LOCK({turnstile}), 0)
 DO 0
 
 -- name: purge
--- The counter goes on from the highest token that was ever deleted, so tokens of a name that comes back still rise.
-SELECT 1
+-- A row that comes back starts at the clock, which is ahead of every token that it had.
+DELETE FROM {table} WHERE namespace = {namespace} AND expires_at < UTC_TIMESTAMP(6) - INTERVAL {idle} MICROSECOND

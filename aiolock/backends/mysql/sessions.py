@@ -101,6 +101,11 @@ class Sessions:
         session.contended = True
         return session
 
+    @property
+    def room(self) -> bool:
+        """Whether another one may be had."""
+        return bool(self._idle) or self._in_line < self._most
+
     def give(self, session: Session) -> None:
         """Take back one that has no lock and no command; nobody pings it, so the server ends it when it is not used."""
         if session.alive:

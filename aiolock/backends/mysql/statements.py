@@ -40,7 +40,7 @@ class Statements:
         # The table is filled in once, not at every call.
         self._queries = {name: text.replace("{table}", self._table) for name, text in QUERIES.items()}
 
-    def __call__(self, name: str, **words: Any) -> str:
+    def __call__(self, name: str, /, **words: Any) -> str:
         """The packet of that name with its words filled in."""
         return self._queries[name].format_map(words)
 

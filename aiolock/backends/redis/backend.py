@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from random import Random
 from typing import Any
 
-from aiolock.backends.redis.capabilities import judge, probe
+from aiolock.backends.redis.capabilities import judge, may_publish, probe
 from aiolock.backends.redis.claim import RedisClaim
 from aiolock.backends.redis.commands import Script
 from aiolock.backends.redis.connection import Connection
@@ -47,6 +47,7 @@ log = logging.getLogger("aiolock")
 ENTER, RELEASE, LEAVE, RENEW, BEAT, FORCE, LOOK = SCRIPTS = tuple(
     Script(source(name)) for name in ("enter", "release", "leave", "renew", "beat", "force", "look")
 )
+PROBE = Script(source("probe"))
 
 GONE: dict[int, LossReason] = {0: "revoked", -1: "force-released"}
 """What ``renew`` says of a hold that is not ours any more."""
@@ -100,9 +101,11 @@ class RedisBackend(Backend):
             command_timeout=settings.command_timeout,
             scripts=SCRIPTS,
             on_up=self._up,
+            on_down=self._pairing.forget,
         )
         await connection.open()
-        info = await probe(connection.call)
+        info = await probe(connection.call, PROBE, f"{self._prefix}probe:{{{self._process}}}")
+        publishes = await may_publish(connection.call, self._channels + self._process)
         subscriber = self._subscriber = Subscriber(
             self._endpoint,
             self._channels + self._process,
@@ -112,9 +115,11 @@ class RedisBackend(Backend):
             on_up=self._subscribed,
             on_down=self._unsubscribed,
         )
-        await subscriber.open()
-        self.wakeups.pushed = subscriber.denied is None
-        verdict = judge(info, pushed=not subscriber.denied)
+        # Who may not publish is most likely not heard from by others of the same account, either.
+        if publishes:
+            await subscriber.open()
+        self.wakeups.pushed = pushed = publishes and subscriber.denied is None
+        verdict = judge(info, pushed=pushed)
         self.capabilities = verdict.capabilities
         for warning in verdict.warnings:
             log.warning("%s: %s", self._endpoint, warning)
@@ -165,17 +170,10 @@ class RedisBackend(Backend):
     def enter(self, claim: RedisClaim, wait: bool, ticket: int) -> asyncio.Future[Any]:
         """Ask for the lock."""
         bid = claim.bid
+        most = "1" if bid.fair else MOST_TOKENS
+        place = f"{self.wakeups.life_ms} {self._hears} {ticket}" if wait else ""
         return self._link().script(
-            ENTER,
-            (claim.key,),
-            (
-                claim.request,
-                claim.ttl_ms,
-                "1" if bid.fair else MOST_TOKENS,
-                self._floor,
-                bid.label,
-                f"{self.wakeups.life_ms} {self._hears} {ticket}" if wait else "",
-            ),
+            ENTER, (claim.key,), (claim.request, claim.ttl_ms, most, self._floor, bid.label, place)
         )
 
     def release(self, claim: RedisClaim) -> asyncio.Future[Any]:
@@ -234,7 +232,7 @@ class RedisBackend(Backend):
 
     def learn(self, server: int, sent: float) -> None:
         """Pair the server's time in µs with ours."""
-        self._pairing.learn(server / 1_000_000, sent, self._link().received)
+        self._pairing.learn(server / 1_000_000, sent, self._connection.received)  # type: ignore[union-attr] # it answered
 
     def never_sent(self, error: BackendError) -> bool:
         """Whether a request certainly did not reach the server."""

@@ -7,13 +7,15 @@ questions are :func:`probe`'s.
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from aiolock.errors import BackendError, BackendRefused
+from aiolock.backends.redis.commands import Script
+from aiolock.backends.redis.replies import from_reply
+from aiolock.errors import BackendRefused
 
-__all__ = ["Verdict", "judge", "parse_info", "probe"]
+__all__ = ["Verdict", "judge", "may_publish", "parse_info", "probe"]
 
 OLDEST = (6, 2)
 
@@ -66,21 +68,47 @@ def judge(info: Mapping[str, str], *, pushed: bool) -> Verdict:
     return Verdict(frozenset(promises), tuple(warnings))
 
 
-async def probe(call: Callable[..., Awaitable[Any]]) -> dict[str, str]:
-    """Ask for what :func:`judge` wants to know. Raises :class:`BackendRefused` if scripts are not allowed."""
-    try:
-        await call("EVAL", "return 1", "0")
-    except BackendRefused as error:
-        raise BackendRefused(
-            f"this account may not run scripts, and every step of a lock is one: {error}"
-        ) from error.__cause__
+async def probe(call: Callable[..., Awaitable[Any]], script: Script, key: str) -> dict[str, str]:
+    """Ask for what :func:`judge` wants to know, in one round trip.
+
+    Raises :class:`BackendRefused` if an account may not do with ``key`` what every step of a lock does.
+    """
+    rights = call("EVAL", script.source, "1", key), call("EVALSHA", script.sha, "1", key)
+    sections = [
+        call("INFO", section) for section in ("server", "memory", "persistence", "replication", "cluster")
+    ]
+    for answer in rights:
+        _check_rights(await answer, key)
     info: dict[str, str] = {}
-    for section in ("server", "memory", "persistence", "replication", "cluster"):
+    for section in sections:
         try:
-            reply = await call("INFO", section)
+            reply = await section
         except BackendRefused:
             return {}
-        except BackendError:
-            raise
         info.update(parse_info(reply.decode("utf-8", "replace") if isinstance(reply, bytes) else str(reply)))
     return info
+
+
+def _check_rights(refused: Sequence[bytes], key: str) -> None:
+    """What the probe was refused, as one error."""
+    words = [word.decode("utf-8", "replace") for word in refused]
+    if not words:
+        return
+    error = from_reply(words[1].removeprefix("-"))
+    if error.retryable:
+        # Not about rights: a replica, a disk that is full, too few replicas.
+        raise error
+    commands = ", ".join(dict.fromkeys(words[::2]))
+    raise BackendRefused(
+        f"this account may not use {commands} on keys such as {key}, which every lock needs: "
+        "the documentation of the Redis backend has the ACL line with the least rights"
+    ) from error
+
+
+async def may_publish(call: Callable[..., Awaitable[Any]], channel: str) -> bool:
+    """Whether grants can be pushed to that channel; says nothing there that means anything."""
+    try:
+        await call("PUBLISH", channel, "")
+    except BackendRefused:
+        return False
+    return True

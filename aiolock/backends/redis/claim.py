@@ -6,7 +6,7 @@ import asyncio
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from aiolock.contract import Bid, Claim, Grant, certain_until
+from aiolock.contract import Bid, Claim, Grant
 from aiolock.errors import BackendError, BackendRefused
 
 if TYPE_CHECKING:
@@ -88,9 +88,10 @@ class RedisClaim(Claim):
             raise
         self._doubts -= 1
         if answer[0] == 1:
+            _, token, count, server, waiting = answer
             self._held()
-            backend.learn(answer[3], sent)
-            return self._granted(answer[1], answer[2], certain_until(sent, self.ttl), demand=answer[4] != 0)
+            backend.learn(server, sent)
+            return self._granted(token, count, sent + self.bid.certain, demand=waiting != 0)
         backend.learn(answer[2], sent)
         if not wait:
             if not self._doubts:

@@ -81,7 +81,9 @@ class Subscriber(Link):
             while (reply := self._reader.gets()) is not _NOTHING:
                 if type(reply) is list:
                     self._told(reply)
-                elif type(reply) is ReplyError:
+                elif (
+                    type(reply) is ReplyError and self.state is not State.READY
+                ):  # else an account without PING
                     self._refused(from_reply(str(reply)), reply)
                     return
         except ProtocolError as error:

@@ -21,6 +21,7 @@ class NotSent(BackendUnavailable):
 
 
 _CLUSTER = "this server is a node of a cluster: use redis+cluster:// with the addresses of its nodes, or a standalone server"
+_RIGHTS = "this account may not do in a script what locks need: grant it the commands, keys and channels of the documented ACL line"
 _REPLICA = "this server is a replica, which takes no writes: give the address of the primary"
 
 _CODES: dict[str, tuple[type[BackendError], bool, str]] = {
@@ -99,6 +100,8 @@ _PHRASES: tuple[tuple[str, type[BackendError], bool, str], ...] = (
         "a password was given, but the server has none for the default user: leave it out, or name the user",
     ),
     ("invalid password", BackendRefused, False, _CODES["WRONGPASS"][2]),
+    ("user executing the script can't", BackendRefused, False, _RIGHTS),
+    ("acl failure in script", BackendRefused, False, _RIGHTS),
     ("unauthenticated", BackendRefused, False, _CODES["NOAUTH"][2]),
 )
 

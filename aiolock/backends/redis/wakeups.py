@@ -30,6 +30,8 @@ LIFE = 3.0
 """Least seconds that a place stands without a heartbeat."""
 BATCH = 100
 """How many locks one call looks after."""
+SLACK = 100
+"""How many outdated entries the agenda may have beside as many as valid ones."""
 
 
 class Place(Protocol):
@@ -134,6 +136,10 @@ class Wakeups:
         if known is None or move or when < known:
             self._ends[key] = when
             heapq.heappush(self._agenda, (when, key))
+            if len(self._agenda) > 2 * len(self._ends) + SLACK:
+                # Every move leaves an entry behind, which would stay until its time comes.
+                self._agenda = [(then, name) for name, then in self._ends.items()]
+                heapq.heapify(self._agenda)
             self._arm()
 
     def _arm(self) -> None:

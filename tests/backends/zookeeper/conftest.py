@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import socket
+import struct
 from collections.abc import AsyncIterator, Callable
 from random import Random
 from typing import Any
 
 import pytest
+from aiozk import exc, protocol
 
 import aiolock
 from aiolock import Client
+from aiolock.backends.zookeeper import wire
 from aiolock.backends.zookeeper.address import parse
 from aiolock.backends.zookeeper.session import Session
 from aiolock.clock import system_clock
@@ -40,6 +44,40 @@ async def proxy(server) -> AsyncIterator[Proxy]:
 @pytest.fixture
 def namespace() -> str:
     return f"t{secrets.token_hex(6)}"
+
+
+class Replies:
+    """Knows which answer that passes a proxy belongs to which kind of request."""
+
+    def __init__(self, proxy: Proxy) -> None:
+        self._asked: dict[int, int] = {}
+        proxy.on_frame = self._see
+
+    def _see(self, direction: str, frame: bytes) -> None:
+        if direction == "up" and len(frame) >= 12:
+            xid, opcode = struct.unpack_from("!ii", frame, 4)
+            self._asked[xid] = opcode
+
+    def to(self, opcode: int) -> Callable[[bytes], bool]:
+        """Whether a frame answers a request with this opcode."""
+        return lambda frame: self._asked.get(struct.unpack_from("!i", frame, 4)[0]) == opcode
+
+
+def end_session(session: Session, port: int) -> None:
+    """Take a session over on another connection and close it there, back to back."""
+    connect = protocol.ConnectRequest(
+        protocol_version=0,
+        last_seen_zxid=0,
+        timeout=3000,
+        session_id=session.session_id,
+        password=session.password,
+        read_only=False,
+    ).serialize()
+    payloads = [connect, protocol.CloseRequest().serialize(1)]
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as other:
+        other.sendall(b"".join(struct.pack("!i", len(payload)) + payload for payload in payloads))
+        while other.recv(4096):
+            pass
 
 
 class Tools:
@@ -98,6 +136,25 @@ class Tools:
     def session_of(self, client: Client) -> Session:
         """The session under a client."""
         return client._backend.session
+
+    def replies(self, proxy: Proxy) -> Replies:
+        """Tells the replies that pass a proxy apart."""
+        return Replies(proxy)
+
+    async def expire(self, session: Session, port: int) -> None:
+        """End a session at the server, as if it had expired."""
+        await asyncio.to_thread(end_session, session, port)
+
+    async def nodes(self, client: Client, name: str) -> list[str]:
+        """The children of a lock's node, in their order; none if it is not there."""
+        session = self.session_of(client)
+        await session.ready()
+        await session.ask(wire.sync())
+        try:
+            children = (await session.ask(wire.listing(self.path(name), watch=False))).children
+        except exc.NoNode:
+            return []
+        return sorted(children, key=lambda child: child[-10:])
 
     def path(self, name: str) -> str:
         """Where a lock is."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import glob
 import logging
 import socket
-import struct
 from pathlib import Path
 
 import pytest
@@ -24,46 +24,15 @@ SYNC = 9
 GET = 4
 
 
-def opcode(frame: bytes) -> int:
-    """What a request asks for."""
-    return struct.unpack_from("!i", frame, 8)[0]
-
-
-class Replies:
-    """Knows which answer belongs to which kind of request."""
-
-    def __init__(self, proxy: Proxy) -> None:
-        self._asked: dict[int, int] = {}
-        proxy.on_frame = self._see
-
-    def _see(self, direction: str, frame: bytes) -> None:
-        if direction == "up" and len(frame) >= 12:
-            self._asked[struct.unpack_from("!i", frame, 4)[0]] = opcode(frame)
-
-    def to(self, kind: int):
-        return lambda frame: self._asked.get(struct.unpack_from("!i", frame, 4)[0]) == kind
-
-
 def ephemeral(path: str):
     return wire.create(path, b"", wire.OPEN, sequential=False)
 
 
-def expire(session) -> None:
-    """Close a session from elsewhere, as the server would: ask for it and end it on another connection."""
-    connect = protocol.ConnectRequest(
-        protocol_version=0,
-        last_seen_zxid=0,
-        timeout=3000,
-        session_id=session.session_id,
-        password=session.password,
-        read_only=False,
-    ).serialize()
-    close = protocol.CloseRequest().serialize(1)
-    with socket.create_connection(("127.0.0.1", session.real_port), timeout=20) as other:
-        for payload in (connect, close):
-            other.sendall(struct.pack("!i", len(payload)) + payload)
-        while other.recv(4096):
-            pass
+async def reset(proxy, session, tools) -> None:
+    """Break the connection, and wait for the next one."""
+    old = session.conn
+    proxy.reset_all()
+    await tools.until(lambda: session.conn is not old and session.connected)
 
 
 # --- beginning and end
@@ -214,7 +183,7 @@ async def test_without_a_connection_nothing_is_sent_and_that_is_said(tools):
 
 async def test_a_request_is_sent_once_and_never_repeated(proxy, tools):
     """Z6: what aiozk itself would send again after a reset, and thereby do twice."""
-    replies = Replies(proxy)
+    replies = tools.replies(proxy)
     async with tools.session(f"zookeeper://127.0.0.1:{proxy.port}") as session:
         lost = proxy.down.drop_next(1, replies.to(CREATE2), reset=True)
         with pytest.raises(InDoubt):
@@ -310,9 +279,7 @@ async def test_after_a_break_the_same_session_becomes_certain_again(proxy, tools
     async with tools.session(f"zookeeper://127.0.0.1:{proxy.port}") as session:
         owner = session.session_id
         for _ in range(5):
-            proxy.reset_all()
-            await tools.until(lambda: not session.connected)
-            await session.ready()
+            await reset(proxy, session, tools)
             assert session.session_id == owner
             assert session.certain
         first = session.deadline
@@ -327,9 +294,8 @@ async def test_an_expired_session_is_replaced_and_never_passed_off_as_the_old_on
     changes: list[str] = []
     async with tools.session(server.url, changes=changes) as session:
         owner = session.session_id
-        session.real_port = server.port
         path = (await session.ask(ephemeral(f"/{tools.namespace}"))).path
-        await asyncio.to_thread(expire, session)
+        await tools.expire(session, server.port)
         await tools.until(lambda: session.connected and session.session_id != owner)
         assert "lost" in changes
         with pytest.raises(SessionChanged):
@@ -369,9 +335,7 @@ async def test_the_user_is_known_again_after_every_reconnect_before_anybody_else
         with pytest.raises(exc.NoAuth):
             await stranger.ask(wire.get(path, watch=False))
         for _ in range(5):
-            proxy.reset_all()
-            await tools.until(lambda: not session.connected)
-            await session.ready()
+            await reset(proxy, session, tools)
             await session.ask(wire.get(path, watch=False))
 
 
@@ -384,7 +348,10 @@ async def test_a_user_whom_the_ensemble_does_not_accept_is_refused_once(server, 
             raise AssertionError("was let in")
 
 
-async def test_tls_verifies_the_server_and_shows_a_certificate(tools, tmp_path):
+async def test_tls_verifies_the_server_and_shows_a_certificate(tools, tmp_path, monkeypatch):
+    # Debian's zookeeper.jar names only a part of Netty in its class path.
+    netty = ":".join(glob.glob("/usr/share/java/netty-*[a-z].jar"))  # noqa: PTH207 - a loop that may block
+    monkeypatch.setenv("JDK_JAVA_OPTIONS", f"-Xbootclasspath/a:{netty}")
     made = Certificates(tmp_path / "made")
     other = Certificates(tmp_path / "other")
     store, trust = tmp_path / "server.pem", tmp_path / "trust.pem"
@@ -427,9 +394,7 @@ async def test_a_hundred_reconnects_leave_nothing_behind(server, proxy, tools):
         await tools.until(lambda: len(proxy.ends) == 2)
         before, tasks = descriptors(), len(asyncio.all_tasks())
         for _ in range(100):
-            proxy.reset_all()
-            await tools.until(lambda: not session.connected)
-            await session.ready()
+            await reset(proxy, session, tools)
         assert session.session_id == owner
         await tools.until(lambda: len(proxy.ends) == 2)
         gc.collect()
@@ -440,7 +405,7 @@ async def test_a_hundred_reconnects_leave_nothing_behind(server, proxy, tools):
 
 @pytest.mark.parametrize("kind", [SYNC, GET, CREATE2])
 async def test_a_connection_that_dies_in_the_first_request_after_a_reconnect_is_survived(proxy, tools, kind):
-    replies = Replies(proxy)
+    replies = tools.replies(proxy)
     async with tools.session(f"zookeeper://127.0.0.1:{proxy.port}") as session:
         owner = session.session_id
         proxy.down.drop_next(1, replies.to(kind), reset=True)

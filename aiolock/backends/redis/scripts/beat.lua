@@ -12,7 +12,10 @@ local t = redis.call('TIME')
 local now = t[1] * 1000000 + t[2]
 local answer = {now}
 for i, lock in ipairs(KEYS) do
-  local f = redis.call('HMGET', lock, 'owner', 'until', 'head', 'tail', 'claim', 'p:' .. mine)
+  local f = redis.pcall('HMGET', lock, 'owner', 'until', 'head', 'tail', 'claim', 'p:' .. mine)
+  -- A key that somebody made something else is for those to find out who wait for it; the others' places go on.
+  local broken = f.err and string.find(f.err, 'WRONGTYPE', 1, true)
+  if f.err and not broken then return f end
   local places = ARGV[4 + i]
   local counted = string.match(f[6] or '', '(%d+)$')
   local claim, state = 0, 0
@@ -26,8 +29,8 @@ for i, lock in ipairs(KEYS) do
     claim = serve(lock, now, mine, tonumber(ARGV[4]))
     f = redis.call('HMGET', lock, 'owner', 'until', 'head')
   end
-  local first = redis.call('HGET', lock, 'q:' .. (f[3] or 0))
-  if (f[1] and string.match(f[1], '^%x+') == mine) or (counted or '0') ~= places then
+  local first = not broken and redis.call('HGET', lock, 'q:' .. (f[3] or 0))
+  if broken or (f[1] and string.match(f[1], '^%x+') == mine) or (counted or '0') ~= places then
     state = 2
   elseif first and string.match(first, '^%x+') == mine then
     state = 1

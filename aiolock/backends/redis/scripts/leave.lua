@@ -2,7 +2,8 @@
 -- KEYS[1] the lock. ARGV: 1 request, 2 floor, 3 bury (1: what was sent before may still arrive, and must then change
 -- nothing), 4 keep (ms for which the hold stays, as nobody's).
 -- Returns 0, ms of the claim of whoever got the lock, or -1 to go on.
--- Safe: compares the owner, in one atomic step, idempotent. Tombstones last 60 s, as does the key after them.
+-- Safe: compares the owner, in one atomic step, idempotent. Tombstones last 60 s, as does the key after them. Every write
+-- comes after one that needs no memory, so that a full server forgets nothing and keeps nothing.
 local lock, request = KEYS[1], ARGV[1]
 local f = redis.call('HMGET', lock, 'owner', 'head', 'tail', 'r:' .. request, 'until')
 -- include tokens
@@ -25,6 +26,7 @@ elseif f[4] then
   end
 end
 if ARGV[3] == '1' then
+  redis.call('HDEL', lock, 'x:' .. request)
   local x = redis.call('HMGET', lock, 'xhead', 'xtail')
   local head, tail = tonumber(x[1] or 0), tonumber(x[2] or 0)
   for n = head, math.min(tail, head + 4) - 1 do

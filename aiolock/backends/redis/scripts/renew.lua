@@ -7,8 +7,9 @@ local t = redis.call('TIME')
 local now = t[1] * 1000000 + t[2]
 local answer = {now}
 for i, lock in ipairs(KEYS) do
-  -- One key that somebody made something else must not cost the holds of all the others: its own is gone (pcall).
   local f = redis.pcall('HMGET', lock, 'owner', 'head', 'tail')
+  -- A key that somebody made something else has cost its own hold, and must not cost those of the others.
+  if f.err and not string.find(f.err, 'WRONGTYPE', 1, true) then return f end
   if f[1] == ARGV[2 * i - 1] then
     redis.call('PEXPIRE', lock, ARGV[2 * i] + 60000)
     redis.call('HSET', lock, 'until', now + ARGV[2 * i] * 1000, 'claim', 0)

@@ -1,0 +1,247 @@
+"""The MySQL and MariaDB backend: sessions, the schema, and one of three modes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import re
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+from aiolock.backends.mysql.address import Address, parameters
+from aiolock.backends.mysql.connection import Session
+from aiolock.backends.mysql.driver import Result
+from aiolock.backends.mysql.failures import NO_SUCH_TABLE, code
+from aiolock.backends.mysql.lease import LeaseMode
+from aiolock.backends.mysql.probe import promises, refuse, variables
+from aiolock.backends.mysql.sessions import Sessions
+from aiolock.backends.mysql.statements import Statements, quote
+from aiolock.contract import Backend, Bid, Claim, Family, Grant, LockInfo, Mode, Notice, Settings
+from aiolock.errors import (
+    BackendError,
+    BackendRefused,
+    BackendUnavailable,
+    ConfigError,
+    DeadlockDetected,
+    UnsupportedKind,
+    shorten,
+)
+from aiolock.names import digest
+from aiolock.notices import Notices
+
+__all__ = ["MySQLBackend"]
+
+log = logging.getLogger("aiolock")
+
+MODES = {"lease": LeaseMode}
+TABLE = re.compile(r"[A-Za-z0-9_]{1,48}")
+MOST = 16
+"""How many sessions wait, or hold what they waited for, unless `connections=` says otherwise."""
+
+
+class MySQLBackend(Backend):
+    """One MySQL (8.0 or later) or MariaDB (10.6 or later) server.
+
+    :param url: ``mysql://user:password@host:3306/database``; ``mariadb://`` is the same. What follows may also stand
+        in its query.
+    :param mode: ``lease`` (the default): rows with an expiry, durable tokens; ``session``: user locks; ``row``: row
+        locks in open transactions.
+    :param schema: ``auto`` creates the table where it is missing; ``manual`` leaves that to an administrator.
+    :param table: the name of the table.
+    :param connections: how many connections may wait at the server, or hold what they waited for.
+    :param tls: ``off``, ``encrypt`` (any certificate), ``verify`` (authorities of the system or of ``tls_ca``), or an
+        :class:`ssl.SSLContext`.
+    :param tls_ca: a file with the authorities that certificates are verified with.
+    :param unix_socket: a socket in the file system, instead of host and port.
+    """
+
+    name = "MySQL"
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        mode: str | None = None,
+        schema: str | None = None,
+        table: str | None = None,
+        connections: int | None = None,
+        tls: Any = None,
+        tls_ca: Any = None,
+        unix_socket: str | None = None,
+    ) -> None:
+        options = {
+            "mode": mode,
+            "schema": schema,
+            "table": table,
+            "connections": connections,
+            "tls": tls,
+            "tls_ca": tls_ca,
+            "unix_socket": unix_socket,
+        }
+        address, given = parameters(url, options, ("mode", "schema", "table", "connections"))
+        self._address: Address = address
+        self._schema = _one_of("schema", given.get("schema", "auto"), ("auto", "manual"))
+        self._most = _count(given.get("connections", MOST))
+        chosen = _one_of("mode", given.get("mode", "lease"), tuple(MODES))
+        if not isinstance(name := given.get("table", "aiolock"), str) or not TABLE.fullmatch(name):
+            raise ConfigError(f"table must be 1 to 48 characters of A-Z a-z 0-9 _, not {shorten(name)}")
+        self.statements = Statements(name)
+        self.mode = MODES[chosen](self)
+        self.notices = Notices()
+        self.random = Random()
+        self._pulse: asyncio.Task[None] | None = None
+        self.sessions: Sessions
+
+    def __repr__(self) -> str:
+        return f"<MySQLBackend {self._address.text} {self.mode.name}>"
+
+    # --- opening and closing
+
+    def bind(self, settings: Settings) -> None:
+        """Prepare the sessions."""
+        super().bind(settings)
+        # The server counts whole seconds.
+        self.silence = max(1, math.ceil(settings.ttl))
+        self._setup = self.statements(
+            "setup", wait_timeout=self.silence, patience=max(1, math.ceil(settings.command_timeout))
+        )
+        self.sessions = Sessions(
+            self._session,
+            self._check,
+            most=self._most,
+            timeout=settings.command_timeout,
+            ended=self.mode.ended,
+        )
+
+    def _session(self, ended: Any) -> Session:
+        return Session(self._address, self._setup, self.settings.clock, ended)
+
+    def _check(self, answers: list[Result]) -> None:
+        facts = variables(answers)
+        refuse(facts, self.mode.name, self._address.text)
+        self.capabilities = promises(facts, self.mode.name)
+
+    async def open(self) -> None:
+        """Connect, look at the server, and see to the table."""
+        await self.sessions.main()
+        await self.ensure_schema(create=self._schema == "auto")
+        self._pulse = self.sessions.spawn(self._keep_talking(), "aiolock-mysql-pulse")
+
+    async def ensure_schema(self, *, create: bool = True) -> None:
+        """See that the table is there; create it if it is missing and ``create`` is true.
+
+        Raises :class:`BackendRefused` with the statement that an administrator has to run.
+        """
+        probe = self.statements("inspect", id=quote(""))
+        try:
+            await self.ask(probe)
+        except BackendRefused as error:
+            if code(error.__cause__) not in NO_SUCH_TABLE:
+                raise
+            missing: BackendError = error
+        else:
+            return
+        if create:
+            try:
+                await self.ask(self.statements.schema)
+                return
+            except BackendRefused as error:
+                missing = error
+        raise BackendRefused(
+            f"{self._address.text}: the table for locks is missing; have an administrator run:\n{self.statements.schema}"
+        ) from missing
+
+    async def purge(self, idle: float) -> int:
+        """Delete the rows of this namespace whose locks nobody has held for ``idle`` seconds; how many there were.
+
+        Locks that come back continue with greater tokens, as long as the server's clock is not set back by more than
+        ``idle`` seconds; at least an hour.
+        """
+        if not idle >= 3600:
+            raise ConfigError(f"idle must be at least 3600 seconds, not {shorten(idle)}")
+        packet = self.statements(
+            "purge", namespace=quote(self.settings.namespace), idle=round(idle * 1_000_000)
+        )
+        return (await self.ask(packet))[0].changed
+
+    async def aclose(self) -> None:
+        """Close every connection."""
+        if hasattr(self, "sessions"):
+            await self.sessions.aclose()
+
+    async def _keep_talking(self) -> None:
+        """Sessions that are needed say something in time, so that the server keeps them."""
+        pause = self.settings.ttl / 3
+        while True:
+            await asyncio.sleep(pause / 2)
+            now = self.settings.clock()
+            for session in self.sessions.used:
+                if session.idle and now - session.used >= pause / 2:
+                    session.send(self.statements("ping"), self.settings.command_timeout)
+
+    # --- for the modes
+
+    def key(self, name: str, family: Family) -> str:
+        """What a lock is called at the server: a digest, because names there are short, and blind to case on MySQL."""
+        return digest("\0".join((self.mode.name, self.settings.namespace, family.value, name)))
+
+    async def ask(self, packet: str, session: Session | None = None) -> list[Result]:
+        """Have a packet carried out, on ``session`` or on the main one; what can be repeated is repeated once.
+
+        All packets that come here may be: they find what they did before.
+        """
+        timeout = self.settings.command_timeout
+        if session is not None:
+            return await session.run(packet, timeout)
+        session = await self.sessions.main()
+        sent = self.settings.clock()
+        try:
+            return await session.run(packet, timeout)
+        except DeadlockDetected:
+            # Of a cluster's nodes, or of the server's own making: nothing was done.
+            return await session.run(packet, timeout)
+        except BackendUnavailable:
+            left = timeout - (self.settings.clock() - sent)
+            if session.alive or left <= 0:
+                raise
+        session = await self.sessions.main()
+        return await session.run(packet, left)
+
+    # --- the contract
+
+    def claim(self, bid: Bid) -> Claim:
+        """A new claim of the mode."""
+        if bid.kind.mode is not Mode.MUTEX:
+            raise UnsupportedKind(f"{bid.kind.mode.value} lock", self.name, "this version has the mutex only")
+        return self.mode.claim(bid)
+
+    async def renew(self, claims: Sequence[Claim]) -> list[Grant | Exception | None]:
+        """Prolong holds, in as few statements as the mode can."""
+        return await self.mode.renew(claims)
+
+    async def notice(self) -> Notice:
+        """The next thing that the end of a session means."""
+        return await self.notices.get()
+
+    async def inspect(self, name: str, family: Family) -> LockInfo:
+        """Who holds and who waits."""
+        return await self.mode.inspect(name, family)
+
+    async def force_release(self, name: str, family: Family) -> bool:
+        """Take a lock from its holder."""
+        return await self.mode.force_release(name, family)
+
+
+def _one_of(what: str, value: object, words: tuple[str, ...]) -> str:
+    if not isinstance(value, str) or value not in words:
+        raise ConfigError(f"{what} must be one of {', '.join(words)}, not {shorten(value)}")
+    return value
+
+
+def _count(value: object) -> int:
+    text = str(value)
+    if isinstance(value, bool) or not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 10_000:
+        raise ConfigError(f"connections must be a number from 1 to 10000, not {shorten(value)}")
+    return int(text)

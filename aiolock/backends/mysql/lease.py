@@ -1,0 +1,169 @@
+"""What the lease mode does for all of its claims: renew them in one statement, look, take away by force."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from datetime import UTC
+from typing import TYPE_CHECKING, Any
+
+from aiolock.backends.mysql.connection import Session
+from aiolock.backends.mysql.lease_claim import LeaseClaim
+from aiolock.backends.mysql.looking import waiters
+from aiolock.backends.mysql.statements import quote
+from aiolock.contract import (
+    Bid,
+    Claim,
+    Family,
+    Grant,
+    Holder,
+    LockInfo,
+    News,
+    Notice,
+    certain_until,
+)
+from aiolock.errors import BackendError, LockError
+
+if TYPE_CHECKING:
+    from aiolock.backends.mysql.backend import MySQLBackend
+
+__all__ = ["LeaseMode"]
+
+log = logging.getLogger("aiolock")
+
+BATCH = 500
+"""How many rows one statement renews."""
+
+
+class LeaseMode:
+    """The row is the truth."""
+
+    name = "lease"
+
+    def __init__(self, backend: MySQLBackend) -> None:
+        self.backend = backend
+
+    def claim(self, bid: Bid) -> LeaseClaim:
+        """A new claim, with an owner id of its own."""
+        return LeaseClaim(self, bid)
+
+    def ended(self, session: Session) -> None:
+        """A session is gone: rows live on, but it is time to look."""
+        if session.locks:
+            self.backend.notices.put(Notice(News.DOUBT))
+
+    # --- keeping
+
+    async def renew(self, claims: Sequence[Claim]) -> list[Grant | Exception | None]:
+        """All rows of one ttl in one statement; if some are gone, a second one tells which."""
+        answers: dict[Claim, Grant | Exception | None] = {}
+        by_ttl: dict[float, list[LeaseClaim]] = {}
+        for claim in claims:
+            if isinstance(claim, LeaseClaim):
+                by_ttl.setdefault(claim.bid.ttl, []).append(claim)
+        for ttl, mine in by_ttl.items():
+            for start in range(0, len(mine), BATCH):
+                batch = mine[start : start + BATCH]
+                try:
+                    answers.update(await self._renew(batch, ttl))
+                except LockError as error:
+                    answers.update(dict.fromkeys(batch, error))
+        return [answers[claim] for claim in claims]
+
+    async def _renew(self, batch: list[LeaseClaim], ttl: float) -> dict[Claim, Grant | Exception | None]:
+        statements = self.backend.statements
+        ids = ", ".join(quote(claim.key) for claim in batch)
+        packet = statements(
+            "renew",
+            ttl=round(ttl * 1_000_000),
+            ids=ids,
+            owners=", ".join(quote(claim.owner) for claim in batch),
+        )
+        sent = self.backend.settings.clock()
+        [result] = await self.backend.ask(packet)
+        grant = Grant(0, 0, certain_until(sent, ttl), demand=True)
+        if result.changed == len(batch):
+            return dict.fromkeys(batch, grant)
+        rows = (await self.backend.ask(statements("owned", ids=ids)))[0].rows
+        found = {key: (owner, forced, bool(held)) for key, owner, forced, held in rows}
+        return {claim: self._verdict(claim, found.get(claim.key), grant) for claim in batch}
+
+    def _verdict(
+        self, claim: LeaseClaim, found: tuple[str | None, str | None, bool] | None, grant: Grant
+    ) -> Grant | None:
+        if found is None:
+            return None
+        owner, forced, held = found
+        if owner == claim.owner and held:
+            return grant
+        if forced == claim.owner:
+            # The notice says why; this answer changes nothing.
+            self.backend.notices.put(Notice(News.LOST, claim, "force-released"))
+            return Grant(0, 0, 0.0, demand=True)
+        return None
+
+    # --- the turnstile
+
+    async def look(self, claim: LeaseClaim) -> tuple[float, int]:
+        """For how many seconds the row is held (below zero: free since), and which session has the turnstile."""
+        packet = self.backend.statements("look", id=quote(claim.key), turnstile=quote(claim.turnstile))
+        remaining, user = (await self.backend.ask(packet))[0].rows[0]
+        return int(remaining) / 1_000_000, int(user)
+
+    async def kill(self, turnstile: str, number: int) -> None:
+        """End the session that has the turnstile, if it is still that one."""
+        ours = self.backend.sessions.find(number)
+        if ours is not None and isinstance(other := ours.locks.get(turnstile), LeaseClaim):
+            other.lose_turnstile()
+            self.backend.notices.put(Notice(News.DOUBT, other))
+            return
+        packet = self.backend.statements("kill_holder", turnstile=quote(turnstile), number=number)
+        try:
+            control = await self.backend.sessions.control()
+            await control.run(packet, self.backend.settings.command_timeout)
+        except BackendError as error:
+            # Another account's, or it has gone by itself.
+            log.info("session %d, which sits on a turnstile, could not be ended: %s", number, error)
+
+    def free_turnstile(self, claim: LeaseClaim) -> None:
+        """We have the row but not the turnstile: end whoever sits on it, or our release would wake nobody."""
+        self.backend.sessions.spawn(self._free_turnstile(claim), "aiolock-mysql-turnstile")
+
+    async def _free_turnstile(self, claim: LeaseClaim) -> None:
+        try:
+            _, user = await self.look(claim)
+        except BackendError:
+            return
+        if user:
+            await self.kill(claim.turnstile, user)
+
+    # --- looking
+
+    async def inspect(self, name: str, family: Family) -> LockInfo:
+        """The row, and the statements that wait."""
+        key = self.backend.key(name, family)
+        statements = self.backend.statements
+        row = statements("inspect", id=quote(key))
+        prefix = statements("line_up", turnstile=quote(f"aiolock:t:{key}"), who="%")
+        answers = await self.backend.ask(f"{row}; {statements('waiters', pattern=quote(prefix))}")
+        return LockInfo(name, tuple(_holder(row) for row in answers[0].rows), waiters(answers[1].rows))
+
+    async def force_release(self, name: str, family: Family) -> bool:
+        """Free the row; then end the session of the holder, which tells it at once and wakes the next."""
+        key = self.backend.key(name, family)
+        turnstile = f"aiolock:t:{key}"
+        packet = self.backend.statements("force", id=quote(key), turnstile=quote(turnstile))
+        freed, used = await self.backend.ask(packet)
+        if not freed.changed:
+            return False
+        user = int(used.rows[0][0])
+        if user:
+            await self.kill(turnstile, user)
+        return True
+
+
+def _holder(row: tuple[Any, ...]) -> Holder:
+    label, token, since, remaining = row
+    return Holder(
+        label=label, token=int(token), since=since.replace(tzinfo=UTC), remaining=int(remaining) / 1_000_000
+    )

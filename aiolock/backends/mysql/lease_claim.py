@@ -1,0 +1,279 @@
+"""The lease mode: a row says who holds, until when, and under which token; waiters block on a turnstile.
+
+The row is the truth, and one atomic statement decides about it. The turnstile is a user lock that the holder has and
+the waiters block on, so that the server itself keeps them in order and wakes the next one when the holder leaves or
+dies. Whoever comes through it asks the row again. Losing a turnstile costs time, never exclusion: a look at the row's deadline
+is always armed, and a turnstile whose row has been free for a while is taken from whoever sits on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from aiolock.backends.mysql.connection import Session
+from aiolock.backends.mysql.place import Place, Stand
+from aiolock.backends.mysql.statements import quote
+from aiolock.contract import Bid, Claim, Grant, certain_until
+from aiolock.errors import BackendError, BackendUnavailable
+
+if TYPE_CHECKING:
+    from aiolock.backends.mysql.lease import LeaseMode
+
+__all__ = ["GRACE", "LeaseClaim", "Look", "judge"]
+
+BLOCK = 32
+"""How many tokens a grant carries whose hold may be passed on inside this process."""
+GRACE = 0.5
+"""For how many seconds a row is free before somebody without the turnstile may take it."""
+RETRY = (0.05, 0.15)
+"""Seconds between tries where there is no session to wait on."""
+FIRST_LOOK, LAST_LOOK = 0.005, 0.25
+"""Seconds between looks of the first in line at a row whose holder cannot wake it."""
+
+
+class Look(Enum):
+    """What to do after a look at a lock for which we are in line."""
+
+    WAIT = "somebody holds it"
+    KILL = "the turnstile is with somebody who does not use it"
+    ANEW = "our place is not what it seems"
+
+
+def judge(remaining: float, user: int, mine: int, *, again: bool) -> tuple[Look, float]:
+    """What to do about a row that is held for ``remaining`` seconds and whose turnstile session ``user`` has, and when
+    to look next.
+
+    ``again``: the last look saw the same user. A holder that is well has the row; a grantee on its way to it needs a
+    moment only, as does the answer to a turn that we have.
+    """
+    if user in (0, mine):
+        return (Look.ANEW if again else Look.WAIT), GRACE
+    if remaining > 0:
+        return Look.WAIT, remaining + GRACE
+    return (Look.KILL if again and remaining <= -GRACE else Look.WAIT), GRACE
+
+
+class LeaseClaim(Claim):
+    """One owner of a row, or somebody who wants to be."""
+
+    __slots__ = (
+        "_asked",
+        "_look",
+        "_mode",
+        "_over",
+        "_pause",
+        "_place",
+        "_session",
+        "_turn",
+        "_user",
+        "key",
+        "owner",
+        "turnstile",
+    )
+
+    def __init__(self, mode: LeaseMode, bid: Bid) -> None:
+        super().__init__(bid)
+        self._mode = mode
+        self.key = mode.backend.key(bid.name, bid.kind.family)
+        self.turnstile = f"aiolock:t:{self.key}"
+        self.owner = secrets.token_hex(16)
+        self._asked = False
+        """Whether the server may know of this owner."""
+        self._over = False
+        self._place: Place | None = None
+        self._turn: Session | None = None
+        """The session that has the turnstile for us, or may have it."""
+        self._look = 0.0
+        self._pause = FIRST_LOOK
+        self._user = -1
+
+    # --- asking
+
+    async def attempt(self, wait: bool) -> Grant | None:
+        """Ask on the main session, or if we are first in line on the session that is."""
+        place = self._place
+        if place is not None:
+            if place.stand is Stand.WAITING:
+                return None
+            if place.stand is Stand.TURN:
+                return await self._in_turn(place)
+            await self._leave_place()
+        grant = await self._directly()
+        if grant is None and wait:
+            self._line_up(no_room=place is not None and place.stand is Stand.NO_ROOM)
+        return grant
+
+    async def _directly(self) -> Grant | None:
+        sessions = self._mode.backend.sessions
+        session = await sessions.main()
+        try:
+            return await self._try_on(session)
+        except BackendUnavailable:
+            if session.alive:
+                raise
+        # It broke in the meantime, with the turnstile if there was one; asking again finds our own grant.
+        return await self._try_on(await sessions.main())
+
+    async def _try_on(self, session: Session) -> Grant | None:
+        mine = session.locks.setdefault(self.turnstile, self) is self
+        if mine:
+            self._turn = session
+        # A user lock that a session has can be had by it again: another claim of ours must not count as us.
+        grant, passed = await self._enter(
+            session, f"GET_LOCK({quote(self.turnstile)}, 0)" if mine else "0", put_back=True
+        )
+        if mine and not (grant is not None and passed):
+            session.locks.pop(self.turnstile, None)
+            self._turn = None
+            if grant is not None:
+                self._mode.free_turnstile(self)
+        return grant
+
+    async def _in_turn(self, place: Place) -> Grant | None:
+        session = place.session
+        if session is None or not session.alive:
+            await self._leave_place()
+            return None
+        grant, _ = await self._enter(session, "1", put_back=False)
+        if grant is None:
+            return None
+        if self._place is place:
+            self._place = None
+            self._turn = place.hand_over()
+            self._turn.locks[self.turnstile] = self
+        return grant
+
+    async def _enter(self, session: Session, turn: str, *, put_back: bool) -> tuple[Grant | None, bool]:
+        backend, bid = self._mode.backend, self.bid
+        count = 1 if bid.fair else BLOCK
+        self._asked = True
+        packet = backend.statements(
+            "enter",
+            turn=turn,
+            id=quote(self.key),
+            namespace=quote(backend.settings.namespace),
+            name=quote(bid.name),
+            owner=quote(self.owner),
+            label=quote(bid.label),
+            block=BLOCK,
+            ttl=round(bid.ttl * 1_000_000),
+            grace=round(GRACE * 1_000_000),
+            turnstile=quote(self.turnstile),
+            put_back=int(put_back),
+        )
+        sent = backend.settings.clock()
+        answers = await session.run(packet, backend.settings.command_timeout)
+        token, remaining, passed, _ = answers[-1].rows[0]
+        self._look = remaining / 1_000_000
+        if not token:
+            return None, bool(passed)
+        # Nobody tells a holder that others wait, so it is always assumed: local passing stays bounded.
+        return Grant(token, count, certain_until(sent, bid.ttl), demand=True), bool(passed)
+
+    # --- waiting
+
+    def _line_up(self, *, no_room: bool) -> None:
+        self._user = -1
+        self._pause = FIRST_LOOK
+        mode = self._mode
+        if no_room and not mode.backend.sessions.room:
+            return
+        self._place = Place(
+            mode.backend.sessions,
+            self.turnstile,
+            mode.backend.statements(
+                "line_up", turnstile=quote(self.turnstile), who=self.bid.label.encode().hex()
+            ),
+            came=lambda answers: answers[0].rows[0][0] == 1,
+            put_back=mode.backend.statements("put_back", turnstile=quote(self.turnstile)),
+            timeout=mode.backend.settings.command_timeout,
+        )
+
+    async def changed(self) -> None:
+        """Wait for our turn; look at the row whenever it should have become free without that."""
+        place = self._place
+        if place is None or place.stand in (Stand.NO_ROOM, Stand.GONE):
+            await asyncio.sleep(self._mode.backend.random.uniform(*RETRY))
+        elif place.stand is Stand.TURN and self._user == 0:
+            # First in line already, and refused by the row: its holder has no turnstile to leave.
+            await asyncio.sleep(min(self._pause, max(self._look, 0.001)))
+            self._pause = min(2 * self._pause, LAST_LOOK)
+        else:
+            await self._wait(place)
+            if place.stand is Stand.TURN:
+                self._user = 0
+
+    async def _wait(self, place: Place) -> None:
+        pause = max(self._look, 0.0) + GRACE
+        while place.stand is Stand.WAITING:
+            try:
+                async with asyncio.timeout(pause):
+                    await place.event.wait()
+            except TimeoutError:
+                pass
+            else:
+                return
+            try:
+                remaining, user = await self._mode.look(self)
+            except BackendError:
+                # The server cannot be asked. Whoever asks again will say so.
+                if place.stand is Stand.WAITING and place.session is not None and not place.session.alive:
+                    return
+                pause = GRACE
+                continue
+            mine = place.session.id if place.session is not None else -1
+            look, pause = judge(remaining, user, mine, again=user == self._user)
+            self._user = user
+            if look is Look.KILL:
+                await self._mode.kill(self.turnstile, user)
+            elif look is Look.ANEW and place.session is not None:
+                place.session.abort()
+
+    # --- leaving
+
+    async def _leave_place(self) -> None:
+        place = self._place
+        if place is not None:
+            await place.leave()
+            if self._place is place:
+                self._place = None
+
+    async def release(self, keep: float = 0) -> None:
+        """Give up the row, then the turnstile or the place in line, whichever there is or may be."""
+        if self._over:
+            return
+        backend, place = self._mode.backend, self._place
+        session = self._turn
+        if session is None and place is not None and place.stand is Stand.TURN:
+            # Behind an attempt that may be on its way there.
+            session = place.session
+        if session is not None and not session.alive:
+            session = None
+        if self._asked:
+            packet = backend.statements(
+                "leave", id=quote(self.key), owner=quote(self.owner), keep=round(keep * 1_000_000)
+            )
+            if session is not None and session is self._turn:
+                packet += "; " + backend.statements("put_back", turnstile=quote(self.turnstile))
+            await backend.ask(packet, session)
+        if session is not None and session is self._turn:
+            self._forget(session)
+        self._turn = None
+        await self._leave_place()
+        self._over = True
+
+    def _forget(self, session: Session) -> None:
+        session.locks.pop(self.turnstile, None)
+        if session.contended:
+            self._mode.backend.sessions.give(session)
+
+    def lose_turnstile(self) -> None:
+        """Give up the turnstile alone; the row is somebody else's already."""
+        session, self._turn = self._turn, None
+        if session is not None and session.alive:
+            packet = self._mode.backend.statements("put_back", turnstile=quote(self.turnstile))
+            session.send(packet, self._mode.backend.settings.command_timeout)
+            self._forget(session)

@@ -1,0 +1,47 @@
+"""What a server must not be, and what it promises."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from aiolock.backends.mysql.driver import Result
+from aiolock.errors import BackendRefused, UnsafeBackend
+
+__all__ = ["promises", "refuse", "variables"]
+
+
+def variables(answers: list[Result]) -> dict[str, str]:
+    """The global variables in the answers to the set-up of a session."""
+    return {str(name): str(value) for name, value in answers[-2].rows}
+
+
+def refuse(facts: Mapping[str, str], mode: str, address: str) -> None:
+    """Raise if no lock may be taken here: on a replica, or by session where sessions are local to one of several nodes."""
+    for name in ("read_only", "super_read_only", "innodb_read_only"):
+        # MariaDB 12 and some services say more than ON and OFF.
+        if facts.get(name, "OFF").upper() not in {"OFF", "0"}:
+            raise BackendRefused(
+                f"{address}: {name} is on, so this is a replica or on its way to be one, and locks taken here exclude "
+                "nobody elsewhere: connect to the server that takes writes"
+            )
+    many = "Galera" if facts.get("wsrep_on", "OFF").upper() in {"ON", "1"} else ""
+    if facts.get("group_replication_single_primary_mode", "ON").upper() in {"OFF", "0"}:
+        many = "group replication with several primaries"
+    if many and mode != "lease":
+        raise UnsafeBackend(
+            f"{address}: this server is part of {many}, where user locks and row locks are each node's own: "
+            "use ?mode=lease"
+        )
+
+
+def promises(facts: Mapping[str, str], mode: str) -> frozenset[str]:
+    """What this deployment promises, in the words of ``require=``."""
+    words = {"exclusion", "push"}
+    if mode != "row" or "MariaDB" in facts.get("version", ""):
+        # MySQL 8 prefers the transaction that blocks most others.
+        words.add("fifo")
+    if mode == "lease":
+        words |= {"fencing", "keep"}
+        if facts.get("innodb_flush_log_at_trx_commit") == "1":
+            words.add("survives-restart")
+    return frozenset(words)

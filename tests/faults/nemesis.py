@@ -1,0 +1,331 @@
+"""What goes wrong in a history run: several arms, each hurting one worker, its link or the server at a time.
+
+Every choice comes from a seed; when it takes effect depends on the machine, so a replay is alike but not the same.
+A fault is noted in the history before it is done, with the windows that the checker needs: `stop` and `cont` of a
+process, `cut` and `mended` of its link, `down` and `up` of the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from functools import partial
+from typing import Protocol
+
+from tests.faults.history import Recorder
+from tests.faults.proxy import Lane, Proxy
+from tests.faults.redis_site import RedisSite
+
+TRAP_FOR = 2.0
+"""Seconds to wait for the moment that a fault is meant for."""
+
+
+class Victim(Protocol):
+    """A worker: the process of the moment, its place in the crew, its link, and what can be done to it."""
+
+    name: str
+    proxy: Proxy
+    busy: asyncio.Lock
+    """Held by the arm that hurts it."""
+    trap: Trap | None
+
+    def signal(self, number: int) -> None: ...
+
+    async def replace(self) -> None:
+        """Wait for the death of the process, and start another in its place."""
+
+
+class Trap:
+    """Does something at the moment in which a frame passes by, or a holder asks the guard."""
+
+    def __init__(self, match: Callable[[str, bytes], bool], act: Callable[[], None]) -> None:
+        self._match, self._act = match, act
+        self.sprung = asyncio.Event()
+
+    def frame(self, direction: str, frame: bytes) -> None:
+        if not self.sprung.is_set() and self._match(direction, frame):
+            self._act()
+            self.sprung.set()
+
+
+def at_guard(direction: str, _frame: bytes) -> bool:
+    """The moment in which a holder reads what it is about to write."""
+    return direction == "guard"
+
+
+Fault = Callable[[random.Random, str], Awaitable[bool]]
+"""Done with these choices, under this name; whether it could be done."""
+
+
+class Nemesis:
+    """`ttl` is the longest that workers use, `shortest` the shortest."""
+
+    def __init__(
+        self,
+        site: RedisSite,
+        crew: list[Victim],
+        pen: Recorder,
+        *,
+        seed: int,
+        ttls: Iterable[float],
+        only: Iterable[str] = (),
+    ) -> None:
+        self.site, self.crew, self.pen, self.seed = site, crew, pen, seed
+        self.ttl, self.shortest = max(ttls), min(ttls)
+        only = set(only)
+        self.faults = [fault for fault in self._table() if not only or fault[1] in only]
+        self._deck: list[tuple[str, Fault]] = []
+        self._dealer = random.Random(f"{seed}/nemesis")
+
+    def _table(self) -> list[tuple[int, str, Fault]]:
+        site, long, short = self.site, (1.2, 2.0), (0.2, 0.45)
+        return [
+            (2, "kill anybody", partial(self._kill, None)),
+            (2, "kill holder", partial(self._kill, at_guard)),
+            (2, "kill waiter", partial(self._kill, site.placed)),
+            (3, "kill grantee", partial(self._kill, site.granted)),
+            (1, "vanish", self._vanish),
+            (3, "stop anybody, short", partial(self._stop, None, short)),
+            (2, "stop anybody, long", partial(self._stop, None, long)),
+            (3, "stop holder, long", partial(self._stop, at_guard, long)),
+            (2, "stop waiter, long", partial(self._stop, site.placed, long)),
+            (2, "stop grantee, short", partial(self._stop, site.granted, short)),
+            (3, "stop grantee, long", partial(self._stop, site.granted, long)),
+            (5, "block loop", self._block),
+            (3, "delay", self._delay),
+            (3, "reset", self._reset),
+            (1, "half-open", self._half_open),
+            (3, "black-hole", partial(self._blackhole, "both")),
+            (3, "black-hole up", partial(self._blackhole, "up")),
+            (3, "black-hole down", partial(self._blackhole, "down")),
+            (3, "drop reply", partial(self._lose_reply, cut=False)),
+            (2, "cut reply", partial(self._lose_reply, cut=True)),
+            (2, "slices", self._slices),
+            (2, "CLIENT KILL normal", partial(self._kill_clients, "normal")),
+            (4, "CLIENT KILL pubsub", partial(self._kill_clients, "pubsub")),
+            (3, "SCRIPT FLUSH", self._forget_scripts),
+            (3, "replay", self._replay),
+            (2, "freeze server, short", partial(self._freeze, short)),
+            (1, "freeze server, long", partial(self._freeze, (1.1, 1.5))),
+            (1, "restart server", self._restart),
+        ]
+
+    async def rage(self, until: float, arms: int) -> None:
+        """Hurt until then, by `time.monotonic()`, with several arms at once; everything is whole again afterwards."""
+        await asyncio.gather(*(self._arm(number, until) for number in range(arms)))
+
+    async def _arm(self, number: int, until: float) -> None:
+        rng = random.Random(f"{self.seed}/nemesis {number}")
+        while time.monotonic() < until:
+            await asyncio.sleep(rng.expovariate(8))
+            name, fault = self._deal()
+            if await fault(rng, name):
+                self.pen.note("fault", name=name)
+
+    def _deal(self) -> tuple[str, Fault]:
+        """From a shuffled deck: every fault comes as often as its weight says, and none is left out for long."""
+        if not self._deck:
+            self._deck = [(name, fault) for weight, name, fault in self.faults for _ in range(weight)]
+            self._dealer.shuffle(self._deck)
+        return self._deck.pop()
+
+    @asynccontextmanager
+    async def _somebody(self, rng: random.Random):
+        victim = rng.choice(self.crew)
+        async with victim.busy:
+            yield victim
+
+    async def _do(self, victim: Victim, moment: Callable[[str, bytes], bool] | None, act: Callable[[], None]) -> bool:
+        """Act now, or when the moment comes; False if it did not."""
+        if moment is None:
+            act()
+            return True
+        victim.trap = trap = Trap(moment, act)
+        try:
+            async with asyncio.timeout(TRAP_FOR):
+                await trap.sprung.wait()
+        except TimeoutError:
+            pass
+        victim.trap = None
+        return trap.sprung.is_set()
+
+    # --- processes
+
+    async def _kill(self, moment: Callable | None, rng: random.Random, _name: str) -> bool:
+        async with self._somebody(rng) as victim:
+            if not await self._do(victim, moment, lambda: self._slay(victim)):
+                return False
+            await victim.replace()
+            return True
+
+    def _slay(self, victim: Victim) -> None:
+        self.pen.kill(victim.name)
+        victim.signal(signal.SIGKILL)
+
+    async def _vanish(self, rng: random.Random, _name: str) -> bool:
+        """The machine is gone: the server sees no closing."""
+        async with self._somebody(rng) as victim:
+            victim.proxy.blackhole()
+            self._slay(victim)
+            await asyncio.sleep(rng.uniform(1, 2) * self.ttl)
+            victim.proxy.heal()
+            await victim.replace()
+            return True
+
+    async def _stop(
+        self, moment: Callable | None, share: tuple[float, float], rng: random.Random, _name: str
+    ) -> bool:
+        """Short is shorter than half of the shortest ttl, long is longer than the longest."""
+        async with self._somebody(rng) as victim:
+            if not await self._do(victim, moment, lambda: self._halt(victim)):
+                return False
+            await asyncio.sleep(rng.uniform(*share) * (self.ttl if share[0] > 1 else self.shortest))
+            victim.signal(signal.SIGCONT)
+            self.pen.cont(victim.name)
+            return True
+
+    def _halt(self, victim: Victim) -> None:
+        self.pen.stop(victim.name)
+        victim.signal(signal.SIGSTOP)
+
+    async def _block(self, rng: random.Random, _name: str) -> bool:
+        async with self._somebody(rng) as victim:
+            victim.signal(signal.SIGUSR1)
+            await asyncio.sleep(1.5 * self.ttl)
+            return True
+
+    # --- links
+
+    @contextmanager
+    def _cut(self, victim: Victim):
+        name = victim.name
+        self.pen.note("cut", target=name)
+        try:
+            yield
+        finally:
+            self.pen.note("mended", target=name)
+
+    async def _delay(self, rng: random.Random, _name: str) -> bool:
+        async with self._somebody(rng) as victim:
+            lanes = rng.choice(([victim.proxy.up], [victim.proxy.down], [victim.proxy.up, victim.proxy.down]))
+            with self._cut(victim):
+                for lane in lanes:
+                    lane.delay, lane.jitter = rng.uniform(0.01, 0.6) * self.shortest, 0.02
+                await asyncio.sleep(rng.uniform(0.3, 1.5))
+                for lane in lanes:
+                    lane.delay = lane.jitter = 0.0
+            return True
+
+    async def _slices(self, rng: random.Random, _name: str) -> bool:
+        async with self._somebody(rng) as victim:
+            lanes = (victim.proxy.up, victim.proxy.down)
+            for lane in lanes:
+                lane.slices = rng.choice((1, 3, 7))
+            await asyncio.sleep(rng.uniform(0.2, 0.5))
+            for lane in lanes:
+                lane.slices = 0
+            return True
+
+    async def _reset(self, rng: random.Random, _name: str) -> bool:
+        async with self._somebody(rng) as victim:
+            with self._cut(victim):
+                victim.proxy.reset_all()
+                victim.proxy.refuse = rng.random() < 0.5
+                await asyncio.sleep(rng.uniform(0.05, 0.5))
+                victim.proxy.refuse = False
+            return True
+
+    async def _half_open(self, rng: random.Random, _name: str) -> bool:
+        """The server's side closes and the client does not hear of it, until it asks."""
+        async with self._somebody(rng) as victim:
+            with self._cut(victim):
+                before = victim.proxy.connections
+                severed = victim.proxy.reset_all(victim.proxy.down)
+                for _ in range(60):
+                    if victim.proxy.connections >= before + severed:
+                        break
+                    await asyncio.sleep(0.1)
+            return True
+
+    async def _blackhole(self, way: str, rng: random.Random, _name: str) -> bool:
+        """What was held arrives late, or never, and then the connection breaks, as no stream goes on with a hole."""
+        async with self._somebody(rng) as victim:
+            proxy = victim.proxy
+            lanes: list[Lane] = {"up": [proxy.up], "down": [proxy.down]}.get(way, [proxy.up, proxy.down])
+            with self._cut(victim):
+                for lane in lanes:
+                    lane.blackhole()
+                await asyncio.sleep(rng.uniform(0.3, 2) * self.ttl)
+                late = rng.random() < 0.6
+                for lane in lanes:
+                    lane.heal(release=late)
+                if not late:
+                    proxy.reset_all()
+            return True
+
+    async def _lose_reply(self, rng: random.Random, _name: str, *, cut: bool) -> bool:
+        """An answer about a lock is lost, or arrives in part, and its connection breaks."""
+        async with self._somebody(rng) as victim:
+            with self._cut(victim):
+                if cut:
+                    lost = victim.proxy.down.cut_after(rng.randrange(1, 12), self.site.reply)
+                else:
+                    lost = victim.proxy.down.drop_next(1, self.site.reply, reset=True)
+                try:
+                    async with asyncio.timeout(TRAP_FOR):
+                        await lost.wait()
+                except TimeoutError:
+                    victim.proxy.down.accidents.clear()
+            return lost.is_set()
+
+    # --- the server
+
+    async def _kill_clients(self, kind: str, _rng: random.Random, _name: str) -> bool:
+        async with self.site.busy:
+            self.site.kill_clients(kind)
+            return True
+
+    async def _forget_scripts(self, _rng: random.Random, _name: str) -> bool:
+        async with self.site.busy:
+            self.site.forget_scripts()
+            return True
+
+    async def _replay(self, _rng: random.Random, _name: str) -> bool:
+        async with self.site.busy:
+            return self.site.replay(older=3 * self.ttl, most=20) > 0
+
+    async def _freeze(self, share: tuple[float, float], rng: random.Random, name: str) -> bool:
+        async with self.site.busy:
+            self.pen.down(name)
+            self.site.server.freeze()
+            await asyncio.sleep(rng.uniform(*share) * (self.ttl if share[0] > 1 else self.shortest))
+            self.site.server.thaw()
+            self.pen.up(name)
+            return True
+
+    async def _restart(self, rng: random.Random, name: str) -> bool:
+        """Without persistence: all is forgotten. Alone, so that everybody can find out at once."""
+        async with AsyncExitStack() as alone:
+            await alone.enter_async_context(self.site.busy)
+            for victim in self.crew:
+                await alone.enter_async_context(victim.busy)
+            self.pen.down(name)
+            self.site.server.kill()
+            await asyncio.sleep(rng.uniform(0, 0.5))
+            self.site.server.start()
+            self.pen.up(name)
+            await asyncio.sleep(self.site.verified_within(self.ttl))
+            return True
+
+
+def send(pid: int, number: int) -> None:
+    """A signal to a process that may have ended by itself; whoever waits for it says so."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return

@@ -1,0 +1,154 @@
+"""The Redis of a history run: what it is started with, how its frames look, what hurts it, and what it must not keep."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Sequence
+
+import hiredis
+import redis
+
+import aiolock
+from aiolock.backends.redis.backend import LEAVE, RELEASE, RENEW
+from aiolock.backends.redis.link import LONGEST_PAUSE
+from tests.faults.proxy import resp_frames
+from tests.servers import Redis
+
+USERS = (
+    "user default on nopass ~* &* +@all",
+    "user asks on >asks ~* &* +@all -subscribe",
+    "user mute on >mute ~* resetchannels +@all",
+)
+"""Most workers are the first; `asks` hears of no grant, `mute` neither hears of grants nor can tell others of theirs."""
+
+RENEWS = RENEW.sha.encode()
+REPLAYABLE = frozenset({RENEWS, RELEASE.sha.encode(), LEAVE.sha.encode()})
+
+
+class RedisSite:
+    """One private server without persistence, and an administrator's connection that no proxy can hurt."""
+
+    framing = staticmethod(resp_frames)
+    namespace = "history"
+
+    def __init__(self) -> None:
+        self.server = Redis(users=USERS)
+        self.busy = asyncio.Lock()
+        """Held by whoever hurts the whole server."""
+        self._sent: deque[tuple[float, bytes]] = deque(maxlen=2_000)
+        self.replayed = 0
+        self.foreign: list[str] = []
+        """Replayed requests of nobody that changed somebody's hold."""
+
+    @staticmethod
+    def verified_within(ttl: float) -> float:
+        """Seconds after which every client has found out that the server lost its data; docs/backends/redis.md."""
+        return max(LONGEST_PAUSE, ttl / 3) + 0.25
+
+    def url(self, host: str, port: int, number: int, seed: int) -> str:
+        """Where a worker connects; every eighth hears of nothing."""
+        user = ("asks:asks@", "mute:mute@")[seed % 2] if number % 8 == 7 else ""
+        return f"redis://{user}{host}:{port}/0"
+
+    def admin(self) -> redis.Redis:
+        """A new connection over the socket."""
+        return redis.Redis(unix_socket_path=self.server.socket, socket_timeout=5)
+
+    # --- what a frame means; `down` comes from the server
+
+    @staticmethod
+    def placed(direction: str, frame: bytes) -> bool:
+        """Somebody is told of a place in line."""
+        return direction == "down" and frame.startswith(b"*5\r\n:0\r\n")
+
+    @staticmethod
+    def granted(direction: str, frame: bytes) -> bool:
+        """Somebody who waits is told that it has the lock."""
+        return direction == "down" and frame.startswith(b"*3\r\n$7\r\nmessage\r\n") and b"\r\ng " in frame
+
+    @staticmethod
+    def reply(frame: bytes) -> bool:
+        """The answer to a request for a lock."""
+        return frame.startswith(b"*5\r\n:")
+
+    def overhear(self, direction: str, frame: bytes) -> None:
+        """Keep what renews and gives up holds, to send it again when it means nothing any more."""
+        if direction == "up" and frame.partition(b"$40\r\n")[2][:40] in REPLAYABLE:
+            self._sent.append((time.monotonic(), frame))
+
+    # --- what hurts
+
+    def kill_clients(self, kind: str) -> None:
+        """Close all connections of a kind from the server's side."""
+        with self.admin() as admin:
+            admin.execute_command("CLIENT", "KILL", "TYPE", kind)
+
+    def forget_scripts(self) -> None:
+        """SCRIPT FLUSH."""
+        with self.admin() as admin:
+            admin.script_flush()
+
+    def replay(self, *, older: float, most: int) -> int:
+        """Send again what holders sent so many seconds ago: as late packets do, it must change nobody's hold."""
+        with self.admin() as admin:
+            done = 0
+            while done < most and self._sent and time.monotonic() - self._sent[0][0] > older:
+                done += self._replay(admin, self._sent.popleft()[1])
+            self.replayed += done
+            return done
+
+    def _replay(self, admin: redis.Redis, frame: bytes) -> bool:
+        reader = hiredis.Reader()
+        reader.feed(frame)
+        _, sha, count, *words = reader.gets()
+        keys, arguments = words[: int(count)], words[int(count) :]
+        requests = arguments[: 2 * len(keys) : 2] if sha == RENEWS else arguments[:1]
+        if any(admin.hget(key, "owner") == request for key, request in zip(keys, requests, strict=True)):
+            return False  # a hold that ran out and that nobody else wanted is still its owner's
+        with admin.pipeline(transaction=True) as step:
+            for key in keys:
+                step.hmget(key, "owner", "until", "token")
+            step.execute_command("EVALSHA", sha, len(keys), *keys, *arguments)
+            for key in keys:
+                step.hmget(key, "owner", "until", "token")
+            answers = step.execute(raise_on_error=False)
+        before, after = answers[: len(keys)], answers[len(keys) + 1 :]
+        for key, request, was, became in zip(keys, requests, before, after, strict=True):
+            if was != became and was[0] != request:
+                self.foreign.append(f"ownership: {request!r} changed {key!r} from {was} to {became}")
+        return True
+
+    # --- what must be left: nothing
+
+    async def hygiene(self, names: Sequence[str], ttl: float) -> list[str]:
+        """After all workers have left: every lock can be had, and then nobody holds, waits or listens."""
+        found = []
+        async with aiolock.connect(self.server.url, namespace=self.namespace, ttl=5) as client:
+            for name in names:
+                try:
+                    async with client.lock(name, timeout=3 * ttl):
+                        pass
+                except aiolock.LockError as error:
+                    found.append(f"hygiene: {name!r} cannot be had at the end: {error!r}")
+        with self.admin() as admin:
+            for _ in range(100):
+                channels, clients = admin.pubsub_channels(), admin.client_list()
+                if not channels and len(clients) == 1:
+                    break
+                await asyncio.sleep(0.02)
+            found += [f"hygiene: somebody still listens to {channel!r}" for channel in channels]
+            found += [f"hygiene: still connected: {client['name'] or client['addr']}" for client in clients[1:]]
+            for key in admin.scan_iter():
+                found += [f"hygiene: {complaint} in {key!r}" for complaint in self._left(admin, key)]
+        return found
+
+    def _left(self, admin: redis.Redis, key: bytes) -> list[str]:
+        fields = admin.hgetall(key)
+        left = [f"field {field!r}" for field in fields if field == b"owner" or field[:2] in {b"q:", b"r:", b"p:"}]
+        if admin.pttl(key) < 0:
+            left.append("no expiry")
+        if not key.startswith(f"{self.namespace}:1:lock:".encode()):
+            left.append("a foreign name")
+        return left

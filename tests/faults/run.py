@@ -1,0 +1,210 @@
+"""The history run: many processes lock, everything goes wrong, and then the checker says whether anybody was ever wrong.
+
+    python -m tests.faults.run redis --seconds 60 --processes 8 --names 16 --seed 1
+
+The controller has the server, the guarded resource and one fault proxy per worker; worker.py is what the others do and
+nemesis.py what is done to them. The table is verdict.py's. Exit status 1 if there were violations outside of the
+exceptions that the backend's page lists.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.faults.guard import Counter, Guard
+from tests.faults.history import Recorder, load
+from tests.faults.nemesis import Nemesis, Trap, send
+from tests.faults.proxy import Proxy
+from tests.faults.redis_site import RedisSite
+from tests.faults.verdict import Verdict, judge
+from tests.processes import program
+
+SITES = {"redis": RedisSite}
+TTLS = [0.5, 0.8, 1.0]
+CALM = 3.0
+"""Seconds at the end in which nothing more goes wrong."""
+END_WITHIN = 20.0
+"""Seconds after the end in which a worker has to be gone."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The words of the command line."""
+
+    server: str = "redis"
+    seconds: float = 60.0
+    processes: int = 8
+    names: int = 16
+    tasks: int = 6
+    arms: int = 3
+    seed: int = 1
+    only: tuple[str, ...] = ()
+    keep: Path | None = None
+
+
+class Member:
+    """A place in the crew: one worker at a time, behind a proxy that outlives it."""
+
+    def __init__(self, run: Run, number: int) -> None:
+        self.run, self.number, self.generation = run, number, -1
+        self.busy = asyncio.Lock()
+        self.trap: Trap | None = None
+        self.proxy = Proxy(
+            "127.0.0.1",
+            run.site.server.port,
+            framing=run.site.framing,
+            on_frame=self._frame,
+            seed=run.plan.seed * 1_000 + number * 2,
+        )
+        self._process: asyncio.subprocess.Process
+
+    @property
+    def name(self) -> str:
+        return f"worker{self.number}.{self.generation}"
+
+    def _frame(self, direction: str, frame: bytes) -> None:
+        self.run.site.overhear(direction, frame)
+        if self.trap is not None:
+            self.trap.frame(direction, frame)
+
+    def signal(self, number: int) -> None:
+        send(self._process.pid, number)
+
+    async def start(self) -> None:
+        run = self.run
+        self.generation += 1
+        settings = {
+            "url": run.site.url(self.proxy.host, self.proxy.port, self.number, run.plan.seed),
+            "namespace": run.site.namespace,
+            "guard": str(run.guard.path),
+            "history": str(run.folder / f"{self.name}.jsonl"),
+            "process": self.name,
+            "seed": f"{run.plan.seed}/{self.name}",
+            "names": run.names,
+            "ttls": TTLS,
+            "tasks": run.plan.tasks,
+            "until": run.until,
+        }
+        setpriv = program("setpriv", package="util-linux", server=run.plan.server)
+        with (run.folder / f"{self.name}.log").open("wb") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *(setpriv, "--pdeathsig", "KILL", "--"),
+                *(sys.executable, "-X", "faulthandler", "-m", "tests.faults.worker", json.dumps(settings)),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    async def replace(self) -> None:
+        await self._process.wait()
+        await self.start()
+
+    async def end(self) -> list[str]:
+        """Wait for the orderly end; what the worker has to say if that is not what happens."""
+        try:
+            async with asyncio.timeout(max(0, self.run.until - time.monotonic()) + END_WITHIN):
+                status = await self._process.wait()
+        except TimeoutError:
+            self.signal(signal.SIGABRT)  # faulthandler writes where it hangs
+            status = await self._process.wait()
+        if status == 0:
+            return []
+        log = (self.run.folder / f"{self.name}.log").read_text(errors="replace")
+        return [f"hygiene: {self.name} ended with status {status}:\n{log[-3_000:]}"]
+
+
+class WatchedGuard(Guard):
+    """Springs the traps for holders: whoever reads is inside of its critical section."""
+
+    crew: Sequence[Member] = ()
+
+    def read(self, name: str, owner: str, token: int, *, fenced: bool) -> Counter | None:
+        for member in self.crew:
+            if member.trap is not None and owner.startswith(f"{member.name}#"):
+                member.trap.frame("guard", b"")
+        return super().read(name, owner, token, fenced=fenced)
+
+
+class Run:
+    """One run, from the server's start to the verdict."""
+
+    def __init__(self, plan: Plan, folder: Path) -> None:
+        self.plan, self.folder = plan, folder
+        self.site = SITES[plan.server]()
+        self.names = [f"lock {number}" for number in range(plan.names)]
+        self.pen = Recorder(folder / "nemesis.jsonl", "nemesis")
+        self.guard = WatchedGuard(folder / "guard.sock", Recorder(folder / "guard.jsonl", "guard"))
+        self.until = 0.0
+
+    async def __call__(self) -> Verdict:
+        plan, site = self.plan, self.site
+        async with AsyncExitStack() as stack:
+            stack.enter_context(site.server)
+            await stack.enter_async_context(self.guard)
+            self.until = time.monotonic() + plan.seconds
+            crew = [Member(self, number) for number in range(plan.processes)]
+            for member in crew:
+                await stack.enter_async_context(member.proxy)
+                await member.start()
+            self.guard.crew = crew
+            nemesis = Nemesis(site, crew, self.pen, seed=plan.seed, ttls=TTLS, only=plan.only)
+            await nemesis.rage(self.until - CALM, plan.arms)
+            others = [each for member in crew for each in await member.end()]
+            others += await site.hygiene(self.names, max(TTLS))
+        others += site.foreign
+        return judge(
+            load(self.folder.glob("*.jsonl")),
+            self.guard,
+            seed=plan.seed,
+            ttl=max(TTLS),
+            verified=site.verified_within(max(TTLS)),
+            command_timeout=max(TTLS) / 3,
+            others=others,
+            replayed=site.replayed,
+        )
+
+
+def run(plan: Plan) -> Verdict:
+    """Run it, and keep the histories if there is something to explain."""
+    folder = plan.keep or Path(tempfile.mkdtemp(prefix="aiolock-history-"))
+    folder.mkdir(exist_ok=True)
+    verdict = asyncio.run(Run(plan, folder)())
+    if plan.keep is None and not verdict.violations:
+        shutil.rmtree(folder)
+    elif verdict.violations:
+        print(f"the histories are kept in {folder}", file=sys.stderr)
+    return verdict
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.faults.run", description=__doc__.splitlines()[0])
+    parser.add_argument("server", choices=sorted(SITES))
+    parser.add_argument("--seconds", type=float, default=Plan.seconds)
+    parser.add_argument("--processes", type=int, default=Plan.processes)
+    parser.add_argument("--names", type=int, default=Plan.names)
+    parser.add_argument("--tasks", type=int, default=Plan.tasks, help="per process")
+    parser.add_argument("--arms", type=int, default=Plan.arms, help="faults at a time; 0 for a calm run")
+    parser.add_argument("--seed", type=int, default=Plan.seed)
+    parser.add_argument("--only", action="append", default=[], metavar="FAULT", help="nothing but these faults")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="where the histories are to stay")
+    parser.add_argument("--json", action="store_true")
+    words = vars(parser.parse_args())
+    as_json = words.pop("json")
+    verdict = run(Plan(**{**words, "only": tuple(words["only"])}))
+    print(json.dumps(verdict.as_json(), indent=2) if as_json else verdict.table())
+    return 1 if verdict.violations else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,244 @@
+"""What a history run has shown: the faults, the grants, the violations by property, and the table of all that.
+
+Violations are looked for twice: in the history as it is, and in one in which everybody was blind while a listed
+exception was under way (docs/backends/redis.md). What the second one still shows is outside of the exceptions.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
+
+from tests.faults import checker
+from tests.faults.guard import Guard
+from tests.faults.history import NEVER, Event, History, Hold, Window
+
+RESTART = "restart server"
+"""The fault whose windows are an exception: the server comes back without its data."""
+
+
+@dataclass
+class Verdict:
+    """The figures of one run; times in seconds."""
+
+    seed: int
+    seconds: float
+    processes: int
+    faults: dict[str, int]
+    grants: int
+    losses: int
+    outside: dict[str, list[str]]
+    inside: dict[str, int]
+    fenced: dict[str, int]
+    unfenced: dict[str, int]
+    tokens_duplicated: int
+    tokens_decreased: int
+    told: int
+    worst_margin: float | None
+    replayed: int
+    attempts: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def violations(self) -> int:
+        return sum(map(len, self.outside.values()))
+
+    def as_json(self) -> dict[str, object]:
+        return asdict(self) | {"violations": self.violations}
+
+    def table(self) -> str:
+        """For people; the figures first, then what is wrong."""
+        lines = [f"seed {self.seed}, {self.seconds:.0f} s, {self.processes} processes", "", "faults injected"]
+        lines += [f"  {name:<28} {count:>7}" for name, count in sorted(self.faults.items())]
+        lines += [f"  {'together':<28} {sum(self.faults.values()):>7}", ""]
+        lines += [f"  {'violations':<28} {'outside':>7} {'inside the exceptions':>22}"]
+        lines += [
+            f"  {name:<28} {len(found):>7} {self.inside[name]:>22}" for name, found in self.outside.items()
+        ]
+        margin = "none" if self.worst_margin is None else f"{self.worst_margin * 1000:.1f} ms"
+        figures = {
+            "grants": self.grants,
+            "attempts": ", ".join(f"{count} {result}" for result, count in sorted(self.attempts.items())),
+            "losses": self.losses,
+            "writes fenced / unfenced": f"{self.fenced['accepted']} / {self.unfenced['accepted']}",
+            "stale writes accepted": f"{self.fenced['stale']} / {self.unfenced['stale']}",
+            "updates lost": f"{self.fenced['lost_updates']} / {self.unfenced['lost_updates']}",
+            "stale writes rejected": self.fenced["rejected"],
+            "tokens duplicated, decreased": f"{self.tokens_duplicated}, {self.tokens_decreased}",
+            "losses told, worst margin": f"{self.told}, {margin}",
+            "late packets replayed": self.replayed,
+        }
+        lines += ["", *(f"  {name:<28} {value}" for name, value in figures.items()), ""]
+        lines += [violation for found in self.outside.values() for violation in found[:20]]
+        return "\n".join(lines)
+
+
+def judge(
+    history: History,
+    guard: Guard,
+    *,
+    seed: int,
+    ttl: float,
+    verified: float,
+    command_timeout: float,
+    others: Iterable[str],
+    replayed: int,
+) -> Verdict:
+    """`verified`: seconds after a restart in which everybody finds out; `others`: what was found at the server."""
+    exceptions = _exceptions(history, verified)
+    clock, told = by_clock(history), as_told(history)
+    everything = {
+        "exclusion (by own clock)": (checker.exclusion(clock, grace=0), _sighted(clock, exceptions, _exclusion)),
+        "told in time": (checker.told(told), _sighted(told, exceptions, checker.told)),
+        "tokens": (_tokens(clock), _tokens(_without_grants(clock, exceptions))),
+        "guard": (_guard(history, guard),) * 2,
+        "ownership": ([each for each in others if each.startswith("ownership")],) * 2,
+        "calls in time": (_calls(told, command_timeout),) * 2,
+        "progress": (_progress(history, 3 * ttl + 2),) * 2,
+        "hygiene": ([each for each in others if each.startswith("hygiene")] + _left(history),) * 2,
+        "errors": ([f"errors: {e['process']}: {e['what']}" for e in history.events if e["kind"] == "error"],) * 2,
+    }
+    margins = checker.margins(_blind(told, exceptions))
+    tokens = everything["tokens"][1]
+    holds = history.holds
+    return Verdict(
+        seed=seed,
+        seconds=(history.end - history.start) / 1e9,
+        processes=len({hold.process for hold in history.attempts}),
+        faults=Counter(event["name"] for event in history.events if event["kind"] == "fault"),
+        grants=len(holds),
+        losses=sum(hold.lost < NEVER for hold in holds),
+        outside={name: outside for name, (_, outside) in everything.items()},
+        inside={name: max(0, len(found) - len(outside)) for name, (found, outside) in everything.items()},
+        fenced=asdict(guard.fenced),
+        unfenced=asdict(guard.unfenced),
+        tokens_duplicated=sum("share" in found for found in tokens),
+        tokens_decreased=sum("granted after" in found for found in tokens),
+        told=len(margins),
+        worst_margin=min(margins, default=None),
+        replayed=replayed,
+        attempts=Counter(attempt.result for attempt in history.attempts),
+    )
+
+
+# Views of a history
+
+
+def by_clock(history: History) -> History:
+    """A hold ends at the moment at which the holder's own clock said so, whenever its loop came to tell it.
+
+    So no lag of the machine needs an excuse: only processes that the nemesis stopped are blind, because one that is
+    killed before it wakes can say nothing of its last moments.
+    """
+    events = [
+        {**event, "t": event["until"]} if event["kind"] == "lost" else event
+        for event in history.events
+        if event.get("why") != "lag"
+    ]
+    return History(events)
+
+
+def as_told(history: History) -> History:
+    """A hold ends when the holder was told; who did not get to run, for whatever reason, was blind."""
+    return history
+
+
+def _exceptions(history: History, verified: float) -> list[Window]:
+    windows, begun = [], 0.0
+    for event in history.events:
+        if event.get("target") == RESTART:
+            if event["kind"] == "down":
+                begun = event["t"]
+            else:
+                windows.append((begun, event["t"] + verified * 1e9))
+    return windows
+
+
+def _blind(history: History, windows: list[Window]) -> History:
+    """The same history, in which every process was also stopped in these windows."""
+    blind = copy.copy(history)
+    blind.stops = copy.copy(history.stops)
+    for process in {attempt.process for attempt in history.attempts}:
+        blind.stops[process] = sorted([*history.stops[process], *windows])
+    return blind
+
+
+def _sighted(history: History, windows: list[Window], look) -> list[str]:
+    return look(_blind(history, windows)) if windows else look(history)
+
+
+def _exclusion(history: History) -> list[str]:
+    return checker.exclusion(history, grace=0)
+
+
+def _without_grants(history: History, windows: list[Window]) -> History:
+    """Grants that were heard of inside of the windows say nothing about the order of tokens."""
+    rest = copy.copy(history)
+    rest.attempts = [
+        hold for hold in history.attempts if not any(start <= hold.ret <= end for start, end in windows)
+    ]
+    return rest
+
+
+# Properties
+
+
+def _tokens(clock: History) -> list[str]:
+    """All tokens differ; those of grants that were still certain when they were heard of rise."""
+    twins: list[str] = []
+    seen: dict[tuple[str, int | None], Hold] = {}
+    for hold in clock.holds:
+        twin = seen.setdefault((hold.name, hold.token), hold)
+        if twin is not hold:
+            twins.append(f"tokens: {twin} and {hold} share a token")
+    certain = copy.copy(clock)
+    certain.attempts = [hold for hold in clock.attempts if hold.lost > hold.ret]
+    return [*twins, *(found for found in checker.tokens(certain, grace=0) if "share" not in found)]
+
+
+def _guard(history: History, guard: Guard) -> list[str]:
+    found = checker.guarded(history)
+    if guard.fenced.stale:
+        found.append(f"guard: {guard.fenced.stale} stale writes were accepted")
+    if guard.fenced.lost_updates:
+        found.append(f"guard: {guard.fenced.lost_updates} updates were lost in spite of fencing")
+    return found
+
+
+def _calls(told: History, command_timeout: float) -> list[str]:
+    """Only what took long is looked at closely."""
+    slow = copy.copy(told)
+    slow.attempts = [
+        hold
+        for hold in told.attempts
+        if (hold.timeout is not None and min(hold.ret, told.end) - hold.call > hold.timeout * 1e9)
+        or (hold.release_call < NEVER and hold.release_ret - hold.release_call > command_timeout * 1e9)
+    ]
+    return checker.punctual(slow, release=command_timeout)
+
+
+def _progress(history: History, bound: float) -> list[str]:
+    """Whoever is cut off is not waited for, nor is it expected to be served."""
+    kinds = {"cut": "stop", "mended": "cont"}
+    events = [
+        {**event, "kind": kinds.get(event["kind"], event["kind"])}
+        for event in history.events
+        if event.get("why") != "lag"
+    ]
+    cut_off = History(events)
+    ends = {event["process"]: event["t"] for event in history.events if event["kind"] == "end"}
+    cut_off.attempts = [
+        replace(hold, ret=min(hold.ret, ends.get(hold.process, NEVER))) for hold in cut_off.attempts
+    ]
+    return checker.progress(cut_off, bound)
+
+
+def _left(history: History) -> list[str]:
+    """What a process still had when its client was closed."""
+    ends: list[Event] = [event for event in history.events if event["kind"] == "end"]
+    return [
+        f"hygiene: {event['process']} ended with tasks {event['tasks']} and {event['sockets']} sockets"
+        for event in ends
+        if event["tasks"] or event["sockets"] > 0
+    ]

@@ -1,0 +1,299 @@
+"""One process of a history run: tasks that take locks in every way there is, and write down what they see.
+
+Started by run.py with one argument, its settings as JSON; stopped, killed and cut off by nemesis.py. A hold is recorded
+so that a loaded machine cannot make the library look guilty: `acquire.ret` is stamped after the fact, `release` before
+it, and `lost` carries, beside the moment in which we were told, the moment `until` in which the lease's own clock said
+so. A process that did not get to run says that as well: it was as good as stopped.
+
+SIGUSR1 makes the next critical section block the event loop beyond the ttl, between its reading and its writing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import random
+import signal
+import sys
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiolock
+from aiolock.clock import system_clock
+from tests.faults.guard import GuardClient
+from tests.faults.history import Recorder
+
+TICK = 0.005
+LAG = 0.01
+"""Seconds by which a tick is late when the machine, or a fault, kept us from running."""
+PATIENCE = 1.5
+"""Seconds after the end in which waiting tasks are given up."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    url: str
+    namespace: str
+    guard: str
+    history: str
+    process: str
+    seed: str
+    names: list[str]
+    ttls: list[float]
+    tasks: int
+    until: float  # of time.monotonic()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One attempt, drawn before it begins."""
+
+    name: str
+    way: str  # block, acquire or try
+    on_loss: str
+    looks: bool  # before it writes; who does not, and is not cancelled either, is the guard's business
+    ttl: float
+    timeout: float | None
+    fair: bool
+    max_hold: float | None
+    cancelled_after: float | None
+    thinks: float
+
+
+def draw(rng: random.Random, names: list[str], ttls: list[float], *, slow: bool) -> Plan:
+    """The last quarter of the names is held for long, and renewed; of the others some are wanted much more than others."""
+    ttl, busy = rng.choice(ttls), len(names) * 3 // 4
+    passing = rng.random() < 0.02
+    name = rng.randrange(busy, len(names)) if slow or passing else int(busy * rng.random() ** 1.4)
+    timeout = rng.uniform(0.02, 0.2 if passing else 3)
+    return Plan(
+        name=names[name],
+        way=rng.choices(("block", "acquire", "try"), (6, 3, 1))[0],
+        on_loss=rng.choices(("cancel", "signal"), (3, 1))[0],
+        looks=rng.random() < 0.5,
+        ttl=ttl,
+        timeout=rng.choices((None, 0.0, timeout), (0 if passing else 3, 1, 8))[0],
+        fair=rng.random() < 0.3,
+        max_hold=rng.uniform(0.02, 0.5) if rng.random() < 0.05 else None,
+        cancelled_after=rng.expovariate(10) if rng.random() < 0.2 else None,
+        thinks=rng.uniform(0.3, 2) * ttl if slow else rng.choice((0, 0.001, 0.005)),
+    )
+
+
+class Worker:
+    """The client, its tasks and the pen."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.pen = Recorder(settings.history, settings.process)
+        self.client: aiolock.Client
+        self.command_timeout = min(max(settings.ttls) / 3, 5.0)
+        self.blocks = False
+
+    async def run(self) -> None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self._block_next)
+        sockets, tasks = _sockets(), len(asyncio.all_tasks())
+        ticking = asyncio.create_task(self._notice_lags())
+        if await self._connect():
+            self.pen.note("open")
+            await asyncio.gather(*(self._slot(number) for number in range(self.settings.tasks)))
+            await self.client.aclose()
+        ticking.cancel()
+        await asyncio.wait([ticking])
+        await asyncio.sleep(TICK)  # sockets are closed one pass after their transports
+        left = [task.get_name() for task in asyncio.all_tasks()]
+        self.pen.note("end", tasks=left if len(left) > tasks else [], sockets=_sockets() - sockets)
+
+    async def _connect(self) -> bool:
+        while time.monotonic() < self.settings.until:
+            settings = self.settings
+            self.client = aiolock.connect(
+                settings.url, namespace=settings.namespace, ttl=max(settings.ttls), label=settings.process
+            )
+            try:
+                await self.client.open()
+            except aiolock.BackendUnavailable:
+                await asyncio.sleep(0.05)
+            else:
+                return True
+        return False
+
+    def _block_next(self) -> None:
+        self.blocks = True
+
+    async def _notice_lags(self) -> None:
+        while True:
+            due = time.monotonic_ns() + int(TICK * 1e9)
+            await asyncio.sleep(TICK)
+            now = time.monotonic_ns()
+            if now - due > LAG * 1e9:
+                self.pen.note("stop", target=self.settings.process, t=due, why="lag")
+                self.pen.note("cont", target=self.settings.process, t=now, why="lag")
+
+    # --- attempts
+
+    async def _slot(self, number: int) -> None:
+        settings, loop = self.settings, asyncio.get_running_loop()
+        rng = random.Random(f"{settings.seed}/{number}")
+        guard = GuardClient(settings.guard)
+        while (left := settings.until - time.monotonic()) > 0:
+            plan = draw(rng, settings.names, settings.ttls, slow=number == 0)
+            task = asyncio.create_task(self._attempt(plan, f"{number}", guard))
+            after = left + PATIENCE
+            if plan.cancelled_after is not None:
+                after = min(after, plan.cancelled_after)
+            cancelling = loop.call_later(after, task.cancel)
+            await asyncio.wait([task])
+            cancelling.cancel()
+            await asyncio.sleep(rng.expovariate(500))
+        guard.close()
+
+    async def _attempt(self, plan: Plan, slot: str, guard: GuardClient) -> None:
+        lock = self.client.lock(
+            plan.name,
+            ttl=plan.ttl,
+            timeout=plan.timeout,
+            on_loss=plan.on_loss,
+            fair=plan.fair,
+            max_hold=plan.max_hold,
+        )
+        once = plan.way == "try" or plan.timeout == 0
+        hold = _Hold(self.pen, self.pen.acquiring(plan.name, slot, timeout=self.command_timeout if once else plan.timeout))
+        cancelled = False
+        try:
+            if plan.way == "block":
+                async with lock as lease:
+                    await self._inside(plan, hold, lease, guard)
+                hold.must_have_raised()
+            else:
+                lease = await (lock.try_acquire() if plan.way == "try" else lock.acquire())
+                if lease is None:
+                    hold.refused = True
+                else:
+                    try:
+                        await self._inside(plan, hold, lease, guard)
+                    finally:
+                        await lease.release()
+        except (aiolock.AcquireTimeout, aiolock.BackendError, aiolock.LockLost):
+            pass
+        except asyncio.CancelledError:
+            cancelled = True
+        except Exception:
+            self.pen.note("error", what=traceback.format_exc())
+        hold.over()
+        task = asyncio.current_task()
+        if task is not None and task.cancelling() and not cancelled:
+            self.pen.note("error", what=f"a cancellation was swallowed: {plan}")
+
+    async def _inside(self, plan: Plan, hold: _Hold, lease: aiolock.Lease, guard: GuardClient) -> None:
+        hold.begin(lease)
+        try:
+            await self._work(plan, hold, lease, guard)
+        finally:
+            hold.leaving()
+
+    async def _work(self, plan: Plan, hold: _Hold, lease: aiolock.Lease, guard: GuardClient) -> None:
+        name, token, values = plan.name, lease.token, {}
+        for fenced in (False, True):
+            values[fenced] = await guard.read(name, hold.id, token, fenced=fenced)
+        if self.blocks:
+            self.blocks = False
+            self.pen.stop(self.settings.process)
+            time.sleep(1.5 * max(self.settings.ttls))  # noqa: ASYNC251 - that is the fault
+            self.pen.cont(self.settings.process)
+        elif plan.thinks:
+            await asyncio.sleep(plan.thinks)
+        warned = plan.way == "block" and plan.on_loss == "cancel"
+        for fenced, value in values.items():
+            if value is None or (plan.looks and not lease.held):
+                return
+            if warned or plan.looks:
+                self.pen.wrote(hold.id)
+            await guard.write(name, hold.id, token, value + 1, fenced=fenced)
+
+
+class _Hold:
+    """One attempt in the words of the history."""
+
+    def __init__(self, pen: Recorder, number: str) -> None:
+        self.pen, self.id = pen, number
+        self.refused = False
+        self._lease: aiolock.Lease | None = None
+        self._told = False
+        self._left = False
+
+    def begin(self, lease: aiolock.Lease) -> None:
+        self.pen.acquired(self.id, lease.token)
+        self._lease = lease
+        self._watch = asyncio.create_task(self._watching(lease))
+
+    async def _watching(self, lease: aiolock.Lease) -> None:
+        if await lease.wait_lost() is not None:
+            self._tell(lease)
+
+    def _tell(self, lease: aiolock.Lease) -> None:
+        if not self._told and not self._left:
+            self._told = True
+            now, clock = time.monotonic_ns(), system_clock()
+            until = now + int((lease._term.until - clock) * 1e9)
+            self.pen.note("lost", id=self.id, t=now, until=min(now, until))
+
+    def leaving(self) -> None:
+        """The last look before the release: what is held after `now` was held at `now`."""
+        now = time.monotonic_ns()
+        if self._lease is not None and self._lease.lost:
+            self._tell(self._lease)
+        self._left = True
+        self.pen.note("release", id=self.id, t=now)
+
+    def must_have_raised(self) -> None:
+        if self._told:
+            self.pen.note("error", what=f"{self.id} was lost, and its block ended without LockLost")
+
+    def over(self) -> None:
+        if self._left:
+            self.pen.released(self.id, "fail" if self._told else "ok")
+        elif self.refused:
+            self.pen.refused(self.id)
+        else:
+            self.pen.unknown(self.id)
+
+
+class Complaints(logging.Handler):
+    """What asyncio and the library complain about."""
+
+    def __init__(self, pen: Recorder) -> None:
+        super().__init__()
+        self.pen = pen
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not record.name.startswith("aiolock") or record.levelno >= logging.ERROR:
+            trace = "".join(traceback.format_exception(*record.exc_info)) if record.exc_info else ""
+            self.pen.note("error", what=f"{record.name}: {record.getMessage()}\n{trace}"[:3_000])
+
+
+def _sockets() -> int:
+    links = []
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            links.append(str(entry.readlink()))
+        except OSError:
+            continue  # the one that lists the folder
+    return sum(link.startswith("socket:") for link in links)
+
+
+def main() -> None:
+    worker = Worker(Settings(**json.loads(sys.argv[1])))
+    logging.captureWarnings(capture=True)
+    handler = Complaints(worker.pen)
+    for name in ("asyncio", "py.warnings", "aiolock"):
+        logging.getLogger(name).addHandler(handler)
+        logging.getLogger(name).propagate = False
+    asyncio.run(worker.run())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""The suite notices bugs that are planted for it, and nothing where there is none."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.mutants import CONTROL, MUTANTS
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tests.mutants", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=170, check=False)
+
+
+def test_every_planted_bug_is_caught():
+    done = run()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["caught"] * len(MUTANTS)
+    assert len(MUTANTS) >= 10
+
+
+def test_a_harmless_change_is_not_caught():
+    done = run("--plant", CONTROL.name)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.strip() == "nothing was noticed"
+
+
+@pytest.mark.parametrize("text", ["LOOK = 1\n", "LOOK = 0.25\nLOOK = 0.25\n"])
+def test_a_bug_that_does_not_fit_the_text_is_not_planted(text):
+    with pytest.raises(RuntimeError, match=r"does not fit aiolock\.watchdog any more"):
+        CONTROL.applied(text)
