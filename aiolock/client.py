@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Coroutine, Iterable, Sequence
 from random import Random
+from threading import get_ident
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -178,6 +179,7 @@ class Client:
                 "this client cannot be opened: it was opened before, or made before a fork; connect anew"
             )
         runtime.loop = asyncio.get_running_loop()
+        runtime.thread = get_ident()
         try:
             await self._backend.open()
             missing = self._require - self._backend.capabilities

@@ -138,7 +138,7 @@ class Lock:
     # --- blocks
 
     def _task(self) -> Task:
-        task = asyncio.current_task()
+        task = asyncio.current_task(self._runtime.loop)
         if task is None:
             raise RuntimeError("locks are entered by tasks, and this code runs outside of one")
         return task
@@ -146,7 +146,7 @@ class Lock:
     def _in_own_block(self) -> bool:
         self._runtime.guard()
         holder = self._runtime.inside.get(self._key) if self._exclusive else None
-        return holder is not None and holder.entered_by is asyncio.current_task()
+        return holder is not None and holder.entered_by is asyncio.current_task(self._runtime.loop)
 
     def _ask(self, timeout: float | None) -> Coroutine[Any, Any, Lease | None]:
         if self._in_own_block():

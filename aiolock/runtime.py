@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Coroutine
 from enum import Enum
 from random import Random
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aiolock.clock import Clock
@@ -45,9 +46,11 @@ class Contender(Protocol):
     @property
     def waiting(self) -> int:
         """How many tasks wait behind it."""
+        ...
 
     def close(self) -> Claim:
         """Tell waiters and holder that it is over, and return the claim to release."""
+        ...
 
 
 class Stats:
@@ -91,6 +94,8 @@ class Runtime:
         self.label = label
         self.state = State.NEW
         self.loop: asyncio.AbstractEventLoop | None = None
+        self.thread = 0
+        """The thread that the loop runs in."""
         self.tasks: set[asyncio.Task[Any]] = set()
         self.cleanups: set[asyncio.Task[Any]] = set()
         self.shared: dict[Key, Any] = {}
@@ -128,7 +133,11 @@ class Runtime:
         if self.state is not State.OPEN:
             hint = "enter it with `async with` first" if self.state is State.NEW else "connect anew"
             raise RuntimeError(f"this client is {self.state.value}: {hint}")
-        loop = asyncio.get_running_loop()
+        # Asking for the running loop is a system call on Python 3.11; a task of our loop that runs in its thread is
+        # proof enough.
+        loop = self.loop
+        if loop is None or get_ident() != self.thread or asyncio.current_task(loop) is None:
+            loop = asyncio.get_running_loop()
         if loop is not self.loop:
             raise RuntimeError(
                 "this client belongs to another event loop or thread; each loop needs a client of its own "

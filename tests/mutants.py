@@ -66,9 +66,9 @@ MUTANTS = (
     ),
     Mutant(
         "renewal goes on after the release",
-        "aiolock.queue",
-        "        self.runtime.watchdog.discard(term)\n        self._term = None\n        if self._live():",
-        "        self._term = None\n        if self._live():",
+        "aiolock.watchdog",
+        "        self._by_claim.pop(term.claim, None)\n        self._lift(term)\n",
+        "",
     ),
     Mutant(
         "renewal stops at the first error",
@@ -102,6 +102,7 @@ MUTANTS = (
         "aiolock.queue",
         "if grant is not None and grant.until > runtime.clock():",
         "if grant is not None:",
+        WATCHDOG + "test_a_grant_that_comes_after_its_own_term_is_no_success",
     ),
     Mutant(
         "a dead term is passed on",

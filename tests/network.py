@@ -128,6 +128,7 @@ class Server(MemoryServer):
 
     def __init__(self, network: Network, clock: VirtualClock, look: Callable[[], None]) -> None:
         super().__init__(clock)
+        self.clock: VirtualClock = clock
         self.network = network
         self.machine = self._machine
         self.look = look

@@ -1,6 +1,7 @@
 """What must hold in every schedule, checked at every step of the server, every acquire and every act of a worker.
 
-* Belief: a lease that says ``held`` has its hold on the server, and no incompatible lease says so as well.
+* Belief: a lease that says ``held`` has its hold on the server, which would outlive the belief if nothing more came
+  through; and no incompatible lease says so as well.
 * Told in time: a holder whose host runs knows of its loss before the next one is granted, and a block that is to be
   cancelled does not act any more.
 * Tokens are unique, and grow in the order in which holders believe.
@@ -131,14 +132,14 @@ class Promises:
     # --- belief, tokens, acts
 
     def look(self) -> None:
-        """Every lease that says ``held`` has its hold on the server, and who left is not there."""
+        """Every belief ends before its hold on the server does, and who left is not there."""
         for lease, op in self.open.items():
             if lease.held and not self.forced(op.name):
                 claim: Any = lease._term.claim
                 lock = self.server.machine.locks.get(claim.key)
                 hold = lock.holds.get(claim.request.id) if lock else None
-                if hold is None or hold.deadline <= self.server.clock():
-                    self.violated(op, f"believes in {lease!r}, and the server does not")
+                if hold is None or lease.remaining() >= self.server.clock.until(hold.deadline):
+                    self.violated(op, f"believes in {lease!r}, and the server has {hold}")
                     # Once is enough.
                     self.exempt(op.name, lease.ttl)
         for lock in self.server.machine.locks.values():

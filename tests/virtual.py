@@ -198,6 +198,10 @@ class VirtualClock:
     def __call__(self) -> float:
         return self._loop.now * self._rate + self.offset
 
+    def until(self, moment: float) -> float:
+        """How many of the loop's seconds are left until this clock shows ``moment``."""
+        return (moment - self()) / self._rate
+
     def suspend(self, seconds: float) -> None:
         self.offset += seconds
 

@@ -26,7 +26,7 @@ TTL = 100
 _numbers = itertools.count(1)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def ledger() -> Iterator[Ledger]:
     """The account of this run, printed at its end."""
     kept = Ledger()

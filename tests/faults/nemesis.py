@@ -12,7 +12,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from typing import Protocol
@@ -40,10 +40,14 @@ class Victim(Protocol):
         """Wait for the death of the process, and start another in its place."""
 
 
+Moment = Callable[[str, bytes], bool]
+"""Whether this is it, given a frame and its direction; "guard" is a reading there, and the frame the lock's name."""
+
+
 class Trap:
     """Does something at the moment in which a frame passes by, or a holder asks the guard."""
 
-    def __init__(self, match: Callable[[str, bytes], bool], act: Callable[[], None]) -> None:
+    def __init__(self, match: Moment, act: Callable[[], object]) -> None:
         self._match, self._act = match, act
         self.sprung = asyncio.Event()
 
@@ -53,17 +57,12 @@ class Trap:
             self.sprung.set()
 
 
-def at_guard(direction: str, _frame: bytes) -> bool:
-    """The moment in which a holder reads what it is about to write."""
-    return direction == "guard"
-
-
 Fault = Callable[[random.Random, str], Awaitable[bool]]
 """Done with these choices, under this name; whether it could be done."""
 
 
 class Nemesis:
-    """`ttl` is the longest that workers use, `shortest` the shortest."""
+    """`ttls` are those that workers use, `names` what they lock; the last quarter of these is held for long."""
 
     def __init__(
         self,
@@ -72,11 +71,13 @@ class Nemesis:
         pen: Recorder,
         *,
         seed: int,
-        ttls: Iterable[float],
+        ttls: Sequence[float],
+        names: Sequence[str],
         only: Iterable[str] = (),
     ) -> None:
         self.site, self.crew, self.pen, self.seed = site, crew, pen, seed
         self.ttl, self.shortest = max(ttls), min(ttls)
+        self.slow = {name.encode() for name in names[len(names) * 3 // 4 :]}
         only = set(only)
         self.faults = [fault for fault in self._table() if not only or fault[1] in only]
         self._deck: list[tuple[str, Fault]] = []
@@ -84,15 +85,20 @@ class Nemesis:
 
     def _table(self) -> list[tuple[int, str, Fault]]:
         site, long, short = self.site, (1.2, 2.0), (0.2, 0.45)
+
+        def held(direction: str, frame: bytes) -> bool:
+            """A holder reads at the guard what it is about to write, after a while."""
+            return direction == "guard" and frame in self.slow
+
         return [
             (2, "kill anybody", partial(self._kill, None)),
-            (2, "kill holder", partial(self._kill, at_guard)),
+            (2, "kill holder", partial(self._kill, held)),
             (2, "kill waiter", partial(self._kill, site.placed)),
             (3, "kill grantee", partial(self._kill, site.granted)),
             (1, "vanish", self._vanish),
             (3, "stop anybody, short", partial(self._stop, None, short)),
             (2, "stop anybody, long", partial(self._stop, None, long)),
-            (3, "stop holder, long", partial(self._stop, at_guard, long)),
+            (3, "stop holder, long", partial(self._stop, held, long)),
             (2, "stop waiter, long", partial(self._stop, site.placed, long)),
             (2, "stop grantee, short", partial(self._stop, site.granted, short)),
             (3, "stop grantee, long", partial(self._stop, site.granted, long)),
@@ -100,9 +106,10 @@ class Nemesis:
             (3, "delay", self._delay),
             (3, "reset", self._reset),
             (1, "half-open", self._half_open),
-            (3, "black-hole", partial(self._blackhole, "both")),
-            (3, "black-hole up", partial(self._blackhole, "up")),
-            (3, "black-hole down", partial(self._blackhole, "down")),
+            (3, "black-hole", partial(self._blackhole, None, "both")),
+            (5, "black-hole holder", partial(self._blackhole, held, "both")),
+            (3, "black-hole up", partial(self._blackhole, None, "up")),
+            (3, "black-hole down", partial(self._blackhole, None, "down")),
             (3, "drop reply", partial(self._lose_reply, cut=False)),
             (2, "cut reply", partial(self._lose_reply, cut=True)),
             (2, "slices", self._slices),
@@ -140,7 +147,7 @@ class Nemesis:
         async with victim.busy:
             yield victim
 
-    async def _do(self, victim: Victim, moment: Callable[[str, bytes], bool] | None, act: Callable[[], None]) -> bool:
+    async def _do(self, victim: Victim, moment: Moment | None, act: Callable[[], object]) -> bool:
         """Act now, or when the moment comes; False if it did not."""
         if moment is None:
             act()
@@ -156,7 +163,7 @@ class Nemesis:
 
     # --- processes
 
-    async def _kill(self, moment: Callable | None, rng: random.Random, _name: str) -> bool:
+    async def _kill(self, moment: Moment | None, rng: random.Random, _name: str) -> bool:
         async with self._somebody(rng) as victim:
             if not await self._do(victim, moment, lambda: self._slay(victim)):
                 return False
@@ -178,7 +185,7 @@ class Nemesis:
             return True
 
     async def _stop(
-        self, moment: Callable | None, share: tuple[float, float], rng: random.Random, _name: str
+        self, moment: Moment | None, share: tuple[float, float], rng: random.Random, _name: str
     ) -> bool:
         """Short is shorter than half of the shortest ttl, long is longer than the longest."""
         async with self._somebody(rng) as victim:
@@ -252,14 +259,14 @@ class Nemesis:
                     await asyncio.sleep(0.1)
             return True
 
-    async def _blackhole(self, way: str, rng: random.Random, _name: str) -> bool:
+    async def _blackhole(self, moment: Moment | None, way: str, rng: random.Random, _name: str) -> bool:
         """What was held arrives late, or never, and then the connection breaks, as no stream goes on with a hole."""
         async with self._somebody(rng) as victim:
             proxy = victim.proxy
             lanes: list[Lane] = {"up": [proxy.up], "down": [proxy.down]}.get(way, [proxy.up, proxy.down])
             with self._cut(victim):
-                for lane in lanes:
-                    lane.blackhole()
+                if not await self._do(victim, moment, lambda: [lane.blackhole() for lane in lanes]):
+                    return False
                 await asyncio.sleep(rng.uniform(0.3, 2) * self.ttl)
                 late = rng.random() < 0.6
                 for lane in lanes:

@@ -123,8 +123,9 @@ class RedisSite:
     # --- what must be left: nothing
 
     async def hygiene(self, names: Sequence[str], ttl: float) -> list[str]:
-        """After all workers have left: every lock can be had, and then nobody holds, waits or listens."""
-        found = []
+        """After all workers have left: nobody alive is known; every lock can be had; then nobody holds, waits or listens."""
+        with self.admin() as admin:
+            found = [f"hygiene: {alive} in {key!r}" for key in admin.scan_iter() for alive in self._alive(admin, key)]
         async with aiolock.connect(self.server.url, namespace=self.namespace, ttl=5) as client:
             for name in names:
                 try:
@@ -143,6 +144,18 @@ class RedisSite:
             for key in admin.scan_iter():
                 found += [f"hygiene: {complaint} in {key!r}" for complaint in self._left(admin, key)]
         return found
+
+    @staticmethod
+    def _alive(admin: redis.Redis, key: bytes) -> list[str]:
+        """Holds and places that have not run out: of killed workers there are none by now, so they are of the others."""
+        seconds, microseconds = admin.time()
+        now = seconds * 1_000_000 + microseconds
+        fields = admin.hgetall(key)
+        places = [field for field, value in fields.items() if field[:2] == b"p:" and int(value.split()[0]) > now]
+        return [
+            f"{field.decode()} = {fields[field].decode()} was left"
+            for field in (*places, *([b"owner"] if b"owner" in fields and int(fields[b"until"]) > now else []))
+        ]
 
     def _left(self, admin: redis.Redis, key: bytes) -> list[str]:
         fields = admin.hgetall(key)

@@ -7,7 +7,7 @@ exception was under way (docs/backends/redis.md). What the second one still show
 from __future__ import annotations
 
 import copy
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 
@@ -37,6 +37,7 @@ class Verdict:
     tokens_decreased: int
     told: int
     worst_margin: float | None
+    worst_margin_by_clock: float | None
     replayed: int
     attempts: Counter[str] = field(default_factory=Counter)
 
@@ -56,7 +57,6 @@ class Verdict:
         lines += [
             f"  {name:<28} {len(found):>7} {self.inside[name]:>22}" for name, found in self.outside.items()
         ]
-        margin = "none" if self.worst_margin is None else f"{self.worst_margin * 1000:.1f} ms"
         figures = {
             "grants": self.grants,
             "attempts": ", ".join(f"{count} {result}" for result, count in sorted(self.attempts.items())),
@@ -66,12 +66,17 @@ class Verdict:
             "updates lost": f"{self.fenced['lost_updates']} / {self.unfenced['lost_updates']}",
             "stale writes rejected": self.fenced["rejected"],
             "tokens duplicated, decreased": f"{self.tokens_duplicated}, {self.tokens_decreased}",
-            "losses told, worst margin": f"{self.told}, {margin}",
+            "losses told before a grant": f"{self.told}, worst margin {_ms(self.worst_margin)}",
+            "worst margin by own clock": _ms(self.worst_margin_by_clock),
             "late packets replayed": self.replayed,
         }
         lines += ["", *(f"  {name:<28} {value}" for name, value in figures.items()), ""]
         lines += [violation for found in self.outside.values() for violation in found[:20]]
         return "\n".join(lines)
+
+
+def _ms(seconds: float | None) -> str:
+    return "none" if seconds is None else f"{seconds * 1000:.1f} ms"
 
 
 def judge(
@@ -100,6 +105,7 @@ def judge(
         "errors": ([f"errors: {e['process']}: {e['what']}" for e in history.events if e["kind"] == "error"],) * 2,
     }
     margins = checker.margins(_blind(told, exceptions))
+    by_clocks = checker.margins(_blind(_awake(clock), exceptions))
     tokens = everything["tokens"][1]
     holds = history.holds
     return Verdict(
@@ -117,6 +123,7 @@ def judge(
         tokens_decreased=sum("granted after" in found for found in tokens),
         told=len(margins),
         worst_margin=min(margins, default=None),
+        worst_margin_by_clock=min(by_clocks, default=None),
         replayed=replayed,
         attempts=Counter(attempt.result for attempt in history.attempts),
     )
@@ -137,6 +144,13 @@ def by_clock(history: History) -> History:
         if event.get("why") != "lag"
     ]
     return History(events)
+
+
+def _awake(history: History) -> History:
+    """The same, as if nobody had been stopped: a clock goes on in a process that does not."""
+    awake = copy.copy(history)
+    awake.stops = defaultdict(list)
+    return awake
 
 
 def as_told(history: History) -> History:

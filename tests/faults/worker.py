@@ -60,6 +60,7 @@ class Plan:
     fair: bool
     max_hold: float | None
     cancelled_after: float | None
+    writes: bool
     thinks: float
 
 
@@ -79,6 +80,7 @@ def draw(rng: random.Random, names: list[str], ttls: list[float], *, slow: bool)
         fair=rng.random() < 0.3,
         max_hold=rng.uniform(0.02, 0.5) if rng.random() < 0.05 else None,
         cancelled_after=rng.expovariate(10) if rng.random() < 0.2 else None,
+        writes=slow or rng.random() < 0.5,
         thinks=rng.uniform(0.3, 2) * ttl if slow else rng.choice((0, 0.001, 0.005)),
     )
 
@@ -197,9 +199,9 @@ class Worker:
 
     async def _work(self, plan: Plan, hold: _Hold, lease: aiolock.Lease, guard: GuardClient) -> None:
         name, token, values = plan.name, lease.token, {}
-        for fenced in (False, True):
+        for fenced in (False, True) if plan.writes else ():
             values[fenced] = await guard.read(name, hold.id, token, fenced=fenced)
-        if self.blocks:
+        if self.blocks and values:
             self.blocks = False
             self.pen.stop(self.settings.process)
             time.sleep(1.5 * max(self.settings.ttls))  # noqa: ASYNC251 - that is the fault

@@ -18,7 +18,7 @@ from aiolock.backends.mysql.lease import LeaseMode
 from aiolock.backends.mysql.probe import promises, refuse, variables
 from aiolock.backends.mysql.sessions import Sessions
 from aiolock.backends.mysql.statements import Statements, quote
-from aiolock.contract import Backend, Bid, Claim, Family, Grant, LockInfo, Mode, Notice, Settings
+from aiolock.contract import Backend, Bid, Claim, Family, LockInfo, Mode, Notice, Renewal, Settings
 from aiolock.errors import (
     BackendError,
     BackendRefused,
@@ -91,7 +91,6 @@ class MySQLBackend(Backend):
         self.mode = MODES[chosen](self)
         self.notices = Notices()
         self.random = Random()
-        self._pulse: asyncio.Task[None] | None = None
         self.sessions: Sessions
 
     def __repr__(self) -> str:
@@ -100,19 +99,12 @@ class MySQLBackend(Backend):
     # --- opening and closing
 
     def bind(self, settings: Settings) -> None:
-        """Prepare the sessions."""
+        """Prepare what every session begins with."""
         super().bind(settings)
         # The server counts whole seconds.
         self.silence = max(1, math.ceil(settings.ttl))
         self._setup = self.statements(
             "setup", wait_timeout=self.silence, patience=max(1, math.ceil(settings.command_timeout))
-        )
-        self.sessions = Sessions(
-            self._session,
-            self._check,
-            most=self._most,
-            timeout=settings.command_timeout,
-            ended=self.mode.ended,
         )
 
     def _session(self, ended: Any) -> Session:
@@ -125,9 +117,16 @@ class MySQLBackend(Backend):
 
     async def open(self) -> None:
         """Connect, look at the server, and see to the table."""
+        self.sessions = Sessions(
+            self._session,
+            self._check,
+            most=self._most,
+            timeout=self.settings.command_timeout,
+            ended=self.mode.ended,
+        )
         await self.sessions.main()
         await self.ensure_schema(create=self._schema == "auto")
-        self._pulse = self.sessions.spawn(self._keep_talking(), "aiolock-mysql-pulse")
+        self.sessions.spawn(self._keep_talking(), "aiolock-mysql-pulse")
 
     async def ensure_schema(self, *, create: bool = True) -> None:
         """See that the table is there; create it if it is missing and ``create`` is true.
@@ -217,7 +216,7 @@ class MySQLBackend(Backend):
             raise UnsupportedKind(f"{bid.kind.mode.value} lock", self.name, "this version has the mutex only")
         return self.mode.claim(bid)
 
-    async def renew(self, claims: Sequence[Claim]) -> list[Grant | Exception | None]:
+    async def renew(self, claims: Sequence[Claim]) -> list[Renewal]:
         """Prolong holds, in as few statements as the mode can."""
         return await self.mode.renew(claims)
 

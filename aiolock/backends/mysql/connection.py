@@ -22,10 +22,12 @@ __all__ = ["Session"]
 
 
 class _Command:
-    __slots__ = ("answer", "packet")
+    __slots__ = ("answer", "blocks", "packet")
 
-    def __init__(self, packet: str, answer: asyncio.Future[list[Result]]) -> None:
+    def __init__(self, packet: str, answer: asyncio.Future[list[Result]], *, blocks: bool = False) -> None:
         self.packet = packet
+        self.blocks = blocks
+        """Whether it may take for ever."""
         self.answer = answer
 
 
@@ -105,7 +107,7 @@ class Session:
         if not self.alive:
             raise BackendUnavailable(f"{self._address.text}: the connection is closed")
         loop = asyncio.get_running_loop()
-        command = _Command(packet, loop.create_future())
+        command = _Command(packet, loop.create_future(), blocks=timeout is None)
         self._commands.append(command)
         if self._work is not None and not self._work.done():
             self._work.set_result(None)
@@ -209,6 +211,13 @@ class Session:
                     BackendUnavailable(f"{self._address.text}: the connection was lost")
                 )
         self._ended(self)
+
+    async def drain(self, timeout: float) -> None:
+        """Wait for what has been asked for and does not block, such as a release whose caller was told to go on."""
+        commands = [*self._commands, *([self._current] if self._current else [])]
+        answers = [command.answer for command in commands if not command.blocks]
+        if answers and self.alive:
+            await asyncio.wait(answers, timeout=timeout)
 
     async def wait_closed(self) -> None:
         """Until the worker has ended."""

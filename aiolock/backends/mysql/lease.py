@@ -20,6 +20,7 @@ from aiolock.contract import (
     LockInfo,
     News,
     Notice,
+    Renewal,
     certain_until,
 )
 from aiolock.errors import BackendError, LockError
@@ -27,7 +28,7 @@ from aiolock.errors import BackendError, LockError
 if TYPE_CHECKING:
     from aiolock.backends.mysql.backend import MySQLBackend
 
-__all__ = ["LeaseMode"]
+__all__ = ["LeaseMode", "verdict"]
 
 log = logging.getLogger("aiolock")
 
@@ -54,9 +55,9 @@ class LeaseMode:
 
     # --- keeping
 
-    async def renew(self, claims: Sequence[Claim]) -> list[Grant | Exception | None]:
+    async def renew(self, claims: Sequence[Claim]) -> list[Renewal]:
         """All rows of one ttl in one statement; if some are gone, a second one tells which."""
-        answers: dict[Claim, Grant | Exception | None] = {}
+        answers: dict[Claim, Renewal] = {}
         by_ttl: dict[float, list[LeaseClaim]] = {}
         for claim in claims:
             if isinstance(claim, LeaseClaim):
@@ -70,7 +71,7 @@ class LeaseMode:
                     answers.update(dict.fromkeys(batch, error))
         return [answers[claim] for claim in claims]
 
-    async def _renew(self, batch: list[LeaseClaim], ttl: float) -> dict[Claim, Grant | Exception | None]:
+    async def _renew(self, batch: list[LeaseClaim], ttl: float) -> dict[Claim, Renewal]:
         statements = self.backend.statements
         ids = ", ".join(quote(claim.key) for claim in batch)
         packet = statements(
@@ -85,22 +86,8 @@ class LeaseMode:
         if result.changed == len(batch):
             return dict.fromkeys(batch, grant)
         rows = (await self.backend.ask(statements("owned", ids=ids)))[0].rows
-        found = {key: (owner, forced, bool(held)) for key, owner, forced, held in rows}
-        return {claim: self._verdict(claim, found.get(claim.key), grant) for claim in batch}
-
-    def _verdict(
-        self, claim: LeaseClaim, found: tuple[str | None, str | None, bool] | None, grant: Grant
-    ) -> Grant | None:
-        if found is None:
-            return None
-        owner, forced, held = found
-        if owner == claim.owner and held:
-            return grant
-        if forced == claim.owner:
-            # The notice says why; this answer changes nothing.
-            self.backend.notices.put(Notice(News.LOST, claim, "force-released"))
-            return Grant(0, 0, 0.0, demand=True)
-        return None
+        found = {key: tuple(row) for key, *row in rows}
+        return {claim: verdict(claim.owner, found.get(claim.key), grant) for claim in batch}
 
     # --- the turnstile
 
@@ -160,6 +147,16 @@ class LeaseMode:
         if user:
             await self.kill(turnstile, user)
         return True
+
+
+def verdict(owner: str, row: tuple[Any, ...] | None, grant: Grant) -> Renewal:
+    """What a row (its owner, who was forced off it, whether it is held) means for a hold of ``owner``."""
+    if row is not None:
+        if row[0] == owner and row[2]:
+            return grant
+        if row[1] == owner:
+            return "force-released"
+    return "revoked"
 
 
 def _holder(row: tuple[Any, ...]) -> Holder:

@@ -171,7 +171,7 @@ class LeaseClaim(Claim):
         if not token:
             return None, bool(passed)
         # Nobody tells a holder that others wait, so it is always assumed: local passing stays bounded.
-        return Grant(token, count, certain_until(sent, bid.ttl), demand=True), bool(passed)
+        return Grant(int(token), count, certain_until(sent, bid.ttl), demand=True), bool(passed)
 
     # --- waiting
 
@@ -259,8 +259,8 @@ class LeaseClaim(Claim):
             if session is not None and session is self._turn:
                 packet += "; " + backend.statements("put_back", turnstile=quote(self.turnstile))
             await backend.ask(packet, session)
-        if session is not None and session is self._turn:
-            self._forget(session)
+        if self._turn is not None and session is self._turn:
+            self._forget(self._turn)
         self._turn = None
         await self._leave_place()
         self._over = True

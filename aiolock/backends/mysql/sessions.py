@@ -144,11 +144,15 @@ class Sessions:
 
     async def aclose(self) -> None:
         """Close all of them and end every task."""
+        sessions = list(self._all)
+        if sessions:
+            await asyncio.wait(
+                [self.spawn(one.drain(self._timeout), "aiolock-mysql-drain") for one in sessions]
+            )
         self._closed = True
         tasks = list(self._closing)
         for task in tasks:
             task.cancel()
-        sessions = list(self._all)
         for session in sessions:
             session.quit()
         if tasks:

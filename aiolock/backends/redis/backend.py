@@ -158,7 +158,8 @@ class RedisBackend(Backend):
         if bid.kind.mode is not Mode.MUTEX:
             raise UnsupportedKind(f"{bid.kind.mode.value} lock", self.name, "this version has the mutex only")
         self._count += 1
-        return RedisClaim(self, bid, self._key(bid.name, bid.kind.family), f"{self._process}:{self._count:x}")
+        key = f"{self._prefix}{bid.key[1]}:{{{escape(bid.name)}}}"
+        return RedisClaim(self, bid, key, f"{self._process}:{self._count:x}")
 
     def _key(self, name: str, family: Family) -> str:
         return f"{self._prefix}{family.value}:{{{escape(name)}}}"

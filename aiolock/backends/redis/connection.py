@@ -163,7 +163,7 @@ class Connection(Link):
         self._stamps.append((self._answered + len(self._pending), self._clock()))
         data = waiting[0][1] if len(waiting) == 1 else b"".join([command for _, command in waiting])
         waiting.clear()
-        self._transport.write(data)
+        self._write(self._transport, data)
 
     def _park(self, command: bytes) -> asyncio.Future[Any]:
         """Keep it until there is a connection, or its time is over."""
@@ -247,8 +247,8 @@ class Connection(Link):
         self._flush()
 
     def _ping(self, transport: asyncio.WriteTransport) -> None:
-        transport.write(_PING)
         self._pending.append((self._nobody, _PING))
+        self._write(transport, _PING)
 
     def _gone(self, error: BackendError) -> None:
         pending, self._pending = self._pending, deque()

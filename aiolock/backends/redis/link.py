@@ -304,6 +304,12 @@ class Link(asyncio.Protocol, ABC):
         error.__cause__ = exc
         self._lost(error)
 
+    def _write(self, transport: asyncio.WriteTransport, data: bytes) -> None:
+        try:
+            transport.write(data)
+        except Exception as error:  # noqa: BLE001 - a transport that is being closed may raise what it likes
+            self.connection_lost(error)
+
     # --- one timer for everything
 
     def _arm(self, delay: float) -> None:

@@ -68,10 +68,10 @@ class Subscriber(Link):
 
     def _greet(self, transport: asyncio.WriteTransport) -> None:
         self._reader = Reader(notEnoughData=_NOTHING)
-        transport.write(self._subscribe)
+        self._write(transport, self._subscribe)
 
     def _ping(self, transport: asyncio.WriteTransport) -> None:
-        transport.write(_PING)
+        self._write(transport, _PING)
 
     def data_received(self, data: bytes) -> None:
         """Hand on messages; take note of the rest."""

@@ -31,6 +31,9 @@ log = logging.getLogger("aiolock.zookeeper")
 CLOSING = 1.0
 """Seconds that a server has to answer the request to close the session."""
 
+PAUSE = 0.4
+"""Seconds between attempts, at most: a server that is back serves again within half a second."""
+
 Future = asyncio.Future[Any]
 
 
@@ -210,7 +213,7 @@ class Session(session.Session):  # type: ignore[misc]
             if refused_since is not None and now - refused_since > 2 * self.timeout:
                 refused_since = None
                 self._forget()
-            await asyncio.sleep(min(1.0, 0.05 * 2 ** min(passes, 10)) * self._random.uniform(0.5, 1.0))
+            await asyncio.sleep(min(PAUSE, 0.05 * 2 ** min(passes, 10)) * self._random.uniform(0.5, 1.0))
             passes += 1
         self._tell()
 

@@ -1,0 +1,251 @@
+"""An ensemble of three that loses servers and links: nobody believes in a lock that somebody else may have."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+import aiolock
+from aiolock import AcquireTimeout, BackendUnavailable, Lease
+from tests.faults.proxy import Proxy, raw
+from tests.servers import ZooKeeper
+
+
+@pytest.fixture(scope="module")
+def three():
+    with ZooKeeper(3) as running:
+        yield running
+
+
+@pytest.fixture
+def ensemble(three):
+    """All three, whatever the test before has done to them."""
+    for number, child in enumerate(three.children):
+        if child.frozen:
+            three.thaw(number)
+        if not child.running:
+            three.start(number)
+    three.leader()
+    return three
+
+
+def followers(ensemble) -> list[int]:
+    leader = ensemble.leader()
+    return [number for number in range(3) if number != leader]
+
+
+async def waiting(tools, lock) -> asyncio.Task:
+    task = asyncio.create_task(lock.acquire())
+
+    async def in_line() -> bool:
+        return len((await lock.inspect()).waiters) > 0
+
+    await tools.until(in_line)
+    return task
+
+
+class Beliefs:
+    """When a lease was lost, and when the next one was granted, on one clock."""
+
+    def __init__(self, lease: Lease, following: asyncio.Task) -> None:
+        self._lease, self._following = lease, following
+        self.reason: str | None = None
+
+    async def judge(self, within: float) -> float:
+        """Seconds by which the loss came before the grant."""
+
+        async def lost() -> float:
+            self.reason = await self._lease.wait_lost()
+            return time.monotonic()
+
+        async def granted() -> float:
+            await self._following
+            return time.monotonic()
+
+        async with asyncio.timeout(within):
+            lost_at, granted_at = await asyncio.gather(lost(), granted())
+        assert self._following.result().token > self._lease.token
+        return granted_at - lost_at
+
+
+# --- servers that die
+
+
+async def test_z4_a_leader_that_dies_takes_no_lock_with_it(ensemble, tools):
+    query = "session_timeout=10&tick_time=0.5"
+    async with (
+        tools.connect(*ensemble.ports, query=query) as client,
+        tools.connect(*ensemble.ports, query=query) as rival,
+    ):
+        lease = await client.lock("x").acquire()
+        for _ in range(2):
+            leader = await asyncio.to_thread(ensemble.leader)
+            following = await waiting(tools, rival.lock("x"))
+            ensemble.kill(leader)
+            begin = time.monotonic()
+            tokens = [lease.token]
+            while True:
+                try:
+                    async with client.lock("probe", timeout=5):
+                        break
+                except BackendUnavailable:
+                    continue
+            print(f"first grant {time.monotonic() - begin:.2f} s after the death of the leader")
+            lease.check()
+            assert not following.done()
+            await lease.release()
+            async with asyncio.timeout(tools.PATIENCE):
+                lease = await following
+            assert lease.token > tokens[-1]
+            client, rival = rival, client
+            await asyncio.to_thread(ensemble.start, leader)
+        await lease.release()
+
+
+async def test_z5_without_a_quorum_a_lock_is_lost_in_time_and_had_again_after(ensemble, tools):
+    async with tools.connect(*ensemble.ports, command_timeout=1) as client:
+        lease = await client.lock("x").acquire()
+        killed = [ensemble.leader(), followers(ensemble)[0]]
+        for number in killed:
+            ensemble.kill(number)
+        async with asyncio.timeout(tools.PATIENCE):
+            assert await lease.wait_lost() == "expired"
+        begin = time.monotonic()
+        with pytest.raises((BackendUnavailable, AcquireTimeout)):
+            await client.lock("x").acquire(timeout=2)
+        assert time.monotonic() - begin < 4
+        await asyncio.gather(*(asyncio.to_thread(ensemble.start, number) for number in killed))
+        await tools.session_of(client).ready()
+
+        async def again() -> bool:
+            try:
+                async with client.lock("x", timeout=5) as next_lease:
+                    return next_lease.token > lease.token
+            except BackendUnavailable:
+                return False
+
+        await tools.until(again)
+
+
+@pytest.mark.parametrize("attempt", range(2))
+async def test_a_follower_that_dies_right_after_an_answer_deceives_nobody(ensemble, tools, attempt):
+    """The leader has not heard of the last heartbeats, and ends the session early: the holder has to be earlier."""
+    victim = followers(ensemble)[attempt]
+    query = "session_timeout=4"
+    async with (
+        tools.connect(ensemble.ports[victim], query=query) as client,
+        tools.connect(ensemble.ports[ensemble.leader()], query=query) as rival,
+    ):
+        lease = await client.lock("x").acquire()
+        following = await waiting(tools, rival.lock("x"))
+        session = tools.session_of(client)
+        await asyncio.sleep(2)
+        seen = session.deadline
+        await tools.until(lambda: session.deadline != seen)
+        ensemble.kill(victim)
+        beliefs = Beliefs(lease, following)
+        spare = await beliefs.judge(tools.PATIENCE)
+        print(f"told {spare:.2f} s before the next grant")
+        assert spare > 0
+        await following.result().release()
+
+
+# --- links that break
+
+
+@contextlib.asynccontextmanager
+async def divided() -> AsyncIterator[tuple[ZooKeeper, list[Proxy]]]:
+    """Three servers of which the last reaches the others through proxies."""
+    server = ZooKeeper(3)
+    try:
+        config = server.folder / "3" / "zoo.cfg"
+        text = config.read_text()
+        async with contextlib.AsyncExitStack() as stack:
+            proxies = []
+            for line in text.splitlines():
+                if line.startswith(("server.1=", "server.2=")):
+                    address, quorum, election = line.partition("=")[2].split(":")
+                    proxy = await stack.enter_async_context(Proxy(address, int(quorum), framing=raw))
+                    proxies.append(proxy)
+                    text = text.replace(line, f"{line.partition('=')[0]}={address}:{proxy.port}:{election}")
+            config.write_text(text)
+            await asyncio.gather(*(asyncio.to_thread(server.start, number) for number in (0, 1)))
+            await asyncio.to_thread(server.start, 2)
+            yield server, proxies
+    finally:
+        server.close()
+
+
+async def test_a_follower_cut_from_the_leader_deceives_nobody(tools):
+    """It goes on to serve reads for seconds after the session has ended and the lock is somebody else's."""
+    async with divided() as (server, proxies):
+        assert server.mode(2) == "follower"
+        query = "session_timeout=4"
+        async with (
+            tools.connect(server.ports[2], query=query) as client,
+            tools.connect(*server.ports[:2], query=query) as rival,
+        ):
+            lease = await client.lock("x").acquire()
+            following = await waiting(tools, rival.lock("x"))
+            await asyncio.sleep(2)
+            for proxy in proxies:
+                proxy.blackhole()
+            spare = await Beliefs(lease, following).judge(tools.PATIENCE)
+            print(f"told {spare:.2f} s before the next grant")
+            assert spare > 0
+            for proxy in proxies:
+                proxy.heal()
+            await following.result().release()
+
+
+# --- servers that stand still, or are behind
+
+
+async def test_a_frozen_server_costs_neither_those_who_come_nor_those_who_are_there(ensemble, tools):
+    frozen = followers(ensemble)[0]
+    ports = [ensemble.ports[frozen], *(port for port in ensemble.ports if port != ensemble.ports[frozen])]
+    query = "session_timeout=6&tick_time=0.5"
+    there = [await tools.connect(*ports, query=query).open() for _ in range(4)]
+    leases = [await client.lock(f"x{number}").acquire() for number, client in enumerate(there)]
+    ensemble.freeze(frozen)
+    for _ in range(4):
+        async with tools.connect(*ports, query=query) as newcomer, newcomer.lock("y", timeout=10):
+            pass
+    await asyncio.sleep(5)
+    for lease in leases:
+        lease.check()
+        await lease.release()
+    for client in there:
+        await client.aclose()
+
+
+async def test_z11_what_was_released_at_one_server_is_free_at_every_other(ensemble, tools):
+    leader = ensemble.leader()
+    one, two = followers(ensemble)
+    async with contextlib.AsyncExitStack() as stack:
+        clients = [
+            await stack.enter_async_context(tools.connect(ensemble.ports[number]))
+            for number in (leader, one, two)
+        ]
+        token = 0
+        for number in range(150):
+            lease = await clients[number % 3].lock("x").try_acquire()
+            assert lease is not None
+            assert lease.token > token
+            token = lease.token
+            assert await clients[(number + 1) % 3].lock("x").try_acquire() is None
+            await lease.release()
+
+
+async def test_the_connect_string_of_an_ensemble_spreads_its_clients(ensemble, tools):
+    ports = set()
+    for _ in range(30):
+        async with aiolock.connect(ensemble.url, namespace=tools.namespace) as client:
+            ports.add(tools.session_of(client).conn.port)
+        if len(ports) == 3:
+            break
+    assert ports == set(ensemble.ports)
