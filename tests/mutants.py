@@ -26,6 +26,8 @@ __all__ = ["CONTROL", "MUTANTS", "Mutant", "hunt"]
 ROOT = Path(__file__).parent.parent
 SEEDS = 400
 """How many schedules have to suffice."""
+PATIENCE = 60.0
+"""Seconds after which a check is stopped: a hang is nothing that a check has noticed."""
 CAUGHT = 3
 """The exit status of a process whose check failed, as it must."""
 
@@ -66,9 +68,9 @@ MUTANTS = (
     ),
     Mutant(
         "renewal goes on after the release",
-        "aiolock.watchdog",
-        "        self._by_claim.pop(term.claim, None)\n        self._lift(term)\n",
-        "",
+        "aiolock.queue",
+        "        claim = self._claim\n        self.runtime.watchdog.discard(term)\n",
+        "        claim = self._claim\n",
     ),
     Mutant(
         "renewal stops at the first error",
@@ -205,7 +207,13 @@ async def _process(mutant: Mutant) -> tuple[bool, str, float]:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    out, err = await process.communicate()
+    try:
+        async with asyncio.timeout(PATIENCE):
+            out, err = await process.communicate()
+    except TimeoutError:
+        process.kill()
+        await process.communicate()
+        return False, f"did not end within {PATIENCE:g} s", PATIENCE
     told = (out if process.returncode in (0, CAUGHT) else err).decode().strip().splitlines()
     return process.returncode == CAUGHT, (told or ["died without a word"])[-1], time.monotonic() - start
 

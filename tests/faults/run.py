@@ -179,6 +179,7 @@ class Run:
 
 def run(plan: Plan) -> Verdict:
     """Run it, and keep the histories if there is something to explain."""
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # as workers inherit it, until they are ready for it
     folder = plan.keep or Path(tempfile.mkdtemp(prefix="aiolock-history-"))
     folder.mkdir(exist_ok=True)
     verdict = asyncio.run(Run(plan, folder)())

@@ -135,14 +135,18 @@ def judge(
 def by_clock(history: History) -> History:
     """A hold ends at the moment at which the holder's own clock said so, whenever its loop came to tell it.
 
-    So no lag of the machine needs an excuse: only processes that the nemesis stopped are blind, because one that is
-    killed before it wakes can say nothing of its last moments.
+    So no lag of the machine needs an excuse. Only processes that the nemesis stopped are blind, and those that it
+    killed end with the last that they wrote: what their clocks would have said after that is not known.
     """
-    events = [
-        {**event, "t": event["until"]} if event["kind"] == "lost" else event
-        for event in history.events
-        if event.get("why") != "lag"
-    ]
+    last: dict[str, float] = {event["process"]: event["t"] for event in history.events}
+    events = []
+    for event in history.events:
+        if event["kind"] == "lost":
+            events.append({**event, "t": event["until"]})
+        elif event["kind"] == "kill":
+            events.append({**event, "t": min(event["t"], last.get(event["target"], event["t"]))})
+        elif event.get("why") != "lag":
+            events.append(event)
     return History(events)
 
 

@@ -76,10 +76,10 @@ NOT_FLAGS = [None, 0, 1, "yes", "", [], Hostile()]
 
 
 def show(value: object) -> str:
-    try:
-        return repr(value)[:20]
-    except ZeroDivisionError:
-        return "hostile"
+    # The same in every process that collects these tests: no addresses, and no order of a set.
+    if type(value) in (object, set, Hostile):
+        return type(value).__name__.lower()
+    return repr(value)[:20]
 
 
 def each(values):
@@ -358,7 +358,7 @@ def test_several_servers(value):
     ]
 )
 def test_addresses_that_name_no_backend(value):
-    with pytest.raises(aiolock.ConfigError, match=r"names no backend; known are memory://, redis://"):
+    with pytest.raises(aiolock.ConfigError, match=r"names no backend; known are .*memory://, .*redis://"):
         aiolock.connect(value)
 
 

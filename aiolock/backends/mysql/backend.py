@@ -14,8 +14,11 @@ from aiolock.backends.mysql.address import Address, parameters
 from aiolock.backends.mysql.connection import Session
 from aiolock.backends.mysql.driver import Result
 from aiolock.backends.mysql.failures import NO_SUCH_TABLE, code
+from aiolock.backends.mysql.holding import HoldingMode
 from aiolock.backends.mysql.lease import LeaseMode
 from aiolock.backends.mysql.probe import promises, refuse, variables
+from aiolock.backends.mysql.row_claim import RowMode
+from aiolock.backends.mysql.session_claim import SessionMode
 from aiolock.backends.mysql.sessions import Sessions
 from aiolock.backends.mysql.statements import Statements, quote
 from aiolock.contract import Backend, Bid, Claim, Family, LockInfo, Mode, Notice, Renewal, Settings
@@ -35,7 +38,7 @@ __all__ = ["MySQLBackend"]
 
 log = logging.getLogger("aiolock")
 
-MODES = {"lease": LeaseMode}
+MODES: dict[str, type[LeaseMode | HoldingMode]] = {"lease": LeaseMode, "session": SessionMode, "row": RowMode}
 TABLE = re.compile(r"[A-Za-z0-9_]{1,48}")
 MOST = 16
 """How many sessions wait, or hold what they waited for, unless `connections=` says otherwise."""
@@ -108,7 +111,10 @@ class MySQLBackend(Backend):
         )
 
     def _session(self, ended: Any) -> Session:
-        return Session(self._address, self._setup, self.settings.clock, ended)
+        patience = self.settings.ttl if self.mode.name != "lease" else 0.0
+        session = Session(self._address, self._setup, self.settings.clock, ended, patience)
+        session.silence = self.silence
+        return session
 
     def _check(self, answers: list[Result]) -> None:
         facts = variables(answers)
@@ -125,7 +131,8 @@ class MySQLBackend(Backend):
             ended=self.mode.ended,
         )
         await self.sessions.main()
-        await self.ensure_schema(create=self._schema == "auto")
+        if self.mode.name != "session":
+            await self.ensure_schema(create=self._schema == "auto")
         self.sessions.spawn(self._keep_talking(), "aiolock-mysql-pulse")
 
     async def ensure_schema(self, *, create: bool = True) -> None:

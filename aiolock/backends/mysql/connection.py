@@ -1,6 +1,6 @@
 """One session of the server: commands one after the other, and what is known about its end.
 
-A task of the session carries the commands out, callers wait on futures. So a caller that is cancelled leaves the
+A task carries out what there is to do, callers wait on futures. So a caller that is cancelled leaves the
 connection in step, with its command done or never sent, and never an answer for the next one. There is no reconnecting
 here: locks live in sessions, and another session is another story.
 """
@@ -51,12 +51,13 @@ class Session:
         self._driver: Driver | None = None
         self._commands: deque[_Command] = deque()
         self._current: _Command | None = None
-        self._work: asyncio.Future[None] | None = None
         self._worker: asyncio.Task[None] | None = None
         self._over = False
         self.id = 0
         self.locks: dict[str, Any] = {}
         """The user locks of this session, or those that it may have, and for whom."""
+        self.silence = 0
+        """After how many seconds without a word the server ends it."""
         self.contended = False
         """Whether it may block, and counts as one in line."""
         self.used = 0.0
@@ -108,9 +109,7 @@ class Session:
             raise BackendUnavailable(f"{self._address.text}: the connection is closed")
         loop = asyncio.get_running_loop()
         command = _Command(packet, loop.create_future(), blocks=timeout is None)
-        self._commands.append(command)
-        if self._work is not None and not self._work.done():
-            self._work.set_result(None)
+        self._take(command)
         if timeout is None:
             return await command.answer
         timer = loop.call_later(timeout, self._late, command, timeout)
@@ -124,20 +123,19 @@ class Session:
         if self.alive:
             command = _Command(packet, asyncio.get_running_loop().create_future())
             command.answer.add_done_callback(_look)
-            self._commands.append(command)
-            if self._work is not None and not self._work.done():
-                self._work.set_result(None)
+            self._take(command)
             asyncio.get_running_loop().call_later(timeout, self._late, command, timeout)
 
     # --- the worker
 
+    def _take(self, command: _Command) -> None:
+        self._commands.append(command)
+        if self._driver is not None and (self._worker is None or self._worker.done()):
+            work = self._serve(self._driver)
+            self._worker = asyncio.get_running_loop().create_task(work, name="aiolock-mysql-session")
+
     async def _serve(self, driver: Driver) -> None:
-        loop = asyncio.get_running_loop()
-        while not self._over:
-            if not self._commands:
-                self._work = loop.create_future()
-                await self._work
-                continue
+        while self._commands and not self._over:
             command = self._commands.popleft()
             if command.answer.done():
                 # Nobody waits for it any more, and it was not sent.

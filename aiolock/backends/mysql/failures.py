@@ -11,16 +11,17 @@ import pymysql.err
 
 from aiolock.errors import BackendRefused, BackendUnavailable, DeadlockDetected, LockError
 
-__all__ = ["DENIED", "INTERRUPTED", "NO_SUCH_TABLE", "NO_SUCH_THREAD", "code", "deadly", "translate"]
+__all__ = ["DENIED", "INTERRUPTED", "NOT_NOW", "NO_SUCH_TABLE", "code", "deadly", "translate"]
 
 DEADLOCK = {1213, 3058}
 INTERRUPTED = {1317, 1969, 3024}
 """Somebody ended the statement: KILL QUERY, or a limit of time."""
 NO_SUCH_TABLE = {1146}
-NO_SUCH_THREAD = {1094}
 DENIED = {1044, 1045, 1095, 1142, 1143, 1227, 1698}
 BUSY = {1040, 1041, 1203, 1205, 1226, 3572}
 """Too many connections, out of memory for a thread, a lock wait that took too long."""
+NOT_NOW = {1205, 3572}
+"""A row lock that is not to be had now."""
 READ_ONLY = {1290, 1792, 1836}
 ENDING = {1053, 1077, 1079, 1152, 1158, 1159, 1160, 1161, 1184, 1927, 2006, 2013, 2014, 2027, 2055, 4031}
 """The connection is over, or nobody knows what comes on it next."""

@@ -93,7 +93,9 @@ class HoldingMode(ABC):
         """One ping for each session, for all that it has."""
         sessions = {claim.session for claim in claims if isinstance(claim, HoldingClaim) and claim.session}
         sent = self.backend.settings.clock()
-        pings = {session: asyncio.ensure_future(self._ping(session)) for session in sessions}
+        pings: dict[Session, asyncio.Future[LockError | None]] = {
+            session: asyncio.ensure_future(self._ping(session)) for session in sessions
+        }
         if pings:
             await asyncio.wait(pings.values())
         return [self._renewal(claim, pings, sent) for claim in claims]
@@ -125,10 +127,14 @@ class HoldingMode(ABC):
     def _holder(self, lock: str, number: int, user: str, host: str) -> Holder:
         session = self.backend.sessions.find(number)
         claim = session.locks.get(lock) if session is not None else None
-        now = datetime.now(UTC)
         if isinstance(claim, HoldingClaim):
-            return Holder(claim.bid.label, 0, now, claim.bid.ttl)
-        return Holder(f"connection {number} of {user}@{host}", 0, now, float(self.backend.silence))
+            return self.shown(claim.bid.label, claim.bid.ttl)
+        return self.shown(f"connection {number} of {user}@{host}", float(self.backend.silence))
+
+    @staticmethod
+    def shown(label: str, ttl: float) -> Holder:
+        """A holder of whom the server knows no more."""
+        return Holder(label, 0, datetime.now(UTC), ttl)
 
     @abstractmethod
     async def inspect(self, name: str, family: Family) -> LockInfo:

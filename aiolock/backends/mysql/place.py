@@ -13,7 +13,7 @@ from enum import Enum
 
 from aiolock.backends.mysql.connection import Session
 from aiolock.backends.mysql.driver import Result
-from aiolock.backends.mysql.failures import INTERRUPTED, code
+from aiolock.backends.mysql.failures import INTERRUPTED, NOT_NOW, code
 from aiolock.backends.mysql.sessions import Sessions
 from aiolock.errors import BackendError, LockError
 
@@ -86,7 +86,7 @@ class Place:
         try:
             return self._came(await session.run(self._statement, None))
         except BackendError as error:
-            if session.alive and code(error.__cause__) in INTERRUPTED:
+            if session.alive and code(error.__cause__) in INTERRUPTED | NOT_NOW:
                 return False
             raise
 

@@ -79,3 +79,32 @@ DO 0
 -- name: purge
 -- A row that comes back starts at the clock, which is ahead of every token that it had.
 DELETE FROM {table} WHERE namespace = {namespace} AND expires_at < UTC_TIMESTAMP(6) - INTERVAL {idle} MICROSECOND
+
+-- name: take
+-- A user lock, unless our session has it already. The time is asked for when we have it, so it is later than any
+-- earlier holder's.
+SELECT IF(IFNULL(IS_USED_LOCK({lock}), 0) = CONNECTION_ID(), 1, GET_LOCK({lock}, 0));
+SELECT TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))
+
+-- name: confirm
+SELECT TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))
+
+-- name: user
+SELECT ID, USER, HOST FROM information_schema.processlist WHERE ID = IS_USED_LOCK({lock});
+SELECT * FROM information_schema.processlist WHERE ID <> CONNECTION_ID() AND INFO LIKE {pattern}
+
+-- name: make_row
+-- In a transaction of its own, before anybody locks it.
+INSERT IGNORE INTO {table} (id, namespace, name, label, token, since, expires_at)
+VALUES ({id}, {namespace}, {name}, '', 0, UTC_TIMESTAMP(6), '9999-12-31')
+
+-- name: lock_row
+SELECT id FROM {table} WHERE id = {id} FOR UPDATE /*{who}*/
+
+-- name: try_row
+START TRANSACTION;
+SELECT id FROM {table} WHERE id = {id} FOR UPDATE NOWAIT;
+SELECT TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))
+
+-- name: row_free
+SELECT id FROM {table} WHERE id = {id} FOR UPDATE NOWAIT

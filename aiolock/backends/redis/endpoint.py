@@ -131,6 +131,8 @@ class Endpoint:
                 # Not closed in good order: that could take long where nobody answers.
                 writer.transport.abort()
             if isinstance(error, Exception):
+                # In the next pass at the latest. An error of the socket that nobody looks at is one that asyncio logs.
+                await asyncio.gather(*(writer.wait_closed() for writer in writers), return_exceptions=True)
                 raise self._translated(error) from self._cause(error)
             raise
         transport = writers[0].transport

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from aiozk import connection, protocol
+from aiozk import connection, exc, protocol
 
 from aiolock.backends.zookeeper.address import Host
 from aiolock.backends.zookeeper.wire import InDoubt
@@ -25,6 +25,9 @@ __all__ = ["Connection", "Refused", "resolve"]
 
 
 log = logging.getLogger("aiolock.zookeeper")
+
+
+_NOT_OURS = (exc.SessionExpired, exc.SessionMoved, exc.UnknownSession)
 
 
 class Refused(Exception):
@@ -113,6 +116,10 @@ class Connection(connection.Connection):  # type: ignore[misc]
                     future = self.pending.pop(xid)
                 if zxid > 0:
                     self._on_reply(zxid)
+                if isinstance(response, _NOT_OURS):
+                    # This server does not have our session any more: another connection will tell what became of it.
+                    response = InDoubt(self.host, self.port)
+                    self.die()
                 if future.done():
                     continue
                 if isinstance(response, Exception):

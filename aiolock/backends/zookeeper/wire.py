@@ -156,8 +156,6 @@ def translate(error: Exception) -> BackendError:
 _RETRYABLE = (
     exc.ConnectionLoss,
     exc.OperationTimeout,
-    exc.SessionExpired,
-    exc.SessionMoved,
     exc.NoNode,
     _RequestTimeout,
     _ThrottledOp,

@@ -1,0 +1,102 @@
+"""The worker processes, as the parent sees them: one job in one of them, or one in each, in step."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+__all__ = ["Crew", "JobFailed"]
+
+Between = Callable[[int], None]
+"""Called at each pause with its number, while every worker waits."""
+
+
+class JobFailed(RuntimeError):
+    """A job raised; the text is its traceback."""
+
+
+class _Worker:
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def tell(self, message: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(message + "\n")
+        self._process.stdin.flush()
+
+    def hear(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise JobFailed(f"a worker ended with status {self._process.wait()}")
+        message: dict[str, Any] = json.loads(line)
+        if "error" in message:
+            raise JobFailed(message["error"])
+        return message
+
+    def stop(self) -> None:
+        """It ends with its input; one that is in the middle of something is ended."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        try:
+            self._process.wait(2)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+
+class Crew:
+    """As many workers as are needed, started when they are needed first."""
+
+    def __init__(self) -> None:
+        self._workers: list[_Worker] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self._workers:
+            worker.stop()
+
+    def one(self, job: str, *, loop: str = "asyncio", between: Between | None = None, **params: Any) -> Any:
+        """One job in one worker."""
+        return self.together([(job, params)], loop=loop, between=between)[0]
+
+    def fresh(self, job: str, **params: Any) -> Any:
+        """One job in a process that has done nothing before."""
+        with Crew() as crew:
+            return crew.one(job, **params)
+
+    def together(
+        self,
+        jobs: Sequence[tuple[str, dict[str, Any]]],
+        *,
+        loop: str = "asyncio",
+        between: Between | None = None,
+    ) -> list[Any]:
+        """One job in each of several workers; all of them pause equally often, and go on together."""
+        while len(self._workers) < len(jobs):
+            self._workers.append(_Worker())
+        busy = self._workers[: len(jobs)]
+        for worker, (job, params) in zip(busy, jobs, strict=True):
+            worker.tell(json.dumps({"job": job, "params": params, "loop": loop}))
+        pauses = 0
+        while True:
+            messages = [worker.hear() for worker in busy]
+            if "result" in messages[0]:
+                return [message["result"] for message in messages]
+            if between is not None:
+                between(pauses)
+            pauses += 1
+            for worker in busy:
+                worker.tell("")

@@ -1,0 +1,146 @@
+"""The least that a lock on Redis can cost: scripts on a bare protocol, without any library above it.
+
+The *raw floor* is the least that deserves to be called a lock: SET NX PX, and a script that compares and deletes. The
+*script floor* runs the very scripts of aiolock, so the difference to it is the price of our Python.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+import time
+from collections import deque
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+import hiredis
+
+from aiolock.backends.redis import RedisBackend
+from aiolock.backends.redis.commands import Script
+from aiolock.backends.redis.scripts import source
+from aiolock.contract import MUTEX, Bid, Settings
+
+__all__ = ["RawFloor", "ScriptFloor", "Wire"]
+
+COMPARE_AND_DELETE = (
+    b"if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) else return 0 end"
+)
+
+
+class Wire(asyncio.Protocol):
+    """Commands out, replies in, in order; what is issued in one pass of the loop by several tasks leaves together."""
+
+    def __init__(self) -> None:
+        self._reader = hiredis.Reader()
+        self._pending: deque[asyncio.Future[Any]] = deque()
+        self._out: list[bytes] = []
+        self._loop = asyncio.get_running_loop()
+        self._scheduled = False
+        self._burst = False
+        self._transport: Any = None
+
+    @classmethod
+    async def open(cls, url: str) -> Self:
+        parts = urlsplit(url)
+        _, wire = await asyncio.get_running_loop().create_connection(cls, parts.hostname, parts.port)
+        return wire
+
+    def close(self) -> None:
+        self._transport.close()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+
+    def call(self, command: bytes) -> asyncio.Future[Any]:
+        future = self._loop.create_future()
+        self._pending.append(future)
+        self._out.append(command)
+        if not self._scheduled:
+            if self._burst or len(self._pending) > 1:
+                self._scheduled = True
+                self._loop.call_soon(self._flush)
+            else:
+                self._flush()
+        return future
+
+    def _flush(self) -> None:
+        self._scheduled = False
+        self._transport.write(b"".join(self._out))
+        self._out.clear()
+
+    def data_received(self, data: bytes) -> None:
+        self._reader.feed(data)
+        count = 0
+        while (reply := self._reader.gets()) is not False:
+            count += 1
+            self._pending.popleft().set_result(reply)
+        self._burst = count > 1
+
+
+class _Floor:
+    """One connection, and as many turns as are wanted."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._requests = (f"{number:x}" for number in itertools.count(1))
+
+    async def __aenter__(self) -> Self:
+        self._wire = await Wire.open(self._url)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._wire.close()
+
+
+class RawFloor(_Floor):
+    """SET NX PX, compare and delete."""
+
+    async def turns(self, name: str, count: int) -> None:
+        call, pack, requests = self._wire.call, hiredis.pack_command, self._requests
+        await call(pack(("SCRIPT", "LOAD", COMPARE_AND_DELETE)))
+        sha = hashlib.sha1(COMPARE_AND_DELETE, usedforsecurity=False).hexdigest()
+        key = f"floor:{{{name}}}"
+        for _ in range(count):
+            request = next(requests)
+            if await call(pack(("SET", key, request, "NX", "PX", "30000"))) != b"OK":
+                raise RuntimeError("somebody else holds the lock of a floor")
+            await call(pack(("EVALSHA", sha, "1", key, request)))
+
+
+class ScriptFloor(_Floor):
+    """aiolock's scripts with the arguments that its backend gives them."""
+
+    async def __aenter__(self) -> Self:
+        await super().__aenter__()
+        for name in ("enter", "release"):
+            await self._wire.call(Script(source(name)).load)
+        self._backend = RedisBackend(self._url)
+        self._backend.bind(Settings("floor", "floor:1", 30.0, 5.0, time.monotonic))
+        return self
+
+    async def turns(self, name: str, count: int) -> None:
+        # What the backend would send is asked of the backend itself, once; only the request changes after that.
+        backend, tape = self._backend, _Tape()
+        backend._connection = tape  # type: ignore[assignment]
+        claim = backend.claim(Bid(name, MUTEX, 30.0, "floor:1"))
+        backend.enter(claim, wait=True, ticket=-1)
+        backend.release(claim)
+        (enter, keys, entering), (release, _, releasing) = tape.calls
+        process = claim.request.partition(":")[0]
+        call, requests = self._wire.call, self._requests
+        for _ in range(count):
+            request = f"{process}:{next(requests)}"
+            if (await call(enter.encode(keys, (request, *entering[1:]))))[0] != 1:
+                raise RuntimeError("somebody else holds the lock of a floor")
+            await call(release.encode(keys, (request, *releasing[1:])))
+
+
+class _Tape:
+    """Stands where the connection stands, and keeps what is asked of it."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Script, Any, Any]] = []
+
+    def script(self, script: Script, keys: Any, args: Any) -> None:
+        self.calls.append((script, keys, args))

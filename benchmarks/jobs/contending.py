@@ -1,0 +1,157 @@
+"""Several processes and one lock: a drain, a baton between two, and a queue on the server."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from random import Random
+from typing import Any
+
+from hiredis import pack_command
+
+from benchmarks.contestants import Ours, contestant
+from benchmarks.floors import Wire
+from benchmarks.worker import Stage
+
+__all__ = ["drain", "giver", "places", "taker"]
+
+CHANNEL = b"bench:baton"
+
+# time.monotonic is one clock for all processes of a machine.
+
+
+async def drain(stage: Stage, who: str, url: str, tasks: int, turns: int) -> list[tuple[float, float, float]]:
+    """Every task wants so many turns, and asks again at once: when each was asked for, entered and left."""
+    clock, spans = time.monotonic, []
+    async with contestant(who, url) as it:
+        # Everybody's connections are there before the start.
+        mine = f"warm:{id(it):x}:{time.monotonic_ns():x}"
+        await asyncio.gather(*(it.turns(f"{mine}:{number}", 1) for number in range(tasks)))
+
+        async def contender() -> None:
+            lock = it.lock("hot")
+            for _ in range(turns):
+                asked = clock()
+                async with lock:
+                    entered = clock()
+                    await asyncio.sleep(0)
+                    left = clock()
+                spans.append((asked, entered, left))
+
+        await stage.pause()
+        await asyncio.gather(*(contender() for _ in range(tasks)))
+        await stage.pause()
+    return spans
+
+
+async def giver(
+    stage: Stage, who: str, url: str, socket: str, handovers: int, spread: float
+) -> list[float]:
+    """Have the taker ask for the lock, wait until it certainly waits, and let go: when that was, each time.
+
+    ``spread`` seconds of randomness keep a taker that polls from being in step with us.
+    """
+    met: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    server = await asyncio.start_unix_server(lambda *streams: met.set_result(streams), socket)
+    await stage.pause()
+    reader, writer = await met
+    random, given = Random(), []
+    wire = await Wire.open(url) if who == "publish" else None
+    async with contestant("aiolock" if wire else who, url) as it:
+        lock = it.lock("baton")
+        for _ in range(handovers):
+            if wire is None:
+                await lock.__aenter__()
+            writer.write(b"?")
+            await asyncio.sleep(0.003 + random.uniform(0, spread))
+            given.append(time.monotonic())
+            if wire is None:
+                await lock.__aexit__(None, None, None)
+            else:
+                wire.call(pack_command(("PUBLISH", CHANNEL, "g")))
+            await reader.readexactly(1)
+    if wire is not None:
+        wire.close()
+    writer.close()
+    server.close()
+    return given
+
+
+async def taker(stage: Stage, who: str, url: str, socket: str, handovers: int) -> list[float]:
+    """Ask when told to: when we got it, each time."""
+    await stage.pause()
+    reader, writer = await asyncio.open_unix_connection(socket)
+    taken = []
+    if who == "publish":
+        ear = await _Ear.open(url)
+        for _ in range(handovers):
+            await reader.readexactly(1)
+            await ear.hear()
+            taken.append(time.monotonic())
+            writer.write(b"!")
+        ear.close()
+    else:
+        async with contestant(who, url) as it:
+            lock = it.lock("baton")
+            for _ in range(handovers):
+                await reader.readexactly(1)
+                async with lock:
+                    taken.append(time.monotonic())
+                writer.write(b"!")
+    writer.close()
+    return taken
+
+
+class _Ear(Wire):
+    """A subscriber with nothing around it."""
+
+    @classmethod
+    async def open(cls, url: str) -> _Ear:
+        ear = await super().open(url)
+        await ear.call(pack_command(("SUBSCRIBE", CHANNEL)))
+        return ear
+
+    def hear(self) -> asyncio.Future[Any]:
+        future = self._loop.create_future()
+        self._pending.append(future)
+        return future
+
+
+async def places(stage: Stage, url: str, count: int, handovers: int) -> float:
+    """So many places stand in line all the time (``fair=True``): seconds per hand-over."""
+    over = asyncio.get_running_loop().create_future()
+    entered = 0
+    async with Ours(url, fair=True) as it:
+        lock = it.lock(f"places:{count}")
+
+        async def contender() -> None:
+            nonlocal entered
+            while not over.done():
+                async with lock:
+                    entered += 1
+                    if entered == handovers:
+                        over.set_result(time.perf_counter())
+
+        first = await lock.acquire()
+        tasks = [asyncio.create_task(contender()) for _ in range(count)]
+        await _in_line(url, f"bench:1:lock:{{places:{count}}}", count)
+        await stage.pause()
+        start = time.perf_counter()
+        await first.release()
+        end = await over
+        await stage.pause()
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+    return (end - start) / handovers
+
+
+async def _in_line(url: str, key: str, count: int) -> None:
+    """Wait until the server knows all of them."""
+    wire = await Wire.open(url)
+    while True:
+        head, tail = await wire.call(pack_command(("HMGET", key, "head", "tail")))
+        if tail is not None and int(tail) - int(head or 0) >= count:
+            break
+        await asyncio.sleep(0.02)
+    wire.close()

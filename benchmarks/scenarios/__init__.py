@@ -1,0 +1,29 @@
+"""Who competes in what, and what the ratio must be; by the name that ``--scenario`` takes, in the order of the report."""
+
+from __future__ import annotations
+
+from benchmarks.scenarios.contending import commands, handover, hot, pair, places, waiters
+from benchmarks.scenarios.context import Context, Scenario
+from benchmarks.scenarios.holding import connections, importing, leases, memory, waiting
+from benchmarks.scenarios.turning import free, inprocess, local, loops, many
+
+__all__ = ["SCENARIOS", "Context"]
+
+SCENARIOS: dict[str, Scenario] = {
+    "free": free,
+    "many": many,
+    "hot": hot,
+    "pair": pair,
+    "waiters": waiters,
+    "places": places,
+    "local": local,
+    "handover": handover,
+    "commands": commands,
+    "waiting": waiting,
+    "leases": leases,
+    "memory": memory,
+    "connections": connections,
+    "import": importing,
+    "inprocess": inprocess,
+    "loops": loops,
+}

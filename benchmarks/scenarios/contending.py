@@ -1,0 +1,207 @@
+"""Scenarios of several processes that want one lock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from benchmarks.measure import Report, alternate, percentile
+from benchmarks.scenarios.context import Context
+
+__all__ = ["commands", "handover", "hot", "pair", "places", "waiters"]
+
+INTERVALS = (0.001, 0.003, 0.01, 0.03)
+"""Seconds of which the best polling interval is found by trying."""
+
+Span = tuple[float, float, float]
+
+
+def drained(
+    context: Context, who: str, processes: int, tasks: int, turns: int, between: Callable[[int], None] | None = None
+) -> dict[str, float]:
+    """One drain: everybody gets all of their turns."""
+    context.flush()
+    params = {"who": who, "url": context.url, "tasks": tasks, "turns": turns}
+    results: list[list[Span]] = context.crew.together([("drain", params)] * processes, between=between)
+    spans = [tuple(span) for result in results for span in result]
+    start = min(asked for asked, _, _ in spans)
+    took = max(left for _, _, left in spans) - start
+    waits = [entered - asked for asked, entered, _ in spans]
+    inside = sorted((entered, left) for _, entered, left in spans)
+    share = took / turns
+    return {
+        "rate": len(spans) / took,
+        "p50": percentile(waits, 50),
+        "p99": percentile(waits, 99),
+        "worst": max(waits),
+        "share": percentile(waits, 99) / share,
+        "double": sum(then < before for (_, before), (then, _) in zip(inside, inside[1:], strict=False)),
+    }
+
+
+def _best_interval(context: Context, who: str, processes: int, tasks: int) -> str:
+    rates = {
+        f"{who} {interval}": drained(context, f"{who} {interval}", processes, tasks, 1)["rate"]
+        for interval in INTERVALS
+    }
+    return max(rates, key=rates.__getitem__)
+
+
+DRAIN = {
+    "rate": "turns/s",
+    "p50": "wait p50, s",
+    "p99": "wait p99, s",
+    "worst": "longest wait, s",
+    "share": "p99 / fair share",
+    "double": "two inside",
+}
+
+
+def _drains(context: Context, report: Report, processes: int, tasks: int, turns: int) -> str:
+    best = _best_interval(context, "redis-py", processes, tasks)
+    report.notes.append(f"The best of the polling intervals {INTERVALS} for redis-py was {best.split()[1]} s.")
+    report.notes.append("The fair share is the length of the drain over the turns of each contender.")
+    whos = ["aiolock", "aiolock fair", best, "redis-py"]
+    played = alternate(context.rounds, whos, lambda who: drained(context, who, processes, tasks, turns))
+    for who, rounds in played.items():
+        report.add(who, **{column: [figures[column] for figures in rounds] for column in DRAIN})
+    return best
+
+
+def hot(context: Context) -> Report:
+    """One hot lock of eight processes, drained."""
+    tasks, turns = context.count(100, 10), context.count(5, 2)
+    title = f"One hot lock, drain of 8 processes × {tasks} tasks × {turns} turns"
+    report = Report("hot", title, DRAIN)
+    best = _drains(context, report, 8, tasks, turns)
+    report.compare("rate, aiolock / redis-py", "aiolock", "redis-py", "rate", 100)
+    report.compare("rate, aiolock / redis-py at its best interval", "aiolock", best, "rate", 15)
+    report.limit("wait p99 / fair share, fair=True", "aiolock fair", "share", 1.2, "×")
+    return report
+
+
+def pair(context: Context) -> Report:
+    """One hot lock of two processes, drained."""
+    turns = context.count(5, 2)
+    report = Report("pair", f"One hot lock, drain of 2 processes × 10 tasks × {turns} turns", DRAIN)
+    _drains(context, report, 2, 10, turns)
+    return report
+
+
+def waiters(context: Context) -> Report:
+    """Throughput against the number of those who wait."""
+    crowds = [(2, 1), (2, 5), (2, 25), (4, 50), (8, 100)]
+    if context.quick:
+        crowds = [(2, 1), (2, 5), (2, 25)]
+    columns = {f"{processes * tasks}": f"{processes} × {tasks}" for processes, tasks in crowds}
+    report = Report("waiters", "Turns/s of a drain, by processes × tasks", columns)
+    whos = ["aiolock", "aiolock fair", "redis-py 0.01", "redis-py"]
+    found: dict[str, dict[str, list[float]]] = {who: {} for who in whos}
+    for processes, tasks in crowds:
+        polled = max(2, context.count(60, 20) // (processes * tasks))
+        pushed = max(2, context.count(3000, 300) // (processes * tasks))
+        rates = alternate(
+            min(context.rounds, 3),
+            whos,
+            lambda who, processes=processes, tasks=tasks, polled=polled, pushed=pushed: drained(  # type: ignore[misc]
+                context, who, processes, tasks, pushed if who.startswith("aiolock") else polled
+            )["rate"],
+        )
+        for who in whos:
+            found[who][f"{processes * tasks}"] = rates[who]
+    for who in whos:
+        report.add(who, **found[who])
+    return report
+
+
+def places(context: Context) -> Report:
+    """What a hand-over costs, by the number of places in the queue on the server."""
+    counts = [2, 10, 100, 1000, 5000]
+    columns = {"each": "µs per hand-over", "server": "µs of the server's processor"}
+    report = Report("places", "Cost per hand-over, by places on the server (fair=True)", columns)
+    handovers = context.count(4000, 500)
+
+    def play(count: str) -> tuple[float, float]:
+        context.flush()
+        used: list[float] = []
+        each = context.crew.one(
+            "places",
+            url=context.url,
+            count=int(count),
+            handovers=handovers,
+            between=lambda _: used.append(context.processor_seconds()),
+        )
+        return each * 1e6, (used[1] - used[0]) / handovers * 1e6
+
+    for count, rounds in alternate(context.rounds, [str(count) for count in counts], play).items():
+        report.add(count, each=[each for each, _ in rounds], server=[server for _, server in rounds])
+    report.compare("cost, 5,000 / 2 places", "5000", "2", "each", 1.3, at_most=True)
+    return report
+
+
+def handover(context: Context) -> Report:
+    """From the release in one process to the entry in another."""
+    columns = {"p50": "p50, µs", "p90": "p90, µs", "p99": "p99, µs", "worst": "longest, µs"}
+    report = Report("handover", "Hand-over latency between two processes", columns)
+    report.notes.append(
+        "The floor is a bare PUBLISH and its arrival at a bare subscriber, driven in the same way; the lock's figure "
+        "includes the release script before the push."
+    )
+    intervals = {"publish": 0.0, "aiolock": 0.0, "redis-py 0.001": 0.001, "redis-py": 0.1}
+    latencies: dict[str, list[float]] = {who: [] for who in intervals}
+
+    def play(who: str) -> list[float]:
+        context.flush()
+        polls = who.startswith("redis-py")
+        handovers = context.count(60, 15) if who == "redis-py" else context.count(600, 150)
+        with TemporaryDirectory(prefix="aiolock-bench-") as folder:
+            common: dict[str, Any] = {"who": who, "url": context.url, "handovers": handovers}
+            common["socket"] = str(Path(folder) / "baton")
+            spread = intervals[who] if polls else 0.001
+            jobs = [("giver", {**common, "spread": spread}), ("taker", common)]
+            given, taken = context.crew.together(jobs)
+        found = [(took - gave) * 1e6 for gave, took in zip(given, taken, strict=True)]
+        latencies[who] += found
+        return found
+
+    for who, rounds in alternate(context.rounds, list(intervals), play).items():
+        report.add(
+            who,
+            p50=[percentile(found, 50) for found in rounds],
+            p90=[percentile(found, 90) for found in rounds],
+            p99=[percentile(found, 99) for found in rounds],
+            worst=[max(found) for found in rounds],
+        )
+    report.compare("p50, aiolock / publish → receive", "aiolock", "publish", "p50", 1.5, at_most=True)
+    report.compare("p99, aiolock / publish → receive", "aiolock", "publish", "p99", 5, at_most=True)
+    report.plot["latencies"] = {who: sorted(round(one, 1) for one in found) for who, found in latencies.items()}
+    return report
+
+
+def commands(context: Context) -> Report:
+    """How many commands a turn costs the server."""
+    columns = {"commands": "commands per turn", "inside": "calls inside scripts per turn"}
+    report = Report("commands", "Server commands per turn, drain of 2 processes × 10 tasks", columns)
+    report.notes.append(
+        "From INFO commandstats: what clients sent while the drain ran; what scripts call inside the server is counted apart."
+    )
+
+    def play(who: str) -> tuple[float, float]:
+        turns = 2 if who == "redis-py" else context.count(50, 10)
+        seen: list[tuple[int, int]] = []
+
+        def look(_: int) -> None:
+            seen.append((sum(context.commands().values()), sum(context.commands(inside=True).values())))
+
+        drained(context, who, 2, 10, turns, look)
+        (sent, inner), (sent_then, inner_then) = seen[0], seen[1]
+        return (sent_then - sent) / (20 * turns), (inner_then - inner) / (20 * turns)
+
+    whos = ["aiolock fair", "aiolock", "redis-py 0.001", "redis-py 0.01", "redis-py"]
+    for who, rounds in alternate(context.rounds, whos, play).items():
+        report.add(who, commands=[sent for sent, _ in rounds], inside=[inner for _, inner in rounds])
+    report.limit("per remote turn (fair=True: every turn is one)", "aiolock fair", "commands", 3, "commands")
+    report.limit("per turn with local passing", "aiolock", "commands", 0.3, "commands")
+    return report

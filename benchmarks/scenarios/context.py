@@ -1,0 +1,62 @@
+"""What every scenario needs: a server, workers, and how long it may take; and what the server counted."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from benchmarks.crew import Crew
+from benchmarks.measure import Report
+from tests.processes import ask
+from tests.servers import Redis
+
+__all__ = ["Context", "Scenario"]
+
+INSIDE = {"hmget", "hset", "hget", "hdel", "hexists", "time", "pexpire", "pttl", "publish", "get", "del"}
+"""What scripts call inside the server; clients of ours do not."""
+OWN = {"info", "quit"}
+"""What looking costs."""
+
+
+@dataclass(slots=True)
+class Context:
+    """One run."""
+
+    server: Redis
+    crew: Crew
+    quick: bool
+    rounds: int
+
+    @property
+    def url(self) -> str:
+        return self.server.url
+
+    def count(self, full: int, quick: int) -> int:
+        """How many of something."""
+        return quick if self.quick else full
+
+    def info(self, section: str) -> dict[str, str]:
+        """A section of INFO."""
+        answer = ask(self.server.socket, f"INFO {section}\r\nQUIT\r\n".encode()).decode()
+        return dict(line.split(":", 1) for line in answer.splitlines() if ":" in line)
+
+    def commands(self, *, inside: bool = False) -> dict[str, int]:
+        """How often clients have called which command; with ``inside``, what scripts called instead."""
+        calls = {
+            name.removeprefix("cmdstat_"): int(re.match(r"calls=(\d+)", value)[1])  # type: ignore[index]
+            for name, value in self.info("commandstats").items()
+        }
+        return {name: n for name, n in calls.items() if (name in INSIDE) == inside and name not in OWN}
+
+    def processor_seconds(self) -> float:
+        """What the server has used."""
+        cpu = self.info("cpu")
+        return float(cpu["used_cpu_user"]) + float(cpu["used_cpu_sys"])
+
+    def flush(self) -> None:
+        """Begin with an empty server."""
+        ask(self.server.socket, b"FLUSHALL\r\nQUIT\r\n")
+
+
+Scenario = Callable[[Context], Report]

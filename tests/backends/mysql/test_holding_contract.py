@@ -1,0 +1,59 @@
+"""The modes in which a hold is a session's are held against the contract; what the server does not know about them is not asked for."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+import pytest
+
+import aiolock
+from tests import servers
+from tests.contract import test_exclusion, test_leases, test_names, test_queueing, test_reentrant
+from tests.contract.conftest import client, deployment, rival  # noqa: F401 - fixtures
+from tests.contract.deployments import WORDS, Deployment
+
+
+class MariaDBSessions(Deployment):
+    """Locks that are user locks of sessions."""
+
+    name = "mariadb-session"
+    promises = WORDS - {"fencing", "keep"}
+    slow = 2.0
+
+    @contextmanager
+    def running(self):
+        with servers.MariaDB(extra=["--max-connections=400"]) as server:
+            self._server = server
+            yield self
+
+    def make(self, **options):
+        return aiolock.connect(f"{self._server.url}?mode=session", **options)
+
+
+class MariaDBRows(MariaDBSessions):
+    """Locks that are row locks of open transactions."""
+
+    name = "mariadb-row"
+
+    def make(self, **options):
+        return aiolock.connect(f"{self._server.url}?mode=row&connections=100", **options)
+
+
+@pytest.fixture(scope="session", params=[MariaDBSessions, MariaDBRows], ids=lambda cls: cls.name)
+def server(request):
+    with request.param().running() as running:
+        yield running
+
+
+TOLD_OTHERWISE = {
+    # A foreign session that is ended says nothing about who did it: the reason is "session".
+    "test_a_lost_lease_says_so_everywhere",
+    "test_wait_lost_tells_every_watcher_why",
+    # The server knows neither labels nor tokens of user locks.
+    "test_different_names_are_different_locks",
+}
+
+for module in (test_exclusion, test_leases, test_names, test_queueing, test_reentrant):
+    for name, thing in vars(module).items():
+        if name.startswith("test_") and callable(thing) and name not in TOLD_OTHERWISE:
+            globals()[name] = thing
