@@ -35,7 +35,7 @@ types: export PATH := $(CURDIR)/.venv/bin:$(PATH)
 types: .venv/dev.stamp
 	mypy
 	pyright
-	pyright --verifytypes aiolock --ignoreexternal
+	python tests/typing/verify.py
 
 pythons: servers
 	AIOLOCK_SERVERS="$(SERVERS)" tests/pythons.sh $(PYTHONS)

@@ -156,7 +156,7 @@ class Claim(ABC):
     __slots__ = ("bid", "demanded_at")
 
     def __init__(self, bid: Bid) -> None:
-        self.bid = bid
+        self.bid: Bid = bid
         self.demanded_at: float | None = None
         """When, on the local clock, it became known that others wait; the backend writes it when it is told."""
 

@@ -113,7 +113,7 @@ class DeadlockDetected(LockError):
 
     def __init__(self, cycle: Sequence[str]) -> None:
         super().__init__(tuple(cycle))
-        self.cycle = tuple(cycle)
+        self.cycle: tuple[str, ...] = tuple(cycle)
 
     def __str__(self) -> str:
         names = " → ".join(shorten(name) for name in self.cycle)
@@ -126,7 +126,7 @@ class BackendError(LockError):
     ``retryable`` says whether the same call may succeed later without anybody changing anything.
     """
 
-    retryable = True
+    retryable: bool = True
 
     def __init__(self, message: str, *, retryable: bool | None = None) -> None:
         super().__init__(message)
@@ -141,13 +141,13 @@ class BackendUnavailable(BackendError):
 class BackendRefused(BackendError):
     """The server was reached, and it said no: rights, authentication, read-only, out of memory."""
 
-    retryable = False
+    retryable: bool = False
 
 
 class UnsafeBackend(BackendError):
     """The deployment does not promise what ``require=`` asks for."""
 
-    retryable = False
+    retryable: bool = False
 
 
 class UnsupportedKind(LockError):

@@ -19,7 +19,7 @@ from aiolock.watchdog import Term
 
 __all__ = ["Arm", "Home", "Lease", "Terms"]
 
-log = logging.getLogger("aiolock.lost")
+log: logging.Logger = logging.getLogger("aiolock.lost")
 
 Task = asyncio.Task[Any]
 
@@ -30,7 +30,7 @@ class Terms:
     __slots__ = ("max_hold", "on_loss")
 
     def __init__(self, max_hold: float | None, on_loss: OnLoss) -> None:
-        self.max_hold = max_hold
+        self.max_hold: float | None = max_hold
         self.on_loss: OnLoss = on_loss
 
 
@@ -52,11 +52,11 @@ class Arm:
     __slots__ = ("absorbed", "before", "depth", "fired", "task")
 
     def __init__(self, task: Task, before: int | None = None) -> None:
-        self.task = task
-        self.before = task.cancelling() if before is None else before
-        self.depth = 0
-        self.fired = False
-        self.absorbed = False
+        self.task: Task = task
+        self.before: int = task.cancelling() if before is None else before
+        self.depth: int = 0
+        self.fired: bool = False
+        self.absorbed: bool = False
 
     def fire(self) -> None:
         """Cancel the task, once, unless it has left in the meantime."""

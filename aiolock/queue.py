@@ -85,7 +85,7 @@ class Cohort:
     )
 
     def __init__(self, runtime: Runtime, bid: Bid, key: Any) -> None:
-        self.runtime = runtime
+        self.runtime: Runtime = runtime
         self._bid = bid
         self._key = key
         self._claim = runtime.backend.claim(bid)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Contender", "Runtime", "State", "Stats", "in_async_generator"]
 
-log = logging.getLogger("aiolock")
+log: logging.Logger = logging.getLogger("aiolock")
 
 Key = tuple[str, str, str, float]
 
@@ -59,12 +59,12 @@ class Stats:
     __slots__ = ("acquired", "cleanups", "lost", "passed", "released", "timeouts")
 
     def __init__(self) -> None:
-        self.acquired = 0
-        self.released = 0
-        self.passed = 0
-        self.timeouts = 0
-        self.lost = 0
-        self.cleanups = 0
+        self.acquired: int = 0
+        self.released: int = 0
+        self.passed: int = 0
+        self.timeouts: int = 0
+        self.lost: int = 0
+        self.cleanups: int = 0
 
 
 class _Forks:
@@ -108,9 +108,9 @@ class Runtime:
             weakref.WeakValueDictionary()
         )
         """The hold that a task may enter again."""
-        self.stats = Stats()
+        self.stats: Stats = Stats()
         self._generation = _Forks.generation
-        self.watchdog = Watchdog(
+        self.watchdog: Watchdog = Watchdog(
             backend.renew,
             backend.notice,
             clock=clock,

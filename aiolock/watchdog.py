@@ -21,7 +21,7 @@ from aiolock.errors import LossReason, shorten
 
 __all__ = ["Keeper", "Term", "Watchdog"]
 
-log = logging.getLogger("aiolock.renew")
+log: logging.Logger = logging.getLogger("aiolock.renew")
 
 LOOK = 0.25
 """Seconds between looks at the clock while anything is held: timers stand still during suspend, the clock does not."""
@@ -55,25 +55,26 @@ class Term:
     )
 
     def __init__(self, claim: Claim, grant: Grant, now: float, keeper: Keeper) -> None:
-        self.claim = claim
-        self.keeper = keeper
-        self.ttl = claim.bid.ttl
-        self.token = grant.token
+        self.claim: Claim = claim
+        self.keeper: Keeper = keeper
+        self.ttl: float = claim.bid.ttl
+        self.token: int = grant.token
         """The next token to hand out."""
-        self.left = grant.count
+        self.left: int = grant.count
         """How many tokens are still to be handed out."""
-        self.limit = math.inf
+        self.limit: float = math.inf
         """When ``max_hold`` ends."""
-        self.over = False
+        self.over: bool = False
         """Released or lost: nothing that arrives later matters."""
-        self.asked = False
+        self.asked: bool = False
         """A renewal is under way or failed: nothing has been heard since."""
-        self.renewed = True
+        self.renewed: bool = True
         """Whether it is renewed at all; not any more after ``max_hold``."""
-        until = self.until = grant.until
+        until = grant.until
+        self.until: float = until
         due, soon = until - 2 / 3 * self.ttl, now + (until - now) / 3
         # A pushed grant is short: ask after a third of what it has.
-        self.due = max(soon, due)
+        self.due: float = max(soon, due)
 
     def extend(self, until: float, now: float) -> None:
         """Learn that the hold is certain until then; ask again when two thirds of a ttl are left."""
@@ -124,9 +125,9 @@ class Watchdog:
         self._alarm: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._next_look = math.inf
-        self.renewals = 0
-        self.failures = 0
-        self.losses = 0
+        self.renewals: int = 0
+        self.failures: int = 0
+        self.losses: int = 0
 
     # --- what leases do
 

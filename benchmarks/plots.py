@@ -19,12 +19,18 @@ COLOURS = {
 }
 POLLING = "#d4a72c"
 """Of redis-py at a short interval."""
-NAMES = {"publish": "bare publish → receive", "redis-py": "redis-py, default", "aiolock fair": "aiolock, fair=True"}
+NAMES = {
+    "publish": "bare publish → receive",
+    "redis-py": "redis-py, default",
+    "aiolock fair": "aiolock, fair=True",
+}
 
 
 def _name(who: str) -> str:
     name, _, interval = who.rpartition(" ")
-    return f"{name}, polling every {float(interval) * 1000:g} ms" if name == "redis-py" else NAMES.get(who, who)
+    return (
+        f"{name}, polling every {float(interval) * 1000:g} ms" if name == "redis-py" else NAMES.get(who, who)
+    )
 
 
 def _colour(who: str) -> str:
@@ -90,7 +96,12 @@ def draw(reports: Sequence[Report], folder: Path) -> list[Path]:
         stem, plot = PLOTS[report.name]
         for theme, ink in INK.items():
             style = {"text.color": ink, "axes.labelcolor": ink, "axes.edgecolor": ink, "xtick.color": ink}
-            style |= {"ytick.color": ink, "svg.fonttype": "none", "svg.hashsalt": stem, "font.family": "sans-serif"}
+            style |= {
+                "ytick.color": ink,
+                "svg.fonttype": "none",
+                "svg.hashsalt": stem,
+                "font.family": "sans-serif",
+            }
             style |= {"axes.spines.top": False, "axes.spines.right": False}
             with mpl.rc_context(style):
                 figure, axes = pyplot.subplots(figsize=(8, 4), layout="constrained")

@@ -77,13 +77,17 @@ def _verdict(goal: Goal) -> str:
 def _table(report: Report) -> list[list[str]]:
     rows = [["", *report.columns.values()]]
     for who, figures in report.rows.items():
-        rows.append([who, *(spread(figures[column]) if column in figures else "" for column in report.columns)])
+        rows.append(
+            [who, *(spread(figures[column]) if column in figures else "" for column in report.columns)]
+        )
     return rows
 
 
 def _goals(report: Report) -> list[list[str]]:
     rows = [["goal", "found", "must", "reached"]]
-    rows += [[goal.what, f"{spread(goal.value)} {goal.unit}", _must(goal), _verdict(goal)] for goal in report.goals]
+    rows += [
+        [goal.what, f"{spread(goal.value)} {goal.unit}", _must(goal), _verdict(goal)] for goal in report.goals
+    ]
     return rows
 
 
@@ -92,7 +96,9 @@ def _goals(report: Report) -> list[list[str]]:
 
 def _aligned(rows: list[list[str]]) -> list[str]:
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
     return [lines[0], "  ".join("-" * width for width in widths), *lines[1:]]
 
 

@@ -44,9 +44,7 @@ async def drain(stage: Stage, who: str, url: str, tasks: int, turns: int) -> lis
     return spans
 
 
-async def giver(
-    stage: Stage, who: str, url: str, socket: str, handovers: int, spread: float
-) -> list[float]:
+async def giver(stage: Stage, who: str, url: str, socket: str, handovers: int, spread: float) -> list[float]:
     """Have the taker ask for the lock, wait until it certainly waits, and let go: when that was, each time.
 
     ``spread`` seconds of randomness keep a taker that polls from being in step with us.

@@ -77,8 +77,11 @@ async def held(stage: Stage, url: str, count: int) -> float:
     return used / count
 
 
-async def waiting(stage: Stage, url: str, count: int, locks: int, fair: bool) -> float:
-    """Bytes per task that waits, beyond those of a task that waits for a plain future."""
+async def waiting(stage: Stage, url: str, count: int, locks: int, fair: bool, share: bool) -> float:
+    """Bytes per task that waits, beyond those of a task that waits for a plain future.
+
+    With ``share`` all tasks use one lock object, else everybody makes one.
+    """
     del stage
     loop = asyncio.get_running_loop()
     async with (
@@ -87,13 +90,14 @@ async def waiting(stage: Stage, url: str, count: int, locks: int, fair: bool) ->
     ):
         names = [f"wanted:{number}" for number in range(locks)]
         kept = await _acquire_all([other.lock(name) for name in names])
-        never = [loop.create_future() for _ in range(count)]
+        shared = client.lock(names[0], fair=fair) if share else None
 
         async def idle(number: int) -> None:
-            await never[number]
+            del number
+            await loop.create_future()
 
         async def contender(number: int) -> None:
-            async with client.lock(names[number % locks], fair=fair):
+            async with shared or client.lock(names[number % locks], fair=fair):
                 pass
 
         async def ready() -> None:
@@ -110,9 +114,7 @@ async def waiting(stage: Stage, url: str, count: int, locks: int, fair: bool) ->
     return ours - plain
 
 
-async def _per_task(
-    work: Callable[[int], Any], count: int, ready: Callable[[], Awaitable[Any]]
-) -> float:
+async def _per_task(work: Callable[[int], Any], count: int, ready: Callable[[], Awaitable[Any]]) -> float:
     before = _traced()
     tasks: list[asyncio.Task[None]] = [asyncio.create_task(work(number)) for number in range(count)]
     await ready()

@@ -19,7 +19,12 @@ Span = tuple[float, float, float]
 
 
 def drained(
-    context: Context, who: str, processes: int, tasks: int, turns: int, between: Callable[[int], None] | None = None
+    context: Context,
+    who: str,
+    processes: int,
+    tasks: int,
+    turns: int,
+    between: Callable[[int], None] | None = None,
 ) -> dict[str, float]:
     """One drain: everybody gets all of their turns."""
     context.flush()
@@ -44,7 +49,7 @@ def drained(
 def _best_interval(context: Context, who: str, processes: int, tasks: int) -> str:
     rates = {
         f"{who} {interval}": drained(context, f"{who} {interval}", processes, tasks, 1)["rate"]
-        for interval in INTERVALS
+        for interval in (INTERVALS[::2] if context.quick else INTERVALS)
     }
     return max(rates, key=rates.__getitem__)
 
@@ -61,7 +66,9 @@ DRAIN = {
 
 def _drains(context: Context, report: Report, processes: int, tasks: int, turns: int) -> str:
     best = _best_interval(context, "redis-py", processes, tasks)
-    report.notes.append(f"The best of the polling intervals {INTERVALS} for redis-py was {best.split()[1]} s.")
+    report.notes.append(
+        f"The best of the polling intervals {INTERVALS} for redis-py was {best.split()[1]} s."
+    )
     report.notes.append("The fair share is the length of the drain over the turns of each contender.")
     whos = ["aiolock", "aiolock fair", best, "redis-py"]
     played = alternate(context.rounds, whos, lambda who: drained(context, who, processes, tasks, turns))
@@ -118,10 +125,10 @@ def waiters(context: Context) -> Report:
 
 def places(context: Context) -> Report:
     """What a hand-over costs, by the number of places in the queue on the server."""
-    counts = [2, 10, 100, 1000, 5000]
+    counts = [2, 100, 5000] if context.quick else [2, 10, 100, 1000, 5000]
     columns = {"each": "µs per hand-over", "server": "µs of the server's processor"}
     report = Report("places", "Cost per hand-over, by places on the server (fair=True)", columns)
-    handovers = context.count(4000, 500)
+    handovers = context.count(4000, 800)
 
     def play(count: str) -> tuple[float, float]:
         context.flush()
@@ -155,7 +162,7 @@ def handover(context: Context) -> Report:
     def play(who: str) -> list[float]:
         context.flush()
         polls = who.startswith("redis-py")
-        handovers = context.count(60, 15) if who == "redis-py" else context.count(600, 150)
+        handovers = context.count(60, 15) if who == "redis-py" else context.count(600, 200)
         with TemporaryDirectory(prefix="aiolock-bench-") as folder:
             common: dict[str, Any] = {"who": who, "url": context.url, "handovers": handovers}
             common["socket"] = str(Path(folder) / "baton")
@@ -176,7 +183,9 @@ def handover(context: Context) -> Report:
         )
     report.compare("p50, aiolock / publish → receive", "aiolock", "publish", "p50", 1.5, at_most=True)
     report.compare("p99, aiolock / publish → receive", "aiolock", "publish", "p99", 5, at_most=True)
-    report.plot["latencies"] = {who: sorted(round(one, 1) for one in found) for who, found in latencies.items()}
+    report.plot["latencies"] = {
+        who: sorted(round(one, 1) for one in found) for who, found in latencies.items()
+    }
     return report
 
 

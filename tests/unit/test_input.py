@@ -354,7 +354,6 @@ def test_several_servers(value):
         "http://localhost",
         "redis",
         "://",
-        "mysql://h/db",
     ]
 )
 def test_addresses_that_name_no_backend(value):

@@ -60,5 +60,6 @@ def _sentence(error: Exception) -> str:
     if code(error):
         cause = error.__cause__
         detail = f" ({cause})" if code(error) == 2003 and cause is not None and str(cause) else ""
-        return f"{error.args[1] if len(error.args) > 1 else 'error'}{detail} [{error.args[0]}]"
+        number, *text = error.args
+        return f"{text[0] if text else 'error'}{detail} [{number}]"
     return str(error) or type(error).__name__

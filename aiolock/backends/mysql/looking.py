@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from aiolock.contract import Waiting
@@ -9,7 +10,7 @@ from aiolock.contract import Waiting
 __all__ = ["waiters"]
 
 
-def waiters(rows: tuple[tuple[Any, ...], ...]) -> tuple[Waiting, ...]:
+def waiters(rows: Sequence[Sequence[Any]]) -> tuple[Waiting, ...]:
     """The statements in a list of processes as waiters, in the order of their arrival.
 
     A row begins with ID, USER, HOST, DB, COMMAND, TIME, STATE, INFO; on MariaDB TIME_MS follows.
@@ -17,7 +18,7 @@ def waiters(rows: tuple[tuple[Any, ...], ...]) -> tuple[Waiting, ...]:
     return tuple(Waiting(_label(row[7])) for row in sorted(rows, key=_arrival))
 
 
-def _arrival(row: tuple[Any, ...]) -> tuple[float, int]:
+def _arrival(row: Sequence[Any]) -> tuple[float, int]:
     fine = row[8] if len(row) > 8 else None
     return -float(row[5] * 1000 if fine is None else fine), int(row[0])
 

@@ -117,7 +117,8 @@ class Place:
         if session is None:
             return
         self.session = None
-        if session.alive and self.stand is Stand.TURN:
+        if session.alive:
+            # In every case: a statement that was killed may have got its lock in the same moment.
             try:
                 await session.run(self._put_back, self._timeout)
             except BackendError:

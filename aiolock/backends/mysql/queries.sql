@@ -3,7 +3,7 @@
 
 -- name: setup
 -- A session that stops talking ends by itself: that is what makes a user lock a lease.
-SET SESSION wait_timeout={wait_timeout}, lock_wait_timeout={patience}, innodb_lock_wait_timeout={patience},
+SET SESSION wait_timeout={wait_timeout}, lock_wait_timeout={patience}, innodb_lock_wait_timeout=1,
   time_zone='+00:00', sql_mode='STRICT_TRANS_TABLES,NO_ENGINE_SUBSTITUTION';
 SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED;
 SHOW GLOBAL VARIABLES WHERE Variable_name IN ('read_only', 'super_read_only', 'innodb_read_only', 'wsrep_on',
@@ -93,6 +93,10 @@ SELECT TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))
 SELECT ID, USER, HOST FROM information_schema.processlist WHERE ID = IS_USED_LOCK({lock});
 SELECT * FROM information_schema.processlist WHERE ID <> CONNECTION_ID() AND INFO LIKE {pattern}
 
+-- name: row_exists
+-- Reads past locks, which an INSERT would wait for.
+SELECT COUNT(*) FROM {table} WHERE id = {id}
+
 -- name: make_row
 -- In a transaction of its own, before anybody locks it.
 INSERT IGNORE INTO {table} (id, namespace, name, label, token, since, expires_at)
@@ -100,6 +104,11 @@ VALUES ({id}, {namespace}, {name}, '', 0, UTC_TIMESTAMP(6), '9999-12-31')
 
 -- name: lock_row
 SELECT id FROM {table} WHERE id = {id} FOR UPDATE /*{who}*/
+
+-- name: wait_row
+-- A waiter whose client is gone without a word stays until this time is over; one that is well lines up again.
+SET SESSION innodb_lock_wait_timeout=10;
+START TRANSACTION
 
 -- name: try_row
 START TRANSACTION;

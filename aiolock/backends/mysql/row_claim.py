@@ -7,6 +7,7 @@ nobody, and making it inside is a machine for deadlocks. Releasing is ROLLBACK; 
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
 from aiolock.backends.mysql.connection import Session
 from aiolock.backends.mysql.failures import NOT_NOW, code
@@ -18,6 +19,9 @@ from aiolock.backends.mysql.statements import quote
 from aiolock.contract import Bid, Family, Grant, Holder, LockInfo, News, Notice
 from aiolock.errors import BackendUnavailable, UnsupportedKind
 
+if TYPE_CHECKING:
+    from aiolock.backends.mysql.backend import MySQLBackend
+
 __all__ = ["RowClaim", "RowMode"]
 
 
@@ -26,8 +30,8 @@ class RowMode(HoldingMode):
 
     name = "row"
 
-    def __init__(self, backend: object) -> None:
-        super().__init__(backend)  # type: ignore[arg-type]  # imported by it
+    def __init__(self, backend: MySQLBackend) -> None:
+        super().__init__(backend)
         self._known: set[str] = set()
 
     def claim(self, bid: Bid) -> RowClaim:
@@ -36,16 +40,18 @@ class RowMode(HoldingMode):
 
     async def make_row(self, bid: Bid, key: str) -> None:
         """See that the row is there; asked once for each name."""
-        if key not in self._known:
-            await self.backend.ask(
-                self.backend.statements(
-                    "make_row",
-                    id=quote(key),
-                    namespace=quote(self.backend.settings.namespace),
-                    name=quote(bid.name),
-                )
-            )
-            self._known.add(key)
+        if key in self._known:
+            return
+        ask, statements = self.backend.ask, self.backend.statements
+        if not (await ask(statements("row_exists", id=quote(key))))[0].rows[0][0]:
+            namespace = quote(self.backend.settings.namespace)
+            try:
+                await ask(statements("make_row", id=quote(key), namespace=namespace, name=quote(bid.name)))
+            except BackendUnavailable as error:
+                # Somebody else made it in the meantime, and has it locked.
+                if code(error.__cause__) not in NOT_NOW:
+                    raise
+        self._known.add(key)
 
     async def inspect(self, name: str, family: Family) -> LockInfo:
         """Whether somebody holds it, and the statements that wait."""
@@ -177,7 +183,8 @@ class RowClaim(HoldingClaim):
         self._place = Place(
             backend.sessions,
             self.key,
-            "START TRANSACTION; " + self.line(self._mode, self.key, self.bid.label.encode().hex()),
+            f"{backend.statements('wait_row')}; "
+            + self.line(self._mode, self.key, self.bid.label.encode().hex()),
             came=lambda _: True,
             put_back="ROLLBACK",
             timeout=backend.settings.command_timeout,

@@ -117,7 +117,8 @@ class SessionClaim(HoldingClaim):
         packet = self._mode.silence(session, self.bid.ttl) + backend.statements("take", lock=quote(self.lock))
         sent = backend.settings.clock()
         answers = await session.run(packet, backend.settings.command_timeout)
-        if answers[-2].rows[0][0] != 1:
+        granted = bool(answers[-2].rows[0][0])
+        if not granted:
             session.locks.pop(self.lock, None)
             self._asked = None
             return None

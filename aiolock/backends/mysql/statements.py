@@ -11,7 +11,7 @@ __all__ = ["Statements", "quote"]
 
 
 def _read(file: str) -> str:
-    return files(__package__).joinpath(file).read_text("utf-8")
+    return files("aiolock.backends.mysql").joinpath(file).read_text("utf-8")
 
 
 def _split(text: str) -> dict[str, str]:

@@ -11,6 +11,7 @@ from tests import servers
 from tests.contract import test_exclusion, test_leases, test_names, test_queueing, test_reentrant
 from tests.contract.conftest import client, deployment, rival  # noqa: F401 - fixtures
 from tests.contract.deployments import WORDS, Deployment
+from tests.backends.mysql.tools import as_root
 
 
 class MariaDBSessions(Deployment):
@@ -38,6 +39,10 @@ class MariaDBRows(MariaDBSessions):
     def make(self, **options):
         return aiolock.connect(f"{self._server.url}?mode=row&connections=100", **options)
 
+    async def lose(self, lease):
+        """Which transaction has a row only administrators may see: one of them ends its connection."""
+        await as_root(self._server, f"KILL {lease._term.claim.session.id}")
+
 
 @pytest.fixture(scope="session", params=[MariaDBSessions, MariaDBRows], ids=lambda cls: cls.name)
 def server(request):
@@ -51,6 +56,8 @@ TOLD_OTHERWISE = {
     "test_wait_lost_tells_every_watcher_why",
     # The server knows neither labels nor tokens of user locks.
     "test_different_names_are_different_locks",
+    # A connection for each hold is the point of the row mode, so 10,000 are not its business; they are asked of the others.
+    "test_ten_thousand_leases_are_held_and_renewed_by_one_client",
 }
 
 for module in (test_exclusion, test_leases, test_names, test_queueing, test_reentrant):

@@ -97,11 +97,13 @@ async def test_z1_a_holder_hears_of_the_end_of_its_session_at_once(server, proxy
     await client.aclose()
 
 
-async def test_z1_a_waiter_begins_anew_in_its_next_session(server, client, rival, tools):
+async def test_z1_a_waiter_begins_anew_in_its_next_session(server, cut, rival, proxy, tools):
     holder = await rival.lock("x").acquire()
-    waiter = await waiting(tools, rival, client.lock("x"))
+    waiter = await waiting(tools, rival, cut.lock("x"))
     [_, before] = await tools.nodes(rival, "x")
-    await tools.expire(tools.session_of(client), server.port)
+    await no_connection(tools.session_of(cut), proxy, tools)
+    await tools.expire(tools.session_of(cut), server.port)
+    proxy.refuse = False
 
     async def replaced() -> bool:
         nodes = await tools.nodes(rival, "x")

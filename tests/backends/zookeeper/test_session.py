@@ -289,13 +289,18 @@ async def test_after_a_break_the_same_session_becomes_certain_again(proxy, tools
 # --- the end of a session
 
 
-async def test_an_expired_session_is_replaced_and_never_passed_off_as_the_old_one(server, tools):
+async def test_an_expired_session_is_replaced_and_never_passed_off_as_the_old_one(server, proxy, tools):
     """Z1: connected, lost, connected; requests for the old one are refused unsent."""
     changes: list[str] = []
-    async with tools.session(server.url, changes=changes) as session:
+    async with tools.session(f"zookeeper://127.0.0.1:{proxy.port}", changes=changes) as session:
         owner = session.session_id
         path = (await session.ask(ephemeral(f"/{tools.namespace}"))).path
+        # Without a way back it cannot take the session from whoever closes it.
+        proxy.refuse = True
+        proxy.reset_all()
+        await tools.until(lambda: not session.connected)
         await tools.expire(session, server.port)
+        proxy.refuse = False
         await tools.until(lambda: session.connected and session.session_id != owner)
         assert "lost" in changes
         with pytest.raises(SessionChanged):
