@@ -384,6 +384,9 @@ class Lease:
 
     def lose(self, reason: LossReason) -> None:
         """The hold is not certain any more: tell whoever works under it."""
+        if self._lost is not None:
+            # Overstayed, and told so; now its ttl has ended as well.
+            return
         runtime = self._home.runtime
         runtime.stats.lost += 1
         log.warning("lost %s (%s), token %d", shorten(self.name), reason, self.token)

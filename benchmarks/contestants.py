@@ -112,8 +112,8 @@ class CoRedis(Contestant):
         await self._client.__aenter__()
         return self
 
-    async def __aexit__(self, *error: Any) -> None:
-        await self._client.__aexit__(*(error or (None, None, None)))
+    async def __aexit__(self, *_: object) -> None:
+        await self._client.__aexit__(None, None, None)
 
     def lock(self, name: str) -> Any:
         from coredis.patterns.lock import Lock

@@ -66,7 +66,7 @@ class Goal:
     must: float
     at_most: bool = False
     """Whether less is better."""
-    unit: str = "×"
+    unit: str = "x"
 
     @property
     def reached(self) -> bool:

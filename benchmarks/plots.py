@@ -72,7 +72,7 @@ def _commands(report: Report, axes: Any) -> None:
     axes.set_xscale("log")
     axes.margins(x=0.15)
     axes.set_xlabel("commands that the server gets per turn")
-    axes.set_title("Commands per turn of a hot lock, 2 processes × 10 tasks")
+    axes.set_title("Commands per turn of a hot lock, 2 processes x 10 tasks")
 
 
 PLOTS: dict[str, tuple[str, Callable[[Report, Any], None]]] = {

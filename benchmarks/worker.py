@@ -55,7 +55,7 @@ def main() -> None:
         try:
             with asyncio.Runner(loop_factory=factory) as runner:
                 result = runner.run(perform(order["job"], order["params"]))
-        except Exception:
+        except Exception:  # noqa: BLE001 - whatever it is, the parent reports it
             say({"error": traceback.format_exc()})
         else:
             say({"result": result})

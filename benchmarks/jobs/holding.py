@@ -25,6 +25,13 @@ async def _acquire_all(locks: Sequence[aiolock.Lock]) -> list[aiolock.Lease]:
     return got
 
 
+async def _all_wait(client: aiolock.Client, count: int) -> None:
+    while client.stats()["waiting"] < count:  # noqa: ASYNC110 - nothing tells
+        await asyncio.sleep(0.02)
+    # Attempts under way and their answers pass.
+    await asyncio.sleep(0.5)
+
+
 async def leases(stage: Stage, url: str, count: int, ttl: float, seconds: float) -> dict[str, Any]:
     """Hold many leases for a while: share of one core, and how late renewals were answered."""
     del stage
@@ -100,15 +107,9 @@ async def waiting(stage: Stage, url: str, count: int, locks: int, fair: bool, sh
             async with shared or client.lock(names[number % locks], fair=fair):
                 pass
 
-        async def ready() -> None:
-            while client.stats()["waiting"] < count:
-                await asyncio.sleep(0.02)
-            # Attempts and their answers are memory that passes.
-            await asyncio.sleep(0.5)
-
         tracemalloc.start()
         plain = await _per_task(idle, count, lambda: asyncio.sleep(0.1))
-        ours = await _per_task(contender, count, ready)
+        ours = await _per_task(contender, count, lambda: _all_wait(client, count))
         tracemalloc.stop()
         await asyncio.gather(*(lease.release() for lease in kept))
     return ours - plain
@@ -133,19 +134,18 @@ def _traced() -> int:
 async def connections(stage: Stage, who: str, url: str, tasks: int) -> None:
     """Hold a lock that many tasks of this process wait for, and pause while they do."""
     await stage.pause()
-    async with contestant(who, url) as it:
-        async with it.lock("crowded"):
+    async with contestant(who, url) as it, it.lock("crowded"):
 
-            async def contender() -> None:
-                async with it.lock("crowded"):
-                    pass
+        async def contender() -> None:
+            async with it.lock("crowded"):
+                pass
 
-            waiters = [asyncio.create_task(contender()) for _ in range(tasks)]
-            await asyncio.sleep(1)
-            await stage.pause()
-            for task in waiters:
-                task.cancel()
-            await asyncio.wait(waiters)
+        waiters = [asyncio.create_task(contender()) for _ in range(tasks)]
+        await asyncio.sleep(1)
+        await stage.pause()
+        for task in waiters:
+            task.cancel()
+        await asyncio.wait(waiters)
 
 
 async def holder(stage: Stage, url: str, locks: int, seconds: float) -> None:
@@ -169,9 +169,7 @@ async def waiter(stage: Stage, url: str, locks: int, tasks: int, seconds: float)
                 pass
 
         waiters = [asyncio.create_task(contender(number)) for number in range(locks * tasks)]
-        while client.stats()["waiting"] < locks * tasks:
-            await asyncio.sleep(0.02)
-        await asyncio.sleep(0.5)
+        await _all_wait(client, locks * tasks)
         await stage.pause()
         await asyncio.sleep(seconds)
         await stage.pause()

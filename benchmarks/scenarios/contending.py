@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -42,7 +43,7 @@ def drained(
         "p99": percentile(waits, 99),
         "worst": max(waits),
         "share": percentile(waits, 99) / share,
-        "double": sum(then < before for (_, before), (then, _) in zip(inside, inside[1:], strict=False)),
+        "double": sum(then < before for (_, before), (then, _) in pairwise(inside)),
     }
 
 
@@ -80,19 +81,19 @@ def _drains(context: Context, report: Report, processes: int, tasks: int, turns:
 def hot(context: Context) -> Report:
     """One hot lock of eight processes, drained."""
     tasks, turns = context.count(100, 10), context.count(5, 2)
-    title = f"One hot lock, drain of 8 processes × {tasks} tasks × {turns} turns"
+    title = f"One hot lock, drain of 8 processes x {tasks} tasks x {turns} turns"
     report = Report("hot", title, DRAIN)
     best = _drains(context, report, 8, tasks, turns)
     report.compare("rate, aiolock / redis-py", "aiolock", "redis-py", "rate", 100)
     report.compare("rate, aiolock / redis-py at its best interval", "aiolock", best, "rate", 15)
-    report.limit("wait p99 / fair share, fair=True", "aiolock fair", "share", 1.2, "×")
+    report.limit("wait p99 / fair share, fair=True", "aiolock fair", "share", 1.2, "x")
     return report
 
 
 def pair(context: Context) -> Report:
     """One hot lock of two processes, drained."""
     turns = context.count(5, 2)
-    report = Report("pair", f"One hot lock, drain of 2 processes × 10 tasks × {turns} turns", DRAIN)
+    report = Report("pair", f"One hot lock, drain of 2 processes x 10 tasks x {turns} turns", DRAIN)
     _drains(context, report, 2, 10, turns)
     return report
 
@@ -102,8 +103,8 @@ def waiters(context: Context) -> Report:
     crowds = [(2, 1), (2, 5), (2, 25), (4, 50), (8, 100)]
     if context.quick:
         crowds = [(2, 1), (2, 5), (2, 25)]
-    columns = {f"{processes * tasks}": f"{processes} × {tasks}" for processes, tasks in crowds}
-    report = Report("waiters", "Turns/s of a drain, by processes × tasks", columns)
+    columns = {f"{processes * tasks}": f"{processes} x {tasks}" for processes, tasks in crowds}
+    report = Report("waiters", "Turns/s of a drain, by processes x tasks", columns)
     whos = ["aiolock", "aiolock fair", "redis-py 0.01", "redis-py"]
     found: dict[str, dict[str, list[float]]] = {who: {} for who in whos}
     for processes, tasks in crowds:
@@ -192,7 +193,7 @@ def handover(context: Context) -> Report:
 def commands(context: Context) -> Report:
     """How many commands a turn costs the server."""
     columns = {"commands": "commands per turn", "inside": "calls inside scripts per turn"}
-    report = Report("commands", "Server commands per turn, drain of 2 processes × 10 tasks", columns)
+    report = Report("commands", "Server commands per turn, drain of 2 processes x 10 tasks", columns)
     report.notes.append(
         "From INFO commandstats: what clients sent while the drain ran; what scripts call inside the server is counted apart."
     )
