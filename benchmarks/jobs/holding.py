@@ -134,15 +134,16 @@ def _traced() -> int:
 async def connections(stage: Stage, who: str, url: str, tasks: int) -> None:
     """Hold a lock that many tasks of this process wait for, and pause while they do."""
     await stage.pause()
-    async with contestant(who, url) as it, it.lock("crowded"):
+    async with contestant(who, url) as it:
 
         async def contender() -> None:
             async with it.lock("crowded"):
                 pass
 
-        waiters = [asyncio.create_task(contender()) for _ in range(tasks)]
-        await asyncio.sleep(1)
-        await stage.pause()
+        async with it.lock("crowded"):
+            waiters = [asyncio.create_task(contender()) for _ in range(tasks)]
+            await asyncio.sleep(1)
+            await stage.pause()
         for task in waiters:
             task.cancel()
         await asyncio.wait(waiters)

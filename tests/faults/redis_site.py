@@ -125,7 +125,11 @@ class RedisSite:
     async def hygiene(self, names: Sequence[str], ttl: float) -> list[str]:
         """After all workers have left: nobody alive is known; every lock can be had; then nobody holds, waits or listens."""
         with self.admin() as admin:
-            found = [f"hygiene: {alive} in {key!r}" for key in admin.scan_iter() for alive in self._alive(admin, key)]
+            found = [
+                f"hygiene: {alive} in {key!r}"
+                for key in admin.scan_iter()
+                for alive in self._alive(admin, key)
+            ]
         async with aiolock.connect(self.server.url, namespace=self.namespace, ttl=5) as client:
             for name in names:
                 try:
@@ -140,7 +144,9 @@ class RedisSite:
                     break
                 await asyncio.sleep(0.02)
             found += [f"hygiene: somebody still listens to {channel!r}" for channel in channels]
-            found += [f"hygiene: still connected: {client['name'] or client['addr']}" for client in clients[1:]]
+            found += [
+                f"hygiene: still connected: {client['name'] or client['addr']}" for client in clients[1:]
+            ]
             for key in admin.scan_iter():
                 found += [f"hygiene: {complaint} in {key!r}" for complaint in self._left(admin, key)]
         return found
@@ -151,15 +157,22 @@ class RedisSite:
         seconds, microseconds = admin.time()
         now = seconds * 1_000_000 + microseconds
         fields = admin.hgetall(key)
-        places = [field for field, value in fields.items() if field[:2] == b"p:" and int(value.split()[0]) > now]
+        places = [
+            field for field, value in fields.items() if field[:2] == b"p:" and int(value.split()[0]) > now
+        ]
         return [
             f"{field.decode()} = {fields[field].decode()} was left"
-            for field in (*places, *([b"owner"] if b"owner" in fields and int(fields[b"until"]) > now else []))
+            for field in (
+                *places,
+                *([b"owner"] if b"owner" in fields and int(fields[b"until"]) > now else []),
+            )
         ]
 
     def _left(self, admin: redis.Redis, key: bytes) -> list[str]:
         fields = admin.hgetall(key)
-        left = [f"field {field!r}" for field in fields if field == b"owner" or field[:2] in {b"q:", b"r:", b"p:"}]
+        left = [
+            f"field {field!r}" for field in fields if field == b"owner" or field[:2] in {b"q:", b"r:", b"p:"}
+        ]
         if admin.pttl(key) < 0:
             left.append("no expiry")
         if not key.startswith(f"{self.namespace}:1:lock:".encode()):

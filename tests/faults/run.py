@@ -199,7 +199,9 @@ def main() -> int:
     parser.add_argument("--tasks", type=int, default=Plan.tasks, help="per process")
     parser.add_argument("--arms", type=int, default=Plan.arms, help="faults at a time; 0 for a calm run")
     parser.add_argument("--seed", type=int, default=Plan.seed)
-    parser.add_argument("--only", action="append", default=[], metavar="FAULT", help="nothing but these faults")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="FAULT", help="nothing but these faults"
+    )
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="where the histories are to stay")
     parser.add_argument("--json", action="store_true")
     words = vars(parser.parse_args())

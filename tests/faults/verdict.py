@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 
 from tests.faults import checker
 from tests.faults.guard import Guard
@@ -39,7 +39,7 @@ class Verdict:
     worst_margin: float | None
     worst_margin_by_clock: float | None
     replayed: int
-    attempts: Counter[str] = field(default_factory=Counter)
+    attempts: dict[str, int]
 
     @property
     def violations(self) -> int:
@@ -94,7 +94,10 @@ def judge(
     exceptions = _exceptions(history, verified)
     clock, told = by_clock(history), as_told(history)
     everything = {
-        "exclusion (by own clock)": (checker.exclusion(clock, grace=0), _sighted(clock, exceptions, _exclusion)),
+        "exclusion (by own clock)": (
+            checker.exclusion(clock, grace=0),
+            _sighted(clock, exceptions, _exclusion),
+        ),
         "told in time": (checker.told(told), _sighted(told, exceptions, checker.told)),
         "tokens": (_tokens(clock), _tokens(_without_grants(clock, exceptions))),
         "guard": (_guard(history, guard),) * 2,
@@ -102,7 +105,8 @@ def judge(
         "calls in time": (_calls(told, command_timeout),) * 2,
         "progress": (_progress(history, 3 * ttl + 2),) * 2,
         "hygiene": ([each for each in others if each.startswith("hygiene")] + _left(history),) * 2,
-        "errors": ([f"errors: {e['process']}: {e['what']}" for e in history.events if e["kind"] == "error"],) * 2,
+        "errors": ([f"errors: {e['process']}: {e['what']}" for e in history.events if e["kind"] == "error"],)
+        * 2,
     }
     margins = checker.margins(_blind(told, exceptions))
     by_clocks = checker.margins(_blind(_awake(clock), exceptions))
@@ -112,7 +116,7 @@ def judge(
         seed=seed,
         seconds=(history.end - history.start) / 1e9,
         processes=len({hold.process for hold in history.attempts}),
-        faults=Counter(event["name"] for event in history.events if event["kind"] == "fault"),
+        faults=dict(Counter(event["name"] for event in history.events if event["kind"] == "fault")),
         grants=len(holds),
         losses=sum(hold.lost < NEVER for hold in holds),
         outside={name: outside for name, (_, outside) in everything.items()},
@@ -125,7 +129,7 @@ def judge(
         worst_margin=min(margins, default=None),
         worst_margin_by_clock=min(by_clocks, default=None),
         replayed=replayed,
-        attempts=Counter(attempt.result for attempt in history.attempts),
+        attempts=dict(Counter(attempt.result for attempt in history.attempts)),
     )
 
 

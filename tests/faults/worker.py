@@ -163,7 +163,10 @@ class Worker:
             max_hold=plan.max_hold,
         )
         once = plan.way == "try" or plan.timeout == 0
-        hold = _Hold(self.pen, self.pen.acquiring(plan.name, slot, timeout=self.command_timeout if once else plan.timeout))
+        hold = _Hold(
+            self.pen,
+            self.pen.acquiring(plan.name, slot, timeout=self.command_timeout if once else plan.timeout),
+        )
         cancelled = False
         try:
             if plan.way == "block":
@@ -233,21 +236,22 @@ class _Hold:
         self._watch = asyncio.create_task(self._watching(lease))
 
     async def _watching(self, lease: aiolock.Lease) -> None:
-        if await lease.wait_lost() is not None:
-            self._tell(lease)
+        reason = await lease.wait_lost()
+        if reason is not None:
+            self._tell(lease, reason)
 
-    def _tell(self, lease: aiolock.Lease) -> None:
+    def _tell(self, lease: aiolock.Lease, reason: str) -> None:
         if not self._told and not self._left:
             self._told = True
             now, clock = time.monotonic_ns(), system_clock()
             until = now + int((lease._term.until - clock) * 1e9)
-            self.pen.note("lost", id=self.id, t=now, until=min(now, until))
+            self.pen.note("lost", id=self.id, t=now, until=min(now, until), reason=reason)
 
     def leaving(self) -> None:
         """The last look before the release: what is held after `now` was held at `now`."""
         now = time.monotonic_ns()
         if self._lease is not None and self._lease.lost:
-            self._tell(self._lease)
+            self._tell(self._lease, "seen")
         self._left = True
         self.pen.note("release", id=self.id, t=now)
 

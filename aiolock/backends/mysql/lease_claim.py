@@ -220,7 +220,7 @@ class LeaseClaim(Claim):
                 remaining, user = await self._mode.look(self)
             except BackendError:
                 # The server cannot be asked. Whoever asks again will say so.
-                if place.stand is Stand.WAITING and place.session is not None and not place.session.alive:
+                if place.session is not None and not place.session.alive:
                     return
                 pause = GRACE
                 continue

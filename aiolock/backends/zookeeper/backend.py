@@ -17,8 +17,9 @@ from aiolock.backends.zookeeper.address import parse
 from aiolock.backends.zookeeper.claim import BLOCK, QueueClaim
 from aiolock.backends.zookeeper.janitor import Janitor
 from aiolock.backends.zookeeper.paths import component, parents
-from aiolock.backends.zookeeper.rules import RULES, queue
+from aiolock.backends.zookeeper.rules import RULES, SIMPLE, queue
 from aiolock.backends.zookeeper.session import Session
+from aiolock.backends.zookeeper.simple import SimpleClaim
 from aiolock.contract import (
     Backend,
     Bid,
@@ -85,6 +86,9 @@ class ZooKeeperBackend(Backend):
             tls_key=tls_key,
         )
         self.acl = wire.CREATOR if self._address.options.acl == "creator" else wire.OPEN
+        self._simple = self._address.options.recipe == "simple"
+        if self._simple:
+            self.capabilities -= {"fifo"}
         self.random = Random()
         self._claims: set[QueueClaim] = set()
         """Those that have, or may have, a node."""
@@ -147,7 +151,8 @@ class ZooKeeperBackend(Backend):
         rule = RULES.get(bid.kind.mode)
         if rule is None:
             raise UnsupportedKind(f"{bid.kind.mode.value} lock", self.name, "this version has the mutex only")
-        return QueueClaim(self, bid, self._path(bid.name, bid.kind.family), rule)
+        recipe = SimpleClaim if self._simple else QueueClaim
+        return recipe(self, bid, self._path(bid.name, bid.kind.family), rule)
 
     def _path(self, name: str, family: Family) -> str:
         return f"{self._base}/{family.value}/{component(name)}"
@@ -220,8 +225,8 @@ class ZooKeeperBackend(Backend):
         path = self._path(name, family)
         async with self.bounded():
             await self.session.ready()
-            places = queue(path, await self._children(path))
-            replies = [self.session.ask(wire.get(f"{path}/{place.name}", watch=False)) for place in places]
+            names = await self._contenders(path)
+            replies = [self.session.ask(wire.get(f"{path}/{name}", watch=False)) for name in names]
             answers: list[Any] = await asyncio.gather(*replies, return_exceptions=True)
         present = []
         for answer in answers:
@@ -232,17 +237,18 @@ class ZooKeeperBackend(Backend):
             present.append(answer)
         holders = tuple(
             Holder(
-                label=(reply.data or b"").decode("utf-8", "replace"),
+                label=_label(reply),
                 token=reply.stat.created_zxid * BLOCK,
                 since=datetime.fromtimestamp(reply.stat.created / 1000, UTC),
                 remaining=self.session.timeout,
             )
             for reply in present[:1]
         )
-        waiters = tuple(Waiting((reply.data or b"").decode("utf-8", "replace")) for reply in present[1:])
+        waiters = tuple(Waiting(_label(reply)) for reply in present[1:])
         return LockInfo(name, holders, waiters)
 
-    async def _children(self, path: str) -> list[str]:
+    async def _contenders(self, path: str) -> list[str]:
+        """Their names in order, as the leader knows them; of the simple recipe, only the holder can be seen."""
         fresh, listed = self.session.ask(wire.sync()), self.session.ask(wire.listing(path, watch=False))
         try:
             await fresh
@@ -252,17 +258,24 @@ class ZooKeeperBackend(Backend):
         finally:
             fresh.cancel()
             listed.cancel()
-        return children
+        if self._simple:
+            return [SIMPLE] if SIMPLE in children else []
+        return [place.name for place in queue(path, children)]
 
     async def force_release(self, name: str, family: Family) -> bool:
         """Delete the first node; its owner watches it."""
         path = self._path(name, family)
         async with self.bounded():
             await self.session.ready()
-            while places := queue(path, await self._children(path)):
+            while names := await self._contenders(path):
                 try:
-                    await self.session.ask(wire.delete(f"{path}/{places[0].name}"))
+                    await self.session.ask(wire.delete(f"{path}/{names[0]}"))
                 except exc.NoNode:
                     continue
                 return True
         return False
+
+
+def _label(reply: Any) -> str:
+    # A second line is the mark of the simple recipe.
+    return bytes(reply.data or b"").decode("utf-8", "replace").partition("\n")[0]

@@ -87,8 +87,8 @@ class QueueClaim(Claim):
             while True:
                 self._woken = False
                 try:
-                    owner = await self._session.ready()
-                    children = await self._place(owner)
+                    self._belong(await self._session.ready())
+                    children = await self._place()
                     verdict, surplus = decide(
                         self._rule, queue(self._path, children), self._node or "", self._attempt
                     )
@@ -114,14 +114,17 @@ class QueueClaim(Claim):
     def _gone(self) -> bool:
         return self._session.session_id != self.owner
 
-    async def _place(self, owner: int) -> list[str]:
-        """Have a node in this session, and return the list that it is in, or should be in."""
+    def _belong(self, owner: int) -> None:
+        """From now on, what we send is in this session."""
         if self.owner != owner:
             if self.owner is not None:
                 # What we had ended with its session.
                 self._begin_anew()
             self.owner = owner
         self._backend.register(self)
+
+    async def _place(self) -> list[str]:
+        """Have a node, and return the list that it is in, or should be in."""
         if self._node is None and self._sent:
             await self._adopt()
         if self._node is None:
@@ -261,7 +264,10 @@ class QueueClaim(Claim):
         error = reply.exception()
         if isinstance(error, exc.NoNode):
             self._backend.lost(self, "force-released")
-        elif error is None and isinstance(reply.result(), protocol.GetChildrenResponse):
+        elif error is None and isinstance(reply.result(), protocol.GetDataResponse):
+            if reply.result().stat.created_zxid * BLOCK != self._token:
+                self._backend.lost(self, "force-released")
+        elif error is None:
             children = reply.result().children
             # Whoever has come here is one who waits.
             if self._node not in children:

@@ -32,6 +32,8 @@ class Remains(NamedTuple):
     path: str
     prefix: str
     node: str | None
+    mark: bytes = b""
+    """What its data must be, where its name does not say whose it is."""
 
 
 async def find(session: Session, remains: Remains) -> list[str]:
@@ -54,9 +56,24 @@ async def find(session: Session, remains: Remains) -> list[str]:
 
 async def remove(session: Session, remains: Remains) -> None:
     """Delete what is there; nothing is there afterwards, unless this raises."""
+    if remains.mark and not await _is_ours(session, remains):
+        return
     for name in [remains.node] if remains.node is not None else await find(session, remains):
         with contextlib.suppress(exc.NoNode):
             await session.ask(wire.delete(f"{remains.path}/{name}"), remains.owner)
+
+
+async def _is_ours(session: Session, remains: Remains) -> bool:
+    fresh = session.ask(wire.sync(), remains.owner)
+    asked = session.ask(wire.get(f"{remains.path}/{remains.node}", watch=False), remains.owner)
+    try:
+        await fresh
+        return bool((await asked).data == remains.mark)
+    except exc.NoNode:
+        return False
+    finally:
+        fresh.cancel()
+        asked.cancel()
 
 
 class Janitor:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from aiolock.contract import Mode
 from aiolock.errors import BackendRefused, shorten
 
-__all__ = ["RULES", "SIMPLE", "Place", "Verdict", "decide", "prefix", "queue"]
+__all__ = ["RULES", "SIMPLE", "Place", "Verdict", "alone", "decide", "prefix", "queue"]
 
 _CONTENDER = re.compile(r"(?:-lock-|__lock__)(-?\d{10})$")
 _NUMBERED = re.compile(r"-?\d{10}$")
@@ -74,6 +74,14 @@ def queue(path: str, children: Sequence[str]) -> list[Place]:
         places.append(Place(sequence, name))
     places.sort()
     return places
+
+
+def alone(path: str, children: Sequence[str]) -> None:
+    """For the other recipe: raise :class:`BackendRefused` if somebody queues at its path."""
+    if places := queue(path, [name for name in children if name != SIMPLE]):
+        raise BackendRefused(
+            f"somebody queues at {shorten(path)}, as {places[0].name}: use one recipe per path"
+        )
 
 
 def mutex(places: Sequence[Place], index: int) -> Verdict:

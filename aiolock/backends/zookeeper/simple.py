@@ -7,13 +7,94 @@ the same name; that is all that protects it if an administrator deletes the node
 
 from __future__ import annotations
 
-import contextlib
-from typing import Any
-
 from aiozk import exc
 
 from aiolock.backends.zookeeper import wire
 from aiolock.backends.zookeeper.claim import BLOCK, QueueClaim
-from aiolock.backends.zookeeper.rules import SIMPLE, Verdict
+from aiolock.backends.zookeeper.janitor import Remains
+from aiolock.backends.zookeeper.rules import SIMPLE, Verdict, alone
 from aiolock.backends.zookeeper.wire import InDoubt, NotSent, SessionChanged
 from aiolock.contract import Grant
+
+__all__ = ["SimpleClaim"]
+
+
+class SimpleClaim(QueueClaim):
+    """A bid for the one node; while it waits, there is nothing of it at the server but a watch."""
+
+    __slots__ = ()
+
+    async def attempt(self, wait: bool) -> Grant | None:
+        """Create the node; one round trip if nobody has."""
+        async with self._backend.bounded():
+            while True:
+                self._woken = False
+                try:
+                    self._belong(await self._session.ready())
+                    if not await self._have():
+                        if not wait:
+                            self.end()
+                            return None
+                        if await self._watch(SIMPLE):
+                            return None
+                    elif self._session.certain:
+                        # The watch on our own node is still to be set.
+                        self._spent = True
+                        # Who waits leaves no trace, so there is always somebody, for all that we know.
+                        return self._enter(Verdict(None, demand=True))
+                    else:
+                        await self._session.until(lambda: self._session.certain or self._gone())
+                except (InDoubt, NotSent, SessionChanged):
+                    if self._session.closing:
+                        raise
+
+    async def _have(self) -> bool:
+        """Whether the node is there and ours."""
+        if self._node is None and self._sent:
+            await self._adopt()
+        while self._node is None:
+            request = wire.create(f"{self._path}/{SIMPLE}", self._mark, self._backend.acl, sequential=False)
+            self._sent = True
+            created = self._session.ask(request, self.owner)
+            listed = self._session.ask(wire.listing(self._path, watch=False), self.owner)
+            try:
+                reply = await created
+                self._node, self._token = SIMPLE, reply.stat.created_zxid * BLOCK
+                alone(self._path, (await listed).children)
+            except exc.NodeExists:
+                self._sent = False
+                return False
+            except exc.NoNode:
+                self._sent = False
+                await self._backend.make_parents(self._path)
+            finally:
+                created.cancel()
+                listed.cancel()
+        return True
+
+    async def _adopt(self) -> None:
+        """Find out whether a create whose reply was lost was ours."""
+        self._sent = False
+        fresh = self._session.ask(wire.sync(), self.owner)
+        asked = self._session.ask(wire.get(f"{self._path}/{SIMPLE}", watch=False), self.owner)
+        try:
+            await fresh
+            reply = await asked
+        except exc.NoNode:
+            return
+        except BaseException:
+            self._sent = True
+            raise
+        finally:
+            fresh.cancel()
+            asked.cancel()
+        if reply.data == self._mark and reply.stat.ephemeral_owner == self.owner:
+            self._sent = True
+            self._node, self._token = SIMPLE, reply.stat.created_zxid * BLOCK
+
+    @property
+    def _mark(self) -> bytes:
+        return f"{self.bid.label}\n{self._attempt}".encode()
+
+    def _remains(self, node: str | None) -> Remains:  # noqa: ARG002 - the name is always the same
+        return Remains(self.owner or 0, self._path, SIMPLE, SIMPLE, self._mark)

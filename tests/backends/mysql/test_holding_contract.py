@@ -56,7 +56,7 @@ TOLD_OTHERWISE = {
     "test_wait_lost_tells_every_watcher_why",
     # The server knows neither labels nor tokens of user locks.
     "test_different_names_are_different_locks",
-    # A connection for each hold is the point of the row mode, so 10,000 are not its business; they are asked of the others.
+    # A connection for each hold is the point of the row mode, so 10,000 are asked of the lease mode.
     "test_ten_thousand_leases_are_held_and_renewed_by_one_client",
 }
 

@@ -2,7 +2,7 @@
 -- KEYS the locks. ARGV: 1 our process, 2 life of a place in ms, 3 how we hear of a grant (s, n), 4 floor, then for each
 -- lock how many places we have there (?: an attempt is under way).
 -- Returns the server's time in µs, then for each lock {µs until the hold ends, ms of a claim that was just given (or
--- -1), state}: state 1 we are first in line, 2 look again (one of us holds it, or our places are gone), else 0.
+-- -1), state}: state 1 we are first in line, 2 look again (one of us was handed it, or our places are gone), else 0.
 -- Safe: what it ends has run out by the server's clock; whom it serves is next in line.
 -- include tokens
 -- include serve
@@ -27,10 +27,11 @@ for i, lock in ipairs(KEYS) do
   if (f[1] and tonumber(f[2]) <= now) or (not f[1] and f[3] ~= f[4]) then
     if f[1] and f[5] == '1' then park(lock, f[1], mine) end
     claim = serve(lock, now, mine, tonumber(ARGV[4]))
-    f = redis.call('HMGET', lock, 'owner', 'until', 'head')
+    f = redis.call('HMGET', lock, 'owner', 'until', 'head', 'tail', 'claim')
   end
   local first = not broken and redis.call('HGET', lock, 'q:' .. (f[3] or 0))
-  if broken or (f[1] and string.match(f[1], '^%x+') == mine) or (counted or '0') ~= places then
+  local handed = f[1] and f[5] == '1' and string.match(f[1], '^%x+') == mine
+  if broken or handed or (places ~= '?' and (counted or '0') ~= places) then
     state = 2
   elseif first and string.match(first, '^%x+') == mine then
     state = 1

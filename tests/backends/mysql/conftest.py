@@ -1,0 +1,47 @@
+"""One MariaDB for this folder, with an account that has the least rights."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+
+import pytest
+
+import aiolock
+from aiolock import Client
+from tests import servers
+
+PASSWORD = "s3cret/pass@word"
+ACCOUNT = (
+    f"CREATE USER IF NOT EXISTS app@'%' IDENTIFIED BY '{PASSWORD}';",
+    "GRANT SELECT, INSERT, UPDATE, DELETE, CREATE ON test.* TO app@'%';",
+    f"CREATE USER IF NOT EXISTS bare@'%' IDENTIFIED BY '{PASSWORD}';",
+)
+
+
+@pytest.fixture(scope="module")
+def mariadb() -> Iterator[servers.MariaDB]:
+    """A server whose account `app` may use tables of its database and nothing else."""
+    with servers.MariaDB(init=ACCOUNT) as server:
+        yield server
+
+
+class Place:
+    """A server in a namespace of the test's own."""
+
+    def __init__(self, server: servers.MariaDB) -> None:
+        self.server = server
+        self.namespace = f"t{secrets.token_hex(6)}"
+
+    def url(self, port: int | None = None, query: str = "") -> str:
+        return f"mysql://app:s3cret%2Fpass%40word@127.0.0.1:{port or self.server.port}/test{query}"
+
+    def connect(self, mode: str = "lease", port: int | None = None, **options) -> Client:
+        return aiolock.connect(
+            self.url(port), **{"namespace": self.namespace, "ttl": 5, "mode": mode, **options}
+        )
+
+
+@pytest.fixture
+def place(mariadb) -> Place:
+    return Place(mariadb)

@@ -1,0 +1,372 @@
+"""What goes wrong with servers, sessions, processes and links, and what becomes of locks then."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+
+import pytest
+
+import aiolock
+from aiolock import AcquireTimeout, BackendRefused, BackendUnavailable, LockLost, UnsafeBackend
+from tests.backends.mysql.conftest import PASSWORD
+from tests.backends.mysql.tools import as_root, sessions
+from tests.contract.staging import PATIENCE, gets_the_lock, nothing_remains, queued, until, waiting
+from tests.faults.proxy import Proxy, mysql_frames
+
+MODES = ("lease", "session", "row")
+every_mode = pytest.mark.parametrize("mode", MODES)
+
+
+def session_of(lease):
+    claim = lease._term.claim
+    return getattr(claim, "session", None) or claim._turn
+
+
+async def blocked(place) -> list:
+    return [row for row in await sessions(place.server) if row[2] and row[1] in ("User lock", "Statistics")]
+
+
+# --- sessions that end
+
+
+@pytest.mark.parametrize("mode", ["session", "row"])
+async def test_a_killed_session_is_a_lost_lock_at_once(place, mode):
+    async with place.connect(mode, ttl=60) as client:
+        lease = await client.lock("x").acquire()
+        await as_root(place.server, f"KILL {session_of(lease).id}")
+        async with asyncio.timeout(PATIENCE):
+            assert await lease.wait_lost() == "session"
+        await gets_the_lock(client, "x")
+
+
+async def test_a_lease_survives_its_session(place):
+    async with place.connect(ttl=60) as client, place.connect() as rival:
+        lease = await client.lock("x").acquire()
+        waiter = asyncio.create_task(rival.lock("x").acquire())
+        await queued(client.lock("x"), 1)
+        before = client.stats()["renewals"]
+        await as_root(place.server, f"KILL {session_of(lease).id}")
+        await until(lambda: client.stats()["renewals"] > before)
+        lease.check()
+        assert not waiter.done()
+        # Its turnstile is with the waiter now, who looks at the row.
+        await lease.release()
+        async with asyncio.timeout(PATIENCE):
+            successor = await waiter
+        assert successor.token > lease.token
+        await successor.release()
+        await nothing_remains(client, "x")
+
+
+@every_mode
+async def test_a_waiter_whose_statement_is_killed_goes_on_waiting(place, mode):
+    async with place.connect(mode) as client, place.connect(mode) as rival:
+        lease = await client.lock("x").acquire()
+        waiter = asyncio.create_task(rival.lock("x").acquire())
+        for _ in range(3):
+            await until(lambda: blocked(place))
+            [[number, *_]] = await blocked(place)
+            await as_root(place.server, f"KILL QUERY {number}")
+        await until(lambda: blocked(place))
+        assert not waiter.done()
+        await lease.release()
+        await (await waiter).release()
+
+
+@every_mode
+async def test_a_waiter_whose_session_is_killed_lines_up_again(place, mode):
+    async with place.connect(mode) as client, place.connect(mode) as rival:
+        lease = await client.lock("x").acquire()
+        waiter = asyncio.create_task(rival.lock("x").acquire())
+        await until(lambda: blocked(place))
+        [[number, *_]] = await blocked(place)
+        await as_root(place.server, f"KILL {number}")
+        await until(lambda: blocked(place))
+        await lease.release()
+        await (await waiter).release()
+
+
+@every_mode
+async def test_a_cancelled_waiter_ends_its_statement_and_its_session_is_used_again(place, mode):
+    async with place.connect(mode) as client, place.connect(mode) as rival:
+        lease = await client.lock("x").acquire()
+        numbers = set()
+        for _ in range(20):
+            waiter = asyncio.create_task(rival.lock("x").acquire())
+            await until(lambda: blocked(place))
+            [[number, *_]] = await blocked(place)
+            numbers.add(number)
+            waiter.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiter
+
+            async def nobody() -> bool:
+                return not await blocked(place)
+
+            await until(nobody)
+        # In the row mode a try needs a session as well, and either may come first.
+        assert len(numbers) <= 2
+        await lease.release()
+        await gets_the_lock(rival, "x")
+
+
+async def test_a_cancellation_that_races_a_grant_leaves_no_ghost(place):
+    for mode in MODES:
+        async with place.connect(mode) as client, place.connect(mode) as rival:
+            for number in range(40):
+                lease = await client.lock("x").acquire(timeout=PATIENCE)
+                waiter = asyncio.create_task(rival.lock("x").acquire())
+                await until(lambda: blocked(place))
+                if number % 2:
+                    await asyncio.gather(lease.release(), asyncio.sleep(number * 0.00005))
+                    waiter.cancel()
+                else:
+                    waiter.cancel()
+                    await lease.release()
+                try:
+                    await (await waiter).release()
+                except asyncio.CancelledError:
+                    pass
+            await gets_the_lock(client, "x")
+
+
+# --- processes that end
+
+
+async def spawn(place, mode: str, name: str, ttl: float):
+    process = await asyncio.create_subprocess_exec(
+        *(
+            sys.executable,
+            "-m",
+            "tests.backends.mysql.holder",
+            place.url(),
+            mode,
+            place.namespace,
+            name,
+            str(ttl),
+        ),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    async with asyncio.timeout(30):
+        assert await process.stdout.readline() == b"held\n"
+    return process
+
+
+@every_mode
+async def test_a_stopped_holder_loses_the_lock_and_learns_it_on_waking(place, mode):
+    ttl = 2.0
+    async with place.connect(mode, ttl=ttl) as client:
+        process = await spawn(place, mode, "x", ttl)
+        clock = asyncio.get_running_loop().time
+        try:
+            process.send_signal(signal.SIGSTOP)
+            begin = clock()
+            lease = await client.lock("x").acquire(timeout=30)
+            assert clock() - begin < ttl + 5
+            process.send_signal(signal.SIGCONT)
+            async with asyncio.timeout(30):
+                assert (await process.stdout.readline()).startswith(b"lost ")
+            lease.check()
+            await lease.release()
+        finally:
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+            process._transport.close()
+
+
+@every_mode
+async def test_a_killed_holder_is_succeeded(place, mode):
+    ttl = 2.0
+    async with place.connect(mode, ttl=ttl) as client:
+        process = await spawn(place, mode, "x", ttl)
+        waiter = asyncio.create_task(client.lock("x").acquire(timeout=30))
+        await until(lambda: blocked(place))
+        process.kill()
+        await process.wait()
+        process._transport.close()
+        await (await waiter).release()
+
+
+# --- servers that end
+
+
+@pytest.mark.slow
+@every_mode
+async def test_a_restart_with_many_who_hold_and_wait(mariadb, place, mode):
+    options = {"connections": 60} if mode == "row" else {}
+    async with (
+        place.connect(mode, ttl=20, **options) as client,
+        place.connect(mode, ttl=20, **options) as rival,
+    ):
+        held = [await client.lock(f"x{number}").acquire() for number in range(50)]
+        waiters = [asyncio.create_task(rival.lock(f"x{number % 10}").acquire()) for number in range(50)]
+        await waiting(rival, 50)
+        await until(lambda: blocked(place))
+        mariadb.kill()
+        mariadb.start()
+        if mode == "lease":
+            await until(lambda: client.stats()["renewals"] >= 50)
+            assert not any(lease.lost for lease in held)
+        else:
+            async with asyncio.timeout(PATIENCE):
+                assert {await lease.wait_lost() for lease in held} == {"session"}
+        for lease in held:
+            await lease.release()
+        tokens: dict[str, list[int]] = {}
+        for waiter in asyncio.as_completed(waiters, timeout=60):
+            lease = await waiter
+            tokens.setdefault(lease.name, [held[int(lease.name[1:])].token]).append(lease.token)
+            await lease.release()
+        assert all(given == sorted(set(given)) for given in tokens.values())
+        assert len(tokens) == 10
+
+
+async def test_a_server_that_stands_still_is_unavailable_in_time(mariadb, place):
+    async with place.connect(ttl=30, command_timeout=0.5) as client:
+        lease = await client.lock("y").acquire()
+        mariadb.freeze()
+        try:
+            clock = asyncio.get_running_loop().time
+            begin = clock()
+            with pytest.raises(BackendUnavailable):
+                await client.lock("x").acquire(timeout=0)
+            with pytest.raises((BackendUnavailable, AcquireTimeout)):
+                await client.lock("x").acquire(timeout=0.3)
+            with pytest.raises(BackendUnavailable):
+                await client.lock("x").inspect()
+            assert clock() - begin < 5
+        finally:
+            mariadb.thaw()
+        await lease.renew()
+        lease.check()
+        await gets_the_lock(client, "x")
+
+
+async def test_a_server_that_takes_no_writes_is_refused(mariadb, place):
+    await as_root(mariadb, "SET GLOBAL read_only = 1")
+    try:
+        for mode in MODES:
+            with pytest.raises(BackendRefused, match="read_only"):
+                await place.connect(mode).open()
+    finally:
+        await as_root(mariadb, "SET GLOBAL read_only = 0")
+
+
+async def test_too_many_connections_is_unavailable_and_waiters_try_instead(mariadb, place):
+    async with place.connect() as client, place.connect() as rival:
+        lease = await client.lock("x").acquire()
+        await as_root(mariadb, "SET GLOBAL max_connections = 10")
+        crowd = []
+        try:
+            with pytest.raises(BackendUnavailable, match="1040"):
+                while len(crowd) < 20:
+                    crowd.append(await place.connect().open())
+            waiter = asyncio.create_task(rival.lock("x").acquire())
+            await waiting(rival, 1)
+            await asyncio.sleep(0.3)
+            assert not waiter.done()
+            await lease.release()
+            async with asyncio.timeout(PATIENCE):
+                await (await waiter).release()
+        finally:
+            for other in crowd:
+                await other.aclose()
+            await as_root(mariadb, "SET GLOBAL max_connections = 151")
+
+
+# --- being let in
+
+
+@pytest.mark.parametrize("query", ["?tls=encrypt", "?tls=verify"])
+async def test_tls_that_is_not_offered_is_an_error_before_the_password_is_sent(place, query):
+    seen: list[bytes] = []
+    async with Proxy(
+        "127.0.0.1",
+        place.server.port,
+        framing=mysql_frames,
+        on_frame=lambda way, frame: seen.append(frame) if way == "up" else None,
+    ) as proxy:
+        with pytest.raises(BackendRefused, match="does not offer TLS"):
+            await aiolock.connect(place.url(proxy.port, query)).open()
+    assert seen == []
+
+
+async def test_a_wrong_password_is_refused_and_not_shown(place):
+    url = f"mysql://app:wrong-{PASSWORD[:6]}@127.0.0.1:{place.server.port}/test"
+    with pytest.raises(BackendRefused, match="1045") as caught:
+        await aiolock.connect(url).open()
+    link = caught.value
+    while link is not None:
+        assert PASSWORD[:6] not in f"{link} {link!r}"
+        link = link.__cause__ or link.__context__
+
+
+async def test_nobody_there_is_unavailable(place):
+    async with Proxy("127.0.0.1", place.server.port) as proxy:
+        proxy.stop_listening()
+        with pytest.raises(BackendUnavailable, match="2003"):
+            await place.connect(port=proxy.port).open()
+
+
+async def test_a_proxy_that_numbers_sessions_itself_is_refused(place):
+    def another_number(way: str, frame: bytes) -> None:
+        pass
+
+    # The greeting carries the number of the thread; whoever sits in between may give another one.
+    from aiolock.backends.mysql.driver import Driver
+
+    original = Driver.thread_id
+    Driver.thread_id = lambda self: original(self) + 1
+    try:
+        with pytest.raises(UnsafeBackend, match="proxy"):
+            await place.connect().open()
+    finally:
+        Driver.thread_id = original
+
+
+# --- links
+
+
+@every_mode
+async def test_a_black_hole_ends_the_hold_in_time(place, mode):
+    async with Proxy("127.0.0.1", place.server.port, framing=mysql_frames) as proxy:
+        async with place.connect(mode, ttl=60) as watcher:
+            async with place.connect(mode, port=proxy.port, ttl=1.5) as client:
+                lease = await client.lock("x").acquire()
+                proxy.blackhole()
+                with pytest.raises(LockLost) as caught:
+                    async with lease:
+                        await asyncio.sleep(PATIENCE)
+                assert caught.value.reason == "expired"
+                proxy.heal()
+            await gets_the_lock(watcher, "x")
+
+
+async def test_an_answer_that_is_lost_is_found_again(place):
+    async with Proxy("127.0.0.1", place.server.port, framing=mysql_frames) as proxy:
+        async with place.connect(port=proxy.port) as client, place.connect() as rival:
+            for _ in range(5):
+                cut = proxy.down.drop_next(1, reset=True)
+                lease = await client.lock("x").acquire(timeout=PATIENCE)
+                await cut.wait()
+                lease.check()
+                assert await rival.lock("x").try_acquire() is None
+                await lease.release()
+                await gets_the_lock(rival, "x")
+
+
+async def test_a_turn_whose_message_is_lost_is_noticed(place):
+    """The server made us the first in line, and we never heard of it."""
+    async with Proxy("127.0.0.1", place.server.port, framing=mysql_frames) as proxy:
+        async with place.connect(port=proxy.port, ttl=2) as client, place.connect() as rival:
+            lease = await rival.lock("x", ttl=2).acquire()
+            waiter = asyncio.create_task(client.lock("x").acquire())
+            await until(lambda: blocked(place))
+            lost = proxy.down.drop_next(3, lambda frame: b"GET_LOCK" not in frame)
+            await lease.release()
+            await lost.wait()
+            async with asyncio.timeout(PATIENCE):
+                await (await waiter).release()

@@ -1,0 +1,167 @@
+"""A minute in which everything goes wrong, and in which nobody is ever wrong about a lock; and that the run could tell."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.faults import verdict
+from tests.faults.guard import Guard
+from tests.faults.history import History, Recorder, load
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(420)
+def test_nobody_is_wrong_in_a_minute_of_kills_stops_broken_links_and_restarts(tmp_path):
+    """8 processes, 16 names. In a process of its own: asyncio's debug mode would slow the proxies down."""
+    words = "redis --seconds 60 --processes 8 --names 16 --seed 1 --json".split()
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.faults.run", *words, "--keep", str(tmp_path / "histories")],
+        cwd=ROOT,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONASYNCIODEBUG"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout, done.stderr
+    shown = json.loads(done.stdout)
+    assert done.returncode == 0, "\n".join(each for found in shown["outside"].values() for each in found)
+    assert not done.stderr
+    assert shown["violations"] == 0
+    # That it was a test: much went wrong, much was granted, and without fencing there was damage.
+    assert sum(shown["faults"].values()) >= 50
+    assert len(shown["faults"]) >= 15
+    assert shown["grants"] >= 1_000
+    assert shown["fenced"]["stale"] == 0 < shown["unfenced"]["stale"]
+
+
+class Story:
+    """A history written by hand, in ms."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "story.jsonl"
+        self._pens: dict[str, Recorder] = {}
+
+    def note(self, t: float, process: str, kind: str, **fields: object) -> None:
+        if process not in self._pens:
+            self._pens[process] = Recorder(self._path, process)
+        if "until" in fields:
+            fields["until"] = int(fields["until"] * 1e6)
+        self._pens[process].note(kind, t=int(t * 1e6), **fields)
+
+    def hold(
+        self, process: str, start: float, end: float, token: int, *, lost: bool = False, until: float = 0
+    ) -> None:
+        number = f"{process}#{token}-{start}"
+        about = {"task": "0", "owner": number, "mode": "mutex", "permits": 1, "timeout": None}
+        self.note(start - 1, process, "acquire", id=number, name="x", **about)
+        self.note(start, process, "acquire.ret", id=number, result="ok", token=token)
+        if lost:
+            self.note(end, process, "lost", id=number, until=until or end)
+        else:
+            self.note(end, process, "release", id=number)
+            self.note(end, process, "release.ret", id=number, result="ok")
+
+    def judged(self, folder: Path) -> verdict.Verdict:
+        for pen in self._pens.values():
+            pen.close()
+        return verdict.judge(
+            self.history(),
+            Guard(folder / "guard.sock"),
+            seed=0,
+            ttl=1.0,
+            verified=0.5,
+            command_timeout=0.3,
+            others=[],
+            replayed=0,
+        )
+
+    def history(self) -> History:
+        return load([self._path])
+
+
+@pytest.fixture
+def story(tmp_path):
+    return Story(tmp_path)
+
+
+def wrong(found: verdict.Verdict) -> set[str]:
+    return {name for name, sentences in found.outside.items() if sentences}
+
+
+def test_one_after_the_other_is_right(story, tmp_path):
+    story.hold("a", 100, 200, token=1)
+    story.hold("b", 201, 300, token=2)
+    assert not wrong(story.judged(tmp_path))
+
+
+def test_two_at_once_are_wrong(story, tmp_path):
+    story.hold("a", 100, 200, token=1)
+    story.hold("b", 150, 300, token=2)
+    assert wrong(story.judged(tmp_path)) == {"exclusion (by own clock)"}
+
+
+def test_two_at_once_after_a_restart_are_counted_inside_of_the_exception(story, tmp_path):
+    story.hold("a", 100, 200, token=1)
+    story.note(140, "nemesis", "down", target=verdict.RESTART)
+    story.note(145, "nemesis", "up", target=verdict.RESTART)
+    story.hold("b", 150, 300, token=2)
+    found = story.judged(tmp_path)
+    assert not wrong(found)
+    assert found.inside["exclusion (by own clock)"] == 1
+
+
+def test_two_at_once_long_after_a_restart_are_wrong(story, tmp_path):
+    story.note(140, "nemesis", "down", target=verdict.RESTART)
+    story.note(145, "nemesis", "up", target=verdict.RESTART)
+    story.hold("a", 100, 800, token=1)
+    story.hold("b", 150, 900, token=2)
+    assert wrong(story.judged(tmp_path)) == {"exclusion (by own clock)"}
+
+
+def test_who_is_told_late_by_a_loop_that_ran_was_told_late(story, tmp_path):
+    story.hold("a", 100, 200, token=1, lost=True, until=140)
+    story.hold("b", 150, 300, token=2)
+    assert wrong(story.judged(tmp_path)) == {"told in time"}
+
+
+def test_who_is_told_late_by_a_loop_that_did_not_run_knew_it_by_its_clock(story, tmp_path):
+    story.hold("a", 100, 200, token=1, lost=True, until=140)
+    story.note(120, "a", "stop", target="a", why="lag")
+    story.note(199, "a", "cont", target="a", why="lag")
+    story.hold("b", 150, 300, token=2)
+    assert not wrong(story.judged(tmp_path))
+
+
+def test_a_clock_that_believes_too_long_is_wrong_however_late_the_loop(story, tmp_path):
+    story.hold("a", 100, 200, token=1, lost=True, until=160)
+    story.note(120, "a", "stop", target="a", why="lag")
+    story.note(199, "a", "cont", target="a", why="lag")
+    story.hold("b", 150, 300, token=2)
+    assert wrong(story.judged(tmp_path)) == {"exclusion (by own clock)"}
+
+
+@pytest.mark.parametrize("token", [5, 4])
+def test_tokens_that_repeat_or_fall_are_wrong(story, tmp_path, token):
+    story.hold("a", 100, 200, token=5)
+    story.hold("b", 201, 300, token=token)
+    assert wrong(story.judged(tmp_path)) == {"tokens"}
+
+
+def test_what_a_worker_complains_of_is_wrong(story, tmp_path):
+    story.hold("a", 100, 200, token=1)
+    story.note(250, "a", "error", what="Task was destroyed but it is pending!")
+    assert wrong(story.judged(tmp_path)) == {"errors"}
+
+
+def test_what_a_closed_client_still_has_is_wrong(story, tmp_path):
+    story.hold("a", 100, 200, token=1)
+    story.note(250, "a", "end", tasks=["aiolock-wait"], sockets=0)
+    assert wrong(story.judged(tmp_path)) == {"hygiene"}

@@ -1,0 +1,240 @@
+"""The table of what is promised, with what this machine measures: `make scoreboard`.
+
+Most figures come from history runs on Redis, each with the faults that its figure asks for; others from programs and
+tests that stand on their own. What nothing measures yet is named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+from tests.faults.history import NEVER, History, load
+from tests.faults.run import Plan, run
+from tests.faults.verdict import RESTART, Verdict
+
+ROOT = Path(__file__).parent.parent
+NOT_YET = "not measured"
+
+RUNS = {
+    "everything": Plan(seconds=110, processes=12),
+    "stale": Plan(seconds=45, arms=8, only=("block loop", "stop holder, long")),
+    "black holes": Plan(seconds=45, arms=8, only=("black-hole holder",)),
+    "kills": Plan(seconds=30, arms=3, only=("kill holder",)),
+    "restarts": Plan(seconds=40, arms=1, only=(RESTART,)),
+    "quiet faults": Plan(seconds=60, only=("stop anybody, short", "SCRIPT FLUSH", "CLIENT KILL pubsub")),
+}
+"""The history runs; all of them count for the figures that must be 0 anywhere."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A run, and its history for what the verdict does not say."""
+
+    verdict: Verdict
+    history: History
+
+
+class Board:
+    """Runs each thing once, when a figure first asks for it; `scale` shortens the runs, for a look at the table."""
+
+    def __init__(self, scale: float, seed: int) -> None:
+        self._scale, self._seed = scale, seed
+
+    @cache  # noqa: B019 - one board per program
+    def shown(self, name: str) -> Shown:
+        plan = RUNS[name]
+        with tempfile.TemporaryDirectory(prefix="aiolock-scoreboard-") as folder:
+            plan = replace(
+                plan, seconds=max(8, plan.seconds * self._scale), seed=self._seed, keep=Path(folder)
+            )
+            verdict = run(plan)
+            return Shown(verdict, load(Path(folder).glob("*.jsonl")))
+
+    def every(self) -> list[Shown]:
+        return [self.shown(name) for name in RUNS]
+
+    def rows(self) -> Iterator[tuple[str, str, Callable[[], str]]]:
+        """Figure, target and how it is measured, in the order of the promise."""
+        yield (
+            "exclusion, token, ownership violations: Redis",
+            "0 outside; >= 200 faults, >= 100,000 grants",
+            self._exclusion,
+        )
+        yield "the same: ZooKeeper, MariaDB", "0 outside", lambda: NOT_YET
+        yield "stale writes accepted by the guard, forced", "0 of >= 500; unfenced > 0", self._stale
+        yield "told in time (loss without a stop)", "100 % of >= 300; margin >= 2 % of ttl", self._told
+        yield "told after a stop or a blocked loop", "200; p99 <= 20 ms", self._after_stops
+        yield (
+            "await points cancelled, every primitive and mode",
+            "0 leaks, 0 swallowed",
+            lambda: tests("tests/contract/test_sweep.py", "-k", "redis"),
+        )
+        yield "kill -9 of a holder: next within (8 processes)", "ttl + 100 ms = 1.1 s", self._after_kills
+        yield "server restarted: first grant after its port answers", "<= 500 ms", self._after_restarts
+        yield (
+            "hand-overs lost, subscription killed each time",
+            "0 of 1,000",
+            lambda: tests("tests/backends/redis/test_faults_network.py", "-k", "n12"),
+        )
+        yield "calls that outlive their timeout by > 100 ms", "0", lambda: self._sum("calls in time")
+        yield "left behind after all runs", "0", lambda: self._sum("hygiene")
+        yield "tokens duplicated or decreased, bare restarts", "0 of 50", self._tokens
+        yield "the same, failovers with lost writes", "0 of 50", lambda: NOT_YET
+        yield "false losses: short stops, SCRIPT FLUSH, killed subscriptions", "0", self._false_losses
+        yield "fair=True: overtakes, waiters being killed", "0 of 2,000", lambda: NOT_YET
+        yield (
+            "hostile names (>= 60)",
+            "injective or InvalidName",
+            lambda: tests("tests/contract/test_names.py", "-k", "redis or corpus or no_name"),
+        )
+        yield "planted bugs caught", "25 of 25", mutants
+        yield (
+            "simulated schedules",
+            ">= 5,000 seeds, 0 violations",
+            lambda: schedules(int(5_000 * self._scale)),
+        )
+        yield "passwords shown; bad TLS; least-privileged account", "0; refused; green", lambda: NOT_YET
+        yield "foreign or late renewals and releases that succeed", "0 of 10,000", self._foreign
+
+    # --- figures of history runs
+
+    def _exclusion(self) -> str:
+        verdict = self.shown("everything").verdict
+        wrong = sum(
+            len(verdict.outside[name]) for name in ("exclusion (by own clock)", "tokens", "ownership")
+        )
+        inside = sum(verdict.inside.values())
+        faults = sum(verdict.faults.values())
+        return f"{wrong} outside, {inside} inside; {faults} faults, {verdict.grants:,} grants"
+
+    def _stale(self) -> str:
+        verdict = self.shown("stale").verdict
+        forced = sum(verdict.faults.values())
+        return f"{verdict.fenced['stale']} of {forced} forced; unfenced {verdict.unfenced['stale']}"
+
+    def _told(self) -> str:
+        verdict = self.shown("black holes").verdict
+        late = len(verdict.outside["told in time"])
+        if verdict.worst_margin is None:
+            return "no loss was followed by a grant"
+        return f"{late} late of {verdict.told}; worst margin {verdict.worst_margin * 1000:.1f} ms"
+
+    def _after_stops(self) -> str:
+        delays = sorted(after_stops(self.shown("stale").history))
+        return f"{len(delays)}; p99 {_ms(_p99(delays))}, worst {_ms(max(delays, default=NEVER))}"
+
+    def _after_kills(self) -> str:
+        waits = after_kills(self.shown("kills").history)
+        return f"{_ms(max(waits, default=NEVER))}, worst of {len(waits)} with somebody in line"
+
+    def _after_restarts(self) -> str:
+        waits = after_restarts(self.shown("restarts").history)
+        return f"{_ms(max(waits, default=NEVER))}, worst of {len(waits)}"
+
+    def _tokens(self) -> str:
+        verdict = self.shown("restarts").verdict
+        return f"{verdict.tokens_duplicated + verdict.tokens_decreased} of {sum(verdict.faults.values())} restarts"
+
+    def _false_losses(self) -> str:
+        losses = [event for event in self.shown("quiet faults").history.events if event["kind"] == "lost"]
+        return f"{sum(event['reason'] != 'max_hold' for event in losses)} in {self.shown('quiet faults').verdict.seconds:.0f} s"
+
+    def _sum(self, name: str) -> str:
+        return f"{sum(len(shown.verdict.outside[name]) for shown in self.every())} in {len(RUNS)} runs"
+
+    def _foreign(self) -> str:
+        verdicts = [shown.verdict for shown in self.every()]
+        done = sum(verdict.replayed for verdict in verdicts)
+        return f"{sum(len(verdict.outside['ownership']) for verdict in verdicts)} of {done}"
+
+
+def after_stops(history: History) -> list[float]:
+    """Seconds from waking to being told, of losses that happened during a stop."""
+    return [
+        max(0.0, event["t"] - cont) / 1e9
+        for event in history.events
+        if event["kind"] == "lost"
+        for stop, cont in history.stops[event["process"]]
+        if cont - stop > 1e9 and stop < event["until"] < cont
+    ]
+
+
+def after_kills(history: History) -> list[float]:
+    """Seconds from the death of a holder to the grant of somebody who was in line then."""
+    waits = []
+    for process, kill in history.kills.items():
+        for dead in history.holds:
+            if dead.process == process and dead.ret < kill < min(dead.release_call, dead.lost):
+                served = [
+                    hold.ret
+                    for hold in history.holds
+                    if hold.name == dead.name and hold.process != process and hold.call < kill < hold.ret
+                ]
+                waits += [(min(served) - kill) / 1e9] if served else []
+    return waits
+
+
+def after_restarts(history: History) -> list[float]:
+    """Seconds from the moment in which the server serves again to the first grant."""
+    ups = [event["t"] for event in history.events if event["kind"] == "up" and event.get("target") == RESTART]
+    firsts = [min((hold.ret for hold in history.holds if hold.ret > up), default=NEVER) for up in ups]
+    return [(first - up) / 1e9 for up, first in zip(ups, firsts, strict=True)]
+
+
+# Figures of others
+
+
+def tests(*words: str) -> str:
+    """What pytest sums up."""
+    return _last(sys.executable, "-m", "pytest", "-q", "--no-header", *words)
+
+
+def schedules(seeds: int) -> str:
+    return _last(sys.executable, "-m", "tests.schedules", "--seeds", str(max(10, seeds)))
+
+
+def mutants() -> str:
+    lines = _output(sys.executable, "-m", "tests.mutants").splitlines()
+    caught = sum(line.startswith("caught") for line in lines)
+    return f"{caught} of {caught + sum(line.startswith('MISSED') for line in lines)}"
+
+
+def _output(*argv: str) -> str:
+    return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False).stdout
+
+
+def _last(*argv: str) -> str:
+    lines = _output(*argv).strip().splitlines() or ["nothing was said"]
+    return re.sub(r"^=+ | =+$", "", lines[-1])
+
+
+def _p99(values: list[float]) -> float:
+    return values[int(0.99 * (len(values) - 1))] if values else NEVER
+
+
+def _ms(seconds: float) -> str:
+    return "none" if seconds == NEVER else f"{seconds * 1000:.1f} ms"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.scoreboard", description=__doc__.splitlines()[0])
+    parser.add_argument("--scale", type=float, default=1.0, help="shorten all runs by this factor")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    board = Board(options.scale, options.seed)
+    print(f"{'figure':<62} {'target':<44} measured")
+    for figure, target, measure in board.rows():
+        print(f"{figure:<62} {target:<44} {measure()}", flush=True)
+    return int(any(shown.verdict.violations for shown in board.every()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
