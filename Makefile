@@ -6,10 +6,11 @@
 SHELL := bash
 PYTHON ?= python3
 # Servers that `make servers` installs and the tests start: redis mariadb zookeeper
-SERVERS ?= redis
+SERVERS ?= redis mariadb zookeeper
 # Other Pythons that `make pythons` looks for
 PYTHONS ?= 3.12 3.13
-PYTEST_ARGS ?=
+# Two at a time: most tests wait for servers rather than for the processor.
+PYTEST_ARGS ?= -n 2
 
 RUN := .venv/bin/python
 INSTALL := $(RUN) -m pip install --quiet --editable

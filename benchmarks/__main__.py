@@ -31,7 +31,9 @@ def main(argv: list[str]) -> int:
         context = Context(server, crew, options.quick, rounds)
         for name in options.scenario:
             context.flush()
+            began = time.monotonic()
             reports.append(SCENARIOS[name](context))
+            reports[-1].seconds = round(time.monotonic() - began, 1)
             print(as_text(reports[-1]), flush=True)
     goals = [goal for report in reports for goal in report.goals]
     about["seconds"] = round(time.monotonic() - start)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -26,6 +27,10 @@ class _Worker:
             stdout=subprocess.PIPE,
             text=True,
         )
+
+    def pin(self, cores: set[int]) -> None:
+        """Run on these cores only."""
+        os.sched_setaffinity(self._process.pid, cores)
 
     def tell(self, message: str) -> None:
         assert self._process.stdin is not None
@@ -60,6 +65,7 @@ class Crew:
 
     def __init__(self) -> None:
         self._workers: list[_Worker] = []
+        self._cores = os.sched_getaffinity(0)
 
     def __enter__(self) -> Self:
         return self
@@ -67,6 +73,12 @@ class Crew:
     def __exit__(self, *_: object) -> None:
         for worker in self._workers:
             worker.stop()
+
+    def pin(self, cores: set[int]) -> None:
+        """Have all workers, also those to come, run on these cores only."""
+        self._cores = cores
+        for worker in self._workers:
+            worker.pin(cores)
 
     def one(self, job: str, *, loop: str = "asyncio", between: Between | None = None, **params: Any) -> Any:
         """One job in one worker."""
@@ -87,6 +99,7 @@ class Crew:
         """One job in each of several workers; all of them pause equally often, and go on together."""
         while len(self._workers) < len(jobs):
             self._workers.append(_Worker())
+            self._workers[-1].pin(self._cores)
         busy = self._workers[: len(jobs)]
         for worker, (job, params) in zip(busy, jobs, strict=True):
             worker.tell(json.dumps({"job": job, "params": params, "loop": loop}))

@@ -11,6 +11,7 @@ import hashlib
 import itertools
 import time
 from collections import deque
+from collections.abc import Iterator
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -21,7 +22,7 @@ from aiolock.backends.redis.commands import Script
 from aiolock.backends.redis.scripts import source
 from aiolock.contract import MUTEX, Bid, Settings
 
-__all__ = ["RawFloor", "ScriptFloor", "Wire"]
+__all__ = ["Ear", "RawFloor", "ScriptFloor", "Wire"]
 
 COMPARE_AND_DELETE = (
     b"if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) else return 0 end"
@@ -78,6 +79,36 @@ class Wire(asyncio.Protocol):
         self._burst = count > 1
 
 
+class Ear(Wire):
+    """A subscriber with nothing around it, which listens for grants."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._grants = 0
+        self._heard: asyncio.Future[None] | None = None
+
+    @classmethod
+    async def subscribed(cls, url: str, channel: str) -> Self:
+        ear = await cls.open(url)
+        ear._transport.write(hiredis.pack_command(("SUBSCRIBE", channel)))
+        return ear
+
+    def data_received(self, data: bytes) -> None:
+        self._reader.feed(data)
+        while (reply := self._reader.gets()) is not False:
+            if reply[0] == b"message" and reply[2].startswith(b"g"):
+                self._grants += 1
+                if self._heard is not None and not self._heard.done():
+                    self._heard.set_result(None)
+
+    async def hear(self) -> None:
+        """Wait for the next grant."""
+        if not self._grants:
+            self._heard = self._loop.create_future()
+            await self._heard
+        self._grants -= 1
+
+
 class _Floor:
     """One connection, and as many turns as are wanted."""
 
@@ -120,20 +151,59 @@ class ScriptFloor(_Floor):
         return self
 
     async def turns(self, name: str, count: int) -> None:
+        lock = self.lock(name)
+        call, renamed = self._wire.call, lock.renamed
+        for _ in range(count):
+            request = renamed()
+            if (await call(lock.enter(request)))[0] != 1:
+                raise RuntimeError("somebody else holds the lock of a floor")
+            await call(lock.release(request))
+
+    def lock(self, name: str) -> _BareLock:
+        """For ``async with``; who waits is pushed the grant."""
+        return _BareLock(self._wire, self._backend, self._url, name, self._requests)
+
+
+class _BareLock:
+    """One lock: its two commands, and waiting for a push."""
+
+    def __init__(
+        self, wire: Wire, backend: RedisBackend, url: str, name: str, requests: Iterator[str]
+    ) -> None:
         # What the backend would send is asked of the backend itself, once; only the request changes after that.
-        backend, tape = self._backend, _Tape()
+        tape = _Tape()
         backend._connection = tape  # type: ignore[assignment]
         claim = backend.claim(Bid(name, MUTEX, 30.0, "floor:1"))
         backend.enter(claim, wait=True, ticket=-1)
         backend.release(claim)
-        (enter, keys, entering), (release, _, releasing) = tape.calls
-        process = claim.request.partition(":")[0]
-        call, requests = self._wire.call, self._requests
-        for _ in range(count):
-            request = f"{process}:{next(requests)}"
-            if (await call(enter.encode(keys, (request, *entering[1:]))))[0] != 1:
-                raise RuntimeError("somebody else holds the lock of a floor")
-            await call(release.encode(keys, (request, *releasing[1:])))
+        self._enter, self._release = tape.calls
+        self._process = claim.request.partition(":")[0]
+        self._channel = f"{backend._channels}{self._process}"
+        self._wire, self._url, self._requests = wire, url, requests
+        self._request = ""
+        self._ear: Ear | None = None
+
+    def renamed(self) -> str:
+        """A new request."""
+        return f"{self._process}:{next(self._requests)}"
+
+    def enter(self, request: str) -> bytes:
+        script, keys, args = self._enter
+        return script.encode(keys, (request, *args[1:]))
+
+    def release(self, request: str) -> bytes:
+        script, keys, args = self._release
+        return script.encode(keys, (request, *args[1:]))
+
+    async def __aenter__(self) -> None:
+        if self._ear is None:
+            self._ear = await Ear.subscribed(self._url, self._channel)
+        self._request = self.renamed()
+        if (await self._wire.call(self.enter(self._request)))[0] != 1:
+            await self._ear.hear()
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._wire.call(self.release(self._request))
 
 
 class _Tape:

@@ -87,6 +87,8 @@ class Report:
     goals: list[Goal] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     plot: dict[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+    """How long it took."""
 
     def add(self, who: str, **figures: Iterable[float]) -> None:
         """A row: per column one value of each round."""

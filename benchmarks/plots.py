@@ -39,13 +39,15 @@ def _colour(who: str) -> str:
 
 def _latency(report: Report, axes: Any) -> None:
     for who, found in report.plot["latencies"].items():
-        heights = [(number + 1) / len(found) for number in range(len(found))]
-        axes.step([max(one, 1) for one in found], heights, where="post", label=_name(who), color=_colour(who))
+        if who == "script floor":
+            continue
+        heights = [number / (len(found) - 1) for number in range(len(found))]
+        axes.plot(found, heights, label=_name(who), color=_colour(who))
     axes.set_xscale("log")
     axes.set_xlabel("µs from the release in one process to the entry in another")
     axes.set_ylabel("share of hand-overs")
     axes.set_title("Hand-over latency")
-    axes.legend(frameon=False, loc="lower right")
+    axes.legend(frameon=False, loc="center", bbox_to_anchor=(0.68, 0.5))
 
 
 def _throughput(report: Report, axes: Any) -> None:
@@ -58,6 +60,8 @@ def _throughput(report: Report, axes: Any) -> None:
         axes.fill_between(contenders, low, high, alpha=0.2, color=_colour(who), linewidth=0)
     axes.set_xscale("log")
     axes.set_yscale("log")
+    axes.set_xticks([int(column) for column in report.columns], labels=list(report.columns))
+    axes.minorticks_off()
     axes.set_xlabel("contenders for one lock, in 2 to 8 processes")
     axes.set_ylabel("turns per second")
     axes.set_title("Throughput of a hot lock, drained")
@@ -69,7 +73,6 @@ def _commands(report: Report, axes: Any) -> None:
     medians = [report.rows[who]["commands"].median for who in whos]
     bars = axes.barh([_name(who) for who in whos], medians, color=[_colour(who) for who in whos])
     axes.bar_label(bars, labels=[f"{median:.3g}" for median in medians], padding=4)
-    axes.set_xscale("log")
     axes.margins(x=0.15)
     axes.set_xlabel("commands that the server gets per turn")
     axes.set_title("Commands per turn of a hot lock, 2 processes x 10 tasks")

@@ -109,7 +109,7 @@ def _piped(rows: list[list[str]]) -> list[str]:
 
 def as_text(report: Report) -> str:
     """For a terminal."""
-    lines = [f"\n== {report.name}: {report.title}", "", *_aligned(_table(report))]
+    lines = [f"\n== {report.name}: {report.title} [{report.seconds:g} s]", "", *_aligned(_table(report))]
     if report.goals:
         lines += ["", *_aligned(_goals(report))]
     lines += ["", *report.notes] if report.notes else []

@@ -20,6 +20,7 @@ for wanted in "$@"; do
             has java || packages+=(default-jre-headless)
             [ -e /usr/share/java/zookeeper.jar ] || packages+=(zookeeper)
             [ -e /usr/share/java/slf4j-simple.jar ] || packages+=(libslf4j-java)
+            [ -e /usr/share/java/curator-recipes.jar ] || packages+=(libcurator-recipes-java)
             ;;
         python3.*-venv) packages+=("$wanted") ;;
         *)

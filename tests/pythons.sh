@@ -26,7 +26,7 @@ check() {
         "$venv/bin/python" -m pip install --quiet --editable '.[redis]' --group test || return
         touch "$venv/test.stamp"
     fi
-    "$venv/bin/python" -m pytest -q tests/contract
+    "$venv/bin/python" -m pytest -q -n 2 tests/contract -k "memory or redis"
 }
 
 for version in "$@"; do

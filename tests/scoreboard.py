@@ -157,14 +157,17 @@ class Board:
 
 
 def after_stops(history: History) -> list[float]:
-    """Seconds from waking to being told, of losses that happened during a stop."""
-    return [
-        max(0.0, event["t"] - cont) / 1e9
-        for event in history.events
-        if event["kind"] == "lost"
-        for stop, cont in history.stops[event["process"]]
-        if cont - stop > 1e9 and stop < event["until"] < cont
-    ]
+    """Seconds from waking to being told, of losses that happened during a long stop."""
+    delays = []
+    for event in history.events:
+        if event["kind"] == "lost":
+            stops = history.stops[event["process"]]
+            if any(cont - stop > 1e9 and stop < event["until"] < cont for stop, cont in stops):
+                awake = event["until"]
+                for stop, cont in stops:  # one stop may follow upon the other
+                    awake = cont if stop <= awake < cont else awake
+                delays.append(max(0.0, event["t"] - awake) / 1e9)
+    return delays
 
 
 def after_kills(history: History) -> list[float]:

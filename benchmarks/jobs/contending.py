@@ -10,12 +10,12 @@ from typing import Any
 from hiredis import pack_command
 
 from benchmarks.contestants import Ours, contestant
-from benchmarks.floors import Wire
+from benchmarks.floors import Ear, Wire
 from benchmarks.worker import Stage
 
 __all__ = ["drain", "giver", "places", "taker"]
 
-CHANNEL = b"bench:baton"
+CHANNEL = "bench:baton"
 
 # time.monotonic is one clock for all processes of a machine.
 
@@ -81,7 +81,7 @@ async def taker(stage: Stage, who: str, url: str, socket: str, handovers: int) -
     reader, writer = await asyncio.open_unix_connection(socket)
     taken = []
     if who == "publish":
-        ear = await _Ear.open(url)
+        ear = await Ear.subscribed(url, CHANNEL)
         for _ in range(handovers):
             await reader.readexactly(1)
             await ear.hear()
@@ -98,21 +98,6 @@ async def taker(stage: Stage, who: str, url: str, socket: str, handovers: int) -
                 writer.write(b"!")
     writer.close()
     return taken
-
-
-class _Ear(Wire):
-    """A subscriber with nothing around it."""
-
-    @classmethod
-    async def open(cls, url: str) -> _Ear:
-        ear = await super().open(url)
-        await ear.call(pack_command(("SUBSCRIBE", CHANNEL)))
-        return ear
-
-    def hear(self) -> asyncio.Future[Any]:
-        future = self._loop.create_future()
-        self._pending.append(future)
-        return future
 
 
 async def places(stage: Stage, url: str, count: int, handovers: int) -> float:

@@ -1,9 +1,11 @@
-"""Taking turns in one process: how many per second."""
+"""Taking turns in one process: how many per second, and how much of our processor each takes."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable
+from typing import Any
 
 from benchmarks.contestants import contestant
 from benchmarks.worker import Stage
@@ -14,28 +16,32 @@ WARM = 20
 """Turns before the clock starts: connections, caches, scripts."""
 
 
-async def single(stage: Stage, who: str, url: str, turns: int) -> float:
-    """One task, one free lock, one turn after the other: turns per second."""
+async def _timed(turns: int, work: Awaitable[Any]) -> tuple[float, float]:
+    """Turns per second, and processor seconds of this process per turn."""
+    start, cpu = time.perf_counter(), time.process_time()
+    await work
+    return turns / (time.perf_counter() - start), (time.process_time() - cpu) / turns
+
+
+async def single(stage: Stage, who: str, url: str, turns: int) -> tuple[float, float]:
+    """One task, one free lock, one turn after the other."""
     del stage
     async with contestant(who, url) as it:
         await it.turns("single", WARM)
-        start = time.perf_counter()
-        await it.turns("single", turns)
-        return turns / (time.perf_counter() - start)
+        return await _timed(turns, it.turns("single", turns))
 
 
-async def many(stage: Stage, who: str, url: str, tasks: int, turns: int) -> float:
-    """Many tasks, each with a lock of its own: turns per second of all together."""
+async def many(stage: Stage, who: str, url: str, tasks: int, turns: int) -> tuple[float, float]:
+    """Many tasks, each with a lock of its own."""
     del stage
     async with contestant(who, url) as it:
         await asyncio.gather(*(it.turns(f"many:{number}", 2) for number in range(tasks)))
-        start = time.perf_counter()
-        await asyncio.gather(*(it.turns(f"many:{number}", turns) for number in range(tasks)))
-        return tasks * turns / (time.perf_counter() - start)
+        work = asyncio.gather(*(it.turns(f"many:{number}", turns) for number in range(tasks)))
+        return await _timed(tasks * turns, work)
 
 
-async def crowd(stage: Stage, who: str, url: str, tasks: int, turns: int) -> float:
-    """Many tasks of one process and one lock, with blocks that yield once: turns per second until all had theirs."""
+async def crowd(stage: Stage, who: str, url: str, tasks: int, turns: int) -> tuple[float, float]:
+    """Many tasks of one process and one lock, with blocks that yield once, until all had their turns."""
     del stage
     async with contestant(who, url) as it:
         await it.turns("crowd", WARM)
@@ -46,6 +52,4 @@ async def crowd(stage: Stage, who: str, url: str, tasks: int, turns: int) -> flo
                 async with lock:
                     await asyncio.sleep(0)
 
-        start = time.perf_counter()
-        await asyncio.gather(*(contender() for _ in range(tasks)))
-        return tasks * turns / (time.perf_counter() - start)
+        return await _timed(tasks * turns, asyncio.gather(*(contender() for _ in range(tasks))))

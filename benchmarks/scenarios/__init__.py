@@ -5,12 +5,13 @@ from __future__ import annotations
 from benchmarks.scenarios.contending import commands, handover, hot, pair, places, waiters
 from benchmarks.scenarios.context import Context, Scenario
 from benchmarks.scenarios.holding import connections, importing, leases, memory, waiting
-from benchmarks.scenarios.turning import free, inprocess, local, loops, many
+from benchmarks.scenarios.turning import free, inprocess, local, loops, many, shared
 
 __all__ = ["SCENARIOS", "Context"]
 
 SCENARIOS: dict[str, Scenario] = {
     "free": free,
+    "shared": shared,
     "many": many,
     "hot": hot,
     "pair": pair,

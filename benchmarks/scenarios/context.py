@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from benchmarks.crew import Crew
 from benchmarks.measure import Report
@@ -53,6 +56,26 @@ class Context:
         """What the server has used."""
         cpu = self.info("cpu")
         return float(cpu["used_cpu_user"]) + float(cpu["used_cpu_sys"])
+
+    @contextmanager
+    def pinned(self, *, apart: bool) -> Iterator[None]:
+        """The server and the workers each on their own side of the machine, or all on one core.
+
+        Left to the scheduler, two processes that take turns land on one core or on two by chance, and waking
+        somebody up on another core of a virtual machine costs several times what the work does.
+        """
+        every = os.sched_getaffinity(0)
+        first = {min(every)}
+        self._pin(first, (every - first or every) if apart else first)
+        try:
+            yield
+        finally:
+            self._pin(every, every)
+
+    def _pin(self, server: set[int], workers: set[int]) -> None:
+        for thread in Path(f"/proc/{self.server.pid}/task").iterdir():
+            os.sched_setaffinity(int(thread.name), server)
+        self.crew.pin(workers)
 
     def flush(self) -> None:
         """Begin with an empty server."""

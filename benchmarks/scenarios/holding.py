@@ -37,7 +37,7 @@ def leases(context: Context) -> Report:
     )
     rounds = [
         context.crew.fresh("leases", url=context.url, count=count, ttl=ttl, seconds=seconds)
-        for _ in range(context.count(min(context.rounds, 3), 1))
+        for _ in range(context.count(min(context.rounds, 2), 1))
     ]
     report.add(
         "aiolock",
@@ -54,7 +54,7 @@ def leases(context: Context) -> Report:
 
 def memory(context: Context) -> Report:
     """Bytes per lease and per waiter."""
-    count = context.count(5000, 500)
+    count = context.count(5000, 300)
     report = Report("memory", "Memory by tracemalloc", {"bytes": "bytes each"})
     report.notes.append("Of a waiting task: beyond a task that waits for a plain future.")
     one: dict[str, Any] = {"locks": 1, "fair": False, "share": False}
@@ -112,7 +112,7 @@ def waiting(context: Context) -> Report:
     report.notes.append(
         "Pings keep watch over connections that say nothing, here two of the holder and one of the waiter."
     )
-    periods = context.count(10, 2)
+    periods = context.count(6, 2)
     cases = {
         "1 lock, 1 task": (1, 1),
         "1 lock, 1,000 tasks": (1, 1000),
@@ -155,7 +155,7 @@ def importing(context: Context) -> Report:
         program = f"import time; t = time.perf_counter(); {programs[what]}; print(time.perf_counter() - t)"
         return float(subprocess.check_output([sys.executable, "-c", program])) * 1000
 
-    for what, rounds in alternate(context.count(15, 5), list(programs), play).items():
+    for what, rounds in alternate(context.count(15, 3), list(programs), play).items():
         report.add(what, ms=rounds)
     report.limit("import aiolock", "aiolock", "ms", 60, "ms")
     drivers = (

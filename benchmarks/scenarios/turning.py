@@ -5,24 +5,46 @@ from __future__ import annotations
 from benchmarks.measure import Report, alternate
 from benchmarks.scenarios.context import Context
 
-__all__ = ["free", "inprocess", "local", "loops", "many"]
+__all__ = ["free", "inprocess", "local", "loops", "many", "shared"]
 
-RATE = {"rate": "turns/s", "each": "µs each"}
+RATE = {"rate": "turns/s", "each": "µs each", "cpu": "µs of the client's processor"}
+
+SLICES = 4
+"""Each round is so many short ones: what else runs on the machine then hits one of them, not one contestant."""
 
 
 def _play(context: Context, report: Report, job: str, whos: list[str], **params: int) -> None:
-    played = alternate(
-        context.rounds, whos, lambda who: context.crew.one(job, who=who, url=context.url, **params)
-    )
-    for who, rates in played.items():
-        report.add(who, rate=rates, each=[1e6 / rate for rate in rates])
+    rounds = context.rounds * context.count(SLICES, 2)
+    played = alternate(rounds, whos, lambda who: context.crew.one(job, who=who, url=context.url, **params))
+    for who, figures in played.items():
+        report.add(
+            who,
+            rate=[rate for rate, _ in figures],
+            each=[1e6 / rate for rate, _ in figures],
+            cpu=[cpu * 1e6 for _, cpu in figures],
+        )
+
+
+EVERYBODY = ["raw floor", "script floor", "aiolock", "aiolock, lock made anew", "redis-py", "coredis"]
 
 
 def free(context: Context) -> Report:
-    """A free lock, taken and left by one task, one turn after the other."""
-    report = Report("free", "Free lock, one after the other", RATE)
-    whos = ["raw floor", "script floor", "aiolock", "aiolock, lock made anew", "redis-py", "coredis"]
-    _play(context, report, "single", whos, turns=context.count(3000, 500))
+    """A free lock, taken and left by one task, one turn after the other; the server on a core of its own."""
+    report = Report("free", "Free lock, one after the other, the server on another core", RATE)
+    with context.pinned(apart=True):
+        _play(context, report, "single", EVERYBODY, turns=context.count(400, 150))
+    return _free_goals(report)
+
+
+def shared(context: Context) -> Report:
+    """The same with everything on one core: nobody has to be woken up elsewhere, what is left is processor time."""
+    report = Report("shared", "Free lock, one after the other, the server on the same core", RATE)
+    with context.pinned(apart=False):
+        _play(context, report, "single", EVERYBODY, turns=context.count(600, 150))
+    return _free_goals(report)
+
+
+def _free_goals(report: Report) -> Report:
     report.compare("cost, aiolock / script floor", "aiolock", "script floor", "each", 1.15, at_most=True)
     report.compare("rate, aiolock / redis-py", "aiolock", "redis-py", "rate", 1.3)
     return report
@@ -30,9 +52,9 @@ def free(context: Context) -> Report:
 
 def many(context: Context) -> Report:
     """A hundred tasks of one process, each with its own lock."""
-    report = Report("many", "100 tasks, 100 locks, one process", RATE)
-    whos = ["raw floor", "script floor", "aiolock", "aiolock, lock made anew", "redis-py", "coredis"]
-    _play(context, report, "many", whos, tasks=100, turns=context.count(100, 20))
+    report = Report("many", "100 tasks, 100 locks, one process, the server on another core", RATE)
+    with context.pinned(apart=True):
+        _play(context, report, "many", EVERYBODY, tasks=100, turns=context.count(20, 8))
     report.compare("rate, aiolock / script floor", "aiolock", "script floor", "rate", 0.65)
     report.compare("rate, aiolock / redis-py", "aiolock", "redis-py", "rate", 4.5)
     return report
@@ -42,7 +64,7 @@ def local(context: Context) -> Report:
     """A thousand tasks of one process and one lock on the server: mostly local passing."""
     report = Report("local", "One hot lock, 1,000 tasks of one process, blocks that yield once", RATE)
     whos = ["asyncio.Lock", "aiolock", "aiolock memory://"]
-    _play(context, report, "crowd", whos, tasks=1000, turns=context.count(20, 5))
+    _play(context, report, "crowd", whos, tasks=1000, turns=context.count(10, 3))
     report.compare("rate, aiolock on Redis / asyncio.Lock", "aiolock", "asyncio.Lock", "rate", 0.6)
     return report
 
@@ -51,7 +73,7 @@ def inprocess(context: Context) -> Report:
     """The free lock without a server: what leases, tokens and terms cost where a plain lock would do."""
     report = Report("inprocess", "Free lock of one process, no server: where we lose", RATE)
     whos = ["asyncio.Lock", "aiolock memory://"]
-    _play(context, report, "single", whos, turns=context.count(50_000, 5000))
+    _play(context, report, "single", whos, turns=context.count(10_000, 3000))
     return report
 
 
@@ -60,21 +82,26 @@ def loops(context: Context) -> Report:
     columns = {"asyncio": "asyncio, turns/s", "uvloop": "uvloop, turns/s", "gain": "uvloop / asyncio"}
     report = Report("loops", "With uvloop and without", columns)
     jobs = {
-        "free lock": ("single", {"turns": context.count(3000, 300)}),
-        "100 tasks, 100 locks": ("many", {"tasks": 100, "turns": context.count(100, 10)}),
-        "1,000 tasks, one lock": ("crowd", {"tasks": 1000, "turns": context.count(20, 3)}),
+        "free lock": ("single", {"turns": context.count(600, 200)}),
+        "100 tasks, 100 locks": ("many", {"tasks": 100, "turns": context.count(30, 8)}),
+        "1,000 tasks, one lock": ("crowd", {"tasks": 1000, "turns": context.count(10, 3)}),
     }
+    with context.pinned(apart=True):
+        _on_both(context, report, jobs)
+    return report
+
+
+def _on_both(context: Context, report: Report, jobs: dict[str, tuple[str, dict[str, int]]]) -> None:
     for what, (job, params) in jobs.items():
         for who in ("script floor", "aiolock"):
             if job == "crowd" and who != "aiolock":
                 continue
             rates = alternate(
-                context.rounds,
+                context.rounds * 2,
                 ["asyncio", "uvloop"],
                 lambda loop, job=job, who=who, params=params: context.crew.one(  # type: ignore[misc]
                     job, loop=loop, who=who, url=context.url, **params
-                ),
+                )[0],
             )
             gain = [fast / slow for fast, slow in zip(rates["uvloop"], rates["asyncio"], strict=True)]
             report.add(f"{what}, {who}", asyncio=rates["asyncio"], uvloop=rates["uvloop"], gain=gain)
-    return report

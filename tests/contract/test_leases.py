@@ -82,7 +82,7 @@ async def test_a_lease_cannot_be_copied_or_pickled(client):
 
 
 async def test_a_lease_is_renewed_for_as_long_as_it_is_held(deployment, client, rival):
-    ttl = deployment.seconds(0.8)
+    ttl = deployment.ttl_of(deployment.seconds(0.8))
     lease = await client.lock("x", ttl=ttl).acquire()
     end = asyncio.get_running_loop().time() + 2 * ttl
     while asyncio.get_running_loop().time() < end:

@@ -119,7 +119,7 @@ class Nemesis:
             (3, "replay", self._replay),
             (2, "freeze server, short", partial(self._freeze, short)),
             (1, "freeze server, long", partial(self._freeze, (1.1, 1.5))),
-            (1, "restart server", self._restart),
+            (2, "restart server", self._restart),
         ]
 
     async def rage(self, until: float, arms: int) -> None:
@@ -221,8 +221,9 @@ class Nemesis:
         async with self._somebody(rng) as victim:
             lanes = rng.choice(([victim.proxy.up], [victim.proxy.down], [victim.proxy.up, victim.proxy.down]))
             with self._cut(victim):
+                latency = rng.choice((rng.uniform(0.01, 0.3), rng.uniform(0.3, 1.5) * self.shortest))
                 for lane in lanes:
-                    lane.delay, lane.jitter = rng.uniform(0.01, 0.6) * self.shortest, 0.02
+                    lane.delay, lane.jitter = latency, 0.02
                 await asyncio.sleep(rng.uniform(0.3, 1.5))
                 for lane in lanes:
                     lane.delay = lane.jitter = 0.0
@@ -323,11 +324,13 @@ class Nemesis:
                 await alone.enter_async_context(victim.busy)
             self.pen.down(name)
             self.site.server.kill()
-            await asyncio.sleep(rng.uniform(0, 0.5))
+            await asyncio.sleep(rng.choice((0, rng.uniform(0, 0.5))))
             self.site.server.start()
             self.pen.up(name)
             await asyncio.sleep(self.site.verified_within(self.ttl))
-            return True
+        # Clients that lose a young connection wait for longer and longer: the next one is to find them calm.
+        await asyncio.sleep(2)
+        return True
 
 
 def send(pid: int, number: int) -> None:

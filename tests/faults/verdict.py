@@ -28,7 +28,7 @@ class Verdict:
     processes: int
     faults: dict[str, int]
     grants: int
-    losses: int
+    losses: dict[str, int]
     outside: dict[str, list[str]]
     inside: dict[str, int]
     fenced: dict[str, int]
@@ -59,8 +59,8 @@ class Verdict:
         ]
         figures = {
             "grants": self.grants,
-            "attempts": ", ".join(f"{count} {result}" for result, count in sorted(self.attempts.items())),
-            "losses": self.losses,
+            "attempts": _counts(self.attempts),
+            "losses": _counts(self.losses),
             "writes fenced / unfenced": f"{self.fenced['accepted']} / {self.unfenced['accepted']}",
             "stale writes accepted": f"{self.fenced['stale']} / {self.unfenced['stale']}",
             "updates lost": f"{self.fenced['lost_updates']} / {self.unfenced['lost_updates']}",
@@ -73,6 +73,10 @@ class Verdict:
         lines += ["", *(f"  {name:<28} {value}" for name, value in figures.items()), ""]
         lines += [violation for found in self.outside.values() for violation in found[:20]]
         return "\n".join(lines)
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count} {what}" for what, count in sorted(counts.items())) or "none"
 
 
 def _ms(seconds: float | None) -> str:
@@ -92,7 +96,8 @@ def judge(
 ) -> Verdict:
     """`verified`: seconds after a restart in which everybody finds out; `others`: what was found at the server."""
     exceptions = _exceptions(history, verified)
-    clock, told = by_clock(history), as_told(history)
+    # A hold ends when its holder was told (who did not get to run, for whatever reason, was blind), or by its clock.
+    told, clock = history, by_clock(history)
     everything = {
         "exclusion (by own clock)": (
             checker.exclusion(clock, grace=0),
@@ -108,17 +113,16 @@ def judge(
         "errors": ([f"errors: {e['process']}: {e['what']}" for e in history.events if e["kind"] == "error"],)
         * 2,
     }
-    margins = checker.margins(_blind(told, exceptions))
-    by_clocks = checker.margins(_blind(_awake(clock), exceptions))
+    margins = checker.margins(_run_out(told, exceptions))
+    by_clocks = checker.margins(_unstopped(_run_out(clock, exceptions)))
     tokens = everything["tokens"][1]
-    holds = history.holds
     return Verdict(
         seed=seed,
         seconds=(history.end - history.start) / 1e9,
         processes=len({hold.process for hold in history.attempts}),
         faults=dict(Counter(event["name"] for event in history.events if event["kind"] == "fault")),
-        grants=len(holds),
-        losses=sum(hold.lost < NEVER for hold in holds),
+        grants=len(history.holds),
+        losses=dict(Counter(event["reason"] for event in history.events if event["kind"] == "lost")),
         outside={name: outside for name, (_, outside) in everything.items()},
         inside={name: max(0, len(found) - len(outside)) for name, (found, outside) in everything.items()},
         fenced=asdict(guard.fenced),
@@ -154,16 +158,24 @@ def by_clock(history: History) -> History:
     return History(events)
 
 
-def _awake(history: History) -> History:
+def _unstopped(history: History) -> History:
     """The same, as if nobody had been stopped: a clock goes on in a process that does not."""
-    awake = copy.copy(history)
-    awake.stops = defaultdict(list)
-    return awake
+    unstopped = copy.copy(history)
+    unstopped.stops = defaultdict(list)
+    return unstopped
 
 
-def as_told(history: History) -> History:
-    """A hold ends when the holder was told; who did not get to run, for whatever reason, was blind."""
-    return history
+def _run_out(history: History, exceptions: list[Window]) -> History:
+    """Only those losses that nobody but the clock told of, outside of the exceptions."""
+    reasons = {event["id"]: event["reason"] for event in history.events if event["kind"] == "lost"}
+
+    def counts(hold: Hold) -> bool:
+        inside = any(start <= hold.lost <= end for start, end in exceptions)
+        return reasons.get(hold.id) in {"expired", "seen"} and not inside
+
+    rest = copy.copy(history)
+    rest.attempts = [hold if counts(hold) else replace(hold, lost=NEVER) for hold in history.attempts]
+    return rest
 
 
 def _exceptions(history: History, verified: float) -> list[Window]:

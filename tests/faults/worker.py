@@ -43,6 +43,7 @@ class Settings:
     seed: str
     names: list[str]
     ttls: list[float]
+    command_timeout: float
     tasks: int
     until: float  # of time.monotonic()
 
@@ -92,7 +93,6 @@ class Worker:
         self.settings = settings
         self.pen = Recorder(settings.history, settings.process)
         self.client: aiolock.Client
-        self.command_timeout = min(max(settings.ttls) / 3, 5.0)
         self.blocks = False
 
     async def run(self) -> None:
@@ -113,7 +113,11 @@ class Worker:
         while time.monotonic() < self.settings.until:
             settings = self.settings
             self.client = aiolock.connect(
-                settings.url, namespace=settings.namespace, ttl=max(settings.ttls), label=settings.process
+                settings.url,
+                namespace=settings.namespace,
+                ttl=max(settings.ttls),
+                command_timeout=settings.command_timeout,
+                label=settings.process,
             )
             try:
                 await self.client.open()
@@ -165,7 +169,9 @@ class Worker:
         once = plan.way == "try" or plan.timeout == 0
         hold = _Hold(
             self.pen,
-            self.pen.acquiring(plan.name, slot, timeout=self.command_timeout if once else plan.timeout),
+            self.pen.acquiring(
+                plan.name, slot, timeout=self.settings.command_timeout if once else plan.timeout
+            ),
         )
         cancelled = False
         try:
@@ -238,22 +244,21 @@ class _Hold:
     async def _watching(self, lease: aiolock.Lease) -> None:
         reason = await lease.wait_lost()
         if reason is not None:
-            self._tell(lease, reason)
+            self._tell(lease, reason, time.monotonic_ns())
 
-    def _tell(self, lease: aiolock.Lease, reason: str) -> None:
+    def _tell(self, lease: aiolock.Lease, reason: str, now: int) -> None:
         if not self._told and not self._left:
             self._told = True
-            now, clock = time.monotonic_ns(), system_clock()
-            until = now + int((lease._term.until - clock) * 1e9)
+            until = now + int((lease._term.until - system_clock()) * 1e9)
             self.pen.note("lost", id=self.id, t=now, until=min(now, until), reason=reason)
 
     def leaving(self) -> None:
         """The last look before the release: what is held after `now` was held at `now`."""
         now = time.monotonic_ns()
         if self._lease is not None and self._lease.lost:
-            self._tell(self._lease, "seen")
+            self._tell(self._lease, "seen", now)
         self._left = True
-        self.pen.note("release", id=self.id, t=now)
+        self.pen.note("release", id=self.id, t=now + 1)
 
     def must_have_raised(self) -> None:
         if self._told:

@@ -28,7 +28,7 @@ ORDER = [
     {"reentrant"},
     {"client"},
     {""},
-    {"portal"},
+    {"portal", "mysql"},
     {"stage"},
     {"demo"},
     {"__main__"},

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 from aiolock.backends.mysql.address import Address, parameters
 from aiolock.backends.mysql.connection import Session
@@ -36,7 +35,7 @@ from aiolock.notices import Notices
 
 __all__ = ["MySQLBackend"]
 
-log = logging.getLogger("aiolock")
+T = TypeVar("T")
 
 MODES: dict[str, type[LeaseMode | HoldingMode]] = {"lease": LeaseMode, "session": SessionMode, "row": RowMode}
 TABLE = re.compile(r"[A-Za-z0-9_]{1,48}")
@@ -193,6 +192,18 @@ class MySQLBackend(Backend):
         """What a lock is called at the server: a digest, because names there are short, and blind to case on MySQL."""
         return digest("\0".join((self.mode.name, self.settings.namespace, family.value, name)))
 
+    async def within(self, work: Coroutine[Any, Any, T]) -> T:
+        """What ``work`` returns, if it ends within the command timeout: opening a connection and asking again included.
+
+        Commands under way are not interrupted; only the waiting for them is.
+        """
+        limit = self.settings.command_timeout
+        try:
+            async with asyncio.timeout(limit):
+                return await work
+        except TimeoutError as error:
+            raise BackendUnavailable(f"{self._address.text}: no answer within {limit:g} s") from error
+
     async def ask(self, packet: str, session: Session | None = None) -> list[Result]:
         """Have a packet carried out, on ``session`` or on the main one; what can be repeated is repeated once.
 
@@ -233,11 +244,11 @@ class MySQLBackend(Backend):
 
     async def inspect(self, name: str, family: Family) -> LockInfo:
         """Who holds and who waits."""
-        return await self.mode.inspect(name, family)
+        return await self.within(self.mode.inspect(name, family))
 
     async def force_release(self, name: str, family: Family) -> bool:
         """Take a lock from its holder."""
-        return await self.mode.force_release(name, family)
+        return await self.within(self.mode.force_release(name, family))
 
 
 def _one_of(what: str, value: object, words: tuple[str, ...]) -> str:

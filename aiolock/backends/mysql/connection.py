@@ -27,7 +27,7 @@ class _Command:
     def __init__(self, packet: str, answer: asyncio.Future[list[Result]], *, blocks: bool = False) -> None:
         self.packet = packet
         self.blocks = blocks
-        """Whether it may take for ever."""
+        """Whether it waits for others, as it should: nobody waits for its end when the session is closed."""
         self.answer = answer
 
 
@@ -99,7 +99,7 @@ class Session:
         )
         return answers
 
-    async def run(self, packet: str, timeout: float | None) -> list[Result]:
+    async def run(self, packet: str, timeout: float | None, *, blocks: bool = False) -> list[Result]:
         """Send a packet after those that came before, and wait for its answers, at most ``timeout`` seconds.
 
         Cancelling it stops the waiting; the command is carried out if it was sent. When the time is over nobody knows
@@ -108,15 +108,22 @@ class Session:
         if not self.alive:
             raise BackendUnavailable(f"{self._address.text}: the connection is closed")
         loop = asyncio.get_running_loop()
-        command = _Command(packet, loop.create_future(), blocks=timeout is None)
+        command = _Command(packet, loop.create_future(), blocks=blocks)
         self._take(command)
-        if timeout is None:
-            return await command.answer
-        timer = loop.call_later(timeout, self._late, command, timeout)
+        timer = None if timeout is None else loop.call_later(timeout, self._late, command, timeout)
         try:
             return await command.answer
+        except BaseException:
+            # Nobody else looks at it: without this, one that is not on its way yet would still be sent.
+            if not command.answer.cancel():
+                _look(command.answer)
+            if timer is not None and command is self._current:
+                # Whether the session is well has to be found out all the same.
+                timer = None
+            raise
         finally:
-            timer.cancel()
+            if timer is not None:
+                timer.cancel()
 
     def send(self, packet: str, timeout: float) -> None:
         """Send a packet whose answer nobody waits for."""

@@ -94,6 +94,9 @@ class LeaseClaim(Claim):
 
     async def attempt(self, wait: bool) -> Grant | None:
         """Ask on the main session, or if we are first in line on the session that is."""
+        return await self._mode.backend.within(self._attempt(wait=wait))
+
+    async def _attempt(self, *, wait: bool) -> Grant | None:
         place = self._place
         if place is not None:
             if place.stand is Stand.WAITING:
@@ -245,6 +248,10 @@ class LeaseClaim(Claim):
         """Give up the row, then the turnstile or the place in line, whichever there is or may be."""
         if self._over:
             return
+        await self._mode.backend.within(self._release(keep))
+        self._over = True
+
+    async def _release(self, keep: float) -> None:
         backend, place = self._mode.backend, self._place
         session = self._turn
         if session is None and place is not None and place.stand is Stand.TURN:
@@ -263,7 +270,6 @@ class LeaseClaim(Claim):
             self._forget(self._turn)
         self._turn = None
         await self._leave_place()
-        self._over = True
 
     def _forget(self, session: Session) -> None:
         session.locks.pop(self.turnstile, None)

@@ -46,6 +46,7 @@ class Place:
         came: Callable[[list[Result]], bool],
         put_back: str,
         timeout: float,
+        limit: float | None = None,
     ) -> None:
         self._sessions = sessions
         self._key = key
@@ -53,10 +54,11 @@ class Place:
         self._came = came
         self._put_back = put_back
         self._timeout = timeout
+        self._limit = limit
+        """After how many seconds the statement must have ended by itself, if it does."""
         self._left: asyncio.Task[None] | None = None
         self.session: Session | None = None
         self.stand = Stand.WAITING
-        self.error: LockError | None = None
         self.event = asyncio.Event()
         """Set as soon as it does not wait any more."""
         self._driver = sessions.spawn(self._drive(), "aiolock-mysql-wait")
@@ -75,16 +77,13 @@ class Place:
                     self._become(Stand.TURN)
                     return
             self._become(Stand.GONE)
-        except BackendError as error:
-            self.error = error
-            self._become(Stand.GONE)
-        except LockError as error:
-            self.error = error
+        except LockError:
+            # Whoever waits asks again, and hears it then if it is still so.
             self._become(Stand.NO_ROOM if self.session is None else Stand.GONE)
 
     async def _turn(self, session: Session) -> bool:
         try:
-            return self._came(await session.run(self._statement, None))
+            return self._came(await session.run(self._statement, self._limit, blocks=True))
         except BackendError as error:
             if session.alive and code(error.__cause__) in INTERRUPTED | NOT_NOW:
                 return False

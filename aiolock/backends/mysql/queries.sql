@@ -107,7 +107,7 @@ SELECT id FROM {table} WHERE id = {id} FOR UPDATE /*{who}*/
 
 -- name: wait_row
 -- A waiter whose client is gone without a word stays until this time is over; one that is well lines up again.
-SET SESSION innodb_lock_wait_timeout=10;
+SET SESSION innodb_lock_wait_timeout={wait};
 START TRANSACTION
 
 -- name: try_row

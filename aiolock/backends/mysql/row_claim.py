@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 __all__ = ["RowClaim", "RowMode"]
 
 
+WAIT = 10
+"""Seconds after which the server ends a wait, and we line up again: it does not notice when a waiter's client is gone."""
+
+
 class RowMode(HoldingMode):
     """A row for each lock, locked by an open transaction."""
 
@@ -116,6 +120,9 @@ class RowClaim(HoldingClaim):
 
     async def attempt(self, wait: bool) -> Grant | None:
         """Try to lock the row without waiting; or take the turn that came."""
+        return await self._mode.backend.within(self._attempt(wait=wait))
+
+    async def _attempt(self, *, wait: bool) -> Grant | None:
         place = self._place
         if place is not None:
             if place.stand is Stand.WAITING:
@@ -183,11 +190,12 @@ class RowClaim(HoldingClaim):
         self._place = Place(
             backend.sessions,
             self.key,
-            f"{backend.statements('wait_row')}; "
+            f"{backend.statements('wait_row', wait=WAIT)}; "
             + self.line(self._mode, self.key, self.bid.label.encode().hex()),
             came=lambda _: True,
             put_back="ROLLBACK",
             timeout=backend.settings.command_timeout,
+            limit=WAIT + backend.settings.command_timeout,
         )
 
     async def changed(self) -> None:
@@ -202,6 +210,10 @@ class RowClaim(HoldingClaim):
         """End the transaction, or give up the place in line."""
         if self._over:
             return
+        await self._mode.backend.within(self._release())
+        self._over = True
+
+    async def _release(self) -> None:
         session = self._asked
         if session is not None and session.alive:
             try:
@@ -214,7 +226,6 @@ class RowClaim(HoldingClaim):
         if self._place is not None:
             await self._place.leave()
             self._place = None
-        self._over = True
 
     async def _give_back(self, session: Session) -> None:
         await session.run("ROLLBACK", self._mode.backend.settings.command_timeout)

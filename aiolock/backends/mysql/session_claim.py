@@ -7,7 +7,7 @@ import math
 
 from aiolock.backends.mysql.connection import Session
 from aiolock.backends.mysql.holding import HoldingClaim, HoldingMode
-from aiolock.backends.mysql.lease_claim import RETRY, Look, judge
+from aiolock.backends.mysql.lease_claim import GRACE, RETRY, Look, judge
 from aiolock.backends.mysql.place import Place, Stand
 from aiolock.backends.mysql.statements import quote
 from aiolock.contract import Bid, Family, Grant, LockInfo, News, Notice
@@ -16,7 +16,7 @@ from aiolock.errors import BackendError, BackendUnavailable, LockError
 __all__ = ["SessionClaim", "SessionMode"]
 
 LOOK = 5.0
-"""Seconds between looks whether a turn came whose message was lost."""
+"""At most so many seconds between looks whether a turn came whose message was lost."""
 
 
 class SessionMode(HoldingMode):
@@ -85,6 +85,9 @@ class SessionClaim(HoldingClaim):
 
     async def attempt(self, wait: bool) -> Grant | None:
         """Ask on the main session; or take the turn that came."""
+        return await self._mode.backend.within(self._attempt(wait=wait))
+
+    async def _attempt(self, *, wait: bool) -> Grant | None:
         place = self._place
         if place is not None:
             if place.stand is Stand.WAITING:
@@ -110,19 +113,20 @@ class SessionClaim(HoldingClaim):
 
     async def _try_on(self, session: Session) -> Grant | None:
         # A session that has a user lock gets it again: another claim of ours must not count as us.
-        if session.locks.setdefault(self.lock, self) is not self:
+        mine = session.locks.setdefault(self.lock, self) is self
+        if not mine:
             return None
         self._asked = session
         backend = self._mode.backend
         packet = self._mode.silence(session, self.bid.ttl) + backend.statements("take", lock=quote(self.lock))
         sent = backend.settings.clock()
         answers = await session.run(packet, backend.settings.command_timeout)
-        granted = bool(answers[-2].rows[0][0])
+        granted, microseconds = int(answers[-2].rows[0][0] or 0), int(answers[-1].rows[0][0])
         if not granted:
             session.locks.pop(self.lock, None)
             self._asked = None
             return None
-        return self._held(session, int(answers[-1].rows[0][0]), sent)
+        return self._held(session, microseconds, sent)
 
     async def _in_turn(self, place: Place) -> Grant | None:
         session = place.session
@@ -168,25 +172,28 @@ class SessionClaim(HoldingClaim):
         if place is None or place.stand in (Stand.NO_ROOM, Stand.GONE):
             await asyncio.sleep(self._mode.backend.random.uniform(*RETRY))
             return
+        usual = pause = min(LOOK, max(GRACE, self.bid.ttl / 3))
         while place.stand is Stand.WAITING:
             try:
-                async with asyncio.timeout(LOOK):
+                async with asyncio.timeout(pause):
                     await place.event.wait()
             except TimeoutError:
-                await self._check(place)
+                pause = min(usual, await self._check(place))
 
-    async def _check(self, place: Place) -> None:
+    async def _check(self, place: Place) -> float:
+        """Give up a session that is not where it should be; in how many seconds to look again."""
         session = place.session
         if session is None:
-            return
+            return GRACE
         try:
             user = await self._mode.user(self.lock)
         except BackendError:
-            return
-        look, _ = judge(math.inf, user, session.id, again=user == self._user)
+            return GRACE
+        look, pause = judge(math.inf, user, session.id, again=user == self._user)
         self._user = user
         if look is Look.ANEW:
             session.abort()
+        return pause
 
     # --- leaving
 
@@ -194,6 +201,10 @@ class SessionClaim(HoldingClaim):
         """Give up the user lock, or the place in line."""
         if self._over:
             return
+        await self._mode.backend.within(self._release())
+        self._over = True
+
+    async def _release(self) -> None:
         session, backend = self._asked, self._mode.backend
         if session is not None and session.alive:
             packet = backend.statements("put_back", turnstile=quote(self.lock))
@@ -209,4 +220,3 @@ class SessionClaim(HoldingClaim):
         if self._place is not None:
             await self._place.leave()
             self._place = None
-        self._over = True

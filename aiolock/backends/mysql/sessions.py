@@ -91,15 +91,30 @@ class Sessions:
         if self._in_line >= self._most:
             return None
         self._in_line += 1
+        opening = self.spawn(self._open_in_line(), "aiolock-mysql-connect")
+        try:
+            opened: Session | None = await asyncio.shield(opening)
+        except BaseException:
+            # Whoever wanted it is gone; the next one may have it.
+            opening.add_done_callback(self._unwanted)
+            raise
+        return opened
+
+    async def _open_in_line(self) -> Session | None:
+        session = None
         try:
             session = await self._open()
-        except BaseException as error:
-            self._in_line -= 1
-            if isinstance(error, BackendError):
-                return None
-            raise
-        session.contended = True
+            session.contended = True
+        except BackendError:
+            return None
+        finally:
+            if session is None:
+                self._in_line -= 1
         return session
+
+    def _unwanted(self, opening: asyncio.Task[Session | None]) -> None:
+        if not opening.cancelled() and opening.exception() is None and (session := opening.result()):
+            self.give(session)
 
     @property
     def room(self) -> bool:

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from random import Random
 from typing import Any
 
-from aiolock.backends.redis.capabilities import judge, may_publish, probe
+from aiolock.backends.redis.capabilities import is_allowed, judge, probe
 from aiolock.backends.redis.claim import RedisClaim
 from aiolock.backends.redis.commands import Script
 from aiolock.backends.redis.connection import Connection
@@ -36,7 +36,7 @@ from aiolock.contract import (
     Waiting,
     certain_until,
 )
-from aiolock.errors import BackendError, LossReason, UnsupportedKind
+from aiolock.errors import BackendError, BackendUnavailable, LossReason, UnsupportedKind
 from aiolock.names import escape
 from aiolock.notices import Notices
 
@@ -51,6 +51,9 @@ PROBE = Script(source("probe"))
 
 GONE: dict[int, LossReason] = {0: "revoked", -1: "force-released"}
 """What ``renew`` says of a hold that is not ours any more."""
+
+GRACE = 0.05
+"""Seconds that opening may take longer than it should."""
 
 MOST_TOKENS = "1024"
 """Most tokens of a grant whose hold may be passed on inside this process."""
@@ -94,6 +97,20 @@ class RedisBackend(Backend):
 
     async def open(self) -> None:
         """Connect both connections, and find out what the server can do."""
+        limit = self.settings.command_timeout
+        try:
+            # Each step has the same limit, and a better sentence: this is for their sum.
+            async with asyncio.timeout(limit + GRACE):
+                await self._open()
+        except TimeoutError as error:
+            for link in (self._connection, self._subscriber):
+                if link is not None and link.failure is not None:
+                    raise link.failure from link.failure.__cause__
+            raise BackendUnavailable(
+                f"{self._endpoint} did not answer everything that it was asked within {limit:g} s"
+            ) from error
+
+    async def _open(self) -> None:
         settings = self.settings
         connection = self._connection = Connection(
             self._endpoint,
@@ -104,11 +121,13 @@ class RedisBackend(Backend):
             on_down=self._pairing.forget,
         )
         await connection.open()
+        channel = self._channels + self._process
+        publishing = connection.call("PUBLISH", channel, "")
         info = await probe(connection.call, PROBE, f"{self._prefix}probe:{{{self._process}}}")
-        publishes = await may_publish(connection.call, self._channels + self._process)
+        publishes = await is_allowed(publishing)
         subscriber = self._subscriber = Subscriber(
             self._endpoint,
-            self._channels + self._process,
+            channel,
             clock=settings.clock,
             command_timeout=settings.command_timeout,
             on_message=self._heard,
@@ -206,12 +225,10 @@ class RedisBackend(Backend):
                 answers += [error] * len(batch)
             else:
                 self.learn(states[0], sent)
-                answers += [
-                    Grant(0, 0, certain_until(sent, claim.ttl), demand=state == 2)
-                    if state > 0
-                    else GONE[state]
-                    for claim, state in zip(batch, states[1:], strict=True)
-                ]
+                for claim, state in zip(batch, states[1:], strict=True):
+                    until = certain_until(sent, claim.ttl)
+                    answer: Renewal = GONE[state] if state <= 0 else Grant(0, 0, until, demand=state == 2)
+                    answers.append(answer)
         return answers
 
     def _renewal(self, batch: Sequence[RedisClaim]) -> asyncio.Future[Any]:
@@ -241,7 +258,7 @@ class RedisBackend(Backend):
 
     # --- what is pushed
 
-    def _beat(self, keys: Sequence[str], counts: Sequence[str], life: int) -> asyncio.Future[Any]:
+    def _beat(self, keys: Sequence[str], counts: Sequence[int], life: int) -> asyncio.Future[Any]:
         return self._link().script(BEAT, keys, (self._process, life, self._hears, self._floor, *counts))
 
     def _heard(self, payload: bytes) -> None:

@@ -15,7 +15,7 @@ from aiolock.backends.redis.commands import Script
 from aiolock.backends.redis.replies import from_reply
 from aiolock.errors import BackendRefused
 
-__all__ = ["Verdict", "judge", "may_publish", "parse_info", "probe"]
+__all__ = ["Verdict", "is_allowed", "judge", "parse_info", "probe"]
 
 OLDEST = (6, 2)
 
@@ -105,10 +105,10 @@ def _check_rights(refused: Sequence[bytes], key: str) -> None:
     ) from error
 
 
-async def may_publish(call: Callable[..., Awaitable[Any]], channel: str) -> bool:
-    """Whether grants can be pushed to that channel; says nothing there that means anything."""
+async def is_allowed(reply: Awaitable[Any]) -> bool:
+    """Whether a command was answered rather than refused."""
     try:
-        await call("PUBLISH", channel, "")
+        await reply
     except BackendRefused:
         return False
     return True

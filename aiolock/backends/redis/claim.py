@@ -65,9 +65,9 @@ class RedisClaim(Claim):
 
     async def attempt(self, wait: bool) -> Grant | None:
         """One ``enter``, or the grant that was pushed."""
-        if self._pushed is not None:
-            return self._take()
         backend = self._backend
+        if (pushed := self._take()) is not None and pushed.until > backend.settings.clock():
+            return pushed
         if self._stage is Stage.NEW:
             # Known before the first byte is sent: a grant may be pushed before its answer arrives.
             backend.claims[self.request] = self

@@ -29,9 +29,6 @@ __all__ = ["Connection", "Script", "State"]
 LIMIT = 65_536
 """Most commands that may be under way or wait to be sent."""
 
-ENOUGH = 32
-"""Commands that leave without waiting for the end of the pass."""
-
 Slot = tuple["asyncio.Future[Any]", bytes]
 """Who waits, and the command: it is sent again in another form if the server has forgotten its script."""
 
@@ -144,9 +141,6 @@ class Connection(Link):
             else:
                 # Alone, as far as one can see: to wait for company would cost it a pass of the loop.
                 self._flush()
-        elif len(waiting) >= ENOUGH:
-            # The server may begin with these while we prepare the rest.
-            self._flush()
         return future
 
     def _schedule(self) -> None:

@@ -46,8 +46,9 @@ class Place(Protocol):
         """Have it ask again."""
 
 
-Beat = Callable[[Sequence[str], Sequence[str], int], "asyncio.Future[Any]"]
-"""Send a heartbeat for these locks, with the number of our places in each and the ms that a place lives."""
+Beat = Callable[[Sequence[str], Sequence[int], int], "asyncio.Future[Any]"]
+"""Send a heartbeat for these locks, with the number of places that we certainly have in each, and the ms that a place
+lives."""
 
 
 class Wakeups:
@@ -176,12 +177,8 @@ class Wakeups:
         self._arm()
 
     def _ask(self, keys: list[str]) -> None:
-        counts = []
-        for key in keys:
-            places = self._waiting.get(key, ())
-            # While an attempt is under way, nobody knows how many places there are.
-            settled = all(place.placed for place in places)
-            counts.append(str(len(places)) if settled else "?")
+        # A place whose attempt is under way is not counted on: nobody knows whether it stands.
+        counts = [sum(place.placed for place in self._waiting.get(key, ())) for key in keys]
         reply = self._beat(keys, counts, self.life_ms)
         reply.add_done_callback(lambda future: self._heard(keys, future))
 

@@ -108,6 +108,7 @@ class ZooKeeperBackend(Backend):
         self.session = Session(
             self._address,
             self._address.options.session_timeout or self.settings.ttl,
+            patience=self.settings.command_timeout,
             clock=self.settings.clock,
             random=self.random,
             on_change=self._changed,
@@ -180,9 +181,9 @@ class ZooKeeperBackend(Backend):
             await self._make_all(parents(path))
 
     async def _make_all(self, path: list[str]) -> None:
-        replies = [self.session.ask(wire.container(step, self.acl)) for step in path]
+        with self.session.asked(*(wire.container(step, self.acl) for step in path)) as replies:
+            answers = await asyncio.gather(*replies, return_exceptions=True)
         # Where we may not create, an administrator has: only the last answer counts, and the first refusal says why.
-        answers = await asyncio.gather(*replies, return_exceptions=True)
         errors = [answer for answer in answers if isinstance(answer, BaseException)]
         if isinstance(answers[-1], exc.NodeExists) or not isinstance(answers[-1], BaseException):
             return
@@ -226,8 +227,8 @@ class ZooKeeperBackend(Backend):
         async with self.bounded():
             await self.session.ready()
             names = await self._contenders(path)
-            replies = [self.session.ask(wire.get(f"{path}/{name}", watch=False)) for name in names]
-            answers: list[Any] = await asyncio.gather(*replies, return_exceptions=True)
+            with self.session.asked(*(wire.get(f"{path}/{name}", watch=False) for name in names)) as replies:
+                answers: list[Any] = await asyncio.gather(*replies, return_exceptions=True)
         present = []
         for answer in answers:
             if isinstance(answer, exc.NoNode):
@@ -249,15 +250,12 @@ class ZooKeeperBackend(Backend):
 
     async def _contenders(self, path: str) -> list[str]:
         """Their names in order, as the leader knows them; of the simple recipe, only the holder can be seen."""
-        fresh, listed = self.session.ask(wire.sync()), self.session.ask(wire.listing(path, watch=False))
-        try:
+        with self.session.asked(wire.sync(), wire.listing(path, watch=False)) as (fresh, listed):
             await fresh
-            children: list[str] = (await listed).children
-        except exc.NoNode:
-            return []
-        finally:
-            fresh.cancel()
-            listed.cancel()
+            try:
+                children: list[str] = (await listed).children
+            except exc.NoNode:
+                return []
         if self._simple:
             return [SIMPLE] if SIMPLE in children else []
         return [place.name for place in queue(path, children)]

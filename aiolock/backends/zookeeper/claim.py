@@ -98,7 +98,7 @@ class QueueClaim(Claim):
                         # Somebody deleted it while we waited: begin anew, at the back.
                         self._begin_anew()
                     elif verdict.wait_for is None:
-                        if self._session.certain:
+                        if self._session.certain and not self._gone():
                             return self._enter(verdict)
                         # The session lives, but that is not certain enough to tell anybody that the lock is theirs.
                         await self._session.until(lambda: self._session.certain or self._gone())
@@ -129,9 +129,8 @@ class QueueClaim(Claim):
             await self._adopt()
         if self._node is None:
             return await self._create()
-        listed = self._list()
         try:
-            children: list[str] = (await listed).children
+            children: list[str] = (await self._session.ask(self._listing(), self.owner)).children
         except exc.NoNode:
             return []
         return children
@@ -145,26 +144,21 @@ class QueueClaim(Claim):
                 self._backend.acl,
                 sequential=True,
             )
-            created = self._session.ask(request, self.owner)
-            listed = self._list()
-            try:
-                reply = await created
+            with self._session.asked(request, self._listing(), owner=self.owner) as (created, listed):
+                try:
+                    reply = await created
+                except exc.NoNode:
+                    # The usual way to find that the parent is not there yet, or not any more.
+                    self._sent = False
+                    await self._backend.make_parents(self._path)
+                    continue
+                except (exc.NoAuth, exc.InvalidACL):
+                    self._sent = False
+                    raise
                 self._node = reply.path.rpartition("/")[2]
                 self._token = reply.stat.created_zxid * BLOCK
                 children: list[str] = (await listed).children
                 return children
-            except exc.NoNode:
-                if self._node is not None:
-                    return []
-                # The usual way to find that the parent is not there yet, or not any more.
-                self._sent = False
-                await self._backend.make_parents(self._path)
-            except (exc.NoAuth, exc.InvalidACL):
-                self._sent = self._node is not None
-                raise
-            finally:
-                created.cancel()
-                listed.cancel()
 
     async def _adopt(self) -> None:
         """Find the node of a create whose reply was lost, if there is one."""
@@ -182,12 +176,12 @@ class QueueClaim(Claim):
             return
         self._node, self._token = names[0], stat.created_zxid * BLOCK
 
-    def _list(self) -> asyncio.Future[Any]:
+    def _listing(self) -> protocol.GetChildrenRequest:
         # Watched, because the holder has to learn who comes, and whether its own node goes. A waiter does not care;
         # its watch fires once, and is not renewed.
         self._on(_CHILDREN_CHANGED, self._path)
         self._spent = False
-        return self._session.ask(wire.listing(self._path, watch=True), self.owner)
+        return wire.listing(self._path, watch=True)
 
     def _enter(self, verdict: Verdict) -> Grant:
         self._held = True
@@ -248,11 +242,12 @@ class QueueClaim(Claim):
         path = f"{self._path}/{self._node}"
         try:
             if self.demanded_at is None:
-                reply = self._list()
+                request = self._listing()
             else:
                 self._on(_DELETED, path)
                 self._on(_DATA_CHANGED, path)
-                reply = session.ask(wire.get(path, watch=True), self.owner)
+                request = wire.get(path, watch=True)
+            reply = session.ask(request, self.owner)
         except exc.ZKError:
             # The session will have changed, or come back: both lead here again.
             return

@@ -34,23 +34,15 @@ class Refused(Exception):
     """The server was reached and closed the connection instead of answering the handshake."""
 
 
-async def resolve(hosts: tuple[Host, ...], random: Random) -> list[tuple[Host, str]]:
-    """Every address behind every name, in random order; asked anew each time, because addresses change."""
-    loop = asyncio.get_running_loop()
-    found: list[tuple[Host, str]] = []
-    for host in random.sample(hosts, len(hosts)):
-        try:
-            found.append((host, str(ipaddress.ip_address(host.name))))
-            continue
-        except ValueError:
-            pass
-        try:
-            answers = await loop.getaddrinfo(host.name, host.port, type=socket.SOCK_STREAM)
-        except OSError:
-            continue
-        addresses = [str(answer[4][0]) for answer in answers]
-        found += [(host, address) for address in random.sample(addresses, len(addresses))]
-    return found
+async def resolve(host: Host, random: Random) -> list[str]:
+    """Every address behind a name, in random order; asked anew each time, because addresses change."""
+    try:
+        return [str(ipaddress.ip_address(host.name))]
+    except ValueError:
+        pass
+    answers = await asyncio.get_running_loop().getaddrinfo(host.name, host.port, type=socket.SOCK_STREAM)
+    addresses = [str(answer[4][0]) for answer in answers]
+    return random.sample(addresses, len(addresses))
 
 
 class Connection(connection.Connection):  # type: ignore[misc]
@@ -123,7 +115,7 @@ class Connection(connection.Connection):  # type: ignore[misc]
                 if future.done():
                     continue
                 if isinstance(response, Exception):
-                    future.set_exception(response)
+                    _fail(future, response)
                 else:
                     future.set_result(response)
         except OSError as error:
@@ -141,7 +133,7 @@ class Connection(connection.Connection):  # type: ignore[misc]
         self.dead = self.closing = True
         for future in self.drain_all_pending():
             if not future.done():
-                future.set_exception(InDoubt(self.host, self.port))
+                _fail(future, InDoubt(self.host, self.port))
         if self.read_loop_task is not None:
             self.read_loop_task.cancel()
         if self.writer is not None:
@@ -161,3 +153,9 @@ class Connection(connection.Connection):  # type: ignore[misc]
         if self.writer is not None:
             with contextlib.suppress(OSError):
                 await self.writer.wait_closed()
+
+
+def _fail(future: asyncio.Future[Any], error: Exception) -> None:
+    future.set_exception(error)
+    # Whoever asked may have been cancelled in this very step: then nobody looks at it, and that is no mistake.
+    future.exception()

@@ -38,16 +38,13 @@ class Remains(NamedTuple):
 
 async def find(session: Session, remains: Remains) -> list[str]:
     """The nodes of an attempt, in their order, as the leader knows them now."""
-    fresh = session.ask(wire.sync(), remains.owner)
-    listed = session.ask(wire.listing(remains.path, watch=False), remains.owner)
-    try:
+    requests = (wire.sync(), wire.listing(remains.path, watch=False))
+    with session.asked(*requests, owner=remains.owner) as (fresh, listed):
         await fresh
-        children: list[str] = (await listed).children
-    except exc.NoNode:
-        return []
-    finally:
-        fresh.cancel()
-        listed.cancel()
+        try:
+            children: list[str] = (await listed).children
+        except exc.NoNode:
+            return []
     return sorted(
         (name for name in children if name.startswith(remains.prefix)),
         key=lambda name: name[len(remains.prefix) :],
@@ -64,16 +61,13 @@ async def remove(session: Session, remains: Remains) -> None:
 
 
 async def _is_ours(session: Session, remains: Remains) -> bool:
-    fresh = session.ask(wire.sync(), remains.owner)
-    asked = session.ask(wire.get(f"{remains.path}/{remains.node}", watch=False), remains.owner)
-    try:
+    requests = (wire.sync(), wire.get(f"{remains.path}/{remains.node}", watch=False))
+    with session.asked(*requests, owner=remains.owner) as (fresh, found):
         await fresh
-        return bool((await asked).data == remains.mark)
-    except exc.NoNode:
-        return False
-    finally:
-        fresh.cancel()
-        asked.cancel()
+        try:
+            return bool((await found).data == remains.mark)
+        except exc.NoNode:
+            return False
 
 
 class Janitor:

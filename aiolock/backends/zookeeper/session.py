@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from random import Random
 from typing import Any
 
@@ -56,6 +57,7 @@ class Session(session.Session):  # type: ignore[misc]
         address: Address,
         timeout: float,
         *,
+        patience: float,
         clock: Clock,
         random: Random,
         on_change: Callable[[], None],
@@ -63,6 +65,8 @@ class Session(session.Session):  # type: ignore[misc]
         super().__init__("replaced", timeout, None, False, None)  # noqa: FBT003 - aiozk's signature
         self._address = address
         self._wanted = timeout
+        self._patience = patience
+        """For how many seconds the callers of a first attempt wait."""
         self._clock = clock
         self._random = random
         self._on_change = on_change
@@ -103,6 +107,17 @@ class Session(session.Session):  # type: ignore[misc]
         if self.closing or self.conn is None or not self.connected:
             raise NotSent
         return self._ask(self.conn, request)
+
+    @contextmanager
+    def asked(self, *requests: Any, owner: int | None = None) -> Iterator[list[Future]]:
+        """Send several at once, to be answered in this order; what is not awaited inside is given up at the end."""
+        futures: list[Future] = []
+        try:
+            futures.extend(self.ask(request, owner) for request in requests)
+            yield futures
+        finally:
+            for future in futures:
+                future.cancel()
 
     def _ask(self, conn: Connection, request: Any) -> Future:
         if conn.broken:
@@ -193,18 +208,7 @@ class Session(session.Session):  # type: ignore[misc]
             if self.connected:
                 await self.state.wait_for(States.SUSPENDED, States.LOST)
                 passes, refused_since = 0, None
-            refused = False
-            for host, where in await resolve(self._address.hosts, self._random):
-                try:
-                    if await self._attempt(
-                        Connection(host, where, self._address.tls, self._saw, self.event_dispatch)
-                    ):
-                        break
-                except Refused as error:
-                    self._last_error = error
-                    refused = True
-                except Exception as error:  # noqa: BLE001 - whatever a stranger answers, the next host is tried
-                    self._last_error = error
+            refused = await self._try_all()
             if self.connected:
                 continue
             # Servers refuse a client that has seen more than they have: an ensemble without its data, for example.
@@ -217,9 +221,32 @@ class Session(session.Session):  # type: ignore[misc]
             passes += 1
         self._tell()
 
-    async def _attempt(self, conn: Connection) -> bool:
+    async def _try_all(self) -> bool:
+        """Try the servers in random order until one works; whether one of them refused us."""
+        hosts = self._address.hosts
+        limit = max(0.3, min(self.timeout / 3, self._patience) / len(hosts))
+        refused = False
+        for host in self._random.sample(hosts, len(hosts)):
+            try:
+                async with asyncio.timeout(limit):
+                    addresses = await resolve(host, self._random)
+            except (OSError, TimeoutError) as error:
+                self._last_error = error
+                continue
+            for where in addresses:
+                conn = Connection(host, where, self._address.tls, self._saw, self.event_dispatch)
+                try:
+                    if await self._attempt(conn, limit):
+                        return refused
+                except Refused as error:
+                    self._last_error = error
+                    refused = True
+                except Exception as error:  # noqa: BLE001 - whatever a stranger answers, the next one is tried
+                    self._last_error = error
+        return refused
+
+    async def _attempt(self, conn: Connection, limit: float) -> bool:
         """Try one server: whether it ended with a connected session."""
-        limit = max(0.3, self.timeout / 3 / len(self._address.hosts))
         try:
             async with asyncio.timeout(limit):
                 await conn.connect()

@@ -37,7 +37,7 @@ class SimpleClaim(QueueClaim):
                             return None
                         if await self._watch(SIMPLE):
                             return None
-                    elif self._session.certain:
+                    elif self._session.certain and not self._gone():
                         # The watch on our own node is still to be set.
                         self._spent = True
                         # Who waits leaves no trace, so there is always somebody, for all that we know.
@@ -54,43 +54,36 @@ class SimpleClaim(QueueClaim):
             await self._adopt()
         while self._node is None:
             request = wire.create(f"{self._path}/{SIMPLE}", self._mark, self._backend.acl, sequential=False)
+            others = wire.listing(self._path, watch=False)
             self._sent = True
-            created = self._session.ask(request, self.owner)
-            listed = self._session.ask(wire.listing(self._path, watch=False), self.owner)
-            try:
-                reply = await created
+            with self._session.asked(request, others, owner=self.owner) as (created, listed):
+                try:
+                    reply = await created
+                except exc.NodeExists:
+                    self._sent = False
+                    return False
+                except exc.NoNode:
+                    self._sent = False
+                    await self._backend.make_parents(self._path)
+                    continue
                 self._node, self._token = SIMPLE, reply.stat.created_zxid * BLOCK
                 alone(self._path, (await listed).children)
-            except exc.NodeExists:
-                self._sent = False
-                return False
-            except exc.NoNode:
-                self._sent = False
-                await self._backend.make_parents(self._path)
-            finally:
-                created.cancel()
-                listed.cancel()
         return True
 
     async def _adopt(self) -> None:
         """Find out whether a create whose reply was lost was ours."""
-        self._sent = False
-        fresh = self._session.ask(wire.sync(), self.owner)
-        asked = self._session.ask(wire.get(f"{self._path}/{SIMPLE}", watch=False), self.owner)
-        try:
+        requests = (wire.sync(), wire.get(f"{self._path}/{SIMPLE}", watch=False))
+        with self._session.asked(*requests, owner=self.owner) as (fresh, found):
             await fresh
-            reply = await asked
-        except exc.NoNode:
-            return
-        except BaseException:
-            self._sent = True
-            raise
-        finally:
-            fresh.cancel()
-            asked.cancel()
+            try:
+                reply = await found
+            except exc.NoNode:
+                self._sent = False
+                return
         if reply.data == self._mark and reply.stat.ephemeral_owner == self.owner:
-            self._sent = True
             self._node, self._token = SIMPLE, reply.stat.created_zxid * BLOCK
+        else:
+            self._sent = False
 
     @property
     def _mark(self) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import sys
 
@@ -10,8 +11,12 @@ import pytest
 
 import aiolock
 from aiolock import AcquireTimeout, BackendRefused, BackendUnavailable, LockLost, UnsafeBackend
+from aiolock.backends.mysql import MySQLBackend
+from aiolock.backends.mysql.driver import Driver
+from tests import servers
 from tests.backends.mysql.conftest import PASSWORD
 from tests.backends.mysql.tools import as_root, sessions
+from tests.certificates import Certificates
 from tests.contract.staging import PATIENCE, gets_the_lock, nothing_remains, queued, until, waiting
 from tests.faults.proxy import Proxy, mysql_frames
 
@@ -125,10 +130,8 @@ async def test_a_cancellation_that_races_a_grant_leaves_no_ghost(place):
                 else:
                     waiter.cancel()
                     await lease.release()
-                try:
+                with contextlib.suppress(asyncio.CancelledError):
                     await (await waiter).release()
-                except asyncio.CancelledError:
-                    pass
             await gets_the_lock(client, "x")
 
 
@@ -294,6 +297,22 @@ async def test_tls_that_is_not_offered_is_an_error_before_the_password_is_sent(p
     assert seen == []
 
 
+async def test_tls_is_used_when_it_is_asked_for(tmp_path):
+    ours = Certificates(tmp_path / "ours")
+    others = Certificates(tmp_path / "others")
+    extra = [f"--ssl-cert={ours.cert}", f"--ssl-key={ours.key}", f"--ssl-ca={ours.ca}"]
+    with servers.MariaDB(extra=extra) as server:
+        for query in (f"?tls=verify&tls_ca={ours.ca}", "?tls=encrypt"):
+            backend = MySQLBackend(server.url + query)
+            async with aiolock.Client(backend) as client:
+                await gets_the_lock(client, "x")
+                [answer] = await backend.ask("SHOW SESSION STATUS LIKE 'Ssl_cipher'")
+                assert answer.rows[0][1]
+        for query in ("?tls=verify", f"?tls=verify&tls_ca={others.ca}"):
+            with pytest.raises(BackendUnavailable, match="certificate"):
+                await aiolock.connect(server.url + query).open()
+
+
 async def test_a_wrong_password_is_refused_and_not_shown(place):
     url = f"mysql://app:wrong-{PASSWORD[:6]}@127.0.0.1:{place.server.port}/test"
     with pytest.raises(BackendRefused, match="1045") as caught:
@@ -311,20 +330,11 @@ async def test_nobody_there_is_unavailable(place):
             await place.connect(port=proxy.port).open()
 
 
-async def test_a_proxy_that_numbers_sessions_itself_is_refused(place):
-    def another_number(way: str, frame: bytes) -> None:
-        pass
-
-    # The greeting carries the number of the thread; whoever sits in between may give another one.
-    from aiolock.backends.mysql.driver import Driver
-
-    original = Driver.thread_id
-    Driver.thread_id = lambda self: original(self) + 1
-    try:
-        with pytest.raises(UnsafeBackend, match="proxy"):
-            await place.connect().open()
-    finally:
-        Driver.thread_id = original
+async def test_a_proxy_that_numbers_sessions_itself_is_refused(place, monkeypatch):
+    # The greeting carries the number of the session; whoever sits in between gives one of its own.
+    monkeypatch.setattr(Driver, "thread_id", lambda self: 1 << 31)
+    with pytest.raises(UnsafeBackend, match="proxy"):
+        await place.connect().open()
 
 
 # --- links
@@ -332,41 +342,50 @@ async def test_a_proxy_that_numbers_sessions_itself_is_refused(place):
 
 @every_mode
 async def test_a_black_hole_ends_the_hold_in_time(place, mode):
-    async with Proxy("127.0.0.1", place.server.port, framing=mysql_frames) as proxy:
-        async with place.connect(mode, ttl=60) as watcher:
-            async with place.connect(mode, port=proxy.port, ttl=1.5) as client:
-                lease = await client.lock("x").acquire()
-                proxy.blackhole()
-                with pytest.raises(LockLost) as caught:
-                    async with lease:
-                        await asyncio.sleep(PATIENCE)
-                assert caught.value.reason == "expired"
-                proxy.heal()
-            await gets_the_lock(watcher, "x")
+    async with (
+        Proxy("127.0.0.1", place.server.port, framing=mysql_frames) as proxy,
+        place.connect(mode, ttl=60) as watcher,
+    ):
+        async with place.connect(mode, port=proxy.port, ttl=1.5) as client:
+            lease = await client.lock("x").acquire()
+            proxy.blackhole()
+            with pytest.raises(LockLost) as caught:
+                async with lease:
+                    await asyncio.sleep(PATIENCE)
+            assert caught.value.reason == "expired"
+            proxy.heal()
+        await gets_the_lock(watcher, "x")
 
 
 async def test_an_answer_that_is_lost_is_found_again(place):
-    async with Proxy("127.0.0.1", place.server.port, framing=mysql_frames) as proxy:
-        async with place.connect(port=proxy.port) as client, place.connect() as rival:
-            for _ in range(5):
-                cut = proxy.down.drop_next(1, reset=True)
-                lease = await client.lock("x").acquire(timeout=PATIENCE)
-                await cut.wait()
-                lease.check()
-                assert await rival.lock("x").try_acquire() is None
-                await lease.release()
-                await gets_the_lock(rival, "x")
-
-
-async def test_a_turn_whose_message_is_lost_is_noticed(place):
-    """The server made us the first in line, and we never heard of it."""
-    async with Proxy("127.0.0.1", place.server.port, framing=mysql_frames) as proxy:
-        async with place.connect(port=proxy.port, ttl=2) as client, place.connect() as rival:
-            lease = await rival.lock("x", ttl=2).acquire()
-            waiter = asyncio.create_task(client.lock("x").acquire())
-            await until(lambda: blocked(place))
-            lost = proxy.down.drop_next(3, lambda frame: b"GET_LOCK" not in frame)
+    async with (
+        Proxy("127.0.0.1", place.server.port, framing=mysql_frames) as proxy,
+        place.connect(port=proxy.port) as client,
+        place.connect() as rival,
+    ):
+        for _ in range(5):
+            cut = proxy.down.drop_next(1, reset=True)
+            lease = await client.lock("x").acquire(timeout=PATIENCE)
+            await cut.wait()
+            lease.check()
+            assert await rival.lock("x").try_acquire() is None
             await lease.release()
-            await lost.wait()
-            async with asyncio.timeout(PATIENCE):
-                await (await waiter).release()
+            await gets_the_lock(rival, "x")
+
+
+@pytest.mark.parametrize("mode", ["lease", "session"])
+async def test_a_turn_whose_message_is_lost_is_noticed(place, mode):
+    """The server made us the first in line, and we never heard of it."""
+    async with (
+        Proxy("127.0.0.1", place.server.port, framing=mysql_frames) as proxy,
+        place.connect(mode, port=proxy.port, ttl=2) as client,
+        place.connect(mode) as rival,
+    ):
+        lease = await rival.lock("x", ttl=2).acquire()
+        waiter = asyncio.create_task(client.lock("x").acquire())
+        await until(lambda: blocked(place))
+        lost = proxy.down.drop_next(3, lambda frame: b"GET_LOCK" not in frame)
+        await lease.release()
+        await lost.wait()
+        async with asyncio.timeout(PATIENCE):
+            await (await waiter).release()

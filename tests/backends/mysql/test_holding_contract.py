@@ -1,5 +1,6 @@
 """The modes in which a hold is a session's are held against the contract; what the server does not know about them is not asked for."""
 
+# ruff: noqa: F811 - fixtures are imported, and asked for by name
 from __future__ import annotations
 
 from contextlib import contextmanager
@@ -7,11 +8,22 @@ from contextlib import contextmanager
 import pytest
 
 import aiolock
+from aiolock import UnsupportedKind
 from tests import servers
-from tests.contract import test_exclusion, test_leases, test_names, test_queueing, test_reentrant
+from tests.backends.mysql.tools import as_root
+from tests.contract import (
+    test_exclusion,
+    test_leases,
+    test_names,
+    test_queueing,
+    test_reentrant,
+    test_sweep,
+)
 from tests.contract.conftest import client, deployment, rival  # noqa: F401 - fixtures
 from tests.contract.deployments import WORDS, Deployment
-from tests.backends.mysql.tools import as_root
+from tests.contract.primitives import PRIMITIVES
+from tests.contract.test_sweep import ledger, no_error_is_logged, other, swept  # noqa: F401 - fixtures
+from tests.sweep import MODES
 
 
 class MariaDBSessions(Deployment):
@@ -59,6 +71,28 @@ TOLD_OTHERWISE = {
     # A connection for each hold is the point of the row mode, so 10,000 are asked of the lease mode.
     "test_ten_thousand_leases_are_held_and_renewed_by_one_client",
 }
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("operation", PRIMITIVES)
+async def test_an_operation_interrupted_anywhere_leaves_nothing_behind(
+    deployment,
+    swept,
+    other,
+    operation,
+    mode,
+    ledger,
+    no_error_is_logged,
+):
+    if (deployment.name, operation) == ("mariadb-row", "force_release"):
+        async with other.lock("x"):
+            with pytest.raises(UnsupportedKind):
+                await swept.lock("x").force_release()
+        return
+    await test_sweep.test_an_operation_interrupted_anywhere_leaves_nothing_behind(
+        deployment, swept, other, operation, mode, ledger, no_error_is_logged
+    )
+
 
 for module in (test_exclusion, test_leases, test_names, test_queueing, test_reentrant):
     for name, thing in vars(module).items():

@@ -82,6 +82,27 @@ async def test_n1_a_connection_that_is_refused_for_a_while_is_tried_again(proxy,
     await client.aclose()
 
 
+async def test_n1_opening_takes_no_longer_than_it_may_although_no_step_of_it_does(proxy, far):
+    # Enough for each of connecting, asking and subscribing, and too little for all of them.
+    proxy.up.delay = proxy.down.delay = 0.7
+    with pytest.raises(BackendUnavailable, match="did not answer everything"):
+        await far(command_timeout=2).open()
+
+
+async def test_n1_what_could_not_be_opened_can_be_opened_later(proxy, far):
+    proxy.refuse = True
+    client = far(command_timeout=0.5)
+    with pytest.raises(BackendUnavailable):
+        await client.open()
+    proxy.refuse = False
+    async with client, far() as rival:
+        held = await rival.lock("x").acquire()
+        waiter = asyncio.create_task(client.lock("x").acquire())
+        await queued(rival.lock("x"), 1)
+        await held.release()
+        await (await waiter).release()
+
+
 async def test_n2_a_reset_while_idle_leads_to_verification_at_once_and_keeps_the_lock(proxy, far):
     # With a ttl whose next renewal is far away.
     async with far(ttl=300) as client, client.lock("x") as lease:

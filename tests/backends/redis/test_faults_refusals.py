@@ -92,6 +92,7 @@ async def test_a_password_that_becomes_wrong_is_said_when_the_connection_has_to_
             held = await client.lock("x").acquire()
             await overseer.config_set("requirepass", "another")
             await overseer.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+            await until(lambda: client._backend._connection.state.value != "ready")
             with pytest.raises(BackendUnavailable, match="check username and password"):
                 await client.lock("y").acquire()
             assert held.held

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[3]
 @pytest.mark.timeout(420)
 def test_nobody_is_wrong_in_a_minute_of_kills_stops_broken_links_and_restarts(tmp_path):
     """8 processes, 16 names. In a process of its own: asyncio's debug mode would slow the proxies down."""
-    words = "redis --seconds 60 --processes 8 --names 16 --seed 1 --json".split()
+    words = ["redis", "--seconds", "60", "--processes", "8", "--names", "16", "--seed", "1", "--json"]
     done = subprocess.run(
         [sys.executable, "-m", "tests.faults.run", *words, "--keep", str(tmp_path / "histories")],
         cwd=ROOT,
@@ -64,7 +64,7 @@ class Story:
         self.note(start - 1, process, "acquire", id=number, name="x", **about)
         self.note(start, process, "acquire.ret", id=number, result="ok", token=token)
         if lost:
-            self.note(end, process, "lost", id=number, until=until or end)
+            self.note(end, process, "lost", id=number, until=until or end, reason="expired")
         else:
             self.note(end, process, "release", id=number)
             self.note(end, process, "release.ret", id=number, result="ok")

@@ -125,7 +125,7 @@ class Tools:
                 changes.append(session.state.current_state)
 
         address = parse(url, tick_time=0.5, **options)
-        session = Session(address, timeout, clock=system_clock, random=Random(), on_change=note)
+        session = Session(address, timeout, patience=5.0, clock=system_clock, random=Random(), on_change=note)
         try:
             async with asyncio.timeout(within):
                 await session.start()

@@ -1,6 +1,6 @@
 -- beat: say that a process still waits, and let time pass for the locks that it waits for.
 -- KEYS the locks. ARGV: 1 our process, 2 life of a place in ms, 3 how we hear of a grant (s, n), 4 floor, then for each
--- lock how many places we have there (?: an attempt is under way).
+-- lock how many places we certainly have there (more may be on their way, or being left).
 -- Returns the server's time in µs, then for each lock {µs until the hold ends, ms of a claim that was just given (or
 -- -1), state}: state 1 we are first in line, 2 look again (one of us was handed it, or our places are gone), else 0.
 -- Safe: what it ends has run out by the server's clock; whom it serves is next in line.
@@ -16,7 +16,6 @@ for i, lock in ipairs(KEYS) do
   -- A key that somebody made something else is for those to find out who wait for it; the others' places go on.
   local broken = f.err and string.find(f.err, 'WRONGTYPE', 1, true)
   if f.err and not broken then return f end
-  local places = ARGV[4 + i]
   local counted = string.match(f[6] or '', '(%d+)$')
   local claim, state = 0, 0
   if counted then
@@ -31,7 +30,7 @@ for i, lock in ipairs(KEYS) do
   end
   local first = not broken and redis.call('HGET', lock, 'q:' .. (f[3] or 0))
   local handed = f[1] and f[5] == '1' and string.match(f[1], '^%x+') == mine
-  if broken or handed or (places ~= '?' and (counted or '0') ~= places) then
+  if broken or handed or tonumber(counted or 0) < tonumber(ARGV[4 + i]) then
     state = 2
   elseif first and string.match(first, '^%x+') == mine then
     state = 1

@@ -1,0 +1,147 @@
+"""Beside a lock, or instead of one: writes on MySQL and MariaDB that notice that somebody else was there.
+
+These work on the application's own ``aiomysql`` connections and transactions, and need neither a client nor a table of
+this library. :func:`compare_and_set` is optimistic locking: nobody waits, whoever is second is told.
+:func:`fenced_update` is the other half of a lease: the check of its token in the same statement as the write, so that
+a holder that was stopped and woke up late changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from random import Random
+from typing import Any, TypeVar
+
+from aiolock.errors import ConfigError, LockError, shorten
+
+__all__ = ["Conflict", "compare_and_set", "fenced_update", "retry_on_conflict"]
+
+T = TypeVar("T")
+
+_RETRYABLE = {1020, 1205, 1213, 3058, 3572}
+"""Somebody else was faster, as the server says it: changed row, lock wait timeout, deadlock, lock not available."""
+
+_IDENTIFIER = re.compile(r"[A-Za-z0-9_$]{1,64}")
+
+
+class Conflict(LockError):
+    """Somebody else changed the row in the meantime: read it again and decide anew.
+
+    Raised by the work that is given to :func:`retry_on_conflict`.
+    """
+
+
+async def compare_and_set(
+    connection: Any,
+    table: str,
+    key: Mapping[str, Any],
+    version: int,
+    values: Mapping[str, Any],
+    *,
+    column: str = "version",
+) -> bool:
+    """Change one row if its version is still the one that was read; the version then is one higher.
+
+    :param connection: an ``aiomysql`` connection; nothing is committed here.
+    :param table: the table, or ``database.table``.
+    :param key: the columns and values that name the row, as ``{"id": 42}``.
+    :param version: what ``column`` said when the row was read.
+    :param values: the columns to set, and to what.
+    :param column: the integer column that counts changes.
+
+    Returns whether the row was changed. In a transaction of REPEATABLE READ a row that somebody else has changed must be
+    read again in a new transaction. Cancelling it leaves open whether the server heard it.
+    """
+    sets = [f"{_quoted(name)} = %s" for name in values]
+    where = [*_where(key), f"{_quoted(column)} = %s"]
+    sets.append(f"{_quoted(column)} = {_quoted(column)} + 1")
+    statement = f"UPDATE {_table(table)} SET {', '.join(sets)} WHERE {' AND '.join(where)}"  # noqa: S608 - names are checked
+    async with connection.cursor() as cursor:
+        changed = await cursor.execute(statement, (*values.values(), *key.values(), version))
+    return bool(changed)
+
+
+async def fenced_update(
+    connection: Any,
+    table: str,
+    key: Mapping[str, Any],
+    values: Mapping[str, Any],
+    *,
+    token: int,
+    column: str = "fence_token",
+) -> bool:
+    """Change one row unless a later holder of the lock has written to it before.
+
+    :param token: the lease's token.
+    :param column: a ``BIGINT UNSIGNED NOT NULL DEFAULT 0`` column that remembers the highest token that wrote.
+
+    The check and the write are one statement. Returns whether the write was accepted; ``False`` also if there is no such
+    row. The other parameters, and cancelling, are as for :func:`compare_and_set`.
+    """
+    if type(token) is not int:
+        raise ConfigError(f"token must be the token of a lease, not {shorten(token)}")
+    fence = _quoted(column)
+    sets = [*(f"{_quoted(name)} = %s" for name in values), f"{fence} = %s"]
+    where = " AND ".join(_where(key))
+    statement = f"UPDATE {_table(table)} SET {', '.join(sets)} WHERE {where} AND {fence} <= %s"  # noqa: S608 - names are checked
+    async with connection.cursor() as cursor:
+        if await cursor.execute(statement, (*values.values(), token, *key.values(), token)):
+            return True
+        # The server counts rows that it changed: a write that says again what is there was accepted as well.
+        await cursor.execute(
+            f"SELECT 1 FROM {_table(table)} WHERE {where} AND {fence} = %s",  # noqa: S608 - names are checked
+            (*key.values(), token),
+        )
+        return await cursor.fetchone() is not None
+
+
+async def retry_on_conflict(
+    work: Callable[[], Awaitable[T]],
+    *,
+    attempts: int = 5,
+    pause: float = 0.01,
+    longest: float = 1.0,
+    random: Random | None = None,
+) -> T:
+    """Await ``work()`` until it ends without a conflict, at most ``attempts`` times; what it returned.
+
+    A conflict is :class:`Conflict`, or the server's word for one: a deadlock, a lock wait that took too long. Between
+    attempts it sleeps from half of ``pause`` to all of it (seconds), then twice that, up to ``longest``. The last conflict is
+    raised. ``work`` should read and write in a transaction of its own, which it rolls back when it fails. Cancelling it
+    cancels the work or the pause.
+    """
+    if type(attempts) is not int or attempts < 1:
+        raise ConfigError(f"attempts must be a whole number from 1, not {shorten(attempts)}")
+    random = random or Random()
+    for _ in range(attempts - 1):
+        try:
+            return await work()
+        except Exception as error:
+            if not _is_conflict(error):
+                raise
+        await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+        pause = min(2 * pause, longest)
+    return await work()
+
+
+def _is_conflict(error: Exception) -> bool:
+    # By number, so that no driver has to be imported.
+    return isinstance(error, Conflict) or (bool(error.args) and error.args[0] in _RETRYABLE)
+
+
+def _where(key: Mapping[str, Any]) -> list[str]:
+    if not key:
+        raise ConfigError("key must name the row, as {'id': 42}")
+    return [f"{_quoted(name)} = %s" for name in key]
+
+
+def _table(name: str) -> str:
+    return ".".join(_quoted(part) for part in name.split("."))
+
+
+def _quoted(name: Any) -> str:
+    if not isinstance(name, str) or not _IDENTIFIER.fullmatch(name):
+        raise ConfigError(f"a table or column is 1 to 64 characters of A-Z a-z 0-9 _ $, not {shorten(name)}")
+    return f"`{name}`"

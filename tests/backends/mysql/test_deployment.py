@@ -1,0 +1,288 @@
+"""Connections are few, the account needs little, rows are made and purged, and what is misspelt is refused."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+import aiolock
+from aiolock import BackendRefused, ConfigError, UnsafeBackend, UnsupportedKind
+from aiolock.backends.mysql import MySQLBackend
+from aiolock.backends.mysql.driver import Result
+from aiolock.backends.mysql.lease import verdict
+from aiolock.backends.mysql.lease_claim import GRACE, Look, judge
+from aiolock.backends.mysql.probe import promises, refuse, variables
+from aiolock.contract import READ, Bid, Grant
+from tests.backends.mysql.tools import as_root, sessions
+from tests.contract.staging import PATIENCE, gets_the_lock, nothing_remains, queued, until, waiting
+
+
+async def count(place) -> int:
+    return len(await sessions(place.server))
+
+
+# --- connections
+
+
+@pytest.mark.parametrize("mode", ["lease", "session"])
+async def test_five_thousand_waiting_tasks_cost_two_connections(place, mode):
+    async with place.connect(mode) as client, place.connect(mode) as rival:
+        lease = await rival.lock("x").acquire()
+        assert await count(place) == 2
+        waiters = [asyncio.create_task(client.lock("x").acquire()) for _ in range(5000)]
+        await waiting(client, 5000)
+        await queued(rival.lock("x"), 1)
+        assert await count(place) == 3
+        for waiter in waiters[::2]:
+            waiter.cancel()
+        await waiting(client, 2500)
+        await asyncio.wait(waiters[::2])
+        assert await count(place) == 3
+        for waiter in waiters:
+            waiter.cancel()
+        await asyncio.wait(waiters)
+        await nothing_queued(rival)
+        assert await count(place) <= 4
+        await lease.release()
+    await until_none(place)
+
+
+async def nothing_queued(client) -> None:
+    async def empty() -> bool:
+        return not (await client.lock("x").inspect()).waiters
+
+    await until(empty)
+
+
+async def until_none(place) -> None:
+    async def none() -> bool:
+        return await count(place) == 0
+
+    await until(none)
+
+
+@pytest.mark.parametrize("mode", ["lease", "session"])
+async def test_any_number_of_free_locks_cost_one_connection(place, mode):
+    async with place.connect(mode) as client:
+        leases = [await client.lock(f"x{number}").acquire() for number in range(100)]
+        await asyncio.gather(*(lease.renew() for lease in leases))
+        assert await count(place) == 1
+        for lease in leases:
+            await lease.release()
+    await until_none(place)
+
+
+@pytest.mark.parametrize("mode", ["lease", "session", "row"])
+async def test_beyond_the_cap_waiters_try_again_and_again(place, mode):
+    async with place.connect(mode, connections=12) as client, place.connect(mode, connections=3) as rival:
+        held = [await client.lock(f"x{number}").acquire() for number in range(10)]
+        waiters = [asyncio.create_task(rival.lock(f"x{number}").acquire()) for number in range(10)]
+        await waiting(rival, 10)
+        await asyncio.sleep(0.3)
+        own = 11 if mode == "row" else 1
+        assert await count(place) <= own + 5
+
+        async def pass_on(waiter) -> None:
+            await (await waiter).release()
+
+        for lease in held:
+            await lease.release()
+        async with asyncio.timeout(PATIENCE):
+            await asyncio.gather(*map(pass_on, waiters))
+
+
+async def test_sessions_that_nobody_needs_are_ended_by_the_server(place):
+    async with place.connect(ttl=1) as client, place.connect(ttl=60) as rival:
+        lease = await rival.lock("x").acquire()
+        waiter = asyncio.create_task(client.lock("x").acquire())
+        await queued(rival.lock("x"), 1)
+        waiter.cancel()
+        await nothing_queued(rival)
+
+        async def few() -> bool:
+            # The main sessions, and the one that ends statements.
+            return await count(place) <= 3
+
+        await until(few)
+        await lease.release()
+        await gets_the_lock(client, "x")
+
+
+async def test_an_idle_client_keeps_its_session(place):
+    async with place.connect(ttl=1) as client:
+        [before] = await sessions(place.server)
+        await asyncio.sleep(2.5)
+        [after] = await sessions(place.server)
+        assert before[0] == after[0]
+        await gets_the_lock(client, "x")
+
+
+# --- the schema and the account
+
+
+async def test_the_least_rights_are_enough(place, mariadb):
+    """With the table made by an administrator, in an account that may not make any."""
+    backend = MySQLBackend("mysql://x@127.0.0.1/test", table="given")
+    await as_root(mariadb, backend.statements.schema)
+    await as_root(mariadb, "GRANT SELECT, INSERT, UPDATE ON test.given TO bare@'%'")
+    url = place.url().replace("//app", "//bare")
+    for mode in ("lease", "session", "row"):
+        options = {"mode": mode, "table": "given", "schema": "manual", "namespace": place.namespace}
+        async with aiolock.connect(url, **options) as client, aiolock.connect(url, **options) as rival:
+            lease = await client.lock("x").acquire()
+            waiter = asyncio.create_task(rival.lock("x").acquire())
+            await queued(client.lock("x"), 1)
+            gone = asyncio.create_task(rival.lock("x").acquire())
+            await waiting(rival, 2)
+            gone.cancel()
+            await lease.renew()
+            await lease.release()
+            await (await waiter).release()
+            await asyncio.wait([gone])
+
+
+async def test_a_missing_table_is_refused_with_the_statement_that_makes_it(place):
+    client = aiolock.connect(place.url(), table="absent", schema="manual")
+    with pytest.raises(BackendRefused, match="CREATE TABLE IF NOT EXISTS `absent`"):
+        await client.open()
+    # An account that may not make it.
+    with pytest.raises(BackendRefused, match="denied"):
+        await aiolock.connect(place.url().replace("//app", "//bare"), table="absent").open()
+
+
+async def test_purging_forgets_rows_and_tokens_go_on_rising(place, mariadb):
+    backend = MySQLBackend(place.url())
+    async with aiolock.Client(backend, namespace=place.namespace) as client, place.connect() as other:
+        last = await gets_the_lock(client, "x")
+        held = await client.lock("held").acquire()
+        with pytest.raises(ConfigError, match="3600"):
+            await backend.purge(60)
+        assert await backend.purge(3600) == 0
+        await as_root(
+            mariadb,
+            f"UPDATE aiolock SET expires_at = expires_at - INTERVAL 2 HOUR WHERE namespace = '{place.namespace}' AND name = 'x'",
+        )
+        assert await backend.purge(3600) == 1
+        rows = await as_root(mariadb, f"SELECT name FROM aiolock WHERE namespace = '{place.namespace}'")
+        assert rows == (("held",),)
+        assert await gets_the_lock(other, "x") > last
+        held.check()
+        await held.release()
+
+
+async def test_a_token_goes_on_from_the_row_when_the_clock_does_not(place, mariadb):
+    async with place.connect() as client:
+        await gets_the_lock(client, "x")
+        future = 1 << 60
+        await as_root(
+            mariadb,
+            f"UPDATE aiolock SET token = {future} WHERE namespace = '{place.namespace}' AND name = 'x'",
+        )
+        tokens = [await gets_the_lock(client, "x") for _ in range(3)]
+        assert future < tokens[0] < tokens[1] < tokens[2]
+
+
+async def test_the_time_zone_of_the_server_does_not_matter(place, mariadb):
+    for zone in ("+00:00", "+08:00", "-11:00"):
+        await as_root(mariadb, f"SET GLOBAL time_zone = '{zone}'")
+        async with place.connect() as client, place.connect() as rival:
+            lease = await client.lock("x").acquire()
+            assert await rival.lock("x").try_acquire() is None
+            await lease.release()
+    await as_root(mariadb, "SET GLOBAL time_zone = 'SYSTEM'")
+
+
+async def test_modes_do_not_share_locks(place):
+    async with place.connect("lease") as one, place.connect("session") as two, place.connect("row") as three:
+        async with one.lock("x"), two.lock("x"), three.lock("x"):
+            pass
+        await nothing_remains(one, "x")
+
+
+# --- what is said about servers
+
+
+def test_only_servers_that_take_writes_are_accepted():
+    refuse({"read_only": "OFF", "wsrep_on": "OFF"}, "session", "here")
+    refuse({"wsrep_on": "ON"}, "lease", "here")
+    refuse({"group_replication_single_primary_mode": "ON"}, "row", "here")
+    for facts in ({"read_only": "ON"}, {"super_read_only": "ON"}, {"innodb_read_only": "1"}):
+        with pytest.raises(BackendRefused):
+            refuse(facts, "lease", "here")
+    for mode in ("session", "row"):
+        for facts in ({"wsrep_on": "ON"}, {"group_replication_single_primary_mode": "OFF"}):
+            with pytest.raises(UnsafeBackend):
+                refuse(facts, mode, "here")
+
+
+def test_what_is_promised_depends_on_mode_and_server():
+    maria, mysql = {"version": "10.11.19-MariaDB"}, {"version": "8.4.0"}
+    assert promises(maria, "lease") == {"exclusion", "push", "fifo", "fencing", "keep"}
+    assert promises(mysql | {"innodb_flush_log_at_trx_commit": "1"}, "lease") >= {"survives-restart", "fifo"}
+    assert promises(maria, "session") == {"exclusion", "push", "fifo"}
+    assert promises(mysql, "row") == {"exclusion", "push"}
+    assert variables([Result((), 0), Result((("a", "b"),), 0), Result(((7,),), 0)]) == {"a": "b"}
+
+
+def test_a_look_at_a_lock_leads_to_one_of_three_things():
+    mine, other = 5, 9
+    assert judge(3.0, other, mine, again=True) == (Look.WAIT, 3.0 + GRACE)
+    assert judge(0.0, other, mine, again=True) == (Look.WAIT, GRACE)
+    assert judge(-2 * GRACE, other, mine, again=False) == (Look.WAIT, GRACE)
+    assert judge(-2 * GRACE, other, mine, again=True)[0] is Look.KILL
+    for nobody_or_we in (0, mine):
+        assert judge(3.0, nobody_or_we, mine, again=False)[0] is Look.WAIT
+        assert judge(3.0, nobody_or_we, mine, again=True)[0] is Look.ANEW
+
+
+def test_a_row_says_why_a_hold_is_gone():
+    grant = Grant(0, 0, 1.0, demand=False)
+    assert verdict("me", ("me", None, 1), grant) is grant
+    assert verdict("me", ("me", None, 0), grant) == "revoked"
+    assert verdict("me", ("you", None, 1), grant) == "revoked"
+    assert verdict("me", (None, "me", 0), grant) == "force-released"
+    assert verdict("me", None, grant) == "revoked"
+
+
+# --- what is misspelt
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "message"),
+    [
+        ("mysql://u:p@h", {}, "must name a database"),
+        ("mysql://u:p@h/db?speed=9", {}, "no parameter"),
+        ("mysql://u:p@h/db?mode=fast", {}, "mode must be one of"),
+        ("mysql://u:p@h/db", {"mode": 3}, "mode must be one of"),
+        ("mysql://u:p@h/db?mode=row", {"mode": "row"}, "say it once"),
+        ("mysql://u:p@h/db?mode=row&mode=lease", {}, "twice"),
+        ("mysql://u:p@h/db", {"table": "a`b"}, "table must be"),
+        ("mysql://u:p@h/db?connections=0", {}, "connections must be"),
+        ("mysql://u:p@h/db?schema=perhaps", {}, "schema must be one of"),
+        ("mysql://u:p@h/db?tls=maybe", {}, "tls must be one of"),
+        ("mysql://u:p@h/db?tls_ca=/x", {}, "tls=verify"),
+        ("mysql://u:p@h/db?tls=verify&tls_ca=/nowhere", {}, "cannot be read"),
+        ("mysql://u:p@h/db?tls=encrypt&unix_socket=/run/x.sock", {}, "needs no TLS"),
+        ("mysql://u:hunter2/x@h/db", {}, "not a URL"),
+        ("mysql://u:hunter2#x@h/db", {}, "not a URL"),
+        ("mysql://u:hunter2@h:99999/db", {}, "not a URL"),
+        ("mysql://u:p@h/db", {"speed": 9}, "no option speed"),
+    ],
+)
+def test_a_wrong_address_is_refused_without_its_password(url, options, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        aiolock.connect(url, **options)
+    assert "hunter2" not in f"{caught.value!r} {caught.value.__cause__!r}"
+
+
+def test_passwords_are_not_shown():
+    backend = MySQLBackend("mariadb://u:hunter2@h/db")
+    assert repr(backend) == "<MySQLBackend mysql://u@h:3306/db lease>"
+    assert "hunter2" not in f"{backend!r} {vars(backend)!r}"
+
+
+def test_other_kinds_are_refused_before_any_io():
+    client = aiolock.connect("mysql://u@h/db")
+    with pytest.raises(UnsupportedKind):
+        client._backend.claim(Bid("x", READ, 1.0, "me"))

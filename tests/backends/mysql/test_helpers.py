@@ -1,0 +1,155 @@
+"""Optimistic locking and the fencing check, on an application's own connection."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+
+import aiomysql
+import pytest
+
+from aiolock import ConfigError
+from aiolock.mysql import Conflict, compare_and_set, fenced_update, retry_on_conflict
+
+
+@pytest.fixture
+async def connect(mariadb):
+    """Connections of the application, with one table."""
+    opened = []
+
+    async def one():
+        connection = await aiomysql.connect(
+            host="127.0.0.1", port=mariadb.port, user="root", db="test", autocommit=True
+        )
+        opened.append(connection)
+        return connection
+
+    async with (await one()).cursor() as cursor:
+        await cursor.execute(
+            "CREATE OR REPLACE TABLE orders (id INT PRIMARY KEY, state VARCHAR(20), n INT NOT NULL DEFAULT 0, "
+            "version INT NOT NULL DEFAULT 0, fence_token BIGINT UNSIGNED NOT NULL DEFAULT 0)"
+        )
+        await cursor.execute("INSERT INTO orders (id, state) VALUES (1, 'new'), (2, 'new')")
+    yield one
+    for connection in opened:
+        await connection.ensure_closed()
+
+
+async def read(connection, columns: str = "state, version, fence_token", number: int = 1) -> tuple:
+    async with connection.cursor() as cursor:
+        await cursor.execute(f"SELECT {columns} FROM orders WHERE id = {number}")
+        return await cursor.fetchone()
+
+
+async def test_a_version_that_was_read_can_be_changed_once(connect):
+    connection = await connect()
+    assert await compare_and_set(connection, "orders", {"id": 1}, 0, {"state": "paid"})
+    assert not await compare_and_set(connection, "test.orders", {"id": 1}, 0, {"state": "void"})
+    assert await read(connection) == ("paid", 1, 0)
+    # Setting what is there already is a change as well: the version counts it.
+    assert await compare_and_set(connection, "orders", {"id": 1, "state": "paid"}, 1, {"state": "paid"})
+    assert (await read(connection, number=2))[1] == 0
+
+
+async def test_counting_by_many_loses_no_step(connect):
+    async def step(connection) -> None:
+        n, version = await read(connection, "n, version")
+        if not await compare_and_set(connection, "orders", {"id": 1}, version, {"n": n + 1}):
+            raise Conflict
+
+    async def worker() -> None:
+        connection = await connect()
+        for _ in range(10):
+            await retry_on_conflict(lambda: step(connection), attempts=200, pause=0.001, longest=0.01)
+
+    await asyncio.gather(*(worker() for _ in range(5)))
+    assert await read(await connect(), "n, version") == (50, 50)
+
+
+async def test_the_last_conflict_is_raised_and_other_errors_at_once():
+    tries: list[BaseException] = []
+
+    async def work(error: BaseException) -> None:
+        tries.append(error)
+        raise error
+
+    for error, expected in (
+        (Conflict("seen"), 3),
+        (aiomysql.OperationalError(1213, "deadlock"), 3),
+        (aiomysql.OperationalError(1205, "lock wait"), 3),
+        (aiomysql.OperationalError(1064, "syntax"), 1),
+        (ValueError(), 1),
+    ):
+        tries.clear()
+        with pytest.raises(type(error)):
+            await retry_on_conflict(
+                lambda error=error: work(error), attempts=3, pause=0.001, random=Random(1)
+            )
+        assert len(tries) == expected
+
+
+async def test_a_deadlock_of_the_server_is_tried_again(connect):
+    first, second = await connect(), await connect()
+    met = asyncio.Barrier(2)
+    tries: list[tuple[int, int]] = []
+
+    async def both(connection, one: int, other: int) -> None:
+        tries.append((one, other))
+        await connection.begin()
+        try:
+            async with connection.cursor() as cursor:
+                await cursor.execute(f"UPDATE orders SET n = n + 1 WHERE id = {one}")
+                if tries.count((one, other)) == 1:
+                    await met.wait()
+                await cursor.execute(f"UPDATE orders SET n = n + 1 WHERE id = {other}")
+            await connection.commit()
+        except BaseException:
+            await connection.rollback()
+            raise
+
+    async with asyncio.timeout(30):
+        await asyncio.gather(
+            retry_on_conflict(lambda: both(first, 1, 2)), retry_on_conflict(lambda: both(second, 2, 1))
+        )
+    assert len(tries) > 2
+    assert await read(first, "n") == await read(first, "n", 2) == (2,)
+
+
+async def test_a_later_token_shuts_out_an_earlier_one(connect):
+    connection = await connect()
+    assert await fenced_update(connection, "orders", {"id": 1}, {"state": "b"}, token=20)
+    assert not await fenced_update(connection, "orders", {"id": 1}, {"state": "a"}, token=10)
+    assert await read(connection) == ("b", 0, 20)
+    # The same holder again, also when it changes nothing.
+    assert await fenced_update(connection, "orders", {"id": 1}, {"state": "b"}, token=20)
+    assert await fenced_update(connection, "orders", {"id": 1}, {"state": "c"}, token=2**63)
+    assert not await fenced_update(connection, "orders", {"id": 99}, {"state": "c"}, token=2**63)
+
+
+async def test_a_holder_that_lost_its_lock_writes_nothing(connect, place):
+    connection = await connect()
+    async with place.connect() as client, place.connect() as rival:
+        old = await client.lock("orders:1").acquire()
+        assert await rival.lock("orders:1").force_release()
+        new = await rival.lock("orders:1").acquire()
+        assert await fenced_update(connection, "orders", {"id": 1}, {"state": "new holder"}, token=new.token)
+        assert not await fenced_update(
+            connection, "orders", {"id": 1}, {"state": "old holder"}, token=old.token
+        )
+        await new.release()
+        await old.release()
+
+
+async def test_names_that_could_be_statements_are_refused():
+    for table, key, values in (
+        ("orders; DROP", {"id": 1}, {"n": 1}),
+        ("orders", {"id = 1 OR 1": 1}, {"n": 1}),
+        ("orders", {"id": 1}, {"n`": 1}),
+        ("orders", {}, {"n": 1}),
+    ):
+        with pytest.raises(ConfigError):
+            await compare_and_set(None, table, key, 0, values)
+        with pytest.raises(ConfigError):
+            await fenced_update(None, table, key, values, token=1)
+    with pytest.raises(ConfigError, match="token"):
+        await fenced_update(None, "orders", {"id": 1}, {"n": 1}, token="7")

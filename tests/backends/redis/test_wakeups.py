@@ -1,0 +1,278 @@
+"""When a process looks after its places: heartbeats, deadlines, claims, in virtual time with a scripted server."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Awaitable, Callable, Sequence
+from random import Random
+from typing import Any
+
+import pytest
+
+from aiolock.backends.redis.wakeups import ASKING, BATCH, LIFE, PERIOD, SLACK, Wakeups
+from aiolock.errors import BackendUnavailable
+from tests import virtual
+
+SOON = 0.001
+"""Seconds within which things happen at once."""
+
+
+class Place:
+    """A claim that waits."""
+
+    def __init__(self, key: str = "x", ttl: float = 30.0, *, placed: bool = True) -> None:
+        self.key = key
+        self.ttl = ttl
+        self.placed = placed
+        self.woken = 0
+
+    def wake(self) -> None:
+        self.woken += 1
+
+
+class Server:
+    """What heartbeats are sent to: keeps when and what, and answers from a table."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.start = self.loop.time()
+        self.beats: list[tuple[float, list[str], list[int], int]] = []
+        self.answers: dict[str, list[int]] = {}
+        self.error: Exception | None = None
+        self.silent = False
+        self.wakeups = Wakeups(self.beat, clock=self.loop.time, random=Random(1))
+
+    @property
+    def now(self) -> float:
+        return self.loop.time() - self.start
+
+    @property
+    def times(self) -> list[float]:
+        return [round(when, 3) for when, *_ in self.beats]
+
+    def beat(self, keys: Sequence[str], counts: Sequence[int], life: int) -> asyncio.Future[Any]:
+        self.beats.append((self.now, list(keys), list(counts), life))
+        reply: asyncio.Future[Any] = self.loop.create_future()
+        if self.error is not None:
+            reply.set_exception(self.error)
+        elif not self.silent:
+            reply.set_result([0, *(self.answers.get(key, [0, 0, 0]) for key in keys)])
+        return reply
+
+
+def in_virtual_time(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """A test on a loop whose time jumps."""
+
+    @functools.wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        async def main() -> None:
+            server = Server()
+            try:
+                await test(server, *args, **kwargs)
+            finally:
+                server.wakeups.close()
+
+        virtual.run(main())
+
+    del run.__wrapped__  # type: ignore[attr-defined]  # pytest would ask for `server` as a fixture
+    return run
+
+
+# --- heartbeats
+
+
+@in_virtual_time
+async def test_without_places_there_is_no_heartbeat(server):
+    server.wakeups.now()
+    await asyncio.sleep(100)
+    assert server.beats == []
+
+
+@in_virtual_time
+async def test_one_heartbeat_looks_after_all_places(server):
+    for key in "xyx":
+        server.wakeups.add(Place(key))
+    await asyncio.sleep(3 * PERIOD + SOON)
+    assert server.times == [PERIOD, 2 * PERIOD, 3 * PERIOD]
+    for _, keys, counts, life in server.beats:
+        assert dict(zip(keys, counts, strict=True)) == {"x": 2, "y": 1}
+        assert life == 3 * PERIOD * 1000
+
+
+@in_virtual_time
+async def test_the_shortest_ttl_sets_the_pace(server):
+    server.wakeups.add(Place(ttl=30))
+    assert server.wakeups.period == PERIOD
+    short = Place("y", ttl=0.9)
+    server.wakeups.add(short)
+    assert server.wakeups.period == pytest.approx(0.3)
+    assert server.wakeups.life_ms == LIFE * 1000
+    await asyncio.sleep(0.3 + SOON)
+    assert server.times == [0.3]
+    # Never faster than whoever only asks.
+    server.wakeups.add(Place("z", ttl=0.1))
+    assert server.wakeups.period == ASKING
+
+
+@in_virtual_time
+async def test_the_pace_is_forgotten_when_nobody_waits(server):
+    short = Place(ttl=0.9)
+    server.wakeups.add(short)
+    server.wakeups.remove(short)
+    assert server.wakeups.period == PERIOD
+    await asyncio.sleep(10)
+    assert server.beats == []
+    server.wakeups.remove(short)
+
+
+@in_virtual_time
+async def test_without_pushes_it_asks_every_tenth_of_a_second_and_stops_when_they_are_back(server):
+    server.wakeups.add(Place())
+    server.wakeups.pushed = False
+    server.wakeups.now()
+    await asyncio.sleep(1.05)
+    assert server.times == pytest.approx([n / 10 for n in range(11)], abs=0.002)
+    assert server.beats[-1][3] == LIFE * 1000
+    server.wakeups.pushed = True
+    server.wakeups.now()
+    server.beats.clear()
+    await asyncio.sleep(10)
+    assert len(server.beats) <= 6
+
+
+@in_virtual_time
+async def test_a_place_whose_attempt_is_under_way_is_not_counted_on(server):
+    server.wakeups.add(Place())
+    server.wakeups.add(Place(placed=False))
+    server.wakeups.now()
+    await asyncio.sleep(SOON)
+    assert server.beats[0][2] == [1]
+
+
+@in_virtual_time
+async def test_many_locks_are_looked_after_in_batches(server):
+    for n in range(2 * BATCH + 1):
+        server.wakeups.add(Place(f"x{n}"))
+    server.wakeups.now()
+    await asyncio.sleep(SOON)
+    assert [len(keys) for _, keys, *_ in server.beats] == [BATCH, BATCH, 1]
+
+
+@in_virtual_time
+async def test_a_heartbeat_that_fails_is_followed_by_the_next(server):
+    place = Place()
+    server.wakeups.add(place)
+    server.error = BackendUnavailable("gone")
+    await asyncio.sleep(2 * PERIOD + SOON)
+    server.error = None
+    server.answers["x"] = [0, 0, 2]
+    await asyncio.sleep(PERIOD)
+    assert len(server.beats) == 3
+    assert place.woken == 1
+
+
+# --- what is answered
+
+
+@in_virtual_time
+async def test_who_may_have_been_granted_or_lost_its_place_asks_again(server):
+    places = [Place(), Place(), Place("y")]
+    for place in places:
+        server.wakeups.add(place)
+    server.answers = {"x": [5_000_000, 0, 2], "y": [5_000_000, 0, 0]}
+    await asyncio.sleep(PERIOD + SOON)
+    assert [place.woken for place in places] == [1, 1, 0]
+
+
+@in_virtual_time
+async def test_the_first_in_line_looks_when_the_hold_ends_and_the_others_a_little_later(server):
+    server.wakeups.add(Place("x"))
+    server.wakeups.add(Place("y"))
+    server.wakeups.ends("x", 0.5, first=True)
+    server.wakeups.ends("y", 0.5, first=False)
+    await asyncio.sleep(0.5 + 0.1)
+    (first, keys, *_), (second, others, *_) = server.beats
+    assert (keys, others) == (["x"], ["y"])
+    assert 0.5 < first < 0.51
+    assert 0.52 <= second <= 0.581
+
+
+@in_virtual_time
+async def test_every_answer_moves_the_next_look(server):
+    server.wakeups.add(Place())
+    server.wakeups.ends("x", 1.0, first=True)
+    # The holder has renewed meanwhile.
+    server.answers["x"] = [500_000, 0, 1]
+    await asyncio.sleep(1.9)
+    assert server.times == pytest.approx([1.002, 1.504], abs=0.002)
+    # So has the heartbeat.
+    await asyncio.sleep(0.7)
+    assert server.times[2:] == pytest.approx([2.0, 2.502], abs=0.002)
+
+
+@in_virtual_time
+async def test_whoever_hands_on_looks_whether_the_claim_was_taken_although_it_does_not_wait(server):
+    server.wakeups.claimed("x", 1.0)
+    await asyncio.sleep(5)
+    assert server.times == [1.002]
+    assert server.beats[0][1:3] == (["x"], [0])
+
+
+@in_virtual_time
+async def test_a_claim_given_by_a_heartbeat_is_looked_after_as_well(server):
+    server.wakeups.claimed("x", 0.0)
+    server.answers["x"] = [0, 1500, 0]
+    await asyncio.sleep(SOON * 3)
+    server.answers["x"] = [0, 0, 0]
+    await asyncio.sleep(5)
+    assert server.times == pytest.approx([0.002, 1.504], abs=0.002)
+
+
+@in_virtual_time
+async def test_an_answer_that_says_to_go_on_is_followed_at_once(server):
+    server.wakeups.claimed("x", -0.001)
+    server.answers["x"] = [0, -1, 0]
+    await asyncio.sleep(0.003)
+    server.answers["x"] = [0, 0, 0]
+    await asyncio.sleep(1)
+    assert server.times == pytest.approx([0.002, 0.004], abs=0.001)
+
+
+@in_virtual_time
+async def test_an_earlier_look_is_not_put_off_by_a_claim_nor_made_twice(server):
+    server.wakeups.claimed("x", 0.5)
+    server.wakeups.claimed("x", 3.0)
+    server.wakeups.claimed("x", 0.2)
+    await asyncio.sleep(5)
+    assert server.times == [0.202]
+
+
+@in_virtual_time
+async def test_looks_that_were_moved_do_not_pile_up(server):
+    server.wakeups.add(Place(ttl=1e9))
+    for n in range(50 * SLACK):
+        server.wakeups.ends("x", 1e6 + n, first=True)
+        server.wakeups.ends(f"y{n % 10}", 1e6 + n, first=True)
+    assert len(server.wakeups._agenda) <= 2 * 11 + SLACK + 1
+    assert server.wakeups._ends.keys() == {"x", *(f"y{n}" for n in range(10))}
+
+
+@in_virtual_time
+async def test_after_closing_nothing_is_sent(server):
+    server.wakeups.add(Place())
+    server.wakeups.claimed("x", 0.5)
+    server.wakeups.close()
+    await asyncio.sleep(10)
+    assert server.beats == []
+
+
+@in_virtual_time
+async def test_an_answer_that_comes_when_nobody_waits_any_more_is_no_trouble(server):
+    place = Place()
+    server.wakeups.add(place)
+    server.answers["x"] = [1_000_000, 0, 2]
+    server.wakeups.now()
+    server.wakeups.remove(place)
+    await asyncio.sleep(5)
+    assert place.woken == 0

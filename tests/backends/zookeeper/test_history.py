@@ -1,0 +1,118 @@
+"""Twenty processes, three locks, an ensemble that loses servers, workers that are killed and stopped; and the whole history."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.faults.checker import check
+from tests.faults.history import Recorder, load
+from tests.servers import ZooKeeper
+
+WORKER = Path(__file__).with_name("worker.py")
+ROOT = Path(__file__).parents[3]
+SECONDS = float(os.environ.get("AIOLOCK_HISTORY_SECONDS", "10"))
+WORKERS = 20
+
+
+class Workers:
+    """The processes, and the one who hurts them."""
+
+    def __init__(self, url: str, namespace: str, folder: Path) -> None:
+        self._url, self._namespace, self._folder = url, namespace, folder
+        self.nemesis = Recorder(folder / "nemesis", "nemesis")
+        self.lives = [0] * WORKERS
+        self.running: dict[int, subprocess.Popen] = {}
+        self.faults = {"killed": 0, "stopped": 0, "servers": 0}
+
+    def name(self, number: int) -> str:
+        return f"worker{number}.{self.lives[number]}"
+
+    def start(self, number: int) -> None:
+        self.lives[number] += 1
+        name = self.name(number)
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONASYNCIODEBUG": ""}
+        with (self._folder / f"{name}.log").open("wb") as log:
+            self.running[number] = subprocess.Popen(
+                [
+                    sys.executable,
+                    str(WORKER),
+                    self._url,
+                    self._namespace,
+                    str(self._folder / name),
+                    name,
+                    name,
+                ],
+                env=environment,
+                stdout=log,
+                stderr=log,
+            )
+
+    def kill(self, number: int) -> None:
+        self.nemesis.kill(self.name(number))
+        self.running[number].kill()
+        self.running[number].wait()
+        self.faults["killed"] += 1
+
+    async def stop(self, number: int, seconds: float) -> None:
+        self.nemesis.stop(self.name(number))
+        self.running[number].send_signal(signal.SIGSTOP)
+        await asyncio.sleep(seconds)
+        self.running[number].send_signal(signal.SIGCONT)
+        self.nemesis.cont(self.name(number))
+        self.faults["stopped"] += 1
+
+    def end(self) -> None:
+        for number, process in self.running.items():
+            if process.poll() is None:
+                self.nemesis.kill(self.name(number))
+                process.kill()
+                process.wait()
+        self.nemesis.close()
+
+
+@pytest.mark.slow
+async def test_no_history_of_twenty_processes_under_faults_shows_two_holders(tools, tmp_path):
+    generator = random.Random(5)
+    with ZooKeeper(3) as ensemble:
+        url = f"{ensemble.url}?session_timeout=3&tick_time=0.5"
+        workers = Workers(url, tools.namespace, tmp_path)
+        try:
+            for number in range(WORKERS):
+                workers.start(number)
+            await asyncio.sleep(3)
+            end = time.monotonic() + SECONDS
+            hurt = time.monotonic() + 4
+            while time.monotonic() < end:
+                number = generator.randrange(WORKERS)
+                if generator.random() < 0.4:
+                    workers.kill(number)
+                    workers.start(number)
+                else:
+                    await workers.stop(number, generator.choice([0.2, 1.0, 4.0]))
+                if time.monotonic() > hurt:
+                    victim = generator.randrange(3)
+                    workers.nemesis.down(f"server{victim}")
+                    await asyncio.to_thread(ensemble.kill, victim)
+                    await asyncio.to_thread(ensemble.start, victim)
+                    workers.nemesis.up(f"server{victim}")
+                    workers.faults["servers"] += 1
+                    hurt = time.monotonic() + generator.uniform(6, 10)
+                await asyncio.sleep(generator.uniform(0.05, 0.3))
+            assert [process.poll() for process in workers.running.values()] == [None] * WORKERS
+        finally:
+            workers.end()
+    history = load(path for path in tmp_path.iterdir() if path.suffix != ".log")
+    granted = [hold for hold in history.holds if hold.token is not None]
+    print(f"{len(granted)} grants, {workers.faults}")
+    assert check(history) == []
+    assert len(granted) > 100
+    assert len({hold.process for hold in granted}) >= WORKERS

@@ -1,0 +1,182 @@
+"""The real kazoo and the real Curator on the other side of the same lock: we exclude each other, also when one is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.processes import missing
+
+HERE = Path(__file__).parent
+JARS = (
+    "curator-recipes curator-framework curator-client zookeeper zookeeper-jute guava slf4j-api slf4j-simple"
+)
+CLASS_PATH = [f"/usr/share/java/{jar}.jar" for jar in JARS.split()]
+
+PROGRAMS = {
+    "kazoo": [sys.executable, str(HERE / "contender.py")],
+    "curator": [
+        "java",
+        "-Xmx64m",
+        "-XX:+UseSerialGC",
+        "-XX:TieredStopAtLevel=1",
+        "-Dorg.slf4j.simpleLogger.defaultLogLevel=off",
+        "-cp",
+        ":".join(CLASS_PATH),
+        str(HERE / "Contender.java"),
+    ],
+}
+
+
+class Contender:
+    """Another library in a process of its own."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    async def says(self, *words: str) -> str:
+        """The next line, which has to be one of these."""
+        async with asyncio.timeout(60):
+            line = (await self._process.stdout.readline()).decode().strip()
+        assert line in words, f"said {line!r} instead of {' or '.join(words)}"
+        return line
+
+    async def is_silent(self, seconds: float) -> None:
+        """It says nothing for so long."""
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(seconds):
+                line = await self._process.stdout.readline()
+                raise AssertionError(f"said {line!r}")
+
+    def let_go(self) -> None:
+        """Have it release."""
+        self._process.stdin.write(b"\n")
+
+    def kill(self) -> None:
+        """End it in the middle of whatever it does."""
+        self._process.kill()
+
+
+@contextlib.asynccontextmanager
+async def contender(library: str, *words: str) -> AsyncIterator[Contender]:
+    absent = [jar for jar in CLASS_PATH if not await asyncio.to_thread(Path(jar).exists)]
+    if library == "curator" and absent:
+        raise missing(absent[0], "libcurator-recipes-java", "zookeeper")
+    process = await asyncio.create_subprocess_exec(
+        *PROGRAMS[library],
+        *words,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        yield Contender(process)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.communicate()
+
+
+@pytest.fixture
+def hosts(server) -> str:
+    return f"127.0.0.1:{server.port}"
+
+
+@pytest.mark.parametrize("library", PROGRAMS)
+async def test_they_wait_for_us_and_we_for_them(library, hosts, client, rival, tools):
+    lease = await client.lock("x").acquire()
+    async with contender(library, "hold", hosts, tools.path("x")) as other:
+        await other.says("ready")
+        await other.is_silent(0.5)
+        following = asyncio.create_task(rival.lock("x").acquire())
+        await lease.release()
+        await other.says("held")
+        assert await client.lock("x").try_acquire() is None
+        info = await client.lock("x").inspect()
+        assert len(info.holders) == 1
+        other.let_go()
+        await other.says("released")
+        async with asyncio.timeout(tools.PATIENCE):
+            next_lease = await following
+        assert next_lease.token > lease.token
+        await next_lease.release()
+
+
+@pytest.mark.parametrize("library", PROGRAMS)
+async def test_a_holder_of_theirs_that_is_killed_is_followed_by_us(library, hosts, client, tools):
+    async with contender(library, "hold", hosts, tools.path("x")) as other:
+        await other.says("ready")
+        await other.says("held")
+        following = asyncio.create_task(client.lock("x").acquire())
+        await asyncio.sleep(0.2)
+        assert not following.done()
+        other.kill()
+        async with asyncio.timeout(tools.PATIENCE):
+            await (await following).release()
+
+
+@pytest.mark.parametrize("library", PROGRAMS)
+async def test_a_session_of_ours_that_ends_is_followed_by_them(library, hosts, server, proxy, tools):
+    async with tools.connect(proxy.port) as cut:
+        lease = await cut.lock("x").acquire()
+        async with contender(library, "hold", hosts, tools.path("x")) as other:
+            await other.says("ready")
+            proxy.blackhole()
+            await other.says("held")
+            assert not lease.held
+            proxy.heal(release=False)
+
+
+async def test_nobody_is_inside_with_another_while_contenders_are_killed(
+    hosts, client, rival, tools, tmp_path
+):
+    """Both libraries and both of our clients take turns; then each library's process is killed in the middle."""
+    section = tmp_path / "section"
+    loops = ["loop", hosts, tools.path("x"), str(section)]
+    together = 0
+
+    async def ours(one, turns: int) -> None:
+        nonlocal together
+        for _ in range(turns):
+            async with one.lock("x"):
+                try:
+                    os.close(os.open(section, os.O_CREAT | os.O_EXCL))
+                except FileExistsError:
+                    together += 1
+                    continue
+                await asyncio.sleep(0.002)
+                os.unlink(section)  # noqa: PTH108 - the loop may block for so little
+
+    async with contender("kazoo", *loops, "40") as kazoo, contender("curator", *loops, "40") as curator:
+        for each in (kazoo, curator):
+            await each.says("ready")
+        await asyncio.gather(ours(client, 40), ours(rival, 40), kazoo.says("done"), curator.says("done"))
+    assert together == 0
+    for library in PROGRAMS:
+        async with contender(library, *loops, "100000") as victim:
+            await victim.says("ready")
+            await ours(client, 3)
+            victim.kill()
+            # What it may have left there goes before its session does, and so before anybody else may enter.
+            await asyncio.sleep(0.2)
+            section.unlink(missing_ok=True)
+            await asyncio.gather(ours(client, 10), ours(rival, 10))
+    assert together == 0
+
+
+async def test_kazoo_by_default_does_not_see_us(hosts, client, tools):
+    """What the page warns of: without extra_lock_patterns it counts only names of its own."""
+    lease = await client.lock("x").acquire()
+    async with contender("kazoo", "hold", hosts, tools.path("x"), "default") as other:
+        await other.says("ready")
+        await other.says("held")
+        lease.check()
+        other.let_go()
+        await other.says("released")
+    await lease.release()
