@@ -9,8 +9,7 @@ PYTHON ?= python3
 SERVERS ?= redis mariadb zookeeper
 # Other Pythons that `make pythons` looks for
 PYTHONS ?= 3.12 3.13
-# Two at a time: most tests wait for servers rather than for the processor.
-PYTEST_ARGS ?= -n 2
+PYTEST_ARGS ?=
 
 RUN := .venv/bin/python
 INSTALL := $(RUN) -m pip install --quiet --editable

@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+from benchmarks.calm import Calm
 from benchmarks.crew import Crew
 from benchmarks.plots import draw
 from benchmarks.report import as_json, as_markdown, as_text, surroundings
@@ -22,13 +23,21 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--rounds", type=int, help="rounds that alternate between contestants (5; quick: 2)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write results.json, README.md and the plots")
+    parser.add_argument(
+        "--calm",
+        type=float,
+        default=0,
+        metavar="SECONDS",
+        help="spend so much on running again what other programs disturbed",
+    )
     options = parser.parse_args(argv)
     rounds = options.rounds or (2 if options.quick else 5)
     about = surroundings(argv, rounds)
     reports = []
+    calm = Calm(options.calm)
     start = time.monotonic()
     with Redis() as server, Crew() as crew:
-        context = Context(server, crew, options.quick, rounds)
+        context = Context(server, crew, options.quick, rounds, calm)
         for name in options.scenario:
             context.flush()
             began = time.monotonic()
@@ -37,7 +46,11 @@ def main(argv: list[str]) -> int:
             print(as_text(reports[-1]), flush=True)
     goals = [goal for report in reports for goal in report.goals]
     about["seconds"] = round(time.monotonic() - start)
-    print(f"\n{sum(goal.reached for goal in goals)} of {len(goals)} goals reached, in {about['seconds']} s")
+    about["calm"] = {"rounds": calm.rounds, "repeated": calm.repeated, "disturbed": calm.disturbed}
+    print(
+        f"\n{sum(goal.reached for goal in goals)} of {len(goals)} goals reached, in {about['seconds']} s;",
+        f"others disturbed {calm.disturbed} of {calm.rounds} rounds, after {calm.repeated} had been repeated",
+    )
     if options.json:
         options.json.write_text(as_json(reports, about))
     if options.out:

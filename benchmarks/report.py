@@ -119,6 +119,7 @@ def as_text(report: Report) -> str:
 def as_markdown(reports: Sequence[Report], about: dict[str, Any]) -> str:
     """One page."""
     packages = ", ".join(f"{name} {number}" for name, number in about["packages"].items())
+    calm = about["calm"]
     goals = [[report.name, *row] for report in reports for row in _goals(report)[1:]]
     lines = [
         "# Benchmark results",
@@ -126,6 +127,8 @@ def as_markdown(reports: Sequence[Report], about: dict[str, Any]) -> str:
         f"`{about['command']}`: {about['rounds']} rounds that alternate between the contestants; median (lowest-highest).",
         f"Ratios are taken round by round. {about['python']}, {packages}; {about['server']};",
         f"{about['system']}, {about['cores']} cores of {about['processor']}, load {about['load']:.1f} at the start.",
+        f"Others used the machine as well: of {calm['rounds']} rounds {calm['repeated']} were disturbed by them and run",
+        f"again, and {calm['disturbed']} count although they were disturbed.",
         "",
         "## Goals",
         "",

@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.measure import Report, alternate, percentile
+from benchmarks.measure import Report, percentile
 from benchmarks.scenarios.context import Context
 
 __all__ = ["commands", "handover", "hot", "pair", "places", "waiters"]
@@ -72,7 +72,7 @@ def _drains(context: Context, report: Report, processes: int, tasks: int, turns:
     )
     report.notes.append("The fair share is the length of the drain over the turns of each contender.")
     whos = ["aiolock", "aiolock fair", best, "redis-py"]
-    played = alternate(
+    played = context.alternate(
         min(context.rounds, 3), whos, lambda who: drained(context, who, processes, tasks, turns)
     )
     for who, rounds in played.items():
@@ -112,7 +112,7 @@ def waiters(context: Context) -> Report:
     for processes, tasks in crowds:
         polled = max(2, context.count(60, 20) // (processes * tasks))
         pushed = max(2, context.count(3000, 300) // (processes * tasks))
-        rates = alternate(
+        rates = context.alternate(
             context.count(min(context.rounds, 3), 1),
             whos,
             lambda who, processes=processes, tasks=tasks, polled=polled, pushed=pushed: drained(  # type: ignore[misc]
@@ -145,7 +145,7 @@ def places(context: Context) -> Report:
         )
         return each * 1e6, (used[1] - used[0]) / handovers * 1e6
 
-    for count, rounds in alternate(context.rounds, [str(count) for count in counts], play).items():
+    for count, rounds in context.alternate(context.rounds, [str(count) for count in counts], play).items():
         report.add(count, each=[each for each, _ in rounds], server=[server for _, server in rounds])
     report.compare("cost, 5,000 / 2 places", "5000", "2", "each", 1.3, at_most=True)
     return report
@@ -182,7 +182,7 @@ def handover(context: Context) -> Report:
         latencies[who] += found
         return found
 
-    for who, rounds in alternate(context.rounds, list(intervals), play).items():
+    for who, rounds in context.alternate(context.rounds, list(intervals), play).items():
         report.add(
             who,
             p50=[percentile(found, 50) for found in rounds],
@@ -221,7 +221,7 @@ def commands(context: Context) -> Report:
     whos = ["aiolock fair", "aiolock", "redis-py 0.001", "redis-py 0.01"]
     if not context.quick:
         whos.append("redis-py")
-    for who, rounds in alternate(context.rounds, whos, play).items():
+    for who, rounds in context.alternate(context.rounds, whos, play).items():
         report.add(who, commands=[sent for sent, _ in rounds], inside=[inner for _, inner in rounds])
     report.limit("per remote turn (fair=True: every turn is one)", "aiolock fair", "commands", 3, "commands")
     report.limit("per turn with local passing", "aiolock", "commands", 0.3, "commands")

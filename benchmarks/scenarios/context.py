@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
+from benchmarks.calm import Calm
 from benchmarks.crew import Crew
-from benchmarks.measure import Report
+from benchmarks.measure import Report, alternate
 from tests.processes import ask
 from tests.servers import Redis
 
 __all__ = ["Context", "Scenario"]
+
+T = TypeVar("T")
 
 INSIDE = {"hmget", "hset", "hget", "hdel", "hexists", "time", "pexpire", "pttl", "publish", "get", "del"}
 """What scripts call inside the server; clients of ours do not."""
@@ -30,10 +34,17 @@ class Context:
     crew: Crew
     quick: bool
     rounds: int
+    calm: Calm
 
     @property
     def url(self) -> str:
         return self.server.url
+
+    def alternate(
+        self, rounds: int, contestants: Sequence[str], play: Callable[[str], T]
+    ) -> dict[str, list[T]]:
+        """Rounds that alternate between the contestants; those in which others used the machine are run again."""
+        return alternate(rounds, contestants, lambda who: self.calm.play(lambda: play(who)))
 
     def count(self, full: int, quick: int) -> int:
         """How many of something."""

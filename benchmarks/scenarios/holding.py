@@ -6,7 +6,7 @@ import subprocess
 import sys
 from typing import Any
 
-from benchmarks.measure import Report, alternate, percentile
+from benchmarks.measure import Report, percentile
 from benchmarks.scenarios.context import Context
 
 __all__ = ["connections", "importing", "leases", "memory", "waiting"]
@@ -36,7 +36,9 @@ def leases(context: Context) -> Report:
         "seconds, so their renewals come in bursts."
     )
     rounds = [
-        context.crew.fresh("leases", url=context.url, count=count, ttl=ttl, seconds=seconds)
+        context.calm.play(
+            lambda: context.crew.fresh("leases", url=context.url, count=count, ttl=ttl, seconds=seconds)
+        )
         for _ in range(context.count(min(context.rounds, 2), 1))
     ]
     report.add(
@@ -71,7 +73,9 @@ def memory(context: Context) -> Report:
         job, params = kinds[kind]
         return float(context.crew.fresh(job, url=context.url, count=count, **params))
 
-    for kind, rounds in alternate(context.count(min(context.rounds, 3), 1), list(kinds), play).items():
+    for kind, rounds in context.alternate(
+        context.count(min(context.rounds, 3), 1), list(kinds), play
+    ).items():
         report.add(kind, bytes=rounds)
         report.limit(kind, kind, "bytes", 1536 if kind == "held lease" else 1024, "bytes")
     return report
@@ -96,7 +100,7 @@ def connections(context: Context) -> Report:
         )
         return seen[1] - seen[0]
 
-    for who, rounds in alternate(1, ["aiolock", "aiolock fair", "redis-py"], play).items():
+    for who, rounds in context.alternate(1, ["aiolock", "aiolock fair", "redis-py"], play).items():
         report.add(who, open=rounds)
     report.limit("aiolock", "aiolock", "open", 2, "connections")
     report.limit("aiolock, fair=True", "aiolock fair", "open", 2, "connections")
@@ -155,7 +159,7 @@ def importing(context: Context) -> Report:
         program = f"import time; t = time.perf_counter(); {programs[what]}; print(time.perf_counter() - t)"
         return float(subprocess.check_output([sys.executable, "-c", program])) * 1000
 
-    for what, rounds in alternate(context.count(15, 3), list(programs), play).items():
+    for what, rounds in context.alternate(context.count(15, 3), list(programs), play).items():
         report.add(what, ms=rounds)
     report.limit("import aiolock", "aiolock", "ms", 60, "ms")
     drivers = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.measure import Report, alternate
+from benchmarks.measure import Report
 from benchmarks.scenarios.context import Context
 
 __all__ = ["free", "inprocess", "local", "loops", "many", "shared"]
@@ -15,7 +15,9 @@ SLICES = 4
 
 def _play(context: Context, report: Report, job: str, whos: list[str], **params: int) -> None:
     rounds = context.rounds * context.count(SLICES, 2)
-    played = alternate(rounds, whos, lambda who: context.crew.one(job, who=who, url=context.url, **params))
+    played = context.alternate(
+        rounds, whos, lambda who: context.crew.one(job, who=who, url=context.url, **params)
+    )
     for who, figures in played.items():
         report.add(
             who,
@@ -96,7 +98,7 @@ def _on_both(context: Context, report: Report, jobs: dict[str, tuple[str, dict[s
         for who in ("script floor", "aiolock"):
             if job == "crowd" and who != "aiolock":
                 continue
-            rates = alternate(
+            rates = context.alternate(
                 context.rounds * 2,
                 ["asyncio", "uvloop"],
                 lambda loop, job=job, who=who, params=params: context.crew.one(  # type: ignore[misc]

@@ -34,6 +34,8 @@ class Deployment(ABC):
     """Which of the words it promises."""
     slow: ClassVar[float] = 1.0
     """How much longer than in memory everything may take."""
+    many: ClassVar[int] = 10_000
+    """How many leases one client is asked to hold at once."""
     ttl: ClassVar[float] = 10.0
     """Of clients that ask for no other. Where nothing is pushed, a loss is learnt after a third of it."""
     prolongs: ClassVar[bool] = True
@@ -215,6 +217,7 @@ class ZooKeeper(Deployment):
     promises = WORDS - {"keep"}
     slow = 10.0
     prolongs = False
+    many = 1_000  # each is a node that a quorum has to agree on
     servers: ClassVar[int] = 1
 
     @contextmanager
@@ -244,6 +247,7 @@ class MariaDB(Deployment):
 
     name = "mariadb"
     slow = 2.0
+    many = 1_000  # each is a row that is written to a disk
 
     @contextmanager
     def running(self) -> Iterator[Self]:
@@ -252,7 +256,8 @@ class MariaDB(Deployment):
             yield self
 
     def make(self, **options: Any) -> Client:
-        return aiolock.connect(self._server.url, **options)
+        # Hundreds of requests at once go out one after the other; on a loaded machine that takes its time.
+        return aiolock.connect(self._server.url, **{"command_timeout": 15.0, **options})
 
 
 REGISTRY: tuple[type[Deployment], ...] = (

@@ -168,9 +168,12 @@ class Run:
             await nemesis.rage(self.until - CALM, plan.arms)
             others = [each for member in crew for each in await member.end()]
             others += await site.hygiene(self.names, max(TTLS))
+        history = load(self.folder.glob("*.jsonl"))
+        ends = {event["process"] for event in history.events if event["kind"] == "end"}
+        others += [f"hygiene: {member.name} wrote no end" for member in crew if member.name not in ends]
         others += site.foreign
         return judge(
-            load(self.folder.glob("*.jsonl")),
+            history,
             self.guard,
             seed=plan.seed,
             ttl=max(TTLS),
@@ -195,7 +198,7 @@ def run(plan: Plan) -> Verdict:
     folder.mkdir(exist_ok=True)
     verdict = asyncio.run(Run(plan, folder)())
     if plan.keep is None and not verdict.violations:
-        shutil.rmtree(folder)
+        shutil.rmtree(folder, ignore_errors=True)
     elif verdict.violations:
         print(f"the histories are kept in {folder}", file=sys.stderr)
     return verdict

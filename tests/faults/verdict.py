@@ -18,6 +18,9 @@ from tests.faults.history import NEVER, Event, History, Hold, Window
 RESTART = "restart server"
 """The fault whose windows are an exception: the server comes back without its data."""
 
+AWAKE = 1e9
+"""Nanoseconds within which a process that goes on has certainly told its holders, on a busy machine."""
+
 
 @dataclass
 class Verdict:
@@ -143,17 +146,22 @@ def judge(
 def by_clock(history: History) -> History:
     """A hold ends at the moment at which the holder's own clock said so, whenever its loop came to tell it.
 
-    So no lag of the machine needs an excuse. Only processes that the nemesis stopped are blind, and those that it
-    killed end with the last that they wrote: what their clocks would have said after that is not known.
+    So no lag of the machine needs an excuse. Only processes that the nemesis stopped are blind (to their end, if it
+    killed them before they were awake), and those that it killed end with the last that they wrote: what their clocks
+    would have said after that is not known.
     """
-    last: dict[str, float] = {event["process"]: event["t"] for event in history.events}
+    last = {event["process"]: event["t"] for event in history.events}
+    kills = {event["target"]: event["t"] for event in history.events if event["kind"] == "kill"}
     events = []
     for event in history.events:
-        if event["kind"] == "lost":
+        kind, t = event["kind"], event["t"]
+        if kind == "lost":
             events.append({**event, "t": event["until"]})
-        elif event["kind"] == "kill":
-            events.append({**event, "t": min(event["t"], last.get(event["target"], event["t"]))})
-        elif event.get("why") != "lag":
+        elif kind == "kill":
+            events.append({**event, "t": min(t, last.get(event["target"], t))})
+        elif event.get("why") != "lag" and not (
+            kind == "cont" and kills.get(event["target"], NEVER) < t + AWAKE
+        ):
             events.append(event)
     return History(events)
 

@@ -9,6 +9,7 @@ import pytest
 import redis.asyncio
 
 from aiolock import AcquireTimeout, BackendError, BackendRefused, BackendUnavailable
+from aiolock.backends.redis import wakeups
 from tests.backends.redis.staging import Stopwatch, nothing_is_left, traces
 from tests.contract.deployments import least_rights
 from tests.contract.staging import gets_the_lock, queued, until, waiting
@@ -95,7 +96,11 @@ async def test_r18_what_a_client_asked_of_a_frozen_server_before_it_left_leaves_
 # --- R2: restarted
 
 
-async def test_r2_a_restart_that_forgets_everything_is_told_and_lived_with(mortal, connect, namespace):
+async def test_r2_a_restart_that_forgets_everything_is_told_and_lived_with(
+    mortal, connect, namespace, monkeypatch
+):
+    # Nobody waits for a heartbeat to come back into line.
+    monkeypatch.setattr(wakeups, "PERIOD", 100.0)
     async with connect(mortal.url, ttl=300) as one, connect(mortal.url, ttl=300) as two:
         held = [await one.lock(f"x{n}").acquire() for n in range(5)]
         waiters = [asyncio.create_task(two.lock(f"x{n}").acquire()) for n in range(5)]

@@ -148,6 +148,16 @@ def test_a_clock_that_believes_too_long_is_wrong_however_late_the_loop(story, tm
     assert wrong(story.judged(tmp_path)) == {"exclusion (by own clock)"}
 
 
+def test_who_is_killed_before_it_is_awake_cannot_be_asked(story, tmp_path):
+    story.hold("a", 100, 400, token=1)
+    story.note(120, "nemesis", "stop", target="a")
+    story.note(200, "nemesis", "cont", target="a")
+    story.note(201, "a", "open")
+    story.note(202, "nemesis", "kill", target="a")
+    story.hold("b", 150, 300, token=2)
+    assert not wrong(story.judged(tmp_path))
+
+
 @pytest.mark.parametrize("token", [5, 4])
 def test_tokens_that_repeat_or_fall_are_wrong(story, tmp_path, token):
     story.hold("a", 100, 200, token=5)

