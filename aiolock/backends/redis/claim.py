@@ -122,13 +122,16 @@ class RedisClaim(Claim):
         backend = self._backend
         if self._stage is Stage.OVER or self._stage is Stage.NEW:
             return
+        served = -2
         if self._stage is Stage.HELD and not self._doubts and not keep:
-            backend.served(self.key, await backend.release(self))
-        else:
+            served = await backend.release(self)
+        if served == -2:
+            # Not simply a hold of ours; an attempt that arrived late may have left a place, for instance.
             if self._stage is Stage.PLACED:
                 backend.wakeups.remove(self)
             self._stage = Stage.LEAVING
-            backend.served(self.key, await backend.leave(self, bury=self._doubts > 0, keep=keep))
+            served = await backend.leave(self, bury=self._doubts > 0, keep=keep)
+        backend.served(self.key, served)
         self._forget(Stage.OVER)
 
     def _forget(self, stage: Stage) -> None:
