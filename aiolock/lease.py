@@ -262,11 +262,17 @@ class Lease:
         self.check()
         cancel = self._on_loss == "cancel" and not in_async_generator(sys._getframe(1))  # noqa: SLF001
         self.enter(_this_task(), cancel=cancel)
+        if self.kind.exclusive:
+            # So that acquiring it again in here is refused instead of waiting for ever.
+            self._home.runtime.inside.setdefault((self.name, self.kind.family.value), self)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        inside, key = self._home.runtime.inside, (self.name, self.kind.family.value)
+        if inside.get(key) is self:
+            del inside[key]
         rest = self.leave(_this_task(), error)
         if rest is not None:
             await rest

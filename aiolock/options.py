@@ -54,10 +54,11 @@ def check_max_hold(max_hold: object) -> float | None:
 
 def check_on_loss(on_loss: object) -> OnLoss:
     """What the loss of a lease does to the block that was entered with it."""
-    if on_loss == "cancel":
-        return "cancel"
-    if on_loss == "signal":
-        return "signal"
+    if isinstance(on_loss, str):
+        if on_loss == "cancel":
+            return "cancel"
+        if on_loss == "signal":
+            return "signal"
     raise ConfigError(f'on_loss must be "cancel" or "signal", not {shorten(on_loss)}')
 
 

@@ -202,6 +202,9 @@ def in_async_generator(frame: FrameType) -> bool:
     """Whether the code that called us is the body of an async generator.
 
     Its task may be running somebody else's code when the generator is suspended at a ``yield``, so a cancellation
-    from outside could hit the wrong one.
+    from outside could hit the wrong one. An ``AsyncExitStack`` between the two is looked through.
     """
-    return bool(frame.f_code.co_flags & 0x200)  # inspect.CO_ASYNC_GENERATOR
+    above: FrameType | None = frame
+    while above is not None and above.f_globals.get("__name__") == "contextlib":
+        above = above.f_back
+    return above is not None and bool(above.f_code.co_flags & 0x200)  # inspect.CO_ASYNC_GENERATOR

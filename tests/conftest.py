@@ -14,8 +14,15 @@ import os
 
 import pytest
 
+from tests.servers import SERVERS
+
 # Loops read this when they are made.
 os.environ["PYTHONASYNCIODEBUG"] = "1"
+
+PREVIEWS = {"mariadb": "backends/mysql", "zookeeper": "backends/zookeeper"}
+"""Servers whose backends are in preview: their tests run when the run is about them, and the header says so."""
+
+collect_ignore = [folder for server, folder in PREVIEWS.items() if server not in SERVERS]
 
 GRACE = 5.0
 """Seconds for tasks to end that were told to end; they are counted, not raced."""
@@ -35,6 +42,12 @@ class Complaints(logging.Handler):
         if record.exc_info and record.exc_info[1] is not None:
             line = f"{line}\n{record.exc_info[1]!r}"
         self.lines.append(line)
+
+
+def pytest_report_header():
+    others = sorted(set(PREVIEWS) - SERVERS)
+    note = f"; not about {', '.join(others)} (make test SERVERS=...)" if others else ""
+    return f"servers: this run is about memory, {', '.join(sorted(SERVERS))}{note}"
 
 
 def pytest_collection_finish(session):

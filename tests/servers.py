@@ -22,7 +22,19 @@ from urllib.parse import quote
 from tests.certificates import Certificates
 from tests.processes import READY_WITHIN, Child, Server, ServerFailed, ServerMissing, ask, missing, program
 
-__all__ = ["Certificates", "MariaDB", "Redis", "Server", "ServerFailed", "ServerMissing", "ZooKeeper"]
+__all__ = [
+    "SERVERS",
+    "Certificates",
+    "MariaDB",
+    "Redis",
+    "Server",
+    "ServerFailed",
+    "ServerMissing",
+    "ZooKeeper",
+]
+
+SERVERS = frozenset(os.environ.get("AIOLOCK_SERVERS", "redis").split())
+"""The servers that this run is about: `make test SERVERS="redis mariadb zookeeper"` is about all of them."""
 
 
 class Redis(Server):

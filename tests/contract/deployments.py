@@ -19,6 +19,7 @@ import aiolock
 from aiolock import Client, Lease
 from aiolock.backends.memory import MemoryBackend, MemoryServer
 from tests import servers
+from tests.servers import SERVERS
 
 REDIS_PAGE = Path(__file__).parents[2] / "docs" / "backends" / "redis.md"
 
@@ -34,6 +35,8 @@ class Deployment(ABC):
     """Which of the words it promises."""
     slow: ClassVar[float] = 1.0
     """How much longer than in memory everything may take."""
+    needs: ClassVar[str | None] = None
+    """The server that the run must be about, in the words of `make test SERVERS=...`."""
     many: ClassVar[int] = 10_000
     """How many leases one client is asked to hold at once."""
     ttl: ClassVar[float] = 10.0
@@ -150,6 +153,7 @@ class Redis(Deployment):
     """A Redis of its own, without persistence."""
 
     name = "redis"
+    needs = "redis"
     slow = 1.5
 
     @contextmanager
@@ -214,6 +218,7 @@ class ZooKeeper(Deployment):
     """A single ZooKeeper; holds live as long as their session, whatever ttl their lock asks for."""
 
     name = "zookeeper"
+    needs = "zookeeper"
     promises = WORDS - {"keep"}
     slow = 10.0
     prolongs = False
@@ -246,6 +251,7 @@ class MariaDB(Deployment):
     """MariaDB in the lease mode: rows with an expiry, and turnstiles to wait at."""
 
     name = "mariadb"
+    needs = "mariadb"
     slow = 2.0
     many = 1_000  # each is a row that is written to a disk
 
@@ -260,7 +266,7 @@ class MariaDB(Deployment):
         return aiolock.connect(self._server.url, **{"command_timeout": 15.0, **options})
 
 
-REGISTRY: tuple[type[Deployment], ...] = (
+_ALL: tuple[type[Deployment], ...] = (
     Memory,
     FarMemory,
     Redis,
@@ -270,3 +276,5 @@ REGISTRY: tuple[type[Deployment], ...] = (
     ZooKeeperEnsemble,
     MariaDB,
 )
+
+REGISTRY = tuple(cls for cls in _ALL if cls.needs is None or cls.needs in SERVERS)

@@ -159,3 +159,13 @@ async def test_a_forked_child_that_drops_a_lease_does_not_release_it(client, riv
     leases[0].check()
     assert await rival.lock("x").try_acquire() is None
     await leases[0].release()
+
+
+async def test_a_block_of_a_lease_is_an_own_block_too(client):
+    lock = client.lock("x")
+    async with await lock.acquire():
+        assert await lock.try_acquire() is None
+        with pytest.raises(RuntimeError, match="own block"):
+            await lock.acquire()
+    async with lock:
+        pass

@@ -763,3 +763,20 @@ async def test_an_async_generator_that_is_closed_early_releases(client):
         async for _ in source:
             break
     await gets_the_lock(client, "x")
+
+
+async def test_a_generator_that_enters_through_an_exit_stack_spares_its_consumer(deployment, client):
+    seen = []
+
+    async def generator():
+        async with AsyncExitStack() as stack:
+            lease = await stack.enter_async_context(client.lock("x"))
+            seen.append(lease)
+            yield 1
+
+    with pytest.raises(LockLost):
+        async for _ in generator():
+            await deployment.lose(seen[0])
+            await until(lambda: seen[0].lost)
+            await asyncio.sleep(0)
+    assert asyncio.current_task().cancelling() == 0

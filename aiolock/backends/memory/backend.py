@@ -71,6 +71,8 @@ class MemoryBackend(Backend):
         if server is not None and not isinstance(server, MemoryServer):
             raise ConfigError(f"server must be a MemoryServer, not {shorten(server)}")
         self._server = server or shared(parts.netloc)
+        if transport is not None and not callable(transport):
+            raise ConfigError(f"transport must be a coroutine function, not {shorten(transport)}")
         self._transport = transport
         self._id = secrets.token_hex(16)
         self._count = 0
