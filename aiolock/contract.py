@@ -10,12 +10,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
-from enum import Enum, StrEnum
+from enum import Enum
 from typing import NamedTuple
 
 from aiolock.clock import Clock
-from aiolock.errors import LossReason
+from aiolock.document import Document
+from aiolock.errors import LossReason, UnsupportedKind
+from aiolock.info import Finding, Holder, LockInfo, Waiting
+from aiolock.kinds import ELECTION, MUTEX, READ, WRITE, Family, Kind, Mode, permits
 
 __all__ = [
     "ELECTION",
@@ -25,7 +27,9 @@ __all__ = [
     "Backend",
     "Bid",
     "Claim",
+    "Document",
     "Family",
+    "Finding",
     "Grant",
     "Holder",
     "Kind",
@@ -41,53 +45,6 @@ __all__ = [
     "margin",
     "permits",
 ]
-
-
-class Family(StrEnum):
-    """Which locks share a name: families never exclude each other."""
-
-    LOCK = "lock"
-    RW = "rw"
-    SEMAPHORE = "sem"
-    ELECTION = "election"
-
-
-class Mode(StrEnum):
-    """Who may be inside together."""
-
-    MUTEX = "mutex"
-    READ = "read"
-    WRITE = "write"
-    PERMITS = "permits"
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """A family, a mode, and for permits how many of how many."""
-
-    family: Family
-    mode: Mode
-    permits: int = 1
-    limit: int = 1
-
-    @property
-    def exclusive(self) -> bool:
-        """Whether such a hold is alone, so that tasks of one process may pass it on among themselves."""
-        return self.mode is Mode.MUTEX or self.mode is Mode.WRITE
-
-    def __str__(self) -> str:
-        return f"{self.permits} of {self.limit} permits" if self.mode is Mode.PERMITS else self.mode.value
-
-
-MUTEX = Kind(Family.LOCK, Mode.MUTEX)
-READ = Kind(Family.RW, Mode.READ)
-WRITE = Kind(Family.RW, Mode.WRITE)
-ELECTION = Kind(Family.ELECTION, Mode.MUTEX)
-
-
-def permits(count: int, limit: int) -> Kind:
-    """The kind that takes ``count`` of ``limit`` permits."""
-    return Kind(Family.SEMAPHORE, Mode.PERMITS, count, limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +125,8 @@ class Claim(ABC):
         place. A grant that was pushed in the meantime is answered without asking. After a cancellation or an
         error nobody knows whether the server heard it: only ``attempt`` and ``release`` are right then.
 
-        Raises :class:`BackendUnavailable` or :class:`BackendRefused`.
+        Raises :class:`BackendUnavailable` or :class:`BackendRefused`, and :class:`ConfigError` if a semaphore is known
+        with another limit.
         """
 
     @abstractmethod
@@ -187,6 +145,15 @@ class Claim(ABC):
         the server heard it, and it may be called again.
         """
 
+    async def downgrade(self) -> Grant:
+        """Turn this write hold into a read hold, without a moment in which it is neither; ``bid.kind`` is READ then.
+
+        The grant has the token of the write hold. Readers who are next in line enter. After a cancellation or an error
+        the claim is one of the two: its holder goes on believing the weaker, and ``release`` is right for both. Asking
+        again is right as well.
+        """
+        raise UnsupportedKind("downgrade", type(self).__name__)
+
 
 class News(Enum):
     """What a server may say unasked."""
@@ -195,6 +162,8 @@ class News(Enum):
     """The claim's hold is gone."""
     DOUBT = "doubt"
     """Holds may be gone (the connection broke): renew them now to know."""
+    REQUESTED = "requested"
+    """Somebody asks the holder to let go; ``text`` says why."""
 
 
 class Notice(NamedTuple):
@@ -203,43 +172,7 @@ class Notice(NamedTuple):
     news: News
     claim: Claim | None = None
     reason: LossReason = "revoked"
-
-
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """Somebody inside, as an administrator sees it."""
-
-    label: str
-    token: int
-    since: datetime
-    remaining: float
-    """Seconds until the server drops the hold if it is not renewed."""
-    permits: int = 1
-    mode: str = "mutex"
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """Somebody in the queue. Several tasks of one client may wait behind one place."""
-
-    label: str
-    mode: str = "mutex"
-    permits: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class LockInfo:
-    """What the server knows about one lock at one moment."""
-
-    name: str
-    holders: tuple[Holder, ...]
-    waiters: tuple[Waiting, ...]
-    """In the order in which they will be served."""
-
-    @property
-    def locked(self) -> bool:
-        """Whether anybody is inside."""
-        return bool(self.holders)
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,3 +241,31 @@ class Backend(ABC):
     @abstractmethod
     async def force_release(self, name: str, family: Family) -> bool:
         """Take a lock from whoever holds it; whether anybody did. The next in line gets it."""
+
+    # --- what not every server has
+
+    async def request_release(self, name: str, family: Family, reason: str) -> bool:
+        """Ask whoever holds a lock to let go; whether anybody holds it.
+
+        Each holder hears of it through ``notice`` (:attr:`News.REQUESTED`), with its next renewal at the latest.
+        """
+        raise UnsupportedKind("request_release", self.name)
+
+    async def set_limit(self, name: str, limit: int) -> None:
+        """Give a semaphore another number of permits. Fewer than are out: nobody loses one, newcomers wait."""
+        raise UnsupportedKind("semaphore", self.name)
+
+    def document(self, name: str, family: Family) -> Document:
+        """The document of that name; no I/O. Raises :class:`UnsupportedKind` where there is no mechanism."""
+        raise UnsupportedKind(family.value, self.name)
+
+    async def names(self, pattern: str) -> list[tuple[str, Family]]:
+        """Every lock of the namespace that is held or waited for and whose name matches a glob pattern, sorted."""
+        raise UnsupportedKind("list of locks", self.name)
+
+    async def diagnose(self) -> list[Finding]:
+        """What this deployment is like, for ``aiolock doctor``: reads settings, changes nothing.
+
+        What may not be read is a finding as well. Also right before ``open`` has succeeded if the server can be reached.
+        """
+        return []

@@ -16,7 +16,8 @@ PACKAGE = Path(aiolock.__file__).parent
 
 ORDER = [
     {"errors", "clock"},
-    {"names", "options"},
+    {"names", "options", "kinds"},
+    {"info", "document"},
     {"contract"},
     {"notices"},
     {"backends"},
@@ -35,7 +36,7 @@ ORDER = [
 ]
 """A module imports only from sets before its own; "" is the package itself, what users import."""
 
-BACKENDS_MAY_IMPORT = {"contract", "errors", "clock", "names", "notices"}
+BACKENDS_MAY_IMPORT = {"contract", "errors", "clock", "names", "notices", "kinds", "info", "document"}
 
 DRIVERS = {"redis": {"redis", "hiredis"}, "zookeeper": {"aiozk"}, "mysql": {"aiomysql", "pymysql"}}
 """Third-party packages, by the folder of backends that may import them."""
