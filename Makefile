@@ -5,9 +5,8 @@
 
 SHELL := bash
 PYTHON ?= python3
-# Servers that `make servers` installs and the tests start. The backends of the others are in preview; all of them:
-# make test SERVERS="redis mariadb zookeeper"
-SERVERS ?= redis
+# Servers that `make servers` installs and the tests start
+SERVERS ?= redis mariadb zookeeper
 # Other Pythons that `make pythons` looks for
 PYTHONS ?= 3.12 3.13
 PYTEST_ARGS ?=
@@ -15,10 +14,10 @@ PYTEST_ARGS ?=
 RUN := .venv/bin/python
 INSTALL := $(RUN) -m pip install --quiet --editable
 
-.PHONY: help demo test lint types pythons bench scoreboard servers clean distclean
+.PHONY: help demo test lint types pythons docs bench scoreboard servers clean distclean
 
 help:
-	@echo "make demo | test | lint | types | pythons | bench | scoreboard | servers | clean | distclean"
+	@echo "make demo | test | lint | types | pythons | docs | bench | scoreboard | servers | clean | distclean"
 
 demo: .venv/demo.stamp
 	$(RUN) -m aiolock demo
@@ -40,6 +39,10 @@ types: .venv/dev.stamp
 
 pythons: servers
 	AIOLOCK_SERVERS="$(SERVERS)" tests/pythons.sh $(PYTHONS)
+
+docs: .venv/docs.stamp
+	$(RUN) -m sphinx --quiet --fail-on-warning --keep-going --builder html docs build/docs
+	@echo "build/docs/index.html"
 
 bench: .venv/bench.stamp servers
 	$(RUN) -m benchmarks
@@ -66,6 +69,10 @@ distclean: clean
 
 .venv/dev.stamp: pyproject.toml | .venv/bin/python
 	$(INSTALL) '.[all]' --group test --group lint
+	@touch $@
+
+.venv/docs.stamp: pyproject.toml | .venv/bin/python
+	$(INSTALL) '.[all]' --group docs
 	@touch $@
 
 .venv/bench.stamp: pyproject.toml | .venv/bin/python

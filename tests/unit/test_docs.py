@@ -102,7 +102,7 @@ def test_every_page_is_in_the_index():
     index = (ROOT / "docs/index.md").read_text()
     for page in ROOT.glob("docs/**/*.md"):
         if page.name != "index.md":
-            assert f"({page.relative_to(ROOT / 'docs')})" in index
+            assert f"\n{page.relative_to(ROOT / 'docs').with_suffix('')}\n" in index, page
 
 
 def members(cls: type) -> set[str]:
