@@ -9,7 +9,10 @@ PYTHON ?= python3
 SERVERS ?= redis mariadb zookeeper
 # Other Pythons that `make pythons` looks for
 PYTHONS ?= 3.12 3.13
-PYTEST_ARGS ?=
+# Most of a test is waiting, so twice as many run at once as a small machine has cores.
+PYTEST_ARGS ?= --numprocesses 4 --dist worksteal
+# What `make bench` measures: suites, --quick, --out DIR; `.venv/bin/python -m benchmarks --help` lists them
+BENCH_ARGS ?= all
 
 RUN := .venv/bin/python
 INSTALL := $(RUN) -m pip install --quiet --editable
@@ -45,7 +48,7 @@ docs: .venv/docs.stamp
 	@echo "build/docs/index.html"
 
 bench: .venv/bench.stamp servers
-	$(RUN) -m benchmarks
+	$(RUN) -m benchmarks $(BENCH_ARGS)
 
 scoreboard: .venv/dev.stamp servers
 	$(RUN) -m tests.scoreboard
@@ -76,5 +79,5 @@ distclean: clean
 	@touch $@
 
 .venv/bench.stamp: pyproject.toml | .venv/bin/python
-	$(INSTALL) '.[redis]' --group bench
+	$(INSTALL) '.[redis,zookeeper,mysql]' --group bench
 	@touch $@

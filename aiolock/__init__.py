@@ -7,13 +7,18 @@
 ``connect`` makes a client, a client makes locks, a lock that is held is a lease.
 """
 
+from aiolock.barrier import Barrier
+from aiolock.borrowed import TransactionLock
 from aiolock.client import Client, connect
+from aiolock.combine import LockAll, lock_all
 from aiolock.contract import Holder, LockInfo, Waiting
+from aiolock.election import Election
 from aiolock.errors import (
     AcquireTimeout,
     BackendError,
     BackendRefused,
     BackendUnavailable,
+    BarrierBroken,
     ConfigError,
     DeadlockDetected,
     InvalidName,
@@ -22,10 +27,15 @@ from aiolock.errors import (
     MissingDriver,
     UnsafeBackend,
     UnsupportedKind,
+    WaitTimeout,
 )
-from aiolock.lease import Lease
+from aiolock.joint import JointLease
+from aiolock.latch import Latch
+from aiolock.lease import Lease, ReleaseRequest
 from aiolock.lock import Lock
 from aiolock.reentrant import ReentrantLock
+from aiolock.rwlock import ReadLock, RWLock, WriteLock
+from aiolock.semaphore import Semaphore
 
 __version__ = "0.1.0"
 
@@ -34,20 +44,34 @@ __all__ = [
     "BackendError",
     "BackendRefused",
     "BackendUnavailable",
+    "Barrier",
+    "BarrierBroken",
     "Client",
     "ConfigError",
     "DeadlockDetected",
+    "Election",
     "Holder",
     "InvalidName",
+    "JointLease",
+    "Latch",
     "Lease",
     "Lock",
+    "LockAll",
     "LockError",
     "LockInfo",
     "LockLost",
     "MissingDriver",
+    "RWLock",
+    "ReadLock",
     "ReentrantLock",
+    "ReleaseRequest",
+    "Semaphore",
+    "TransactionLock",
     "UnsafeBackend",
     "UnsupportedKind",
+    "WaitTimeout",
     "Waiting",
+    "WriteLock",
     "connect",
+    "lock_all",
 ]

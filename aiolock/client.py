@@ -9,17 +9,25 @@ from collections.abc import Coroutine, Iterable, Sequence
 from random import Random
 from threading import get_ident
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack, overload
 
 from aiolock.backends import from_url
+from aiolock.barrier import Barrier
+from aiolock.borrowed import TransactionLock
 from aiolock.clock import Clock, system_clock
-from aiolock.contract import MUTEX, Backend, Bid, Kind, Settings
+from aiolock.contract import ELECTION, MUTEX, Backend, Bid, Finding, Kind, LockInfo, Settings, permits
+from aiolock.decorators import Locked, Once
+from aiolock.election import Campaign, Election
 from aiolock.errors import ConfigError, UnsafeBackend, shorten
+from aiolock.figures import Figures
+from aiolock.latch import Latch
 from aiolock.lease import Terms
 from aiolock.lock import Lock
 from aiolock.names import check_label, check_name, check_namespace
 from aiolock.options import (
+    MIN_TTL,
     OnLoss,
+    check_count,
     check_flag,
     check_max_hold,
     check_on_loss,
@@ -29,10 +37,18 @@ from aiolock.options import (
 )
 from aiolock.reentrant import ReentrantLock
 from aiolock.runtime import Runtime, State
+from aiolock.rwlock import LockOptions, RWLock
+from aiolock.semaphore import Semaphore
 
 __all__ = ["Client", "connect"]
 
 L = TypeVar("L", bound=Lock)
+
+MAX_PARTIES = 1000
+"""How many may meet at a barrier: all of them stand in one small document."""
+
+LOOKS = 100
+"""How many locks are looked at together."""
 
 _closing: set[asyncio.Task[None]] = set()
 """Closings under way: one that its caller no longer waits for goes on."""
@@ -47,6 +63,22 @@ def _keep(closing: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
 
 async def _to_the_end(closing: Coroutine[Any, Any, None]) -> None:
     await asyncio.shield(_keep(closing))
+
+
+def _check_pattern(pattern: object) -> str:
+    if not isinstance(pattern, str) or not pattern:
+        raise ConfigError(f"pattern must be a text such as '*' or 'order:*', not {shorten(pattern)}")
+    return pattern
+
+
+async def _together(looks: Iterable[Coroutine[Any, Any, LockInfo]]) -> list[LockInfo]:
+    """The results of all of them; the first error ends the others, and is raised as it is."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(look) for look in looks]
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return [task.result() for task in tasks]
 
 
 def connect(
@@ -241,6 +273,7 @@ class Client:
 
     # --- locks
 
+    @overload
     def lock(
         self,
         name: str,
@@ -251,7 +284,26 @@ class Client:
         fair: bool = False,
         max_hold: float | None = None,
         label: str | None = None,
-    ) -> Lock:
+        connection: None = None,
+    ) -> Lock: ...
+
+    @overload
+    def lock(
+        self, name: str, *, timeout: float | None = None, label: str | None = None, connection: object
+    ) -> TransactionLock: ...
+
+    def lock(
+        self,
+        name: str,
+        *,
+        ttl: float | None = None,
+        timeout: float | None = None,
+        on_loss: OnLoss | None = None,
+        fair: bool = False,
+        max_hold: float | None = None,
+        label: str | None = None,
+        connection: object = None,
+    ) -> Lock | TransactionLock:
         """Mutual exclusion: one holder per ``name``, whatever process or machine it runs on.
 
         :param name: a non-empty ``str`` of at most 1,024 UTF-8 bytes; different names are different locks.
@@ -261,9 +313,23 @@ class Client:
         :param fair: strict order of arrival, also between the tasks of this process and those of others.
         :param max_hold: seconds after which the lease is no longer renewed, and lost.
         :param label: names the holder to people (default: the client's).
+        :param connection: a connection of your own on which a transaction is open (MySQL and MariaDB with
+            ``?mode=row``): the lock lives in that transaction, and there is no lease; see :class:`TransactionLock`.
 
-        Does no I/O. Raises :class:`InvalidName` or :class:`ConfigError`.
+        Does no I/O. Raises :class:`InvalidName` or :class:`ConfigError`, and with ``connection`` :class:`UnsupportedKind`
+        on other servers.
         """
+        if connection is not None:
+            options = {"ttl": ttl, "on_loss": on_loss, "fair": fair or None, "max_hold": max_hold}
+            if given := [option for option, value in options.items() if value is not None]:
+                raise ConfigError(
+                    f"a lock in your own transaction lives as long as that: {', '.join(given)} cannot be given "
+                    "together with connection"
+                )
+            who = self._runtime.label if label is None else check_label(label)
+            bid = Bid(name=check_name(name), kind=MUTEX, ttl=self._ttl, label=who, fair=True)
+            loan = self._backend.borrow(bid, connection)
+            return TransactionLock(self._runtime, bid, loan, check_timeout(timeout))
         return self._lock(Lock, MUTEX, name, ttl, timeout, on_loss, fair, max_hold, label)
 
     def reentrant_lock(
@@ -280,17 +346,130 @@ class Client:
         """As :meth:`lock`, and the task that holds it may enter again; counted in the client, not inherited by tasks."""
         return self._lock(ReentrantLock, MUTEX, name, ttl, timeout, on_loss, fair, max_hold, label)
 
+    def rwlock(self, name: str) -> RWLock:
+        """Many readers or one writer: ``client.rwlock(name).read(…)`` and ``client.rwlock(name).write(…)`` are locks.
+
+        Does no I/O. Raises :class:`InvalidName`.
+        """
+        return RWLock(self._lock, check_name(name))
+
+    def semaphore(self, name: str, limit: int, **options: Unpack[LockOptions]) -> Semaphore:
+        """At most ``limit`` permits out at once, of which one ``acquire`` may take several; every permit is leased.
+
+        :param limit: how many there are, from 1 to 1,000,000; everybody names the same number.
+        :param options: those of :meth:`lock`.
+
+        Does no I/O. Raises :class:`InvalidName` or :class:`ConfigError`.
+        """
+        kind = permits(1, check_count("limit", limit))
+        return self._lock(Semaphore, kind, name, **options)
+
+    def latch(self, name: str, count: int) -> Latch:
+        """A count that reaches zero once, and opens for everybody who waits.
+
+        :param count: what it counts down from, 1 to 1,000,000; everybody names the same number.
+
+        Does no I/O. Raises :class:`InvalidName` or :class:`ConfigError`.
+        """
+        return Latch(self._runtime, check_name(name), check_count("count", count))
+
+    def barrier(
+        self, name: str, parties: int, *, ttl: float | None = None, label: str | None = None
+    ) -> Barrier:
+        """A place where nobody passes until ``parties`` have arrived; again and again.
+
+        :param parties: how many pass together, from 1 to 1,000; everybody names the same number.
+        :param ttl: seconds after which a party of which nothing is heard counts as dead (default: the client's).
+        :param label: names a party that failed to the others (default: the client's).
+
+        Does no I/O. Raises :class:`InvalidName` or :class:`ConfigError`.
+        """
+        return Barrier(
+            self._runtime,
+            check_name(name),
+            check_count("parties", parties, MAX_PARTIES),
+            self._ttl if ttl is None else check_ttl(ttl),
+            self._runtime.label if label is None else check_label(label),
+        )
+
+    def election(
+        self,
+        name: str,
+        *,
+        ttl: float | None = None,
+        timeout: float | None = None,
+        on_loss: OnLoss | None = None,
+        max_hold: float | None = None,
+        label: str | None = None,
+    ) -> Election:
+        """One leader at a time among all who campaign; the options are those of :meth:`lock`, for each term.
+
+        Campaigns are won in the order in which they began. Does no I/O. Raises :class:`InvalidName` or
+        :class:`ConfigError`.
+        """
+        # Every term has a claim of its own, so that its token is the one that the server tells to others.
+        campaign = self._lock(
+            Campaign,
+            ELECTION,
+            name,
+            ttl=ttl,
+            timeout=timeout,
+            on_loss=on_loss,
+            fair=True,
+            max_hold=max_hold,
+            label=label,
+        )
+        return Election(self._runtime, campaign)
+
+    def locked(self, template: str, **options: Unpack[LockOptions]) -> Locked:
+        """Decorate a coroutine function or an async generator function: it has the lock while it runs.
+
+        :param template: the name of the lock; ``"order:{order_id}"`` is filled in from the arguments of each call.
+        :param options: those of :meth:`lock`.
+
+        The decorated function keeps its signature and types. It raises what ``async with lock`` raises; an async generator
+        is not cancelled by a loss, but gets :class:`LockLost` at its next resume. May be used before the client is opened;
+        calling the function then is :class:`RuntimeError`.
+
+        Does no I/O. Raises :class:`ConfigError` if an option is wrong or the template names what is no parameter.
+        """
+        self._lock(Lock, MUTEX, "checks the options", **options)
+        return Locked(lambda name: self._lock(Lock, MUTEX, name, **options), template)
+
+    def once(self, name: str, *, at_most: float, at_least: float = 0.0, label: str | None = None) -> Once:
+        """Decorate a job that one worker does while the others skip it: a coroutine function.
+
+        :param name: the name of the lock, the same for all workers; the mutex of :meth:`lock` with that name.
+        :param at_most: seconds for which the job may hold it: a ttl without renewal. A job that takes longer is cancelled,
+            and raises :class:`LockLost`; the hold of a worker that died ends then.
+        :param at_least: seconds from its beginning for which others skip it, also if the job is done earlier or failed.
+        :param label: names the worker to people (default: the client's).
+
+        The decorated function returns the result of the job, or ``None`` if it was skipped: another worker has it, or began
+        it within ``at_least``. May be used before the client is opened; calling the function then is :class:`RuntimeError`,
+        and :class:`UnsupportedKind` on servers that cannot keep a lock for ``at_least``.
+
+        Does no I/O. Raises :class:`InvalidName` or :class:`ConfigError`.
+        """
+        most = check_seconds("at_most", at_most, MIN_TTL)
+        least = check_seconds("at_least", at_least, 0)
+        if least > most:
+            raise ConfigError(f"at_least must be at most at_most, which is {most:g}, not {least:g}")
+        return Once(
+            self._runtime, self._lock(Lock, MUTEX, name, ttl=most, on_loss="cancel", label=label), least
+        )
+
     def _lock(
         self,
         cls: type[L],
         kind: Kind,
         name: object,
-        ttl: object,
-        timeout: object,
-        on_loss: object,
-        fair: object,
-        max_hold: object,
-        label: object,
+        ttl: object = None,
+        timeout: object = None,
+        on_loss: object = None,
+        fair: object = False,
+        max_hold: object = None,
+        label: object = None,
     ) -> L:
         bid = Bid(
             name=check_name(name),
@@ -309,11 +488,46 @@ class Client:
         """What this deployment promises, in the words of ``require=``; complete once the client is open."""
         return self._backend.capabilities
 
-    def stats(self) -> dict[str, int]:
+    async def locks(self, pattern: str = "*") -> list[LockInfo]:
+        """Every lock of the namespace that is held or waited for and whose name matches ``pattern``, sorted by name.
+
+        :param pattern: a glob pattern: ``*`` is any text, ``?`` any character, ``[abc]`` one of these.
+
+        For people and for tools: the server looks through all that it has in the namespace. Each lock is as it was at
+        one moment, and not all at the same. Cancelling it changes nothing. Raises :class:`UnsupportedKind` if the
+        server cannot list, :class:`BackendUnavailable` and :class:`BackendRefused`.
+        """
+        self._runtime.guard()
+        names = await self._backend.names(_check_pattern(pattern))
+        infos: list[LockInfo] = []
+        for start in range(0, len(names), LOOKS):
+            infos += await _together(self._backend.inspect(*each) for each in names[start : start + LOOKS])
+        # Some were given back in the meantime.
+        return [info for info in infos if info.holders or info.waiters]
+
+    async def diagnose(self) -> list[Finding]:
+        """What this deployment is like, for ``aiolock doctor``: reads settings, changes nothing.
+
+        Also of use before the client is open, or if it cannot be opened; it then leaves nothing open. Cancelling it
+        changes nothing. Raises :class:`BackendUnavailable` if the server cannot be reached.
+        """
+        runtime = self._runtime
+        if runtime.forked or runtime.state is not State.NEW:
+            runtime.guard()
+            return await self._backend.diagnose()
+        try:
+            return await self._backend.diagnose()
+        finally:
+            await _to_the_end(self._backend.aclose())
+
+    def stats(self) -> Figures:
         """Counters since the client was opened and gauges of this moment, for a metrics exporter.
 
         ``held`` and ``waiting`` are gauges; ``acquired``, ``released``, ``passed`` (locally, without the server),
-        ``timeouts``, ``lost``, ``renewals``, ``renewal_failures`` and ``cleanups`` only grow.
+        ``waited``, ``timeouts``, ``lost``, ``renewals``, ``renewal_failures`` and ``cleanups`` only grow. ``losses`` are
+        those that were lost by reason; ``waits`` and ``holds`` (seconds) and ``slack`` (what was left of a ttl when it was
+        renewed, as a share) are distributions with ``cumulative`` buckets and ``quantile()``. Of many short waits and
+        holds one in 64 is measured, and counts for all.
         """
         runtime = self._runtime
         return {
@@ -322,9 +536,14 @@ class Client:
             "acquired": runtime.stats.acquired,
             "released": runtime.stats.released,
             "passed": runtime.stats.passed,
+            "waited": runtime.stats.waited,
             "timeouts": runtime.stats.timeouts,
             "lost": runtime.stats.lost,
             "renewals": runtime.watchdog.renewals,
             "renewal_failures": runtime.watchdog.failures,
             "cleanups": runtime.stats.cleanups,
+            "losses": dict(runtime.stats.losses),
+            "waits": runtime.stats.waits.look(),
+            "holds": runtime.stats.holds.look(),
+            "slack": runtime.watchdog.slack.look(),
         }

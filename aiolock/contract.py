@@ -33,6 +33,7 @@ __all__ = [
     "Grant",
     "Holder",
     "Kind",
+    "Loan",
     "LockInfo",
     "Mode",
     "News",
@@ -126,7 +127,7 @@ class Claim(ABC):
         error nobody knows whether the server heard it: only ``attempt`` and ``release`` are right then.
 
         Raises :class:`BackendUnavailable` or :class:`BackendRefused`, and :class:`ConfigError` if a semaphore is known
-        with another limit.
+        with another limit: neither the one that its first user said nor the one that was set since.
         """
 
     @abstractmethod
@@ -150,9 +151,20 @@ class Claim(ABC):
 
         The grant has the token of the write hold. Readers who are next in line enter. After a cancellation or an error
         the claim is one of the two: its holder goes on believing the weaker, and ``release`` is right for both. Asking
-        again is right as well.
+        again is right as well. Raises :class:`LockLost` if the server says that the hold is gone.
         """
         raise UnsupportedKind("downgrade", type(self).__name__)
+
+
+class Loan(ABC):
+    """A lock inside a transaction on somebody else's connection, which ends it."""
+
+    @abstractmethod
+    async def take(self, timeout: float | None) -> bool:
+        """Wait for it for at most ``timeout`` seconds (``None``: for ever, 0: ask once); whether it was to be had.
+
+        Nothing is sent on the connection afterwards. Cancelling it ends the wait at the server as well.
+        """
 
 
 class News(Enum):
@@ -244,6 +256,15 @@ class Backend(ABC):
 
     # --- what not every server has
 
+    def borrow(self, bid: Bid, connection: object) -> Loan:
+        """The lock of ``bid`` inside the transaction that is open on ``connection``; no I/O.
+
+        Raises :class:`UnsupportedKind` where there is no mechanism, :class:`ConfigError` for what is no connection.
+        """
+        raise UnsupportedKind(
+            "lock inside a transaction", self.name, "connection= is for MySQL and MariaDB with ?mode=row"
+        )
+
     async def request_release(self, name: str, family: Family, reason: str) -> bool:
         """Ask whoever holds a lock to let go; whether anybody holds it.
 
@@ -252,11 +273,17 @@ class Backend(ABC):
         raise UnsupportedKind("request_release", self.name)
 
     async def set_limit(self, name: str, limit: int) -> None:
-        """Give a semaphore another number of permits. Fewer than are out: nobody loses one, newcomers wait."""
+        """Give a semaphore another number of permits, for 24 hours after its last use.
+
+        Fewer than are out: nobody loses one, newcomers wait. More: whoever is next in line enters at once.
+        """
         raise UnsupportedKind("semaphore", self.name)
 
     def document(self, name: str, family: Family) -> Document:
-        """The document of that name; no I/O. Raises :class:`UnsupportedKind` where there is no mechanism."""
+        """The document of that name, apart from the lock of the same name and family; no I/O.
+
+        Raises :class:`UnsupportedKind` where there is no mechanism.
+        """
         raise UnsupportedKind(family.value, self.name)
 
     async def names(self, pattern: str) -> list[tuple[str, Family]]:

@@ -4,7 +4,9 @@
 
     LockError
     ├── AcquireTimeout      (also TimeoutError)   the lock was not free in time
+    │   └── WaitTimeout                           a latch did not open, or a barrier was not complete, in time
     ├── LockLost                                  a hold ended before its block did
+    ├── BarrierBroken                             a party of this round of a barrier gave up or died
     ├── DeadlockDetected                          the server broke a cycle of waiting holders
     ├── BackendError                              the server, or the way to it
     │   ├── BackendUnavailable                    cannot be reached
@@ -30,6 +32,7 @@ __all__ = [
     "BackendError",
     "BackendRefused",
     "BackendUnavailable",
+    "BarrierBroken",
     "ConfigError",
     "DeadlockDetected",
     "InvalidName",
@@ -39,6 +42,7 @@ __all__ = [
     "MissingDriver",
     "UnsafeBackend",
     "UnsupportedKind",
+    "WaitTimeout",
 ]
 
 LossReason = Literal["expired", "revoked", "session", "max_hold", "force-released", "closed"]
@@ -76,6 +80,42 @@ class AcquireTimeout(LockError, TimeoutError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.name, self.timeout, self.detail)
+
+
+class WaitTimeout(AcquireTimeout):
+    """A latch did not open, or a barrier was not complete, within ``timeout`` seconds."""
+
+    def __init__(self, what: str, name: str, timeout: float, detail: str) -> None:
+        super().__init__(name, timeout, detail)
+        self.what = what
+
+    def __str__(self) -> str:
+        ended = "did not open" if self.what == "latch" else "was not complete"
+        return (
+            f"{self.what} {shorten(self.name)} {ended} within {self.timeout:g} s: {self.detail}; "
+            f"wait longer with timeout=, or look for who is missing"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.what, self.name, self.timeout, self.detail)
+
+
+class BarrierBroken(LockError):
+    """A party of this round of a barrier gave up, died or was cut off: nobody passes, and the next round begins.
+
+    ``reason`` says what happened.
+    """
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(name, reason)
+        self.name = name
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return (
+            f"barrier {shorten(self.name)} was broken: {self.reason}; nobody passed in this round, "
+            f"and the next wait() is part of a new one"
+        )
 
 
 _WHY: dict[str, str] = {

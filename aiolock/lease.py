@@ -6,18 +6,18 @@ import asyncio
 import logging
 import sys
 import weakref
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
-from aiolock.contract import Claim, Kind
+from aiolock.contract import Claim, Kind, Mode
 from aiolock.errors import LockLost, LossReason, UnsupportedKind, shorten
 from aiolock.options import OnLoss, check_seconds
 from aiolock.runtime import Runtime, State, in_async_generator
 from aiolock.watchdog import Term
 
-__all__ = ["Arm", "Home", "Lease", "Terms"]
+__all__ = ["Arm", "Home", "Lease", "ReleaseRequest", "Terms"]
 
 log: logging.Logger = logging.getLogger("aiolock.lost")
 
@@ -39,8 +39,17 @@ class Home(Protocol):
 
     runtime: Runtime
 
+    @property
+    def kind(self) -> Kind:
+        """What kind of hold it is now."""
+        ...
+
     def leave(self, lease: Lease, keep: float = 0) -> Claim | None:
         """End the turn of ``lease``: pass the hold on, or return the claim that is to be released."""
+
+    def weaken(self, lease: Lease) -> Home:
+        """The write hold of ``lease`` becomes a read hold, in a home of its own."""
+        ...
 
 
 H = TypeVar("H", bound=Home)
@@ -99,6 +108,7 @@ class Lease:
         "_lost",
         "_on_loss",
         "_released",
+        "_request",
         "_term",
         "_watchers",
         "token",
@@ -120,7 +130,8 @@ class Lease:
         self._arms: dict[Task, Arm] | None = None
         self._watchers: set[asyncio.Future[None]] | None = None
         self._followers: weakref.WeakSet[Lease] | None = None
-        """Further levels of the same hold."""
+        """What is lost with this one: further levels of its hold, the lease of several locks that it is part of."""
+        self._request: ReleaseRequest | None = None
 
     # --- what it is
 
@@ -132,7 +143,7 @@ class Lease:
     @property
     def kind(self) -> Kind:
         """What kind of hold this is."""
-        return self._term.claim.bid.kind
+        return self._home.kind
 
     @property
     def ttl(self) -> float:
@@ -181,17 +192,24 @@ class Lease:
 
         Cancelling it changes nothing.
         """
-        loop = self._home.runtime.guard() if self._open else None
-        if loop is not None:
-            watcher = loop.create_future()
-            if self._watchers is None:
-                self._watchers = set()
-            self._watchers.add(watcher)
+        if self.open:
+            self._home.runtime.guard()
+            watcher = self.watch()
             try:
                 await watcher
             finally:
-                self._watchers.discard(watcher)
+                watcher.cancel()
         return self._lost
+
+    @property
+    def release_requested(self) -> ReleaseRequest:
+        """Whether somebody asked to let go: false until then, with the ``reason``, and can be awaited.
+
+        See :meth:`Lock.request_release`. It is a request: the hold goes on until it is released.
+        """
+        if self._request is None:
+            self._request = ReleaseRequest(self)
+        return self._request
 
     # --- what it does
 
@@ -225,9 +243,57 @@ class Lease:
             return
         if runtime.state is State.OPEN or runtime.forked:
             runtime.guard()
-        claim = self._give_back(keep)
+        claim = self.give_back(keep)
         if claim is not None:
             await runtime.release(claim, keep)
+
+    async def downgrade(self) -> None:
+        """Turn this write lease into a read lease, without a moment in which somebody else can write.
+
+        From the call on it counts as a read lease here. Readers who are next in line enter, and so may this task
+        (``rwlock.read()`` inside the block is another level of it); tasks of this client that wait to write go on
+        waiting. The token stays. Cancelling it stops the waiting, not the downgrade.
+
+        Raises :class:`RuntimeError` if this is no write lease, :class:`LockLost` if the hold is gone, and
+        :class:`BackendError` if it is not known whether the server heard it: then readers may have to wait on, and
+        it can be called again.
+        """
+        runtime = self._home.runtime
+        runtime.guard()
+        self.check()
+        term = self._term
+        if term.claim.bid.kind.mode is not Mode.WRITE:
+            raise RuntimeError(
+                f"lease of {shorten(self.name)} is no write lease: only those of rwlock(…).write() can be downgraded"
+            )
+        if self.kind.mode is Mode.WRITE:
+            inside = self._entered is not None and self._home.runtime.inside.get(self._block) is self
+            self._home = self._home.weaken(self)
+            if inside:
+                # The block that it is under is one for reading now.
+                self.end_block()
+                self.begin_block()
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        runtime.spawn(self._downgrade(term, done), "aiolock-downgrade")
+        await done
+        self.check()
+
+    async def _downgrade(self, term: Term, done: asyncio.Future[None]) -> None:
+        watchdog = self._home.runtime.watchdog
+        try:
+            watchdog.learn(term, await term.claim.downgrade())
+        except LockLost as error:
+            watchdog.lose(term, error.reason)
+            if not done.done():
+                done.set_exception(self._loss())
+        except Exception as error:  # noqa: BLE001 - whatever a backend raises, who waits for it hears of it
+            if not done.done():
+                done.set_exception(error)
+            else:
+                log.info("downgrade of %s was not confirmed: %s", shorten(self.name), error)
+        finally:
+            if not done.done():
+                done.set_result(None)
 
     @contextmanager
     def guard(self) -> Iterator[Lease]:
@@ -262,17 +328,13 @@ class Lease:
         self.check()
         cancel = self._on_loss == "cancel" and not in_async_generator(sys._getframe(1))  # noqa: SLF001
         self.enter(_this_task(), cancel=cancel)
-        if self.kind.exclusive:
-            # So that acquiring it again in here is refused instead of waiting for ever.
-            self._home.runtime.inside.setdefault((self.name, self.kind.family.value), self)
+        self.begin_block()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        inside, key = self._home.runtime.inside, (self.name, self.kind.family.value)
-        if inside.get(key) is self:
-            del inside[key]
+        self.end_block()
         rest = self.leave(_this_task(), error)
         if rest is not None:
             await rest
@@ -292,8 +354,18 @@ class Lease:
     # --- for locks and queues
 
     @property
-    def _open(self) -> bool:
+    def open(self) -> bool:
+        """Whether it was neither released nor lost, as far as anybody noticed."""
         return not self._released and self._lost is None
+
+    @property
+    def home(self) -> Home:
+        """Where it goes back to."""
+        return self._home
+
+    @property
+    def _block(self) -> tuple[str, str]:
+        return self.name, self.kind.family.value
 
     @property
     def entered_by(self) -> Task | None:
@@ -310,6 +382,24 @@ class Lease:
             if self._lost is not None and self._arm_of_block is not None:
                 # Lost on the way here, between the grant and this step.
                 asyncio.get_running_loop().call_soon(self._arm_of_block.fire)
+
+    def begin_block(self) -> None:
+        """What would wait for the end of this block for ever is refused in there."""
+        runtime, task = self._home.runtime, self._entered
+        if self.kind.exclusive:
+            outer = runtime.inside.setdefault(self._block, self)
+            if outer.entered_by is not task:
+                runtime.inside[self._block] = self
+        elif self.kind.mode is Mode.READ and task is not None:
+            runtime.reading.setdefault((task, self.name), self)
+
+    def end_block(self) -> None:
+        """The block has ended, whatever kind the lease has by now."""
+        runtime, task = self._home.runtime, self._entered
+        if runtime.inside.get(self._block) is self:
+            del runtime.inside[self._block]
+        if task is not None and runtime.reading.get((task, self.name)) is self:
+            del runtime.reading[task, self.name]
 
     def leave(self, task: Task, error: BaseException | None) -> Coroutine[Any, Any, None] | None:
         """End a block: release, or say what the loss means for it. What is returned is to be awaited."""
@@ -347,7 +437,7 @@ class Lease:
         if lost:
             loss = self._loss()
             if self._lost is None:
-                runtime.watchdog.lose(self._term, "expired")
+                self.expire()
             self.abandon()
             if owner is task:
                 verdict = (arm or Arm(task)).settle(error, loss)
@@ -355,7 +445,7 @@ class Lease:
                     # A cancellation from outside that is still on its way wins.
                     await asyncio.sleep(0)
                     raise verdict from error
-        elif (claim := self._give_back()) is not None:
+        elif (claim := self.give_back()) is not None:
             await runtime.release(claim)
         if owner is not task:
             raise RuntimeError(
@@ -370,12 +460,33 @@ class Lease:
 
     def level(self) -> Lease:
         """Another lease of the same hold and task: it is lost with this one, and cancels its task only once."""
-        if self._followers is None:
-            self._followers = weakref.WeakSet()
         lease = Lease(self._home, self._term, self._on_loss, self.token)
         lease._arms = self._all_arms()
-        self._followers.add(lease)
+        lease.follow(self)
         return lease
+
+    def expire(self) -> None:
+        """The term is over, and the watchdog has not come to say so."""
+        self._home.runtime.watchdog.lose(self._term, "expired")
+
+    def stop_renewing(self) -> None:
+        """Let the hold end with its ttl, whoever still works under it."""
+        self._home.runtime.watchdog.stop_renewing(self._term)
+
+    def request(self, reason: str) -> None:
+        """Somebody asks the holder to let go."""
+        self.release_requested.ask(reason)
+        for lease in self._followers or ():
+            lease.request(reason)
+
+    def watch(self) -> asyncio.Future[None]:
+        """A future that is done when the lease has ended."""
+        watcher: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if self._watchers is None:
+            self._watchers = set()
+        self._watchers.add(watcher)
+        watcher.add_done_callback(self._watchers.discard)
+        return watcher
 
     def move(self, build: Callable[[Home], H]) -> H:
         """Put another home between this lease and its own."""
@@ -385,7 +496,7 @@ class Lease:
 
     def abandon(self) -> None:
         """Give the hold back without waiting: nobody will work under it."""
-        if (claim := self._give_back()) is not None:
+        if (claim := self.give_back()) is not None:
             self._home.runtime.clean_up(claim)
 
     def lose(self, reason: LossReason) -> None:
@@ -395,9 +506,19 @@ class Lease:
             return
         runtime = self._home.runtime
         runtime.stats.lost += 1
-        log.warning("lost %s (%s), token %d", shorten(self.name), reason, self.token)
-        for lease in (self, *(self._followers or ())):
-            lease.mark_lost(reason)
+        runtime.stats.losses[reason] += 1
+        log.warning(
+            "lost %s (%s), token %d",
+            shorten(self.name),
+            reason,
+            self.token,
+            extra={"lock": self.name, "kind": str(self.kind), "reason": reason, "token": self.token},
+        )
+        self.mark_lost(reason)
+        self.fire()
+
+    def fire(self) -> None:
+        """Cancel every task that is armed."""
         current = asyncio.current_task()
         for arm in list(self._all_arms().values()):
             if arm.task is current:
@@ -412,11 +533,20 @@ class Lease:
         if not self._released and self._lost is None:
             self._lost = reason
             self._wake()
+        for lease in self._followers or ():
+            lease.mark_lost(reason)
+
+    def follow(self, lease: Lease) -> None:
+        """Be lost with ``lease``, and be asked to let go with it."""
+        if lease._followers is None:
+            lease._followers = weakref.WeakSet()
+        lease._followers.add(self)
 
     def _loss(self) -> LockLost:
         return LockLost(self.name, self._lost or "expired")
 
-    def _give_back(self, keep: float = 0) -> Claim | None:
+    def give_back(self, keep: float = 0) -> Claim | None:
+        """End the turn: the claim that is to be released, if the hold is not passed on."""
         if self._released:
             return None
         claim = self._home.leave(self, keep)
@@ -448,6 +578,47 @@ class Lease:
         arm.depth = max(0, arm.depth - 1)
         if not arm.depth and self._arms is not None and self._arms.get(arm.task) is arm:
             del self._arms[arm.task]
+
+
+class ReleaseRequest:
+    """Whether the holder of a lease was asked to let go, and why. Comes from :attr:`Lease.release_requested`.
+
+    False until then. ``await`` waits for it and returns the reason, or ``None`` if the lease ended before anybody
+    asked; cancelling that changes nothing.
+    """
+
+    __slots__ = ("_lease", "_waiters", "reason")
+
+    def __init__(self, lease: Lease) -> None:
+        self.reason: str | None = None
+        """What the asker said; ``None`` until somebody asks. The latest counts."""
+        self._lease = weakref.ref(lease)
+        self._waiters: set[asyncio.Future[None]] = set()
+
+    def __bool__(self) -> bool:
+        return self.reason is not None
+
+    def __await__(self) -> Generator[Any, None, str | None]:
+        lease = self._lease()
+        if self.reason is None and lease is not None and lease.open:
+            watcher = lease.watch()
+            self._waiters.add(watcher)
+            try:
+                yield from watcher
+            finally:
+                self._waiters.discard(watcher)
+                watcher.cancel()
+        return self.reason
+
+    def __repr__(self) -> str:
+        return f"<ReleaseRequest: {'not asked' if self.reason is None else shorten(self.reason)}>"
+
+    def ask(self, reason: str) -> None:
+        """Remember why, and wake whoever waits for it."""
+        self.reason = reason
+        for watcher in list(self._waiters):
+            if not watcher.done():
+                watcher.set_result(None)
 
 
 def _this_task() -> Task:

@@ -11,7 +11,7 @@ from typing import Any, Final, NoReturn
 from aiolock.contract import Bid, Kind, LockInfo
 from aiolock.errors import AcquireTimeout, shorten
 from aiolock.lease import Lease, Terms
-from aiolock.options import check_timeout
+from aiolock.options import check_reason, check_timeout
 from aiolock.queue import ask
 from aiolock.runtime import Runtime, in_async_generator
 
@@ -135,6 +135,18 @@ class Lock:
         self._runtime.guard()
         return await self._runtime.backend.force_release(self._bid.name, self._bid.kind.family)
 
+    async def request_release(self, reason: str = "") -> bool:
+        """Ask whoever holds it to let go; whether anybody does.
+
+        The holder sees ``reason`` (at most 256 bytes of printable text) in :attr:`Lease.release_requested`, with its
+        next renewal at the latest, and decides. Nothing is taken from anybody; who waits is not asked.
+
+        Raises :class:`UnsupportedKind` on servers that cannot pass it on.
+        """
+        self._runtime.guard()
+        text = check_reason(reason)
+        return await self._runtime.backend.request_release(self._bid.name, self._bid.kind.family, text)
+
     # --- blocks
 
     def _task(self) -> Task:
@@ -147,6 +159,14 @@ class Lock:
         self._runtime.guard()
         holder = self._runtime.inside.get(self._key) if self._exclusive else None
         return holder is not None and holder.entered_by is asyncio.current_task(self._runtime.loop)
+
+    def _level(self) -> Lease | None:
+        """Another level of a hold that this task is in already, for kinds that have such."""
+        return None
+
+    def _won(self, lease: Lease) -> Lease:
+        """What this kind makes of a hold that its task just got."""
+        return lease
 
     def _ask(self, timeout: float | None) -> Coroutine[Any, Any, Lease | None]:
         if self._in_own_block():

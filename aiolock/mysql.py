@@ -11,19 +11,41 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping
+from importlib.resources import files
 from random import Random
 from typing import Any, TypeVar
 
 from aiolock.errors import ConfigError, LockError, shorten
 
-__all__ = ["Conflict", "compare_and_set", "fenced_update", "retry_on_conflict"]
+__all__ = ["Conflict", "compare_and_set", "ddl", "fenced_update", "retry_on_conflict"]
 
 T = TypeVar("T")
 
 _RETRYABLE = {1020, 1205, 1213, 3058, 3572}
 """Somebody else was faster, as the server says it: changed row, lock wait timeout, deadlock, lock not available."""
 
+_TABLE = re.compile(r"[A-Za-z0-9_]{1,48}")
+
 _IDENTIFIER = re.compile(r"[A-Za-z0-9_$]{1,64}")
+
+
+def ddl(table: str = "aiolock") -> str:
+    """The statements that create the tables of this library, for an administrator and ``schema="manual"``.
+
+    :param table: the name of the first table, as in the option ``table=``; the others are named after it.
+
+    Running them where the tables are changes nothing. No I/O; raises :class:`ConfigError` for what is no such name.
+    """
+    if not _TABLE.fullmatch(str(table)):
+        raise ConfigError(f"table must be 1 to 48 characters of A-Z a-z 0-9 _, not {shorten(table)}")
+    # As a file, because importing the backend would need its driver.
+    text = files("aiolock.backends").joinpath("mysql", "schema.sql").read_text("utf-8").strip()
+    return (
+        re.sub(
+            r"\{(\w+)\}", lambda word: f"`{table}`" if word[1] == "table" else f"`{table}_{word[1]}`", text
+        )
+        + ";\n"
+    )
 
 
 class Conflict(LockError):

@@ -9,9 +9,11 @@ from aiolock.errors import ConfigError, shorten
 __all__ = [
     "MIN_TTL",
     "OnLoss",
+    "check_count",
     "check_flag",
     "check_max_hold",
     "check_on_loss",
+    "check_reason",
     "check_seconds",
     "check_timeout",
     "check_ttl",
@@ -21,6 +23,7 @@ OnLoss = Literal["cancel", "signal"]
 
 MIN_TTL = 0.1
 MAX_SECONDS = 365 * 86_400.0
+MAX_COUNT = 1_000_000
 
 
 def check_seconds(what: str, value: object, low: float, advice: str = "") -> float:
@@ -67,3 +70,17 @@ def check_flag(what: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise ConfigError(f"{what} must be True or False, not {shorten(value)}")
     return value
+
+
+def check_count(what: str, value: object, high: int = MAX_COUNT) -> int:
+    """A whole number from 1 to ``high``."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= high:
+        raise ConfigError(f"{what} must be a whole number from 1 to {high}, not {shorten(value)}")
+    return int(value)
+
+
+def check_reason(reason: object) -> str:
+    """Why a holder is asked to let go, in text that fits on one line."""
+    if not isinstance(reason, str) or not reason.isprintable() or len(reason.encode()) > 256:
+        raise ConfigError(f"reason must be at most 256 bytes of printable text, not {shorten(reason)}")
+    return str.__str__(reason)

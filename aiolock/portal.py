@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from aiolock import client as core
 from aiolock.contract import Kind, LockInfo
 from aiolock.errors import ConfigError, LossReason, MissingDriver, shorten
+from aiolock.figures import Figures
 from aiolock.lease import Lease
 from aiolock.lock import UNSET, Lock, Unset
 from aiolock.options import check_timeout
@@ -136,7 +137,7 @@ class SyncClient:
         lock = self._client.lock(name, ttl=ttl, timeout=timeout, fair=fair, max_hold=max_hold, label=label)
         return SyncLock(self, lock)
 
-    def stats(self) -> dict[str, int]:
+    def stats(self) -> Figures:
         """As :meth:`aiolock.Client.stats`."""
         return self._client.stats()
 

@@ -17,15 +17,16 @@ import math
 import warnings
 import weakref
 from collections.abc import Coroutine
+from dataclasses import replace
 from typing import Any
 
-from aiolock.contract import Bid, Claim, Grant, margin
+from aiolock.contract import READ, Bid, Claim, Grant, Kind, margin
 from aiolock.errors import BackendError, BackendUnavailable, LossReason, shorten
 from aiolock.lease import Lease, Terms
 from aiolock.runtime import Runtime
 from aiolock.watchdog import Term
 
-__all__ = ["Cohort", "ask", "may_pass"]
+__all__ = ["Cohort", "ask", "closed_error", "copy_of", "may_pass"]
 
 PASSES = 16
 """How often a hold is passed on locally once it is known that others wait."""
@@ -79,16 +80,19 @@ class Cohort:
         "_lasting",
         "_lease",
         "_passes",
+        "_requested",
+        "_since",
         "_term",
         "_waiters",
+        "_weight",
         "runtime",
     )
 
-    def __init__(self, runtime: Runtime, bid: Bid, key: Any) -> None:
+    def __init__(self, runtime: Runtime, bid: Bid, key: Any, claim: Claim | None = None) -> None:
         self.runtime: Runtime = runtime
         self._bid = bid
         self._key = key
-        self._claim = runtime.backend.claim(bid)
+        self._claim = runtime.backend.claim(bid) if claim is None else claim
         self._term: Term | None = None
         """The hold, while there is one."""
         self._lease: weakref.ref[Lease] | None = None
@@ -101,7 +105,18 @@ class Cohort:
         """Whether the server knew this cohort once: from then on its waiters survive an outage."""
         self._ended = False
         self._passes = 0
+        self._weight = 0
+        """For how many holds this one stands if it is measured, else 0."""
+        self._since = 0.0
+        """When it began, if it is."""
+        self._requested = False
+        """Somebody asked the holder to let go: the hold is not passed on here."""
         runtime.contenders[self] = None
+
+    @property
+    def kind(self) -> Kind:
+        """What kind of hold it is."""
+        return self._bid.kind
 
     @property
     def waiting(self) -> int:
@@ -124,7 +139,7 @@ class Cohort:
                     grant = await self._claim.attempt(wait=True)
         except BackendError as error:
             if self._ended:
-                raise _closed() from error
+                raise closed_error() from error
             self._fail(error)
             raise
         except TimeoutError:
@@ -134,7 +149,7 @@ class Cohort:
             self._desert()
             raise
         if self._ended:
-            raise _closed()
+            raise closed_error()
         if grant is not None and grant.until > runtime.clock():
             self._begin(grant)
             return self._lend(terms)
@@ -163,7 +178,11 @@ class Cohort:
         return self._wait(waiter, timeout)
 
     async def _wait(self, waiter: Waiter, timeout: float | None) -> Lease | None:
-        timer = None
+        runtime, timer = self.runtime, None
+        stats = runtime.stats
+        stats.waited += 1
+        weight = 0 if stats.waited & stats.mask else stats.weigh()
+        begun = runtime.clock() if weight else 0.0
         if timeout is not None:
             timer = asyncio.get_running_loop().call_later(timeout, _time_out, waiter)
         try:
@@ -182,6 +201,8 @@ class Cohort:
         finally:
             if timer is not None:
                 timer.cancel()
+            if weight:
+                stats.waits.record(runtime.clock() - begun, weight)
         if lease is None:
             self._forget(waiter)
         return lease
@@ -251,6 +272,7 @@ class Cohort:
             self._claim.demanded_at = now
         self._lasting = True
         self._passes = 0
+        self._requested = False
         self._term = Term(self._claim, grant, now, self)
         self.runtime.watchdog.add(self._term)
 
@@ -262,7 +284,12 @@ class Cohort:
             runtime.watchdog.limit(term, limit)
         lease = Lease(self, term, terms.on_loss, term.take_token())
         self._lease = weakref.ref(lease, self._dropped)
-        runtime.stats.acquired += 1
+        stats = runtime.stats
+        stats.acquired += 1
+        # Two looks at the clock and a count for each hold would be felt: most are not measured.
+        self._weight = 0 if stats.acquired & stats.mask else stats.weigh()
+        if self._weight:
+            self._since = runtime.clock()
         return lease
 
     def _hand_over(self) -> bool:
@@ -280,10 +307,13 @@ class Cohort:
         if self._lease is None or self._lease() is not lease or term is None:
             return None
         self._lease = None
-        self.runtime.stats.released += 1
+        stats = self.runtime.stats
+        stats.released += 1
+        if self._weight:
+            stats.holds.record(self.runtime.clock() - self._since, self._weight)
         if self._waiters and not keep and self._may_pass(term) and self._hand_over():
             self._passes += term.claim.demanded_at is not None
-            self.runtime.stats.passed += 1
+            stats.passed += 1
             return None
         return self._yield_claim(term)
 
@@ -291,7 +321,11 @@ class Cohort:
         now = self.runtime.clock()
         since = term.claim.demanded_at
         waited = None if since is None else now - since
-        return term.renewed and may_pass(term.left, term.until - now, term.ttl, self._passes, waited)
+        return (
+            term.renewed
+            and not self._requested
+            and may_pass(term.left, term.until - now, term.ttl, self._passes, waited)
+        )
 
     def _yield_claim(self, term: Term) -> Claim:
         """The hold goes back to the server; whoever waits here bids again, behind the other processes."""
@@ -304,6 +338,24 @@ class Cohort:
         else:
             self._end()
         return claim
+
+    def weaken(self, lease: Lease) -> Cohort:
+        """The hold of ``lease`` becomes a read hold, of a cohort that nobody else joins; who waits here bids anew."""
+        term = self._term
+        if term is None or self._lease is None or self._lease() is not lease:
+            raise RuntimeError(f"this lease of {shorten(self._bid.name)} has no hold of its own any more")
+        alone = Cohort(self.runtime, replace(self._bid, kind=READ), None, self._claim)
+        alone._lasting = True
+        alone._term = term
+        alone._lease = weakref.ref(lease, alone._dropped)
+        term.keeper = alone
+        self._lease = self._term = None
+        if self._waiters and self._live():
+            self._claim = self.runtime.backend.claim(self._bid)
+            self._drive(placed=False)
+        else:
+            self._end()
+        return alone
 
     def _dropped(self, ref: weakref.ref[Lease]) -> None:
         """Somebody acquired a lease and lost sight of it. May run in any thread, whenever memory is collected."""
@@ -364,7 +416,7 @@ class Cohort:
             return
         for waiter in self._waiters:
             if not waiter.done():
-                waiter.set_exception(_copy(error))
+                waiter.set_exception(copy_of(error))
         self._waiters.clear()
         self.runtime.clean_up(self._claim)
         self._end()
@@ -383,11 +435,17 @@ class Cohort:
         if self._lease is not None and (lease := self._lease()) is not None:
             lease.lose("max_hold")
 
+    def term_requested(self, term: Term, reason: str) -> None:  # noqa: ARG002 - a keeper may have several terms
+        """The holder is told, and whoever waits here bids anew instead of following."""
+        self._requested = True
+        if self._lease is not None and (lease := self._lease()) is not None:
+            lease.request(reason)
+
     def close(self) -> Claim:
         """The client is being closed: tell everybody, and return the claim to release."""
         for waiter in self._waiters:
             if not waiter.done():
-                waiter.set_exception(_closed())
+                waiter.set_exception(closed_error())
         self._waiters.clear()
         lease = None if self._lease is None else self._lease()
         self._lease = None
@@ -407,11 +465,12 @@ def _time_out(waiter: Waiter) -> None:
         waiter.set_result(None)
 
 
-def _closed() -> RuntimeError:
+def closed_error() -> RuntimeError:
+    """What tasks hear that wait when their client is closed."""
     return RuntimeError("the client was closed while this task waited for a lock: connect anew")
 
 
-def _copy(error: Exception) -> BackendError:
+def copy_of(error: Exception) -> BackendError:
     """The same error for another task: exceptions collect tracebacks, and must not be shared."""
     if isinstance(error, BackendError):
         copy = type(error)(str(error), retryable=error.retryable)

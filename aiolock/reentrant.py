@@ -6,22 +6,32 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from aiolock.contract import Claim
+from aiolock.contract import Claim, Kind
 from aiolock.lease import Home, Lease
 from aiolock.lock import Lock
+from aiolock.runtime import Runtime
 
-__all__ = ["ReentrantLock"]
+__all__ = ["Levels", "ReentrantLock", "at_once"]
 
 
-class _Levels:
+class Levels:
     """One hold and how many leases of its task share it; the last one to leave gives it back."""
 
-    def __init__(self, first: Lease, home: Home, key: tuple[asyncio.Task[Any], str]) -> None:
-        self.runtime = home.runtime
+    def __init__(self, first: Lease, home: Home, key: tuple[asyncio.Task[Any], str] | None) -> None:
+        self.runtime: Runtime = home.runtime
         self._first = first
         self._home = home
         self._key = key
         self._open = 1
+
+    @property
+    def kind(self) -> Kind:
+        """What kind of hold it is."""
+        return self._home.kind
+
+    def weaken(self, lease: Lease) -> Home:  # noqa: ARG002 - no kind of lock that has levels can be downgraded
+        """Levels of a write hold do not exist."""
+        raise RuntimeError("a hold that was entered again cannot be downgraded")
 
     def again(self) -> Lease:
         """One more level; raises :class:`LockLost` if the hold is not certain any more."""
@@ -34,7 +44,7 @@ class _Levels:
         self._open -= 1
         if self._open:
             return None
-        if self.runtime.levels.get(self._key) is self:
+        if self._key is not None and self.runtime.levels.get(self._key) is self:
             del self.runtime.levels[self._key]
         return self._home.leave(self._first, keep)
 
@@ -58,26 +68,31 @@ class ReentrantLock(Lock):
         if levels is not None:
             return levels.again()
         lease = await super().try_acquire()
-        return None if lease is None else self._first(lease)
+        return None if lease is None else self._won(lease)
 
     def _ask(self, timeout: float | None) -> Coroutine[Any, Any, Lease | None]:
         self._runtime.guard()
         levels = self._levels()
-        return self._ask_first(super()._ask(timeout)) if levels is None else _at_once(levels.again())
+        return self._ask_first(super()._ask(timeout)) if levels is None else at_once(levels.again())
 
     async def _ask_first(self, asking: Coroutine[Any, Any, Lease | None]) -> Lease | None:
         lease = await asking
-        return None if lease is None else self._first(lease)
+        return None if lease is None else self._won(lease)
 
-    def _levels(self) -> _Levels | None:
+    def _level(self) -> Lease | None:
+        levels = self._levels()
+        return None if levels is None else levels.again()
+
+    def _levels(self) -> Levels | None:
         return self._runtime.levels.get((self._task(), self.name))
 
-    def _first(self, lease: Lease) -> Lease:
+    def _won(self, lease: Lease) -> Lease:
         key = (self._task(), self.name)
         # The leases hold their levels, and this table only finds them: a hold that was dropped is not kept alive.
-        self._runtime.levels[key] = lease.move(lambda home: _Levels(lease, home, key))
+        self._runtime.levels[key] = lease.move(lambda home: Levels(lease, home, key))
         return lease
 
 
-async def _at_once(lease: Lease) -> Lease:
+async def at_once(lease: Lease) -> Lease:
+    """What is there already, for who awaits it."""
     return lease

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from aiolock.clock import Clock
 from aiolock.contract import Backend, Claim
-from aiolock.errors import BackendError, shorten
+from aiolock.errors import BackendError, LossReason, shorten
+from aiolock.figures import FIRST, THIN, Histogram, no_losses
 from aiolock.watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -56,7 +57,10 @@ class Contender(Protocol):
 class Stats:
     """Counters since the client was opened, for a metrics exporter."""
 
-    __slots__ = ("acquired", "cleanups", "lost", "passed", "released", "timeouts")
+    __slots__ = (
+        *("acquired", "cleanups", "holds", "losses", "lost", "mask"),
+        *("passed", "released", "timeouts", "waited", "waits"),
+    )
 
     def __init__(self) -> None:
         self.acquired: int = 0
@@ -64,7 +68,20 @@ class Stats:
         self.passed: int = 0
         self.timeouts: int = 0
         self.lost: int = 0
+        self.losses: dict[LossReason, int] = no_losses()
         self.cleanups: int = 0
+        self.waited: int = 0
+        self.waits: Histogram = Histogram()
+        self.holds: Histogram = Histogram()
+        self.mask: int = 0
+        """Which of them are measured: those whose number has no bit in common with it."""
+
+    def weigh(self) -> int:
+        """For how many the one that is measured now stands."""
+        weight = self.mask + 1
+        if self.acquired >= FIRST:
+            self.mask = THIN - 1
+        return weight
 
 
 class _Forks:
@@ -104,6 +121,10 @@ class Runtime:
         """All of them, in the order in which they came: closing is the same in every run."""
         self.inside: dict[tuple[str, str], Any] = {}
         """The lease of the outermost block of a lock that only one may be in, by name and family."""
+        self.reading: dict[tuple[asyncio.Task[Any], str], Any] = {}
+        """The lease of the outermost read block that a task is in, by task and name."""
+        self.boards: dict[tuple[str, str], Any] = {}
+        """What this client does with one document, by family and name."""
         self.levels: weakref.WeakValueDictionary[tuple[asyncio.Task[Any], str], Any] = (
             weakref.WeakValueDictionary()
         )
@@ -156,7 +177,13 @@ class Runtime:
         self.tasks.discard(task)
         self.cleanups.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("%s ended with %r", task.get_name(), error, exc_info=error)
+            log.error(
+                "%s ended with %r",
+                task.get_name(),
+                error,
+                exc_info=error,
+                extra={"task": task.get_name()},
+            )
 
     def clean_up(self, claim: Claim, keep: float = 0) -> None:
         """Release ``claim`` in the background, for as long as it could otherwise stay: one ttl."""
@@ -174,8 +201,12 @@ class Runtime:
                 await claim.release(keep)
             except BackendError as error:
                 if not error.retryable or self.clock() >= give_up:
+                    name = claim.bid.name
                     log.warning(
-                        "could not clean up %s, it ends by its ttl: %s", shorten(claim.bid.name), error
+                        "could not clean up %s, it ends by its ttl: %s",
+                        shorten(name),
+                        error,
+                        extra={"lock": name},
                     )
                     return
             else:
@@ -191,7 +222,8 @@ class Runtime:
         try:
             await claim.release(keep)
         except BackendError as error:
-            log.info("release of %s will be tried again: %s", shorten(claim.bid.name), error)
+            name = claim.bid.name
+            log.info("release of %s will be tried again: %s", shorten(name), error, extra={"lock": name})
             self.clean_up(claim, keep)
         except BaseException:
             self.clean_up(claim, keep)

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from aiolock.clock import Clock
 from aiolock.contract import Claim, Grant, News, Notice, Renewal
 from aiolock.errors import LossReason, shorten
+from aiolock.figures import SHARES, Histogram
 
 __all__ = ["Keeper", "Term", "Watchdog"]
 
@@ -35,6 +36,9 @@ class Keeper(Protocol):
 
     def term_overstayed(self, term: Term) -> None:
         """``max_hold`` is over; the hold is not renewed any more."""
+
+    def term_requested(self, term: Term, reason: str) -> None:
+        """Somebody asks the holder to let go."""
 
 
 class Term:
@@ -128,6 +132,7 @@ class Watchdog:
         self.renewals: int = 0
         self.failures: int = 0
         self.losses: int = 0
+        self.slack: Histogram = Histogram(SHARES)
 
     # --- what leases do
 
@@ -157,6 +162,17 @@ class Watchdog:
             self._lift(term)
             term.limit = when
             self._settle(term)
+
+    def stop_renewing(self, term: Term) -> None:
+        """Let a term end by itself."""
+        self._lift(term)
+        term.renewed = False
+        self._settle(term)
+
+    def learn(self, term: Term, grant: Grant) -> None:
+        """A grant came in another way than by a renewal."""
+        if not term.over:
+            self._learn(term, grant, self._clock())
 
     def _settle(self, term: Term) -> None:
         calm = self._calm.get(term.ttl)
@@ -289,7 +305,13 @@ class Watchdog:
                 self.lose(term, answer)
             elif isinstance(answer, Exception):
                 self.failures += 1
-                log.warning("renewal of %s failed: %s", shorten(term.claim.bid.name), answer)
+                name = term.claim.bid.name
+                log.warning(
+                    "renewal of %s failed: %s",
+                    shorten(name),
+                    answer,
+                    extra={"lock": name, "ttl": term.ttl, "left": term.until - now},
+                )
                 pause = term.patience(term.ttl / 10, now)
                 self._await_answer(term, now + pause * self._random.uniform(0.5, 1.0))
             else:
@@ -300,6 +322,7 @@ class Watchdog:
         if grant.demand and claim.demanded_at is None:
             claim.demanded_at = now
         self._lift(term)
+        self.slack.record((term.until - now) / term.ttl)
         # A reply that arrives after its own term proves that the hold went on, but not that it still does.
         term.asked = grant.until <= now
         term.extend(grant.until, now)
@@ -318,6 +341,10 @@ class Watchdog:
             lost = self._by_claim.get(notice.claim)
             if lost is not None:
                 self.lose(lost, notice.reason)
+        elif notice.news is News.REQUESTED and notice.claim is not None:
+            asked = self._by_claim.get(notice.claim)
+            if asked is not None:
+                asked.keeper.term_requested(asked, notice.text)
         elif notice.news is News.DOUBT:
             doubtful = [
                 term

@@ -5,22 +5,26 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+import traceback
 from pathlib import Path
 
 from benchmarks.calm import Calm
-from benchmarks.crew import Crew
+from benchmarks.crew import JobFailed
+from benchmarks.measure import Report
 from benchmarks.plots import draw
 from benchmarks.report import as_json, as_markdown, as_text, surroundings
-from benchmarks.scenarios import SCENARIOS, Context
-from tests.servers import Redis
+from benchmarks.suites import SUITES, Options
 
 
-def main(argv: list[str]) -> int:
-    """Run, print, write; the status is 0 also where a goal was missed, because a busy machine is no defect."""
+def parsed(argv: list[str]) -> argparse.Namespace:
+    """What was asked for; a mistake ends the program with a sentence."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="less of everything: under a minute in all")
-    parser.add_argument("--scenario", nargs="+", choices=SCENARIOS, default=list(SCENARIOS), metavar="NAME")
-    parser.add_argument("--rounds", type=int, help="rounds that alternate between contestants (5; quick: 2)")
+    parser.add_argument(
+        "suite", nargs="*", metavar="SUITE", help=f"{', '.join(SUITES)}, or all; without any: redis"
+    )
+    parser.add_argument("--quick", action="store_true", help="less of everything: each suite under a minute")
+    parser.add_argument("--scenario", nargs="+", metavar="NAME", help="only these of the suites")
+    parser.add_argument("--rounds", type=int, help="rounds that alternate between contestants (3; quick: 1)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write results.json, README.md and the plots")
     parser.add_argument(
@@ -31,19 +35,56 @@ def main(argv: list[str]) -> int:
         help="spend so much on running again what other programs disturbed",
     )
     options = parser.parse_args(argv)
-    rounds = options.rounds or (2 if options.quick else 5)
-    about = surroundings(argv, rounds)
-    reports = []
-    calm = Calm(options.calm)
-    start = time.monotonic()
-    with Redis() as server, Crew() as crew:
-        context = Context(server, crew, options.quick, rounds, calm)
-        for name in options.scenario:
-            context.flush()
+    options.suite = options.suite or ["redis"]
+    if "all" in options.suite:
+        options.suite = list(SUITES)
+    if unknown := [name for name in options.suite if name not in SUITES]:
+        parser.error(f"there is no suite {unknown[0]!r}; there are {', '.join(SUITES)}, all")
+    there = dict.fromkeys(name for suite in options.suite for name in SUITES[suite].scenarios)
+    options.scenario = options.scenario or list(there)
+    if unknown := [name for name in options.scenario if name not in there]:
+        parser.error(f"there is no scenario {unknown[0]!r} in these suites; there are {', '.join(there)}")
+    return options
+
+
+def run(suite: str, names: list[str], options: Options) -> list[Report]:
+    """The scenarios of one suite that were asked for."""
+    reports: list[Report] = []
+    chosen = {name: play for name, play in SUITES[suite].scenarios.items() if name in names}
+    if not chosen:
+        return reports
+    with SUITES[suite].opened(options) as context:
+        for name, play in chosen.items():
             began = time.monotonic()
-            reports.append(SCENARIOS[name](context))
-            reports[-1].seconds = round(time.monotonic() - began, 1)
-            print(as_text(reports[-1]), flush=True)
+            try:
+                report = play(context)
+            except (JobFailed, RuntimeError):
+                # The others are still worth their time.
+                traceback.print_exc()
+                said = traceback.format_exc().strip().splitlines()[-1]
+                report = Report(name, f"{suite} {name}: failed", {}, notes=[said], failed=True)
+            report.name = f"{suite}/{name}"
+            report.seconds = round(time.monotonic() - began, 1)
+            print(as_text(report), flush=True)
+            reports.append(report)
+    return reports
+
+
+def main(argv: list[str]) -> int:
+    """Run, print, write; the status tells whether all scenarios ran.
+
+    A goal that was missed does not count for it, because a busy machine is no defect.
+    """
+    asked = parsed(argv)
+    rounds = asked.rounds or (1 if asked.quick else 3)
+    about = surroundings(argv, asked.suite, rounds)
+    calm = Calm(asked.calm)
+    start = time.monotonic()
+    reports = [
+        report
+        for suite in asked.suite
+        for report in run(suite, asked.scenario, Options(asked.quick, rounds, calm))
+    ]
     goals = [goal for report in reports for goal in report.goals]
     about["seconds"] = round(time.monotonic() - start)
     about["calm"] = {"rounds": calm.rounds, "repeated": calm.repeated, "disturbed": calm.disturbed}
@@ -51,14 +92,14 @@ def main(argv: list[str]) -> int:
         f"\n{sum(goal.reached for goal in goals)} of {len(goals)} goals reached, in {about['seconds']} s;",
         f"others disturbed {calm.disturbed} of {calm.rounds} rounds, after {calm.repeated} had been repeated",
     )
-    if options.json:
-        options.json.write_text(as_json(reports, about))
-    if options.out:
-        options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "results.json").write_text(as_json(reports, about))
-        (options.out / "README.md").write_text(as_markdown(reports, about))
-        draw(reports, options.out)
-    return 0
+    if asked.json:
+        asked.json.write_text(as_json(reports, about))
+    if asked.out:
+        asked.out.mkdir(parents=True, exist_ok=True)
+        (asked.out / "results.json").write_text(as_json(reports, about))
+        (asked.out / "README.md").write_text(as_markdown(reports, about))
+        draw(reports, asked.out)
+    return int(any(report.failed for report in reports))
 
 
 if __name__ == "__main__":

@@ -47,6 +47,10 @@ class _Worker:
             raise JobFailed(message["error"])
         return message
 
+    def kill(self) -> None:
+        """Give it no chance to say anything to anybody."""
+        self._process.kill()
+
     def stop(self) -> None:
         """It ends with its input; one that is in the middle of something is ended."""
         if self._process.stdin is not None:
@@ -89,6 +93,16 @@ class Crew:
         with Crew() as crew:
             return crew.one(job, **params)
 
+    def ready(self, jobs: Sequence[tuple[str, dict[str, Any]]]) -> None:
+        """Have each of several workers do a job until it pauses; whoever does that wants to :meth:`kill` them."""
+        for worker in self._tell(jobs, "asyncio"):
+            worker.hear()
+
+    def kill(self) -> None:
+        """End all workers in the middle of what they do."""
+        for worker in self._workers:
+            worker.kill()
+
     def together(
         self,
         jobs: Sequence[tuple[str, dict[str, Any]]],
@@ -97,15 +111,18 @@ class Crew:
         between: Between | None = None,
     ) -> list[Any]:
         """One job in each of several workers; all of them pause equally often, and go on together."""
-        while len(self._workers) < len(jobs):
-            self._workers.append(_Worker())
-            self._workers[-1].pin(self._cores)
-        busy = self._workers[: len(jobs)]
-        for worker, (job, params) in zip(busy, jobs, strict=True):
-            worker.tell(json.dumps({"job": job, "params": params, "loop": loop}))
+        busy = self._tell(jobs, loop)
         pauses = 0
         while True:
-            messages = [worker.hear() for worker in busy]
+            try:
+                messages = [worker.hear() for worker in busy]
+            except JobFailed:
+                # What the others still have to say would be taken for answers to the next job.
+                for worker in busy:
+                    worker.kill()
+                    worker.stop()
+                self._workers = self._workers[len(busy) :]
+                raise
             if "result" in messages[0]:
                 return [message["result"] for message in messages]
             if between is not None:
@@ -113,3 +130,12 @@ class Crew:
             pauses += 1
             for worker in busy:
                 worker.tell("")
+
+    def _tell(self, jobs: Sequence[tuple[str, dict[str, Any]]], loop: str) -> list[_Worker]:
+        while len(self._workers) < len(jobs):
+            self._workers.append(_Worker())
+            self._workers[-1].pin(self._cores)
+        busy = self._workers[: len(jobs)]
+        for worker, (job, params) in zip(busy, jobs, strict=True):
+            worker.tell(json.dumps({"job": job, "params": params, "loop": loop}))
+        return busy

@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -122,6 +122,13 @@ class _Floor:
 
     async def __aexit__(self, *_: object) -> None:
         self._wire.close()
+
+    async def prepare(self, names: Sequence[str]) -> None:
+        """As :class:`benchmarks.contestants.Contestant` does it."""
+        await asyncio.gather(*(self.turns(name, 1) for name in names))
+
+    async def turns(self, name: str, count: int) -> None:
+        raise NotImplementedError
 
 
 class RawFloor(_Floor):

@@ -89,6 +89,8 @@ class Report:
     plot: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
     """How long it took."""
+    failed: bool = False
+    """Whether it ended with an error, and so says nothing."""
 
     def add(self, who: str, **figures: Iterable[float]) -> None:
         """A row: per column one value of each round."""
@@ -104,3 +106,7 @@ class Report:
     def limit(self, what: str, who: str, column: str, most: float, unit: str) -> None:
         """A goal for a figure that must not be greater."""
         self.goals.append(Goal(what, self.rows[who][column], most, at_most=True, unit=unit))
+
+    def limit_of(self, what: str, value: Series, most: float, unit: str) -> None:
+        """A goal for something that is no cell of the table."""
+        self.goals.append(Goal(what, value, most, at_most=True, unit=unit))

@@ -15,24 +15,65 @@ from typing import Any
 from benchmarks.measure import Goal, Report, Series
 from tests.processes import program
 
-__all__ = ["as_json", "as_markdown", "as_text", "surroundings"]
+__all__ = [
+    "as_json",
+    "as_markdown",
+    "as_text",
+    "conditions",
+    "goals",
+    "loaded",
+    "number",
+    "surroundings",
+    "table",
+]
 
 
-def surroundings(argv: Sequence[str], rounds: int) -> dict[str, Any]:
+PACKAGES = {
+    "redis": ("redis", "hiredis", "coredis", "uvloop"),
+    "zookeeper": ("aiozk", "kazoo"),
+    "mysql": ("aiomysql", "PyMySQL"),
+    "compare": ("redis", "hiredis", "aiozk", "aiomysql", "PyMySQL"),
+    "kinds": ("redis", "hiredis", "aiozk", "kazoo", "aiomysql", "PyMySQL"),
+}
+"""By suite, what its figures depend on beside aiolock."""
+
+
+def surroundings(argv: Sequence[str], suites: Sequence[str], rounds: int) -> dict[str, Any]:
     """What a figure means nothing without."""
-    packages = ("python-aiolock", "redis", "hiredis", "coredis", "uvloop")
-    redis = program("redis-server", package="redis-server", server="redis")
+    packages = dict.fromkeys(name for suite in suites for name in ("python-aiolock", *PACKAGES[suite]))
     return {
         "command": " ".join(("python -m benchmarks", *argv)),
         "rounds": rounds,
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "packages": {name: _version(name) for name in packages},
-        "server": subprocess.check_output([redis, "--version"], text=True).split(" sha=")[0],
+        "servers": _servers(suites),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "processor": _processor(),
         "cores": os.cpu_count(),
         "load": os.getloadavg()[0],
     }
+
+
+def _servers(suites: Sequence[str]) -> list[str]:
+    """What the servers, and Curator, say of themselves."""
+    found = []
+    if set(suites) - {"zookeeper", "mysql"}:
+        redis = program("redis-server", package="redis-server", server="redis")
+        found.append(subprocess.check_output([redis, "--version"], text=True).split(" sha=")[0])
+    if set(suites) - {"redis", "mysql"}:
+        found += [f"ZooKeeper {_jar('zookeeper')}", f"Curator {_jar('curator-recipes')}"]
+        java = program("java", package="default-jre-headless", server="zookeeper")
+        said = subprocess.run([java, "-version"], capture_output=True, text=True, check=True).stderr
+        found.append(said.partition("\n")[0])
+    if set(suites) - {"redis", "zookeeper"}:
+        mariadb = program("mariadbd", package="mariadb-server-core", server="mariadb")
+        found.append(subprocess.check_output([mariadb, "--version"], text=True).partition("  ")[2].strip())
+    return found
+
+
+def _jar(name: str) -> str:
+    """The version in the name of the file that Debian's name leads to."""
+    return Path(f"/usr/share/java/{name}.jar").resolve().stem.rpartition("-")[2]
 
 
 def _version(name: str) -> str:
@@ -74,12 +115,11 @@ def _verdict(goal: Goal) -> str:
     return "yes" if goal.reached else "NO"
 
 
-def _table(report: Report) -> list[list[str]]:
-    rows = [["", *report.columns.values()]]
+def _table(report: Report, only: Sequence[str] = ()) -> list[list[str]]:
+    columns = only or list(report.columns)
+    rows = [["", *(report.columns[column] for column in columns)]]
     for who, figures in report.rows.items():
-        rows.append(
-            [who, *(spread(figures[column]) if column in figures else "" for column in report.columns)]
-        )
+        rows.append([who, *(spread(figures[column]) if column in figures else "" for column in columns)])
     return rows
 
 
@@ -116,27 +156,43 @@ def as_text(report: Report) -> str:
     return "\n".join(lines)
 
 
-def as_markdown(reports: Sequence[Report], about: dict[str, Any]) -> str:
-    """One page."""
+def command(report: Report) -> str:
+    """What runs this scenario."""
+    return f"python -m benchmarks {report.name.replace('/', ' --scenario ')}"
+
+
+def table(report: Report, only: Sequence[str] = ()) -> list[str]:
+    """The figures, or some columns of them, as a table in Markdown."""
+    return _piped(_table(report, only))
+
+
+def goals(reports: Sequence[Report]) -> list[str]:
+    """What must be reached and what was, as a table in Markdown."""
+    rows = [[report.name, *row] for report in reports for row in _goals(report)[1:]]
+    return _piped([["scenario", "goal", "found", "must", "reached"], *rows])
+
+
+def conditions(about: dict[str, Any]) -> list[str]:
+    """Under which the figures were taken."""
     packages = ", ".join(f"{name} {number}" for name, number in about["packages"].items())
     calm = about["calm"]
-    goals = [[report.name, *row] for report in reports for row in _goals(report)[1:]]
-    lines = [
-        "# Benchmark results",
-        "",
-        f"`{about['command']}`: {about['rounds']} rounds that alternate between the contestants; median (lowest-highest).",
-        f"Ratios are taken round by round. {about['python']}, {packages}; {about['server']};",
+    return [
+        f"`{about['command']}`: {about['rounds']} rounds that alternate between the contestants, in",
+        f"{about['seconds'] / 60:.0f} minutes; median (lowest-highest). Ratios are taken round by round.",
+        f"{about['python']}, {packages}; {'; '.join(about['servers'])};",
         f"{about['system']}, {about['cores']} cores of {about['processor']}, load {about['load']:.1f} at the start.",
-        f"Others used the machine as well: of {calm['rounds']} rounds {calm['repeated']} were disturbed by them and run",
-        f"again, and {calm['disturbed']} count although they were disturbed.",
-        "",
-        "## Goals",
-        "",
-        *_piped([["scenario", "goal", "found", "must", "reached"], *goals]),
+        f"Of {calm['rounds']} rounds {calm['repeated']} were disturbed by other programs and run again, and",
+        f"{calm['disturbed']} count although they were disturbed.",
     ]
+
+
+def as_markdown(reports: Sequence[Report], about: dict[str, Any]) -> str:
+    """One page."""
+    lines = ["# Benchmark results", "", *conditions(about), "", "## Goals", "", *goals(reports)]
     for report in reports:
-        lines += ["", f"## {report.title}", "", f"`--scenario {report.name}`", "", *_piped(_table(report))]
-        lines += ["", *report.notes] if report.notes else []
+        lines += ["", f"## {report.title}", "", f"`{command(report)}`", "", *table(report)]
+        for note in report.notes:
+            lines += ["", note]
     return "\n".join(lines) + "\n"
 
 
@@ -147,3 +203,19 @@ def as_json(reports: Sequence[Report], about: dict[str, Any]) -> str:
         for goal, found in zip(report.goals, scenarios[report.name]["goals"], strict=True):
             found["reached"] = goal.reached
     return json.dumps({"about": about, "scenarios": scenarios}, indent=1, ensure_ascii=False) + "\n"
+
+
+def loaded(text: str) -> tuple[dict[str, Report], dict[str, Any]]:
+    """The reports of a run, by name, and its surroundings, from what :func:`as_json` wrote."""
+    found = json.loads(text)
+    reports = {}
+    for name, saved in found["scenarios"].items():
+        report = Report(name, saved["title"], saved["columns"], notes=saved["notes"], plot=saved["plot"])
+        report.seconds, report.failed = saved["seconds"], saved["failed"]
+        for who, figures in saved["rows"].items():
+            report.add(who, **{column: series["values"] for column, series in figures.items()})
+        for goal in saved["goals"]:
+            value = Series.of(goal["value"]["values"])
+            report.goals.append(Goal(goal["what"], value, goal["must"], goal["at_most"], goal["unit"]))
+        reports[name] = report
+    return reports, found["about"]

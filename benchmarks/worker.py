@@ -14,7 +14,7 @@ from typing import Any
 
 __all__ = ["Stage", "main"]
 
-LIMIT = 600.0
+LIMIT = 180.0
 """Seconds after which a job is given up: something hangs."""
 
 

@@ -14,7 +14,7 @@ import os
 
 import pytest
 
-from tests.servers import SERVERS
+from tests.servers import EXTERNAL, SERVERS
 
 # Loops read this when they are made.
 os.environ["PYTHONASYNCIODEBUG"] = "1"
@@ -42,6 +42,28 @@ class Complaints(logging.Handler):
         if record.exc_info and record.exc_info[1] is not None:
             line = f"{line}\n{record.exc_info[1]!r}"
         self.lines.append(line)
+
+
+URLS = {"redis": "redis", "zookeeper": "zookeeper", "mysql": "mariadb"}
+"""Options that name a server that is there already, and which server of `SERVERS` it stands for."""
+
+
+def pytest_addoption(parser):
+    for option, server in URLS.items():
+        parser.addoption(
+            f"--{option}-url",
+            metavar="URL",
+            help=f"use this {server} for the contract (and for tests/backends/mysql) instead of starting one; "
+            "an account that may do everything",
+        )
+
+
+def pytest_configure(config):
+    for option, server in URLS.items():
+        if url := config.getoption(f"--{option}-url", default=None):
+            EXTERNAL[server] = url
+            SERVERS.add(server)
+    collect_ignore[:] = [folder for server, folder in PREVIEWS.items() if server not in SERVERS]
 
 
 def pytest_report_header():

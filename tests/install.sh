@@ -15,7 +15,10 @@ for wanted in "$@"; do
             has openssl || packages+=(openssl)
             ;;
         # The packages below bring programs without a service.
-        mariadb) { has mariadbd && has mariadb-install-db; } || packages+=(mariadb-server-core mariadb-client-core) ;;
+        mariadb)
+            { has mariadbd && has mariadb-install-db; } || packages+=(mariadb-server-core mariadb-client-core)
+            [ -e /usr/lib/galera/libgalera_smm.so ] || packages+=(galera-4)
+            ;;
         zookeeper)
             has java || packages+=(default-jre-headless)
             [ -e /usr/share/java/zookeeper.jar ] || packages+=(zookeeper)

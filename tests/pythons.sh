@@ -26,7 +26,8 @@ check() {
         "$venv/bin/python" -m pip install --quiet --editable '.[redis]' --group test || return
         touch "$venv/test.stamp"
     fi
-    "$venv/bin/python" -m pytest -q -n 2 tests/contract -k "memory or redis"
+    "$venv/bin/python" -m pytest -q -n 4 --dist worksteal tests/contract \
+        -k "(memory or redis) and not far and not without-pubsub and not least-rights"
 }
 
 for version in "$@"; do

@@ -16,15 +16,17 @@ import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Self
-from urllib.parse import quote
+from typing import NoReturn, Self
+from urllib.parse import quote, unquote, urlsplit
 
 from tests.certificates import Certificates
 from tests.processes import READY_WITHIN, Child, Server, ServerFailed, ServerMissing, ask, missing, program
 
 __all__ = [
+    "EXTERNAL",
     "SERVERS",
     "Certificates",
+    "ExternalMariaDB",
     "MariaDB",
     "Redis",
     "Server",
@@ -33,8 +35,12 @@ __all__ = [
     "ZooKeeper",
 ]
 
-SERVERS = frozenset(os.environ.get("AIOLOCK_SERVERS", "redis").split())
+SERVERS = set(os.environ.get("AIOLOCK_SERVERS", "redis").split())
 """The servers that this run is about: `make test SERVERS="redis mariadb zookeeper"` is about all of them."""
+
+EXTERNAL: dict[str, str] = {}
+"""Servers of somebody else's that are used instead of private ones: `pytest --mysql-url=mysql://root:pw@host/db` and
+its siblings put their addresses here, under the words of `SERVERS`."""
 
 
 class Redis(Server):
@@ -118,13 +124,19 @@ class MariaDB(Server):
         super().__init__("mariadb")
         self.ports = [self._reserve(port)]
         self.socket = str(self.folder / "mariadb.sock")
+        self.host = "127.0.0.1"
+        self.admin = {"host": self.host, "port": self.port, "user": "root", "password": "", "db": "test"}
         self._data = self.folder / "data"
+        # A server that starts clears what it takes for remains of its own out of this folder: it must not be shared.
+        scratch = self.folder / "tmp"
+        scratch.mkdir()
+        self._scratch = f"--tmpdir={scratch}"
         statements = self.folder / "init.sql"
         statements.write_text("".join(f"{line}\n" for line in ("CREATE DATABASE IF NOT EXISTS test;", *init)))
-        # MariaDB refuses to run as root unless told to by name.
-        self._user = f"--user={pwd.getpwuid(os.getuid()).pw_name}"
+        self._user = self.user()
         argv = [binary, "--no-defaults", self._user, f"--datadir={self._data}", f"--socket={self.socket}"]
         argv += [
+            self._scratch,
             f"--port={self.port}",
             "--bind-address=127.0.0.1",
             f"--init-file={statements}",
@@ -137,10 +149,15 @@ class MariaDB(Server):
     def url(self) -> str:
         return f"mysql://root@127.0.0.1:{self.port}/test"
 
+    @staticmethod
+    def user() -> str:
+        """MariaDB refuses to run as root unless told to by name."""
+        return f"--user={pwd.getpwuid(os.getuid()).pw_name}"
+
     def start(self, index: int | None = None) -> Self:
         if not self._data.exists():
             argv = [self._install, "--no-defaults", self._user, f"--datadir={self._data}", "--skip-test-db"]
-            argv += ["--auth-root-authentication-method=normal"]
+            argv += ["--auth-root-authentication-method=normal", self._scratch]
             done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False)
             if done.returncode:
                 log = (done.stdout + done.stderr).decode(errors="replace")
@@ -154,10 +171,62 @@ class MariaDB(Server):
         return ask(self.socket, enough=5)[4:5] == b"\x0a"
 
 
-class ZooKeeper(Server):
-    """One ZooKeeper, or an ensemble of several; `extra` are further lines of zoo.cfg. Sessions live 2 to 120 ticks."""
+class ExternalMariaDB:
+    """A MySQL or MariaDB that is there already, by the URL of an account that may do everything; it is not ours to end."""
 
-    def __init__(self, servers: int = 1, *, tick_time: int = 500, extra: Sequence[str] = ()) -> None:
+    socket: str | None = None
+
+    def __init__(self, url: str, init: Sequence[str] = ()) -> None:
+        self.url = url
+        parts = urlsplit(url)
+        self.host = parts.hostname or "127.0.0.1"
+        self.port = parts.port or 3306
+        self.admin = {
+            "host": self.host,
+            "port": self.port,
+            "user": unquote(parts.username or "root"),
+            "password": unquote(parts.password or ""),
+            "db": parts.path.strip("/"),
+        }
+        self._init = init
+
+    def __enter__(self) -> Self:
+        import pymysql  # noqa: PLC0415 - only this needs a driver
+
+        with pymysql.connect(**self.admin, autocommit=True) as connection, connection.cursor() as cursor:
+            for statement in self._init:
+                cursor.execute(statement)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """It goes on."""
+
+    def _not_ours(self) -> NoReturn:
+        import pytest  # noqa: PLC0415 - servers are also for those who have no pytest
+
+        pytest.skip(f"{self.host}:{self.port} is not ours to end or to stop")
+
+    def kill(self) -> NoReturn:
+        self._not_ours()
+
+    def freeze(self) -> NoReturn:
+        self._not_ours()
+
+
+class ZooKeeper(Server):
+    """One ZooKeeper, or an ensemble of several. Sessions live 2 to 120 ticks.
+
+    `extra` are further lines of zoo.cfg, `switches` further words for Java.
+    """
+
+    def __init__(
+        self,
+        servers: int = 1,
+        *,
+        tick_time: int = 500,
+        extra: Sequence[str] = (),
+        switches: Sequence[str] = (),
+    ) -> None:
         java = program("java", package="default-jre-headless", server="zookeeper")
         jars = [Path("/usr/share/java") / name for name in ("zookeeper.jar", "slf4j-simple.jar")]
         if absent := [jar for jar in jars if not jar.exists()]:
@@ -174,7 +243,7 @@ class ZooKeeper(Server):
         common += ["admin.enableServer=false", "4lw.commands.whitelist=*", "maxClientCnxns=0", *extra]
         # A small heap, one garbage collector thread and no optimising compiler: a JVM that starts fast and stays small.
         lean = ["-Xmx64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData"]
-        switches = ["-Dzookeeper.forceSync=no", "-Dzookeeper.extendedTypesEnabled=true"]
+        switches = ["-Dzookeeper.forceSync=no", "-Dzookeeper.extendedTypesEnabled=true", *switches]
         main = [
             *lean,
             *switches,

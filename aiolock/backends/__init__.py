@@ -20,6 +20,8 @@ class _Entry(NamedTuple):
     """The package that has to be installed."""
     extra: str = ""
     """What installs it."""
+    hosts: bool = False
+    """Whether its addresses list hosts: Python takes such a URL for broken if one but the first is IPv6."""
 
 
 _REDIS = _Entry("aiolock.backends.redis:RedisBackend", "redis", "redis")
@@ -33,7 +35,7 @@ SCHEMES = {
     "unix": _REDIS,
     "mysql": _MYSQL,
     "mariadb": _MYSQL,
-    "zookeeper": _Entry("aiolock.backends.zookeeper:ZooKeeperBackend", "aiozk", "zookeeper"),
+    "zookeeper": _Entry("aiolock.backends.zookeeper:ZooKeeperBackend", "aiozk", "zookeeper", hosts=True),
 }
 
 GROUP = "aiolock.backends"
@@ -62,10 +64,7 @@ def from_url(url: object, options: dict[str, Any]) -> Backend:
         raise ConfigError(
             f"the address of a server must be a str such as 'redis://127.0.0.1', not {shorten(url)}"
         )
-    try:
-        scheme = urlsplit(url).scheme
-    except ValueError:
-        scheme = None
+    scheme = _scheme(url)
     if scheme is None:
         # Outside of the handler: the error that it handles quotes the URL, and would stay in reach as __context__.
         raise ConfigError(f"{shorten(redact(url))} is not a URL: look at its brackets and special characters")
@@ -82,6 +81,17 @@ def from_url(url: object, options: dict[str, Any]) -> Backend:
     if not isinstance(backend, Backend):
         raise ConfigError(f"{cls!r}, registered for {scheme}://, is not a Backend")
     return backend
+
+
+def _scheme(url: str) -> str | None:
+    """What is before the ``://``; ``None`` if the rest is no URL."""
+    scheme = url.partition("://")[0]
+    if scheme in SCHEMES and SCHEMES[scheme].hosts:
+        return scheme
+    try:
+        return urlsplit(url).scheme
+    except ValueError:
+        return None
 
 
 def _external() -> dict[str, Any]:

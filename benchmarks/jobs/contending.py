@@ -3,51 +3,62 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from random import Random
 from typing import Any
 
 from hiredis import pack_command
 
-from benchmarks.contestants import Ours, contestant
+from benchmarks.contestants import contestant
+from benchmarks.contestants.base import Span
+from benchmarks.contestants.ours import Ours
 from benchmarks.floors import Ear, Wire
 from benchmarks.worker import Stage
 
-__all__ = ["drain", "giver", "places", "taker"]
+__all__ = ["drain", "giver", "line", "places", "taker"]
 
 CHANNEL = "bench:baton"
 
-# time.monotonic is one clock for all processes of a machine.
 
+async def drain(
+    stage: Stage,
+    who: str,
+    url: str,
+    tasks: int,
+    turns: int,
+    locks: int = 1,
+    hold: float = 0.0,
+    limit: float | None = None,
+    names: list[str] | None = None,
+) -> list[Span]:
+    """Every task wants so many turns, and asks again at once: when each was asked for, entered and left.
 
-async def drain(stage: Stage, who: str, url: str, tasks: int, turns: int) -> list[tuple[float, float, float]]:
-    """Every task wants so many turns, and asks again at once: when each was asked for, entered and left."""
-    clock, spans = time.monotonic, []
+    ``locks`` is how many different ones they share, ``hold`` how many seconds a turn lasts (0 yields once), and after
+    ``limit`` seconds those that are not through give up. ``names`` says for each task what it wants, if that is not one
+    of so many locks.
+    """
+    spans: list[Span] = []
     async with contestant(who, url) as it:
         # Everybody's connections are there before the start.
         mine = f"warm:{id(it):x}:{time.monotonic_ns():x}"
-        await asyncio.gather(*(it.turns(f"{mine}:{number}", 1) for number in range(tasks)))
-
-        async def contender() -> None:
-            lock = it.lock("hot")
-            for _ in range(turns):
-                asked = clock()
-                async with lock:
-                    entered = clock()
-                    await asyncio.sleep(0)
-                    left = clock()
-                spans.append((asked, entered, left))
-
+        await it.prepare([f"{mine}:{number}" for number in range(tasks)])
+        names = names or [f"hot:{number % locks}" for number in range(tasks)]
         await stage.pause()
-        await asyncio.gather(*(contender() for _ in range(tasks)))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit):
+                await it.drain(names, turns, hold, spans)
         await stage.pause()
     return spans
 
 
-async def giver(stage: Stage, who: str, url: str, socket: str, handovers: int, spread: float) -> list[float]:
+async def giver(
+    stage: Stage, who: str, url: str, socket: str, handovers: int, spread: float, settle: float = 0.003
+) -> list[float]:
     """Have the taker ask for the lock, wait until it certainly waits, and let go: when that was, each time.
 
-    ``spread`` seconds of randomness keep a taker that polls from being in step with us.
+    A taker waits for certain after ``settle`` seconds; ``spread`` seconds of randomness keep one that polls from being
+    in step with us.
     """
     met: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     server = await asyncio.start_unix_server(lambda *streams: met.set_result(streams), socket)
@@ -61,7 +72,7 @@ async def giver(stage: Stage, who: str, url: str, socket: str, handovers: int, s
             if wire is None:
                 await lock.__aenter__()
             writer.write(b"?")
-            await asyncio.sleep(0.003 + random.uniform(0, spread))
+            await asyncio.sleep(settle + random.uniform(0, spread))
             given.append(time.monotonic())
             if wire is None:
                 await lock.__aexit__(None, None, None)
@@ -138,3 +149,9 @@ async def _in_line(url: str, key: str, count: int) -> None:
             break
         await asyncio.sleep(0.02)
     wire.close()
+
+
+async def line(stage: Stage, who: str, url: str, count: int, repeats: int) -> list[list[float]]:
+    """So many wait in line, and then pass through one after the other: when they were let in, and each entry."""
+    async with contestant(who, url) as it:
+        return [await it.line(f"line:{count}:{number}", count, stage.pause) for number in range(repeats)]

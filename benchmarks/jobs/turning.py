@@ -23,19 +23,21 @@ async def _timed(turns: int, work: Awaitable[Any]) -> tuple[float, float]:
     return turns / (time.perf_counter() - start), (time.process_time() - cpu) / turns
 
 
-async def single(stage: Stage, who: str, url: str, turns: int) -> tuple[float, float]:
+async def single(stage: Stage, who: str, url: str, turns: int, name: str = "single") -> tuple[float, float]:
     """One task, one free lock, one turn after the other."""
     del stage
     async with contestant(who, url) as it:
-        await it.turns("single", WARM)
-        return await _timed(turns, it.turns("single", turns))
+        await it.prepare([name])
+        await it.turns(name, WARM)
+        return await _timed(turns, it.turns(name, turns))
 
 
 async def many(stage: Stage, who: str, url: str, tasks: int, turns: int) -> tuple[float, float]:
     """Many tasks, each with a lock of its own."""
     del stage
     async with contestant(who, url) as it:
-        await asyncio.gather(*(it.turns(f"many:{number}", 2) for number in range(tasks)))
+        await it.prepare([f"many:{number}" for number in range(tasks)])
+        await asyncio.gather(*(it.turns(f"many:{number}", 1) for number in range(tasks)))
         work = asyncio.gather(*(it.turns(f"many:{number}", turns) for number in range(tasks)))
         return await _timed(tasks * turns, work)
 

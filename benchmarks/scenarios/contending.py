@@ -2,55 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import pairwise
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
-
 from benchmarks.measure import Report, percentile
-from benchmarks.scenarios.context import Context
+from benchmarks.scenarios.context import RedisContext
+from benchmarks.scenarios.draining import baton, drained
 
 __all__ = ["commands", "handover", "hot", "pair", "places", "waiters"]
 
 INTERVALS = (0.001, 0.003, 0.01, 0.03)
 """Seconds of which the best polling interval is found by trying."""
 
-Span = tuple[float, float, float]
 
-
-def drained(
-    context: Context,
-    who: str,
-    processes: int,
-    tasks: int,
-    turns: int,
-    between: Callable[[int], None] | None = None,
-) -> dict[str, float]:
-    """One drain: everybody gets all of their turns."""
-    context.flush()
-    params = {"who": who, "url": context.url, "tasks": tasks, "turns": turns}
-    results: list[list[Span]] = context.crew.together([("drain", params)] * processes, between=between)
-    spans = [tuple(span) for result in results for span in result]
-    start = min(asked for asked, _, _ in spans)
-    took = max(left for _, _, left in spans) - start
-    waits = [entered - asked for asked, entered, _ in spans]
-    inside = sorted((entered, left) for _, entered, left in spans)
-    share = took / turns
-    return {
-        "rate": len(spans) / took,
-        "p50": percentile(waits, 50),
-        "p99": percentile(waits, 99),
-        "worst": max(waits),
-        "share": percentile(waits, 99) / share,
-        "double": sum(then < before for (_, before), (then, _) in pairwise(inside)),
-    }
-
-
-def _best_interval(context: Context, who: str, processes: int, tasks: int) -> str:
+def _best_interval(context: RedisContext, who: str, processes: int, tasks: int) -> str:
     rates = {
         f"{who} {interval}": drained(context, f"{who} {interval}", processes, tasks, 1)["rate"]
-        for interval in (INTERVALS[::2] if context.quick else INTERVALS)
+        for interval in (INTERVALS[:1] if context.quick else INTERVALS)
     }
     return max(rates, key=rates.__getitem__)
 
@@ -65,7 +30,7 @@ DRAIN = {
 }
 
 
-def _drains(context: Context, report: Report, processes: int, tasks: int, turns: int) -> str:
+def _drains(context: RedisContext, report: Report, processes: int, tasks: int, turns: int) -> str:
     best = _best_interval(context, "redis-py", processes, tasks)
     report.notes.append(
         f"The best of the polling intervals {INTERVALS} for redis-py was {best.split()[1]} s."
@@ -73,16 +38,16 @@ def _drains(context: Context, report: Report, processes: int, tasks: int, turns:
     report.notes.append("The fair share is the length of the drain over the turns of each contender.")
     whos = ["aiolock", "aiolock fair", best, "redis-py"]
     played = context.alternate(
-        min(context.rounds, 3), whos, lambda who: drained(context, who, processes, tasks, turns)
+        min(context.rounds, 2), whos, lambda who: drained(context, who, processes, tasks, turns)
     )
     for who, rounds in played.items():
         report.add(who, **{column: [figures[column] for figures in rounds] for column in DRAIN})
     return best
 
 
-def hot(context: Context) -> Report:
+def hot(context: RedisContext) -> Report:
     """One hot lock of eight processes, drained."""
-    tasks, turns = context.count(100, 10), context.count(5, 2)
+    tasks, turns = context.count(100, 5), context.count(5, 2)
     title = f"One hot lock, drain of 8 processes x {tasks} tasks x {turns} turns"
     report = Report("hot", title, DRAIN)
     best = _drains(context, report, 8, tasks, turns)
@@ -92,7 +57,7 @@ def hot(context: Context) -> Report:
     return report
 
 
-def pair(context: Context) -> Report:
+def pair(context: RedisContext) -> Report:
     """One hot lock of two processes, drained."""
     turns = context.count(5, 2)
     report = Report("pair", f"One hot lock, drain of 2 processes x 10 tasks x {turns} turns", DRAIN)
@@ -100,7 +65,7 @@ def pair(context: Context) -> Report:
     return report
 
 
-def waiters(context: Context) -> Report:
+def waiters(context: RedisContext) -> Report:
     """Throughput against the number of those who wait."""
     crowds = [(2, 1), (2, 5), (2, 25), (4, 50), (8, 100)]
     if context.quick:
@@ -110,10 +75,10 @@ def waiters(context: Context) -> Report:
     whos = ["aiolock", "aiolock fair", "redis-py 0.01", "redis-py"]
     found: dict[str, dict[str, list[float]]] = {who: {} for who in whos}
     for processes, tasks in crowds:
-        polled = max(2, context.count(60, 20) // (processes * tasks))
+        polled = max(1, context.count(60, 20) // (processes * tasks))
         pushed = max(2, context.count(3000, 300) // (processes * tasks))
         rates = context.alternate(
-            context.count(min(context.rounds, 3), 1),
+            min(context.rounds, 2),
             whos,
             lambda who, processes=processes, tasks=tasks, polled=polled, pushed=pushed: drained(  # type: ignore[misc]
                 context, who, processes, tasks, pushed if who.startswith("aiolock") else polled
@@ -126,12 +91,12 @@ def waiters(context: Context) -> Report:
     return report
 
 
-def places(context: Context) -> Report:
+def places(context: RedisContext) -> Report:
     """What a hand-over costs, by the number of places in the queue on the server."""
     counts = [2, 100, 5000] if context.quick else [2, 10, 100, 1000, 5000]
     columns = {"each": "µs per hand-over", "server": "µs of the server's processor"}
     report = Report("places", "Cost per hand-over, by places on the server (fair=True)", columns)
-    handovers = context.count(4000, 800)
+    handovers = context.count(2000, 500)
 
     def play(count: str) -> tuple[float, float]:
         context.flush()
@@ -151,7 +116,7 @@ def places(context: Context) -> Report:
     return report
 
 
-def handover(context: Context) -> Report:
+def handover(context: RedisContext) -> Report:
     """From the release in one process to the entry in another."""
     columns = {"p50": "p50, µs", "p90": "p90, µs", "p99": "p99, µs", "worst": "longest, µs"}
     report = Report("handover", "Hand-over latency between two processes", columns)
@@ -169,16 +134,9 @@ def handover(context: Context) -> Report:
     latencies: dict[str, list[float]] = {who: [] for who in intervals}
 
     def play(who: str) -> list[float]:
-        context.flush()
         polls = who.startswith("redis-py")
-        handovers = context.count(60, 10) if who == "redis-py" else context.count(600, 120)
-        with TemporaryDirectory(prefix="aiolock-bench-") as folder:
-            common: dict[str, Any] = {"who": who, "url": context.url, "handovers": handovers}
-            common["socket"] = str(Path(folder) / "baton")
-            spread = intervals[who] if polls else 0.001
-            jobs = [("giver", {**common, "spread": spread}), ("taker", common)]
-            given, taken = context.crew.together(jobs)
-        found = [(took - gave) * 1e6 for gave, took in zip(given, taken, strict=True)]
+        handovers = context.count(30, 8) if who == "redis-py" else context.count(300, 80)
+        found = baton(context, who, handovers, intervals[who] if polls else 0.001)
         latencies[who] += found
         return found
 
@@ -199,7 +157,7 @@ def handover(context: Context) -> Report:
     return report
 
 
-def commands(context: Context) -> Report:
+def commands(context: RedisContext) -> Report:
     """How many commands a turn costs the server."""
     columns = {"commands": "commands per turn", "inside": "calls inside scripts per turn"}
     report = Report("commands", "Server commands per turn, drain of 2 processes x 10 tasks", columns)
@@ -208,13 +166,13 @@ def commands(context: Context) -> Report:
     )
 
     def play(who: str) -> tuple[float, float]:
-        turns = 2 if who == "redis-py" else context.count(50, 10)
+        turns = {"redis-py": 2, "redis-py 0.01": 10}.get(who, context.count(40, 10))
         seen: list[tuple[int, int]] = []
 
         def look(_: int) -> None:
             seen.append((sum(context.commands().values()), sum(context.commands(inside=True).values())))
 
-        drained(context, who, 2, 10, turns, look)
+        drained(context, who, 2, 10, turns, between=look)
         (sent, inner), (sent_then, inner_then) = seen[0], seen[1]
         return (sent_then - sent) / (20 * turns), (inner_then - inner) / (20 * turns)
 

@@ -1,22 +1,23 @@
-"""What every scenario needs: a server, workers, and how long it may take; and what the server counted."""
+"""What every scenario needs: a server, workers, how long it may take; and what each kind of server tells about itself."""
 
 from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from benchmarks.calm import Calm
 from benchmarks.crew import Crew
 from benchmarks.measure import Report, alternate
-from tests.processes import ask
-from tests.servers import Redis
+from tests.processes import Server, ask
+from tests.servers import MariaDB, Redis, ZooKeeper
 
-__all__ = ["Context", "Scenario"]
+__all__ = ["Context", "MySQLContext", "RedisContext", "Scenario", "ZooKeeperContext"]
 
 T = TypeVar("T")
 
@@ -28,9 +29,9 @@ OWN = {"info", "quit"}
 
 @dataclass(slots=True)
 class Context:
-    """One run."""
+    """One run with one server."""
 
-    server: Redis
+    server: Server
     crew: Crew
     quick: bool
     rounds: int
@@ -38,7 +39,8 @@ class Context:
 
     @property
     def url(self) -> str:
-        return self.server.url
+        url: str = self.server.url  # type: ignore[attr-defined]
+        return url
 
     def alternate(
         self, rounds: int, contestants: Sequence[str], play: Callable[[str], T]
@@ -49,24 +51,6 @@ class Context:
     def count(self, full: int, quick: int) -> int:
         """How many of something."""
         return quick if self.quick else full
-
-    def info(self, section: str) -> dict[str, str]:
-        """A section of INFO."""
-        answer = ask(self.server.socket, f"INFO {section}\r\nQUIT\r\n".encode()).decode()
-        return dict(line.split(":", 1) for line in answer.splitlines() if ":" in line)
-
-    def commands(self, *, inside: bool = False) -> dict[str, int]:
-        """How often clients have called which command; with ``inside``, what scripts called instead."""
-        calls = {
-            name.removeprefix("cmdstat_"): int(re.match(r"calls=(\d+)", value)[1])  # type: ignore[index]
-            for name, value in self.info("commandstats").items()
-        }
-        return {name: n for name, n in calls.items() if (name in INSIDE) == inside and name not in OWN}
-
-    def processor_seconds(self) -> float:
-        """What the server has used."""
-        cpu = self.info("cpu")
-        return float(cpu["used_cpu_user"]) + float(cpu["used_cpu_sys"])
 
     @contextmanager
     def pinned(self, *, apart: bool) -> Iterator[None]:
@@ -89,8 +73,123 @@ class Context:
         self.crew.pin(workers)
 
     def flush(self) -> None:
-        """Begin with an empty server."""
+        """Begin with a server that knows nothing of what was before."""
+
+    def before(self) -> None:
+        """A drain begins: what :meth:`after` tells is counted from here."""
+
+    def after(self) -> dict[str, float]:
+        """A drain has ended, its clients are still there: what it cost the server."""
+        return {}
+
+
+class RedisContext(Context):
+    """Redis tells everything by INFO."""
+
+    server: Redis
+
+    def info(self, section: str) -> dict[str, str]:
+        """A section of INFO."""
+        answer = ask(self.server.socket, f"INFO {section}\r\nQUIT\r\n".encode()).decode()
+        return dict(line.split(":", 1) for line in answer.splitlines() if ":" in line)
+
+    def commands(self, *, inside: bool = False) -> dict[str, int]:
+        """How often clients have called which command; with ``inside``, what scripts called instead."""
+        calls = {
+            name.removeprefix("cmdstat_"): int(re.match(r"calls=(\d+)", value)[1])  # type: ignore[index]
+            for name, value in self.info("commandstats").items()
+        }
+        return {name: n for name, n in calls.items() if (name in INSIDE) == inside and name not in OWN}
+
+    def processor_seconds(self) -> float:
+        """What the server has used."""
+        cpu = self.info("cpu")
+        return float(cpu["used_cpu_user"]) + float(cpu["used_cpu_sys"])
+
+    def flush(self) -> None:
         ask(self.server.socket, b"FLUSHALL\r\nQUIT\r\n")
 
 
-Scenario = Callable[[Context], Report]
+class ZooKeeperContext(Context):
+    """ZooKeeper counts its packets, watches and ephemeral nodes."""
+
+    server: ZooKeeper
+    _packets = 0
+
+    def monitor(self) -> dict[str, str]:
+        """The answer to ``mntr``."""
+        answer = ask(("127.0.0.1", self.server.port), b"mntr").decode()
+        return dict(line.split("\t", 1) for line in answer.splitlines() if "\t" in line)
+
+    def packets(self) -> int:
+        """How many requests the server has got."""
+        return int(self.monitor()["zk_packets_received"])
+
+    def before(self) -> None:
+        self._packets = self.packets()
+
+    def after(self) -> dict[str, float]:
+        return {"requests": self.packets() - self._packets}
+
+    def until_quiet(self, nodes: int) -> None:
+        """Wait until there are so many ephemeral nodes, and until nobody says anything any more but heartbeats."""
+        said = -1
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            seen = self.monitor()
+            if int(seen["zk_ephemerals_count"]) >= nodes and int(seen["zk_packets_received"]) - said <= 3:
+                return
+            said = int(seen["zk_packets_received"])
+            time.sleep(0.1)
+        raise RuntimeError(f"the queue did not come to rest with {nodes} nodes: {seen}")
+
+
+class MySQLContext(Context):
+    """MariaDB, whose most connections at one time are what a drain is asked for."""
+
+    server: MariaDB
+    _questions = 0
+
+    def run(self, *statements: str) -> list[tuple[Any, ...]]:
+        """Statements on a connection of our own; the rows of the last one."""
+        from pymysql import connect
+
+        connection = connect(unix_socket=self.server.socket, user="root", database="test", autocommit=True)
+        try:
+            with connection.cursor() as cursor:
+                for statement in statements:
+                    cursor.execute(statement)
+                return list(cursor.fetchall())
+        finally:
+            connection.close()
+
+    def prepare(self) -> None:
+        """The tables of those who lock by hand, with the rows that they find there."""
+        names = ["single", "baton", *(f"{job}:{number}" for job in ("hot", "many") for number in range(100))]
+        rows = ", ".join(f"('{name}')" for name in names)
+        column = "name VARCHAR(100) CHARACTER SET ascii NOT NULL PRIMARY KEY"
+        self.run(
+            f"CREATE TABLE IF NOT EXISTS rows_by_hand ({column}, owner INT NULL) ENGINE=InnoDB",
+            f"CREATE TABLE IF NOT EXISTS held_by_hand ({column}) ENGINE=InnoDB",
+            f"INSERT IGNORE INTO rows_by_hand (name) VALUES {rows}",
+        )
+
+    def status(self, name: str) -> int:
+        """One of the counters of the server."""
+        [(_, value)] = self.run(f"SHOW GLOBAL STATUS LIKE '{name}'")
+        return int(value)
+
+    def before(self) -> None:
+        # What is read from it after that is never less than what is open now, so idle connections count.
+        self.run("FLUSH STATUS")
+        self._questions = self.status("Questions")
+
+    def after(self) -> dict[str, float]:
+        # Less the question itself, and the connection that asks.
+        return {
+            "statements": self.status("Questions") - self._questions - 1,
+            "connections": self.status("Max_used_connections") - 1,
+        }
+
+
+Scenario = Callable[[Any], Report]

@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from benchmarks.measure import Report, percentile
-from benchmarks.scenarios.context import Context
+from benchmarks.scenarios.context import RedisContext
 
 __all__ = ["connections", "importing", "leases", "memory", "waiting"]
 
@@ -15,7 +15,7 @@ PERIOD = 2.0
 """Seconds between heartbeats of a process that waits for locks of the default ttl."""
 
 
-def leases(context: Context) -> Report:
+def leases(context: RedisContext) -> Report:
     """Ten thousand leases, kept alive."""
     # Quick: as many renewals per second.
     count, ttl = context.count(10_000, 2000), context.count(30, 6)
@@ -39,7 +39,7 @@ def leases(context: Context) -> Report:
         context.calm.play(
             lambda: context.crew.fresh("leases", url=context.url, count=count, ttl=ttl, seconds=seconds)
         )
-        for _ in range(context.count(min(context.rounds, 2), 1))
+        for _ in range(1)
     ]
     report.add(
         "aiolock",
@@ -54,9 +54,9 @@ def leases(context: Context) -> Report:
     return report
 
 
-def memory(context: Context) -> Report:
+def memory(context: RedisContext) -> Report:
     """Bytes per lease and per waiter."""
-    count = context.count(5000, 300)
+    count = context.count(1000, 300)
     report = Report("memory", "Memory by tracemalloc", {"bytes": "bytes each"})
     report.notes.append("Of a waiting task: beyond a task that waits for a plain future.")
     one: dict[str, Any] = {"locks": 1, "fair": False, "share": False}
@@ -73,15 +73,13 @@ def memory(context: Context) -> Report:
         job, params = kinds[kind]
         return float(context.crew.fresh(job, url=context.url, count=count, **params))
 
-    for kind, rounds in context.alternate(
-        context.count(min(context.rounds, 3), 1), list(kinds), play
-    ).items():
+    for kind, rounds in context.alternate(min(context.rounds, 2), list(kinds), play).items():
         report.add(kind, bytes=rounds)
         report.limit(kind, kind, "bytes", 1536 if kind == "held lease" else 1024, "bytes")
     return report
 
 
-def connections(context: Context) -> Report:
+def connections(context: RedisContext) -> Report:
     """How many connections a process needs for its waiters."""
     tasks = context.count(1000, 300)
     report = Report(
@@ -107,7 +105,7 @@ def connections(context: Context) -> Report:
     return report
 
 
-def waiting(context: Context) -> Report:
+def waiting(context: RedisContext) -> Report:
     """What waiting costs the server."""
     columns = {"scripts": "heartbeats", "pings": "pings", "all": "all commands"}
     report = Report(
@@ -116,10 +114,8 @@ def waiting(context: Context) -> Report:
     report.notes.append(
         "Pings keep watch over connections that say nothing, here two of the holder and one of the waiter."
     )
-    periods = context.count(6, 2)
+    periods = context.count(3, 1)
     cases = {
-        "1 lock, 1 task": (1, 1),
-        "1 lock, 1,000 tasks": (1, 1000),
         "100 locks, 1,000 tasks": (100, 10),
         "1,000 locks, 1,000 tasks": (1000, 1),
     }
@@ -145,7 +141,7 @@ def waiting(context: Context) -> Report:
     return report
 
 
-def importing(context: Context) -> Report:
+def importing(context: RedisContext) -> Report:
     """What ``import aiolock`` takes in a fresh interpreter."""
     report = Report("import", "Import in fresh interpreters", {"ms": "ms"})
     programs = {
@@ -159,7 +155,7 @@ def importing(context: Context) -> Report:
         program = f"import time; t = time.perf_counter(); {programs[what]}; print(time.perf_counter() - t)"
         return float(subprocess.check_output([sys.executable, "-c", program])) * 1000
 
-    for what, rounds in context.alternate(context.count(15, 3), list(programs), play).items():
+    for what, rounds in context.alternate(context.count(9, 3), list(programs), play).items():
         report.add(what, ms=rounds)
     report.limit("import aiolock", "aiolock", "ms", 60, "ms")
     drivers = (

@@ -9,7 +9,7 @@ __all__ = ["free", "inprocess", "local", "loops", "many", "shared"]
 
 RATE = {"rate": "turns/s", "each": "µs each", "cpu": "µs of the client's processor"}
 
-SLICES = 4
+SLICES = 3
 """Each round is so many short ones: what else runs on the machine then hits one of them, not one contestant."""
 
 
@@ -99,7 +99,7 @@ def _on_both(context: Context, report: Report, jobs: dict[str, tuple[str, dict[s
             if job == "crowd" and who != "aiolock":
                 continue
             rates = context.alternate(
-                context.rounds * 2,
+                context.rounds,
                 ["asyncio", "uvloop"],
                 lambda loop, job=job, who=who, params=params: context.crew.one(  # type: ignore[misc]
                     job, loop=loop, who=who, url=context.url, **params

@@ -7,6 +7,27 @@ from collections.abc import Iterator
 import pytest
 
 from tests.contract.deployments import REGISTRY, Deployment
+from tests.contract.primitives import NEEDS
+
+
+def pytest_collection_modifyitems(config, items):
+    """Tests of what a deployment has not are not about it; that it says so is tested in `test_kinds.py`.
+
+    A module says what it needs in `NEEDS` (or for each of its acts), an operation of the sweep where it is registered.
+    """
+    kept, left = [], []
+    for item in items:
+        params = getattr(getattr(item, "callspec", None), "params", {})
+        server = params.get("server")
+        needs = getattr(getattr(item, "module", None), "NEEDS", None) or NEEDS.get(params.get("operation"))
+        if isinstance(needs, dict):
+            needs = needs.get(params.get("act"))
+        words = {needs} if isinstance(needs, str) else needs or set()
+        there = server is None or words <= server.kinds | server.promises
+        (kept if there else left).append(item)
+    if left:
+        config.hook.pytest_deselected(items=left)
+        items[:] = kept
 
 
 @pytest.fixture(scope="session", params=REGISTRY, ids=lambda cls: cls.name)

@@ -14,17 +14,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Self
+from urllib.parse import unquote, urlsplit
 
 import aiolock
 from aiolock import Client, Lease
 from aiolock.backends.memory import MemoryBackend, MemoryServer
 from tests import servers
-from tests.servers import SERVERS
+from tests.servers import EXTERNAL, SERVERS
 
 REDIS_PAGE = Path(__file__).parents[2] / "docs" / "backends" / "redis.md"
 
 WORDS = frozenset({"exclusion", "fencing", "fifo", "keep", "push"})
 """The words of `require=` whose meaning the contract knows how to test."""
+
+KINDS = frozenset({"read-write", "semaphore", "documents", "requests", "names"})
+"""What a backend may have beside the mutex: kinds of holds, documents (latch, barrier), requests to let go, a list."""
 
 
 class Deployment(ABC):
@@ -33,6 +37,8 @@ class Deployment(ABC):
     name: ClassVar[str]
     promises: ClassVar[frozenset[str]] = WORDS
     """Which of the words it promises."""
+    kinds: ClassVar[frozenset[str]] = KINDS
+    """Which of those it has; the rest is refused with `UnsupportedKind` before any I/O."""
     slow: ClassVar[float] = 1.0
     """How much longer than in memory everything may take."""
     needs: ClassVar[str | None] = None
@@ -41,6 +47,12 @@ class Deployment(ABC):
     """How many leases one client is asked to hold at once."""
     ttl: ClassVar[float] = 10.0
     """Of clients that ask for no other. Where nothing is pushed, a loss is learnt after a third of it."""
+    shows: ClassVar[bool] = True
+    """Whether the server knows the labels and tokens of holders."""
+    forces: ClassVar[bool] = True
+    """Whether a lock can be taken by force from another client."""
+    external: ClassVar[bool] = False
+    """Whether it can also be a server that is there already."""
     prolongs: ClassVar[bool] = True
     """Whether a renewal that somebody asks for gives the full ttl at once."""
 
@@ -78,7 +90,8 @@ class Deployment(ABC):
     async def lose(self, lease: Lease) -> None:
         """Make the server drop the hold of `lease`, so that its holder has to learn it."""
         async with self.connect(label="administrator") as client:
-            assert await client.lock(lease.name).force_release()
+            for part in getattr(lease, "parts", [lease]):
+                assert await client._runtime.backend.force_release(part.name, part.kind.family)
 
 
 class Memory(Deployment):
@@ -155,9 +168,13 @@ class Redis(Deployment):
     name = "redis"
     needs = "redis"
     slow = 1.5
+    external = True
 
     @contextmanager
     def running(self) -> Iterator[Self]:
+        if "redis" in EXTERNAL:
+            yield self
+            return
         with servers.Redis(users=self.users()) as server:
             self._server = server
             yield self
@@ -168,7 +185,7 @@ class Redis(Deployment):
 
     def url(self) -> str:
         """How clients reach it."""
-        return self._server.url
+        return EXTERNAL.get("redis") or self._server.url
 
     def make(self, **options: Any) -> Client:
         return aiolock.connect(self.url(), **options)
@@ -178,6 +195,7 @@ class RedisWithoutPubSub(Redis):
     """The same with a user who may not use channels: nothing is pushed, waiters look."""
 
     name = "redis-without-pubsub"
+    external = False
     promises = WORDS - {"push"}
     slow = 2.0
     ttl = 3.0
@@ -196,6 +214,7 @@ class RedisWithLeastRights(Redis):
     """The account of the documentation, and no right more."""
 
     name = "redis-least-rights"
+    external = False
 
     def users(self) -> tuple[str, ...]:
         return ("user default on nopass ~* &* +@all", least_rights("least", "t*"))
@@ -223,12 +242,17 @@ class ZooKeeper(Deployment):
     slow = 10.0
     prolongs = False
     many = 1_000  # each is a node that a quorum has to agree on
+    external = True
     servers: ClassVar[int] = 1
 
     @contextmanager
     def running(self) -> Iterator[Self]:
+        if "zookeeper" in EXTERNAL:
+            self._url = EXTERNAL["zookeeper"]
+            yield self
+            return
         with servers.ZooKeeper(self.servers) as server:
-            self._server = server
+            self._url = server.url
             yield self
 
     def ttl_of(self, asked: float) -> float:
@@ -237,13 +261,14 @@ class ZooKeeper(Deployment):
     def make(self, **options: Any) -> Client:
         # Short for the tests of losses; whoever asks for a long ttl has to do with a longer one.
         timeout = 3 if options["ttl"] <= self.ttl else 12
-        return aiolock.connect(f"{self._server.url}?session_timeout={timeout}&tick_time=0.5", **options)
+        return aiolock.connect(f"{self._url}?session_timeout={timeout}&tick_time=0.5", **options)
 
 
 class ZooKeeperEnsemble(ZooKeeper):
     """Three of them, of which two make a quorum; each client is at a random one."""
 
     name = "zookeeper-ensemble"
+    external = False
     servers = 3
 
 
@@ -254,16 +279,60 @@ class MariaDB(Deployment):
     needs = "mariadb"
     slow = 2.0
     many = 1_000  # each is a row that is written to a disk
+    external = True
+    query: ClassVar[str] = ""
 
     @contextmanager
     def running(self) -> Iterator[Self]:
-        with servers.MariaDB() as server:
-            self._server = server
+        if "mariadb" in EXTERNAL:
+            self._url = EXTERNAL["mariadb"]
+            yield self
+            return
+        with servers.MariaDB(extra=["--max-connections=400"]) as server:
+            self._url = server.url
             yield self
 
     def make(self, **options: Any) -> Client:
         # Hundreds of requests at once go out one after the other; on a loaded machine that takes its time.
-        return aiolock.connect(self._server.url, **{"command_timeout": 15.0, **options})
+        return aiolock.connect(self._url + self.query, **{"command_timeout": 15.0, **options})
+
+
+class MariaDBSessions(MariaDB):
+    """The session mode: locks are user locks, which end with the connection that has them."""
+
+    name = "mariadb-session"
+    kinds = frozenset()
+    promises = WORDS - {"fencing", "keep"}
+    shows = False
+    query = "?mode=session"
+    reason = "session"
+    """A foreign session that is ended says nothing about who did it."""
+
+
+class MariaDBRows(MariaDBSessions):
+    """The row mode: locks are row locks of open transactions, each of which has a connection."""
+
+    name = "mariadb-row"
+    many = 80
+    forces = False
+    query = "?mode=row&connections=100"
+
+    async def lose(self, lease: Lease) -> None:
+        """Which transaction has a row only administrators may see: one of them ends its connection."""
+        import aiomysql  # noqa: PLC0415 - only runs about MariaDB have a driver
+
+        parts = urlsplit(self._url)
+        connection = await aiomysql.connect(
+            host=parts.hostname or "127.0.0.1",
+            port=parts.port or 3306,
+            user=unquote(parts.username or ""),
+            password=unquote(parts.password or ""),
+        )
+        try:
+            async with connection.cursor() as cursor:
+                await cursor.execute(f"KILL {lease._term.claim.session.id}")
+        finally:
+            connection.close()
 
 
 _ALL: tuple[type[Deployment], ...] = (
@@ -275,6 +344,12 @@ _ALL: tuple[type[Deployment], ...] = (
     ZooKeeper,
     ZooKeeperEnsemble,
     MariaDB,
+    MariaDBSessions,
+    MariaDBRows,
 )
 
-REGISTRY = tuple(cls for cls in _ALL if cls.needs is None or cls.needs in SERVERS)
+REGISTRY = tuple(
+    cls
+    for cls in _ALL
+    if cls.needs is None or (cls.needs in SERVERS and (cls.external or cls.needs not in EXTERNAL))
+)

@@ -12,11 +12,11 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from aiolock import Client, Lease
+from aiolock import BarrierBroken, Client, Lease, lock_all
 from tests.contract.deployments import Deployment
 from tests.contract.staging import PATIENCE, queued, until, waiting
 
-__all__ = ["PRIMITIVES", "Primitive", "Stage"]
+__all__ = ["NEEDS", "PRIMITIVES", "Primitive", "Stage"]
 
 Operation = Callable[[], Coroutine[Any, Any, Any]]
 
@@ -35,11 +35,14 @@ class Stage:
 
 Primitive = Callable[[Stage], AbstractAsyncContextManager[Operation]]
 PRIMITIVES: dict[str, Primitive] = {}
+NEEDS: dict[str, set[str]] = {}
+"""What a deployment must have for some of them, in the words of `deployments.KINDS` and `WORDS`."""
 
 
-def primitive(name: str) -> Callable[[Callable[[Stage], AsyncIterator[Operation]]], Primitive]:
+def primitive(name: str, *needs: str) -> Callable[[Callable[[Stage], AsyncIterator[Operation]]], Primitive]:
     def register(prepare: Callable[[Stage], AsyncIterator[Operation]]) -> Primitive:
         PRIMITIVES[name] = asynccontextmanager(prepare)
+        NEEDS[name] = set(needs)
         return PRIMITIVES[name]
 
     return register
@@ -317,6 +320,247 @@ async def _(stage):
     lease = await stage.rival.lock(stage.name).acquire()
     yield stage.client.lock(stage.name).force_release
     await lease.release()
+
+
+# --- other kinds: what is left of them is looked at here, for the sweep looks at the mutex of that name; where nothing is
+# pushed, each of these many attempts would wait for the next look
+
+
+async def gone(stage: Stage, lock: Any) -> None:
+    """Neither a hold nor a place is left of a lock."""
+
+    async def empty() -> bool:
+        info = await lock.inspect()
+        return not info.holders and not info.waiters
+
+    async with asyncio.timeout(PATIENCE / 4):
+        await until(empty, f"{lock!r} is free")
+
+
+@primitive("read, behind a writer", "read-write", "push")
+async def _(stage):
+    holder = await stage.rival.rwlock(stage.name).write().acquire()
+    lock = stage.client.rwlock(stage.name).read()
+
+    async def block() -> None:
+        async with lock as lease, lock:
+            await asyncio.sleep(0)
+            lease.check()
+
+    async with released_on_demand(holder, lambda: queued(stage.rival.rwlock(stage.name).read(), 1)):
+        yield block
+    await gone(stage, lock)
+
+
+@primitive("write, behind a reader", "read-write", "push")
+async def _(stage):
+    holder = await stage.rival.rwlock(stage.name).read().acquire()
+    lock = stage.client.rwlock(stage.name).write()
+
+    async def block() -> None:
+        async with lock as lease:
+            await asyncio.sleep(0)
+            lease.check()
+
+    async with released_on_demand(holder, lambda: queued(lock, 1)):
+        yield block
+    await gone(stage, lock)
+
+
+@primitive("downgrade, with a reader and a writer behind", "read-write", "push")
+async def _(stage):
+    pair, theirs = stage.client.rwlock(stage.name), stage.rival.rwlock(stage.name)
+    inside: list[str] = []
+
+    async def turn(lock: Any, who: str) -> None:
+        async with lock:
+            assert who == "reader" or not inside
+            inside.append(who)
+            await asyncio.sleep(0)
+            inside.remove(who)
+
+    lease = await pair.write().acquire()
+    others = [asyncio.create_task(turn(theirs.read(), "reader"))]
+    await queued(theirs.read(), 1)
+    others.append(asyncio.create_task(turn(theirs.write(), "writer")))
+    await queued(theirs.read(), 2)
+    yield lease.downgrade
+    assert lease.held
+    await lease.release()
+    await asyncio.gather(*others)
+    await gone(stage, pair.read())
+
+
+@primitive("permits, behind others", "semaphore", "push")
+async def _(stage):
+    holder = await stage.rival.semaphore(stage.name, 3).acquire(permits=2)
+    semaphore = stage.client.semaphore(stage.name, 3)
+
+    async def block() -> None:
+        async with await semaphore.acquire(permits=3) as lease:
+            await asyncio.sleep(0)
+            lease.check()
+
+    async with released_on_demand(holder, lambda: queued(semaphore, 1)):
+        yield block
+    await gone(stage, semaphore)
+
+
+@primitive("set_limit", "semaphore", "push")
+async def _(stage):
+    holder = await stage.rival.semaphore(stage.name, 1).acquire()
+    yield lambda: stage.client.semaphore(stage.name, 1).set_limit(2)
+    await holder.release()
+    await gone(stage, stage.rival.semaphore(stage.name, 1))
+
+
+@primitive("request_release", "requests", "push")
+async def _(stage):
+    lease = await stage.rival.lock(stage.name).acquire()
+    stage.kept.append(lease)
+    yield lambda: stage.client.lock(stage.name).request_release("please")
+    stage.kept.clear()
+    await lease.release()
+
+
+@primitive("waiting for a request to release", "requests", "push")
+async def _(stage):
+    lease = await stage.client.lock(stage.name).acquire()
+    stage.kept.append(lease)
+
+    async def told() -> None:
+        await lease.release_requested
+
+    asking = asyncio.create_task(stage.rival.lock(stage.name).request_release("please"))
+    yield told
+    await asking
+    stage.kept.clear()
+    await lease.release()
+
+
+@primitive("lock_all, free", "push")
+async def _(stage):
+    names = [f"{stage.name} 1", stage.name]
+    yield lock_all(*(stage.client.lock(name) for name in names)).acquire
+    await gone(stage, stage.client.lock(names[0]))
+
+
+@primitive("lock_all, the first is taken", "push")
+async def _(stage):
+    names = [stage.name, f"{stage.name} 1", f"{stage.name} 2"]
+    holder = await stage.rival.lock(stage.name).acquire()
+    several = lock_all(*(stage.client.lock(name) for name in names))
+
+    async def block() -> None:
+        async with several as lease:
+            await asyncio.sleep(0)
+            lease.check()
+
+    async with released_on_demand(holder, lambda: queued(stage.rival.lock(stage.name), 1)):
+        yield block
+    for name in names:
+        await gone(stage, stage.client.lock(name))
+
+
+@primitive("lock_all, the last is taken", "push")
+async def _(stage):
+    names = [stage.name, f"{stage.name} 1", f"{stage.name} 2"]
+    holder = await stage.rival.lock(names[-1]).acquire()
+    several = lock_all(*(stage.client.lock(name) for name in names))
+    async with released_on_demand(holder, lambda: queued(stage.rival.lock(names[-1]), 1)):
+        yield several.acquire
+    for name in names[1:]:
+        await gone(stage, stage.client.lock(name))
+
+
+@primitive("campaign, behind a leader", "push")
+async def _(stage):
+    term = await stage.rival.election(stage.name).campaign().acquire()
+    election = stage.client.election(stage.name)
+
+    async def lead() -> None:
+        async with election.campaign() as won:
+            await asyncio.sleep(0)
+            won.check()
+
+    async with released_on_demand(term, lambda: queued(election.campaign(), 1)):
+        yield lead
+    await gone(stage, election.campaign())
+
+
+@primitive("observe, one change", "push")
+async def _(stage):
+    election = stage.client.election(stage.name, ttl=0.3)
+
+    async def observe() -> None:
+        seen = 0
+        async for _ in election.observe():
+            seen += 1
+            if seen == 2:
+                return
+            leading.set()
+
+    async def lead() -> None:
+        await leading.wait()
+        async with stage.rival.election(stage.name).campaign():
+            await done.wait()
+
+    leading, done = asyncio.Event(), asyncio.Event()
+    leader = asyncio.create_task(lead())
+    yield observe
+    leading.set()
+    done.set()
+    await leader
+    await gone(stage, election.campaign())
+
+
+async def nobody_writes(stage: Stage) -> None:
+    """The work on documents has come to rest."""
+    for client in (stage.client, stage.rival):
+        await until(lambda client=client: not client._runtime.boards)
+
+
+@primitive("latch.count_down", "documents", "push")
+async def _(stage):
+    yield stage.client.latch(stage.name, 2).count_down
+    await nobody_writes(stage)
+    # Counted once or, if it was interrupted, once or not at all.
+    assert await stage.rival.latch(stage.name, 2).count() in (1, 2)
+
+
+@primitive("latch.wait", "documents", "push")
+async def _(stage):
+    async def opened() -> None:
+        opening = asyncio.create_task(stage.rival.latch(stage.name, 1).count_down())
+        try:
+            await stage.client.latch(stage.name, 1).wait()
+        finally:
+            opening.cancel()
+
+    yield opened
+    await nobody_writes(stage)
+
+
+@primitive("barrier.wait, the last of two", "documents", "push")
+async def _(stage):
+    other = asyncio.create_task(stage.rival.barrier(stage.name, 2).wait())
+
+    async def arrived() -> bool:
+        return await stage.rival.barrier(stage.name, 2).waiting() == 1
+
+    await until(arrived)
+    yield stage.client.barrier(stage.name, 2).wait
+    # It passed, or the round was broken, or the one that was interrupted never came.
+    async with asyncio.timeout(PATIENCE / 4):
+        while not other.done() and await stage.rival.barrier(stage.name, 2).waiting():
+            await asyncio.sleep(0.001)
+            if await stage.rival.barrier(stage.name, 2).waiting() == 1:
+                other.cancel()
+    await asyncio.wait([other])
+    assert other.cancelled() or other.exception() is None or isinstance(other.exception(), BarrierBroken)
+    await nobody_writes(stage)
+    assert await stage.rival.barrier(stage.name, 2).waiting() == 0
+    await nobody_writes(stage)
 
 
 # --- the client

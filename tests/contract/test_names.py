@@ -129,7 +129,7 @@ def test_the_corpus_is_large_and_without_repetitions():
     assert len(set(NAMES)) == len(NAMES)
 
 
-async def test_different_names_are_different_locks(client, rival):
+async def test_different_names_are_different_locks(deployment, client, rival):
     """All of them are held at once; then each is taken for everybody else, also under its own name alone."""
     leases = [await client.lock(name).acquire(timeout=5) for name in NAMES]
     assert [lease.name for lease in leases] == NAMES
@@ -138,7 +138,8 @@ async def test_different_names_are_different_locks(client, rival):
         assert await rival.lock(name).try_acquire() is None
         info = await rival.lock(name).inspect()
         assert info.name == name
-        assert [holder.token for holder in info.holders] == [lease.token]
+        assert len(info.holders) == 1
+        assert not deployment.shows or info.holders[0].token == lease.token
     for name, lease in zip(NAMES, leases, strict=True):
         await lease.release()
         other = await rival.lock(name).try_acquire()

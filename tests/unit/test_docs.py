@@ -118,11 +118,14 @@ def test_the_reference_names_everything_public():
     for name in aiolock.portal.__all__:
         assert name in text, name
     # A lease also has methods for locks and queues, so its public ones are listed here.
-    lease = "name kind ttl token remaining held lost check wait_lost renew release guard".split()  # noqa: SIM905
+    lease = "name kind ttl token remaining held lost check wait_lost renew release guard downgrade".split()  # noqa: SIM905
+    lease.append("release_requested")
     for name in lease:
         assert hasattr(aiolock.Lease, name), name
     names = set(lease).union(
-        *map(members, (aiolock.Client, aiolock.Lock, aiolock.LockInfo, aiolock.Holder, aiolock.Waiting))
+        *map(members, (aiolock.Client, aiolock.Lock, aiolock.LockInfo, aiolock.Holder, aiolock.Waiting)),
+        *map(members, (aiolock.RWLock, aiolock.Semaphore, aiolock.Latch, aiolock.Barrier, aiolock.Election)),
+        members(aiolock.LockAll),
     )
     for name in names:
         assert re.search(rf"\b{name}\b", text), name

@@ -17,6 +17,11 @@ EXAMPLES = {
         errors.AcquireTimeout("a", 2.5, "held by w1"),
         {"name": "a", "timeout": 2.5, "detail": "held by w1"},
     ),
+    "WaitTimeout": (
+        errors.WaitTimeout("latch", "a", 2.5, "1 of 3 are left"),
+        {"what": "latch", "name": "a", "timeout": 2.5, "detail": "1 of 3 are left"},
+    ),
+    "BarrierBroken": (errors.BarrierBroken("a", "w1 died"), {"name": "a", "reason": "w1 died"}),
     "LockLost": (errors.LockLost("a", "expired"), {"name": "a", "reason": "expired"}),
     "DeadlockDetected": (errors.DeadlockDetected(["a", "b", "a"]), {"cycle": ("a", "b", "a")}),
     "BackendError": (errors.BackendError("it broke", retryable=False), {"retryable": False}),
@@ -75,6 +80,7 @@ def test_the_tree():
     parents = {
         errors.LockError: Exception,
         errors.AcquireTimeout: TimeoutError,
+        errors.WaitTimeout: errors.AcquireTimeout,
         errors.InvalidName: ValueError,
         errors.ConfigError: ValueError,
         errors.MissingDriver: ImportError,

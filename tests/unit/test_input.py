@@ -91,9 +91,24 @@ def refuses(what: str, error: type[Exception] = aiolock.ConfigError):
     return pytest.raises(error, match=rf"^{what} must be .*, not .+")
 
 
-@pytest.fixture(params=["lock", "reentrant_lock"])
+def reading(client):
+    return lambda name, **options: client.rwlock(name).read(**options)
+
+
+def writing(client):
+    return lambda name, **options: client.rwlock(name).write(**options)
+
+
+def permits(client):
+    return lambda name, **options: client.semaphore(name, 3, **options)
+
+
+@pytest.fixture(
+    params=["lock", "reentrant_lock", reading, writing, permits],
+    ids=lambda each: getattr(each, "__name__", each),
+)
 def make(spy, request):
-    return getattr(spy, request.param)
+    return request.param(spy) if callable(request.param) else getattr(spy, request.param)
 
 
 # --- names
@@ -169,6 +184,74 @@ async def test_keyword_names(make):
         make("a", 3)
     with pytest.raises(TypeError, match="name"):
         make()
+
+
+# --- other kinds
+
+
+@each(BAD_NAMES)
+async def test_names_of_other_kinds(spy, value):
+    for make in (
+        spy.rwlock,
+        spy.election,
+        lambda name: spy.semaphore(name, 1),
+        lambda name: spy.latch(name, 1),
+        lambda name: spy.barrier(name, 1),
+        lambda name: spy.once(name, at_most=1),
+    ):
+        with pytest.raises(aiolock.InvalidName, match=r"^a lock's name must "):
+            make(value)
+
+
+NOT_COUNTS = [0, -1, True, False, 1.0, "1", None, math.inf, 10**9, [], object(), Hostile(), Decimal(1)]
+
+
+@each(NOT_COUNTS)
+async def test_counts(spy, value):
+    for what, make in (("limit", spy.semaphore), ("count", spy.latch), ("parties", spy.barrier)):
+        with pytest.raises(
+            aiolock.ConfigError, match=rf"^{what} must be a whole number from 1 to \d+, not .+"
+        ):
+            make("a", value)
+    with refuses("permits"):
+        await spy.semaphore("a", 3).acquire(permits=value)
+    with refuses("permits"):
+        await spy.semaphore("a", 3).try_acquire(permits=value)
+    with refuses("limit"):
+        await spy.semaphore("a", 3).set_limit(value)
+    with refuses("n"):
+        await spy.latch("a", 3).count_down(value)
+
+
+@each(NOT_SECONDS)
+async def test_times_of_other_kinds(spy, value):
+    for call in (spy.latch("a", 1).wait, spy.barrier("a", 2).wait, aiolock.lock_all(spy.lock("a")).acquire):
+        with refuses("timeout"):
+            await call(timeout=value)
+    with refuses("timeout"):
+        aiolock.lock_all(spy.lock("a"), timeout=value)
+    with refuses("ttl"):
+        spy.barrier("a", 2, ttl=value)
+    with refuses("ttl"):
+        spy.election("a", ttl=value)
+    with refuses("at_most"):
+        spy.once("a", at_most=value)
+    with refuses("at_least"):
+        spy.once("a", at_most=1, at_least=value)
+
+
+@each([value for value in NOT_TEXT if value != ""])
+async def test_reasons(spy, value):
+    with refuses("reason"):
+        await spy.lock("a").request_release(value)
+
+
+@each([None, 3, "a", object(), Hostile()])
+async def test_what_is_no_lock(spy, value):
+    with refuses("lock_all"):
+        aiolock.lock_all(value)
+    with refuses("lock_all"):
+        aiolock.lock_all(spy.lock("a"), value)
 
 
 # --- calls of locks and leases

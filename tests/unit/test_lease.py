@@ -48,6 +48,10 @@ class Home:
         self.claim = Hold()
         self.lease = Lease(self, Term(self.claim, Grant(7, 1, 8.0, demand=False), 0.0, self), "cancel", 7)
 
+    @property
+    def kind(self):
+        return self.claim.bid.kind
+
     def leave(self, lease, keep=0):
         self.left.append((lease, keep))
         return self.claim

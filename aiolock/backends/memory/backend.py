@@ -5,18 +5,23 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
 
+from aiolock.backends.memory.document import MemoryDocument
 from aiolock.backends.memory.machine import BLOCK, Answer, Hold, Machine, Message, Request
 from aiolock.backends.memory.server import MemoryServer, shared
 from aiolock.contract import (
+    READ,
     Backend,
     Bid,
     Claim,
     Family,
+    Finding,
     Grant,
     Holder,
     LockInfo,
@@ -26,7 +31,8 @@ from aiolock.contract import (
     Waiting,
     certain_until,
 )
-from aiolock.errors import ConfigError, shorten
+from aiolock.errors import ConfigError, LockLost, shorten
+from aiolock.info import Level
 from aiolock.notices import Notices
 
 __all__ = ["MemoryBackend", "Transport"]
@@ -78,6 +84,7 @@ class MemoryBackend(Backend):
         self._count = 0
         self._claims: WeakValueDictionary[str, MemoryClaim] = WeakValueDictionary()
         """Whom messages find; a claim that nobody has any more gets none."""
+        self._documents: WeakValueDictionary[str, MemoryDocument] = WeakValueDictionary()
         self._notices = Notices()
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -112,6 +119,9 @@ class MemoryBackend(Backend):
             return [machine.renew(claim.key, claim.request, now) for claim in mine]
 
         answers = await self.ask(question)
+        for claim, answer in zip(mine, answers, strict=True):
+            if answer is not None and answer.asked is not None:
+                self.tell_request(claim, answer.asked)
         return [
             "revoked" if answer is None else claim.granted(answer, sent)
             for claim, answer in zip(mine, answers, strict=True)
@@ -134,6 +144,8 @@ class MemoryBackend(Backend):
                 tuple(
                     Waiting(place.request.label, place.request.mode, place.request.permits) for place in queue
                 ),
+                family,
+                machine.limit(key, now),
             )
 
         return await self.ask(question)
@@ -142,6 +154,47 @@ class MemoryBackend(Backend):
         """Take it from whoever has it."""
         key = self.key(name, family)
         return await self.ask(lambda machine, now: machine.force(key, now))
+
+    async def request_release(self, name: str, family: Family, reason: str) -> bool:
+        """Tell whoever has it."""
+        key = self.key(name, family)
+        return await self.ask(lambda machine, now: machine.request(key, reason, now))
+
+    async def set_limit(self, name: str, limit: int) -> None:
+        """Another number of permits."""
+        key = self.key(name, Family.SEMAPHORE)
+        await self.ask(lambda machine, now: machine.set_limit(key, limit, now))
+
+    def document(self, name: str, family: Family) -> MemoryDocument:
+        """A view of one of the machine's papers."""
+        self._count += 1
+        document = MemoryDocument(self.ask, self.key(name, family), f"{self._id}:{self._count}")
+        self._documents[document.id] = document
+        return document
+
+    async def names(self, pattern: str) -> list[tuple[str, Family]]:
+        """What is held or waited for in this namespace."""
+        prefix = f"{self.settings.namespace}:"
+
+        def question(machine: Machine, now: float) -> list[tuple[str, Family]]:
+            return sorted(
+                (name, Family(space.removeprefix(prefix)))
+                for space, name in machine.busy(now)
+                if space.rpartition(":")[0] == self.settings.namespace and fnmatchcase(name, pattern)
+            )
+
+        return await self.ask(question)
+
+    async def diagnose(self) -> list[Finding]:
+        """What a server inside a process is good for."""
+        return [
+            Finding(
+                Level.NOTE,
+                "memory",
+                "this server lives in this process: nobody outside of it sees its locks, and they end with it",
+                "use redis://, zookeeper:// or mysql:// for locks between processes",
+            )
+        ]
 
     def key(self, name: str, family: Family) -> tuple[str, str]:
         """Where the machine keeps a lock."""
@@ -163,6 +216,10 @@ class MemoryBackend(Backend):
 
     def receive(self, message: Message) -> None:
         """Take in a message, on the client's own loop."""
+        if message.what == "changed":
+            if (document := self._documents.get(message.to)) is not None:
+                document.wake()
+            return
         claim = self._claims.get(message.to)
         if claim is None:
             # A grant for somebody who left in the meantime: its release is on the way.
@@ -171,14 +228,32 @@ class MemoryBackend(Backend):
             claim.push(message.answer, self._server.clock() - message.sent)
         elif message.what == "demand":
             claim.demanded_at = self.settings.clock()
+        elif message.what == "requested":
+            self.tell_request(claim, message.text)
         else:
             self._notices.put(Notice(News.LOST, claim, "force-released"))
+
+    def tell_request(self, claim: MemoryClaim, reason: str) -> None:
+        """The holder is asked to let go; said once for each reason, however often it is heard."""
+        if claim.asked != reason:
+            claim.asked = reason
+            self._notices.put(Notice(News.REQUESTED, claim, text=reason))
 
 
 class MemoryClaim(Claim):
     """One request of the machine's."""
 
-    __slots__ = ("__weakref__", "_backend", "_changed", "_doubts", "_look", "_pushed", "key", "request")
+    __slots__ = (
+        "__weakref__",
+        "_backend",
+        "_changed",
+        "_doubts",
+        "_look",
+        "_pushed",
+        "asked",
+        "key",
+        "request",
+    )
 
     def __init__(self, backend: MemoryBackend, bid: Bid, request: str) -> None:
         super().__init__(bid)
@@ -198,6 +273,8 @@ class MemoryClaim(Claim):
         self._look = 0.0
         self._doubts = 0
         """How many attempts were sent and not answered."""
+        self.asked: str | None = None
+        """Why it was asked to let go, if it was."""
 
     async def attempt(self, wait: bool) -> Grant | None:
         """Enter the machine, or take a grant that was pushed."""
@@ -213,6 +290,11 @@ class MemoryClaim(Claim):
         self._doubts -= 1
         if answer.token:
             return self.granted(answer, sent)
+        if answer.limit:
+            raise ConfigError(
+                f"semaphore {shorten(self.bid.name)} has {answer.limit} permits, not {self.bid.kind.limit}: "
+                "everybody has to name the same limit; set_limit() changes it"
+            )
         self._look = answer.seconds
         return None
 
@@ -229,6 +311,16 @@ class MemoryClaim(Claim):
         finally:
             timer.cancel()
             self._changed = None
+
+    async def downgrade(self) -> Grant:
+        """Become a reader in the machine."""
+        sent = self._backend.settings.clock()
+        answer = await self._backend.ask(lambda machine, now: machine.downgrade(self.key, self.request, now))
+        if answer is None:
+            raise LockLost(self.bid.name, "revoked")
+        self.bid = replace(self.bid, kind=READ)
+        self.request = replace(self.request, mode=READ.mode.value, block=1)
+        return self.granted(answer, sent)
 
     async def release(self, keep: float = 0) -> None:
         """Leave the machine."""

@@ -5,22 +5,42 @@ from __future__ import annotations
 import asyncio
 import math
 import re
+import secrets
 from collections.abc import Coroutine, Sequence
 from random import Random
 from typing import Any, TypeVar
 
 from aiolock.backends.mysql.address import Address, parameters
 from aiolock.backends.mysql.connection import Session
+from aiolock.backends.mysql.doctor import diagnose
+from aiolock.backends.mysql.document import MySQLDocument
 from aiolock.backends.mysql.driver import Result
-from aiolock.backends.mysql.failures import NO_SUCH_TABLE, code
+from aiolock.backends.mysql.failures import NO_SUCH_COLUMN, NO_SUCH_TABLE, code
 from aiolock.backends.mysql.holding import HoldingMode
 from aiolock.backends.mysql.lease import LeaseMode
-from aiolock.backends.mysql.probe import promises, refuse, variables
+from aiolock.backends.mysql.loan import RowLoan
+from aiolock.backends.mysql.probe import GALERA, cluster, promises, refuse, variables
 from aiolock.backends.mysql.row_claim import RowMode
 from aiolock.backends.mysql.session_claim import SessionMode
 from aiolock.backends.mysql.sessions import Sessions
+from aiolock.backends.mysql.sharing import Sharing
 from aiolock.backends.mysql.statements import Statements, quote
-from aiolock.contract import Backend, Bid, Claim, Family, LockInfo, Mode, Notice, Renewal, Settings
+from aiolock.contract import (
+    Backend,
+    Bid,
+    Claim,
+    Document,
+    Family,
+    Finding,
+    Grant,
+    Loan,
+    LockInfo,
+    Mode,
+    Notice,
+    Renewal,
+    Settings,
+    certain_until,
+)
 from aiolock.errors import (
     BackendError,
     BackendRefused,
@@ -39,6 +59,8 @@ T = TypeVar("T")
 
 MODES: dict[str, type[LeaseMode | HoldingMode]] = {"lease": LeaseMode, "session": SessionMode, "row": RowMode}
 TABLE = re.compile(r"[A-Za-z0-9_]{1,48}")
+ALONE = 0.005
+"""For how many seconds after a grant it is taken that nobody else waits."""
 MOST = 16
 """How many sessions wait, or hold what they waited for, unless `connections=` says otherwise."""
 
@@ -90,6 +112,12 @@ class MySQLBackend(Backend):
         if not isinstance(name := given.get("table", "aiolock"), str) or not TABLE.fullmatch(name):
             raise ConfigError(f"table must be 1 to 48 characters of A-Z a-z 0-9 _, not {shorten(name)}")
         self.statements = Statements(name)
+        self.client = secrets.token_hex(16)
+        """How other clients of the server find this one."""
+        self.across = False
+        """Whether the server is one of several that take locks, and user locks are each node's own."""
+        self.galera = False
+        """Whether a read must be told to wait for what other nodes have committed."""
         self.mode = MODES[chosen](self)
         self.notices = Notices()
         self.random = Random()
@@ -106,7 +134,10 @@ class MySQLBackend(Backend):
         # The server counts whole seconds.
         self.silence = max(1, math.ceil(settings.ttl))
         self._setup = self.statements(
-            "setup", wait_timeout=self.silence, patience=max(1, math.ceil(settings.command_timeout))
+            "setup",
+            presence=quote(Sharing.presence(self.client)),
+            wait_timeout=self.silence,
+            patience=max(1, math.ceil(settings.command_timeout)),
         )
 
     def _session(self, ended: Any) -> Session:
@@ -118,6 +149,8 @@ class MySQLBackend(Backend):
     def _check(self, answers: list[Result]) -> None:
         facts = variables(answers)
         refuse(facts, self.mode.name, self._address.text)
+        self.across = cluster(facts) != ""
+        self.galera = cluster(facts) == GALERA
         self.capabilities = promises(facts, self.mode.name)
 
     async def open(self) -> None:
@@ -135,15 +168,20 @@ class MySQLBackend(Backend):
         self.sessions.spawn(self._keep_talking(), "aiolock-mysql-pulse")
 
     async def ensure_schema(self, *, create: bool = True) -> None:
-        """See that the table is there; create it if it is missing and ``create`` is true.
+        """See that the tables are there; create them if they are missing and ``create`` is true.
 
         Raises :class:`BackendRefused` with the statement that an administrator has to run.
         """
-        probe = self.statements("inspect", id=quote(""))
         try:
-            await self.ask(probe)
+            await self.ask(self.statements("schema_there"))
         except BackendRefused as error:
-            if code(error.__cause__) not in NO_SUCH_TABLE:
+            number = code(error.__cause__)
+            if number in NO_SUCH_COLUMN:
+                raise BackendRefused(
+                    f"{self._address.text}: the tables for locks are those of an earlier version; while nobody uses "
+                    f"them, have an administrator drop them and run:\n{self.statements.schema}"
+                ) from error
+            if number not in NO_SUCH_TABLE:
                 raise
             missing: BackendError = error
         else:
@@ -155,7 +193,7 @@ class MySQLBackend(Backend):
             except BackendRefused as error:
                 missing = error
         raise BackendRefused(
-            f"{self._address.text}: the table for locks is missing; have an administrator run:\n{self.statements.schema}"
+            f"{self._address.text}: the tables for locks are missing; have an administrator run:\n{self.statements.schema}"
         ) from missing
 
     async def purge(self, idle: float) -> int:
@@ -169,7 +207,7 @@ class MySQLBackend(Backend):
         packet = self.statements(
             "purge", namespace=quote(self.settings.namespace), idle=round(idle * 1_000_000)
         )
-        return (await self.ask(packet))[0].changed
+        return (await self.ask(packet))[-1].changed
 
     async def aclose(self) -> None:
         """Close every connection."""
@@ -188,6 +226,11 @@ class MySQLBackend(Backend):
 
     # --- for the modes
 
+    @property
+    def address(self) -> str:
+        """The server as messages call it, without the password."""
+        return self._address.text
+
     def key(self, name: str, family: Family) -> str:
         """What a lock is called at the server: a digest, because names there are short, and blind to case on MySQL."""
         return digest("\0".join((self.mode.name, self.settings.namespace, family.value, name)))
@@ -204,10 +247,13 @@ class MySQLBackend(Backend):
         except TimeoutError as error:
             raise BackendUnavailable(f"{self._address.text}: no answer within {limit:g} s") from error
 
-    async def ask(self, packet: str, session: Session | None = None) -> list[Result]:
+    async def ask(
+        self, packet: str, session: Session | None = None, *, atomic: bool = False, repeat: bool = True
+    ) -> list[Result]:
         """Have a packet carried out, on ``session`` or on the main one; what can be repeated is repeated once.
 
-        All packets that come here may be: they find what they did before.
+        Packets that come here find what they did before, except with ``repeat=False``: such a one is not repeated
+        when its answer was lost. An ``atomic`` packet is a transaction.
         """
         timeout = self.settings.command_timeout
         if session is not None:
@@ -215,24 +261,45 @@ class MySQLBackend(Backend):
         session = await self.sessions.main()
         sent = self.settings.clock()
         try:
-            return await session.run(packet, timeout)
+            return await session.run(packet, timeout, atomic=atomic)
         except DeadlockDetected:
             # Of a cluster's nodes, or of the server's own making: nothing was done.
-            return await session.run(packet, timeout)
+            return await session.run(packet, timeout, atomic=atomic)
         except BackendUnavailable:
             left = timeout - (self.settings.clock() - sent)
-            if session.alive or left <= 0:
+            if not repeat or session.alive or left <= 0:
                 raise
         session = await self.sessions.main()
-        return await session.run(packet, left)
+        return await session.run(packet, left, atomic=atomic)
+
+    def granted(self, claim: Claim, token: int, count: int, sent: float) -> Grant:
+        """The grant of a hold that the server has had for a full ttl since ``sent`` or later.
+
+        Nobody tells a holder that others wait. So for a moment it is taken that nobody does, because passing the hold on
+        inside the process is so much cheaper than passing it on between processes; then it is taken that somebody does.
+        """
+        if count > 1:
+            asyncio.get_running_loop().call_later(ALONE, self._demanded, claim)
+        return Grant(token, count, certain_until(sent, claim.bid.ttl), demand=False)
+
+    def _demanded(self, claim: Claim) -> None:
+        if claim.demanded_at is None:
+            claim.demanded_at = self.settings.clock()
+
+    async def pause(self, seconds: tuple[float, float]) -> None:
+        """Sleep for so long, at random, that those who met do not meet again."""
+        await asyncio.sleep(self.random.uniform(*seconds))
 
     # --- the contract
 
     def claim(self, bid: Bid) -> Claim:
         """A new claim of the mode."""
-        if bid.kind.mode is not Mode.MUTEX:
-            raise UnsupportedKind(f"{bid.kind.mode.value} lock", self.name, "this version has the mutex only")
+        if bid.kind.mode is not Mode.MUTEX and self.mode.name != "lease":
+            raise self._unsupported(bid.kind.family.value)
         return self.mode.claim(bid)
+
+    def _unsupported(self, what: str) -> UnsupportedKind:
+        return UnsupportedKind(what, f"{self.name} with ?mode={self.mode.name}", "use ?mode=lease")
 
     async def renew(self, claims: Sequence[Claim]) -> list[Renewal]:
         """Prolong holds, in as few statements as the mode can."""
@@ -249,6 +316,40 @@ class MySQLBackend(Backend):
     async def force_release(self, name: str, family: Family) -> bool:
         """Take a lock from its holder."""
         return await self.within(self.mode.force_release(name, family))
+
+    def borrow(self, bid: Bid, connection: object) -> Loan:
+        """A row lock in the caller's own transaction; in the row mode."""
+        if not isinstance(self.mode, RowMode):
+            return super().borrow(bid, connection)
+        return RowLoan(self.mode, bid, connection)
+
+    async def request_release(self, name: str, family: Family, reason: str) -> bool:
+        """Leave a word for its holders, which their renewals read."""
+        if not isinstance(self.mode, LeaseMode):
+            raise self._unsupported("request_release")
+        return await self.within(self.mode.request_release(name, family, reason))
+
+    async def set_limit(self, name: str, limit: int) -> None:
+        """Give a semaphore another number of permits."""
+        if not isinstance(self.mode, LeaseMode):
+            raise self._unsupported(Family.SEMAPHORE.value)
+        await self.within(self.mode.sharing.set_limit(name, limit))
+
+    def document(self, name: str, family: Family) -> Document:
+        """A row of the table of documents; in the lease mode."""
+        if not isinstance(self.mode, LeaseMode):
+            raise self._unsupported(family.value)
+        return MySQLDocument(self.mode.sharing, name, family)
+
+    async def names(self, pattern: str) -> list[tuple[str, Family]]:
+        """Every lock of the namespace that is held or waited for; in the other modes the server does not know."""
+        if not isinstance(self.mode, LeaseMode):
+            raise self._unsupported("list of locks")
+        return await self.within(self.mode.names(pattern))
+
+    async def diagnose(self) -> list[Finding]:
+        """What the server is like, and what would be better."""
+        return await diagnose(self._address, self.statements, self.settings, self.mode.name)
 
 
 def _one_of(what: str, value: object, words: tuple[str, ...]) -> str:

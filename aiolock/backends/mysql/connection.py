@@ -22,12 +22,16 @@ __all__ = ["Session"]
 
 
 class _Command:
-    __slots__ = ("answer", "blocks", "packet")
+    __slots__ = ("answer", "atomic", "blocks", "packet")
 
-    def __init__(self, packet: str, answer: asyncio.Future[list[Result]], *, blocks: bool = False) -> None:
+    def __init__(
+        self, packet: str, answer: asyncio.Future[list[Result]], *, blocks: bool = False, atomic: bool = False
+    ) -> None:
         self.packet = packet
         self.blocks = blocks
         """Whether it waits for others, as it should: nobody waits for its end when the session is closed."""
+        self.atomic = atomic
+        """Whether it is a transaction: what is left of one that failed must not become part of the next command."""
         self.answer = answer
 
 
@@ -99,8 +103,12 @@ class Session:
         )
         return answers
 
-    async def run(self, packet: str, timeout: float | None, *, blocks: bool = False) -> list[Result]:
+    async def run(
+        self, packet: str, timeout: float | None, *, blocks: bool = False, atomic: bool = False
+    ) -> list[Result]:
         """Send a packet after those that came before, and wait for its answers, at most ``timeout`` seconds.
+
+        ``atomic`` says that it is a transaction, which is rolled back if one of its statements fails.
 
         Cancelling it stops the waiting; the command is carried out if it was sent. When the time is over nobody knows
         whether it was, and the session ends.
@@ -108,7 +116,7 @@ class Session:
         if not self.alive:
             raise BackendUnavailable(f"{self._address.text}: the connection is closed")
         loop = asyncio.get_running_loop()
-        command = _Command(packet, loop.create_future(), blocks=blocks)
+        command = _Command(packet, loop.create_future(), blocks=blocks, atomic=atomic)
         self._take(command)
         timer = None if timeout is None else loop.call_later(timeout, self._late, command, timeout)
         try:
@@ -155,7 +163,7 @@ class Session:
                     translated = translate(error, self._address.text)
                     translated.__cause__ = error
                     command.answer.set_exception(translated)
-                if deadly(error):
+                if deadly(error) or (command.atomic and not await _rolled_back(driver)):
                     self.abort()
             else:
                 self.used = self._clock()
@@ -228,6 +236,14 @@ class Session:
         """Until the worker has ended."""
         if self._worker is not None:
             await asyncio.wait([self._worker])
+
+
+async def _rolled_back(driver: Driver) -> bool:
+    try:
+        await driver.execute("ROLLBACK")
+    except Exception:  # noqa: BLE001 - the end of the session rolls back as well
+        return False
+    return True
 
 
 def _look(answer: asyncio.Future[list[Result]]) -> None:

@@ -11,12 +11,22 @@ import pymysql.err
 
 from aiolock.errors import BackendRefused, BackendUnavailable, DeadlockDetected, LockError
 
-__all__ = ["DENIED", "INTERRUPTED", "NOT_NOW", "NO_SUCH_TABLE", "code", "deadly", "translate"]
+__all__ = [
+    "DENIED",
+    "INTERRUPTED",
+    "NOT_NOW",
+    "NO_SUCH_COLUMN",
+    "NO_SUCH_TABLE",
+    "code",
+    "deadly",
+    "translate",
+]
 
 DEADLOCK = {1213, 3058}
 INTERRUPTED = {1317, 1969, 3024}
 """Somebody ended the statement: KILL QUERY, or a limit of time."""
 NO_SUCH_TABLE = {1146}
+NO_SUCH_COLUMN = {1054}
 DENIED = {1044, 1045, 1095, 1142, 1143, 1227, 1698}
 BUSY = {1040, 1041, 1203, 1205, 1226, 3572}
 """Too many connections, out of memory for a thread, a lock wait that took too long."""

@@ -15,8 +15,11 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from aiolock.backends.mysql.connection import Session
+from aiolock.backends.mysql.driver import Result
 from aiolock.backends.mysql.looking import waiters
+from aiolock.backends.mysql.place import Place
 from aiolock.backends.mysql.statements import quote
+from aiolock.backends.mysql.turns import TurnClaim
 from aiolock.contract import (
     Bid,
     Claim,
@@ -29,13 +32,15 @@ from aiolock.contract import (
     Renewal,
     certain_until,
 )
-from aiolock.errors import LockError
+from aiolock.errors import BackendUnavailable, LockError
 
 if TYPE_CHECKING:
     from aiolock.backends.mysql.backend import MySQLBackend
 
 __all__ = ["BLOCK", "HoldingClaim", "HoldingMode", "first_token"]
 
+BATCH = 500
+"""How many locks one question is about."""
 BLOCK = 64
 """How many tokens there are for each microsecond of the server's clock; a grant that may be passed on has them all."""
 
@@ -45,15 +50,56 @@ def first_token(microseconds: int) -> int:
     return microseconds * BLOCK
 
 
-class HoldingClaim(Claim):
+class HoldingClaim(TurnClaim):
     """A claim whose hold is a session's."""
 
-    __slots__ = ("session",)
+    __slots__ = ("_asked", "_holding", "lock", "session")
 
-    def __init__(self, bid: Bid) -> None:
-        super().__init__(bid)
+    def __init__(self, mode: HoldingMode, bid: Bid, lock: str) -> None:
+        super().__init__(mode.backend, bid)
+        self._holding = mode
+        self.lock = lock
+        """What the session has, as the server calls it."""
         self.session: Session | None = None
         """The session that has the lock for us."""
+        self._asked: Session | None = None
+        """The session that has it, or may have it."""
+
+    async def _in_turn(self, place: Place, session: Session) -> Grant | None:
+        backend = self._backend
+        # How old the grant is nobody knows; an answer of the session that has it is evidence.
+        packet = self._holding.silence(session, self.bid.ttl) + backend.statements("confirm")
+        sent = backend.settings.clock()
+        answers = await session.run(packet, backend.settings.command_timeout)
+        if self._place is not place:
+            return None
+        self._place = None
+        self._asked = place.hand_over()
+        session.locks[self.lock] = self
+        return self._held(session, answers, sent)
+
+    def _held(self, session: Session, answers: list[Result], sent: float) -> Grant | None:
+        """The grant whose time is the last of the answers."""
+        if not session.alive:
+            return None
+        self.session = session
+        return self._holding.grant(self, int(answers[-1].rows[0][0]), sent)
+
+    async def _release(self, keep: float) -> None:  # noqa: ARG002 - refused above: no such capability
+        session = self._asked
+        if session is not None and session.alive:
+            try:
+                await self._give_back(session)
+            except BackendUnavailable:
+                # What ends the session ends the hold.
+                if session.alive:
+                    raise
+        self._asked = self.session = None
+        await self._leave_place()
+
+    @abstractmethod
+    async def _give_back(self, session: Session) -> None:
+        """Have the session let go of the lock; it may be used for others then."""
 
 
 class HoldingMode(ABC):
@@ -85,44 +131,55 @@ class HoldingMode(ABC):
     def grant(self, claim: Claim, microseconds: int, sent: float) -> Grant:
         """The grant that a session's answer to a question sent at ``sent`` proves."""
         count = 1 if claim.bid.fair else BLOCK
-        until = certain_until(sent, claim.bid.ttl)
-        # Nobody tells a holder that others wait, so it is always assumed: local passing stays bounded.
-        return Grant(first_token(microseconds), count, until, demand=True)
+        return self.backend.granted(claim, first_token(microseconds), count, sent)
 
     async def renew(self, claims: Sequence[Claim]) -> list[Renewal]:
-        """One ping for each session, for all that it has."""
-        sessions = {claim.session for claim in claims if isinstance(claim, HoldingClaim) and claim.session}
-        sent = self.backend.settings.clock()
-        pings: dict[Session, asyncio.Future[LockError | None]] = {
-            session: asyncio.ensure_future(self._ping(session)) for session in sessions
+        """One question for each session, about all that it has."""
+        by_session: dict[Session, list[HoldingClaim]] = {}
+        for claim in claims:
+            if isinstance(claim, HoldingClaim) and claim.session is not None:
+                by_session.setdefault(claim.session, []).append(claim)
+        asked = {
+            session: asyncio.ensure_future(self._renew(session, held)) for session, held in by_session.items()
         }
-        if pings:
-            await asyncio.wait(pings.values())
-        return [self._renewal(claim, pings, sent) for claim in claims]
+        if asked:
+            await asyncio.wait(asked.values())
+        answers: dict[Claim, Renewal] = {}
+        for one in asked.values():
+            answers.update(one.result())
+        return [answers.get(claim, "session") for claim in claims]
 
-    async def _ping(self, session: Session) -> LockError | None:
-        try:
-            await session.run(self.backend.statements("ping"), self.backend.settings.command_timeout)
-        except LockError as error:
-            return error
-        return None
+    async def _renew(self, session: Session, claims: list[HoldingClaim]) -> dict[Claim, Renewal]:
+        sent = self.backend.settings.clock()
+        answers: dict[Claim, Renewal] = {}
+        for start in range(0, len(claims), BATCH):
+            batch = claims[start : start + BATCH]
+            try:
+                proof = await session.run(self.proof(batch), self.backend.settings.command_timeout)
+            except LockError as error:
+                answers.update(dict.fromkeys(batch, error if session.alive else "session"))
+                continue
+            for claim, there in zip(batch, self.proven(proof, len(batch)), strict=True):
+                grant = Grant(0, 0, certain_until(sent, claim.bid.ttl), demand=True)
+                answers[claim] = grant if there else "revoked"
+        return answers
 
-    def _renewal(
-        self, claim: Claim, pings: dict[Session, asyncio.Future[LockError | None]], sent: float
-    ) -> Renewal:
-        session = claim.session if isinstance(claim, HoldingClaim) else None
-        if session is None or not session.alive:
-            return "session"
-        error = pings[session].result()
-        return error if error is not None else Grant(0, 0, certain_until(sent, claim.bid.ttl), demand=True)
+    def proof(self, claims: Sequence[HoldingClaim]) -> str:  # noqa: ARG002 - a transaction that goes on is proof enough
+        """What to ask a session so that its answer proves that it has the locks of ``claims``."""
+        return self.backend.statements("ping")
+
+    def proven(self, answers: list[Result], count: int) -> Sequence[bool]:  # noqa: ARG002 - see above
+        """Which of ``count`` locks an answer to that proves."""
+        return [True] * count
 
     # --- looking
 
-    async def look(self, name: str, lock: str, waiting: str) -> LockInfo:
+    async def look(self, name: str, family: Family, lock: str, waiting: str) -> LockInfo:
         """The session that has a user lock, and the statements that wait; labels and tokens are not at the server."""
         packet = self.backend.statements("user", lock=quote(lock), pattern=quote(waiting))
         holder, others = await self.backend.ask(packet)
-        return LockInfo(name, tuple(self._holder(lock, *row) for row in holder.rows), waiters(others.rows))
+        holders = tuple(self._holder(lock, *row) for row in holder.rows)
+        return LockInfo(name, holders, waiters(others.rows), family)
 
     def _holder(self, lock: str, number: int, user: str, host: str) -> Holder:
         session = self.backend.sessions.find(number)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from datetime import UTC
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from aiolock.backends.mysql.connection import Session
 from aiolock.backends.mysql.lease_claim import LeaseClaim
 from aiolock.backends.mysql.looking import waiters
+from aiolock.backends.mysql.shared_claim import SharedClaim
+from aiolock.backends.mysql.sharing import BATCH, Sharing
 from aiolock.backends.mysql.statements import quote
 from aiolock.contract import (
     Bid,
@@ -18,6 +21,7 @@ from aiolock.contract import (
     Grant,
     Holder,
     LockInfo,
+    Mode,
     News,
     Notice,
     Renewal,
@@ -32,8 +36,8 @@ __all__ = ["LeaseMode", "verdict"]
 
 log = logging.getLogger("aiolock")
 
-BATCH = 500
-"""How many rows one statement renews."""
+SHARED = (Family.RW, Family.SEMAPHORE)
+"""The families that several may be in."""
 
 
 class LeaseMode:
@@ -43,21 +47,23 @@ class LeaseMode:
 
     def __init__(self, backend: MySQLBackend) -> None:
         self.backend = backend
+        self.sharing = Sharing(backend)
 
-    def claim(self, bid: Bid) -> LeaseClaim:
+    def claim(self, bid: Bid) -> Claim:
         """A new claim, with an owner id of its own."""
-        return LeaseClaim(self, bid)
+        return LeaseClaim(self, bid) if bid.kind.mode is Mode.MUTEX else self.sharing.claim(bid)
 
     def ended(self, session: Session) -> None:
         """A session is gone: rows live on, but it is time to look."""
-        if session.locks:
+        if session.locks or not session.contended:
             self.backend.notices.put(Notice(News.DOUBT))
 
     # --- keeping
 
     async def renew(self, claims: Sequence[Claim]) -> list[Renewal]:
         """All rows of one ttl in one statement; if some are gone, a second one tells which."""
-        answers: dict[Claim, Renewal] = {}
+        shared = [claim for claim in claims if isinstance(claim, SharedClaim)]
+        answers: dict[Claim, Renewal] = await self.sharing.renew(shared) if shared else {}
         by_ttl: dict[float, list[LeaseClaim]] = {}
         for claim in claims:
             if isinstance(claim, LeaseClaim):
@@ -81,7 +87,10 @@ class LeaseMode:
             owners=", ".join(quote(claim.owner) for claim in batch),
         )
         sent = self.backend.settings.clock()
-        [result] = await self.backend.ask(packet)
+        result, requests = await self.backend.ask(packet)
+        wanted = {str(owner): str(reason) for owner, reason in requests.rows}
+        for claim in batch:
+            self.sharing.request(claim, wanted.get(claim.owner))
         grant = Grant(0, 0, certain_until(sent, ttl), demand=True)
         if result.changed == len(batch):
             return dict.fromkeys(batch, grant)
@@ -128,25 +137,50 @@ class LeaseMode:
 
     async def inspect(self, name: str, family: Family) -> LockInfo:
         """The row, and the statements that wait."""
+        if family in SHARED:
+            return await self.sharing.inspect(name, family)
         key = self.backend.key(name, family)
         statements = self.backend.statements
         row = statements("inspect", id=quote(key))
         prefix = statements("line_up", turnstile=quote(f"aiolock:t:{key}"), who="%")
         answers = await self.backend.ask(f"{row}; {statements('waiters', pattern=quote(prefix))}")
-        return LockInfo(name, tuple(_holder(row) for row in answers[0].rows), waiters(answers[1].rows))
+        return LockInfo(
+            name, tuple(_holder(row) for row in answers[0].rows), waiters(answers[1].rows), family
+        )
 
     async def force_release(self, name: str, family: Family) -> bool:
         """Free the row; then end the session of the holder, which tells it at once and wakes the next."""
+        if family in SHARED:
+            return await self.sharing.force_release(name, family)
         key = self.backend.key(name, family)
         turnstile = f"aiolock:t:{key}"
         packet = self.backend.statements("force", id=quote(key), turnstile=quote(turnstile))
-        freed, used = await self.backend.ask(packet)
+        # Not twice if the answer is lost: the second would take it from the next.
+        freed, used = await self.backend.ask(packet, repeat=False)
         if not freed.changed:
             return False
         user = int(used.rows[0][0])
         if user:
             await self.kill(turnstile, user)
         return True
+
+    async def request_release(self, name: str, family: Family, reason: str) -> bool:
+        """Leave a word in the row, which the renewals of its holder read."""
+        if family in SHARED:
+            return await self.sharing.request_release(name, family, reason)
+        packet = self.backend.statements(
+            "request", id=quote(self.backend.key(name, family)), reason=quote(reason)
+        )
+        answers = await self.backend.ask(packet)
+        return bool(int(answers[-1].rows[0][0]))
+
+    async def names(self, pattern: str) -> list[tuple[str, Family]]:
+        """Every lock of the namespace that is held or waited for, if its name matches."""
+        packet = self.backend.statements("names", namespace=quote(self.backend.settings.namespace))
+        [found] = await self.backend.ask(packet)
+        return sorted(
+            (str(name), Family(family)) for name, family in found.rows if fnmatchcase(str(name), pattern)
+        )
 
 
 def verdict(owner: str, row: tuple[Any, ...] | None, grant: Grant) -> Renewal:

@@ -16,20 +16,19 @@ from typing import TYPE_CHECKING
 from aiolock.backends.mysql.connection import Session
 from aiolock.backends.mysql.place import Place, Stand
 from aiolock.backends.mysql.statements import quote
-from aiolock.contract import Bid, Claim, Grant, certain_until
-from aiolock.errors import BackendError, BackendUnavailable
+from aiolock.backends.mysql.turns import TurnClaim, left
+from aiolock.contract import Bid, Grant
+from aiolock.errors import BackendError
 
 if TYPE_CHECKING:
     from aiolock.backends.mysql.lease import LeaseMode
 
 __all__ = ["GRACE", "LeaseClaim", "Look", "judge"]
 
-BLOCK = 32
+BLOCK = 64
 """How many tokens a grant carries whose hold may be passed on inside this process."""
 GRACE = 0.5
 """For how many seconds a row is free before somebody without the turnstile may take it."""
-RETRY = (0.05, 0.15)
-"""Seconds between tries where there is no session to wait on."""
 FIRST_LOOK, LAST_LOOK = 0.005, 0.25
 """Seconds between looks of the first in line at a row whose holder cannot wake it."""
 
@@ -56,34 +55,33 @@ def judge(remaining: float, user: int, mine: int, *, again: bool) -> tuple[Look,
     return (Look.KILL if again and remaining <= -GRACE else Look.WAIT), GRACE
 
 
-class LeaseClaim(Claim):
+class LeaseClaim(TurnClaim):
     """One owner of a row, or somebody who wants to be."""
 
     __slots__ = (
         "_asked",
         "_look",
         "_mode",
-        "_over",
         "_pause",
-        "_place",
         "_session",
         "_turn",
         "_user",
         "key",
         "owner",
+        "requested",
         "turnstile",
     )
 
     def __init__(self, mode: LeaseMode, bid: Bid) -> None:
-        super().__init__(bid)
+        super().__init__(mode.backend, bid)
         self._mode = mode
         self.key = mode.backend.key(bid.name, bid.kind.family)
         self.turnstile = f"aiolock:t:{self.key}"
         self.owner = secrets.token_hex(16)
+        self.requested: str | None = None
+        """Why the holder was asked to let go, if it was."""
         self._asked = False
         """Whether the server may know of this owner."""
-        self._over = False
-        self._place: Place | None = None
         self._turn: Session | None = None
         """The session that has the turnstile for us, or may have it."""
         self._look = 0.0
@@ -92,35 +90,8 @@ class LeaseClaim(Claim):
 
     # --- asking
 
-    async def attempt(self, wait: bool) -> Grant | None:
-        """Ask on the main session, or if we are first in line on the session that is."""
-        return await self._mode.backend.within(self._attempt(wait=wait))
-
-    async def _attempt(self, *, wait: bool) -> Grant | None:
-        place = self._place
-        if place is not None:
-            if place.stand is Stand.WAITING:
-                return None
-            if place.stand is Stand.TURN:
-                return await self._in_turn(place)
-            await self._leave_place()
-        grant = await self._directly()
-        if grant is None and wait:
-            self._line_up(no_room=place is not None and place.stand is Stand.NO_ROOM)
-        return grant
-
-    async def _directly(self) -> Grant | None:
-        sessions = self._mode.backend.sessions
-        session = await sessions.main()
-        try:
-            return await self._try_on(session)
-        except BackendUnavailable:
-            if session.alive:
-                raise
-        # It broke in the meantime, with the turnstile if there was one; asking again finds our own grant.
-        return await self._try_on(await sessions.main())
-
     async def _try_on(self, session: Session) -> Grant | None:
+        await left(session.locks.get(self.turnstile))
         mine = session.locks.setdefault(self.turnstile, self) is self
         if mine:
             self._turn = session
@@ -135,11 +106,7 @@ class LeaseClaim(Claim):
                 self._mode.free_turnstile(self)
         return grant
 
-    async def _in_turn(self, place: Place) -> Grant | None:
-        session = place.session
-        if session is None or not session.alive:
-            await self._leave_place()
-            return None
+    async def _in_turn(self, place: Place, session: Session) -> Grant | None:
         grant, _ = await self._enter(session, "1", put_back=False)
         if grant is None:
             return None
@@ -158,6 +125,7 @@ class LeaseClaim(Claim):
             turn=turn,
             id=quote(self.key),
             namespace=quote(backend.settings.namespace),
+            family=quote(bid.kind.family.value),
             name=quote(bid.name),
             owner=quote(self.owner),
             label=quote(bid.label),
@@ -173,43 +141,35 @@ class LeaseClaim(Claim):
         self._look = remaining / 1_000_000
         if not token:
             return None, bool(passed)
-        # Nobody tells a holder that others wait, so it is always assumed: local passing stays bounded.
-        return Grant(int(token), count, certain_until(sent, bid.ttl), demand=True), bool(passed)
+        return backend.granted(self, int(token), count, sent), bool(passed)
 
     # --- waiting
 
-    def _line_up(self, *, no_room: bool) -> None:
+    def _line_up(self) -> Place:
         self._user = -1
         self._pause = FIRST_LOOK
-        mode = self._mode
-        if no_room and not mode.backend.sessions.room:
-            return
-        self._place = Place(
-            mode.backend.sessions,
+        backend = self._backend
+        return Place(
+            backend.sessions,
             self.turnstile,
-            mode.backend.statements(
-                "line_up", turnstile=quote(self.turnstile), who=self.bid.label.encode().hex()
-            ),
+            backend.statements("line_up", turnstile=quote(self.turnstile), who=self.bid.label.encode().hex()),
             came=lambda answers: answers[0].rows[0][0] == 1,
-            put_back=mode.backend.statements("put_back", turnstile=quote(self.turnstile)),
-            timeout=mode.backend.settings.command_timeout,
+            put_back=backend.statements("put_back", turnstile=quote(self.turnstile)),
+            timeout=backend.settings.command_timeout,
         )
 
-    async def changed(self) -> None:
-        """Wait for our turn; look at the row whenever it should have become free without that."""
-        place = self._place
-        if place is None or place.stand in (Stand.NO_ROOM, Stand.GONE):
-            await asyncio.sleep(self._mode.backend.random.uniform(*RETRY))
-        elif place.stand is Stand.TURN and self._user == 0:
+    async def _wait(self, place: Place) -> None:
+        if place.stand is Stand.TURN and self._user == 0:
             # First in line already, and refused by the row: its holder has no turnstile to leave.
             await asyncio.sleep(min(self._pause, max(self._look, 0.001)))
             self._pause = min(2 * self._pause, LAST_LOOK)
-        else:
-            await self._wait(place)
-            if place.stand is Stand.TURN:
-                self._user = 0
+            return
+        await self._watch(place)
+        if place.stand is Stand.TURN:
+            self._user = 0
 
-    async def _wait(self, place: Place) -> None:
+    async def _watch(self, place: Place) -> None:
+        """Wait for our turn; look at the row whenever it should have become free without that."""
         pause = max(self._look, 0.0) + GRACE
         while place.stand is Stand.WAITING:
             try:
@@ -236,20 +196,6 @@ class LeaseClaim(Claim):
                 place.session.abort()
 
     # --- leaving
-
-    async def _leave_place(self) -> None:
-        place = self._place
-        if place is not None:
-            await place.leave()
-            if self._place is place:
-                self._place = None
-
-    async def release(self, keep: float = 0) -> None:
-        """Give up the row, then the turnstile or the place in line, whichever there is or may be."""
-        if self._over:
-            return
-        await self._mode.backend.within(self._release(keep))
-        self._over = True
 
     async def _release(self, keep: float) -> None:
         backend, place = self._mode.backend, self._place

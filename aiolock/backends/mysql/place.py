@@ -47,6 +47,7 @@ class Place:
         put_back: str,
         timeout: float,
         limit: float | None = None,
+        prelude: str = "",
     ) -> None:
         self._sessions = sessions
         self._key = key
@@ -54,6 +55,9 @@ class Place:
         self._came = came
         self._put_back = put_back
         self._timeout = timeout
+        self._prelude = prelude
+        """What is sent before the statement, each time; in a packet of its own, because when KILL QUERY comes between two
+        statements of one packet, the server sends no answer for the second."""
         self._limit = limit
         """After how many seconds the statement must have ended by itself, if it does."""
         self._left: asyncio.Task[None] | None = None
@@ -83,6 +87,8 @@ class Place:
 
     async def _turn(self, session: Session) -> bool:
         try:
+            if self._prelude:
+                await session.run(self._prelude, self._timeout)
             return self._came(await session.run(self._statement, self._limit, blocks=True))
         except BackendError as error:
             if session.alive and code(error.__cause__) in INTERRUPTED | NOT_NOW:

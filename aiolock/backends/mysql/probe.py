@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from aiolock.backends.mysql.driver import Result
 from aiolock.errors import BackendRefused, UnsafeBackend
 
-__all__ = ["promises", "refuse", "variables"]
+__all__ = ["GALERA", "cluster", "promises", "refuse", "variables"]
+
+GALERA = "Galera"
 
 
 def variables(answers: list[Result]) -> dict[str, str]:
@@ -24,14 +26,21 @@ def refuse(facts: Mapping[str, str], mode: str, address: str) -> None:
                 f"{address}: {name} is on, so this is a replica or on its way to be one, and locks taken here exclude "
                 "nobody elsewhere: connect to the server that takes writes"
             )
-    many = "Galera" if facts.get("wsrep_on", "OFF").upper() in {"ON", "1"} else ""
-    if facts.get("group_replication_single_primary_mode", "ON").upper() in {"OFF", "0"}:
-        many = "group replication with several primaries"
+    many = cluster(facts)
     if many and mode != "lease":
         raise UnsafeBackend(
             f"{address}: this server is part of {many}, where user locks and row locks are each node's own: "
             "use ?mode=lease"
         )
+
+
+def cluster(facts: Mapping[str, str]) -> str:
+    """Which kind of cluster with several nodes that take writes this server is a part of; empty if of none."""
+    if facts.get("wsrep_on", "OFF").upper() in {"ON", "1"}:
+        return GALERA
+    if facts.get("group_replication_single_primary_mode", "ON").upper() in {"OFF", "0"}:
+        return "group replication with several primaries"
+    return ""
 
 
 def promises(facts: Mapping[str, str], mode: str) -> frozenset[str]:

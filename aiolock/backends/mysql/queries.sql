@@ -2,7 +2,9 @@
 -- {words} are filled in: numbers and hexadecimal digits as they are, texts quoted and escaped.
 
 -- name: setup
--- A session that stops talking ends by itself: that is what makes a user lock a lease.
+-- A session that stops talking ends by itself: that is what makes a user lock a lease. The user lock that is taken here
+-- is by whose end others can make us look after our holds.
+DO GET_LOCK({presence}, 0);
 SET SESSION wait_timeout={wait_timeout}, lock_wait_timeout={patience}, innodb_lock_wait_timeout=1,
   time_zone='+00:00', sql_mode='STRICT_TRANS_TABLES,NO_ENGINE_SUBSTITUTION';
 SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED;
@@ -16,8 +18,8 @@ SELECT CONNECTION_ID()
 -- that came without the row is put back. Tokens are at least the server's clock in microseconds, so those of a row
 -- that was lost or purged and comes back still rise.
 SET @turn = {turn};
-INSERT INTO {table} (id, namespace, name, owner, label, token, since, expires_at)
-VALUES ({id}, {namespace}, {name}, {owner}, {label},
+INSERT INTO {table} (id, namespace, family, name, owner, label, token, since, expires_at)
+VALUES ({id}, {namespace}, {family}, {name}, {owner}, {label},
   TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)), UTC_TIMESTAMP(6),
   UTC_TIMESTAMP(6) + INTERVAL {ttl} MICROSECOND)
 ON DUPLICATE KEY UPDATE
@@ -26,6 +28,8 @@ ON DUPLICATE KEY UPDATE
   since = IF(owner <=> VALUES(owner) OR expires_at > UTC_TIMESTAMP(6) - INTERVAL IF(@turn = 1, 0, {grace}) MICROSECOND,
     since, VALUES(since)),
   label = IF(expires_at > UTC_TIMESTAMP(6) - INTERVAL IF(@turn = 1, 0, {grace}) MICROSECOND, label, VALUES(label)),
+  requested = IF(owner <=> VALUES(owner)
+      OR expires_at > UTC_TIMESTAMP(6) - INTERVAL IF(@turn = 1, 0, {grace}) MICROSECOND, requested, NULL),
   owner = IF(expires_at > UTC_TIMESTAMP(6) - INTERVAL IF(@turn = 1, 0, {grace}) MICROSECOND, owner, VALUES(owner)),
   expires_at = IF(owner <=> VALUES(owner)
       OR expires_at <= UTC_TIMESTAMP(6) - INTERVAL IF(@turn = 1, 0, {grace}) MICROSECOND,
@@ -44,7 +48,12 @@ DO RELEASE_LOCK({turnstile})
 
 -- name: renew
 UPDATE {table} SET expires_at = UTC_TIMESTAMP(6) + INTERVAL {ttl} MICROSECOND
-WHERE id IN ({ids}) AND owner IN ({owners}) AND expires_at > UTC_TIMESTAMP(6)
+WHERE id IN ({ids}) AND owner IN ({owners}) AND expires_at > UTC_TIMESTAMP(6);
+SELECT owner, requested FROM {table} WHERE id IN ({ids}) AND requested IS NOT NULL
+
+-- name: request
+UPDATE {table} SET requested = {reason} WHERE id = {id} AND owner IS NOT NULL AND expires_at > UTC_TIMESTAMP(6);
+SELECT COUNT(*) FROM {table} WHERE id = {id} AND owner IS NOT NULL AND expires_at > UTC_TIMESTAMP(6)
 
 -- name: owned
 SELECT id, owner, forced, expires_at > UTC_TIMESTAMP(6) FROM {table} WHERE id IN ({ids})
@@ -77,9 +86,25 @@ SELECT IFNULL(IS_USED_LOCK({turnstile}), 0)
 DO 0
 
 -- name: purge
--- A row that comes back starts at the clock, which is ahead of every token that it had.
+-- A row that comes back starts at the clock, which is ahead of every token that it had. Bids go before the rows of
+-- their locks, and the row of a lock that has any stays.
+DELETE b FROM {bids} AS b JOIN {table} AS t ON t.id = b.lock_id
+WHERE t.namespace = {namespace} AND b.expires_at < UTC_TIMESTAMP(6) - INTERVAL {idle} MICROSECOND;
+DELETE FROM {documents} WHERE namespace = {namespace} AND expires_at < UTC_TIMESTAMP(6) - INTERVAL {idle} MICROSECOND;
 DELETE FROM {table} WHERE namespace = {namespace} AND expires_at < UTC_TIMESTAMP(6) - INTERVAL {idle} MICROSECOND
+  AND NOT EXISTS (SELECT 1 FROM {bids} AS b WHERE b.lock_id = id)
 
+-- name: names
+-- What is held or waited for.
+SELECT name, family FROM {table} AS t WHERE namespace = {namespace}
+  AND ((family IN ('lock', 'election') AND expires_at > UTC_TIMESTAMP(6))
+    OR EXISTS (SELECT 1 FROM {bids} AS b
+      WHERE b.lock_id = t.id AND b.state IN (0, 1, 2, 4) AND b.expires_at > UTC_TIMESTAMP(6)))
+
+-- name: schema_there
+SELECT family, capacity FROM {table} WHERE FALSE;
+SELECT owner FROM {bids} WHERE FALSE;
+SELECT id FROM {documents} WHERE FALSE
 -- name: take
 -- A user lock, unless our session has it already. The time is asked for when we have it, so it is later than any
 -- earlier holder's.
@@ -99,8 +124,8 @@ SELECT COUNT(*) FROM {table} WHERE id = {id}
 
 -- name: make_row
 -- In a transaction of its own, before anybody locks it.
-INSERT IGNORE INTO {table} (id, namespace, name, label, token, since, expires_at)
-VALUES ({id}, {namespace}, {name}, '', 0, UTC_TIMESTAMP(6), '9999-12-31')
+INSERT IGNORE INTO {table} (id, namespace, family, name, label, token, since, expires_at)
+VALUES ({id}, {namespace}, {family}, {name}, '', 0, UTC_TIMESTAMP(6), '9999-12-31')
 
 -- name: lock_row
 SELECT id FROM {table} WHERE id = {id} FOR UPDATE /*{who}*/

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Sequence
 
 from aiolock.backends.mysql.connection import Session
+from aiolock.backends.mysql.driver import Result
 from aiolock.backends.mysql.holding import HoldingClaim, HoldingMode
-from aiolock.backends.mysql.lease_claim import GRACE, RETRY, Look, judge
+from aiolock.backends.mysql.lease_claim import GRACE, Look, judge
 from aiolock.backends.mysql.place import Place, Stand
 from aiolock.backends.mysql.statements import quote
+from aiolock.backends.mysql.turns import left
 from aiolock.contract import Bid, Family, Grant, LockInfo, News, Notice
 from aiolock.errors import BackendError, BackendUnavailable, LockError
 
@@ -32,10 +35,21 @@ class SessionMode(HoldingMode):
         """The user lock of a lock."""
         return f"aiolock:s:{self.backend.key(name, family)}"
 
+    def proof(self, claims: Sequence[HoldingClaim]) -> str:
+        """Ask for each by name: somebody may have made the session let go of them all."""
+        names = (claim.lock for claim in claims if isinstance(claim, SessionClaim))
+        held = ", ".join(f"IS_USED_LOCK({quote(name)}) <=> CONNECTION_ID()" for name in names)
+        return f"SELECT CONCAT_WS(',', {held})"  # noqa: S608 - names are digests
+
+    def proven(self, answers: list[Result], count: int) -> Sequence[bool]:  # noqa: ARG002 - one answer for each
+        """One digit for each."""
+        return [word == "1" for word in str(answers[-1].rows[0][0]).split(",")]
+
     async def inspect(self, name: str, family: Family) -> LockInfo:
         """The session that has it, and those that wait."""
         lock = self.lock(name, family)
-        return await self.look(name, lock, self.backend.statements("line_up", turnstile=quote(lock), who="%"))
+        waiting = self.backend.statements("line_up", turnstile=quote(lock), who="%")
+        return await self.look(name, family, lock, waiting)
 
     async def user(self, lock: str) -> int:
         """The session that has a user lock; 0 if nobody has."""
@@ -71,93 +85,36 @@ class SessionMode(HoldingMode):
 class SessionClaim(HoldingClaim):
     """A user lock of one of our sessions, or the wish for it."""
 
-    __slots__ = ("_asked", "_mode", "_over", "_place", "_user", "lock")
+    __slots__ = ("_mode", "_user")
 
     def __init__(self, mode: SessionMode, bid: Bid) -> None:
-        super().__init__(bid)
+        super().__init__(mode, bid, mode.lock(bid.name, bid.kind.family))
         self._mode = mode
-        self.lock = mode.lock(bid.name, bid.kind.family)
-        self._asked: Session | None = None
-        """The session that has the lock for us, or may have it."""
-        self._place: Place | None = None
         self._user = -1
-        self._over = False
-
-    async def attempt(self, wait: bool) -> Grant | None:
-        """Ask on the main session; or take the turn that came."""
-        return await self._mode.backend.within(self._attempt(wait=wait))
-
-    async def _attempt(self, *, wait: bool) -> Grant | None:
-        place = self._place
-        if place is not None:
-            if place.stand is Stand.WAITING:
-                return None
-            if place.stand is Stand.TURN:
-                return await self._in_turn(place)
-            await place.leave()
-            self._place = None
-        grant = await self._directly()
-        if grant is None and wait and (place is None or self._mode.backend.sessions.room):
-            self._line_up()
-        return grant
-
-    async def _directly(self) -> Grant | None:
-        sessions = self._mode.backend.sessions
-        session = await sessions.main()
-        try:
-            return await self._try_on(session)
-        except BackendUnavailable:
-            if session.alive:
-                raise
-        return await self._try_on(await sessions.main())
 
     async def _try_on(self, session: Session) -> Grant | None:
+        await left(session.locks.get(self.lock))
         # A session that has a user lock gets it again: another claim of ours must not count as us.
         mine = session.locks.setdefault(self.lock, self) is self
         if not mine:
             return None
         self._asked = session
-        backend = self._mode.backend
+        backend = self._backend
         packet = self._mode.silence(session, self.bid.ttl) + backend.statements("take", lock=quote(self.lock))
         sent = backend.settings.clock()
         answers = await session.run(packet, backend.settings.command_timeout)
-        granted, microseconds = int(answers[-2].rows[0][0] or 0), int(answers[-1].rows[0][0])
-        if not granted:
+        if not int(answers[-2].rows[0][0] or 0):
             session.locks.pop(self.lock, None)
             self._asked = None
             return None
-        return self._held(session, microseconds, sent)
-
-    async def _in_turn(self, place: Place) -> Grant | None:
-        session = place.session
-        if session is None or not session.alive:
-            await place.leave()
-            self._place = None
-            return None
-        backend = self._mode.backend
-        # How old the grant is nobody knows; an answer of the session that has it is evidence.
-        packet = self._mode.silence(session, self.bid.ttl) + backend.statements("confirm")
-        sent = backend.settings.clock()
-        answers = await session.run(packet, backend.settings.command_timeout)
-        if self._place is not place:
-            return None
-        self._place = None
-        self._asked = place.hand_over()
-        session.locks[self.lock] = self
-        return self._held(session, int(answers[-1].rows[0][0]), sent)
-
-    def _held(self, session: Session, microseconds: int, sent: float) -> Grant | None:
-        if not session.alive:
-            return None
-        self.session = session
-        return self._mode.grant(self, microseconds, sent)
+        return self._held(session, answers, sent)
 
     # --- waiting
 
-    def _line_up(self) -> None:
-        backend = self._mode.backend
+    def _line_up(self) -> Place:
+        backend = self._backend
         self._user = -1
-        self._place = Place(
+        return Place(
             backend.sessions,
             self.lock,
             backend.statements("line_up", turnstile=quote(self.lock), who=self.bid.label.encode().hex()),
@@ -166,12 +123,7 @@ class SessionClaim(HoldingClaim):
             timeout=backend.settings.command_timeout,
         )
 
-    async def changed(self) -> None:
-        """Wait for our turn."""
-        place = self._place
-        if place is None or place.stand in (Stand.NO_ROOM, Stand.GONE):
-            await asyncio.sleep(self._mode.backend.random.uniform(*RETRY))
-            return
+    async def _wait(self, place: Place) -> None:
         usual = pause = min(LOOK, max(GRACE, self.bid.ttl / 3))
         while place.stand is Stand.WAITING:
             try:
@@ -195,28 +147,8 @@ class SessionClaim(HoldingClaim):
             session.abort()
         return pause
 
-    # --- leaving
-
-    async def release(self, keep: float = 0) -> None:  # noqa: ARG002 - refused above: no such capability
-        """Give up the user lock, or the place in line."""
-        if self._over:
-            return
-        await self._mode.backend.within(self._release())
-        self._over = True
-
-    async def _release(self) -> None:
-        session, backend = self._asked, self._mode.backend
-        if session is not None and session.alive:
-            packet = backend.statements("put_back", turnstile=quote(self.lock))
-            try:
-                await session.run(packet, backend.settings.command_timeout)
-            except BackendUnavailable:
-                # What ends the session ends the hold.
-                if session.alive:
-                    raise
-            if session.locks.pop(self.lock, None) is not None and session.contended and session.alive:
-                backend.sessions.give(session)
-        self._asked = self.session = None
-        if self._place is not None:
-            await self._place.leave()
-            self._place = None
+    async def _give_back(self, session: Session) -> None:
+        packet = self._backend.statements("put_back", turnstile=quote(self.lock))
+        await session.run(packet, self._backend.settings.command_timeout)
+        if session.locks.pop(self.lock, None) is not None and session.contended and session.alive:
+            self._backend.sessions.give(session)

@@ -1,21 +1,24 @@
 """The few sessions of one client: who gets which, and how many there are at most.
 
 *main* carries whatever is not contended and the locks that were free when they were asked for; *control* ends
-statements of others by KILL; a session *in line* blocks on behalf of one claim, and keeps the lock that it waited for,
-because a user lock cannot move between sessions. Only the last kind grows with contention, up to a cap.
+statements of others by KILL; the *listener* sleeps for all who wait for a lock that several may be in; a session *in
+line* blocks on behalf of one claim, and keeps the lock that it waited for, because a user lock cannot move between
+sessions. Only the last kind grows with contention, up to a cap.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 from aiolock.backends.mysql.connection import Session
 from aiolock.backends.mysql.driver import Result
 from aiolock.errors import BackendError, BackendUnavailable
 
 __all__ = ["Sessions"]
+
+T = TypeVar("T")
 
 
 class Sessions:
@@ -55,12 +58,17 @@ class Sessions:
         session = self._shared.get("control")
         return session if session is not None and session.alive else await self._open_shared("control")
 
+    async def listener(self) -> Session:
+        """The session that sleeps until somebody wakes it by ending what it does."""
+        session = self._shared.get("listener")
+        return session if session is not None and session.alive else await self._open_shared("listener")
+
     async def _open_shared(self, role: str) -> Session:
         task = self._opening.get(role)
         if task is None:
             task = self._opening[role] = self.spawn(self._open(), "aiolock-mysql-connect")
             task.add_done_callback(lambda done: self._opened(role, done))
-        return await asyncio.shield(task)
+        return await _outcome(task)
 
     def _opened(self, role: str, task: asyncio.Task[Session]) -> None:
         self._opening.pop(role, None)
@@ -93,7 +101,7 @@ class Sessions:
         self._in_line += 1
         opening = self.spawn(self._open_in_line(), "aiolock-mysql-connect")
         try:
-            opened: Session | None = await asyncio.shield(opening)
+            opened: Session | None = await _outcome(opening)
         except BaseException:
             # Whoever wanted it is gone; the next one may have it.
             opening.add_done_callback(self._unwanted)
@@ -175,3 +183,11 @@ class Sessions:
         for session in [*sessions, *self._all]:
             session.quit()
             await session.wait_closed()
+
+
+async def _outcome(opening: asyncio.Task[T]) -> T:
+    """What it opened. Cancelling this leaves it alone; if it is cancelled because of the closing, nobody else is."""
+    await asyncio.wait([opening])
+    if opening.cancelled():
+        raise BackendUnavailable("the client is closed")
+    return opening.result()

@@ -1,4 +1,4 @@
-"""The statements of ``queries.sql`` and ``schema.sql``, by name."""
+"""The statements of the ``.sql`` files, by name."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _split(text: str) -> dict[str, str]:
     return statements
 
 
-QUERIES = _split(_read("queries.sql"))
+QUERIES = _split(_read("queries.sql")) | _split(_read("sharing.sql")) | _split(_read("documents.sql"))
 SCHEMA = _read("schema.sql").strip()
 
 
@@ -33,12 +33,21 @@ def quote(text: str) -> str:
 
 
 class Statements:
-    """What is sent, for one table."""
+    """What is sent, for one set of tables: ``table`` and those that are named after it."""
 
     def __init__(self, table: str) -> None:
-        self._table = f"`{table}`"
-        # The table is filled in once, not at every call.
-        self._queries = {name: text.replace("{table}", self._table) for name, text in QUERIES.items()}
+        self._tables = {
+            "{table}": f"`{table}`",
+            "{bids}": f"`{table}_bids`",
+            "{documents}": f"`{table}_documents`",
+        }
+        # The tables are filled in once, not at every call.
+        self._queries = {name: self._named(text) for name, text in QUERIES.items()}
+
+    def _named(self, text: str) -> str:
+        for word, table in self._tables.items():
+            text = text.replace(word, table)
+        return text
 
     def __call__(self, name: str, /, **words: Any) -> str:
         """The packet of that name with its words filled in."""
@@ -46,5 +55,5 @@ class Statements:
 
     @property
     def schema(self) -> str:
-        """What creates the table."""
-        return SCHEMA.format(table=self._table)
+        """What creates the tables, for people and for the server."""
+        return self._named(SCHEMA)

@@ -12,9 +12,16 @@ from typing import Any
 
 from aiolock.backends.redis.capabilities import is_allowed, judge, probe
 from aiolock.backends.redis.claim import RedisClaim
-from aiolock.backends.redis.commands import Script
+from aiolock.backends.redis.commands import Arg, Script
 from aiolock.backends.redis.connection import Connection
+from aiolock.backends.redis.doctor import examine
+from aiolock.backends.redis.document import Documents, RedisDocument
 from aiolock.backends.redis.endpoint import Endpoint
+from aiolock.backends.redis.listing import busy
+from aiolock.backends.redis.many import ASK as ASK_MANY
+from aiolock.backends.redis.many import FAMILIES, Many
+from aiolock.backends.redis.many import RENEW as RENEW_MANY
+from aiolock.backends.redis.many_claim import ManyClaim
 from aiolock.backends.redis.pairing import Pairing
 from aiolock.backends.redis.pubsub import Subscriber
 from aiolock.backends.redis.replies import NotSent
@@ -25,6 +32,7 @@ from aiolock.contract import (
     Bid,
     Claim,
     Family,
+    Finding,
     Grant,
     Holder,
     LockInfo,
@@ -36,7 +44,7 @@ from aiolock.contract import (
     Waiting,
     certain_until,
 )
-from aiolock.errors import BackendError, BackendUnavailable, LossReason, UnsupportedKind
+from aiolock.errors import BackendError, BackendUnavailable, LossReason
 from aiolock.names import escape
 from aiolock.notices import Notices
 
@@ -44,8 +52,8 @@ __all__ = ["RedisBackend"]
 
 log = logging.getLogger("aiolock")
 
-ENTER, RELEASE, LEAVE, RENEW, BEAT, FORCE, LOOK = SCRIPTS = tuple(
-    Script(source(name)) for name in ("enter", "release", "leave", "renew", "beat", "force", "look")
+ENTER, RELEASE, LEAVE, RENEW, BEAT, FORCE, LOOK, ASK = SCRIPTS = tuple(
+    Script(source(name)) for name in ("enter", "release", "leave", "renew", "beat", "force", "look", "ask")
 )
 PROBE = Script(source("probe"))
 
@@ -94,6 +102,8 @@ class RedisBackend(Backend):
         self._prefix = f"{settings.namespace}:1:"
         self._channels = f"{settings.namespace}:1:to:"
         self.wakeups = Wakeups(self._beat, clock=settings.clock, random=Random())
+        self._many = Many(self)
+        self._documents = Documents(self)
 
     async def open(self) -> None:
         """Connect both connections, and find out what the server can do."""
@@ -137,7 +147,8 @@ class RedisBackend(Backend):
         # Who may not publish is most likely not heard from by others of the same account, either.
         if publishes:
             await subscriber.open()
-        self.wakeups.pushed = pushed = publishes and subscriber.denied is None
+        pushed = publishes and subscriber.denied is None
+        self._hear(pushed=pushed)
         verdict = judge(info, pushed=pushed)
         self.capabilities = verdict.capabilities
         for warning in verdict.warnings:
@@ -146,10 +157,12 @@ class RedisBackend(Backend):
     async def aclose(self) -> None:
         """Close both connections."""
         self.wakeups.close()
+        self._many.wakeups.close()
         for part in (self._subscriber, self._connection):
             if part is not None:
                 await part.aclose()
         self._subscriber = self._connection = None
+        self._documents.look()
         self.claims.clear()
 
     def _link(self) -> Connection:
@@ -160,25 +173,34 @@ class RedisBackend(Backend):
         # Whatever happened in between, the server may be another one, or have lost what it knew.
         self._pairing.forget()
         self._notices.put(Notice(News.DOUBT))
-        self.wakeups.now()
+        self._look_at_everything()
 
     def _subscribed(self) -> None:
-        self.wakeups.pushed = True
-        self.wakeups.now()
+        self._hear(pushed=True)
+        self._look_at_everything()
 
     def _unsubscribed(self) -> None:
-        self.wakeups.pushed = False
+        self._hear(pushed=False)
+        self._look_at_everything()
+
+    def _hear(self, *, pushed: bool) -> None:
+        self.wakeups.pushed = self._many.wakeups.pushed = pushed
+
+    def _look_at_everything(self) -> None:
         self.wakeups.now()
+        self._many.wakeups.now()
+        self._documents.look()
 
     # --- claims
 
     def claim(self, bid: Bid) -> RedisClaim:
         """A claim with a request id of its own."""
-        if bid.kind.mode is not Mode.MUTEX:
-            raise UnsupportedKind(f"{bid.kind.mode.value} lock", self.name, "this version has the mutex only")
         self._count += 1
         key = f"{self._prefix}{bid.key[1]}:{{{escape(bid.name)}}}"
-        return RedisClaim(self, bid, key, f"{self._process}:{self._count:x}")
+        request = f"{self._process}:{self._count:x}"
+        if bid.kind.mode is not Mode.MUTEX:
+            return ManyClaim(self._many, bid, key, request)
+        return RedisClaim(self, bid, key, request)
 
     def _key(self, name: str, family: Family) -> str:
         return f"{self._prefix}{family.value}:{{{escape(name)}}}"
@@ -213,8 +235,14 @@ class RedisBackend(Backend):
 
     async def renew(self, claims: Sequence[Claim]) -> list[Renewal]:
         """As many as fit in one script, all in one write."""
-        mine = [claim for claim in claims if isinstance(claim, RedisClaim)]
-        batches = [mine[start : start + BATCH] for start in range(0, len(mine), BATCH)]
+        # Locks with many holders have a script of their own.
+        many = [claim for claim in claims if isinstance(claim, ManyClaim)]
+        mine = [
+            claim for claim in claims if isinstance(claim, RedisClaim) and not isinstance(claim, ManyClaim)
+        ]
+        batches = [
+            kind[start : start + BATCH] for kind in (mine, many) for start in range(0, len(kind), BATCH)
+        ]
         sent = self.settings.clock()
         replies = [self._renewal(batch) for batch in batches]
         answers: list[Renewal] = []
@@ -226,16 +254,27 @@ class RedisBackend(Backend):
             else:
                 self.learn(states[0], sent)
                 for claim, state in zip(batch, states[1:], strict=True):
+                    if type(state) is list:
+                        state = self._told(state)
                     until = certain_until(sent, claim.ttl)
                     answer: Renewal = GONE[state] if state <= 0 else Grant(0, 0, until, demand=state == 2)
                     answers.append(answer)
+        if mine and many:
+            found: dict[Claim, Renewal] = dict(zip((*mine, *many), answers, strict=True))
+            return [found[claim] for claim in claims]
         return answers
 
     def _renewal(self, batch: Sequence[RedisClaim]) -> asyncio.Future[Any]:
         arguments: list[str | int] = []
         for claim in batch:
             arguments += (claim.request, claim.ttl_ms)
-        return self._link().script(RENEW, [claim.key for claim in batch], arguments)
+        script = RENEW_MANY if isinstance(batch[0], ManyClaim) else RENEW
+        return self._link().script(script, [claim.key for claim in batch], arguments)
+
+    def _told(self, answer: list[Any]) -> int:
+        """What a renewal says of a hold that was asked to let go."""
+        self._heard(b"a " + answer[1])
+        return int(answer[0])
 
     async def notice(self) -> Notice:
         """The next thing that the server, or the state of the connection, says."""
@@ -271,6 +310,16 @@ class RedisBackend(Backend):
             claim.demanded_at = self.settings.clock()
         elif what == "f" and claim is not None:
             self._notices.put(Notice(News.LOST, claim, "force-released"))
+        elif what == "a" and claim is not None and claim.taken:
+            # As long as nobody works under it, there is nobody to tell: the next renewal says it again.
+            self._asked(claim, *rest.split(" ", 2)[1:])
+        elif what == "c":
+            self._documents.heard(rest)
+
+    def _asked(self, claim: RedisClaim, stamp: str, reason: str) -> None:
+        if (when := int(stamp)) > claim.asked:
+            claim.asked = when
+            self._notices.put(Notice(News.REQUESTED, claim, text=reason))
 
     def _pushed(
         self, claim: RedisClaim | None, token: int, count: int, server: int, milliseconds: int, waiting: int
@@ -292,13 +341,18 @@ class RedisBackend(Backend):
         claim.push(token, count, until, demand=waiting != 0)
 
     def _confirmed(self, claim: RedisClaim, reply: asyncio.Future[Any]) -> None:
-        if not reply.cancelled() and reply.exception() is None and (state := reply.result()[1]) <= 0:
+        if reply.cancelled() or reply.exception() is not None:
+            return
+        state = reply.result()[1]
+        if type(state) is not list and state <= 0:
             self._notices.put(Notice(News.LOST, claim, GONE[state]))
 
     # --- what people ask
 
     async def inspect(self, name: str, family: Family) -> LockInfo:
         """One script, which writes nothing."""
+        if family in FAMILIES:
+            return await self._many.inspect(self._key(name, family), name, family)
         now, until, token, since, label, *waiting = await self._link().script(
             LOOK, (self._key(name, family),), ()
         )
@@ -311,14 +365,67 @@ class RedisBackend(Backend):
                 remaining=(int(until) - now) / 1_000_000,
             )
             holders = (holder,)
-        return LockInfo(name, holders, tuple(Waiting(_text(other)) for other in waiting))
+        return LockInfo(name, holders, tuple(Waiting(_text(other)) for other in waiting), family)
 
     async def force_release(self, name: str, family: Family) -> bool:
         """One script, which tells the holder."""
         key = self._key(name, family)
+        if family in FAMILIES:
+            return await self._many.force_release(key)
         taken, claim = await self._link().script(FORCE, (key,), (self._floor,))
         self.served(key, claim)
         return bool(taken)
+
+    async def request_release(self, name: str, family: Family, reason: str) -> bool:
+        """One script: it tells the holders, and leaves word for their next renewals."""
+        script = ASK_MANY if family in FAMILIES else ASK
+        return bool(await self._link().script(script, (self._key(name, family),), (reason,)))
+
+    async def set_limit(self, name: str, limit: int) -> None:
+        """One script, which lets in whoever fits then."""
+        await self._many.set_limit(self._key(name, Family.SEMAPHORE), limit)
+
+    def document(self, name: str, family: Family) -> RedisDocument:
+        """A view of a hash of its own."""
+        return self._documents.document(f"{self._prefix}{family.value}.doc:{{{escape(name)}}}")
+
+    async def names(self, pattern: str) -> list[tuple[str, Family]]:
+        """By ``SCAN``, and a look at each key."""
+        return await busy(self, self._prefix, pattern)
+
+    async def diagnose(self) -> list[Finding]:
+        """Over connections of its own, so that it is right also where opening fails."""
+        return await examine(self._endpoint, PROBE, self.settings)
+
+    # --- what locks with many holders and documents are made of
+
+    def send(self, script: Script, keys: Sequence[str], words: Sequence[Arg]) -> asyncio.Future[Any]:
+        """Issue a script; see :meth:`Connection.script`."""
+        return self._link().script(script, keys, words)
+
+    def call(self, *words: Arg) -> asyncio.Future[Any]:
+        """Issue a command; see :meth:`Connection.call`."""
+        return self._link().call(*words)
+
+    @property
+    def usable(self) -> bool:
+        """Whether there is a connection, or one will be."""
+        return self._connection is not None
+
+    @property
+    def process(self) -> str:
+        """How the server calls this client."""
+        return self._process
+
+    @property
+    def channels(self) -> str:
+        """What the names of channels begin with; a process follows."""
+        return self._channels
+
+    @property
+    def floor(self) -> int:
+        """The highest token that this client has seen."""
+        return self._floor
 
 
 def _text(value: bytes) -> str:

@@ -11,6 +11,7 @@ from aiolock.errors import BackendError, BackendRefused
 
 if TYPE_CHECKING:
     from aiolock.backends.redis.backend import RedisBackend
+    from aiolock.backends.redis.many import Many
 
 __all__ = ["RedisClaim", "Stage"]
 
@@ -40,6 +41,7 @@ class RedisClaim(Claim):
         "_stage",
         "_ticket",
         "_woken",
+        "asked",
         "key",
         "placed",
         "request",
@@ -47,7 +49,7 @@ class RedisClaim(Claim):
         "ttl_ms",
     )
 
-    def __init__(self, backend: RedisBackend, bid: Bid, key: str, request: str) -> None:
+    def __init__(self, backend: RedisBackend | Many, bid: Bid, key: str, request: str) -> None:
         super().__init__(bid)
         self._backend = backend
         self.key = key
@@ -55,6 +57,8 @@ class RedisClaim(Claim):
         self.ttl = bid.ttl
         self.ttl_ms = round(bid.ttl * 1000)
         self.placed = False
+        self.asked = 0
+        """When (server µs) it was asked to let go, of what was told of that."""
         self._stage = Stage.NEW
         self._ticket = -1
         self._doubts = 0
@@ -160,6 +164,11 @@ class RedisClaim(Claim):
     def waiting(self) -> bool:
         """Whether a grant that is pushed now finds somebody who wants it."""
         return self._stage is Stage.PLACED or (self._stage is Stage.ASKED and self._doubts > 0)
+
+    @property
+    def taken(self) -> bool:
+        """Whether somebody works under the hold: a grant that was pushed has been fetched."""
+        return self._stage is Stage.HELD and self._pushed is None
 
     def _held(self) -> None:
         if self._stage is Stage.PLACED:

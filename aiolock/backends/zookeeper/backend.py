@@ -6,38 +6,45 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
 from random import Random
-from typing import Any
 
 from aiozk import exc
 
-from aiolock.backends.zookeeper import wire
+from aiolock.backends.zookeeper import findings, wire
 from aiolock.backends.zookeeper.address import parse
-from aiolock.backends.zookeeper.claim import BLOCK, QueueClaim
+from aiolock.backends.zookeeper.administration import Desk
+from aiolock.backends.zookeeper.claim import QueueClaim
+from aiolock.backends.zookeeper.document import NodeDocument
 from aiolock.backends.zookeeper.janitor import Janitor
+from aiolock.backends.zookeeper.limits import Limits
+from aiolock.backends.zookeeper.node import BLOCK
 from aiolock.backends.zookeeper.paths import component, parents
-from aiolock.backends.zookeeper.rules import RULES, SIMPLE, queue
+from aiolock.backends.zookeeper.permits import PermitsClaim
+from aiolock.backends.zookeeper.rules import RULES
 from aiolock.backends.zookeeper.session import Session
+from aiolock.backends.zookeeper.shared import ReadWriteClaim
 from aiolock.backends.zookeeper.simple import SimpleClaim
 from aiolock.contract import (
     Backend,
     Bid,
     Claim,
     Family,
+    Finding,
     Grant,
-    Holder,
     LockInfo,
+    Mode,
     News,
     Notice,
     Renewal,
     Settings,
-    Waiting,
 )
 from aiolock.errors import BackendUnavailable, LossReason, UnsupportedKind
 from aiolock.notices import Notices
 
 __all__ = ["ZooKeeperBackend"]
+
+DOCUMENTS = "document"
+"""Beside the families of locks."""
 
 
 class ZooKeeperBackend(Backend):
@@ -58,6 +65,8 @@ class ZooKeeperBackend(Backend):
 
     session: Session
     janitor: Janitor
+    desk: Desk
+    limits: Limits
 
     def __init__(
         self,
@@ -92,8 +101,14 @@ class ZooKeeperBackend(Backend):
         self.random = Random()
         self._claims: set[QueueClaim] = set()
         """Those that have, or may have, a node."""
+        self._documents: set[NodeDocument] = set()
+        """Those that somebody waits at."""
         self._notices = Notices()
         self._opened = False
+        self.may_write = True
+        """Whether we may write to the nodes of locks, for all that we know."""
+        self.forgets = True
+        """Whether the servers have nodes with a time to live, for all that we know."""
 
     def __repr__(self) -> str:
         return f"<ZooKeeperBackend {self._address}>"
@@ -114,6 +129,8 @@ class ZooKeeperBackend(Backend):
             on_change=self._changed,
         )
         self.janitor = Janitor(self.session)
+        self.desk = Desk(self.session, simple=self._simple, block=BLOCK)
+        self.limits = Limits(self)
         self._opened = True
         try:
             async with asyncio.timeout(self.settings.command_timeout):
@@ -149,14 +166,18 @@ class ZooKeeperBackend(Backend):
 
     def claim(self, bid: Bid) -> QueueClaim:
         """A claim with a uuid of its own."""
-        rule = RULES.get(bid.kind.mode)
-        if rule is None:
-            raise UnsupportedKind(f"{bid.kind.mode.value} lock", self.name, "this version has the mutex only")
-        recipe = SimpleClaim if self._simple else QueueClaim
-        return recipe(self, bid, self._path(bid.name, bid.kind.family), rule)
+        mode = bid.kind.mode
+        if self._simple and mode is not Mode.MUTEX:
+            raise UnsupportedKind(f"{mode.value} lock", self.name, "recipe=simple has the mutex only")
+        recipe = SimpleClaim if self._simple else _RECIPES[mode]
+        return recipe(self, bid, self._path(bid.name, bid.kind.family), RULES[mode])
 
     def _path(self, name: str, family: Family) -> str:
         return f"{self._base}/{family.value}/{component(name)}"
+
+    def path(self, name: str) -> str:
+        """Where something that does not belong to locks is, below what the address says."""
+        return self._address.chroot + name
 
     def register(self, claim: QueueClaim) -> None:
         """From now on the claim hears of changes of the session."""
@@ -171,17 +192,22 @@ class ZooKeeperBackend(Backend):
         claim.end()
         self._notices.put(Notice(News.LOST, claim, reason))
 
-    async def make_parents(self, path: str) -> None:
-        """Make whatever is missing on the way to ``path``, and itself, as containers."""
+    def requested(self, claim: QueueClaim, reason: str) -> None:
+        """A holder is asked to let go."""
+        self._notices.put(Notice(News.REQUESTED, claim, text=reason))
+
+    async def make_parents(self, path: str, data: bytes = b"") -> None:
+        """Make whatever is missing on the way to ``path``, and itself with this data, as containers."""
         try:
-            await self.session.ask(wire.container(path, self.acl))
+            await self.session.ask(wire.container(path, self.acl, data))
         except exc.NodeExists:
             return
         except exc.NoNode:
-            await self._make_all(parents(path))
+            await self._make_all(parents(path), data)
 
-    async def _make_all(self, path: list[str]) -> None:
-        with self.session.asked(*(wire.container(step, self.acl) for step in path)) as replies:
+    async def _make_all(self, path: list[str], data: bytes) -> None:
+        steps = [wire.container(step, self.acl) for step in path[:-1]]
+        with self.session.asked(*steps, wire.container(path[-1], self.acl, data)) as replies:
             answers = await asyncio.gather(*replies, return_exceptions=True)
         # Where we may not create, an administrator has: only the last answer counts, and the first refusal says why.
         errors = [answer for answer in answers if isinstance(answer, BaseException)]
@@ -196,8 +222,9 @@ class ZooKeeperBackend(Backend):
     def _renewed(self, claim: QueueClaim) -> Renewal:
         if claim.owner != self.session.session_id:
             return "session"
-        if not claim.held:
+        if claim.hold is None:
             return "force-released"
+        claim.hold.look(own=True)
         if not self.session.connected:
             return BackendUnavailable("there is no connection; the session lasts until its deadline")
         return Grant(0, 0, self.session.deadline, claim.demanded_at is not None)
@@ -214,66 +241,80 @@ class ZooKeeperBackend(Backend):
             cautious = not session.connected and self._address.options.on_suspend == "lost"
             if claim.held and (cautious or claim.owner != session.session_id):
                 self.lost(claim, "session")
-            elif claim.held:
-                claim.look()
+            elif claim.hold is not None:
+                claim.hold.begin_again()
             else:
                 claim.wake()
+        for document in self._documents:
+            document.wake()
 
     # --- what people ask
 
     async def inspect(self, name: str, family: Family) -> LockInfo:
         """The queue, as the leader knows it, with the data of each node."""
-        path = self._path(name, family)
         async with self.bounded():
-            await self.session.ready()
-            names = await self._contenders(path)
-            with self.session.asked(*(wire.get(f"{path}/{name}", watch=False) for name in names)) as replies:
-                answers: list[Any] = await asyncio.gather(*replies, return_exceptions=True)
-        present = []
-        for answer in answers:
-            if isinstance(answer, exc.NoNode):
-                continue
-            if isinstance(answer, BaseException):
-                raise wire.translate(answer) from answer  # type: ignore[arg-type]
-            present.append(answer)
-        holders = tuple(
-            Holder(
-                label=_label(reply),
-                token=reply.stat.created_zxid * BLOCK,
-                since=datetime.fromtimestamp(reply.stat.created / 1000, UTC),
-                remaining=self.session.timeout,
-            )
-            for reply in present[:1]
-        )
-        waiters = tuple(Waiting(_label(reply)) for reply in present[1:])
-        return LockInfo(name, holders, waiters)
-
-    async def _contenders(self, path: str) -> list[str]:
-        """Their names in order, as the leader knows them; of the simple recipe, only the holder can be seen."""
-        with self.session.asked(wire.sync(), wire.listing(path, watch=False)) as (fresh, listed):
-            await fresh
-            try:
-                children: list[str] = (await listed).children
-            except exc.NoNode:
-                return []
-        if self._simple:
-            return [SIMPLE] if SIMPLE in children else []
-        return [place.name for place in queue(path, children)]
+            return await self.desk.inspect(self._path(name, family), name, family)
 
     async def force_release(self, name: str, family: Family) -> bool:
-        """Delete the first node; its owner watches it."""
-        path = self._path(name, family)
+        """Delete the nodes of whoever is inside."""
         async with self.bounded():
-            await self.session.ready()
-            while names := await self._contenders(path):
-                try:
-                    await self.session.ask(wire.delete(f"{path}/{names[0]}"))
-                except exc.NoNode:
-                    continue
-                return True
-        return False
+            return await self.desk.force_release(self._path(name, family), family)
+
+    async def request_release(self, name: str, family: Family, reason: str) -> bool:
+        """Write it into the nodes of whoever is inside."""
+        async with self.bounded():
+            return await self.desk.request_release(self._path(name, family), family, reason)
+
+    async def set_limit(self, name: str, limit: int) -> None:
+        """Write it into the semaphore's node, and keep that for a day."""
+        if self._simple:
+            raise UnsupportedKind("semaphore", self.name, "recipe=simple has the mutex only")
+        path = self._path(name, Family.SEMAPHORE)
+        async with self.bounded():
+            await self.limits.set(path, limit)
+
+    def keep(self, path: str) -> None:
+        """A semaphore whose number of permits was set is used."""
+        self.limits.used(path)
+
+    def document(self, name: str, family: Family) -> NodeDocument:
+        """A node beside those of the locks."""
+        return NodeDocument(self, f"{self._base}/{DOCUMENTS}/{family.value}/{component(name)}")
+
+    def register_document(self, document: NodeDocument) -> None:
+        """From now on the document hears of changes of the session."""
+        self._documents.add(document)
+
+    def forget_document(self, document: NodeDocument) -> None:
+        """Nobody waits at it."""
+        self._documents.discard(document)
+
+    async def names(self, pattern: str) -> list[tuple[str, Family]]:
+        """Every node with a queue."""
+        async with self.bounded():
+            return await self.desk.names(self._base, pattern)
+
+    async def diagnose(self) -> list[Finding]:
+        """What the servers say of themselves, and what the session and the rights are."""
+        servers = await findings.ask(self._address, self.settings.command_timeout)
+        found = findings.judge(self._address, servers)
+        if self._opened and self.session.connected:
+            wanted = self._address.options.session_timeout or self.settings.ttl
+            found += findings.judge_session(self.session.timeout, wanted, servers, forgets=self.forgets)
+            async with self.bounded():
+                for step in reversed(parents(self._base)):
+                    try:
+                        reply = await self.session.ask(wire.rights(step))
+                    except (exc.NoNode, exc.NoAuth):
+                        continue
+                    found.append(findings.judge_rights(step, reply.acl))
+                    break
+        return found
 
 
-def _label(reply: Any) -> str:
-    # A second line is the mark of the simple recipe.
-    return bytes(reply.data or b"").decode("utf-8", "replace").partition("\n")[0]
+_RECIPES: dict[Mode, type[QueueClaim]] = {
+    Mode.MUTEX: QueueClaim,
+    Mode.READ: ReadWriteClaim,
+    Mode.WRITE: ReadWriteClaim,
+    Mode.PERMITS: PermitsClaim,
+}

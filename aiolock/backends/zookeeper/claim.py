@@ -1,83 +1,84 @@
-"""One place in a lock's queue: an ephemeral sequential node, from its creation to its end.
+"""One place in a lock's queue, from the first look at it to the release.
 
-A create whose reply is lost may have happened: the node carries the uuid of its attempt, and is looked for before
-anything else is done. It is adopted only if it belongs to our present session; a node of an earlier session is on its
-way out. Every wake-up, for whatever reason, only leads to another look at the list.
+A wake-up leads to another look at the list, except the one that happens most: the one before us has gone. If it was a
+holder, it said when it left that everybody up to it has gone (the *floor*, written in the same transaction that deleted
+its node); then two small reads are as good as the list, and cost the same however many wait. The argument is on the
+backend's page.
 """
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
-from uuid import uuid4
+from typing import TYPE_CHECKING
 
 from aiozk import exc, protocol
 
 from aiolock.backends.zookeeper import wire
-from aiolock.backends.zookeeper.janitor import Remains, find, remove
-from aiolock.backends.zookeeper.rules import Rule, Verdict, decide, prefix, queue
+from aiolock.backends.zookeeper.contenders import queue
+from aiolock.backends.zookeeper.fence import fenced_set
+from aiolock.backends.zookeeper.hold import Hold
+from aiolock.backends.zookeeper.janitor import remove
+from aiolock.backends.zookeeper.node import BLOCK, NodeClaim
+from aiolock.backends.zookeeper.records import Record
+from aiolock.backends.zookeeper.rules import Rule, Verdict, decide
+from aiolock.backends.zookeeper.watches import CHILDREN, DATA, DELETED, Watches
 from aiolock.backends.zookeeper.wire import InDoubt, NotSent, SessionChanged
-from aiolock.contract import Bid, Claim, Grant
+from aiolock.contract import Bid, Grant, Mode
 from aiolock.errors import BackendUnavailable
 
 if TYPE_CHECKING:
     from aiolock.backends.zookeeper.backend import ZooKeeperBackend
 
-__all__ = ["BLOCK", "QueueClaim"]
-
-BLOCK = 1024
-"""How many tokens the zxid of one node is worth: holders of this process that pass the lock on have their own."""
-
-_DELETED = protocol.WatchEvent.DELETED
-_DATA_CHANGED = protocol.WatchEvent.DATA_CHANGED
-_CHILDREN_CHANGED = protocol.WatchEvent.CHILDREN_CHANGED
+__all__ = ["QueueClaim"]
 
 
-class QueueClaim(Claim):
+class QueueClaim(NodeClaim):
     """A bid, the node that stands for it, and what is watched on its behalf."""
 
     __slots__ = (
-        "_attempt",
-        "_backend",
-        "_held",
-        "_node",
-        "_path",
+        "_hold",
         "_rule",
-        "_sent",
-        "_session",
+        "_said",
         "_sleeper",
         "_spent",
-        "_token",
-        "_watched",
+        "_told",
+        "_verdict",
+        "_watches",
         "_woken",
-        "owner",
     )
 
     def __init__(self, backend: ZooKeeperBackend, bid: Bid, path: str, rule: Rule) -> None:
-        super().__init__(bid)
-        self._backend = backend
-        self._session = backend.session
-        self._path = path
+        super().__init__(backend, bid, path)
         self._rule = rule
-        self.owner: int | None = None
-        """The session that the node is in, or may be in."""
-        self._attempt = str(uuid4())
-        self._sent = False
-        """Whether a create was sent whose node may be there."""
-        self._node: str | None = None
-        self._token = 0
-        self._held = False
+        self._hold: Hold | None = None
+        """What we do as the holder, while we are."""
+        self._verdict: Verdict | None = None
+        """What the last look led to, and whom we wait for by it."""
+        self._watches = Watches(backend.session)
+        self._said: bytes | None = None
+        """What our node says, if the last look was at it."""
         self._spent = False
         """Whether the watch on the children has fired since the last list."""
-        self._watched: set[tuple[int, str]] = set()
+        self._told = False
+        """Whether we were woken by the end of somebody whom we wait for, and by nothing else."""
         self._woken = False
         self._sleeper: asyncio.Future[None] | None = None
 
     @property
     def held(self) -> bool:
         """Whether the ensemble has made us the holder, and not taken it back."""
-        return self._held
+        return self._hold is not None
+
+    @property
+    def hold(self) -> Hold | None:
+        """What we do as the holder, while we are."""
+        return self._hold
+
+    @property
+    def settled(self) -> bool:
+        """Whether we know for certain which node is ours."""
+        return True
 
     # --- asking
 
@@ -85,19 +86,17 @@ class QueueClaim(Claim):
         """Make the node and look who is before it; one round trip if nobody is."""
         async with self._backend.bounded():
             while True:
-                self._woken = False
+                told, self._told, self._woken = self._told, False, False
                 try:
                     self._belong(await self._session.ready())
-                    children = await self._place()
-                    verdict, surplus = decide(
-                        self._rule, queue(self._path, children), self._node or "", self._attempt
-                    )
-                    for name in surplus:
-                        self._backend.janitor.take(self._remains(name))
+                    self._said = None
+                    verdict = await self._ask_around() if told else None
                     if verdict is None:
-                        # Somebody deleted it while we waited: begin anew, at the back.
+                        verdict = await self._look_at_all()
+                    if verdict is None:
+                        # Somebody deleted our node while we waited: begin anew, at the back.
                         self._begin_anew()
-                    elif verdict.wait_for is None:
+                    elif verdict.enter:
                         if self._session.certain and not self._gone():
                             return self._enter(verdict)
                         # The session lives, but that is not certain enough to tell anybody that the lock is theirs.
@@ -105,14 +104,11 @@ class QueueClaim(Claim):
                     elif not wait:
                         await self.release()
                         return None
-                    elif await self._watch(verdict.wait_for):
+                    elif await self._watch(verdict):
                         return None
                 except (InDoubt, NotSent, SessionChanged):
                     if self._session.closing:
                         raise
-
-    def _gone(self) -> bool:
-        return self._session.session_id != self.owner
 
     def _belong(self, owner: int) -> None:
         """From now on, what we send is in this session."""
@@ -123,98 +119,94 @@ class QueueClaim(Claim):
             self.owner = owner
         self._backend.register(self)
 
-    async def _place(self) -> list[str]:
-        """Have a node, and return the list that it is in, or should be in."""
-        if self._node is None and self._sent:
-            await self._adopt()
-        if self._node is None:
-            return await self._create()
-        try:
-            children: list[str] = (await self._session.ask(self._listing(), self.owner)).children
-        except exc.NoNode:
-            return []
-        return children
+    async def _look_at_all(self) -> Verdict | None:
+        """What the whole list says; ``None`` if our node is not in it."""
+        return self._judge(await self._place())
 
-    async def _create(self) -> list[str]:
-        while True:
-            self._sent = True
-            request = wire.create(
-                f"{self._path}/{prefix(self._attempt)}",
-                self.bid.label.encode(),
-                self._backend.acl,
-                sequential=True,
-            )
-            with self._session.asked(request, self._listing(), owner=self.owner) as (created, listed):
-                try:
-                    reply = await created
-                except exc.NoNode:
-                    # The usual way to find that the parent is not there yet, or not any more.
-                    self._sent = False
-                    await self._backend.make_parents(self._path)
-                    continue
-                except (exc.NoAuth, exc.InvalidACL):
-                    self._sent = False
-                    raise
-                self._node = reply.path.rpartition("/")[2]
-                self._token = reply.stat.created_zxid * BLOCK
-                children: list[str] = (await listed).children
-                return children
+    def _judge(self, children: list[str], limit: int = 0) -> Verdict | None:
+        places = queue(self._path, self.bid.kind.family, children)
+        verdict, surplus = decide(self._rule, places, self._node or "", self._attempt, limit)
+        for name in surplus:
+            self._backend.janitor.take(self._remains(name))
+        return verdict
 
-    async def _adopt(self) -> None:
-        """Find the node of a create whose reply was lost, if there is one."""
-        names = await find(self._session, self._remains(None))
-        if not names:
-            self._sent = False
-            return
-        try:
-            stat = (await self._session.ask(wire.exists(f"{self._path}/{names[0]}"), self.owner)).stat
-        except exc.NoNode:
-            self._begin_anew()
-            return
-        if stat.ephemeral_owner != self.owner:
-            self._begin_anew()
-            return
-        self._node, self._token = names[0], stat.created_zxid * BLOCK
-
-    def _listing(self) -> protocol.GetChildrenRequest:
-        # Watched, because the holder has to learn who comes, and whether its own node goes. A waiter does not care;
-        # its watch fires once, and is not renewed.
-        self._on(_CHILDREN_CHANGED, self._path)
+    def listing(self) -> protocol.GetChildrenRequest:
+        """The request for the list."""
+        if not self.bid.kind.exclusive:
+            return wire.listing(self._path, watch=False)
+        # Watched, because such a holder has to learn who comes. A waiter does not care; its watch fires once, and is
+        # not renewed.
+        self._watches.on(self._path, self._children_changed, CHILDREN)
         self._spent = False
         return wire.listing(self._path, watch=True)
 
-    def _enter(self, verdict: Verdict) -> Grant:
-        self._held = True
-        self._off(keep=(_CHILDREN_CHANGED, self._path))
-        session = self._session
+    async def _ask_around(self) -> Verdict | None:
+        """Without the list: is it our turn now that the one before us has gone? ``None`` if that is not certain.
+
+        Only a holder writes the floor, and whoever is up to it never comes back. Our node must still be there: whoever
+        stands behind us has been waiting for somebody else since it went.
+        """
+        last = self._verdict
+        if last is None or len(last.watch) != 1 or self.bid.kind.mode is Mode.PERMITS:
+            return None
+        requests = (wire.get(self._path, watch=False), wire.get(self.watch_own(), watch=True))
+        with self._session.asked(*requests, owner=self.owner) as (parent, own):
+            try:
+                known, self._said = await parent, (await own).data
+            except exc.NoNode:
+                return None
+        if Record.decode(known.data).floor >= last.watch[0].sequence:
+            return Verdict(enter=True, demand=known.stat.num_children > 1)
+        if last.reserve:
+            return Verdict(enter=False, watch=last.reserve[:1], reserve=last.reserve[1:], demand=True)
+        return None
+
+    def _enter(self, verdict: Verdict, created: int | None = None) -> Grant:
+        session, exclusive = self._session, self.bid.kind.exclusive
+        self._watches.off(keep=(self._path, self.own))
+        self._verdict = None
         # Whatever was asked for: the server keeps the hold for as long as it keeps the session.
         self.bid = replace(self.bid, ttl=session.timeout)
         if verdict.demand and self.demanded_at is None:
             self.demanded_at = self._backend.settings.clock()
-        if self._spent:
-            self.look()
-        return Grant(self._token, 1 if self.bid.fair else BLOCK, session.deadline, verdict.demand)
+        self._hold = Hold(self._backend, self, created)
+        if self._said is not None:
+            # Our node was read, and is watched since.
+            self._hold.armed = True
+            self._hold.hear(self._said)
+        if self._spent or not exclusive or not self._watches.has(CHILDREN, self._path):
+            self._hold.look()
+        block = BLOCK if exclusive and not self.bid.fair else 1
+        return Grant(self._token, block, session.deadline, verdict.demand)
 
     def _begin_anew(self) -> None:
-        self._off()
-        self._attempt, self._sent, self._node, self._held = str(uuid4()), False, None, False
+        super()._begin_anew()
+        self._watches.off()
+        self._hold = self._verdict = None
 
     # --- waiting
 
-    async def _watch(self, name: str) -> bool:
-        """Be told when the one before us changes; whether it is still there."""
-        path = f"{self._path}/{name}"
-        self._off(keep=(_CHILDREN_CHANGED, self._path))
-        self._on(_DELETED, path)
-        self._on(_DATA_CHANGED, path)
-        try:
-            await self._session.ask(wire.get(path, watch=True), self.owner)
-        except exc.NoNode:
-            return False
+    async def _watch(self, verdict: Verdict) -> bool:
+        """Be told when one of those before us goes; whether all of them are still there."""
+        paths = [f"{self._path}/{place.name}" for place in verdict.watch]
+        known = [path for path in paths if path in self._watches] if len(paths) > 1 else []
+        self._verdict = verdict
+        self._watches.off(keep=(self._path, self.own, *known))
+        requests = []
+        for path in paths:
+            if path not in known:
+                self._watches.on(path, self._somebody_changed, DELETED, DATA)
+                requests.append(wire.get(path, watch=True))
+        with self._session.asked(*requests, owner=self.owner) as replies:
+            try:
+                for reply in replies:
+                    await reply
+            except exc.NoNode:
+                return False
         return True
 
     async def changed(self) -> None:
-        """Wait for the one before us, for a change of the session, and at most for a while."""
+        """Wait for those before us, for a change of the session, and at most for a while."""
         if self._woken:
             return
         loop = asyncio.get_running_loop()
@@ -227,90 +219,88 @@ class QueueClaim(Claim):
             self._sleeper = None
 
     def wake(self) -> None:
-        """Something happened: whoever waits here should look again."""
+        """Something happened: whoever waits here should look at everything again."""
+        self._told = False
+        # The server may have forgotten what we asked it to tell.
+        self._watches.off()
+        self._rouse()
+
+    def _rouse(self) -> None:
         self._woken = True
         if self._sleeper is not None and not self._sleeper.done():
             self._sleeper.set_result(None)
 
-    # --- holding
+    def _somebody_changed(self, path: str) -> None:
+        self._watches.forget(path)
+        # After a wake-up for another reason, the whole list is looked at in any case.
+        self._told = not self._woken
+        self._rouse()
 
-    def look(self) -> None:
-        """As the holder, see whether others have come, and whether our node is still there; the answer comes later."""
-        session = self._session
-        if not session.connected or self._node is None:
-            return
-        path = f"{self._path}/{self._node}"
-        try:
-            if self.demanded_at is None:
-                request = self._listing()
-            else:
-                self._on(_DELETED, path)
-                self._on(_DATA_CHANGED, path)
-                request = wire.get(path, watch=True)
-            reply = session.ask(request, self.owner)
-        except exc.ZKError:
-            # The session will have changed, or come back: both lead here again.
-            return
-        reply.add_done_callback(self._looked)
+    def _own_changed(self, path: str) -> None:
+        if self._hold is None:
+            self.wake()
+        elif path == self.own:
+            self._hold.armed = False
+            self._hold.look()
 
-    def _looked(self, reply: asyncio.Future[Any]) -> None:
-        if reply.cancelled() or not self._held:
-            return
-        error = reply.exception()
-        if isinstance(error, exc.NoNode):
-            self._backend.lost(self, "force-released")
-        elif error is None and isinstance(reply.result(), protocol.GetDataResponse):
-            if reply.result().stat.created_zxid * BLOCK != self._token:
-                self._backend.lost(self, "force-released")
-        elif error is None:
-            children = reply.result().children
-            # Whoever has come here is one who waits.
-            if self._node not in children:
-                self._backend.lost(self, "force-released")
-            elif self.demanded_at is None and len(children) > 1:
-                self.demanded_at = self._backend.settings.clock()
+    def _children_changed(self, path: str) -> None:  # noqa: ARG002 - there is only one
+        self._spent = True
+        if self._hold is not None:
+            self._hold.look()
 
     # --- leaving
 
     async def release(self, keep: float = 0) -> None:  # noqa: ARG002 - a capability that is not promised
         """Delete the node, or whatever a create may have left; what cannot be done now is the janitor's."""
+        farewell = self.held and self.settled and self.demanded_at is not None
         self.end()
         if not self._sent or self._gone():
             return
         remains = self._remains(self._node)
         try:
             async with self._backend.bounded():
-                await remove(self._session, remains)
+                if not (farewell and await self._say_farewell()):
+                    await remove(self._session, remains)
         except BackendUnavailable:
             self._backend.janitor.take(remains)
         self._begin_anew()
 
+    async def _say_farewell(self) -> bool:
+        """Delete the node and say in the same step that everybody up to it has gone; whether nothing is left to do."""
+        if not self.bid.kind.exclusive or not self._backend.may_write:
+            return False
+        assert self._node is not None  # noqa: S101 - a holder has one
+        floor = Record(floor=int(self._node[-10:])).encode()
+        requests = wire.put(self._path, floor), wire.delete(self.own)
+        try:
+            reply = await self._session.ask(wire.together(*requests), self.owner)
+        except exc.ResponseError as error:
+            problem: exc.ResponseError | None = error
+        else:
+            problem = wire.failure(reply)
+        if isinstance(problem, exc.NoAuth):
+            # The right to write to the lock's node is no need: those who wait read the list instead.
+            self._backend.may_write = False
+        return problem is None or isinstance(problem, exc.NoNode)
+
     def end(self) -> None:
         """Nothing that happens at the server concerns us any more."""
-        self._held = False
-        self._off()
+        self._hold = self._verdict = None
+        self._watches.off()
         self._backend.forget(self)
 
-    def _remains(self, node: str | None) -> Remains:
-        return Remains(self.owner or 0, self._path, prefix(self._attempt), node)
+    # --- our node
 
-    # --- watches
+    def watch_own(self) -> str:
+        """Listen to what happens to our node, and return its path; the server is still to be asked."""
+        own = self.own
+        self._watches.on(own, self._own_changed, DELETED, DATA)
+        return own
 
-    def _on(self, kind: int, path: str) -> None:
-        if (kind, path) not in self._watched:
-            self._watched.add((kind, path))
-            self._session.add_watch_callback(kind, path, self._event)
+    async def fenced_set(self, path: str, data: bytes, version: int | None) -> int | None:
+        """Write to a node elsewhere, if ours is still there; see :func:`aiolock.zookeeper.fenced_set`."""
+        return await fenced_set(self._backend, self, path, data, version)
 
-    def _off(self, keep: tuple[int, str] | None = None) -> None:
-        for kind, path in self._watched:
-            if (kind, path) != keep:
-                self._session.remove_watch_callback(kind, path, self._event)
-        self._watched &= {keep}
-
-    def _event(self, path: str) -> None:
-        if self._held:
-            self.look()
-        elif path == self._path:
-            self._spent = True
-        else:
-            self.wake()
+    def is_among(self, children: list[str]) -> bool:
+        """Whether our node is in this list."""
+        return self._node in children

@@ -12,6 +12,7 @@ import ipaddress
 import logging
 import socket
 import ssl
+import threading
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -40,9 +41,35 @@ async def resolve(host: Host, random: Random) -> list[str]:
         return [str(ipaddress.ip_address(host.name))]
     except ValueError:
         pass
-    answers = await asyncio.get_running_loop().getaddrinfo(host.name, host.port, type=socket.SOCK_STREAM)
-    addresses = [str(answer[4][0]) for answer in answers]
+    addresses = await _look_up(host)
     return random.sample(addresses, len(addresses))
+
+
+async def _look_up(host: Host) -> list[str]:
+    """Ask the resolver in a thread that nobody waits for: one that hangs would keep the loop's executor from ending."""
+    loop = asyncio.get_running_loop()
+    found: asyncio.Future[list[str]] = loop.create_future()
+
+    def tell(addresses: list[str] | None, error: OSError | None) -> None:
+        if not found.done():
+            found.set_exception(error) if error is not None else found.set_result(addresses or [])
+
+    def work() -> None:
+        addresses: list[str] | None = None
+        failure: OSError | None = None
+        try:
+            answers = socket.getaddrinfo(host.name, host.port, type=socket.SOCK_STREAM)
+            addresses = [str(answer[4][0]) for answer in answers]
+        except (OSError, UnicodeError) as error:
+            failure = (
+                error if isinstance(error, OSError) else OSError(f"{host.name} is no host name: {error}")
+            )
+        # The loop may be gone by now, and with it whoever asked.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(tell, addresses, failure)
+
+    threading.Thread(target=work, name="aiolock-zookeeper-resolve", daemon=True).start()
+    return await found
 
 
 class Connection(connection.Connection):  # type: ignore[misc]
@@ -140,6 +167,10 @@ class Connection(connection.Connection):  # type: ignore[misc]
             self.writer.transport.abort()
         if self.on_dead is not None:
             self.on_dead(self)
+
+    def abort(self, exception: type[Exception] = exc.ConnectError) -> None:  # noqa: ARG002 - aiozk's signature
+        """What aiozk calls when writing has failed."""
+        self.die()
 
     @property
     def broken(self) -> bool:

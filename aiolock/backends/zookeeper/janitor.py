@@ -14,6 +14,7 @@ from typing import NamedTuple
 from aiozk import exc
 
 from aiolock.backends.zookeeper import wire
+from aiolock.backends.zookeeper.records import Note
 from aiolock.backends.zookeeper.session import Session
 from aiolock.errors import LockError, shorten
 
@@ -32,8 +33,8 @@ class Remains(NamedTuple):
     path: str
     prefix: str
     node: str | None
-    mark: bytes = b""
-    """What its data must be, where its name does not say whose it is."""
+    attempt: str = ""
+    """What its data must say, where its name does not say whose it is."""
 
 
 async def find(session: Session, remains: Remains) -> list[str]:
@@ -53,7 +54,7 @@ async def find(session: Session, remains: Remains) -> list[str]:
 
 async def remove(session: Session, remains: Remains) -> None:
     """Delete what is there; nothing is there afterwards, unless this raises."""
-    if remains.mark and not await _is_ours(session, remains):
+    if remains.attempt and not await _is_ours(session, remains):
         return
     for name in [remains.node] if remains.node is not None else await find(session, remains):
         with contextlib.suppress(exc.NoNode):
@@ -65,7 +66,7 @@ async def _is_ours(session: Session, remains: Remains) -> bool:
     with session.asked(*requests, owner=remains.owner) as (fresh, found):
         await fresh
         try:
-            return bool((await found).data == remains.mark)
+            return Note.decode((await found).data).attempt == remains.attempt
         except exc.NoNode:
             return False
 

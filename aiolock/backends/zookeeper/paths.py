@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
-__all__ = ["component", "parents"]
+__all__ = ["component", "name_of", "parents"]
 
 
 def component(name: str) -> str:
@@ -14,6 +14,11 @@ def component(name: str) -> str:
         return text.replace(".", "%2E")
     # ZooKeeper's own, at the root.
     return "%7Aookeeper" if text == "zookeeper" else text
+
+
+def name_of(text: str) -> str:
+    """The name that :func:`component` made ``text`` from."""
+    return unquote(text)
 
 
 def parents(path: str) -> list[str]:

@@ -1,109 +1,114 @@
-"""Who may enter, and for whom the others wait: pure functions over the names of a lock's children.
+"""Who may enter, and for whom the others wait: pure functions over a lock's queue.
 
 A rule sees the queue in its order and answers for one place in it. A contender can only disappear, and nobody ever
-comes in before it: so a rule that says yes stays right, and one that waits for a single contender is woken in time if
-it looks again whenever that one changes.
+comes in before it: so a rule that says yes stays right, and one that says no is asked again in time if whoever it names
+is watched. (A writer that becomes a reader keeps its place: it makes room, and takes none.)
 
-Names of other libraries count: Curator's are the same as ours, and kazoo's are understood. A child that looks like a
-contender, numbered by the server, and that nobody here understands is refused: its owner would not wait for us.
+* **mutex, write**: nobody is before. Wait for whoever is immediately before.
+* **read**: no writer is before. Wait for the nearest writer.
+* **permits**: all who are before, inside or not, and oneself need no more than there are. So a large request at the
+  head is not overtaken. Wait for the nearest ones that together with oneself need too many: while all of these stay,
+  the answer stays no, so its change is never missed. With one permit that is the mutex.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from aiolock.backends.zookeeper.contenders import Place, mine
 from aiolock.contract import Mode
-from aiolock.errors import BackendRefused, shorten
 
-__all__ = ["RULES", "SIMPLE", "Place", "Verdict", "alone", "decide", "prefix", "queue"]
+__all__ = ["RULES", "Verdict", "decide", "inside"]
 
-_CONTENDER = re.compile(r"(?:-lock-|__lock__)(-?\d{10})$")
-_NUMBERED = re.compile(r"-?\d{10}$")
-
-SIMPLE = "simple"
-"""The node of the other recipe: whoever finds it here must not believe that it is alone."""
-
-LAST = 2**31 - 2**20
-"""The server's numbers are 32 bits wide and wrap; long before that we stop."""
-
-
-class Place(NamedTuple):
-    """One contender."""
-
-    sequence: int
-    name: str
+RESERVE = 3
+"""How many of those who may have to be waited for next are remembered; the list tells of the others."""
 
 
 class Verdict(NamedTuple):
     """The answer to one contender."""
 
-    wait_for: str | None
-    """The one contender whose end may change the answer; ``None`` is a yes."""
-    demand: bool
+    enter: bool
+    watch: tuple[Place, ...] = ()
+    """Whose end may change a no: the first of them to go."""
+    reserve: tuple[Place, ...] = ()
+    """Who may have to be waited for once the one to be watched has gone, the nearest first."""
+    demand: bool = False
     """Whether others stand behind."""
 
 
-Rule = Callable[[Sequence[Place], int], Verdict]
-"""From the queue and an index in it to the answer for whoever stands there."""
+Rule = Callable[[Sequence[Place], int, int], Verdict]
+"""From the queue, an index in it and the number of permits to the answer for whoever stands there."""
 
 
-def prefix(attempt: str) -> str:
-    """What the server appends its number to; Curator's form, whose uuid protects a create against a lost reply."""
-    return f"_c_{attempt}-lock-"
+def _after(blocking: Sequence[Place], *, demand: bool) -> Verdict:
+    """Enter if there is nobody of these, the nearest first; else wait for the nearest."""
+    return Verdict(not blocking, tuple(blocking[:1]), tuple(blocking[1 : 1 + RESERVE]), demand)
 
 
-def queue(path: str, children: Sequence[str]) -> list[Place]:
-    """The contenders in their order. Raises :class:`BackendRefused` where exclusion would be broken."""
-    places = []
-    for name in children:
-        match = _CONTENDER.search(name)
-        if match is None:
-            if name == SIMPLE or _NUMBERED.search(name):
-                raise BackendRefused(
-                    f"{shorten(f'{path}/{name}')} belongs to another kind of lock, whose owner does not wait for ours: "
-                    "use one recipe per path"
-                )
-            continue
-        sequence = int(match[1])
-        if not 0 <= sequence < LAST:
-            raise BackendRefused(
-                f"the numbers of {shorten(path)} are used up: let its last holder leave, and delete it"
-            )
-        places.append(Place(sequence, name))
-    places.sort()
-    return places
+def exclusive(places: Sequence[Place], index: int, limit: int) -> Verdict:  # noqa: ARG001 - all rules look alike
+    """For a mutex and a writer."""
+    nearest = places[max(0, index - 1 - RESERVE) : index]
+    return _after(nearest[::-1], demand=index + 1 < len(places))
 
 
-def alone(path: str, children: Sequence[str]) -> None:
-    """For the other recipe: raise :class:`BackendRefused` if somebody queues at its path."""
-    if places := queue(path, [name for name in children if name != SIMPLE]):
-        raise BackendRefused(
-            f"somebody queues at {shorten(path)}, as {places[0].name}: use one recipe per path"
-        )
+def read(places: Sequence[Place], index: int, limit: int) -> Verdict:  # noqa: ARG001
+    """For a reader."""
+    writers = [place for place in places[:index] if place.mode is not Mode.READ]
+    return _after(writers[-1 - RESERVE :][::-1], demand=index + 1 < len(places))
 
 
-def mutex(places: Sequence[Place], index: int) -> Verdict:
-    """The first one is inside; everybody else waits for whoever is immediately before."""
+def permits(places: Sequence[Place], index: int, limit: int) -> Verdict:
+    """For a request for permits."""
     demand = index + 1 < len(places)
-    return Verdict(None if index == 0 else places[index - 1].name, demand)
+    needed = places[index].permits
+    if needed > limit:
+        # Nobody's end helps; more permits would.
+        return Verdict(enter=False, demand=demand)
+    for behind in range(index - 1, -1, -1):
+        needed += places[behind].permits
+        if needed > limit:
+            return Verdict(enter=False, watch=tuple(places[behind:index][::-1]), demand=demand)
+    return Verdict(enter=True, demand=demand)
 
 
-RULES: dict[Mode, Rule] = {Mode.MUTEX: mutex}
-"""By mode. One that is not here has no mechanism on this backend."""
+RULES: dict[Mode, Rule] = {
+    Mode.MUTEX: exclusive,
+    Mode.WRITE: exclusive,
+    Mode.READ: read,
+    Mode.PERMITS: permits,
+}
+"""By mode."""
 
 
-def decide(rule: Rule, places: Sequence[Place], name: str, attempt: str) -> tuple[Verdict | None, list[str]]:
+def inside(places: Sequence[Place], limit: int = 0, upto: int = -1) -> int:
+    """How many of the first ones are inside; of a semaphore, all whose number is not above ``upto`` in any case."""
+    count = 0
+    needed = 0
+    for index, place in enumerate(places):
+        needed += place.permits
+        if place.mode is Mode.PERMITS:
+            enters = needed <= limit or place.sequence <= upto
+        else:
+            enters = index == 0 or (place.mode is Mode.READ and places[0].mode is Mode.READ)
+        if not enters:
+            break
+        count += 1
+    return count
+
+
+def decide(
+    rule: Rule, places: Sequence[Place], name: str, attempt: str, limit: int = 0
+) -> tuple[Verdict | None, list[str]]:
     """The answer for the node ``name`` of ``attempt``, ``None`` if it is gone; and further nodes of the same attempt.
 
     A create that was repeated may have left two nodes. Nobody waits for oneself: the others are surplus.
     """
-    own = prefix(attempt)
+    own = mine(attempt)
     surplus = [place.name for place in places if place.name != name and place.name.startswith(own)]
     if surplus:
         places = [place for place in places if place.name not in surplus]
     for index, place in enumerate(places):
         if place.name == name:
-            return rule(places, index), surplus
+            return rule(places, index, limit), surplus
     return None, surplus

@@ -75,6 +75,8 @@ class Session(session.Session):  # type: ignore[misc]
         self._waiting: set[Future] = set()
         self._tasks: list[asyncio.Task[None]] = []
         self._last_error: BaseException | None = None
+        self._unheard = False
+        """Whether a server took our connection and said nothing, when all were last tried."""
         self.failure: BackendRefused | None = None
         """Why no further attempt to connect is made."""
 
@@ -126,7 +128,13 @@ class Session(session.Session):  # type: ignore[misc]
             raise NotSent
         self.xid = self.xid % 0x7FFFFFF0 + 1
         future: Future = conn.send(request, xid=self.xid)
+        if request.opcode == protocol.GetChildrenRequest.opcode:
+            conn.opcode_xref[self.xid] = wire.Names.opcode
         return future
+
+    def watched(self, path: str) -> bool:
+        """Whether anybody here wants to be told of what happens at ``path``."""
+        return any(where == path for _, where in self.watch_callbacks)
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait until ``condition`` holds; looked at after every change. Raises when the session is closed for good."""
@@ -217,6 +225,10 @@ class Session(session.Session):  # type: ignore[misc]
             if refused_since is not None and now - refused_since > 2 * self.timeout:
                 refused_since = None
                 self._forget()
+            elif self._unheard and self._heartbeats is not None and now > self.deadline + self.timeout:
+                # Our attempts may arrive, and the answers do not: then it is these that keep a session alive which
+                # has been of no use to us for long, and whose nodes others wait for.
+                self._forget()
             await asyncio.sleep(min(PAUSE, 0.05 * 2 ** min(passes, 10)) * self._random.uniform(0.5, 1.0))
             passes += 1
         self._tell()
@@ -225,7 +237,7 @@ class Session(session.Session):  # type: ignore[misc]
         """Try the servers in random order until one works; whether one of them refused us."""
         hosts = self._address.hosts
         limit = max(0.3, min(self.timeout / 3, self._patience) / len(hosts))
-        refused = False
+        refused = self._unheard = False
         for host in self._random.sample(hosts, len(hosts)):
             try:
                 async with asyncio.timeout(limit):
@@ -238,6 +250,9 @@ class Session(session.Session):  # type: ignore[misc]
                 try:
                     if await self._attempt(conn, limit):
                         return refused
+                except TimeoutError as error:
+                    self._last_error = error
+                    self._unheard = self._unheard or conn.writer is not None
                 except Refused as error:
                     self._last_error = error
                     refused = True

@@ -10,13 +10,20 @@ from __future__ import annotations
 from aiozk import exc
 
 from aiolock.backends.zookeeper import wire
-from aiolock.backends.zookeeper.claim import BLOCK, QueueClaim
+from aiolock.backends.zookeeper.claim import QueueClaim
+from aiolock.backends.zookeeper.contenders import SIMPLE, Place, alone
 from aiolock.backends.zookeeper.janitor import Remains
-from aiolock.backends.zookeeper.rules import SIMPLE, Verdict, alone
+from aiolock.backends.zookeeper.node import BLOCK
+from aiolock.backends.zookeeper.records import Note
+from aiolock.backends.zookeeper.rules import Verdict
 from aiolock.backends.zookeeper.wire import InDoubt, NotSent, SessionChanged
-from aiolock.contract import Grant
+from aiolock.contract import Grant, Mode
 
 __all__ = ["SimpleClaim"]
+
+_TAKEN = Verdict(enter=False, watch=(Place(0, Mode.MUTEX, SIMPLE),), demand=True)
+_OURS = Verdict(enter=True, demand=True)
+"""Who waits leaves no trace, so there is always somebody, for all that we know."""
 
 
 class SimpleClaim(QueueClaim):
@@ -28,20 +35,19 @@ class SimpleClaim(QueueClaim):
         """Create the node; one round trip if nobody has."""
         async with self._backend.bounded():
             while True:
-                self._woken = False
+                self._woken = self._told = False
                 try:
                     self._belong(await self._session.ready())
                     if not await self._have():
                         if not wait:
                             self.end()
                             return None
-                        if await self._watch(SIMPLE):
+                        if await self._watch(_TAKEN):
                             return None
                     elif self._session.certain and not self._gone():
                         # The watch on our own node is still to be set.
                         self._spent = True
-                        # Who waits leaves no trace, so there is always somebody, for all that we know.
-                        return self._enter(Verdict(None, demand=True))
+                        return self._enter(_OURS, created=self._token // BLOCK)
                     else:
                         await self._session.until(lambda: self._session.certain or self._gone())
                 except (InDoubt, NotSent, SessionChanged):
@@ -52,8 +58,9 @@ class SimpleClaim(QueueClaim):
         """Whether the node is there and ours."""
         if self._node is None and self._sent:
             await self._adopt()
+        data = Note(self.bid.label, attempt=self._attempt).encode()
         while self._node is None:
-            request = wire.create(f"{self._path}/{SIMPLE}", self._mark, self._backend.acl, sequential=False)
+            request = wire.create(f"{self._path}/{SIMPLE}", data, self._backend.acl, sequential=False)
             others = wire.listing(self._path, watch=False)
             self._sent = True
             with self._session.asked(request, others, owner=self.owner) as (created, listed):
@@ -80,14 +87,13 @@ class SimpleClaim(QueueClaim):
             except exc.NoNode:
                 self._sent = False
                 return
-        if reply.data == self._mark and reply.stat.ephemeral_owner == self.owner:
+        if Note.decode(reply.data).attempt == self._attempt and reply.stat.ephemeral_owner == self.owner:
             self._node, self._token = SIMPLE, reply.stat.created_zxid * BLOCK
         else:
             self._sent = False
 
-    @property
-    def _mark(self) -> bytes:
-        return f"{self.bid.label}\n{self._attempt}".encode()
+    async def _say_farewell(self) -> bool:
+        return False
 
     def _remains(self, node: str | None) -> Remains:  # noqa: ARG002 - the name is always the same
-        return Remains(self.owner or 0, self._path, SIMPLE, SIMPLE, self._mark)
+        return Remains(self.owner or 0, self._path, SIMPLE, SIMPLE, self._attempt)

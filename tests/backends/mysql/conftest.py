@@ -20,21 +20,23 @@ ACCOUNT = (
 
 
 @pytest.fixture(scope="module")
-def mariadb() -> Iterator[servers.MariaDB]:
+def mariadb() -> Iterator[servers.MariaDB | servers.ExternalMariaDB]:
     """A server whose account `app` may use tables of its database and nothing else."""
-    with servers.MariaDB(init=ACCOUNT) as server:
+    url = servers.EXTERNAL.get("mariadb")
+    with servers.ExternalMariaDB(url, init=ACCOUNT) if url else servers.MariaDB(init=ACCOUNT) as server:
         yield server
 
 
 class Place:
     """A server in a namespace of the test's own."""
 
-    def __init__(self, server: servers.MariaDB) -> None:
+    def __init__(self, server: servers.MariaDB | servers.ExternalMariaDB) -> None:
         self.server = server
         self.namespace = f"t{secrets.token_hex(6)}"
 
     def url(self, port: int | None = None, query: str = "") -> str:
-        return f"mysql://app:s3cret%2Fpass%40word@127.0.0.1:{port or self.server.port}/test{query}"
+        host = self.server.host if port is None else "127.0.0.1"
+        return f"mysql://app:s3cret%2Fpass%40word@{host}:{port or self.server.port}/test{query}"
 
     def connect(self, mode: str = "lease", port: int | None = None, **options) -> Client:
         return aiolock.connect(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from pathlib import Path
 
 import pytest
 
@@ -13,9 +15,12 @@ from aiolock.backends.mysql.driver import Result
 from aiolock.backends.mysql.lease import verdict
 from aiolock.backends.mysql.lease_claim import GRACE, Look, judge
 from aiolock.backends.mysql.probe import promises, refuse, variables
-from aiolock.contract import READ, Bid, Grant
+from aiolock.contract import READ, WRITE, Bid, Family, Grant, permits
+from aiolock.mysql import ddl
 from tests.backends.mysql.tools import as_root, sessions
 from tests.contract.staging import PATIENCE, gets_the_lock, nothing_remains, queued, until, waiting
+
+PAGE = Path(__file__).parents[3] / "docs" / "backends" / "mysql.md"
 
 
 async def count(place) -> int:
@@ -122,10 +127,15 @@ async def test_an_idle_client_keeps_its_session(place):
 
 
 async def test_the_least_rights_are_enough(place, mariadb):
-    """With the table made by an administrator, in an account that may not make any."""
-    backend = MySQLBackend("mysql://x@127.0.0.1/test", table="given")
-    await as_root(mariadb, backend.statements.schema)
-    await as_root(mariadb, "GRANT SELECT, INSERT, UPDATE ON test.given TO bare@'%'")
+    """With the tables made by an administrator, in an account that has the rights that the page gives and no others."""
+    await as_root(mariadb, ddl("given"))
+    grants = re.findall(r"^GRANT .*?;$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    assert len(grants) == 3
+    for grant in grants:
+        await as_root(
+            mariadb,
+            grant.replace("`database`", "test").replace("`aiolock", "`given").replace("app@", "bare@"),
+        )
     url = place.url().replace("//app", "//bare")
     for mode in ("lease", "session", "row"):
         options = {"mode": mode, "table": "given", "schema": "manual", "namespace": place.namespace}
@@ -282,7 +292,18 @@ def test_passwords_are_not_shown():
     assert "hunter2" not in f"{backend!r} {vars(backend)!r}"
 
 
-def test_other_kinds_are_refused_before_any_io():
-    client = aiolock.connect("mysql://u@h/db")
+@pytest.mark.parametrize("mode", ["session", "row"])
+async def test_other_kinds_are_refused_before_any_io(mode):
+    backend = aiolock.connect(f"mysql://u@h/db?mode={mode}")._backend
+    for kind in (READ, WRITE, permits(1, 2)):
+        with pytest.raises(UnsupportedKind, match=r"use \?mode=lease"):
+            backend.claim(Bid("x", kind, 1.0, "me"))
     with pytest.raises(UnsupportedKind):
-        client._backend.claim(Bid("x", READ, 1.0, "me"))
+        backend.document("x", Family.LATCH)
+    for asked in (
+        backend.request_release("x", Family.LOCK, "why"),
+        backend.set_limit("x", 3),
+        backend.names("*"),
+    ):
+        with pytest.raises(UnsupportedKind, match=r"use \?mode=lease"):
+            await asked

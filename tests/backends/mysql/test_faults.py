@@ -7,6 +7,7 @@ import contextlib
 import signal
 import sys
 
+import aiomysql
 import pytest
 
 import aiolock
@@ -133,6 +134,105 @@ async def test_a_cancellation_that_races_a_grant_leaves_no_ghost(place):
                 with contextlib.suppress(asyncio.CancelledError):
                     await (await waiter).release()
             await gets_the_lock(client, "x")
+
+
+@every_mode
+async def test_locks_taken_in_opposite_orders_end_by_their_timeouts_and_leave_nothing(place, mode):
+    """Waiting happens on other sessions than holding, so the server sees no cycle; `lock_all` has none to begin with."""
+    async with place.connect(mode) as one, place.connect(mode) as other:
+        met = asyncio.Barrier(2)
+
+        async def both(client, first: str, second: str) -> None:
+            async with client.lock(first):
+                await met.wait()
+                async with client.lock(second, timeout=0.5):
+                    raise AssertionError("both have both")
+
+        results = await asyncio.gather(both(one, "a", "b"), both(other, "b", "a"), return_exceptions=True)
+        assert AcquireTimeout in {type(result) for result in results}
+        for name in "ab":
+            await gets_the_lock(one, name)
+            await nothing_remains(other, name)
+
+
+@pytest.mark.parametrize("mode", ["lease", "session"])
+async def test_a_cycle_of_user_locks_that_the_server_breaks_costs_nothing(place, mode):
+    """Somebody waits, with a turnstile or lock in hand, for one that our waiter has: the server ends one of the waits."""
+    async with place.connect(mode) as client, place.connect(mode) as rival:
+        # A lock that was won by waiting lives in a session that may wait again.
+        lease = await rival.lock("x").acquire()
+        waiter = asyncio.create_task(client.lock("x").acquire())
+        await until(lambda: blocked(place))
+        [[_, _, statement]] = await blocked(place)
+        name = statement.split("'")[1]
+        admin = await aiomysql.connect(**{**place.server.admin, "db": "test"})
+        try:
+            async with admin.cursor() as cursor:
+                await cursor.execute("SELECT GET_LOCK('mine', 0)")
+                # Its cycle: we wait for x, whose holder waits for what we have.
+                session = session_of(lease)
+                cycle = asyncio.create_task(session.run("SELECT GET_LOCK('mine', 5)", 10))
+                await asyncio.sleep(0.1)
+                with pytest.raises(aiomysql.OperationalError, match=r"1213|3058"):
+                    await cursor.execute(f"SELECT GET_LOCK('{name}', 5)")
+        finally:
+            admin.close()
+        await cycle
+        assert not waiter.done()
+        lease.check()
+        await lease.release()
+        async with asyncio.timeout(PATIENCE):
+            await (await waiter).release()
+        await nothing_remains(client, "x")
+
+
+async def test_a_session_that_lets_go_of_all_user_locks_costs_a_lease_nothing(place):
+    async with place.connect() as client, place.connect() as rival:
+        lease = await client.lock("x").acquire()
+        await session_of(lease).run("DO RELEASE_ALL_LOCKS()", 5)
+        assert await rival.lock("x").try_acquire() is None
+        waiter = asyncio.create_task(rival.lock("x").acquire())
+        await lease.renew()
+        lease.check()
+        assert not waiter.done()
+        await lease.release()
+        async with asyncio.timeout(PATIENCE):
+            await (await waiter).release()
+
+
+async def test_a_session_that_lets_go_of_all_user_locks_is_noticed_by_the_next_renewal(place):
+    async with place.connect("session") as client, place.connect("session") as rival:
+        leases = [await client.lock(f"x{number}").acquire() for number in range(3)]
+        await session_of(leases[0]).run("DO RELEASE_ALL_LOCKS()", 5)
+        kept = await client.lock("y").acquire()
+        async with asyncio.timeout(PATIENCE):
+            assert {await lease.wait_lost() for lease in leases} == {"revoked"}
+        kept.check()
+        await gets_the_lock(rival, "x0")
+        await kept.release()
+
+
+@every_mode
+async def test_a_cancelled_waiter_ends_its_wait_at_the_server_in_milliseconds(place, mode):
+    async with place.connect(mode) as client, place.connect(mode) as rival:
+        lease = await client.lock("x").acquire()
+        clock = asyncio.get_running_loop().time
+        times = []
+        for _ in range(20):
+            waiter = asyncio.create_task(rival.lock("x").acquire())
+            await until(lambda: blocked(place))
+            begin = clock()
+            waiter.cancel()
+
+            async def nobody() -> bool:
+                return not await blocked(place)
+
+            await until(nobody)
+            times.append(clock() - begin)
+            await asyncio.wait([waiter])
+        # Without KILL the server would notice after half a second or more; the fastest ones are not the machine's doing.
+        assert sorted(times)[len(times) // 4] < 0.1
+        await lease.release()
 
 
 # --- processes that end
@@ -287,7 +387,7 @@ async def test_too_many_connections_is_unavailable_and_waiters_try_instead(maria
 async def test_tls_that_is_not_offered_is_an_error_before_the_password_is_sent(place, query):
     seen: list[bytes] = []
     async with Proxy(
-        "127.0.0.1",
+        place.server.host,
         place.server.port,
         framing=mysql_frames,
         on_frame=lambda way, frame: seen.append(frame) if way == "up" else None,
@@ -314,7 +414,7 @@ async def test_tls_is_used_when_it_is_asked_for(tmp_path):
 
 
 async def test_a_wrong_password_is_refused_and_not_shown(place):
-    url = f"mysql://app:wrong-{PASSWORD[:6]}@127.0.0.1:{place.server.port}/test"
+    url = f"mysql://app:wrong-{PASSWORD[:6]}@{place.server.host}:{place.server.port}/test"
     with pytest.raises(BackendRefused, match="1045") as caught:
         await aiolock.connect(url).open()
     link = caught.value
@@ -324,7 +424,7 @@ async def test_a_wrong_password_is_refused_and_not_shown(place):
 
 
 async def test_nobody_there_is_unavailable(place):
-    async with Proxy("127.0.0.1", place.server.port) as proxy:
+    async with Proxy(place.server.host, place.server.port) as proxy:
         proxy.stop_listening()
         with pytest.raises(BackendUnavailable, match="2003"):
             await place.connect(port=proxy.port).open()
@@ -343,7 +443,7 @@ async def test_a_proxy_that_numbers_sessions_itself_is_refused(place, monkeypatc
 @every_mode
 async def test_a_black_hole_ends_the_hold_in_time(place, mode):
     async with (
-        Proxy("127.0.0.1", place.server.port, framing=mysql_frames) as proxy,
+        Proxy(place.server.host, place.server.port, framing=mysql_frames) as proxy,
         place.connect(mode, ttl=60) as watcher,
     ):
         async with place.connect(mode, port=proxy.port, ttl=1.5) as client:
@@ -359,7 +459,7 @@ async def test_a_black_hole_ends_the_hold_in_time(place, mode):
 
 async def test_an_answer_that_is_lost_is_found_again(place):
     async with (
-        Proxy("127.0.0.1", place.server.port, framing=mysql_frames) as proxy,
+        Proxy(place.server.host, place.server.port, framing=mysql_frames) as proxy,
         place.connect(port=proxy.port) as client,
         place.connect() as rival,
     ):
@@ -377,7 +477,7 @@ async def test_an_answer_that_is_lost_is_found_again(place):
 async def test_a_turn_whose_message_is_lost_is_noticed(place, mode):
     """The server made us the first in line, and we never heard of it."""
     async with (
-        Proxy("127.0.0.1", place.server.port, framing=mysql_frames) as proxy,
+        Proxy(place.server.host, place.server.port, framing=mysql_frames) as proxy,
         place.connect(mode, port=proxy.port, ttl=2) as client,
         place.connect(mode) as rival,
     ):

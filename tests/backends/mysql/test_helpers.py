@@ -18,9 +18,7 @@ async def connect(mariadb):
     opened = []
 
     async def one():
-        connection = await aiomysql.connect(
-            host="127.0.0.1", port=mariadb.port, user="root", db="test", autocommit=True
-        )
+        connection = await aiomysql.connect(**{**mariadb.admin, "db": "test"}, autocommit=True)
         opened.append(connection)
         return connection
 

@@ -9,9 +9,7 @@ from tests import servers
 
 async def as_root(server: servers.MariaDB, statement: str) -> tuple:
     """Run one statement as root; its rows."""
-    connection = await aiomysql.connect(
-        host="127.0.0.1", port=server.port, user="root", db="test", autocommit=True
-    )
+    connection = await aiomysql.connect(**{**server.admin, "db": "test"}, autocommit=True)
     try:
         async with connection.cursor() as cursor:
             await cursor.execute(statement)

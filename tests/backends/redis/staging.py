@@ -52,7 +52,7 @@ async def traces(admin: redis.asyncio.Redis, namespace: str) -> Traces:
         left = await admin.pttl(key)
         keys += left != -2
         lasting += left == -1
-        holders += b"owner" in fields
+        holders += (b"owner" in fields) + sum(field[:2] == b"h:" for field in fields)
         places += sum(field[:2] in {b"q:", b"r:", b"p:"} for field in fields)
         graves += sum(field[:2] == b"x:" for field in fields)
     return Traces(keys, lasting, holders, places, graves)

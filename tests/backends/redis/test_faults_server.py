@@ -270,14 +270,26 @@ async def test_r9_a_request_given_up_on_a_full_server_is_cleaned_up_at_once(
 # --- R11: rights
 
 
-COMMANDS = ("evalsha", "eval", "hmget", "hget", "hset", "hdel", "hexists", "pexpire", "pttl", "time")
+COMMANDS = (
+    "evalsha",
+    "eval",
+    "hmget",
+    "hget",
+    "hgetall",
+    "hset",
+    "hdel",
+    "hexists",
+    "pexpire",
+    "pttl",
+    "time",
+)
 CHANNELS = ("&aiolock:*", "+publish", "+subscribe")
 
 
 @pytest.fixture(scope="module")
 def guarded():
     """A server whose users lack one of the documented rights each."""
-    lacking = ["", "~aiolock:*", "+info", *CHANNELS, *(f"+{command}" for command in COMMANDS)]
+    lacking = ["", "~aiolock:*", "+info", "+scan", *CHANNELS, *(f"+{command}" for command in COMMANDS)]
     users = ["user default on nopass ~* &* +@all"]
     users += [least_rights(f"without{n}", "f*", without=right) for n, right in enumerate(lacking)]
     with Redis(users=users) as running:

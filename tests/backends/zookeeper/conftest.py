@@ -145,20 +145,54 @@ class Tools:
         """End a session at the server, as if it had expired."""
         await asyncio.to_thread(end_session, session, port)
 
-    async def nodes(self, client: Client, name: str) -> list[str]:
+    async def nodes(self, client: Client, name: str, family: str = "lock") -> list[str]:
         """The children of a lock's node, in their order; none if it is not there."""
         session = self.session_of(client)
         await session.ready()
         await session.ask(wire.sync())
         try:
-            children = (await session.ask(wire.listing(self.path(name), watch=False))).children
+            children = (await session.ask(wire.listing(self.path(name, family), watch=False))).children
         except exc.NoNode:
             return []
         return sorted(children, key=lambda child: child[-10:])
 
-    def path(self, name: str) -> str:
+    def path(self, name: str, family: str = "lock") -> str:
         """Where a lock is."""
-        return f"/{self.namespace}/lock/{name}"
+        return f"/{self.namespace}/{family}/{name}"
+
+    def four_letters(self, server: ZooKeeper, word: bytes) -> str:
+        """What the server answers to one of its four-letter words."""
+        answer = b""
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+            connection.sendall(word)
+            while piece := connection.recv(4096):
+                answer += piece
+        return answer.decode()
+
+    async def empty(self, client: Client, name: str, family: str = "lock") -> None:
+        """Wait until nobody is in a queue."""
+
+        async def nobody() -> bool:
+            return [node for node in await self.nodes(client, name, family) if node[-10:].isdigit()] == []
+
+        await self.until(nobody, "an empty queue")
+
+    async def waiting(self, client: Client, lock: Any, count: int = 1) -> asyncio.Task[Any]:
+        """A task that waits for `lock`, once so many wait."""
+        task = asyncio.create_task(lock.acquire())
+
+        async def in_line() -> bool:
+            info = await client._backend.inspect(lock.name, lock.kind.family)
+            return len(info.waiters) >= count
+
+        await self.until(in_line, "a place in the queue")
+        return task
+
+    async def cut(self, client: Client, proxy: Proxy) -> None:
+        """The client knows that it has no connection, and gets none for now."""
+        proxy.refuse = True
+        proxy.reset_all()
+        await self.until(lambda: not self.session_of(client).connected)
 
 
 @pytest.fixture

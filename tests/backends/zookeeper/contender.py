@@ -1,4 +1,4 @@
-"""kazoo's lock as a contender: `hold` until a line comes in, or `loop` through a section that nobody else may be in."""
+"""kazoo as a contender: `hold`, `read`, `write` until a line comes in, or `loop` through a section that nobody else may be in."""
 
 from __future__ import annotations
 
@@ -7,16 +7,21 @@ import sys
 import time
 
 from kazoo.client import KazooClient
-from kazoo.recipe.lock import Lock
+from kazoo.recipe.lock import Lock, ReadLock, WriteLock
 
 
 def main(what: str, hosts: str, path: str, *rest: str) -> None:
     patterns = [] if "default" in rest else ["-lock-"]
     client = KazooClient(hosts, timeout=4)
     client.start()
-    lock = Lock(client, path, "kazoo", extra_lock_patterns=patterns)
+    if what == "read":
+        lock = ReadLock(client, path, "kazoo", extra_lock_patterns=["__WRIT__"])
+    elif what == "write":
+        lock = WriteLock(client, path, "kazoo", extra_lock_patterns=["__WRIT__", "__READ__"])
+    else:
+        lock = Lock(client, path, "kazoo", extra_lock_patterns=patterns)
     print("ready", flush=True)
-    if what == "hold":
+    if what != "loop":
         lock.acquire()
         print("held", flush=True)
         sys.stdin.readline()

@@ -7,7 +7,7 @@ import ssl
 import pytest
 
 import aiolock
-from aiolock import ConfigError
+from aiolock import ConfigError, backends
 from aiolock.backends.zookeeper import ZooKeeperBackend
 from aiolock.backends.zookeeper.address import Host, parse
 from aiolock.backends.zookeeper.paths import component, parents
@@ -143,3 +143,18 @@ def test_names_become_parts_of_paths_one_to_one():
 
 def test_parents_are_every_node_on_the_way():
     assert parents("/a/b/c") == ["/a", "/a/b", "/a/b/c"]
+
+
+def test_hosts_in_any_order_are_no_broken_url(monkeypatch):
+    """Newer Pythons refuse to split an address in which anything stands before an IPv6 host."""
+
+    def refuse(_url):
+        raise ValueError("Invalid IPv6 URL")
+
+    monkeypatch.setattr(backends, "urlsplit", refuse)
+    client = aiolock.connect("zookeeper://h1:2181,[::1]:2182,h2/app")
+    assert client._backend._address.hosts == (Host("h1", 2181), Host("::1", 2182), Host("h2", 2181))
+    with pytest.raises(ConfigError, match="is no IPv6 address"):
+        aiolock.connect("zookeeper://h1,[1:2]")
+    with pytest.raises(ConfigError, match="is not a URL"):
+        aiolock.connect("redis://h1,[::1]:2182")

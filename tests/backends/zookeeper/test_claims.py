@@ -14,7 +14,7 @@ from aiozk import exc, protocol
 import aiolock
 from aiolock import AcquireTimeout, BackendRefused, BackendUnavailable, LockLost, UnsupportedKind
 from aiolock.backends.zookeeper import wire
-from aiolock.contract import READ, Bid, permits
+from aiolock.contract import READ, WRITE, Bid, permits
 from tests.faults.proxy import Proxy, length_frames
 from tests.servers import ZooKeeper
 
@@ -487,22 +487,24 @@ async def test_z12_creators_share_a_lock_and_strangers_do_not_see_it(server, cli
 # --- Z13, Z14
 
 
-async def test_z13_hundreds_of_waiters_are_served_in_order(client, tools):
-    holder = await client.lock("x", fair=True).acquire()
-    order: list[int] = []
+async def test_z13_a_thousand_waiters_are_served_in_order(server, tools):
+    """Each with a node of its own; a handful of sessions would make no difference."""
+    async with tools.connect(server.port, query="session_timeout=40", command_timeout=30) as client:
+        holder = await client.lock("x", fair=True).acquire()
+        order: list[int] = []
 
-    async def turn(number: int) -> None:
-        async with client.lock("x", fair=True):
-            order.append(number)
+        async def turn(number: int) -> None:
+            async with client.lock("x", fair=True):
+                order.append(number)
 
-    turns = [asyncio.create_task(turn(number)) for number in range(300)]
-    await tools.until(lambda: in_queue(tools, client, "x", 301))
-    await holder.release()
-    async with asyncio.timeout(60):
-        await asyncio.gather(*turns)
-    assert order == list(range(300))
-    assert tools.session_of(client).watch_callbacks == {}
-    assert client._backend._claims == set()
+        turns = [asyncio.create_task(turn(number)) for number in range(1_000)]
+        await tools.until(lambda: in_queue(tools, client, "x", 1_001))
+        await holder.release()
+        async with asyncio.timeout(60):
+            await asyncio.gather(*turns)
+        assert order == list(range(1_000))
+        assert tools.session_of(client).watch_callbacks == {}
+        assert client._backend._claims == set()
 
 
 async def test_z14_the_negotiated_timeout_is_the_ttl(server, tools):
@@ -545,9 +547,9 @@ async def test_a_note_that_somebody_left_there_harms_nobody(client, tools):
         assert info.waiters == ()
 
 
-def test_kinds_that_are_not_there_are_refused_before_any_io(tools):
-    client = tools.connect(1)
-    for kind in (READ, permits(1, 3)):
+def test_the_simple_recipe_refuses_other_kinds_before_any_io(tools):
+    client = tools.connect(1, query="recipe=simple")
+    for kind in (READ, WRITE, permits(1, 3)):
         with pytest.raises(UnsupportedKind, match="mutex only"):
             client._backend.claim(Bid("x", kind, 30, "label"))
 

@@ -180,3 +180,91 @@ async def test_kazoo_by_default_does_not_see_us(hosts, client, tools):
         other.let_go()
         await other.says("released")
     await lease.release()
+
+
+# --- read-write locks
+
+
+@pytest.mark.parametrize("library", PROGRAMS)
+async def test_their_writer_waits_for_our_reader_and_ours_for_theirs(library, hosts, client, rival, tools):
+    lease = await client.rwlock("x").read().acquire()
+    async with contender(library, "write", hosts, tools.path("x", "rw")) as writer:
+        await writer.says("ready")
+        await writer.is_silent(0.5)
+        # It stops later readers.
+        reader = asyncio.create_task(rival.rwlock("x").read().acquire())
+        await lease.release()
+        await writer.says("held")
+        assert await client.rwlock("x").write().try_acquire() is None
+        assert not reader.done()
+        writer.let_go()
+        await writer.says("released")
+        async with asyncio.timeout(tools.PATIENCE):
+            await (await reader).release()
+
+
+@pytest.mark.parametrize("library", PROGRAMS)
+async def test_their_reader_is_inside_with_ours_and_waits_for_our_writer(
+    library, hosts, client, rival, tools
+):
+    lease = await client.rwlock("x").write().acquire()
+    async with contender(library, "read", hosts, tools.path("x", "rw")) as reader:
+        await reader.says("ready")
+        await reader.is_silent(0.5)
+        await lease.downgrade()
+        await reader.says("held")
+        lease.check()
+        writer = asyncio.create_task(rival.rwlock("x").write().acquire())
+        await lease.release()
+        await asyncio.sleep(0.3)
+        assert not writer.done()
+        reader.let_go()
+        await reader.says("released")
+        async with asyncio.timeout(tools.PATIENCE):
+            await (await writer).release()
+
+
+async def test_a_writer_of_curators_that_becomes_a_reader_lets_our_readers_in_and_no_writer(
+    hosts, client, rival, tools
+):
+    async with contender("curator", "downgrade", hosts, tools.path("x", "rw")) as other:
+        await other.says("ready")
+        await other.says("held")
+        reader = asyncio.create_task(client.rwlock("x").read().acquire())
+        await asyncio.sleep(0.3)
+        assert not reader.done()
+        other.let_go()
+        await other.says("downgraded")
+        async with asyncio.timeout(tools.PATIENCE):
+            lease = await reader
+        assert await rival.rwlock("x").write().try_acquire() is None
+        await lease.release()
+        assert await rival.rwlock("x").write().try_acquire() is None
+        other.let_go()
+        await other.says("released")
+        async with asyncio.timeout(tools.PATIENCE):
+            await (await rival.rwlock("x").write().acquire()).release()
+
+
+# --- requests to let go
+
+
+async def test_a_holder_of_curators_that_may_be_asked_hears_us(hosts, client, tools):
+    async with contender("curator", "revocable", hosts, tools.path("x")) as other:
+        await other.says("ready")
+        await other.says("held")
+        assert await client.lock("x").request_release("please")
+        await other.says("asked")
+        other.let_go()
+        await other.says("released")
+
+
+async def test_curators_revoker_is_heard_by_our_holder(hosts, client, tools):
+    lease = await client.lock("x").acquire()
+    [node] = await tools.nodes(client, "x")
+    async with contender("curator", "revoke", hosts, f"{tools.path('x')}/{node}") as other:
+        await other.says("ready")
+        await other.says("done")
+    async with asyncio.timeout(tools.PATIENCE):
+        assert await lease.release_requested == ""
+    await lease.release()

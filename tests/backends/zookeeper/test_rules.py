@@ -7,61 +7,275 @@ from uuid import UUID
 
 import pytest
 
-from aiolock.backends.zookeeper.rules import LAST, RULES, SIMPLE, decide, prefix, queue
-from aiolock.contract import Mode
+from aiolock.backends.zookeeper.contenders import LAST, SIMPLE, places, prefix, queue, reader
+from aiolock.backends.zookeeper.rules import RULES, Verdict, decide, inside
+from aiolock.contract import MUTEX, READ, WRITE, Family, Kind, Mode, permits
 from aiolock.errors import BackendRefused
-
-MUTEX = RULES[Mode.MUTEX]
 
 
 def attempt(number: int) -> str:
     return str(UUID(int=number))
 
 
-def node(number: int, sequence: int) -> str:
-    return f"{prefix(attempt(number))}{sequence:010d}"
+def node(number: int, sequence: int, kind: Kind = MUTEX) -> str:
+    return f"{prefix(attempt(number), kind)}{sequence:010d}"
+
+
+def verdict_on(queue_: list[str], name: str, number: int, kind: Kind, limit: int = 0) -> Verdict:
+    verdict, _ = decide(RULES[kind.mode], queue("/x", kind.family, queue_), name, attempt(number), limit)
+    assert verdict is not None
+    return verdict
 
 
 def test_a_queue_is_in_the_order_of_its_numbers_whatever_the_names():
     children = [node(1, 7), "ffff__lock__0000000003", node(2, 5), "_c_abc-lock-0000000010", "note"]
-    assert [place.sequence for place in queue("/x", children)] == [3, 5, 7, 10]
+    assert [place.sequence for place in queue("/x", Family.LOCK, children)] == [3, 5, 7, 10]
+
+
+def test_readers_and_writers_of_other_libraries_are_understood():
+    children = [
+        node(1, 7, READ),
+        "_c_0b2c-__WRIT__0000000002",
+        "__READ__0000000002",
+        "ffff__rlock__0000000004",
+        "ffff__lock__0000000005",
+    ]
+    modes = [(place.sequence, place.mode) for place in queue("/x", Family.RW, children)]
+    assert modes == [(2, "read"), (2, "write"), (4, "read"), (5, "write"), (7, "read")]
+
+
+def test_a_request_for_permits_says_how_many_in_its_name():
+    found = queue("/x", Family.SEMAPHORE, [node(1, 3, permits(12, 20)), node(2, 1, permits(1, 20))])
+    assert [(place.sequence, place.permits) for place in found] == [(1, 1), (3, 12)]
+
+
+def test_a_writer_keeps_its_number_as_a_reader():
+    writer = node(1, 7, WRITE)
+    assert reader(writer) == node(1, 7, READ)
 
 
 @pytest.mark.parametrize(
-    "name",
+    ("family", "name"),
     [
-        "lock-0b2c-0000000004",
-        "0000000001",
-        "_c_0b2c-__READ__0000000001",
-        "_c_0b2c-lease-0000000001",
-        SIMPLE,
+        (Family.LOCK, "lock-0b2c-0000000004"),
+        (Family.LOCK, "0000000001"),
+        (Family.LOCK, "_c_0b2c-__READ__0000000001"),
+        (Family.LOCK, "_c_0b2c-lease-0000000001"),
+        (Family.LOCK, "ffff__rlock__0000000001"),
+        (Family.LOCK, SIMPLE),
+        (Family.RW, node(1, 1)),
+        (Family.RW, SIMPLE),
+        (Family.SEMAPHORE, "_c_0b2c-lease-0000000001"),
+        (Family.SEMAPHORE, node(1, 1)),
     ],
 )
-def test_a_contender_that_would_not_wait_for_us_is_refused_by_name(name):
+def test_a_contender_that_would_not_wait_for_us_is_refused_by_name(family, name):
     with pytest.raises(BackendRefused, match=name):
-        queue("/x", [node(1, 1), name])
+        queue("/x", family, [name])
 
 
-@pytest.mark.parametrize("sequence", ["-2147483648", f"{LAST:010d}"])
-def test_numbers_near_their_end_are_refused(sequence):
+@pytest.mark.parametrize("sequence", ["-2147483648", "-000000001", f"{LAST:010d}"])
+@pytest.mark.parametrize("kind", [MUTEX, READ, WRITE, permits(1, 2)], ids=str)
+def test_numbers_near_their_end_are_refused(sequence, kind):
     with pytest.raises(BackendRefused, match="used up"):
-        queue("/x", [f"{prefix(attempt(1))}{sequence}"])
+        queue("/x", kind.family, [f"{prefix(attempt(1), kind)}{sequence}"])
+
+
+def test_names_that_are_no_contenders_are_told_apart():
+    found, others = places(Family.LOCK, [node(1, 4), "note", "-1"])
+    assert [place.sequence for place in found] == [4]
+    assert others == ["note", "-1"]
 
 
 def test_nobody_waits_for_oneself():
-    places = queue("/x", [node(1, 4), node(1, 6), node(2, 5)])
-    verdict, surplus = decide(MUTEX, places, node(1, 6), attempt(1))
+    queued = queue("/x", Family.LOCK, [node(1, 4), node(1, 6), node(2, 5)])
+    verdict, surplus = decide(RULES[Mode.MUTEX], queued, node(1, 6), attempt(1))
     assert verdict is not None
-    assert verdict.wait_for == node(2, 5)
+    assert [place.name for place in verdict.watch] == [node(2, 5)]
     assert surplus == [node(1, 4)]
 
 
 def test_whoever_is_not_in_the_list_is_told_so():
-    assert decide(MUTEX, queue("/x", [node(2, 5)]), node(1, 4), attempt(1)) == (None, [])
+    queued = queue("/x", Family.LOCK, [node(2, 5)])
+    assert decide(RULES[Mode.MUTEX], queued, node(1, 4), attempt(1)) == (None, [])
+
+
+def test_those_who_may_have_to_be_waited_for_next_are_remembered_nearest_first():
+    children = [node(number, number) for number in range(10)]
+    verdict = verdict_on(children, node(9, 9), 9, MUTEX)
+    assert [place.sequence for place in verdict.watch] == [8]
+    assert [place.sequence for place in verdict.reserve] == [7, 6, 5]
+
+
+def test_a_reader_waits_for_the_nearest_writer_and_a_writer_for_whoever_is_before():
+    children = [node(1, 1, WRITE), node(2, 2, READ), node(3, 3, WRITE), node(4, 4, READ), node(5, 5, READ)]
+    assert verdict_on(children, node(5, 5, READ), 5, READ).watch[0].sequence == 3
+    assert verdict_on(children, node(2, 2, READ), 2, READ).watch[0].sequence == 1
+    assert verdict_on(children, node(3, 3, WRITE), 3, WRITE).watch[0].sequence == 2
+    assert verdict_on(children[1:2] + children[4:], node(5, 5, READ), 5, READ).enter
+
+
+def test_a_large_request_at_the_head_is_not_overtaken():
+    children = [node(1, 1, permits(1, 3)), node(2, 2, permits(3, 3)), node(3, 3, permits(1, 3))]
+    assert verdict_on(children, node(1, 1, permits(1, 3)), 1, permits(1, 3), 3).enter
+    large = verdict_on(children, node(2, 2, permits(3, 3)), 2, permits(3, 3), 3)
+    assert (large.enter, [place.sequence for place in large.watch]) == (False, [1])
+    small = verdict_on(children, node(3, 3, permits(1, 3)), 3, permits(1, 3), 3)
+    assert (small.enter, [place.sequence for place in small.watch]) == (False, [2])
+
+
+def test_a_request_for_more_than_there_are_waits_for_nobody_but_more():
+    only = [node(1, 1, permits(3, 3))]
+    assert verdict_on(only, only[0], 1, permits(3, 3), 2) == Verdict(enter=False)
+    assert verdict_on(only, only[0], 1, permits(3, 3), 3).enter
+
+
+def test_who_was_inside_when_permits_became_fewer_stays_inside():
+    queued = queue("/x", Family.SEMAPHORE, [node(number, number, permits(1, 3)) for number in range(1, 5)])
+    assert inside(queued, 3) == 3
+    assert inside(queued, 1) == 1
+    assert inside(queued, 1, upto=3) == 3
+
+
+class World:
+    """A model of server and clients: each looks only when it is woken, and only what it waits for wakes it."""
+
+    def __init__(self, random: Random, family: Family, limit: int) -> None:
+        self.random, self.family, self.limit = random, family, limit
+        self.present: dict[str, tuple[int, Kind]] = {}
+        self.waits_for: dict[str, set[str] | None] = {}
+        self.arrived = 0
+        self.looks = 0
+
+    def look(self, name: str) -> None:
+        number, kind = self.present[name]
+        self.looks += 1
+        verdict = verdict_on(list(self.present), name, number, kind, self.limit)
+        assert verdict.demand == any(int(other[-10:]) > int(name[-10:]) for other in self.present)
+        names = {place.name for place in verdict.watch}
+        assert names <= set(self.present) - {name}
+        self.waits_for[name] = None if verdict.enter else names
+
+    def arrive(self, kind: Kind) -> None:
+        self.arrived += 1
+        name = node(self.arrived, self.arrived, kind)
+        self.present[name] = self.arrived, kind
+        self.look(name)
+
+    def leave(self, name: str) -> int:
+        """How many were woken."""
+        self.waits_for.pop(name)
+        del self.present[name]
+        woken = [other for other, awaited in self.waits_for.items() if awaited and name in awaited]
+        for other in woken:
+            self.look(other)
+        return len(woken)
+
+    def downgrade(self, name: str) -> None:
+        number, _ = self.present[name]
+        self.leave_as(name, reader(name), number)
+
+    def leave_as(self, old: str, new: str, number: int) -> None:
+        del self.present[old]
+        self.waits_for[new] = self.waits_for.pop(old)
+        self.present[new] = number, READ
+        for other in [other for other, awaited in self.waits_for.items() if awaited and old in awaited]:
+            self.look(other)
+
+    def set_limit(self, limit: int) -> None:
+        self.limit = limit
+        for name, awaited in list(self.waits_for.items()):
+            if awaited is not None:
+                self.look(name)
+
+    @property
+    def inside(self) -> list[str]:
+        return [name for name in self.present if self.waits_for[name] is None]
+
+    def live(self) -> None:
+        """Nobody waits who would be let in if it looked now."""
+        for name, awaited in self.waits_for.items():
+            if awaited is not None:
+                number, kind = self.present[name]
+                assert not verdict_on(list(self.present), name, number, kind, self.limit).enter, "sleeps on"
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_random_readers_and_writers_are_safe_and_live(seed):
+    random = Random(seed)
+    world = World(random, Family.RW, 0)
+    while world.arrived < 60 or world.present:
+        writers = [name for name in world.inside if world.present[name][1] is WRITE]
+        if world.arrived < 60 and (not world.present or random.random() < 0.5):
+            world.arrive(random.choice([READ, READ, WRITE]))
+        elif writers and random.random() < 0.3:
+            world.downgrade(writers[0])
+        else:
+            world.leave(random.choice(list(world.present)))
+        modes = [world.present[name][1] for name in world.inside]
+        assert modes in ([], [WRITE]) or set(modes) == {READ}
+        assert not world.present or modes, "somebody is inside while anybody is there"
+        queued = queue("/x", Family.RW, list(world.present))
+        assert {place.name for place in queued[: inside(queued)]} == set(world.inside)
+        world.live()
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_random_permits_are_safe_live_and_in_order(seed):
+    random = Random(seed)
+    world = World(random, Family.SEMAPHORE, random.choice([1, 2, 5]))
+    most = world.limit
+    while world.arrived < 60 or world.present:
+        if world.arrived < 60 and (not world.present or random.random() < 0.5):
+            world.arrive(permits(random.randint(1, most), most))
+        elif random.random() < 0.05:
+            world.set_limit(world.limit + 1)
+        else:
+            world.leave(random.choice(list(world.present)))
+        taken = sum(world.present[name][1].permits for name in world.inside)
+        assert taken <= world.limit
+        entered = [name in world.inside for name in sorted(world.present, key=lambda name: name[-10:])]
+        assert entered == sorted(entered, reverse=True), "somebody was overtaken"
+        world.live()
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_fewer_permits_revoke_nobody_and_let_in_nobody_too_early(seed):
+    random = Random(seed)
+    world = World(random, Family.SEMAPHORE, 4)
+    for _ in range(6):
+        world.arrive(permits(random.randint(1, 2), 4))
+    before = world.inside
+    upto = max(int(name[-10:]) for name in before)
+    world.set_limit(random.randint(1, 3))
+    assert world.inside == before
+    queued = queue("/x", Family.SEMAPHORE, list(world.present))
+    assert inside(queued, world.limit, upto) == len(before)
+    while world.present:
+        entered = world.inside
+        world.leave(random.choice(list(world.present)))
+        taken = sum(world.present[name][1].permits for name in world.inside)
+        assert taken <= world.limit or set(world.inside) <= set(entered)
+        world.live()
+        if not world.inside:
+            # What is left needs more than there are.
+            world.set_limit(4)
+            world.live()
+
+
+def test_a_release_wakes_few_of_many_who_wait_for_permits():
+    """In order of arrival, nobody in vain; in any order, less than the number of permits for each that enters."""
+    world = World(Random(1), Family.SEMAPHORE, 10)
+    for _ in range(200):
+        world.arrive(permits(1, 10))
+    woken = [world.leave(min(world.inside, key=lambda name: name[-10:])) for _ in range(95)]
+    assert max(woken) == 1
+    woken = [world.leave(world.random.choice(world.inside)) for _ in range(80)]
+    assert sum(woken) / len(woken) <= 10
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_random_queues_are_safe_and_live(seed):
+def test_random_queues_for_a_mutex_are_safe_and_live(seed):
     """A model of server and clients: each looks only when it is woken, and a wake-up comes only from what it waits for."""
     random = Random(seed)
     present: dict[str, int] = {}
@@ -70,11 +284,10 @@ def test_random_queues_are_safe_and_live(seed):
     arrived = 0
 
     def look(name: str) -> None:
-        verdict, _ = decide(MUTEX, queue("/x", list(present)), name, attempt(present[name]))
-        assert verdict is not None
+        verdict = verdict_on(list(present), name, present[name], MUTEX)
         assert verdict.demand == any(int(other[-10:]) > int(name[-10:]) for other in present)
-        assert verdict.wait_for is None or verdict.wait_for in present
-        waits_for[name] = verdict.wait_for
+        assert all(place.name in present for place in verdict.watch)
+        waits_for[name] = None if verdict.enter else verdict.watch[0].name
 
     def leave(name: str) -> None:
         if waits_for.pop(name) is None:

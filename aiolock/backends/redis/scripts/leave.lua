@@ -8,6 +8,7 @@ local lock, request = KEYS[1], ARGV[1]
 local f = redis.call('HMGET', lock, 'owner', 'head', 'tail', 'r:' .. request, 'until')
 -- include tokens
 -- include serve
+-- include bury
 local t = redis.call('TIME')
 local now = t[1] * 1000000 + t[2]
 local claim = 0
@@ -26,17 +27,7 @@ elseif f[4] then
   end
 end
 if ARGV[3] == '1' then
-  redis.call('HDEL', lock, 'x:' .. request)
-  local x = redis.call('HMGET', lock, 'xhead', 'xtail')
-  local head, tail = tonumber(x[1] or 0), tonumber(x[2] or 0)
-  for n = head, math.min(tail, head + 4) - 1 do
-    local old, at = string.match(redis.call('HGET', lock, 'y:' .. n), '^(%S+) (%d+)$')
-    if now - at < 60000000 then break end
-    redis.call('HDEL', lock, 'y:' .. n, 'x:' .. old)
-    head = n + 1
-  end
-  redis.call('HSET', lock, 'x:' .. request, 1, 'y:' .. tail, string.format('%s %.0f', request, now),
-    'xhead', head, 'xtail', tail + 1)
+  bury(lock, request, now)
   local life = f[1] and math.floor(math.max(0, f[5] - now) / 1000) or 0
   if redis.call('PTTL', lock) < life + 120000 then redis.call('PEXPIRE', lock, life + 120000) end
 end

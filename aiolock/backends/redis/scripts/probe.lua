@@ -18,6 +18,7 @@ if #refused == 0 then
   redis.call('HDEL', lock, 'f')
 end
 try('HGET', lock, 'f')
+try('HGETALL', lock)
 try('HMGET', lock, 'f')
 try('HEXISTS', lock, 'f')
 try('PTTL', lock)

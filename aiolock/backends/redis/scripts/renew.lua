@@ -1,19 +1,21 @@
 -- renew: prolong holds that are ours, and confirm grants that were pushed.
 -- KEYS the locks. ARGV: for each, its request and its ttl in ms.
--- Returns the server's time in µs, then for each -1 (taken by force), 0 (gone), 1 (ours) or 2 (ours, others wait).
+-- Returns the server's time in µs, then for each -1 (taken by force), 0 (gone), 1 (ours) or 2 (ours, others wait), or a
+-- list of that and ``request µs why`` if it was asked to let go.
 -- Safe: compares the owner; a hold that has run out but was given to nobody is still its owner's. Each begins with a
 -- write that needs no memory.
 local t = redis.call('TIME')
 local now = t[1] * 1000000 + t[2]
 local answer = {now}
 for i, lock in ipairs(KEYS) do
-  local f = redis.pcall('HMGET', lock, 'owner', 'head', 'tail')
+  local f = redis.pcall('HMGET', lock, 'owner', 'head', 'tail', 'asked')
   -- A key that somebody made something else has cost its own hold, and must not cost those of the others.
   if f.err and not string.find(f.err, 'WRONGTYPE', 1, true) then return f end
   if f[1] == ARGV[2 * i - 1] then
     redis.call('PEXPIRE', lock, ARGV[2 * i] + 60000)
     redis.call('HSET', lock, 'until', now + ARGV[2 * i] * 1000, 'claim', 0)
     answer[i + 1] = f[2] == f[3] and 1 or 2
+    if f[4] and string.match(f[4], '^%S+') == f[1] then answer[i + 1] = {answer[i + 1], f[4]} end
   else
     answer[i + 1] = not f.err and redis.call('HGET', lock, 'forced') == ARGV[2 * i - 1] and -1 or 0
   end

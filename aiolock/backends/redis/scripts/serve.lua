@@ -4,20 +4,7 @@
 -- subscribed any more is dropped too, but its client keeps the ticket and comes back to it: a count of 0 never means
 -- dead. A count above 0 proves nothing, hence the claim. ``mine``, a process or a request, reads our answer and needs
 -- no push. Writes begin with one that needs no memory.
-local function unplace(lock, n, request, process, presence)
-  redis.call('HDEL', lock, 'q:' .. n, 'r:' .. request)
-  local life, hears, places = string.match(presence, '^(%d+) (%a) (%d+)$')
-  if not places or places == '1' then
-    redis.call('HDEL', lock, 'p:' .. process)
-  else
-    redis.call('HSET', lock, 'p:' .. process, life .. ' ' .. hears .. ' ' .. (places - 1))
-  end
-end
-
-local function channel(lock, process)
-  return string.match(lock, '^(.*:1:)%a+:{') .. 'to:' .. process
-end
-
+-- include place
 local function serve(lock, now, mine, floor)
   redis.call('HDEL', lock, 'owner')
   local f = redis.call('HMGET', lock, 'head', 'tail', 'top')

@@ -1,0 +1,136 @@
+"""Locks for aiohttp applications: a client that lives as long as the application, and locks around handlers.
+
+::
+
+    from aiolock.aiohttp import cleanup_ctx, locked
+
+    @locked("order:{order_id}", timeout=2)
+    async def pay(request: web.Request, lease: Lease) -> web.Response:
+        ...
+
+    app = web.Application()
+    app.cleanup_ctx.append(cleanup_ctx("redis://127.0.0.1:6379/0"))
+    app.router.add_post(r"/orders/{order_id:[1-9][0-9]*}/pay", pay)
+
+A handler whose client went away is cancelled if the application is run with ``handler_cancellation=True``; its lock is
+then free again, and a place in the queue is given up.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
+
+from aiolock.answers import Answer, Source, opener
+from aiolock.client import Client
+from aiolock.errors import ConfigError, MissingDriver, shorten
+from aiolock.handling import Wish, WishOptions
+from aiolock.lease import Lease
+from aiolock.templates import Template
+
+try:
+    from aiohttp import web
+except ImportError as _missing:
+    raise MissingDriver("aiohttp", "aiohttp") from _missing
+
+__all__ = ["CLIENT", "cleanup_ctx", "client_of", "locked"]
+
+P = ParamSpec("P")
+R = TypeVar("R", bound=web.StreamResponse)
+A = TypeVar("A")
+
+CLIENT: web.AppKey[Client] = web.AppKey("aiolock", Client)
+"""Where the application keeps its client: ``request.config_dict[CLIENT]``, also in subapplications."""
+
+
+def cleanup_ctx(source: Source, /, **options: Any) -> Callable[[web.Application], AsyncIterator[None]]:
+    """For ``app.cleanup_ctx``: an open client in ``app[CLIENT]`` from start-up to clean-up.
+
+    :param source: a URL (``options`` are then those of :func:`aiolock.connect`), a client that is not open yet (good for
+        one start of the application), or a function that makes one for each start.
+
+    Raises :class:`ConfigError` and :class:`MissingDriver` at once, and when the application starts what
+    :meth:`Client.open` raises.
+    """
+    make = opener(source, options)
+
+    async def run(app: web.Application) -> AsyncIterator[None]:
+        async with make() as client:
+            app[CLIENT] = client
+            yield
+
+    return run
+
+
+def client_of(request: web.Request) -> Client:
+    """The client of the application that serves this request; :class:`ConfigError` if there is none."""
+    client = request.config_dict.get(CLIENT)
+    if not isinstance(client, Client):
+        raise ConfigError(
+            "this application has no client: app.cleanup_ctx.append(cleanup_ctx(url)) brings it"
+        )
+    return client
+
+
+def locked(
+    name: str | Callable[[web.Request], str],
+    /,
+    **options: Unpack[WishOptions],
+) -> Callable[[Callable[Concatenate[A, Lease, P], Awaitable[R]]], Callable[Concatenate[A, P], Awaitable[R]]]:
+    """Hold a lock while a handler runs: ``@locked("order:{order_id}")`` over ``async def pay(request, lease)``.
+
+    :param name: a template whose names are parts of the path, else query parameters, or a function of the request. The
+        values are texts: where 7 and 07 are the same, let the route admit only one, or pass a function.
+    :param timeout: seconds to wait for the lock (default: 5); ``None`` waits for ever, 0 tries once.
+    :param retry_after: seconds, for the header of that name in a refusal (default: 1).
+    :param lock: a function of the client and the name that makes another lock than a mutex.
+
+    The other options are those of :meth:`Client.lock`: ``ttl``, ``on_loss``, ``fair``, ``max_hold``, ``label``. The
+    handler gets the lease after its first argument, the request or the view. The lock is released when it returns:
+    after what it streamed, before a response that it returns is sent.
+
+    A lock that is not free in time is answered 409 with ``Retry-After``; a lease that was lost and a server that cannot
+    be reached, 503; if a stream has begun, the connection is closed instead. The loss cancels the handler, unless
+    ``on_loss="signal"``.
+    """
+    name_of = name if callable(name) else _from_url(Template(name))
+    wish = Wish(options)
+
+    def decorate(handler: Callable[..., Awaitable[R]]) -> Callable[..., Awaitable[R]]:
+        if not inspect.iscoroutinefunction(handler):
+            raise ConfigError(f"locked() is for handlers with `async def`, not for {shorten(handler)}")
+
+        @functools.wraps(handler)
+        async def hold(place: Any, *args: Any, **kwargs: Any) -> R:
+            request = place.request if isinstance(place, web.View) else place
+            if not isinstance(request, web.Request):
+                raise ConfigError(
+                    f"locked() is for handlers that are called with a request, not {shorten(place)}"
+                )
+            refuse = functools.partial(_refusal, request)
+            async with wish.block(client_of(request), name_of(request), refuse) as lease:
+                return await handler(place, lease, *args, **kwargs)
+
+        # The signature is that of what aiohttp calls: without the lease.
+        del hold.__wrapped__
+        return hold
+
+    return decorate
+
+
+def _from_url(template: Template) -> Callable[[web.Request], str]:
+    return lambda request: template.fill({**request.query, **request.match_info})
+
+
+def _refusal(request: web.Request, said: Answer) -> Exception:
+    if request.writer.output_size > 0:
+        # A second response in the middle of the first would be read as part of it.
+        return ConnectionError(said.text)
+    answers: dict[int, type[web.HTTPError]] = {
+        409: web.HTTPConflict,
+        422: web.HTTPUnprocessableEntity,
+        503: web.HTTPServiceUnavailable,
+    }
+    return answers[said.status](text=said.text, headers=said.headers)

@@ -1,0 +1,257 @@
+"""What a server is like that locks stand on: settings that decide what survives, and what would be better."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from aiolock.backends.mysql.address import Address
+from aiolock.backends.mysql.driver import Driver
+from aiolock.backends.mysql.failures import translate
+from aiolock.backends.mysql.probe import cluster
+from aiolock.backends.mysql.statements import Statements, quote
+from aiolock.contract import Finding, Settings
+from aiolock.errors import LockError
+from aiolock.info import Level
+
+__all__ = ["SETTINGS", "diagnose", "findings"]
+
+SETTINGS = (
+    "version",
+    "version_comment",
+    "read_only",
+    "super_read_only",
+    "innodb_flush_log_at_trx_commit",
+    "log_bin",
+    "sync_binlog",
+    "wsrep_on",
+    "group_replication_single_primary_mode",
+    "max_connections",
+    "wait_timeout",
+    "max_statement_time",
+    "max_execution_time",
+    "innodb_rollback_on_timeout",
+    "rpl_semi_sync_master_enabled",
+    "rpl_semi_sync_source_enabled",
+)
+
+OLDEST = {"MariaDB": (10, 6), "MySQL": (8, 0)}
+FEW = 50
+"""Connections below which clients that wait for many locks may find none."""
+
+
+async def diagnose(address: Address, statements: Statements, settings: Settings, mode: str) -> list[Finding]:
+    """Ask a server on a connection of its own, so that one can be asked that clients refuse to use."""
+    try:
+        async with asyncio.timeout(settings.command_timeout):
+            driver = await address.connect(lambda: None)
+            try:
+                return await _ask(driver, address, statements, settings, mode)
+            finally:
+                driver.quit()
+    except LockError:
+        raise
+    except Exception as error:
+        raise translate(error, address.text) from error
+
+
+async def _ask(
+    driver: Driver, address: Address, statements: Statements, settings: Settings, mode: str
+) -> list[Finding]:
+    names = ", ".join(map(quote, SETTINGS))
+    sent = settings.clock()
+    [variables] = await driver.execute(f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({names})")
+    trip = settings.clock() - sent
+    found = findings({str(name): str(value) for name, value in variables.rows}, mode)
+    [cipher] = await driver.execute("SHOW SESSION STATUS LIKE 'Ssl_cipher'")
+    found.append(_link(str(cipher.rows[0][1]) if cipher.rows else "", local=address.local))
+    found.append(_distance(trip, settings.ttl))
+    if mode != "session":
+        found.append(await _tables(driver, statements))
+    return found
+
+
+def findings(facts: Mapping[str, str], mode: str) -> list[Finding]:
+    """What the settings of a server mean for locks of a mode; a setting that is not to be seen is said so."""
+    return [
+        _version(facts),
+        _writes(facts),
+        *_durability(facts, mode),
+        _nodes(facts, mode),
+        _waiting(facts),
+        _limits(facts),
+    ]
+
+
+def _on(facts: Mapping[str, str], name: str) -> bool:
+    return facts.get(name, "OFF").upper() not in {"OFF", "0", ""}
+
+
+def _version(facts: Mapping[str, str]) -> Finding:
+    text = facts.get("version")
+    if text is None:
+        return Finding(Level.NOTE, "version", "the server does not say which version it is")
+    product = "MariaDB" if "MariaDB" in text else "MySQL"
+    digits = text.split("-")[0].split(".")
+    oldest = OLDEST[product]
+    number = tuple(int(part) for part in digits[:2] if part.isdigit())
+    if number < oldest:
+        return Finding(
+            Level.ERROR,
+            "version",
+            f"{product} {text} is older than {'.'.join(map(str, oldest))}, and lacks statements that locks need",
+            f"use {product} {'.'.join(map(str, oldest))} or later",
+        )
+    return Finding(Level.OK, "version", f"{product} {text}")
+
+
+def _writes(facts: Mapping[str, str]) -> Finding:
+    on = [name for name in ("read_only", "super_read_only") if _on(facts, name)]
+    if on:
+        return Finding(
+            Level.ERROR,
+            on[0],
+            "the server takes no writes: it is a replica, or on its way to be one, and clients refuse to open here",
+            "connect to the server that takes writes",
+        )
+    if "read_only" not in facts:
+        return Finding(Level.NOTE, "read_only", "whether the server takes writes may not be read")
+    return Finding(Level.OK, "read_only", "the server takes writes")
+
+
+def _durability(facts: Mapping[str, str], mode: str) -> list[Finding]:
+    if mode != "lease":
+        return [
+            Finding(
+                Level.NOTE,
+                "mode",
+                f"in ?mode={mode} a restart, a failover and the end of a connection free locks at once, and tokens rise "
+                "only while the server's clock is not set back",
+                "use ?mode=lease where that matters",
+            )
+        ]
+    flush = facts.get("innodb_flush_log_at_trx_commit")
+    found = []
+    if flush is None:
+        found.append(Finding(Level.NOTE, "innodb_flush_log_at_trx_commit", "may not be read"))
+    elif flush != "1":
+        found.append(
+            Finding(
+                Level.WARNING,
+                "innodb_flush_log_at_trx_commit",
+                f"it is {flush}: a server that dies forgets the grants of about the last second, and may grant the "
+                "same lock again",
+                "set it to 1",
+            )
+        )
+    else:
+        found.append(
+            Finding(Level.OK, "innodb_flush_log_at_trx_commit", "every grant is on disk before it is told")
+        )
+    semi = _on(facts, "rpl_semi_sync_master_enabled") or _on(facts, "rpl_semi_sync_source_enabled")
+    if _on(facts, "log_bin"):
+        if facts.get("sync_binlog") != "1":
+            found.append(
+                Finding(
+                    Level.WARNING,
+                    "sync_binlog",
+                    f"it is {facts.get('sync_binlog', 'not to be read')}: after a crash replicas may not know the last grants",
+                    "set it to 1",
+                )
+            )
+        if not semi and not cluster(facts):
+            found.append(
+                Finding(
+                    Level.NOTE,
+                    "replication",
+                    "the binary log is on and replicas, if there are any, get grants after they were told: a failover may "
+                    "lose the last ones, and two may believe to hold a lock until the next renewal",
+                    "use semi-synchronous replication (AFTER_SYNC), or Galera",
+                )
+            )
+    return found
+
+
+def _nodes(facts: Mapping[str, str], mode: str) -> Finding:
+    many = cluster(facts)
+    if not many:
+        return Finding(Level.OK, "cluster", "one server takes the writes")
+    if mode != "lease":
+        return Finding(
+            Level.ERROR,
+            "cluster",
+            f"this is {many}, where user locks and row locks are each node's own",
+            "use ?mode=lease",
+        )
+    return Finding(
+        Level.NOTE,
+        "cluster",
+        f"this is {many}: one lock has one holder on all nodes, but waiters are in order and woken at once only on the "
+        "holder's node; on others they look, every 5 to 250 ms",
+        "have all clients of a namespace write to one node",
+    )
+
+
+def _waiting(facts: Mapping[str, str]) -> Finding:
+    limits = [
+        name for name in ("max_statement_time", "max_execution_time") if float(facts.get(name) or 0) > 0
+    ]
+    if limits:
+        return Finding(
+            Level.NOTE,
+            limits[0],
+            f"statements are ended after {facts[limits[0]]}: waiters line up again each time, in another order",
+            f"give this account no {limits[0]}",
+        )
+    return Finding(Level.OK, "waiting", "nothing ends statements that wait")
+
+
+def _limits(facts: Mapping[str, str]) -> Finding:
+    most = facts.get("max_connections")
+    if most is None:
+        return Finding(Level.NOTE, "max_connections", "may not be read")
+    if int(most) < FEW:
+        return Finding(
+            Level.NOTE,
+            "max_connections",
+            f"it is {most}: clients need two or three connections each, and one for each lock that they wait for",
+            "raise it, or give clients a small connections=",
+        )
+    return Finding(Level.OK, "max_connections", f"there may be {most}")
+
+
+def _link(cipher: str, *, local: bool) -> Finding:
+    if cipher:
+        return Finding(Level.OK, "tls", f"the connection is encrypted ({cipher})")
+    if local:
+        return Finding(Level.OK, "tls", "the connection does not leave this machine")
+    return Finding(
+        Level.WARNING,
+        "tls",
+        "the connection is not encrypted: whoever can listen learns labels and names",
+        "use tls=verify",
+    )
+
+
+def _distance(trip: float, ttl: float) -> Finding:
+    if trip < ttl / 30:
+        return Finding(Level.OK, "round trip", f"one question and its answer take {trip * 1000:.1f} ms")
+    return Finding(
+        Level.WARNING,
+        "round trip",
+        f"one question and its answer take {trip * 1000:.0f} ms, which is long for a ttl of {ttl:g} s",
+        "use a longer ttl, or a server that is nearer",
+    )
+
+
+async def _tables(driver: Driver, statements: Statements) -> Finding:
+    try:
+        await driver.execute(statements("schema_there"))
+    except Exception as error:  # noqa: BLE001 - whatever the driver raises is what there is to tell
+        return Finding(
+            Level.ERROR,
+            "tables",
+            f"the tables for locks cannot be used ({error})",
+            "open a client with schema=auto once, or run what aiolock.mysql.ddl() returns",
+        )
+    return Finding(Level.OK, "tables", "the tables for locks are there")

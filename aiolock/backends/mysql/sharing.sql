@@ -1,0 +1,159 @@
+-- Locks that several may be in: who bids for them, who is in line, who is inside. The table of bids has a row for each.
+-- States: 0 in line, 1 granted and not confirmed, 2 held, 3 forced out and not told, 4 kept for nobody, 5 watches.
+-- Every decision is one transaction: `step`, what somebody wants, `serve`, what came of it, COMMIT. It begins with the row of the
+-- lock, so decisions come one after the other; the row is changed, so that two nodes of a cluster cannot both decide.
+-- A read weighs 1, a write as much as the capacity, permits as many as they are: then one sum says who fits.
+
+-- name: step
+START TRANSACTION;
+INSERT INTO {table} (id, namespace, family, name, label, token, since, expires_at, declared, capacity)
+VALUES ({id}, {namespace}, {family}, {name}, '', TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)),
+  UTC_TIMESTAMP(6), UTC_TIMESTAMP(6), {limit}, {limit})
+ON DUPLICATE KEY UPDATE token = GREATEST(token, VALUES(token)), expires_at = VALUES(expires_at);
+DELETE FROM {bids} WHERE lock_id = {id} AND expires_at <= UTC_TIMESTAMP(6)
+
+-- name: settle
+-- A semaphore has the limit of its first user until somebody sets another. What nobody uses is forgotten: a limit that
+-- was set after a day, else after a minute.
+UPDATE {table} SET capacity = IF(capacity = 0 OR since <= UTC_TIMESTAMP(6) - INTERVAL
+      IF(declared = capacity, 60, 86400) SECOND, {limit}, capacity), declared = {limit}
+WHERE id = {id} AND (declared = 0 OR (since <= UTC_TIMESTAMP(6) - INTERVAL IF(declared = capacity, 60, 86400) SECOND
+  AND NOT EXISTS (SELECT 1 FROM {bids} WHERE lock_id = {id} AND state < 5)))
+
+-- name: bid
+-- Our own place is found again, and our own grant confirmed. With another limit than the known ones nothing happens.
+INSERT INTO {bids} (owner, lock_id, client, state, arrival, mode, weight, block, label, ttl, claim, token, since,
+  expires_at)
+SELECT {owner}, {id}, {client}, 0, (SELECT COALESCE(MAX(arrival), 0) + 1 FROM {bids} WHERE lock_id = {id}), {mode},
+  {weight}, {block}, {label}, {ttl}, {claim}, 0, UTC_TIMESTAMP(6),
+  UTC_TIMESTAMP(6) + INTERVAL GREATEST({ttl}, 3000000) MICROSECOND
+FROM {table} AS t WHERE t.id = {id}
+  AND ({limit} IN (t.declared, t.capacity) OR EXISTS (SELECT 1 FROM {bids} AS o WHERE o.owner = {owner}))
+ON DUPLICATE KEY UPDATE
+  {bids}.expires_at = IF({bids}.state IN (1, 2), UTC_TIMESTAMP(6) + INTERVAL {ttl} MICROSECOND, {bids}.expires_at),
+  {bids}.state = IF({bids}.state = 1, 2, {bids}.state)
+
+-- name: serve
+-- Whoever is in line enters as long as there is room for all before it: nobody overtakes.
+UPDATE {bids} AS b
+JOIN (SELECT owner, SUM(weight) OVER line AS upto, SUM(block) OVER line - block AS before_it
+  FROM {bids} WHERE lock_id = {id} AND state = 0 WINDOW line AS (ORDER BY arrival)) AS q ON q.owner = b.owner
+JOIN (SELECT COALESCE(SUM(weight), 0) AS inside FROM {bids} WHERE lock_id = {id} AND state IN (1, 2, 4)) AS h
+JOIN {table} AS t ON t.id = {id}
+SET b.state = IF(b.owner = {owner}, 2, 1), b.token = t.token + 1 + q.before_it, b.since = UTC_TIMESTAMP(6),
+  b.expires_at = UTC_TIMESTAMP(6) + INTERVAL IF(b.owner = {owner}, b.ttl, b.claim) MICROSECOND
+WHERE h.inside + q.upto <= t.capacity;
+UPDATE {table} SET since = UTC_TIMESTAMP(6), token = GREATEST(token,
+  (SELECT COALESCE(MAX(b.token + b.block - 1), 0) FROM {bids} AS b WHERE b.lock_id = {id} AND b.state IN (1, 2)))
+WHERE id = {id}
+
+-- name: withdraw
+-- Somebody who does not wait takes no place.
+DELETE FROM {bids} WHERE owner = {owner} AND state = 0
+
+-- name: outcome
+-- How the bid stands, and whom to tell that it has been granted.
+SELECT b.state, b.token, t.declared, t.capacity FROM {table} AS t LEFT JOIN {bids} AS b ON b.owner = {owner}
+WHERE t.id = {id};
+SELECT client, owner FROM {bids} WHERE lock_id = {id} AND state = 1;
+COMMIT
+
+-- name: confirm_bid
+UPDATE {bids} SET state = 2, expires_at = UTC_TIMESTAMP(6) + INTERVAL ttl MICROSECOND
+WHERE owner = {owner} AND state IN (1, 2) AND expires_at > UTC_TIMESTAMP(6);
+SELECT state, token FROM {bids} WHERE owner = {owner} AND expires_at > UTC_TIMESTAMP(6)
+
+-- name: depart
+DELETE FROM {bids} WHERE owner = {owner} AND state <> 4
+
+-- name: bury
+-- One that has been confirmed in the meantime is somebody's.
+DELETE FROM {bids} WHERE owner = {owner} AND state = 1
+
+-- name: keep
+UPDATE {bids} SET state = 4, expires_at = UTC_TIMESTAMP(6) + INTERVAL {keep} MICROSECOND
+WHERE owner = {owner} AND state IN (1, 2);
+DELETE FROM {bids} WHERE owner = {owner} AND state <> 4
+
+-- name: weaken
+-- A write hold becomes a read hold; its token stays.
+UPDATE {bids} SET mode = 'read', weight = 1, state = 2, expires_at = UTC_TIMESTAMP(6) + INTERVAL ttl MICROSECOND
+WHERE owner = {owner} AND state IN (1, 2)
+
+-- name: force_out
+-- They are told by their next renewal; until then the rows say so.
+DELETE FROM {bids} WHERE lock_id = {id} AND state = 4;
+UPDATE {bids} SET state = 3, expires_at = UTC_TIMESTAMP(6) + INTERVAL ttl MICROSECOND
+WHERE lock_id = {id} AND state IN (1, 2)
+
+-- name: forced_out
+SELECT DISTINCT client FROM {bids} WHERE lock_id = {id} AND state = 3
+
+-- name: resize
+UPDATE {table} SET capacity = {capacity}, since = UTC_TIMESTAMP(6) WHERE id = {id}
+
+-- name: confirm_bids
+UPDATE {bids} SET state = 2, expires_at = UTC_TIMESTAMP(6) + INTERVAL ttl MICROSECOND
+WHERE owner IN ({owners}) AND state IN (1, 2) AND expires_at > UTC_TIMESTAMP(6)
+
+-- name: renew_bids
+UPDATE {bids} SET state = 2, expires_at = UTC_TIMESTAMP(6) + INTERVAL ttl MICROSECOND
+WHERE owner IN ({owners}) AND state IN (1, 2) AND expires_at > UTC_TIMESTAMP(6);
+SELECT owner, requested FROM {bids} WHERE owner IN ({owners}) AND requested IS NOT NULL
+
+-- name: bids
+SELECT owner, state, token FROM {bids} WHERE owner IN ({owners}) AND expires_at > UTC_TIMESTAMP(6)
+
+-- name: request_bids
+UPDATE {bids} SET requested = {reason}
+WHERE lock_id = {id} AND state IN (1, 2) AND expires_at > UTC_TIMESTAMP(6);
+SELECT COUNT(*) FROM {bids} WHERE lock_id = {id} AND state IN (1, 2) AND expires_at > UTC_TIMESTAMP(6)
+
+-- name: inspect_bids
+SELECT state, label, token, since, TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires_at), weight, mode
+FROM {bids} WHERE lock_id = {id} AND state IN (0, 1, 2, 4) AND expires_at > UTC_TIMESTAMP(6) ORDER BY arrival;
+SELECT declared, capacity, TIMESTAMPDIFF(MICROSECOND, since, UTC_TIMESTAMP(6)) FROM {table} WHERE id = {id}
+
+-- --- waiting
+
+-- name: answer_the_bell
+-- Whoever grants us something finds this session by the name of a user lock.
+SELECT IF(IFNULL(IS_USED_LOCK({bell}), 0) = CONNECTION_ID(), 1, GET_LOCK({bell}, 0))
+
+-- name: hear_grants
+-- What is sent to the listener is one statement in each packet: when KILL QUERY comes between two, the server sends no
+-- answer for the second.
+SELECT b.owner, t.id, t.family, t.name FROM {bids} AS b JOIN {table} AS t ON t.id = b.lock_id
+WHERE b.client = {client} AND b.state = 1 AND b.expires_at > UTC_TIMESTAMP(6)
+
+-- name: hear_ends
+-- Locks for which somebody here waits, and of which a hold or a place is over.
+SELECT t.id, t.family, t.name FROM {table} AS t
+WHERE t.id IN (SELECT w.lock_id FROM {bids} AS w WHERE w.client = {client} AND w.state = 0)
+  AND EXISTS (SELECT 1 FROM {bids} AS b WHERE b.lock_id = t.id AND b.expires_at <= UTC_TIMESTAMP(6))
+
+-- name: hear_documents
+SELECT id, version FROM {documents} WHERE id IN ({watched}) AND expires_at > UTC_TIMESTAMP(6)
+
+-- name: listen
+-- Whoever grants us something ends this; a grant that came just before is seen, because it was committed before.
+SELECT IF(
+  EXISTS (SELECT 1 FROM {bids} WHERE client = {client} AND state = 1 AND expires_at > UTC_TIMESTAMP(6))
+  OR EXISTS (SELECT 1 FROM {documents} WHERE expires_at > UTC_TIMESTAMP(6) AND ({changed})), 0,
+  SLEEP(GREATEST(0, LEAST({look},
+    (SELECT COALESCE(MIN(TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), b.expires_at)), 1000000000) / 1000000
+      FROM {bids} AS b
+      WHERE b.lock_id IN (SELECT w.lock_id FROM {bids} AS w WHERE w.client = {client} AND w.state = 0))))))
+
+-- name: stay
+-- Places and watches live for a ttl, and at least 3 s, from the last word of their client.
+UPDATE {bids} SET expires_at = UTC_TIMESTAMP(6) + INTERVAL GREATEST(ttl, 3000000) MICROSECOND
+WHERE owner IN ({owners}) AND state IN (0, 5) AND expires_at > UTC_TIMESTAMP(6)
+
+-- name: ring
+-- Only if it listens at this moment: else it looks before it sleeps.
+KILL QUERY IFNULL(IS_USED_LOCK({bell}), 0)
+
+-- name: shake
+-- The end of a session makes its client ask at once whether its holds are there.
+KILL IFNULL(IS_USED_LOCK({client}), 0)

@@ -1,0 +1,123 @@
+"""What claims have in common that try first, then stand in line, and hold what they get in a session."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from typing import TYPE_CHECKING
+
+from aiolock.backends.mysql.connection import Session
+from aiolock.backends.mysql.place import Place, Stand
+from aiolock.contract import Bid, Claim, Grant
+from aiolock.errors import BackendUnavailable
+
+if TYPE_CHECKING:
+    from aiolock.backends.mysql.backend import MySQLBackend
+
+__all__ = ["RETRY", "TurnClaim", "left"]
+
+RETRY = (0.05, 0.15)
+"""Seconds between tries where there is no session to wait on."""
+
+
+class TurnClaim(Claim):
+    """A claim with at most one place in line."""
+
+    __slots__ = ("_backend", "_over", "_place", "leaving")
+
+    def __init__(self, backend: MySQLBackend, bid: Bid) -> None:
+        super().__init__(bid)
+        self._backend = backend
+        self._place: Place | None = None
+        self._over = False
+        self.leaving: asyncio.Future[None] | None = None
+        """Done when a release under way has ended."""
+
+    async def attempt(self, wait: bool) -> Grant | None:
+        """Try without waiting; or if it is our turn, take it."""
+        return await self._backend.within(self._attempt(wait=wait))
+
+    async def _attempt(self, *, wait: bool) -> Grant | None:
+        place = self._place
+        if place is not None:
+            if place.stand is Stand.WAITING:
+                return None
+            if place.stand is Stand.TURN:
+                if place.session is not None and place.session.alive:
+                    return await self._in_turn(place, place.session)
+                await self._leave_place()
+                return None
+            await self._leave_place()
+        grant = await self._directly(wait=wait)
+        if grant is None and wait and self._backend.sessions.room:
+            self._place = self._line_up()
+        return grant
+
+    async def _directly(self, *, wait: bool) -> Grant | None:  # noqa: ARG002 - who needs a session of its own does
+        sessions = self._backend.sessions
+        session = await sessions.main()
+        try:
+            return await self._try_on(session)
+        except BackendUnavailable:
+            if session.alive:
+                raise
+        # It broke in the meantime, with what it had; asking again finds what is ours all the same.
+        return await self._try_on(await sessions.main())
+
+    @abstractmethod
+    async def _try_on(self, session: Session) -> Grant | None:
+        """Ask on the main session."""
+
+    @abstractmethod
+    async def _in_turn(self, place: Place, session: Session) -> Grant | None:
+        """Ask on the session that has the turn."""
+
+    @abstractmethod
+    def _line_up(self) -> Place:
+        """A new place."""
+
+    async def _leave_place(self) -> None:
+        place = self._place
+        if place is not None:
+            await place.leave()
+            if self._place is place:
+                self._place = None
+
+    # --- waiting
+
+    async def changed(self) -> None:
+        """Wait for our turn; without a session to wait on, a moment."""
+        place = self._place
+        if place is None or place.stand in (Stand.NO_ROOM, Stand.GONE):
+            await self._backend.pause(RETRY)
+        else:
+            await self._wait(place)
+
+    async def _wait(self, place: Place) -> None:
+        await place.event.wait()
+
+    # --- leaving
+
+    async def release(self, keep: float = 0) -> None:
+        """Give up the hold, or the place in line, whichever there is or may be."""
+        if self._over:
+            return
+        self.leaving = leaving = asyncio.get_running_loop().create_future()
+        try:
+            await self._backend.within(self._release(keep))
+        finally:
+            leaving.set_result(None)
+        self._over = True
+
+    @abstractmethod
+    async def _release(self, keep: float) -> None:
+        """The same, in no particular time."""
+
+
+async def left(holder: object) -> None:
+    """Wait until ``holder``, who has a user lock that is wanted, has given it back if it is about to.
+
+    What is sent on a session after a release comes after it; but whether it was sent is known only when it has ended.
+    """
+    if isinstance(holder, TurnClaim) and holder.leaving is not None and not holder.leaving.done():
+        await asyncio.wait([holder.leaving])

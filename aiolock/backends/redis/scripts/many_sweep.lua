@@ -1,0 +1,23 @@
+-- sweep: end the holds that have run out, and count the others. Part of many_enter, many_leave and many_beat.
+-- Returns what is in use then. ``next`` is a time before which no hold ends, so this is not called more often than that.
+-- A claim that lapsed parks its process, unless it is ``mine``. Marks of forced holds (z) go after 60 s. Begins with a
+-- write that needs no memory.
+local function sweep(lock, now, mine)
+  redis.call('HDEL', lock, 'next')
+  local all, used, soonest = redis.call('HGETALL', lock), 0, nil
+  for i = 1, #all, 2 do
+    local what, request = string.match(all[i], '^([hz]):(.*)$')
+    local ends, claim, weight = string.match(all[i + 1], '^(%d+) (%d) (%d+) ')
+    if what == 'h' and tonumber(ends) > now then
+      used, soonest = used + weight, math.min(soonest or math.huge, tonumber(ends))
+    elseif what == 'h' then
+      redis.call('HDEL', lock, all[i])
+      if claim == '1' then park(lock, request, mine) end
+    elseif what == 'z' and now - all[i + 1] > 60000000 then
+      redis.call('HDEL', lock, all[i])
+    end
+  end
+  redis.call('HSET', lock, 'used', used)
+  if soonest then redis.call('HSET', lock, 'next', soonest) end
+  return used
+end

@@ -1,0 +1,81 @@
+"""A lock inside a transaction of the caller's own: taken on their connection, gone with their commit or rollback."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from aiolock.contract import Bid, Kind, Loan, LockInfo
+from aiolock.errors import AcquireTimeout, shorten
+from aiolock.options import check_timeout
+from aiolock.runtime import Runtime
+
+__all__ = ["TransactionLock"]
+
+
+class TransactionLock:
+    """Mutual exclusion for the rest of a transaction that the caller has begun and will end.
+
+    Made by ``client.lock(name, connection=...)``. It has no lease: nothing is renewed, no token is handed out, and
+    nothing is sent on the connection but to take it. The transaction's ``COMMIT`` or ``ROLLBACK`` gives it back, and
+    nothing else does, also not the end of an ``async with`` block. Taking it twice in one transaction is harmless.
+    """
+
+    __slots__ = ("_bid", "_loan", "_runtime", "_timeout")
+
+    def __init__(self, runtime: Runtime, bid: Bid, loan: Loan, timeout: float | None) -> None:
+        self._runtime = runtime
+        self._bid = bid
+        self._loan = loan
+        self._timeout = timeout
+
+    @property
+    def name(self) -> str:
+        """What is locked."""
+        return self._bid.name
+
+    @property
+    def kind(self) -> Kind:
+        """Who may be inside together."""
+        return self._bid.kind
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {shorten(self.name)} {self.kind}>"
+
+    async def acquire(self, timeout: float | None = None) -> None:
+        """Wait until the transaction has the lock.
+
+        :param timeout: seconds to wait; 0 tries once, ``None`` is the lock's own, which is for ever unless it was given
+            one.
+
+        Raises :class:`AcquireTimeout` when the time is over, :class:`DeadlockDetected` if the server found that
+        transactions wait for each other (it has rolled this one back), :class:`RuntimeError` if no transaction is open
+        on the connection, :class:`BackendUnavailable` and :class:`BackendRefused`. Cancelling it ends the wait at the
+        server and leaves the transaction as it was; where the server does not let us do that, the connection is closed.
+        """
+        wait = self._timeout if timeout is None else check_timeout(timeout)
+        self._runtime.guard()
+        if not await self._loan.take(wait):
+            self._runtime.stats.timeouts += 1
+            raise AcquireTimeout(self.name, wait or 0.0)
+
+    async def try_acquire(self) -> bool:
+        """Ask once; whether the transaction has the lock. Raises and cancels as :meth:`acquire` does."""
+        self._runtime.guard()
+        return await self._loan.take(0)
+
+    async def __aenter__(self) -> None:
+        await self.acquire()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Do nothing: the transaction goes on, and so does the lock."""
+
+    async def locked(self) -> bool:
+        """Whether anybody holds it at this moment; asked on the client's own connection."""
+        return (await self.inspect()).locked
+
+    async def inspect(self) -> LockInfo:
+        """Who holds it and who waits, as far as the server knows; asked on the client's own connection."""
+        self._runtime.guard()
+        return await self._runtime.backend.inspect(self._bid.name, self._bid.kind.family)

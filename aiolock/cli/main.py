@@ -1,0 +1,118 @@
+"""The entry: from the words of the command line to an exit status, whatever happens in between."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Awaitable, Callable, Sequence
+
+from aiolock.cli import settings
+from aiolock.cli.output import Output
+from aiolock.cli.parser import parse
+from aiolock.cli.statuses import INTERNAL, Ended, of_error, of_signal
+from aiolock.errors import LockError
+
+__all__ = ["main"]
+
+Command = Callable[[argparse.Namespace, Output], Awaitable[int]]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command, and return its exit status; trouble is one sentence on stderr.
+
+    :param argv: the words after the program's name; the default is those of this process.
+
+    Raises :class:`SystemExit` for wrong usage, help and the version, as :mod:`argparse` does.
+    """
+    options = parse(sys.argv[1:] if argv is None else argv)
+    output = Output(json=options.json, verbose=options.verbose)
+    _log(output)
+    try:
+        return asyncio.run(_go(options, output))
+    except Ended as end:
+        if end.message:
+            output.trouble(end.message, end.status, end.__cause__)
+        return end.status
+    except LockError as error:
+        output.trouble(str(error), of_error(error), error)
+        return of_error(error)
+    except KeyboardInterrupt:
+        return of_signal(2)
+    except BrokenPipeError:
+        # Whoever read has enough. The interpreter flushes once more at its end, and must not complain then.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return of_signal(13)
+    except Exception as error:  # noqa: BLE001 - the last resort, so that scripts can tell defects from results
+        traceback.print_exc()
+        output.trouble(f"this is a defect in aiolock, please report it: {error!r}", INTERNAL, error)
+        return INTERNAL
+
+
+async def _go(options: argparse.Namespace, output: Output) -> int:
+    return await _command(options)(options, output)
+
+
+def _command(options: argparse.Namespace) -> Command:
+    # Each is imported when it is asked for: most commands need only a small part of all this.
+    match options.verb:
+        case "run":
+            from aiolock.cli.run import run  # noqa: PLC0415
+
+            return run
+        case "ls" | "inspect" | "force-release":
+            from aiolock.cli import locks  # noqa: PLC0415
+
+            return {"ls": locks.ls, "inspect": locks.inspect, "force-release": locks.force_release}[
+                options.verb
+            ]
+        case "watch":
+            from aiolock.cli.watch import watch  # noqa: PLC0415
+
+            return watch
+        case "doctor":
+            from aiolock.cli.doctor import doctor  # noqa: PLC0415
+
+            return doctor
+        case "schema":
+            from aiolock.cli.schema import schema  # noqa: PLC0415
+
+            return schema
+        case "bench":
+            from aiolock.cli.bench import bench  # noqa: PLC0415
+
+            return bench
+    return _demo
+
+
+async def _demo(options: argparse.Namespace, _: Output) -> int:
+    from aiolock.demo import demo  # noqa: PLC0415
+    from aiolock.stage import worker  # noqa: PLC0415
+
+    url = settings.url(options, "memory://")
+    if options.worker is None:
+        await demo(url)
+    else:
+        await worker(url, options.worker, settings.namespace(options))
+    return 0
+
+
+class _Tell(logging.Handler):
+    def __init__(self, output: Output) -> None:
+        super().__init__(logging.WARNING)
+        self._output = output
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._output.message(record.getMessage(), event="log", logger=record.name)
+
+
+def _log(output: Output) -> None:
+    # Commands say themselves what matters; what the library says beside that is for who asks.
+    logger = logging.getLogger("aiolock")
+    for handler in [handler for handler in logger.handlers if isinstance(handler, _Tell)]:
+        logger.removeHandler(handler)
+    logger.addHandler(_Tell(output) if output.verbose else logging.NullHandler())
+    logger.propagate = False

@@ -1,0 +1,187 @@
+"""``aiolock run``: a command under a lock, with the flags of flock."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import shutil
+from collections.abc import Sequence
+
+from aiolock.cli import launch, nested, settings
+from aiolock.cli.child import Child, Switch, children
+from aiolock.cli.inbox import JOB, LEAVE, Inbox
+from aiolock.cli.locks import ask, choose, kind_of
+from aiolock.cli.loss import check_kill_after, default_kill_after, fitting
+from aiolock.cli.output import Output
+from aiolock.cli.statuses import CANNOT_RUN, NOT_FOUND, Ended, of_exec
+from aiolock.cli.supervise import Supervisor
+from aiolock.cli.table import seconds
+from aiolock.cli.terminal import Terminal
+from aiolock.cli.waiting import wait_for
+from aiolock.clock import system_clock
+from aiolock.errors import AcquireTimeout, BackendError, ConfigError, shorten
+from aiolock.lease import Lease
+from aiolock.lock import Lock
+
+__all__ = ["run"]
+
+
+async def run(options: argparse.Namespace, output: Output) -> int:
+    """Wait for the lock, run the command under it, give the lock back; the status to end with."""
+    kill_after = default_kill_after(options.ttl)
+    if options.kill_after is not None:
+        kill_after = check_kill_after(options.kill_after, options.ttl)
+    if settings.url(options).lower().startswith("memory:"):
+        raise ConfigError(
+            "memory:// is inside one process and keeps nobody else out: say which server with --url"
+        )
+    command = _command(options)
+    client = settings.connect(options, ttl=options.ttl)
+    lock = choose(client, options)
+    children()
+    check(command[0])
+    async with client:
+        word = await _inside(lock, options, command)
+        if word is not None:
+            output.event(
+                "nested", f"the run around this one holds {shorten(options.name)}", name=options.name
+            )
+        else:
+            return await _guarded(lock, options, command, kill_after, output)
+    # The outer run looks after the lock, the signals and us, so we become the command.
+    os.environ["AIOLOCK_NAME"], os.environ["AIOLOCK_TOKEN"] = options.name, str(word.token)
+    number = launch.become(command)
+    raise Ended(of_exec(number), f"cannot run {command[0]}: {os.strerror(number)}")
+
+
+def _command(options: argparse.Namespace) -> list[str]:
+    if options.command_string is not None:
+        return [os.environ.get("SHELL") or "/bin/sh", "-c", options.command_string]
+    return list(options.command)
+
+
+def check(program: str) -> None:
+    """Refuse a command that is not there, before anybody waits for its lock."""
+    if shutil.which(program) is None:
+        there = os.path.exists(program) and "/" in program  # noqa: PTH110 - a Path would lose a trailing slash
+        status, why = (CANNOT_RUN, "it is no program") if there else (NOT_FOUND, "there is no such command")
+        raise Ended(status, f"cannot run {program}: {why}")
+
+
+async def _inside(lock: Lock, options: argparse.Namespace, command: Sequence[str]) -> nested.Word | None:
+    """What the run around this one that holds the lock for us says of its hold, if there is one."""
+    kind = kind_of(options)
+    who = nested.identity(settings.url(options), settings.namespace(options), kind, options.name)
+    word = nested.find(os.environ.get(nested.VARIABLE, ""), who)
+    if word is None or not nested.confirmed(word, kind, await lock.inspect(), command):
+        return None
+    return word
+
+
+async def _guarded(
+    lock: Lock, options: argparse.Namespace, command: Sequence[str], kill_after: float, output: Output
+) -> int:
+    inbox = Inbox()
+    async with inbox.listen(*LEAVE):
+        lease = await _acquire(lock, options, inbox, output)
+        try:
+            return await _work(options, lease, command, kill_after, inbox, output)
+        finally:
+            await lease.release()
+
+
+async def _acquire(lock: Lock, options: argparse.Namespace, inbox: Inbox, output: Output) -> Lease:
+    label = settings.label(options)
+    start = system_clock()
+    try:
+        lease = await wait_for(asyncio.create_task(ask(lock, options)), lock, label, inbox, output)
+    except AcquireTimeout as error:
+        # As flock, this says nothing to a script, for which the status is enough.
+        message = (
+            f"lock {shorten(lock.name)} was not free within {error.timeout:g} s; wait longer with -w, "
+            "or see who holds it with `aiolock inspect`"
+        )
+        raise Ended(options.conflict_exit_code, message if output.chatty or output.json else "") from error
+    waited = system_clock() - start
+    output.event(
+        "acquired",
+        f"got {shorten(options.name)} after {seconds(waited)}, with token {lease.token}",
+        name=options.name,
+        token=lease.token,
+        label=label,
+        waited=round(waited, 3),
+    )
+    return lease
+
+
+async def _work(
+    options: argparse.Namespace,
+    lease: Lease,
+    command: Sequence[str],
+    kill_after: float,
+    inbox: Inbox,
+    output: Output,
+) -> int:
+    if lease.remaining() < lease.ttl / 2:
+        # A grant that was pushed is short; confirmed, it is a full one.
+        with contextlib.suppress(BackendError):
+            await lease.renew()
+    lease.check()
+    environment = _environment(options, lease)
+    terminal = Terminal()
+    terminal.remember()
+    switch = None if options.on_loss == "warn" else await Switch.start()
+    try:
+        async with inbox.listen(*JOB):
+            try:
+                child = await Child.start(
+                    command, environment, foreground=terminal.lend_at_once, dies=switch is not None
+                )
+            except BaseException:
+                if terminal.lend_at_once:
+                    # What was to become the command may have taken it before it failed.
+                    terminal.lend(os.getpgrp())
+                raise
+            if switch is not None:
+                switch.guard(child.pid)
+            supervisor = Supervisor(
+                child,
+                lease,
+                inbox,
+                terminal,
+                switch,
+                output,
+                kill_after=fitting(kill_after, lease.remaining()),
+                policy=options.on_loss,
+            )
+            start = system_clock()
+            status = await supervisor.run()
+    finally:
+        terminal.close()
+        if switch is not None:
+            await switch.stop()
+    took = system_clock() - start
+    output.event(
+        "exited",
+        f"the command ended with status {status} after {seconds(took)}",
+        name=options.name,
+        token=lease.token,
+        status=status,
+        held=round(took, 3),
+    )
+    return status
+
+
+def _environment(options: argparse.Namespace, lease: Lease) -> dict[str, str]:
+    kind = kind_of(options)
+    who = nested.identity(settings.url(options), settings.namespace(options), kind, options.name)
+    word = nested.Word(who, lease.token, kind.mode.value, kind.permits)
+    return {
+        **os.environ,
+        "AIOLOCK_NAME": options.name,
+        "AIOLOCK_TOKEN": str(lease.token),
+        "AIOLOCK_LABEL": settings.label(options),
+        nested.VARIABLE: nested.add(os.environ.get(nested.VARIABLE, ""), word),
+    }

@@ -1,0 +1,200 @@
+"""A command under a lock: signals go on to it, it stops and goes on with us, and it does not outlive the lock.
+
+One loop looks at everything that can happen: a signal, the end of the command, the end of the lease, and the clock. What
+has to be done about the lease is decided by the pure functions of :mod:`aiolock.cli.loss`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import signal
+from signal import Signals
+
+from aiolock.cli.child import Child, Switch
+from aiolock.cli.inbox import Inbox
+from aiolock.cli.loss import Deed, moment, next_look, what_to_do
+from aiolock.cli.output import Output
+from aiolock.cli.statuses import LOST, of_child
+from aiolock.cli.table import seconds
+from aiolock.cli.terminal import Terminal
+from aiolock.clock import system_clock
+from aiolock.errors import LossReason, shorten
+from aiolock.lease import Lease
+
+__all__ = ["Supervisor"]
+
+STOPS = {Signals.SIGTSTP, Signals.SIGTTIN, Signals.SIGTTOU}
+"""How a terminal stops a job; what stops it otherwise is meant for the command alone."""
+
+
+GRACE = 0.2
+"""Seconds between our own KILL and that of the guard, where nothing depends on the moment."""
+
+
+class Supervisor:
+    """Looks after one command until it ends.
+
+    :param switch: our end of the dead man's switch, or ``None`` with the policy ``warn``.
+    :param kill_after: seconds that the command has between TERM and KILL.
+    :param policy: ``term``, ``kill`` or ``warn``.
+    """
+
+    def __init__(
+        self,
+        child: Child,
+        lease: Lease,
+        inbox: Inbox,
+        terminal: Terminal,
+        switch: Switch | None,
+        output: Output,
+        *,
+        kill_after: float,
+        policy: str,
+    ) -> None:
+        self._child = child
+        self._lease = lease
+        self._inbox = inbox
+        self._terminal = terminal
+        self._switch = switch
+        self._output = output
+        self._kill_after = kill_after
+        self._policy = policy
+        self._lent = terminal.lend_at_once
+        """Whether the command gets the terminal again when the job comes back to the foreground."""
+        self._stopped = False
+        self._asked_at: float | None = None
+        """When the command got TERM because of the lock."""
+        self._killed = False
+        self._told = False
+        self._lost: LossReason | None = None
+
+    async def run(self) -> int:
+        """The status to end with. If this is cancelled or fails, the command is killed."""
+        ended = asyncio.create_task(self._child.wait())
+        losing = asyncio.create_task(self._lease.wait_lost())
+        for task in (ended, losing):
+            task.add_done_callback(lambda _: self._inbox.wake.set())
+        try:
+            while not ended.done():
+                if losing.done() and self._lost is None:
+                    self._lost = losing.result()
+                self._mind_the_lock()
+                while (number := self._inbox.take()) is not None:
+                    self._on_signal(number)
+                if not ended.done():
+                    await self._inbox.wait(self._pause())
+            return self._over(ended.result())
+        finally:
+            losing.cancel()
+            if not ended.done():
+                self._child.send(Signals.SIGKILL)
+            await asyncio.wait([ended, losing])
+            self._terminal.take_back(self._child.pid)
+
+    def _over(self, returncode: int) -> int:
+        self._terminal.take_back(self._child.pid)
+        if returncode < 0:
+            self._terminal.restore()
+        if self._asked_at is None and not self._killed:
+            return of_child(returncode)
+        # What the command has started and left behind worked under the lock as well.
+        self._child.send(Signals.SIGKILL)
+        return LOST
+
+    # --- the lock
+
+    @property
+    def _forced(self) -> bool:
+        """Whether somebody took the lock away on purpose, and overlaps by design: the command may end in good order."""
+        return self._lost == "force-released" and self._policy == "term"
+
+    @property
+    def _remaining(self) -> float:
+        if self._forced:
+            return self._kill_after if self._asked_at is None else math.inf
+        return self._lease.remaining()
+
+    @property
+    def _since_term(self) -> float | None:
+        return None if self._asked_at is None else system_clock() - self._asked_at
+
+    def _pause(self) -> float:
+        if self._killed:
+            return 1.0
+        return next_look(self._remaining, self._lease.ttl, self._kill_after, self._since_term, self._policy)
+
+    def _mind_the_lock(self) -> None:
+        lease = self._lease
+        if self._switch is not None and not (self._forced and self._asked_at is not None):
+            # It acts only if we do not, so it comes a little later than we.
+            left = self._kill_after + GRACE if self._forced else lease.remaining() - moment(lease.ttl) / 2
+            self._switch.until(system_clock() + max(0.0, left))
+        deed = what_to_do(self._remaining, lease.ttl, self._kill_after, self._since_term, self._policy)
+        if self._killed:
+            return
+        if deed is Deed.KILL:
+            self._say(f"killing the command, {self._why()}")
+            self._killed = True
+            self._child.send(Signals.SIGKILL)
+        elif deed is Deed.TERM:
+            self._say(f"stopping the command, which has {seconds(self._kill_after)} left: {self._why()}")
+            self._asked_at = system_clock()
+            self._child.send(Signals.SIGTERM)
+            if self._stopped:
+                # It could not hear it otherwise.
+                self._child.send(Signals.SIGCONT)
+        elif self._lost is not None and not self._told:
+            self._say(f"the command goes on without the lock, {self._why()}")
+
+    def _why(self) -> str:
+        name = shorten(self._lease.name)
+        if self._lost is None:
+            return f"lock {name} could not be renewed and ends in {seconds(self._lease.remaining())}"
+        return f"lock {name} was lost ({self._lost})"
+
+    def _say(self, text: str) -> None:
+        self._told = True
+        self._output.message(
+            text, event="lost", name=self._lease.name, token=self._lease.token, reason=self._lost or "expired"
+        )
+
+    # --- signals
+
+    def _on_signal(self, number: Signals) -> None:
+        if number is Signals.SIGCHLD:
+            stopped = self._child.stopped_by()
+            if stopped is not None:
+                self._stopped = True
+                if stopped in STOPS and self._terminal.there:
+                    self._stop(Signals(stopped))
+        elif number is Signals.SIGCONT:
+            self._resume()
+        else:
+            self._child.send(number)
+
+    def _stop(self, number: Signals) -> None:
+        """The terminal has stopped the command: so stops the job, of which the shell sees only us."""
+        if number is not Signals.SIGTSTP and self._terminal.ours:
+            # It wants the terminal, which our group has and does not need.
+            self._lent = True
+            self._resume()
+            return
+        self._lent = self._terminal.take_back(self._child.pid) or self._lent
+        before = signal.signal(Signals.SIGTSTP, signal.SIG_DFL)
+        try:
+            # All of the job stops in this very call, unless nobody is there who could let it go on.
+            os.killpg(os.getpgrp(), Signals.SIGTSTP)
+        finally:
+            signal.signal(Signals.SIGTSTP, before)
+
+    def _resume(self) -> None:
+        """Let the command go on, unless the lock ended while it stood still."""
+        if self._policy != "warn" and not self._forced and not self._lease.held:
+            self._mind_the_lock()
+            return
+        if self._lent and self._terminal.ours:
+            self._terminal.lend(self._child.pid)
+        self._stopped = False
+        self._child.send(Signals.SIGCONT)

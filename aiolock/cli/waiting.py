@@ -1,0 +1,88 @@
+"""Waiting for the lock: signals are heard meanwhile, and a terminal is shown how it goes."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+
+from aiolock.cli.inbox import LEAVE, Inbox
+from aiolock.cli.output import Output, clean
+from aiolock.cli.statuses import Ended, of_signal
+from aiolock.cli.table import age, cut, seconds
+from aiolock.clock import system_clock
+from aiolock.errors import LockError, shorten
+from aiolock.info import LockInfo
+from aiolock.lease import Lease
+from aiolock.lock import Lock
+
+__all__ = ["progress", "wait_for"]
+
+PATIENCE = 0.3
+"""Seconds of waiting of which nobody needs to hear."""
+
+LOOK = 1.0
+"""Seconds between looks at the queue."""
+
+
+async def wait_for(
+    acquiring: asyncio.Task[Lease], lock: Lock, label: str, inbox: Inbox, output: Output
+) -> Lease:
+    """The lease, when it is there; raises what acquiring raises, and :class:`Ended` if a signal comes first.
+
+    Whoever leaves early has left the queue when this ends.
+    """
+    showing = asyncio.create_task(_show(lock, label, output)) if output.live else None
+    acquiring.add_done_callback(lambda _: inbox.wake.set())
+    try:
+        while not acquiring.done():
+            await inbox.wait(60.0)
+            while (number := inbox.take()) is not None:
+                if number in LEAVE:
+                    raise Ended(of_signal(number))
+        return acquiring.result()
+    except BaseException:
+        await _leave(acquiring)
+        raise
+    finally:
+        if showing is not None:
+            showing.cancel()
+            await asyncio.wait([showing])
+
+
+async def _leave(acquiring: asyncio.Task[Lease]) -> None:
+    acquiring.cancel()
+    await asyncio.wait([acquiring])
+    if not acquiring.cancelled() and acquiring.exception() is None:
+        # It was granted at the same moment.
+        await acquiring.result().release()
+
+
+async def _show(lock: Lock, label: str, output: Output) -> None:
+    start = system_clock()
+    await asyncio.sleep(PATIENCE)
+    try:
+        while True:
+            try:
+                text = progress(await lock.inspect(), label, system_clock() - start)
+            except LockError:
+                text = f"waiting for {shorten(lock.name)} for {seconds(system_clock() - start)}: the server does not answer"
+            columns = shutil.get_terminal_size().columns
+            output.err.write(f"\r\x1b[K{output.style(cut(text, columns - 1), 'dim', output.err)}")
+            output.err.flush()
+            await asyncio.sleep(LOOK)
+    finally:
+        output.err.write("\r\x1b[K")
+        output.err.flush()
+
+
+def progress(info: LockInfo, label: str, waited: float) -> str:
+    """How the waiting goes, on one line."""
+    text = f"waiting for {shorten(info.name)} for {seconds(waited)}"
+    labels = [waiting.label for waiting in info.waiters]
+    if label in labels:
+        text += f", place {labels.index(label) + 1} of {len(labels)}"
+    if info.holders:
+        first = info.holders[0]
+        more = f" and {len(info.holders) - 1} more" if len(info.holders) > 1 else ""
+        text += f"; held by {clean(first.label)}{more} for {seconds(age(first))}"
+    return text

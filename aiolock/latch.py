@@ -1,0 +1,111 @@
+"""A count that reaches zero once, and opens for everybody who waits."""
+
+from __future__ import annotations
+
+from aiolock.board import LATE, Board, Body, Step, board
+from aiolock.contract import Family
+from aiolock.errors import ConfigError, WaitTimeout, shorten
+from aiolock.options import check_count, check_timeout
+from aiolock.runtime import Runtime
+
+__all__ = ["Latch", "counted", "left"]
+
+KEEP = 86_400.0
+"""Seconds for which a latch is remembered after its last count: for so long one that opened stays open."""
+
+
+def left(body: Body, name: str, count: int) -> int:
+    """How much is left of a latch; :class:`ConfigError` if its first user said another count."""
+    if not body:
+        return count
+    if body["count"] != count:
+        raise ConfigError(
+            f"latch {shorten(name)} counts from {body['count']}, not {count}: everybody has to name the same count; "
+            "to count anew, take another name"
+        )
+    return int(body["left"])
+
+
+def counted(body: Body, name: str, count: int, n: int) -> tuple[Body | None, int]:
+    """The latch after a count-down by ``n``, and what is left; it stays at zero."""
+    before = left(body, name, count)
+    after = max(0, before - n)
+    return ({"count": count, "left": after}, after) if before else (None, 0)
+
+
+class Latch:
+    """A count that reaches zero once. Made by :meth:`Client.latch`; does no I/O until it is asked.
+
+    Everybody names the same count; that of who counts down first stands. A latch that opened stays open for 24 hours,
+    and one that nobody has counted down for so long begins anew.
+    """
+
+    __slots__ = ("_count", "_name", "_runtime")
+
+    def __init__(self, runtime: Runtime, name: str, count: int) -> None:
+        self._runtime = runtime
+        self._name = name
+        self._count = count
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        return self._name
+
+    def __repr__(self) -> str:
+        return f"<Latch {shorten(self._name)} from {self._count}>"
+
+    def __reduce__(self) -> str:
+        raise TypeError(
+            "a latch cannot be copied or pickled: pass its name, and ask the client there for the latch"
+        )
+
+    async def count_down(self, n: int = 1) -> int:
+        """Count down by ``n``, and return what is left; at zero everybody who waits goes on, and it stays there.
+
+        Counts once, also if an answer of the server gets lost and the client asks again. Raises :class:`ConfigError` if
+        the latch counts from another number, and :class:`BackendError` if after the ``command_timeout`` it is not known
+        whether it counted. Cancelling it stops the waiting, not the counting.
+        """
+        check_count("n", n)
+        return await self._change(lambda body: counted(body, self._name, self._count, n))
+
+    async def count(self) -> int:
+        """What is left to count down; 0 once it is open.
+
+        Ends within the ``command_timeout``; raises as :meth:`count_down` does. Cancelling it changes nothing.
+        """
+        return await self._change(lambda body: (None, left(body, self._name, self._count)))
+
+    async def wait(self, timeout: float | None = None) -> None:
+        """Wait until the count is zero, for at most ``timeout`` seconds (``None``: for ever, 0: look once).
+
+        Raises :class:`WaitTimeout` (a :class:`TimeoutError`) when the time is over, :class:`ConfigError` if the latch
+        counts from another number, and :class:`BackendError` if the server cannot be reached at first; once it waits, it
+        survives outages. Cancelling it leaves nothing behind.
+        """
+        limit = check_timeout(timeout)
+        if limit == 0:
+            rest = await self.count()
+            if rest:
+                raise WaitTimeout("latch", self._name, 0.0, f"{rest} of {self._count} are left to count down")
+            return
+        rest = self._count
+
+        def look(body: Body) -> bool | None:
+            nonlocal rest
+            rest = left(body, self._name, self._count)
+            return None if rest else True
+
+        if await self._board().wait(look, limit) is LATE:
+            raise WaitTimeout(
+                "latch", self._name, limit or 0.0, f"{rest} of {self._count} are left to count down"
+            )
+
+    async def _change(self, step: Step) -> int:
+        answer: int = await self._board().change(step)
+        return answer
+
+    def _board(self) -> Board:
+        self._runtime.guard()
+        return board(self._runtime, self._name, Family.LATCH, KEEP)

@@ -1,0 +1,173 @@
+"""Locks for Starlette applications: a client that lives as long as the application, and locks around endpoints.
+
+::
+
+    from aiolock.starlette import exception_handlers, lifespan, locked
+
+    @locked("order:{order_id}", timeout=2)
+    async def pay(request: Request, lease: Lease) -> Response:
+        ...
+
+    app = Starlette(
+        routes=[Route("/orders/{order_id:int}/pay", pay, methods=["POST"])],
+        lifespan=lifespan("redis://127.0.0.1:6379/0"),
+        exception_handlers=exception_handlers,
+    )
+
+FastAPI has :mod:`aiolock.fastapi`, which has all of this as well.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
+
+from aiolock.answers import Answer, Source, answer, opener
+from aiolock.client import Client
+from aiolock.errors import AcquireTimeout, BackendUnavailable, ConfigError, LockLost, MissingDriver, shorten
+from aiolock.handling import Wish, WishOptions
+from aiolock.lease import Lease
+from aiolock.templates import Template
+
+try:
+    from starlette.exceptions import HTTPException, WebSocketException
+    from starlette.requests import HTTPConnection, Request
+    from starlette.responses import JSONResponse, Response
+except ImportError as _missing:
+    raise MissingDriver("starlette", "fastapi") from _missing
+
+__all__ = ["KEY", "client_of", "exception_handlers", "lifespan", "locked", "refusal"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+A = TypeVar("A")
+
+KEY = "aiolock"
+"""The name of the client in the state of application and requests."""
+
+TRY_AGAIN_LATER = 1013
+"""How a WebSocket is closed when the lock could not be had, or was lost."""
+
+Lifespan = Callable[[Any], AbstractAsyncContextManager[Mapping[str, Any] | None]]
+
+
+def lifespan(
+    source: Source, inner: Lifespan | None = None, /, **options: Any
+) -> Callable[[Any], AbstractAsyncContextManager[dict[str, Any]]]:
+    """A lifespan with an open client in it: ``FastAPI(lifespan=lifespan("redis://…"))``.
+
+    :param source: a URL (``options`` are then those of :func:`aiolock.connect`), a client that is not open yet (good for
+        one start of the application), or a function that makes one for each start.
+    :param inner: the application's own lifespan. It runs inside: the client is there as ``app.state.aiolock`` when it
+        begins, and still there when it ends. What it yields is kept.
+
+    The client is opened before the application serves, and closed after its last request: leases that are still under
+    a block are lost then (reason ``"closed"``). Raises :class:`ConfigError` and :class:`MissingDriver` at once, and when
+    the application starts what :meth:`Client.open` raises.
+    """
+    make = opener(source, options)
+    if inner is not None and not callable(inner):
+        raise ConfigError(
+            f"a lifespan is a function of the application that returns a context, not {shorten(inner)}"
+        )
+
+    @asynccontextmanager
+    async def run(app: Any) -> AsyncIterator[dict[str, Any]]:
+        async with make() as client:
+            app.state.aiolock = client
+            try:
+                if inner is None:
+                    yield {KEY: client}
+                else:
+                    async with inner(app) as state:
+                        yield {**(state or {}), KEY: client}
+            finally:
+                del app.state.aiolock
+
+    return run
+
+
+def client_of(connection: HTTPConnection) -> Client:
+    """The client of the application that serves this request, also in applications mounted below it.
+
+    Raises :class:`ConfigError` if its lifespan brought none.
+    """
+    client = getattr(connection.state, KEY, None) or getattr(connection.app.state, KEY, None)
+    if not isinstance(client, Client):
+        raise ConfigError(
+            "this application has no client: give it lifespan=lifespan(url), and see that the server runs lifespans"
+        )
+    return client
+
+
+def refusal(connection: HTTPConnection) -> Callable[[Answer], Exception]:
+    """What is raised to answer this request, or to close this WebSocket."""
+    if connection.scope["type"] == "websocket":
+        return lambda said: WebSocketException(TRY_AGAIN_LATER, said.text)
+    return lambda said: HTTPException(said.status, said.text, said.headers)
+
+
+def locked(
+    name: str | Callable[[HTTPConnection], str],
+    /,
+    **options: Unpack[WishOptions],
+) -> Callable[[Callable[Concatenate[A, Lease, P], Awaitable[R]]], Callable[Concatenate[A, P], Awaitable[R]]]:
+    """Hold a lock while an endpoint runs: ``@locked("order:{order_id}")`` over ``async def pay(request, lease)``.
+
+    :param name: a template whose names are path parameters, else query parameters, or a function of the request. The
+        values are those that Starlette has: say ``{order_id:int}`` in the route, or 7 and 07 are different locks.
+    :param timeout: seconds to wait for the lock (default: 5); ``None`` waits for ever, 0 tries once.
+    :param retry_after: seconds, for the header of that name in a refusal (default: 1).
+    :param lock: a function of the client and the name that makes another lock than a mutex.
+
+    The other options are those of :meth:`Client.lock`: ``ttl``, ``on_loss``, ``fair``, ``max_hold``, ``label``. The
+    endpoint gets the lease after its first argument, the request (or after ``self, request`` in an
+    ``HTTPEndpoint``). The lock is released when it returns; a streamed body and background tasks run after that.
+
+    A lock that is not free in time is answered 409 with ``Retry-After``; a lease that was lost and a server that cannot
+    be reached, 503. The loss cancels the endpoint, unless ``on_loss="signal"``.
+    """
+    name_of = name if callable(name) else _from_url(Template(name))
+    wish = Wish(options)
+
+    def decorate(endpoint: Callable[..., Awaitable[R]]) -> Callable[..., Awaitable[R]]:
+        if not inspect.iscoroutinefunction(endpoint):
+            raise ConfigError(f"locked() is for endpoints with `async def`, not for {shorten(endpoint)}")
+
+        @functools.wraps(endpoint)
+        async def hold(*args: Any, **kwargs: Any) -> R:
+            place = next((n for n, arg in enumerate(args) if isinstance(arg, HTTPConnection)), None)
+            if place is None:
+                raise ConfigError(
+                    f"locked() is for endpoints that are called with a request, not {shorten(args)}"
+                )
+            request = args[place]
+            block = wish.block(client_of(request), name_of(request), refusal(request))
+            async with block as lease:
+                return await endpoint(*args[: place + 1], lease, *args[place + 1 :], **kwargs)
+
+        # The signature is that of what frameworks call: without the lease.
+        del hold.__wrapped__
+        return hold
+
+    return decorate
+
+
+def _from_url(template: Template) -> Callable[[HTTPConnection], str]:
+    return lambda request: template.fill({**request.query_params, **request.path_params})
+
+
+async def _respond(_: Request, error: Exception) -> Response:
+    said = answer(error)
+    if said is None:
+        raise error
+    return JSONResponse({"detail": said.text}, said.status, said.headers)
+
+
+exception_handlers: dict[Any, Callable[[Request, Any], Coroutine[Any, Any, Response]]] = dict.fromkeys(
+    (AcquireTimeout, LockLost, BackendUnavailable), _respond
+)
+"""For ``FastAPI(exception_handlers=…)``: answers for locks that an endpoint takes by itself, with ``async with``."""

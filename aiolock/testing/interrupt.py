@@ -1,0 +1,273 @@
+"""Interrupts a piece of work at each of its awaits in turn, and looks at what it leaves behind.
+
+The work is a coroutine in a wrapper that counts how often it is suspended. Attempt after attempt, it is interrupted one
+suspension later, until one ends untouched. So every ``await`` that the work really comes to is met, including those
+inside of the libraries that it uses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from dataclasses import dataclass, field
+from inspect import isawaitable
+from typing import Any, Literal, get_args
+
+from aiolock.client import Client
+from aiolock.errors import ConfigError, LockLost, shorten
+
+__all__ = ["Report", "Way", "interrupt_everywhere"]
+
+Way = Literal["cancel", "race", "twice", "timeout", "loss"]
+"""How work is interrupted:
+
+``cancel``  its task is cancelled while what it waits for is still to come
+``race``    its task is cancelled in the very step in which what it waits for arrives
+``twice``   as ``cancel``, and again at every later await: the clean-up is cancelled too
+``timeout`` an ``asyncio.timeout`` around it fires there
+``loss``    every lease that the clients hold at that moment is lost
+"""
+
+ENOUGH = 2000
+"""Work with more suspensions than this is taken for work that does not end."""
+GRACE = 5.0
+"""Seconds for what has to end to end."""
+SHOWN = 20
+"""So many faults are listed; the others are counted."""
+
+Work = Callable[[], Coroutine[Any, Any, Any]]
+Check = Callable[[], Awaitable[object] | object]
+
+
+@dataclass
+class Report:
+    """What was done: how many attempts, and at how many awaits each way of interrupting came."""
+
+    attempts: int = 0
+    points: dict[Way, int] = field(default_factory=dict)
+    faults: list[str] = field(default_factory=list)
+
+
+async def interrupt_everywhere(
+    work: Work,
+    *,
+    clients: Client | Iterable[Client] = (),
+    ways: Iterable[Way] | None = None,
+    check: Check | None = None,
+    raises: tuple[type[BaseException], ...] = (),
+) -> Report:
+    """Run ``work()`` again and again, each time interrupted one ``await`` later, in every way.
+
+    :param work: a function that makes the coroutine; each attempt runs in a task of its own.
+    :param clients: the clients whose locks it uses. After each attempt none of them may hold or wait for anything.
+    :param ways: see :data:`Way`; the default is ``cancel``, ``race``, ``timeout``, and with clients ``loss``.
+    :param check: called (and awaited) after each attempt: asserts what has to be true however the work ended, and
+        prepares the next attempt.
+    :param raises: what the work may also end with when it is interrupted.
+
+    Raises :class:`AssertionError` that lists what was wrong, and where: a cancellation that was swallowed, an unexpected
+    end, a lock that stayed, a task that still runs, a failed ``check``. Cancelling it cancels the attempt under way.
+    """
+    used = [clients] if isinstance(clients, Client) else list(clients)
+    if any(not isinstance(client, Client) for client in used):
+        raise ConfigError(f"clients must be aiolock clients, not {shorten(used)}")
+    default: tuple[Way, ...] = (
+        ("cancel", "race", "timeout", "loss") if used else ("cancel", "race", "timeout")
+    )
+    chosen = default if ways is None else tuple(ways)
+    for way in chosen:
+        if way not in get_args(Way):
+            raise ConfigError(f"ways must be of {', '.join(get_args(Way))}, not {shorten(way)}")
+    if "loss" in chosen and not used:
+        raise ConfigError("leases can only be lost of known clients: pass clients=")
+    report = Report()
+    for _ in range(25):
+        # Clients that were opened just now start their own tasks in the next passes: those are not the work's.
+        await asyncio.sleep(0)
+    for way in chosen:
+        at = 1
+        while True:
+            if at > ENOUGH:
+                raise AssertionError(f"the work was suspended {ENOUGH} times and does not come to an end")
+            before = asyncio.all_tasks()
+            attempt = _Attempt(work(), way, at, used)
+            await attempt.run()
+            report.attempts += 1
+            faults = [*attempt.faults(raises), *await _left(used, before)]
+            if check is not None:
+                faults += await _checked(check)
+            report.faults += [f"{way} at await {at}, {attempt.where}: {fault}" for fault in faults]
+            if attempt.suspensions < at:
+                break
+            report.points[way] = at
+            at += 1
+    if report.faults:
+        more = len(report.faults) - SHOWN
+        lines = report.faults[:SHOWN] + ([f"and {more} more"] if more > 0 else [])
+        raise AssertionError(
+            "\n".join([f"{len(report.faults)} faults in {report.attempts} attempts:", *lines])
+        )
+    return report
+
+
+class _Attempt(Coroutine[Any, Any, Any]):
+    """The work, and what happens at its suspension number ``at``."""
+
+    def __init__(self, work: Coroutine[Any, Any, Any], way: Way, at: int, clients: list[Client]) -> None:
+        self._work = work
+        self._way: Way = way
+        self._at = at
+        self._clients = clients
+        self._task: asyncio.Task[Any]
+        self._deadline: asyncio.Timeout | None = None
+        self.suspensions = 0
+        self.where = "untouched"
+        self._fired = False
+        """Whether an interruption came before the work had ended."""
+        self._error: BaseException | None = None
+        self._returned = False
+        self._stuck = False
+
+    async def run(self) -> None:
+        """One attempt, to its end."""
+        self._task = asyncio.get_running_loop().create_task(self._bounded(), name="interrupted work")
+        try:
+            while not self._task.done():
+                was_fired = self._fired
+                done, _ = await asyncio.wait([self._task], timeout=GRACE)
+                if not done and was_fired:
+                    # Whoever swallows a cancellation may wait for ever for what it has missed.
+                    self._stuck = True
+                    self._task.cancel()
+        except BaseException:
+            self._task.cancel()
+            await asyncio.wait([self._task], timeout=GRACE)
+            raise
+        if self._task.cancelled():
+            self._error = asyncio.CancelledError()
+        elif (error := self._task.exception()) is not None:
+            self._error = error
+        else:
+            self._returned = True
+
+    async def _bounded(self) -> Any:
+        if self._way != "timeout":
+            return await self
+        async with asyncio.timeout(None) as self._deadline:
+            return await self
+
+    # --- being a coroutine
+
+    def send(self, value: Any) -> Any:
+        """Go on to the next suspension."""
+        return self._suspended(self._work.send(value))
+
+    def throw(self, *args: Any) -> Any:
+        """Go on with an exception."""
+        return self._suspended(self._work.throw(*args))
+
+    def close(self) -> None:
+        """End the work."""
+        self._work.close()
+
+    def __await__(self) -> _Attempt:
+        return self
+
+    def __iter__(self) -> _Attempt:
+        return self
+
+    def __next__(self) -> Any:
+        return self.send(None)
+
+    def _suspended(self, awaited: Any) -> Any:
+        self.suspensions += 1
+        if self.suspensions == self._at:
+            self.where = _innermost(self._work)
+        if self.suspensions == self._at or (self.suspensions > self._at and self._way == "twice"):
+            if self._way == "race" and awaited is not None:
+                # Registered before the task's own callback: so it comes between the result and the task.
+                awaited.add_done_callback(self._fire)
+            else:
+                asyncio.get_running_loop().call_soon(self._fire)
+        return awaited
+
+    def _fire(self, _: object = None) -> None:
+        if self._task.done():
+            return
+        if self._way == "loss":
+            for client in self._clients:
+                dog = client._runtime.watchdog  # noqa: SLF001 - a client does not list its leases
+                for term in list(dog._by_claim.values()):  # noqa: SLF001 - as above
+                    self._fired = True
+                    dog.lose(term, "expired")
+            return
+        self._fired = True
+        if self._deadline is not None:
+            self._deadline.reschedule(asyncio.get_running_loop().time())
+        else:
+            self._task.cancel()
+
+    # --- the verdict
+
+    def faults(self, raises: tuple[type[BaseException], ...]) -> list[str]:
+        """What is wrong with how it ended."""
+        if self._stuck:
+            return [f"it went on for more than {GRACE:g} s"]
+        if self._error is not None and isinstance(self._error, raises):
+            return []
+        late = self._deadline is not None and not self._deadline.expired()
+        if not self._fired or late:
+            return [] if self._returned else [f"it ended with {self._error!r} without being interrupted"]
+        if self._way == "loss":
+            # Whoever catches the loss and does the right thing may end well.
+            fine = self._returned or isinstance(self._error, LockLost)
+            return [] if fine else [f"it lost its lease, and ended with {self._error!r}"]
+        if self._returned:
+            return ["the cancellation was swallowed"]
+        expected = TimeoutError if self._way == "timeout" else asyncio.CancelledError
+        return [] if type(self._error) is expected else [f"it was cancelled, and ended with {self._error!r}"]
+
+
+def _innermost(work: Any) -> str:
+    """Where the innermost of the coroutines that wait for each other stands."""
+    place = "?"
+    while (frame := getattr(work, "cr_frame", None)) is not None:
+        place = f"{frame.f_code.co_qualname} ({frame.f_code.co_filename}:{frame.f_lineno})"
+        work = work.cr_await
+    return place
+
+
+async def _left(clients: list[Client], before: set[asyncio.Task[Any]]) -> list[str]:
+    """What is left behind when everything that has to end had the time to do so."""
+
+    def remains() -> list[str]:
+        found = []
+        for client in clients:
+            runtime = client._runtime  # noqa: SLF001 - how many clean-ups are under way is nobody else's business
+            figures = client.stats()
+            if figures["held"] or figures["waiting"] or runtime.cleanups:
+                found.append(
+                    f"a client still has {figures['held']} leases, {figures['waiting']} waiting tasks "
+                    f"and {len(runtime.cleanups)} clean-ups"
+                )
+        own = {task for client in clients for task in client._runtime.tasks}  # noqa: SLF001 - as above
+        tasks = asyncio.all_tasks() - before - own
+        return found + [f"a task still runs: {task!r}" for task in tasks]
+
+    loop = asyncio.get_running_loop()
+    give_up = loop.time() + GRACE
+    for passes in range(1_000_000):
+        if not remains() or loop.time() > give_up:
+            break
+        await asyncio.sleep(0 if passes < 100 else 0.001)
+    return remains()
+
+
+async def _checked(check: Check) -> list[str]:
+    try:
+        answer = check()
+        if isawaitable(answer):
+            await answer
+    except AssertionError as error:
+        return [f"the check failed: {error}"]
+    return []

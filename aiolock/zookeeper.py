@@ -1,0 +1,73 @@
+"""Writes to data that is kept in ZooKeeper itself, which nobody but the present holder of a lock can make.
+
+A lease's node lives as long as its hold. So a transaction that checks for that node and writes is fencing without a token:
+the ensemble carries out both or none, also for a holder that was stopped and woke up late. :func:`fenced_set` does that
+through the lease's own client; :func:`node` is for transactions of one's own, through kazoo or any other client.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiolock.contract import Claim
+from aiolock.errors import ConfigError, UnsupportedKind, shorten
+from aiolock.lease import Lease
+
+__all__ = ["fenced_set", "node"]
+
+
+async def fenced_set(lease: Lease, path: str, data: bytes, *, version: int | None = None) -> int | None:
+    """Replace the data of a node, if ``lease`` is still held as the ensemble sees it.
+
+    :param lease: of a client of ``zookeeper://``; any kind of lock.
+    :param path: the absolute path of a node that exists, below the chroot of the client's address.
+    :param data: at most a megabyte.
+    :param version: write only if this is the version of the data; ``None`` is any.
+
+    Returns the new version, or ``None`` if the data has another version than the one that was named. Raises
+    :class:`LockLost` if the hold has ended (:class:`RuntimeError` if it was released), :class:`BackendRefused` if there is no such node or no right to write to it, and
+    :class:`BackendUnavailable` if no answer came within the ``command_timeout``: then nobody knows whether it was written,
+    and reading tells. Cancelling it leaves that open as well.
+    """
+    _check(path, data, version)
+    claim = _claim(lease)
+    lease.check()
+    written: int | None = await claim.fenced_set(path, data, version)
+    return written
+
+
+def node(lease: Lease) -> str:
+    """The absolute path of the node that stands for ``lease``, chroot included, for a transaction of one's own.
+
+    It is unique: no other hold ever has a node of this name. With kazoo: ``transaction.check(node(lease), -1)``, then the
+    writes, then ``commit()``. After :meth:`Lease.downgrade` it is another one. Raises :class:`LockLost` if the hold has
+    ended, as far as this process knows.
+    """
+    claim = _claim(lease)
+    lease.check()
+    path: str = claim.own
+    return path
+
+
+_MOST_BYTES = 1_000_000
+"""A server closes the connection of who sends it more than a little above this."""
+
+
+def _check(path: object, data: object, version: object) -> None:
+    if not isinstance(path, str) or not path.startswith("/") or path.endswith("/"):
+        raise ConfigError(f"path must be absolute, as /app/config, not {shorten(path)}")
+    if not isinstance(data, bytes) or len(data) > _MOST_BYTES:
+        raise ConfigError(f"data must be at most {_MOST_BYTES} bytes, not {shorten(data)}")
+    if version is not None and (type(version) is not int or version < 0):
+        raise ConfigError(f"version must be a whole number from 0, or None for any, not {shorten(version)}")
+
+
+def _claim(lease: Any) -> Any:
+    if not isinstance(lease, Lease):
+        raise ConfigError(f"a lease is needed, not {shorten(lease)}")
+    if hasattr(lease, "parts"):
+        raise ConfigError("a lease of several locks has several nodes: name one of its parts")
+    claim: Claim = lease._term.claim  # noqa: SLF001 - what only this server has is no part of a lease
+    if not hasattr(claim, "fenced_set"):
+        raise UnsupportedKind("node for a lease", type(claim).__name__, "only zookeeper:// has")
+    return claim

@@ -1,0 +1,55 @@
+"""Everybody who competes, by name: us and our peers behind one small interface (:mod:`benchmarks.contestants.base`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from benchmarks.contestants.base import Contestant
+from benchmarks.contestants.curator import Curator
+from benchmarks.contestants.mysql import ForUpdate, GetLock, InsertDelete, Polling, SelectOne
+from benchmarks.contestants.ours import InMemory, Ours, OursAnew, OursPlain, OursWithoutPassing
+from benchmarks.contestants.plain import Asyncio
+from benchmarks.contestants.redis import CoRedis, RedisPy
+from benchmarks.contestants.zookeeper import AioZK, Kazoo
+from benchmarks.floors import RawFloor, ScriptFloor
+
+__all__ = ["Contestant", "contestant"]
+
+_KNOWN: dict[str, Callable[..., Any]] = {
+    "aiolock": Ours,
+    "aiolock, lock made anew": OursAnew,
+    "aiolock, mutexes only": OursPlain,
+    "aiolock fair": partial(Ours, fair=True),
+    "aiolock memory://": InMemory,
+    "aiolock simple": partial(Ours, query="?recipe=simple"),
+    "aiolock simple, fair": partial(Ours, query="?recipe=simple", fair=True),
+    "aiolock lease": partial(Ours, query="?mode=lease"),
+    "aiolock lease, no passing": partial(OursWithoutPassing, query="?mode=lease"),
+    "aiolock session": partial(Ours, query="?mode=session"),
+    "aiolock session, no passing": partial(OursWithoutPassing, query="?mode=session"),
+    "aiolock row": partial(Ours, query="?mode=row"),
+    "aiozk": AioZK,
+    "asyncio": Asyncio,
+    "asyncio.Lock": Asyncio,
+    "coredis": CoRedis,
+    "curator": Curator,
+    "for update": ForUpdate,
+    "get_lock": GetLock,
+    "insert + delete, random wait": InsertDelete,
+    "kazoo": Kazoo,
+    "polling": Polling,
+    "raw floor": RawFloor,
+    "redis-py": RedisPy,
+    "script floor": ScriptFloor,
+    "select 1": SelectOne,
+}
+
+
+def contestant(who: str, url: str) -> Any:
+    """By name; one that polls may be given its interval, as in ``redis-py 0.01``."""
+    name, _, interval = who.rpartition(" ")
+    if name in _KNOWN and interval.replace(".", "").isdigit():
+        return _KNOWN[name](url, float(interval))
+    return _KNOWN[who](url)

@@ -1,0 +1,137 @@
+"""What every contestant can do: opened with a URL, handing out locks, and taking turns with them.
+
+A lock is an object for ``async with``, made once and used for several blocks, as the documentation of each library
+allows. A library without coroutines overrides what is measured as a whole, so that it pays for its own threads only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from typing import Any, Self
+
+__all__ = ["PARTS", "SEATS", "TTL", "Contestant", "OneByOne", "Span", "parts"]
+
+TTL = 30.0
+SEATS = 10
+PARTS = 5
+BATCH = 50
+"""How many join a line at the same moment."""
+
+Span = tuple[float, float, float, int]
+"""When a turn was asked for, entered and left, and the number of its contender."""
+
+# time.monotonic is one clock for all processes of a machine.
+
+
+class Contestant:
+    """One library, connected to one server."""
+
+    ttl = TTL
+    """Seconds; may be set before it is opened."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+    def lock(self, name: str) -> Any:
+        """A lock for one contender."""
+        raise NotImplementedError
+
+    def read(self, name: str) -> Any:
+        """The readers' side of a read-write lock."""
+        raise NotImplementedError
+
+    def write(self, name: str) -> Any:
+        """The writers' side of it."""
+        raise NotImplementedError
+
+    def seat(self, name: str) -> Any:
+        """One of ``SEATS`` permits of a semaphore."""
+        raise NotImplementedError
+
+    def every(self, name: str) -> Any:
+        """``PARTS`` locks as one."""
+        raise NotImplementedError
+
+    def asked(self, what: str) -> Any:
+        """What a contender wants: the name of a lock, or another kind and its name, as in ``read document``."""
+        kind, _, name = what.rpartition(" ")
+        return getattr(self, kind or "lock")(name)
+
+    async def prepare(self, names: Sequence[str]) -> None:
+        """Before anything is measured: have everybody's connections, and whatever the locks of these names need."""
+        await asyncio.gather(*(self.turns(name, 1) for name in names))
+
+    async def turns(self, name: str, count: int) -> None:
+        """Take and leave one lock so many times."""
+        lock = self.asked(name)
+        for _ in range(count):
+            async with lock:
+                pass
+
+    async def drain(self, names: Sequence[str], turns: int, hold: float, spans: list[Span]) -> None:
+        """One contender for each name; each wants so many turns of ``hold`` seconds, and asks again at once."""
+        await asyncio.gather(
+            *(self._contend(name, turns, hold, spans, number) for number, name in enumerate(names))
+        )
+
+    async def _contend(self, name: str, turns: int, hold: float, spans: list[Span], number: int) -> None:
+        clock, lock = time.monotonic, self.asked(name)
+        for _ in range(turns):
+            asked = clock()
+            async with lock:
+                entered = clock()
+                await asyncio.sleep(hold)
+                left = clock()
+            spans.append((asked, entered, left, number))
+
+    async def line(self, name: str, count: int, ready: Callable[[], Awaitable[None]]) -> list[float]:
+        """Have so many wait in line, then let them pass one after the other: when the first was let in, and each."""
+        entered: list[float] = []
+
+        async def waiter() -> None:
+            async with self.lock(name):
+                entered.append(time.monotonic())
+
+        async with self.lock(name):
+            waiters: list[asyncio.Task[None]] = []
+            while len(waiters) < count:
+                # Not all at once: each newcomer reads the whole list, and a small server drowns in its answers.
+                waiters += [asyncio.create_task(waiter()) for _ in range(min(BATCH, count - len(waiters)))]
+                await self.all_wait(len(waiters))
+            await ready()
+            entered.append(time.monotonic())
+        await asyncio.gather(*waiters)
+        return entered
+
+    async def all_wait(self, count: int) -> None:
+        """Until so many tasks wait, as far as one can know here; the server is asked by somebody else."""
+        del count
+        await asyncio.sleep(0.1)
+
+
+def parts(name: str) -> list[str]:
+    """The names of the locks that are taken together, in the order in which everybody takes them."""
+    return [f"{name}:{number}" for number in range(PARTS)]
+
+
+class OneByOne:
+    """Several asynchronous context managers, entered one after the other."""
+
+    def __init__(self, locks: Sequence[Any]) -> None:
+        self._locks = locks
+
+    async def __aenter__(self) -> None:
+        self._stack = AsyncExitStack()
+        for lock in self._locks:
+            await self._stack.enter_async_context(lock)
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()

@@ -1,0 +1,91 @@
+"""aiolock, in the ways in which it is measured."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Self
+
+import aiolock
+from aiolock import queue
+from benchmarks.contestants.base import SEATS, Contestant, OneByOne, parts
+
+__all__ = ["InMemory", "Ours", "OursAnew", "OursPlain", "OursWithoutPassing"]
+
+
+class Ours(Contestant):
+    """aiolock; ``fair`` waits in strict order, ``query`` is added to the address."""
+
+    def __init__(self, url: str, *, fair: bool = False, query: str = "") -> None:
+        super().__init__(url + query)
+        self._fair = fair
+
+    async def __aenter__(self) -> Self:
+        self.client = await aiolock.connect(self.url, namespace="bench", ttl=self.ttl).open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.client.aclose()
+
+    def lock(self, name: str) -> aiolock.Lock:
+        return self.client.lock(name, fair=self._fair)
+
+    def read(self, name: str) -> Any:
+        return self.client.rwlock(name).read(fair=self._fair)
+
+    def write(self, name: str) -> Any:
+        return self.client.rwlock(name).write(fair=self._fair)
+
+    def seat(self, name: str) -> Any:
+        return self.client.semaphore(name, SEATS, fair=self._fair)
+
+    def every(self, name: str) -> Any:
+        return aiolock.lock_all(*(self.client.lock(part) for part in parts(name)))
+
+    async def all_wait(self, count: int) -> None:
+        while self.client.stats()["waiting"] < count:  # noqa: ASYNC110 - nothing tells
+            await asyncio.sleep(0.02)
+
+
+class OursPlain(Ours):
+    """With nothing but mutexes, where another kind would do: what that kind is worth."""
+
+    def read(self, name: str) -> Any:
+        return self.lock(name)
+
+    def write(self, name: str) -> Any:
+        return self.lock(name)
+
+    def every(self, name: str) -> Any:
+        return OneByOne([self.lock(part) for part in parts(name)])
+
+
+class OursAnew(Ours):
+    """A lock object made for every block."""
+
+    async def turns(self, name: str, count: int) -> None:
+        for _ in range(count):
+            async with self.client.lock(name):
+                pass
+
+
+class OursWithoutPassing(Ours):
+    """Every turn goes to the server, while the tasks of a process still wait behind one place there.
+
+    There is no such setting, because nobody needs it: ``fair=True`` gives every task a place of its own instead.
+    """
+
+    async def __aenter__(self) -> Self:
+        self._passes, queue.PASSES = queue.PASSES, 0
+        return await super().__aenter__()
+
+    async def __aexit__(self, *_: object) -> None:
+        await super().__aexit__()
+        queue.PASSES = self._passes
+
+
+class InMemory(Ours):
+    """Over the server inside the process."""
+
+    def __init__(self, url: str) -> None:
+        del url
+        super().__init__("memory://")

@@ -1,0 +1,34 @@
+"""A holder that is killed, and whoever waits for what it held."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import aiolock
+from benchmarks.worker import Stage
+
+__all__ = ["heir", "victim"]
+
+
+async def victim(stage: Stage, url: str, name: str, ttl: float) -> None:
+    """Take the lock, say so, and keep it until we are killed."""
+    async with aiolock.connect(url, namespace="bench", ttl=ttl) as client, client.lock(name):
+        await stage.pause()
+        await asyncio.Event().wait()
+
+
+async def heir(stage: Stage, url: str, name: str, ttl: float) -> float:
+    """Wait for a lock that somebody holds: when we got it."""
+    async with aiolock.connect(url, namespace="bench", ttl=ttl) as client:
+
+        async def wait() -> tuple[aiolock.Lease, float]:
+            return await client.lock(name).acquire(), time.monotonic()
+
+        waiting = asyncio.create_task(wait())
+        while not client.stats()["waiting"]:  # noqa: ASYNC110 - nothing tells
+            await asyncio.sleep(0.02)
+        await stage.pause()
+        lease, entered = await waiting
+        await lease.release()
+    return entered

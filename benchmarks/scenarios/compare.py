@@ -1,0 +1,101 @@
+"""The same questions to every server: what to take is a matter of these figures, and of what each of them promises."""
+
+from __future__ import annotations
+
+import time
+from random import Random
+
+from benchmarks.crew import Crew
+from benchmarks.measure import Report, percentile
+from benchmarks.scenarios.draining import baton, drained
+from benchmarks.scenarios.fleet import Fleet
+
+__all__ = ["SCENARIOS"]
+
+TTL = 3.0
+"""Seconds; of holders that are killed."""
+
+COLUMNS = {
+    "free": "free lock, µs",
+    "many": "100 tasks x 100 locks, turns/s",
+    "hot": "hot lock, turns/s",
+    "fair": "hot lock, fair=True, turns/s",
+    "p50": "hand-over p50, ms",
+    "p99": "hand-over p99, ms",
+    "recovery": "holder killed, s",
+}
+
+
+def servers(fleet: Fleet) -> Report:
+    """One table of all of them."""
+    context = fleet.context
+    report = Report("servers", "All servers, the same scenarios", COLUMNS)
+    found: dict[str, dict[str, list[float]]] = {name: {} for name in fleet.members}
+    rounds = min(context.rounds, 3)
+    single, few, turns = context.count(300, 60), context.count(6, 2), context.count(20, 4)
+
+    def free(name: str) -> float:
+        it = fleet.members[name]
+        rate: float = context.crew.one("single", who=it.who, url=it.url, turns=single)[0]
+        return 1e6 / rate
+
+    def many(name: str) -> float:
+        it = fleet.members[name]
+        return drained(context, it.who, 1, 100, few, url=it.url, locks=100)["rate"]
+
+    def hot(name: str, *, fair: bool = False) -> float:
+        it = fleet.members[name]
+        processes = 1 if it.context is None else 2
+        who = f"{it.who} fair" if fair else it.who
+        return drained(context, who, processes, 40 // processes, few if fair else turns, url=it.url)["rate"]
+
+    played = {"free": free, "many": many, "hot": hot, "fair": lambda name: hot(name, fair=True)}
+    for column, play in played.items():
+        for name, values in context.alternate(rounds, list(fleet.members), play).items():
+            found[name][column] = values
+    remote = [name for name, it in fleet.members.items() if it.context is not None]
+    for name, latencies in context.alternate(
+        rounds, remote, lambda name: _handovers(fleet, name, context.count(80, 10))
+    ).items():
+        found[name]["p50"] = [percentile(some, 50) for some in latencies]
+        found[name]["p99"] = [percentile(some, 99) for some in latencies]
+    for _ in range(context.count(5, 1)):
+        for name, seconds in _recoveries(fleet, remote).items():
+            found[name].setdefault("recovery", []).append(seconds)
+    for name, figures in found.items():
+        report.add(name, **figures)
+    report.notes.append(
+        "Hot lock: a drain of 2 processes x 20 tasks (memory: one process with 40). Holder killed: from kill -9 to the "
+        f"next holder's entry, ttl {TTL:g} s, the moment in its renewals left to chance. All servers on this one machine: "
+        "ZooKeeper with three members and MariaDB pay for processor time that they would have of their own elsewhere."
+    )
+    return report
+
+
+def _handovers(fleet: Fleet, name: str, count: int) -> list[float]:
+    it = fleet.members[name]
+    # The first ones open connections.
+    found = baton(fleet.context, it.who, count + 3, 0.002, url=it.url, settle=0.012)
+    return [took / 1000 for took in found[3:]]
+
+
+def _recoveries(fleet: Fleet, names: list[str]) -> dict[str, float]:
+    """Kill a holder on each server at the same moment: seconds until the next one is in."""
+    lock = f"mourned:{time.monotonic_ns():x}"
+    jobs = [{"url": fleet.members[name].url, "name": lock, "ttl": TTL} for name in names]
+    killed = 0.0
+
+    def kill(_: int) -> None:
+        nonlocal killed
+        # Everybody's place is known by then, and it is somewhere between two renewals.
+        time.sleep(0.3 + Random().uniform(0, TTL / 3))
+        killed = time.monotonic()
+        victims.kill()
+
+    with Crew() as victims:
+        victims.ready([("victim", job) for job in jobs])
+        entered: list[float] = fleet.context.crew.together([("heir", job) for job in jobs], between=kill)
+    return {name: then - killed for name, then in zip(names, entered, strict=True)}
+
+
+SCENARIOS = {"servers": servers}

@@ -1,0 +1,120 @@
+"""What can be run by name: for each suite the servers that it starts, and its scenarios."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.calm import Calm
+from benchmarks.contestants.curator import compiled
+from benchmarks.crew import Crew
+from benchmarks.scenarios import compare, kinds, mysql, redis, zookeeper
+from benchmarks.scenarios.context import Context, MySQLContext, RedisContext, Scenario, ZooKeeperContext
+from benchmarks.scenarios.fleet import Fleet, Member
+from tests.servers import MariaDB, Redis, Server, ZooKeeper
+
+__all__ = ["SUITES", "Options", "Suite"]
+
+
+@dataclass(slots=True)
+class Options:
+    """How much of everything."""
+
+    quick: bool
+    rounds: int
+    calm: Calm
+
+    def context(self, kind: type[Any], server: Server, crew: Crew) -> Any:
+        return kind(server, crew, self.quick, self.rounds, self.calm)
+
+
+@dataclass(slots=True)
+class Suite:
+    """Some scenarios, and what they are given."""
+
+    scenarios: Mapping[str, Scenario]
+    opened: Callable[[Options], AbstractContextManager[Any]]
+
+
+def durable_mariadb() -> MariaDB:
+    """One that flushes every commit, as servers do unless they are told otherwise, and has room for many."""
+    return MariaDB(extra=["--innodb-flush-log-at-trx-commit=1", "--max-connections=1000"])
+
+
+def roomy_zookeeper(servers: int = 1) -> ZooKeeper:
+    """One that has the memory for thousands of waiters; those of the tests are kept small."""
+    ensemble = ZooKeeper(servers)
+    for child in ensemble.children:
+        child._argv = [word.replace("-Xmx64m", "-Xmx512m") for word in child._argv]
+    return ensemble
+
+
+@contextmanager
+def _redis(options: Options) -> Iterator[Context]:
+    with Redis() as server, Crew() as crew:
+        yield options.context(RedisContext, server, crew)
+
+
+@contextmanager
+def _zookeeper(options: Options) -> Iterator[Context]:
+    with compiled(), roomy_zookeeper() as server, Crew() as crew:
+        yield options.context(ZooKeeperContext, server, crew)
+
+
+@contextmanager
+def _mysql(options: Options) -> Iterator[Context]:
+    with durable_mariadb() as server, Crew() as crew:
+        context = options.context(MySQLContext, server, crew)
+        context.prepare()
+        yield context
+
+
+@contextmanager
+def _compare(options: Options) -> Iterator[Fleet]:
+    with ExitStack() as stack:
+        crew = stack.enter_context(Crew())
+        redis, one, three, mariadb = (
+            options.context(Context, stack.enter_context(server), crew)
+            for server in (Redis(), roomy_zookeeper(), roomy_zookeeper(3), durable_mariadb())
+        )
+        members = {
+            "memory://": Member("aiolock", None),
+            "Redis": Member("aiolock", redis),
+            "ZooKeeper, 1 server": Member("aiolock", one),
+            "ZooKeeper, 3 servers": Member("aiolock", three),
+            "MariaDB, lease": Member("aiolock", mariadb, "?mode=lease"),
+            "MariaDB, session": Member("aiolock", mariadb, "?mode=session"),
+        }
+        yield Fleet(members, redis)
+
+
+@contextmanager
+def _kinds(options: Options) -> Iterator[Fleet]:
+    with ExitStack() as stack:
+        crew = stack.enter_context(Crew())
+        redis, zookeeper_, mariadb = (
+            options.context(Context, stack.enter_context(server), crew)
+            for server in (Redis(), roomy_zookeeper(), durable_mariadb())
+        )
+        members = {
+            "asyncio, one process": Member("asyncio", None),
+            "memory://, aiolock, one process": Member("aiolock", None),
+            "Redis, aiolock": Member("aiolock", redis),
+            "Redis, aiolock, mutexes only": Member("aiolock, mutexes only", redis),
+            "Redis, redis-py": Member("redis-py", redis),
+            "ZooKeeper, aiolock": Member("aiolock", zookeeper_),
+            "ZooKeeper, kazoo": Member("kazoo", zookeeper_),
+            "MariaDB, aiolock": Member("aiolock", mariadb, "?mode=lease"),
+        }
+        yield Fleet(members, redis)
+
+
+SUITES = {
+    "redis": Suite(redis.SCENARIOS, _redis),
+    "zookeeper": Suite(zookeeper.SCENARIOS, _zookeeper),
+    "mysql": Suite(mysql.SCENARIOS, _mysql),
+    "compare": Suite(compare.SCENARIOS, _compare),
+    "kinds": Suite(kinds.SCENARIOS, _kinds),
+}

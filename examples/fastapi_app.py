@@ -1,0 +1,52 @@
+"""A FastAPI application in which an order is paid by one request at a time, whichever worker it comes to.
+
+pip install "python-aiolock[redis,fastapi]" uvicorn
+AIOLOCK_URL=redis://127.0.0.1:6379/0 uvicorn examples.fastapi_app:app --workers 4
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Annotated
+
+from fastapi import FastAPI, HTTPException
+
+from aiolock import Lease
+from aiolock.fastapi import LockClient, exception_handlers, lifespan, locked
+
+URL = os.environ.get("AIOLOCK_URL", "memory://")
+
+paid: dict[int, int] = {}
+
+
+@asynccontextmanager
+async def own(app: FastAPI) -> AsyncIterator[None]:
+    """What the application does by itself at its start: here, the client is open already."""
+    async with app.state.aiolock.lock("migration"):
+        paid.clear()
+    yield
+
+
+app = FastAPI(lifespan=lifespan(URL, own), exception_handlers=exception_handlers)
+
+OrderLease = Annotated[Lease, locked("order:{order_id}", timeout=2)]
+
+
+@app.post("/orders/{order_id}/pay")
+async def pay(order_id: int, lease: OrderLease) -> dict[str, int]:
+    """409 if it takes longer than two seconds to be next; 503 if the lock is lost on the way."""
+    if order_id in paid:
+        raise HTTPException(410, "this order is paid")
+    await asyncio.sleep(0.01)  # the bank; it gets the fencing token as an idempotency key
+    paid[order_id] = lease.token
+    return {"order": order_id, "token": lease.token}
+
+
+@app.get("/orders/{order_id}")
+async def look(order_id: int, locks: LockClient) -> dict[str, object]:
+    """Needs no lock; says who has it."""
+    info = await locks.lock(f"order:{order_id}").inspect()
+    return {"paid": order_id in paid, "at work": [holder.label for holder in info.holders]}

@@ -1,0 +1,124 @@
+"""The shop: `GET /kill?id=1&store=redis&version=lock` sells one piece, if there is one.
+
+One process of it is a uvicorn worker; several share a port, as `python -m examples.flash_sale` starts them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Annotated
+
+import uvicorn
+from fastapi import FastAPI, HTTPException, Query, Request
+
+import aiolock
+from aiolock.fastapi import exception_handlers
+from examples.flash_sale.goods import Goods, MySQLGoods, RedisGoods
+
+WORK = 0.002
+"""Seconds that a shop has to think about a buyer."""
+PATIENCE = 30.0
+"""Seconds that a buyer waits."""
+
+URLS = {store: os.environ.get(f"FLASH_{store.upper()}_URL", "") for store in ("redis", "mysql")}
+
+
+class Shop:
+    """One store, and the locks on the same server."""
+
+    def __init__(self, goods: Goods, locks: aiolock.Client) -> None:
+        self.goods = goods
+        self.locks = locks
+        self.here: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+
+# --- four versions of the same few lines
+
+
+async def no_lock(shop: Shop, number: int, buyer: str) -> bool:
+    stock = await shop.goods.stock(number)
+    if stock <= 0:
+        return False
+    await asyncio.sleep(WORK)
+    await shop.goods.write(number, stock - 1)
+    await shop.goods.sell(number, buyer)
+    return True
+
+
+async def in_process_lock(shop: Shop, number: int, buyer: str) -> bool:
+    async with shop.here[number]:
+        return await no_lock(shop, number, buyer)
+
+
+async def lock(shop: Shop, number: int, buyer: str) -> bool:
+    async with shop.locks.lock(f"goods:{number}", timeout=PATIENCE):
+        return await no_lock(shop, number, buyer)
+
+
+async def fenced_lock(shop: Shop, number: int, buyer: str) -> bool:
+    async with shop.locks.lock(f"goods:{number}", timeout=PATIENCE) as lease:
+        stock = await shop.goods.stock(number)
+        if stock <= 0:
+            return False
+        await asyncio.sleep(WORK)
+        if not await shop.goods.fenced_write(number, stock - 1, lease.token):
+            raise HTTPException(503, "a later request was faster; nothing was sold")
+        await shop.goods.sell(number, buyer)
+        return True
+
+
+VERSIONS: dict[str, Callable[[Shop, int, str], Awaitable[bool]]] = {
+    "no lock": no_lock,
+    "in-process lock": in_process_lock,
+    "aiolock": lock,
+    "aiolock, fenced": fenced_lock,
+}
+
+
+# --- the application
+
+
+@asynccontextmanager
+async def shops(_: FastAPI) -> AsyncIterator[dict[str, object]]:
+    """A shop for each server that there is."""
+    open_shops: dict[str, Shop] = {}
+    async with AsyncExitStack() as stack:
+        for store, make in {"redis": RedisGoods, "mysql": MySQLGoods}.items():
+            if url := URLS[store]:
+                goods = await stack.enter_async_context(make(url))
+                locks = await stack.enter_async_context(aiolock.connect(url, namespace="flash", ttl=10))
+                open_shops[store] = Shop(goods, locks)
+        print("open", flush=True)
+        yield {"shops": open_shops}
+
+
+app = FastAPI(lifespan=shops, exception_handlers=exception_handlers)
+
+
+@app.get("/kill")
+async def kill(
+    request: Request,
+    number: Annotated[int, Query(alias="id")],
+    store: str,
+    version: str,
+    buyer: str = "somebody",
+) -> dict[str, bool]:
+    return {"sold": await VERSIONS[version](request.state.shops[store], number, buyer)}
+
+
+def serve(port: int) -> None:
+    """Be one of several workers at a port: the kernel deals out the connections."""
+    with socket.socket() as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listening.bind(("127.0.0.1", port))
+        uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False)).run(sockets=[listening])
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[1]))

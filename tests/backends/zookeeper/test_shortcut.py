@@ -1,0 +1,211 @@
+"""A hand-over without the list: it costs the same however many wait, and nobody enters by it who must not."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+
+import pytest
+from aiozk import exc
+from aiozk.protocol.acl import ACL
+
+from aiolock.backends.zookeeper import wire
+from aiolock.backends.zookeeper.records import REVOKE, Note, Record
+
+LIST = 8
+MULTI = 14
+
+
+async def drain(client, tools, proxy, name: str, waiters: int) -> tuple[float, int]:
+    """Requests per hand-over of a queue of so many, and how many of them were for the list."""
+    holder = await client.lock(name, fair=True).acquire()
+    order: list[int] = []
+    lists: list[bytes] = []
+
+    async def turn(number: int) -> None:
+        async with client.lock(name, fair=True):
+            order.append(number)
+
+    def count(direction: str, frame: bytes) -> None:
+        if direction == "up" and frame[8:12] == struct.pack("!i", LIST):
+            lists.append(frame)
+
+    turns = [asyncio.create_task(turn(number)) for number in range(waiters)]
+
+    async def in_line() -> bool:
+        return len(await tools.nodes(client, name)) == waiters + 1
+
+    await tools.until(in_line)
+    await asyncio.sleep(0.1)
+    proxy.on_frame = count
+    before = tools.session_of(client).xid
+    await holder.release()
+    async with asyncio.timeout(tools.PATIENCE):
+        await asyncio.gather(*turns)
+    proxy.on_frame = None
+    assert order == list(range(waiters))
+    return (tools.session_of(client).xid - before) / waiters, len(lists)
+
+
+async def test_a_hand_over_costs_three_small_requests_however_many_wait(proxy, tools):
+    async with tools.connect(proxy.port, query="session_timeout=30") as client:
+        few, _ = await drain(client, tools, proxy, "few", 5)
+        many, lists = await drain(client, tools, proxy, "many", 150)
+    print(f"requests per hand-over: {few:.2f} with 5 waiters, {many:.2f} with 150; {lists} lists")
+    assert many <= few + 0.2
+    # The last one finds nobody behind it, and has to learn whether somebody comes.
+    assert lists <= 3
+
+
+async def test_a_holder_says_when_it_leaves_that_all_before_it_have_gone(client, rival, tools):
+    lease = await client.lock("x").acquire()
+    waiter = await tools.waiting(rival, rival.lock("x"))
+    numbers = [int(node[-10:]) for node in await tools.nodes(rival, "x")]
+    # It has to know that somebody waits; else it has nobody to tell.
+    await tools.until(lambda: lease._term.claim.demanded_at is not None)
+    await lease.release()
+    following = await waiter
+    data = (await tools.session_of(rival).ask(wire.get(tools.path("x"), watch=False))).data
+    assert Record.decode(data).floor == numbers[0]
+    await following.release()
+
+
+async def test_whoever_gives_up_is_not_taken_for_a_holder(client, rival, tools):
+    holder = await client.lock("x").acquire()
+    between = await tools.waiting(client, rival.lock("x", fair=True), 1)
+    last = await tools.waiting(client, rival.lock("x", fair=True), 2)
+    between.cancel()
+
+    async def gone() -> bool:
+        return len(await tools.nodes(client, "x")) == 2
+
+    await tools.until(gone)
+    await asyncio.sleep(0.1)
+    assert not last.done()
+    await holder.release()
+    async with asyncio.timeout(tools.TIMEOUT):
+        await (await last).release()
+
+
+async def test_whoever_was_asked_to_let_go_while_it_waited_is_not_taken_for_a_holder(client, rival, tools):
+    """The same, with the event of a change of data before the one of the end."""
+    holder = await client.lock("x").acquire()
+    between = await tools.waiting(client, rival.lock("x", fair=True), 1)
+    last = await tools.waiting(client, rival.lock("x", fair=True), 2)
+    _, node, _ = await tools.nodes(client, "x")
+    await tools.session_of(client).ask(wire.put(f"{tools.path('x')}/{node}", REVOKE))
+    between.cancel()
+    await asyncio.sleep(0.2)
+    assert not last.done()
+    await holder.release()
+    async with asyncio.timeout(tools.TIMEOUT):
+        await (await last).release()
+
+
+@pytest.mark.parametrize("release", ["while it does not hear", "after it has heard"])
+async def test_whoever_has_lost_its_place_does_not_enter_by_what_it_last_saw(
+    client, rival, proxy, tools, release
+):
+    """The one behind it has been waiting for the holder since, and enters."""
+    async with tools.connect(proxy.port, label="cut", query="session_timeout=20") as cut:
+        holder = await client.lock("x").acquire()
+        displaced = await tools.waiting(client, cut.lock("x"), 1)
+        behind = await tools.waiting(client, rival.lock("x"), 2)
+        _, node, _ = await tools.nodes(client, "x")
+        if release == "while it does not hear":
+            proxy.down.blackhole()
+        await tools.session_of(client).ask(wire.delete(f"{tools.path('x')}/{node}"))
+        await tools.until(lambda: holder._term.claim.demanded_at is not None)
+        await holder.release()
+        async with asyncio.timeout(tools.PATIENCE):
+            lease = await behind
+        proxy.down.heal()
+        await asyncio.sleep(0.3)
+        assert not displaced.done()
+        lease.check()
+        await lease.release()
+        async with asyncio.timeout(tools.PATIENCE):
+            following = await displaced
+        assert following.token > lease.token
+        await following.release()
+
+
+@pytest.mark.parametrize("data", [b"", b"127.0.0.1", b"aiolock floor=x", b"aiolock floor=-7", b"\xff\xfe"])
+async def test_whatever_somebody_wrote_into_the_node_of_the_lock_nobody_is_misled(client, rival, tools, data):
+    holder = await client.lock("x").acquire()
+    first = await tools.waiting(client, rival.lock("x", fair=True), 1)
+    second = await tools.waiting(client, rival.lock("x", fair=True), 2)
+    await tools.session_of(client).ask(wire.put(tools.path("x"), data))
+    first.cancel()
+    await asyncio.sleep(0.1)
+    assert not second.done()
+    await holder.release()
+    async with asyncio.timeout(tools.TIMEOUT):
+        await (await second).release()
+
+
+async def test_without_the_right_to_write_to_the_node_of_the_lock_the_list_is_read(client, rival, tools):
+    """READ, CREATE and DELETE on it are enough."""
+    session = tools.session_of(client)
+    await client._backend.make_parents(f"/{tools.namespace}/lock")
+    acl = [ACL.make("world", "anyone", read=True, create=True, delete=True)]
+    await session.ask(wire.container(tools.path("x"), acl))
+    for _ in range(3):
+        lease = await client.lock("x").acquire()
+        waiter = await tools.waiting(rival, rival.lock("x"))
+        await tools.until(lambda lease=lease: lease._term.claim.demanded_at is not None)
+        await lease.release()
+        async with asyncio.timeout(tools.TIMEOUT):
+            await (await waiter).release()
+    assert not client._backend.may_write
+    await tools.empty(client, "x")
+
+
+async def test_a_farewell_whose_reply_is_lost_is_finished_in_the_background(proxy, rival, tools):
+    async with tools.connect(proxy.port, label="cut") as cut:
+        lease = await cut.lock("x").acquire()
+        waiter = await tools.waiting(rival, rival.lock("x"))
+        await tools.until(lambda: lease._term.claim.demanded_at is not None)
+        lost = proxy.up.drop_next(1, lambda frame: frame[8:12] == struct.pack("!i", MULTI), reset=True)
+        await lease.release()
+        assert lost.is_set()
+        async with asyncio.timeout(tools.PATIENCE):
+            await (await waiter).release()
+        await tools.empty(rival, "x")
+
+
+# --- what nodes say
+
+
+def test_notes_and_records_are_read_as_they_were_written():
+    for note in (
+        Note("me"),
+        Note("me", attempt="0b2c", token=7, asked=""),
+        Note("", asked="two\nlines"),
+        Note("a=b"),
+    ):
+        assert Note.decode(note.encode()) == note
+    for record in (Record(), Record(floor=7), Record(limit=3, declared=2, inside=12)):
+        assert Record.decode(record.encode()) == record
+
+
+@pytest.mark.parametrize(
+    "data", [None, b"", b"\xff", b"aiolock floor=", b"aiolock  floor=1", b"aiolock floor=1 "]
+)
+def test_what_is_no_record_says_nothing(data):
+    assert Record.decode(data) == Record()
+
+
+@pytest.mark.parametrize("data", [None, b"", b"\xff\n\xff", b"me\ntoken=x", b"me\nasked={", b"\n\n="])
+def test_whatever_stands_in_a_node_is_read_without_harm(data):
+    note = Note.decode(data)
+    assert isinstance(note.label, str)
+    assert note.token == 0
+
+
+def test_why_a_transaction_failed_is_told_from_what_failed_with_it():
+    reply = wire.protocol.TransactionResponse()
+    reply.responses = [exc.RolledBack(), exc.BadVersion(), exc.RuntimeInconsistency()]
+    assert isinstance(wire.failure(reply), exc.BadVersion)
+    reply.responses = []
+    assert wire.failure(reply) is None

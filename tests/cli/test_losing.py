@@ -1,0 +1,175 @@
+"""The lock is lost while the command runs: it is dead before another can hold the lock, also if aiolock cannot see to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+TTL = 3.0
+
+STUBBORN = """\
+trap '' TERM
+echo $$
+i=0
+while [ $i -lt 100000 ]; do
+  cut -d' ' -f1 /proc/uptime > "$1.new" && mv "$1.new" "$1"
+  sleep 0.02
+done
+"""
+"""Does not listen, and keeps a file that says until when it lived, on the clock that holders go by."""
+
+
+def uptime() -> float:
+    return float(Path("/proc/uptime").read_text().split()[0])
+
+
+def stubborn(shell, path: Path, *options: str):
+    program = shell.start(
+        "run", "--ttl", str(TTL), *options, "x", "--", "sh", "-c", STUBBORN, "sh", str(path)
+    )
+    pid = int(program.line())
+    while not path.exists():
+        assert program.process.poll() is None
+        time.sleep(0.01)
+    return program, pid
+
+
+def test_the_command_is_asked_to_stop_while_the_lock_is_still_held(alone):
+    script = "trap 'echo asked; exit 0' TERM; echo ready; while :; do sleep 0.02; done"
+    program = alone.start("run", "--ttl", str(TTL), "--kill-after", "1", "x", "--", "sh", "-c", script)
+    assert program.line() == "ready"
+    alone.redis.freeze()
+    frozen = uptime()
+    assert program.line() == "asked"
+    # The server counts from the last renewal that it got, which was before it stood still.
+    assert uptime() < frozen + TTL
+    status, _, err = program.end()
+    assert status == 75
+    assert re.search(
+        r"aiolock: stopping the command, which has [01]\.\d s left: lock 'x' could not be renewed", err
+    )
+
+
+@pytest.mark.parametrize("policy", ["term", "kill"])
+def test_a_command_that_does_not_listen_is_dead_before_another_can_hold_the_lock(alone, tmp_path, policy):
+    program, pid = stubborn(alone, tmp_path / "alive", "--on-loss", policy)
+    alone.redis.freeze()
+    frozen = uptime()
+    status, _, err = program.end()
+    assert status == 75
+    assert not Path(f"/proc/{pid}").exists()
+    assert float((tmp_path / "alive").read_text()) < frozen + TTL
+    assert ("stopping" in err) is (policy == "term")
+    assert "killing the command" in err
+
+
+def test_a_lock_that_can_be_renewed_again_is_not_lost(alone):
+    program = alone.start(
+        "run", "--ttl", "4", "x", "--", "sh", "-c", "echo ready; read line", stdin=subprocess.PIPE
+    )
+    assert program.line() == "ready"
+    alone.redis.freeze()
+    time.sleep(1.2)
+    alone.redis.thaw()
+    time.sleep(3.0)
+    program.process.stdin.write("\n")
+    program.process.stdin.close()
+    assert program.process.wait(30) == 0
+
+
+def test_warn_lets_the_command_go_on(alone):
+    program = alone.start(
+        "run", "--json", "--ttl", "1", "--on-loss", "warn", "x", "--", "sh", "-c", "echo ready; read line; exit 4",
+        stdin=subprocess.PIPE,
+    )  # fmt: skip
+    assert program.line() == "ready"
+    alone.redis.freeze()
+    told = ""
+    while '"lost"' not in told:
+        told = program.complaint()
+    assert json.loads(told)["reason"] == "expired"
+    assert "goes on without the lock" in told
+    alone.redis.thaw()
+    assert program.end("\n")[:2] == (4, "")
+
+
+def test_a_lock_that_is_taken_away_by_force_stops_the_command(shell):
+    script = "trap 'echo asked; exit 3' TERM; echo ready; while :; do sleep 0.02; done"
+    program = shell.start("run", "x", "--", "sh", "-c", script)
+    assert program.line() == "ready"
+    status, out, err = shell.run("force-release", "x")
+    assert (status, err) == (0, "")
+    assert "was taken from" in out
+    assert program.line() == "asked"
+    status, _, err = program.end()
+    assert status == 75
+    assert "lock 'x' was lost (force-released)" in err
+    assert shell.unused("x")
+
+
+@pytest.mark.parametrize("policy", ["term", "kill"])
+def test_after_force_a_command_that_does_not_listen_is_killed_as_well(shell, tmp_path, policy):
+    program, _ = stubborn(shell, tmp_path / "alive", "--kill-after", "0.2", "--on-loss", policy)
+    assert shell.run("force-release", "x")[0] == 0
+    status, _, err = program.end()
+    assert status == 75
+    assert ("stopping the command" in err) is (policy == "term")
+    assert "killing the command, lock 'x' was lost (force-released)" in err
+
+
+def test_a_hold_that_is_gone_without_warning_is_the_end_at_once(alone):
+    program = alone.start("run", "--ttl", "1", "x", "--", "sh", "-c", "trap '' TERM; echo ready; sleep 1000")
+    assert program.line() == "ready"
+    # A server without persistence has forgotten everything.
+    alone.redis.restart()
+    status, _, err = program.end()
+    assert status == 75
+    assert "killing the command, lock 'x' was lost (revoked)" in err
+
+
+def test_a_stopped_aiolock_does_not_keep_the_command_alive(shell, tmp_path):
+    program, pid = stubborn(shell, tmp_path / "alive")
+    os.kill(program.pid, signal.SIGSTOP)
+    stopped = uptime()
+    # Its children are not reaped while it is stopped.
+    stat = Path(f"/proc/{pid}/stat")
+    while stat.read_text().rpartition(")")[2].split()[0] != "Z":
+        assert uptime() < stopped + 30
+        time.sleep(0.01)
+    assert float((tmp_path / "alive").read_text()) < stopped + TTL
+    os.kill(program.pid, signal.SIGCONT)
+    assert program.end()[0] == 75
+
+
+def test_children_of_the_command_do_not_outlive_the_lock(alone):
+    script = "(trap '' TERM; sleep 1000; :) & echo ready; wait"
+    program = alone.start("run", "--ttl", "1", "x", "--", "sh", "-c", script)
+    assert program.line() == "ready"
+    alone.redis.freeze()
+    assert program.process.wait(30) == 75
+    alone.all_end()
+
+
+def test_a_lock_that_was_won_by_waiting_is_kept(shell):
+    """A grant that is pushed is short; the command must not be stopped for that."""
+    holder = shell.start("run", "x", "sh", "-c", "echo in; read line", stdin=subprocess.PIPE)
+    assert holder.line() == "in"
+    waiter = shell.start("run", "--ttl", "9", "--kill-after", "3", "x", "sh", "-c", "sleep 0.6; echo mine")
+    shell.waiting("x", 1)
+    holder.end("\n")
+    assert waiter.end() == (0, "mine\n", "")
+
+
+def test_too_long_for_the_ttl_is_refused(offline):
+    status, _, err = offline.run(
+        "run", "--url", "redis://127.0.0.1:1", "--ttl", "6", "--kill-after", "3", "x", "true"
+    )
+    assert status == 64
+    assert "--kill-after 3 needs a --ttl of at least 9" in err

@@ -1,0 +1,255 @@
+"""The pure parts of the command line: words, loss, nesting, tables, changes, promises."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime, timedelta
+from random import Random
+
+import pytest
+
+from aiolock.cli import nested, statuses
+from aiolock.cli.changes import changes
+from aiolock.cli.loss import Deed, default_kill_after, fitting, moment, next_look, what_to_do
+from aiolock.cli.output import clean
+from aiolock.cli.promises import PROMISES, in_words
+from aiolock.cli.schema import statements
+from aiolock.cli.table import cut, lay_out, seconds, width
+from aiolock.cli.waiting import progress
+from aiolock.cli.watch import picture
+from aiolock.cli.words import split
+from aiolock.errors import BackendRefused, BackendUnavailable, ConfigError, LockLost, UnsupportedKind
+from aiolock.info import Holder, LockInfo, Waiting
+from aiolock.kinds import MUTEX, READ, WRITE, Family, permits
+
+VALUES = {"-w", "--wait", "--ttl", "-E", "-c"}
+
+
+@pytest.mark.parametrize(
+    ("line", "options", "names", "command"),
+    [
+        ("x true", "", "x", "true"),
+        ("x -- true", "", "x", "true"),
+        ("-n x true -n", "-n", "x", "true -n"),
+        ("-w 3 x true", "-w 3", "x", "true"),
+        ("-w3 x true", "-w3", "x", "true"),
+        ("-nw 3 x true", "-nw 3", "x", "true"),
+        ("-nw3 x true", "-nw3", "x", "true"),
+        ("--wait 3 x true", "--wait 3", "x", "true"),
+        ("--wait=3 x true", "--wait=3", "x", "true"),
+        ("x -n --ttl 5 -- true -- y", "-n --ttl 5", "x", "true -- y"),
+        ("x -n true", "-n", "x", "true"),
+        ("x sh -c a -- b", "", "x", "sh -c a -- b"),
+        ("-- -x -- true", "", "-x", "true"),
+        ("-- -x -n true", "-n", "-x", "true"),
+        ("x -- -n", "", "x", "-n"),
+        ("- true", "", "-", "true"),
+        ("x", "", "x", ""),
+        ("", "", "", ""),
+        ("-w", "-w", "", ""),
+        ("--", "", "", ""),
+    ],
+)
+def test_words(line, options, names, command):
+    assert split(line.split(), VALUES) == (options.split(), names.split(), command.split())
+
+
+# --- loss
+
+
+def test_a_command_is_always_dead_before_the_term_ends():
+    random = Random(7)
+    for _ in range(400):
+        ttl = random.choice([0.1, 0.5, 1, 3, 10, 30, 120])
+        kill_after = random.uniform(0, ttl / 3)
+        policy = random.choice(["term", "kill"])
+        end = random.uniform(0, ttl)
+        now, term_at, kill_at = 0.0, None, None
+        while kill_at is None:
+            since = None if term_at is None else now - term_at
+            deed = what_to_do(end - now, ttl, kill_after, since, policy)
+            if deed is Deed.TERM:
+                assert term_at is None
+                term_at = now
+            elif deed is Deed.KILL:
+                kill_at = now
+            else:
+                now += next_look(end - now, ttl, kill_after, since, policy)
+        assert kill_at < end
+        assert policy == "term" or term_at is None
+        if term_at is not None:
+            # It has what it was promised, if there was so much left when it began.
+            assert kill_at - term_at >= min(kill_after, end) - moment(ttl) - 0.01
+
+
+def test_an_undisturbed_lease_stops_nothing():
+    for ttl in (0.3, 1, 3, 30, 600):
+        for left in (1.0, 0.9, 0.67, 0.5, 0.4):
+            assert what_to_do(left * ttl, ttl, default_kill_after(ttl), None, "term") is Deed.NOTHING
+
+
+def test_what_is_gone_is_the_end_at_once():
+    assert what_to_do(0, 30, 5, None, "term") is Deed.KILL
+    assert what_to_do(0, 30, 5, None, "kill") is Deed.KILL
+    assert what_to_do(0, 30, 5, None, "warn") is Deed.NOTHING
+
+
+def test_a_renewal_after_term_does_not_call_it_back():
+    assert what_to_do(29, 30, 5, 4.9, "term") is Deed.NOTHING
+    assert what_to_do(29, 30, 5, 5.0, "term") is Deed.KILL
+    assert what_to_do(math.inf, 30, 5, 5.0, "term") is Deed.KILL
+
+
+def test_a_server_with_shorter_terms_shortens_the_time_to_die():
+    assert fitting(5, 30) == 5
+    assert fitting(5, 6) == 3
+
+
+# --- statuses
+
+
+def test_statuses():
+    assert [statuses.of_child(code) for code in (0, 3, -9, -15)] == [0, 3, 137, 143]
+    assert statuses.of_error(LockLost("x", "expired")) == 75
+    assert statuses.of_error(BackendUnavailable("away")) == 69
+    assert statuses.of_error(BackendRefused("no")) == 69
+    assert statuses.of_error(UnsupportedKind("list", "this")) == 64
+    assert statuses.of_error(ZeroDivisionError()) == 70
+
+
+# --- nested runs
+
+
+def info(
+    *holders: tuple[int, str, int], waiters: int = 0, family: Family = Family.LOCK, name: str = "x"
+) -> LockInfo:
+    since = datetime.now(UTC) - timedelta(seconds=90)
+    return LockInfo(
+        name,
+        tuple(Holder(f"host:{token}", token, since, 20.0, count, mode) for token, mode, count in holders),
+        tuple(Waiting(f"waiter:{number}") for number in range(waiters)),
+        family,
+    )
+
+
+def test_a_word_about_a_hold_survives_the_environment():
+    who = nested.identity("redis://:secret@host/0", "app", MUTEX, "x y:z")
+    word = nested.Word(who, 17, "mutex", 1)
+    held = nested.add(nested.add("", nested.Word("other", 1, "mutex", 1)), word)
+    assert nested.find(held, who) == word
+    assert nested.find(held, "nobody") is None
+    assert "secret" not in held
+
+
+def test_who_it_is_depends_on_everything_but_the_password():
+    who = nested.identity("redis://u:p@host/0", "app", MUTEX, "x")
+    assert who == nested.identity("REDIS://host/0", "app", MUTEX, "x")
+    others = {
+        nested.identity("redis://host/1", "app", MUTEX, "x"),
+        nested.identity("redis://host/0", "ap", MUTEX, "px"),
+        nested.identity("redis://host/0", "app", READ, "x"),
+        nested.identity("redis://host/0", "app", MUTEX, "y"),
+    }
+    assert who not in others
+    assert len(others) == 4
+
+
+def test_only_a_hold_that_the_server_has_counts():
+    word = nested.Word("w", 17, "mutex", 1)
+    assert nested.confirmed(word, MUTEX, info((17, "mutex", 1)), ["true"])
+    assert not nested.confirmed(word, MUTEX, info((18, "mutex", 1)), ["true"])
+    assert not nested.confirmed(word, MUTEX, info(), ["true"])
+    with pytest.raises(ConfigError, match="does not tell the tokens"):
+        nested.confirmed(word, MUTEX, info((0, "mutex", 1)), ["true"])
+
+
+def test_an_outer_hold_must_be_as_strong():
+    read, write = nested.Word("w", 17, "read", 1), nested.Word("w", 17, "write", 1)
+    assert nested.confirmed(write, READ, info((17, "write", 1)), ["true"])
+    assert nested.confirmed(read, READ, info((17, "read", 1)), ["true"])
+    with pytest.raises(ConfigError, match="for ever"):
+        nested.confirmed(read, WRITE, info((17, "read", 1)), ["true"])
+    two = nested.Word("w", 17, "permits", 2)
+    assert nested.confirmed(two, permits(2, 5), info((17, "permits", 2)), ["true"])
+    assert not nested.confirmed(two, permits(3, 5), info((17, "permits", 2)), ["true"])
+
+
+# --- what is shown
+
+
+def test_width_and_cut():
+    assert [width(text) for text in ("abc", "日本", "é", "e\u0301")] == [3, 4, 1, 1]
+    assert [cut("abcdef", most) for most in (6, 4, 1, 0)] == ["abcdef", "abc…", "…", ""]
+    assert cut("日本語", 5) == "日本…"
+    assert cut("日本語", 4) == "日…"
+
+
+def test_durations():
+    assert [seconds(value) for value in (-1, 0.04, 9.94, 9.96, 59.4, 59.6, 3599, 3600, 90_000)] == [
+        *("0.0 s", "0.0 s", "9.9 s", "10 s", "59 s", "1 m 00 s", "59 m 59 s", "1 h 00 m", "1 d 1 h"),
+    ]
+
+
+def test_a_table_fits():
+    rows = [("NAME", "HOLDER", "N"), ("x" * 50, "日本" * 20, "17"), ("y", "z", "3")]
+    for most in range(1, 120):
+        for spare in ((), (1,), (1, 2)):
+            for line in lay_out(rows, most=most, right=(2,), spare=spare):
+                assert width(line) <= most
+    assert lay_out([("A", "B"), ("x", "10"), ("yy", "3")], right=(1,)) == ["A    B", "x   10", "yy   3"]
+    assert lay_out([]) == []
+
+
+def test_the_picture_fits_every_terminal():
+    infos = [info((number, "mutex", 1), waiters=number, name=f"lock {number}") for number in range(30)]
+    for columns in (1, 20, 80, 200):
+        for rows in (1, 2, 3, 4, 10, 50):
+            lines = picture(infos, "title" * 30, "", columns, rows)
+            assert len(lines) <= rows
+            assert all(width(line) <= columns for line in lines)
+    lines = picture(infos, "title", "", 80, 10)
+    # Where most wait comes first.
+    assert lines[3].startswith("lock 29")
+    assert lines[-1] == "… and 24 more"
+    assert picture(infos, "title", "it is away", 80, 10)[1] == "it is away"
+
+
+def test_progress():
+    held = info((7, "mutex", 1), waiters=3)
+    text = progress(held, "waiter:1", 12.0)
+    assert text == "waiting for 'x' for 12 s, place 2 of 3; held by host:7 for 1 m 30 s"
+    assert progress(info(waiters=0), "me", 1.0) == "waiting for 'x' for 1.0 s"
+    assert "host:1 and 1 more for" in progress(info((1, "read", 1), (2, "read", 1)), "me", 1.0)
+
+
+def test_clean():
+    assert clean("plain äß 日本") == "plain äß 日本"
+    assert clean("a\x1b[2J\u202e\n") == "a\\x1b[2J\\u202e\\n"
+
+
+def test_changes():
+    one, two = info((1, "mutex", 1), waiters=1), info((2, "mutex", 1))
+    told = [(each["event"], each.get("token"), each["waiting"]) for each in changes([one], [two])]
+    assert told == [("released", 1, 0), ("granted", 2, 0), ("waiting", None, 0)]
+    assert list(changes([one], [one])) == []
+    assert [each["event"] for each in changes([], [one])] == ["granted", "waiting"]
+    assert [each["event"] for each in changes([one], [])] == ["released", "waiting"]
+    both = [info((1, "mutex", 1)), info((1, "read", 1), family=Family.RW)]
+    assert [each["family"] for each in changes([], both)] == ["lock", "rw"]
+
+
+def test_every_word_is_said_on_every_server():
+    for capabilities in ({"exclusion"}, set(PROMISES), {"exclusion", "tomorrow's"}):
+        told = in_words(capabilities)
+        assert {each.word for each in told if each.promised} == capabilities
+        assert {each.word for each in told} == set(PROMISES) | capabilities
+        assert all(each.advice for each in told if not each.promised)
+
+
+def test_statements_are_for_one_set_of_tables():
+    text = statements("locks")
+    assert "{" not in text
+    assert text.endswith(";")
+    for wrong in ("", "a b", "a`b", "x" * 49):
+        with pytest.raises(ConfigError, match="a table is"):
+            statements(wrong)

@@ -1,0 +1,120 @@
+"""Signals: forwarded to the command, heard while waiting, and what a killed aiolock leaves behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+NAMES = ["TERM", "INT", "HUP", "QUIT", "USR1", "USR2"]
+
+
+@pytest.mark.parametrize("name", [*NAMES, "WINCH"])
+def test_signals_reach_the_command(shell, name):
+    script = f'trap "echo got {name}; exit 5" {name}; echo ready; while :; do sleep 0.05; done'
+    program = shell.start("run", "x", "sh", "-c", script)
+    assert program.line() == "ready"
+    program.send(getattr(signal, f"SIG{name}"))
+    assert program.line() == f"got {name}"
+    # Shells say on stderr that their sleep was killed.
+    assert program.end()[:2] == (5, "")
+
+
+def test_a_signal_that_kills_the_command_is_its_status(shell):
+    program = shell.start("run", "x", "sh", "-c", "echo ready; sleep 100; echo not reached")
+    assert program.line() == "ready"
+    program.send(signal.SIGTERM)
+    # The whole group has got it, so nobody waits for the sleep.
+    assert program.end() == (143, "", "")
+    assert shell.unused("x")
+
+
+def test_a_signal_while_waiting_leaves_the_queue(shell):
+    holder = shell.start("run", "x", "sh", "-c", "echo in; read line", stdin=subprocess.PIPE)
+    assert holder.line() == "in"
+    waiters = {name: shell.start("run", "x", "echo", "never") for name in NAMES}
+    shell.waiting("x", len(NAMES))
+    for name, waiter in waiters.items():
+        waiter.send(getattr(signal, f"SIG{name}"))
+    for name, waiter in waiters.items():
+        assert waiter.end() == (128 + getattr(signal, f"SIG{name}"), "", "")
+    info = shell.look("x")
+    assert (len(info.holders), len(info.waiters)) == (1, 0)
+    holder.end("\n")
+
+
+def test_what_was_ignored_stays_ignored(shell):
+    """As under nohup."""
+    ignore = ["sh", "-c", 'trap "" HUP; exec "$@"', "sh"]
+    script = "echo ready; read line; kill -HUP $$; echo survived"
+    from tests.cli.conftest import PROGRAM
+
+    process = subprocess.Popen(
+        [*ignore, *PROGRAM, "run", "x", "sh", "-c", script],
+        env=shell.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGHUP)
+    out, _ = process.communicate("\n", timeout=30)
+    assert (process.returncode, out) == (0, "survived\n")
+
+
+def test_the_command_has_the_usual_answers_to_signals(shell):
+    status, out, _ = shell.run("run", "x", "grep", "-E", "SigBlk|SigIgn", "/proc/self/status")
+    assert status == 0
+    assert {line.split()[0]: int(line.split()[1], 16) for line in out.splitlines()} == {
+        "SigBlk:": 0,
+        "SigIgn:": 0,
+    }
+
+
+def test_the_command_has_a_group_of_its_own(shell):
+    program = shell.start("run", "x", "sh", "-c", "echo $$; read line", stdin=subprocess.PIPE)
+    pid = int(program.line())
+    assert os.getpgid(pid) == pid != os.getpgid(program.pid)
+    assert os.getsid(pid) == os.getsid(program.pid)
+    program.end("\n")
+
+
+@pytest.mark.parametrize("script", ["echo $$; sleep 1000", "echo $$; (sleep 1000; :) & sleep 1000; :"])
+def test_a_killed_aiolock_takes_the_command_and_its_children_along(shell, script):
+    program = shell.start("run", "x", "sh", "-c", script)
+    pid = int(program.line())
+    assert Path(f"/proc/{pid}").exists()
+    program.process.kill()
+    program.process.communicate(timeout=30)
+    shell.all_end()
+
+
+def test_nothing_of_ours_is_left_when_the_command_has_ended(shell):
+    program = shell.start("run", "x", "sh", "-c", "sleep 1000 >/dev/null 2>&1 & echo $!")
+    left = int(program.line())
+    assert program.end() == (0, "", "")
+    # What the command leaves behind on purpose lives, without the lock; our guard does not.
+    assert shell.alive() == ["sleep 1000 "]
+    os.kill(left, signal.SIGKILL)
+    shell.all_end()
+
+
+def test_a_stopped_command_goes_on_with_the_next_signal(shell):
+    program = shell.start("run", "x", "sh", "-c", "echo $$; read line; echo on", stdin=subprocess.PIPE)
+    pid = int(program.line())
+
+    def is_stopped() -> bool:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+    def until(wanted: bool) -> None:
+        give_up = time.monotonic() + 30
+        while is_stopped() is not wanted:
+            assert time.monotonic() < give_up
+            time.sleep(0.01)
+
+    program.send(signal.SIGTSTP)
+    until(True)
+    program.send(signal.SIGCONT)
+    until(False)
+    assert program.end("\n")[:2] == (0, "on\n")

@@ -1,0 +1,181 @@
+"""In a terminal: Ctrl-C, job control, progress while waiting, the live table."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+
+AIOLOCK = f"{sys.executable} -m aiolock"
+BASH = ["bash", "--norc", "--noediting", "-i"]
+
+
+@pytest.fixture
+def bash(shell):
+    shell.environment["PS1"] = "ready> "
+    shell.environment["A"] = AIOLOCK
+    shell.environment["BASH_SILENCE_DEPRECATION_WARNING"] = "1"
+    screen = shell.screen(command=BASH)
+    screen.until("ready> ")
+    screen.shell = shell
+    return screen
+
+
+def test_the_command_has_the_terminal(bash):
+    bash.type(
+        """$A run x -- sh -c 'test -t 0 && echo is $((1+1)); read a; echo "got:$a"'; echo status $?\n"""
+    )
+    bash.until("is 2")
+    bash.type("hello\n")
+    bash.until("got:hello")
+    bash.until("status 0")
+    # And the shell has it back.
+    bash.type("echo $((20+3))\n")
+    bash.until("23")
+
+
+def test_ctrl_c_reaches_the_command(bash):
+    bash.type("$A run x -- sh -c 'echo is $((1+1)); sleep 100'; echo status $?\n")
+    bash.until("is 2")
+    bash.type("\x03")
+    bash.until("status 130")
+    assert bash.shell.unused("x")
+
+
+def test_ctrl_z_stops_the_job_and_fg_goes_on(bash):
+    bash.type("""$A run x -- sh -c 'echo is $((1+1)); read a; echo "got:$a"'\n""")
+    bash.until("is 2")
+    bash.type("\x1a")
+    bash.until("Stopped")
+    bash.until("ready> ")
+    bash.type("fg\n")
+    bash.until("run x")
+    bash.type("hello\n")
+    bash.until("got:hello")
+    bash.until("ready> ")
+
+
+def test_a_job_in_the_background_waits_for_the_terminal(bash):
+    bash.type("""$A run x -- sh -c 'read a; echo "got:$a"' &\n""")
+    bash.until("ready> ")
+    # The shell tells of it before its next prompt.
+    while True:
+        bash.type("jobs\n")
+        if "Stopped" in bash.until("(Stopped|Running).*ready> "):
+            break
+    bash.type("fg\n")
+    bash.until("run x")
+    bash.type("hello\n")
+    bash.until("got:hello")
+
+
+def test_in_a_pipeline_the_command_gets_the_terminal_when_it_wants_it(bash):
+    bash.type("""$A run x -- sh -c 'read a; echo "got:$a"' | cat; echo status $?\n""")
+    bash.until("cat; echo")
+    bash.type("hello\n")
+    bash.until("got:hello")
+    bash.until("status 0")
+
+
+def test_a_job_that_was_stopped_for_too_long_does_not_go_on(bash):
+    # By reading it waits itself: a shell that is stopped while it starts a program does not say so to anybody.
+    bash.type("$A run --ttl 1 x -- sh -c 'echo is $((1+1)); read a; echo never $((2+2))'\n")
+    bash.until("is 2")
+    bash.type("\x1a")
+    bash.until("Stopped")
+    bash.shell.run("run", "x", "true")
+    bash.type("fg; echo status $?\n")
+    assert "never 4" not in bash.until("status 75")
+
+
+def test_a_killed_command_leaves_a_usable_terminal(bash):
+    bash.type(
+        "$A run x -- sh -c 'stty -echo raw; echo is $((1+1)); kill -9 $$'; stty -a | tr ';' '\\n' | grep -w echo\n"
+    )
+    bash.until("is 2")
+    assert "-echo " not in bash.until(r"echok.*\n")
+
+
+def test_waiting_shows_the_place_the_holder_and_for_how_long(shell):
+    holder = shell.start(
+        "run", "--label", "night job", "x", "sh", "-c", "echo in; read line", stdin=subprocess.PIPE
+    )
+    assert holder.line() == "in"
+    screen = shell.screen("run", "x", "--", "echo", "mine")
+    screen.until(r"waiting for 'x' for \d+\.\d s, place 1 of 1; held by night job for \d+")
+    holder.end("\n")
+    screen.until("mine")
+    assert screen.end()[0] == 0
+
+
+def test_ctrl_c_while_waiting(shell):
+    holder = shell.start("run", "x", "sh", "-c", "echo in; read line", stdin=subprocess.PIPE)
+    assert holder.line() == "in"
+    screen = shell.screen("run", "x", "--", "echo", "never")
+    screen.until("waiting")
+    screen.type("\x03")
+    status, rest = screen.end()
+    assert status == 130
+    assert "Traceback" not in rest
+    holder.end("\n")
+
+
+def test_on_a_terminal_it_is_said_that_the_lock_was_not_free(shell):
+    holder = shell.start("run", "x", "sh", "-c", "echo in; read line", stdin=subprocess.PIPE)
+    assert holder.line() == "in"
+    screen = shell.screen("run", "-n", "x", "true")
+    screen.until("lock 'x' was not free")
+    assert screen.end()[0] == 1
+    holder.end("\n")
+
+
+# --- watch
+
+
+def test_the_live_table(shell):
+    screen = shell.screen("watch", "--interval", "0.2", columns=70, rows=8)
+    screen.until(re.escape("\x1b[?1049h"))
+    screen.until("0 held, 0 waiting")
+    holder = shell.start(
+        "run", "--label", "night job", "x", "sh", "-c", "echo in; read line", stdin=subprocess.PIPE
+    )
+    screen.until("1 held")
+    screen.until("night job")
+    screen.resize(40, 4)
+    os.kill(screen.pid, signal.SIGWINCH)
+    # Too narrow for all of it: what people look for stays.
+    screen.until(r"NAME  KIND  HOLDER +HELD  WAITING.*x +lock  night job +")
+    assert holder.line() == "in"
+    holder.end("\n")
+    screen.until("0 held")
+    screen.type("\x03")
+    status, rest = screen.end()
+    assert status == 0
+    # The cursor and what was there before are back.
+    assert rest.endswith("\x1b[?25h\x1b[?1049l")
+
+
+def test_the_table_is_restored_when_watch_is_killed_politely(shell):
+    screen = shell.screen("watch")
+    screen.until("0 held")
+    os.kill(screen.pid, signal.SIGTERM)
+    status, rest = screen.end()
+    assert status == 143
+    assert rest.endswith("\x1b[?25h\x1b[?1049l")
+
+
+# --- colours
+
+
+def test_colours_are_for_terminals_that_want_them(shell):
+    holder = shell.start("run", "x", "sh", "-c", "echo in; read line", stdin=subprocess.PIPE)
+    assert holder.line() == "in"
+    assert "\x1b" not in shell.run("ls")[1]
+    assert "\x1b[1m" in shell.screen("ls").end()[1]
+    shell.environment["NO_COLOR"] = "1"
+    assert "\x1b[" not in shell.screen("ls").end()[1]
+    holder.end("\n")

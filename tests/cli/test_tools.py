@@ -1,0 +1,323 @@
+"""`ls`, `inspect`, `force-release`, `watch`, `doctor`, `schema`, `bench`, and how all of them speak."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+
+import pytest
+
+import aiolock
+from tests.servers import SERVERS, MariaDB, Redis, ZooKeeper
+
+HOLD = ["sh", "-c", "echo in; read line"]
+
+
+def hold(shell, name: str, *options: str):
+    program = shell.start("run", *options, name, *HOLD, stdin=subprocess.PIPE)
+    assert program.line() == "in"
+    return program
+
+
+def let_go(program) -> None:
+    assert program.end("\n")[0] == 0
+
+
+# --- looking
+
+
+def test_ls_lists_what_is_held_and_waited_for(shell):
+    assert shell.run("ls") == (0, "", "")
+    assert shell.json("ls") == []
+    first = hold(shell, "order:1", "--label", "web 1")
+    second = hold(shell, "import", "-s", "--label", "web 2")
+    waiter = shell.start("run", "order:1", "true")
+    shell.waiting("order:1", 1)
+    status, out, err = shell.run("ls")
+    assert (status, err) == (0, "")
+    head, *rows = [line.split() for line in out.splitlines()]
+    assert head[:4] == ["NAME", "KIND", "HOLDER", "TOKEN"]
+    assert [(row[0], row[1], row[2] + row[3], row[-1]) for row in rows] == [
+        ("import", "read", "web2", "0"),
+        ("order:1", "lock", "web1", "1"),
+    ]
+    [lock] = shell.json("ls", "order:*")
+    assert (lock["name"], lock["family"], lock["locked"]) == ("order:1", "lock", True)
+    assert [holder["label"] for holder in lock["holders"]] == ["web 1"]
+    assert len(lock["waiters"]) == 1
+    assert shell.json("ls", "no*") == []
+    for program in (first, second):
+        let_go(program)
+    assert waiter.end()[0] == 0
+
+
+def test_inspect_tells_holder_and_line(shell):
+    holder = hold(shell, "x", "--label", "night job")
+    waiter = shell.start("run", "--label", "second", "x", "true")
+    shell.waiting("x", 1)
+    status, out, err = shell.run("inspect", "x")
+    assert (status, err) == (0, "")
+    assert "held by night job (token " in out
+    assert "1. in line: second" in out
+    [lock] = shell.json("inspect", "x", "--family", "lock")["locks"]
+    assert 0 < lock["holders"][0]["remaining"] <= 30
+    assert shell.json("inspect", "x", "--family", "sem")["locks"] == []
+    let_go(holder)
+    assert waiter.end()[0] == 0
+    assert shell.run("inspect", "x") == (0, "x: nobody holds it and nobody waits\n", "")
+
+
+def test_names_cannot_drive_a_terminal(shell):
+    holder = hold(shell, "a\x1b[31mb\nc", "--label", "me")
+    for words in (["ls"], ["inspect", "a\x1b[31mb\nc"]):
+        status, out, _ = shell.run(*words)
+        assert status == 0
+        assert "\x1b" not in out
+        assert "a\\x1b[31mb\\nc" in out
+    assert shell.json("ls")[0]["name"] == "a\x1b[31mb\nc"
+    let_go(holder)
+
+
+# --- force
+
+
+def test_force_release_needs_a_holder(shell):
+    assert shell.run("force-release", "x") == (1, "", "aiolock: nobody holds 'x'\n")
+    status, out, err = shell.run("force-release", "x", "--json")
+    trouble = json.loads(err)
+    assert (status, out, trouble["status"], trouble["message"]) == (1, "", 1, "nobody holds 'x'")
+
+
+def test_force_release_does_not_guess(shell):
+    lock, readers = hold(shell, "x"), hold(shell, "x", "-s")
+    status, _, err = shell.run("force-release", "x")
+    assert status == 64
+    assert "(lock, rw)" in err
+    released = json.loads(shell.run("force-release", "x", "--family", "rw", "--json")[1])
+    assert (released["released"], released["family"]) == (True, "rw")
+    assert readers.process.wait(30) == 75
+    let_go(lock)
+
+
+def test_force_release_asks_on_a_terminal(shell):
+    holder = hold(shell, "x", "--label", "night job")
+    screen = shell.screen("force-release", "x")
+    screen.until(r"held by night job .*\[y/N\] ")
+    screen.type("\n")
+    screen.until("nothing was done")
+    assert screen.end()[0] == 1
+    screen = shell.screen("force-release", "x")
+    screen.until(r"\[y/N\] ")
+    screen.type("y\n")
+    screen.until("was taken from night job")
+    assert screen.end()[0] == 0
+    assert holder.process.wait(30) == 75
+
+
+# --- watch
+
+
+def test_watch_tells_a_program_what_changes(shell):
+    early = hold(shell, "early")
+    watching = shell.start("watch", "-i", "0.1")
+    first = json.loads(watching.line())
+    assert (first["event"], first["name"]) == ("granted", "early")
+    holder = hold(shell, "x", "--label", "night job")
+    granted = json.loads(watching.line())
+    assert (granted["event"], granted["name"], granted["label"]) == ("granted", "x", "night job")
+    waiter = shell.start("run", "x", "sleep", "0.5")
+    waiting = json.loads(watching.line())
+    assert (waiting["event"], waiting["waiting"]) == ("waiting", 1)
+    let_go(holder)
+    told = [json.loads(watching.line()) for _ in range(4)]
+    assert [each["event"] for each in told] == ["released", "granted", "waiting", "released"]
+    assert told[0]["token"] == granted["token"] < told[1]["token"] == told[3]["token"]
+    assert waiter.end()[0] == 0
+    let_go(early)
+    watching.send(signal.SIGINT)
+    assert watching.end()[0] == 130
+
+
+def test_watch_survives_an_outage(alone):
+    watching = alone.start("watch", "-i", "0.1")
+    holder = hold(alone, "x", "--ttl", "30")
+    assert json.loads(watching.line())["event"] == "granted"
+    alone.redis.kill()
+    assert json.loads(watching.line())["event"] == "unreachable"
+    holder.process.kill()
+    alone.redis.start()
+    assert json.loads(watching.line())["event"] == "reachable"
+    assert json.loads(watching.line())["event"] == "released"
+
+
+def test_a_reader_that_has_enough_ends_watch_and_ls(shell):
+    holder = hold(shell, "x")
+    for words in (["watch", "-i", "0.05"], ["ls"]):
+        program = shell.start(*words)
+        program.process.stdout.close()
+        program.process.stdout = None
+        if words[0] == "watch":
+            other = hold(shell, "y")
+            let_go(other)
+        assert program.process.wait(30) == 141
+        assert program.process.stderr.read() == ""
+    let_go(holder)
+
+
+# --- doctor
+
+
+def test_doctor_says_what_is_promised_and_what_is_not(shell):
+    status, out, err = shell.run("doctor")
+    assert err == ""
+    assert "\nPromised\n" in out
+    assert "exclusion: at most one holder at a time" in out
+    assert "\nNot promised\n" in out
+    assert "survives-restart: a restart of the server forgets every lock" in out
+    assert "to raise it: make the server write to disk" in out
+    assert "hunter2" not in out
+    told = json.loads(shell.run("doctor", "--json")[1])
+    assert {"exclusion", "fencing", "fifo"} <= set(told["promises"])
+    assert "survives-restart" in told["missing"]
+    assert told["round_trip_ms"] > 0
+    assert told["findings"]
+    levels = {finding["level"] for finding in told["findings"]}
+    assert levels <= {"ok", "note", "warning", "error"}
+    assert told["healthy"] is ("error" not in levels) is (status == 0)
+
+
+def test_doctor_finds_a_server_that_forgets_locks():
+    with Redis(maxmemory="50mb", maxmemory_policy="allkeys-lru") as server:
+        done = subprocess.run(
+            [*program(), "doctor", "--json", "--url", server.url], capture_output=True, text=True, timeout=60, check=False
+        )  # fmt: skip
+    told = json.loads(done.stdout)
+    assert "no-eviction" in told["missing"]
+    [finding] = [finding for finding in told["findings"] if "maxmemory" in finding["subject"]]
+    assert finding["level"] in ("warning", "error")
+    assert finding["advice"]
+    assert done.returncode == (0 if told["healthy"] else 1)
+
+
+def test_doctor_says_why_a_server_refuses():
+    with Redis(users=["user default on nopass ~* &* +@all -@scripting"]) as server:
+        done = subprocess.run(
+            [*program(), "doctor", "--url", server.url], capture_output=True, text=True, timeout=60, check=False
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert "error  connection: " in done.stdout
+    assert "Not healthy" in done.stdout
+
+
+def test_doctor_without_a_server_is_one_sentence(offline):
+    status, out, err = offline.run("doctor", "--url", "redis://:hunter2@127.0.0.1:1/0")
+    assert (status, out) == (69, "")
+    assert len(err.splitlines()) == 1
+    assert "hunter2" not in err
+
+
+def program() -> list[str]:
+    from tests.cli.conftest import PROGRAM
+
+    return PROGRAM
+
+
+# --- schema and bench
+
+
+def test_schema_prints_the_tables(offline):
+    status, out, err = offline.run("schema", "mysql")
+    assert (status, err) == (0, "")
+    assert "CREATE TABLE IF NOT EXISTS `aiolock` (" in out
+    assert "{" not in out
+    told = json.loads(offline.run("schema", "mysql", "--table", "locks", "--json")[1])
+    assert told["statements"] == out.strip().replace("`aiolock", "`locks")
+
+
+def test_bench_measures_and_leaves_nothing_behind(shell):
+    told = json.loads(shell.run("bench", "--seconds", "0.2", "--tasks", "3", "--json")[1])
+    assert len(told["figures"]) == 3
+    for figures in told["figures"]:
+        assert figures["count"] > 0
+        assert 0 < figures["p50_ms"] <= figures["p99_ms"] <= figures["max_ms"]
+    status, out, err = shell.run("bench", "--seconds", "0.1", "--tasks", "2", "--locks", "2")
+    assert (status, err) == (0, "")
+    assert "free lock, in and out" in out
+    assert shell.json("ls") == []
+
+
+# --- all of them
+
+
+@pytest.mark.parametrize(
+    "words", [["ls"], ["inspect", "x"], ["watch"], ["force-release", "x"], ["doctor"], ["run", "x", "true"]]
+)
+def test_without_an_address_the_way_to_say_it_is_told(offline, words):
+    status, out, err = offline.run(*words)
+    assert (status, out) == (64, "")
+    assert err.startswith("aiolock: which server? say it with --url or in AIOLOCK_URL")
+
+
+def test_the_namespace_keeps_programs_apart(shell):
+    holder = hold(shell, "x")
+    assert shell.json("ls", "--namespace", "another") == []
+    assert shell.run("run", "-n", "--namespace", "another", "x", "true")[0] == 0
+    let_go(holder)
+
+
+def test_version(offline):
+    assert offline.run("--version") == (0, f"{aiolock.__version__}\n", "")
+
+
+def test_every_command_has_help_with_what_it_takes(offline):
+    status, out, _ = offline.run("--help")
+    assert status == 0
+    assert "examples:" in out
+    for number in ("1", "64", "69", "70", "75", "126", "127"):
+        assert f" {number} " in out
+    for command in ("run", "ls", "inspect", "watch", "force-release", "doctor", "schema", "bench", "demo"):
+        assert f"    {command}" in out
+        status, about, err = offline.run(command, "--help")
+        assert (status, err) == (0, "")
+        assert about.startswith("usage: aiolock ")
+        assert "--worker" not in about
+
+
+# --- the other servers
+
+OTHERS = [
+    pytest.param(
+        server, id=name, marks=pytest.mark.skipif(name not in SERVERS, reason=f"the run is not about {name}")
+    )
+    for name, server in (("mariadb", MariaDB), ("zookeeper", ZooKeeper))
+]
+
+
+@pytest.mark.parametrize("make", OTHERS)
+def test_everything_works_on_the_other_servers(make, offline):
+    with make() as server:
+        offline.environment["AIOLOCK_URL"] = server.url
+        if make is MariaDB:
+            tables = offline.run("schema", "mysql")[1]
+            done = subprocess.run(
+                ["mariadb", "--no-defaults", "--socket", server.socket, "test"], input=tables, text=True, check=False
+            )  # fmt: skip
+            assert done.returncode == 0
+        holder = hold(offline, "x", "--label", "night job", "--ttl", "10")
+        assert offline.run("run", "-n", "--ttl", "10", "x", "true")[0] == 1
+        waiter = offline.start("run", "--ttl", "10", "x", "echo", "mine")
+        offline.waiting("x", 1)
+        [lock] = offline.json("ls")
+        assert [each["label"] for each in lock["holders"]] == ["night job"]
+        told = json.loads(offline.run("doctor", "--json")[1])
+        assert {"exclusion", "fencing"} <= set(told["promises"])
+        assert told["findings"]
+        let_go(holder)
+        assert waiter.end() == (0, "mine\n", "")
+        nested = f"{' '.join(program())} run -n x echo through"
+        assert offline.run("run", "--ttl", "10", "x", "sh", "-c", nested)[:2] == (0, "through\n")
+        lost = offline.start("run", "--ttl", "10", "x", "sh", "-c", "echo in; sleep 1000")
+        assert lost.line() == "in"
+        assert offline.run("force-release", "x")[0] == 0
+        assert lost.end()[0] == 75

@@ -1,0 +1,125 @@
+"""Hostile arguments: the status for wrong usage, and a sentence that says what was wrong; never a traceback, never I/O."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from aiolock.cli.main import main
+
+WRONG = [
+    [],
+    ["nonsense"],
+    ["--nonsense"],
+    ["run"],
+    ["run", "x"],
+    ["run", "x", "--"],
+    ["run", "--", "true"],
+    ["run", "-n", "-w", "3", "x", "true"],
+    ["run", "-s", "-x", "x", "true"],
+    ["run", "-s", "--permits", "1/2", "x", "true"],
+    ["run", "-w", "-1", "x", "true"],
+    ["run", "-w", "nan", "x", "true"],
+    ["run", "-w", "inf", "x", "true"],
+    ["run", "-w", "soon", "x", "true"],
+    ["run", "-w"],
+    ["run", "-E", "256", "x", "true"],
+    ["run", "-E", "-1", "x", "true"],
+    ["run", "-E", "x", "x", "true"],
+    ["run", "--permits", "3", "x", "true"],
+    ["run", "--permits", "0/3", "x", "true"],
+    ["run", "--permits", "4/3", "x", "true"],
+    ["run", "--permits", "1/²", "x", "true"],
+    ["run", "--ttl", "0", "x", "true"],
+    ["run", "--on-loss", "shrug", "x", "true"],
+    ["run", "--kill-after", "-3", "x", "true"],
+    ["run", "--tt", "3", "x", "true"],
+    ["run", "-c", "true", "x", "true"],
+    ["ls", "a", "b"],
+    ["ls", ""],
+    ["inspect"],
+    ["inspect", "x", "--family", "friends"],
+    ["watch", "-i", "0"],
+    ["force-release"],
+    ["doctor", "x"],
+    ["schema", "oracle"],
+    ["schema"],
+    ["bench", "--tasks", "0"],
+    ["bench", "--seconds", "-1"],
+    ["demo", "extra"],
+]
+"""What argparse refuses."""
+
+URL = ["--url", "redis://:hunter2@127.0.0.1:1/0"]
+
+REFUSED = {
+    "no name": ["run", *URL, "", "true"],
+    "a long name": ["run", *URL, "x" * 1025, "true"],
+    "no Unicode": ["run", *URL, "\udcff", "true"],
+    "a short ttl": ["run", *URL, "--ttl", "0.01", "x", "true"],
+    "a long ttl": ["run", *URL, "--ttl", "1e9", "x", "true"],
+    "an endless kill": ["run", *URL, "--kill-after", "60", "x", "true"],
+    "too many permits": ["run", *URL, "--permits", "1/99999999", "x", "true"],
+    "a namespace": ["run", *URL, "--namespace", "a b", "x", "true"],
+    "a label": ["run", *URL, "--label", "a\nb", "x", "true"],
+    "a scheme": ["run", "--url", "ftp://:hunter2@host", "x", "true"],
+    "no URL": ["ls", "--url", "nonsense"],
+    "a parameter": ["ls", "--url", "redis://:hunter2@127.0.0.1:1/0?colour=red"],
+    "memory": ["run", "--url", "memory://", "x", "true"],
+    "a table": ["schema", "mysql", "--table", "a`; DROP TABLE x"],
+    "an inspected name": ["inspect", *URL, ""],
+}
+"""What the commands refuse, before they say anything to a server."""
+
+
+@pytest.fixture(autouse=True)
+def no_server(monkeypatch):
+    for name in ("AIOLOCK_URL", "AIOLOCK_NAMESPACE", "AIOLOCK_HELD"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize("words", WRONG, ids=" ".join)
+def test_wrong_usage(capsys, words):
+    with pytest.raises(SystemExit) as caught:
+        main(words)
+    out, err = capsys.readouterr()
+    assert (caught.value.code, out) == (64, "")
+    assert err.startswith("usage: aiolock")
+    assert "aiolock" in err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("words", [words for words in WRONG if words], ids=" ".join)
+def test_wrong_usage_as_json(capsys, words):
+    with pytest.raises(SystemExit) as caught:
+        main([words[0], "--json", *words[1:]])
+    out, err = capsys.readouterr()
+    assert (caught.value.code, out) == (64, "")
+    trouble = json.loads(err)
+    assert (trouble["error"], trouble["status"]) == ("Usage", 64)
+    assert trouble["message"]
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_refused_with_a_sentence(capsys, what):
+    assert main(REFUSED[what]) == 64
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("aiolock: ")
+    assert len(err.splitlines()) == 1
+    assert "hunter2" not in err
+
+
+def test_refused_with_a_sentence_as_json(capsys):
+    assert main(["run", *URL, "--json", "", "true"]) == 64
+    trouble = json.loads(capsys.readouterr().err)
+    assert (trouble["error"], trouble["event"], trouble["status"]) == ("InvalidName", "error", 64)
+
+
+def test_what_is_missing_is_named_with_the_command_that_helps(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "anyio", None)
+    assert main(["run", *URL, "x", "true"]) == 64
+    assert (
+        capsys.readouterr().err == 'aiolock: anyio is not installed; run: pip install "python-aiolock[cli]"\n'
+    )

@@ -1,0 +1,169 @@
+"""Nobody passes until all have arrived; a round that cannot be completed is broken for all who are in it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from aiolock import BarrierBroken, ConfigError, WaitTimeout
+from tests.contract.staging import PATIENCE, passes, until
+
+NEEDS = "documents"
+
+
+async def inside(client, count: int, parties: int) -> None:
+    """Wait until so many parties are inside."""
+
+    async def enough() -> bool:
+        return await client.barrier("x", parties).waiting() == count
+
+    await until(enough)
+
+
+async def ends(tasks) -> list[object]:
+    async with asyncio.timeout(PATIENCE):
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_nobody_passes_before_all_have_arrived(client, rival):
+    tasks = [asyncio.create_task(each.barrier("x", 5).wait()) for each in (client, rival, client, rival)]
+    await inside(client, 4, 5)
+    await passes(20)
+    assert not any(task.done() for task in tasks)
+    tasks.append(asyncio.create_task(client.barrier("x", 5).wait()))
+    assert sorted(await ends(tasks)) == [0, 1, 2, 3, 4]
+    assert await client.barrier("x", 5).waiting() == 0
+
+
+async def test_it_is_used_again_and_rounds_do_not_mix(client, rival):
+    rounds = 5
+    done: list[int] = []
+
+    async def party(who) -> None:
+        for number in range(rounds):
+            done.append(number)
+            await who.barrier("x", 4).wait()
+            # Everybody has begun this round, and nobody the one after the next.
+            assert done.count(number) == 4
+            assert done.count(number + 2) == 0
+
+    async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as group:
+        for who in (client, rival, client, rival):
+            group.create_task(party(who))
+    assert len(done) == 4 * rounds
+
+
+async def test_a_barrier_of_one_is_passed_at_once(client):
+    assert [await client.barrier("x", 1).wait(timeout=PATIENCE) for _ in range(3)] == [0, 0, 0]
+
+
+async def test_a_party_that_is_cancelled_breaks_the_round(client, rival):
+    leaver = asyncio.create_task(rival.barrier("x", 3).wait())
+    stayer = asyncio.create_task(client.barrier("x", 3).wait())
+    await inside(client, 2, 3)
+    leaver.cancel()
+    left, broken = await ends([leaver, stayer])
+    assert isinstance(left, asyncio.CancelledError)
+    assert isinstance(broken, BarrierBroken)
+    assert "barrier 'x' was broken: a party was cancelled (rival)" in str(broken)
+    # The next round is another one.
+    assert sorted(
+        await ends([asyncio.create_task(each.barrier("x", 3).wait()) for each in (client, rival, client)])
+    ) == [
+        0,
+        1,
+        2,
+    ]
+
+
+async def test_a_party_whose_time_is_over_breaks_the_round(client, rival):
+    impatient = asyncio.create_task(rival.barrier("x", 3, label="hasty").wait(timeout=0.3))
+    patient = asyncio.create_task(client.barrier("x", 3).wait())
+    late, broken = await ends([impatient, patient])
+    assert isinstance(late, WaitTimeout)
+    assert "barrier 'x' was not complete within 0.3 s: 2 of 3 were there" in str(late)
+    assert isinstance(broken, BarrierBroken)
+    assert broken.reason == "a party timed out (hasty)"
+
+
+async def test_a_party_whose_client_is_closed_breaks_the_round(deployment, client):
+    other = await deployment.connect(label="other").open()
+    tasks = [asyncio.create_task(each.barrier("x", 3).wait()) for each in (other, client)]
+    await inside(client, 2, 3)
+    await other.aclose()
+    closed, broken = await ends(tasks)
+    assert isinstance(closed, RuntimeError)
+    assert isinstance(broken, BarrierBroken)
+
+
+class Silent:
+    """A party of a client that stopped: it stands in the document, and nothing more is heard of it."""
+
+    def __init__(self, client, ttl: float) -> None:
+        self._client = client
+        self._task = asyncio.create_task(client.barrier("x", 3, ttl=ttl, label="silent").wait())
+
+    async def fall_silent(self) -> None:
+        await inside(self._client, 1, 3)
+        [board] = self._client._runtime.boards.values()
+        board.wish = lambda step: asyncio.get_running_loop().create_future()
+
+    async def end(self) -> object:
+        self._task.cancel()
+        [result] = await ends([self._task])
+        return result
+
+
+async def test_a_party_that_died_breaks_the_round_after_its_ttl(deployment, client, rival):
+    ttl = deployment.seconds(0.4)
+    silent = Silent(rival, ttl)
+    await silent.fall_silent()
+    begin = asyncio.get_running_loop().time()
+    waiter = asyncio.create_task(client.barrier("x", 3, ttl=ttl).wait())
+    [broken] = await ends([waiter])
+    assert isinstance(broken, BarrierBroken)
+    assert broken.reason == "nothing was heard of silent"
+    assert asyncio.get_running_loop().time() - begin >= 0.99 * ttl
+    await silent.end()
+
+
+async def test_a_party_that_died_before_the_last_one_came_is_not_counted(deployment, client, rival):
+    ttl = deployment.seconds(0.4)
+    silent = Silent(rival, ttl)
+    await silent.fall_silent()
+    # With it there would be three: the roll is called, and it does not answer.
+    tasks = [asyncio.create_task(client.barrier("x", 3, ttl=ttl).wait()) for _ in range(2)]
+    results = await ends(tasks)
+    assert [type(result) for result in results] == [BarrierBroken, BarrierBroken]
+    await silent.end()
+
+
+async def test_parties_that_live_wait_for_longer_than_their_ttl(deployment, client, rival):
+    ttl = deployment.seconds(0.3)
+    tasks = [asyncio.create_task(each.barrier("x", 3, ttl=ttl).wait()) for each in (client, rival)]
+    await asyncio.sleep(3 * ttl)
+    assert not any(task.done() for task in tasks)
+    tasks.append(asyncio.create_task(client.barrier("x", 3, ttl=ttl).wait()))
+    assert sorted(await ends(tasks)) == [0, 1, 2]
+
+
+async def test_everybody_names_the_same_number(client, rival):
+    waiter = asyncio.create_task(client.barrier("x", 2).wait())
+    await inside(client, 1, 2)
+    with pytest.raises(ConfigError, match="barrier 'x' has 2 parties, not 3"):
+        await rival.barrier("x", 3).wait()
+    await passes(20)
+    assert not waiter.done()
+    assert await rival.barrier("x", 2).wait(timeout=PATIENCE) == 1
+    assert await waiter == 0
+
+
+@pytest.mark.parametrize("value", [0, -1, True, 2.0, "2", None, 1001])
+async def test_wrong_numbers_are_refused(client, value):
+    with pytest.raises(ConfigError, match=r"^parties must be a whole number from 1 to 1000, not "):
+        client.barrier("x", value)
+    with pytest.raises(ConfigError, match=r"^timeout must be "):
+        await client.barrier("x", 2).wait(timeout="soon")
+    with pytest.raises(ConfigError, match=r"^ttl must be "):
+        client.barrier("x", 2, ttl=0.01)

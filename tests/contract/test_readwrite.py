@@ -1,0 +1,357 @@
+"""Many readers or one writer: who may be inside, who is next, turning a write lease into a read lease."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from aiolock import LockLost
+from tests.contract.staging import PATIENCE, passes, queued, until, waiting
+
+NEEDS = "read-write"
+
+
+async def nothing_remains(client) -> None:
+    lock = client.rwlock("x").read()
+
+    async def empty() -> bool:
+        info = await lock.inspect()
+        return not info.holders and not info.waiters
+
+    await until(empty)
+
+
+async def line(clients, modes):
+    """Tasks that want the lock, in this order at the server, each through a client of its own; and who came in so far."""
+    inside: list[int] = []
+    gates = [asyncio.Event() for _ in modes]
+
+    async def one(number: int, client, mode: str) -> None:
+        async with getattr(client.rwlock("x"), mode)(fair=True):
+            inside.append(number)
+            await gates[number].wait()
+        inside.remove(number)
+
+    tasks = []
+    look = clients[0].rwlock("x").read()
+    before = len((await look.inspect()).waiters)
+    for number, (client, mode) in enumerate(zip(clients, modes, strict=True)):
+        tasks.append(asyncio.create_task(one(number, client, mode)))
+        await queued(look, before + number + 1)
+    return tasks, inside, gates
+
+
+# --- who may be inside together
+
+
+async def test_readers_are_inside_together_and_a_writer_is_alone(client, rival):
+    first, second = client.rwlock("x"), rival.rwlock("x")
+    async with first.read() as one, second.read() as other, asyncio.timeout(PATIENCE):
+        assert one.held
+        assert other.held
+        assert one.token != other.token
+        assert await asyncio.create_task(first.write().try_acquire()) is None
+        assert await asyncio.create_task(second.write().try_acquire()) is None
+    async with first.write(timeout=PATIENCE) as lease:
+        assert lease.token > max(one.token, other.token)
+        assert await second.read().try_acquire() is None
+        assert await second.write().try_acquire() is None
+        assert await asyncio.create_task(first.read().try_acquire()) is None
+    await nothing_remains(client)
+
+
+@pytest.mark.parametrize("fair", [False, True], ids=["plain", "fair"])
+async def test_many_readers_and_writers_never_meet(deployment, client, rival, fair):
+    inside = {"read": 0, "write": 0}
+    most = 0
+
+    async def work(lock, mode: str) -> None:
+        nonlocal most
+        for _ in range(3):
+            async with getattr(lock, mode)(fair=fair) as lease:
+                inside[mode] += 1
+                assert inside["write"] == 0 or inside == {"read": 0, "write": 1}
+                most = max(most, inside["read"])
+                await passes(2)
+                lease.check()
+                inside[mode] -= 1
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(12):
+            who = (client, rival)[number % 2]
+            group.create_task(work(who.rwlock("x"), "write" if number % 3 == 0 else "read"))
+    # Behind a network, whether readers meet in so short a time is chance.
+    assert most > 1 or deployment.slow > 1
+    await nothing_remains(client)
+
+
+async def test_it_is_another_lock_than_the_mutex_of_that_name(client):
+    async with client.lock("x"), client.rwlock("x").write() as lease:
+        assert lease.held
+
+
+async def test_readers_are_shown_as_readers(client, rival):
+    async with client.rwlock("x").read(label="one") as lease, rival.rwlock("x").read():
+        waiter = asyncio.create_task(rival.rwlock("x").write().acquire())
+        await queued(client.rwlock("x").read(), 1)
+        info = await rival.rwlock("x").write().inspect()
+        assert sorted((holder.label, holder.mode) for holder in info.holders) == [
+            ("one", "read"),
+            ("rival", "read"),
+        ]
+        assert lease.token in {holder.token for holder in info.holders}
+        assert [(place.label, place.mode) for place in info.waiters] == [("rival", "write")]
+    await (await waiter).release()
+
+
+# --- who is next
+
+
+async def test_a_waiting_writer_stops_later_readers(client, rival):
+    reader = await client.rwlock("x").read().acquire()
+    writer = asyncio.create_task(rival.rwlock("x").write().acquire())
+    await queued(client.rwlock("x").read(), 1)
+    assert await client.rwlock("x").read().try_acquire() is None
+    later = asyncio.create_task(client.rwlock("x").read().acquire())
+    await queued(client.rwlock("x").read(), 2)
+    await reader.release()
+    async with asyncio.timeout(PATIENCE):
+        writing = await writer
+    assert not later.done()
+    await writing.release()
+    async with asyncio.timeout(PATIENCE):
+        reading = await later
+    assert reading.token > writing.token
+    await reading.release()
+    await nothing_remains(client)
+
+
+async def test_the_order_is_that_of_arrival_and_neighbours_enter_together(client, rival):
+    holder = await client.rwlock("x").write().acquire()
+    modes = ["read", "read", "write", "read", "read", "write"]
+    tasks, inside, gates = await line([client, rival] * 3, modes)
+    await holder.release()
+    for together in ([0, 1], [2], [3, 4], [5]):
+        await until(lambda together=together: sorted(inside) == together)
+        await passes(20)
+        assert sorted(inside) == together
+        for number in together:
+            gates[number].set()
+    async with asyncio.timeout(PATIENCE):
+        await asyncio.gather(*tasks)
+    await nothing_remains(client)
+
+
+async def test_readers_enter_when_the_writer_before_them_gives_up(client, rival):
+    holder = await client.rwlock("x").read().acquire()
+    tasks, inside, gates = await line([rival, client, rival], ["write", "read", "read"])
+    tasks[0].cancel()
+    await until(lambda: sorted(inside) == [1, 2])
+    assert holder.held
+    for gate in gates:
+        gate.set()
+    await holder.release()
+    async with asyncio.timeout(PATIENCE):
+        await asyncio.gather(*tasks, return_exceptions=True)
+    await nothing_remains(client)
+
+
+async def test_a_reader_that_died_costs_only_itself(deployment, client, rival):
+    if not deployment.prolongs:
+        # Its hold lives as long as its session, and tests of sessions are elsewhere.
+        return
+    alive = await rival.rwlock("x").read().acquire()
+    silent = await client.rwlock("x").read(ttl=deployment.seconds(0.3), on_loss="signal").acquire()
+    silent.stop_renewing()
+    writer = asyncio.create_task(rival.rwlock("x").write().acquire())
+    assert await silent.wait_lost() == "expired"
+
+    async def one_left() -> bool:
+        return [holder.label for holder in (await rival.rwlock("x").read().inspect()).holders] == ["rival"]
+
+    await until(one_left)
+    assert alive.held
+    assert not writer.done()
+    await alive.release()
+    async with asyncio.timeout(PATIENCE):
+        await (await writer).release()
+
+
+async def test_writers_of_one_client_pass_it_on_among_themselves(client):
+    lock, tokens = client.rwlock("x").write(), []
+
+    async def turn() -> None:
+        async with lock as lease:
+            tokens.append(lease.token)
+
+    first = await lock.acquire()
+    tasks = [asyncio.create_task(turn()) for _ in range(5)]
+    await waiting(client, 5)
+    await first.release()
+    await asyncio.gather(*tasks)
+    assert tokens == sorted(set(tokens))
+    assert client.stats()["passed"] >= 4
+    await nothing_remains(client)
+
+
+# --- turning write into read
+
+
+async def test_downgrading_lets_readers_in_and_no_writer(client, rival):
+    async with client.rwlock("x").write() as lease:
+        writer = asyncio.create_task(rival.rwlock("x").write().acquire())
+        await queued(client.rwlock("x").read(), 1)
+        assert lease.kind.mode.value == "write"
+        token = lease.token
+        await lease.downgrade()
+        assert lease.kind.mode.value == "read"
+        assert lease.token == token
+        assert lease.held
+        lease.check()
+        await passes(20)
+        assert not writer.done()
+        [holder] = (await rival.rwlock("x").read().inspect()).holders
+        assert holder.mode == "read"
+        await lease.renew()
+    async with asyncio.timeout(PATIENCE):
+        written = await writer
+    assert written.token > token
+    await written.release()
+    await nothing_remains(client)
+
+
+async def test_readers_who_are_next_enter_with_the_downgrade(client, rival):
+    async with client.rwlock("x").write() as lease:
+        tasks, inside, gates = await line([rival, rival, client], ["read", "read", "write"])
+        await lease.downgrade()
+        await until(lambda: sorted(inside) == [0, 1])
+        assert lease.held
+        for gate in gates:
+            gate.set()
+    async with asyncio.timeout(PATIENCE):
+        await asyncio.gather(*tasks)
+    await nothing_remains(client)
+
+
+async def test_local_writers_go_on_waiting_after_a_downgrade(client):
+    lock = client.rwlock("x").write()
+    lease = await lock.acquire()
+    writer = asyncio.create_task(lock.acquire())
+    await waiting(client, 1)
+    await lease.downgrade()
+    await queued(lock, 1)
+    await passes(20)
+    assert not writer.done()
+    await lease.release()
+    async with asyncio.timeout(PATIENCE):
+        await (await writer).release()
+    await nothing_remains(client)
+
+
+async def test_a_downgraded_lease_is_lost_like_any_other(deployment, client):
+    with pytest.raises(LockLost) as caught:
+        async with client.rwlock("x").write() as lease:
+            await lease.downgrade()
+            await deployment.lose(lease)
+            await asyncio.sleep(PATIENCE)
+    assert caught.value.reason == deployment.reason
+    await nothing_remains(client)
+
+
+async def test_only_a_write_lease_can_be_downgraded(client):
+    async with client.rwlock("x").read() as reading, client.lock("x") as locked:
+        for lease in (reading, locked):
+            with pytest.raises(RuntimeError, match="no write lease"):
+                await lease.downgrade()
+    with pytest.raises(RuntimeError, match="released"):
+        await reading.downgrade()
+    async with client.rwlock("x").write() as lease:
+        await lease.downgrade()
+        with pytest.raises(RuntimeError, match="no write lease"):
+            await lease.downgrade()
+    await nothing_remains(client)
+
+
+# --- one's own blocks
+
+
+async def test_a_reader_cannot_become_a_writer(client):
+    lock = client.rwlock("x")
+    async with lock.read():
+        with pytest.raises(RuntimeError, match="Leave the read block and take write"):
+            await lock.write().acquire(timeout=PATIENCE)
+        with pytest.raises(RuntimeError, match="downgrade"):
+            async with client.rwlock("x").write():
+                pass
+        assert await lock.write().try_acquire() is None
+    async with await lock.read().acquire():
+        with pytest.raises(RuntimeError, match="read block"):
+            await lock.write().acquire()
+    await (await lock.write().acquire(timeout=PATIENCE)).release()
+    await nothing_remains(client)
+
+
+async def test_a_writer_who_wants_to_read_is_told_how(client):
+    lock = client.rwlock("x")
+    async with lock.write():
+        with pytest.raises(RuntimeError, match="downgrade"):
+            await lock.read().acquire()
+        with pytest.raises(RuntimeError, match="own write block"):
+            await lock.write().acquire()
+        assert await lock.read().try_acquire() is None
+        assert await lock.write().try_acquire() is None
+    await nothing_remains(client)
+
+
+async def test_a_reader_reads_on_even_if_a_writer_waits(client, rival):
+    lock = client.rwlock("x").read()
+    async with lock as outer:
+        writer = asyncio.create_task(rival.rwlock("x").write().acquire())
+        await queued(lock, 1)
+        async with asyncio.timeout(PATIENCE), lock as inner, client.rwlock("x").read() as innermost:
+            assert outer.token == inner.token == innermost.token
+            level = await lock.try_acquire()
+            assert level is not None
+        assert outer.held
+        assert not inner.held
+    # One level is left, and holds it.
+    await passes(20)
+    assert not writer.done()
+    assert level.held
+    await level.release()
+    async with asyncio.timeout(PATIENCE):
+        await (await writer).release()
+    await nothing_remains(client)
+
+
+async def test_another_task_reads_with_a_hold_of_its_own(client):
+    lock = client.rwlock("x").read()
+    async with lock as mine:
+        theirs = await asyncio.create_task(lock.acquire())
+        assert theirs.token != mine.token
+    assert theirs.held
+    await theirs.release()
+    await nothing_remains(client)
+
+
+async def test_after_a_downgrade_the_block_is_one_for_reading(client):
+    lock = client.rwlock("x")
+    async with lock.write() as lease:
+        await lease.downgrade()
+        async with lock.read() as level:
+            assert level.token == lease.token
+        assert lease.held
+        with pytest.raises(RuntimeError, match="read block"):
+            await lock.write().acquire()
+    async with lock.write(timeout=PATIENCE):
+        pass
+    await nothing_remains(client)
+
+
+async def test_force_release_tells_every_reader(deployment, client, rival):
+    leases = [await each.rwlock("x").read().acquire() for each in (client, client, rival)]
+    assert await rival.rwlock("x").write().force_release()
+    async with asyncio.timeout(PATIENCE):
+        assert [await lease.wait_lost() for lease in leases] == [deployment.reason] * 3
+    await nothing_remains(client)

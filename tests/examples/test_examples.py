@@ -1,0 +1,232 @@
+"""Every example runs, and does what its first line says."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import secrets
+import subprocess
+import sys
+from pathlib import Path
+
+import aiohttp
+import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+import aiolock
+from aiolock.testing import lose
+from examples import aiohttp_app, cron_once, metrics_opentelemetry, metrics_prometheus, workers
+from tests.integrations import sites
+from tests.servers import Redis
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def redis():
+    with Redis() as server:
+        yield server
+
+
+def play(program: str, url: str, *arguments: str) -> str:
+    """The output of an example that ends by itself, as a user starts it."""
+    return subprocess.run(
+        [sys.executable, str(ROOT / "examples" / program), *arguments],
+        env={**os.environ, "AIOLOCK_URL": url, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    ).stdout
+
+
+# --- workers and jobs
+
+
+def test_workers_do_each_job_once(redis, monkeypatch):
+    monkeypatch.setenv("AIOLOCK_URL", redis.url)
+    assert sum(asyncio.run(workers.main()).balances.values()) == 400
+
+
+def test_workers_is_a_program(redis):
+    assert "130" in play("workers.py", redis.url)
+
+
+async def test_a_worker_that_loses_its_lock_does_the_job_again(capsys):
+    class Unlucky(workers.Ledger):
+        async def add(self, account: str, amount: int, token: int) -> None:
+            if not self.balances:
+                self.balances[account] = 0
+                await asyncio.Event().wait()
+            await super().add(account, amount, token)
+
+    ledger, jobs = Unlucky(), asyncio.Queue()
+    jobs.put_nowait(workers.Job("1", 10))
+    async with aiolock.connect(f"memory://{secrets.token_hex(4)}") as client:
+        working = asyncio.create_task(workers.worker(client, jobs, ledger))
+        await sites.until(lambda: ledger.balances, "the job began")
+        await client.lock("account:1").force_release()
+        await jobs.join()
+        working.cancel()
+        await asyncio.wait([working])
+    assert ledger.balances == {"1": 10}
+    assert "again" in capsys.readouterr().out
+
+
+def test_the_cron_job_is_done_by_one_of_many(redis):
+    started = [
+        subprocess.Popen(
+            [sys.executable, str(ROOT / "examples/cron_once.py")],
+            env={**os.environ, "AIOLOCK_URL": redis.url, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(3)
+    ]
+    said = [program.communicate(timeout=60)[0] for program in started]
+    assert sum("done by" in text for text in said) == 1
+    assert sum("somebody else" in text for text in said) == 2
+
+
+async def test_the_cron_job_on_memory_runs(monkeypatch):
+    monkeypatch.delenv("AIOLOCK_URL", raising=False)
+    name = secrets.token_hex(4)
+    assert "done by" in (await cron_once.main(name) or "")
+    assert await cron_once.main(name) is None
+
+
+# --- applications
+
+
+async def buyers(address: str) -> list[int]:
+    """Ten requests to pay one order, at the same time: their statuses."""
+    async with aiohttp.ClientSession() as session:
+
+        async def pay() -> int:
+            async with session.post(f"{address}/orders/7/pay") as response:
+                return response.status
+
+        statuses = await asyncio.gather(*(pay() for _ in range(10)))
+        async with session.get(f"{address}/orders/7") as response:
+            assert await response.json() == {"paid": True, "at work": []}
+    return sorted(statuses)
+
+
+async def test_the_fastapi_application_takes_one_payment(redis, monkeypatch):
+    monkeypatch.setenv("AIOLOCK_URL", redis.url)
+    fastapi_app = importlib.reload(importlib.import_module("examples.fastapi_app"))
+    assert redis.url == fastapi_app.URL
+    async with sites.asgi(fastapi_app.app) as address:
+        assert await buyers(address) == [200] + [410] * 9
+
+
+async def test_the_aiohttp_application_takes_one_payment(redis):
+    async with sites.aiohttp(aiohttp_app.make_app(redis.url)) as address:
+        assert await buyers(address) == [200] + [410] * 9
+
+
+# --- metrics
+
+
+async def something_happens(client: aiolock.Client) -> None:
+    """Five leases, of which one was waited for and one is lost."""
+
+    async def turn() -> None:
+        async with client.lock("a"):
+            await asyncio.sleep(0.01)
+
+    await asyncio.gather(turn(), turn(), turn())
+    lease = await client.lock("b").acquire()
+    await lease.renew()
+    lose(lease, "revoked")
+    async with client.lock("c"):
+        pass
+
+
+async def test_prometheus_reads_the_figures():
+    registry = CollectorRegistry()
+    async with aiolock.connect("memory://prometheus") as client:
+        registry.register(metrics_prometheus.LockCollector({"orders": client}))
+        await something_happens(client)
+        text = generate_latest(registry).decode()
+    samples = {
+        (sample.name, *sorted(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    mine = ("client", "orders")
+    assert samples["aiolock_acquired_total", mine] == 5
+    assert samples["aiolock_lost_total", mine, ("reason", "revoked")] == 1
+    assert samples["aiolock_lost_total", mine, ("reason", "expired")] == 0
+    assert samples["aiolock_wait_seconds_count", mine] == 2
+    assert samples["aiolock_wait_seconds_bucket", mine, ("le", "+Inf")] == 2
+    assert samples["aiolock_hold_seconds_sum", mine] >= 0.03
+    assert samples["aiolock_renewal_slack_ratio_count", mine] == 1
+    assert {name.removeprefix("aiolock_") for name, *_ in samples} >= {"held", "waiting"}
+
+
+async def test_opentelemetry_reads_the_figures():
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader])
+    async with aiolock.connect("memory://opentelemetry") as client:
+        metrics_opentelemetry.instrument(provider.get_meter("aiolock"), {"orders": client})
+        await something_happens(client)
+        data = reader.get_metrics_data()
+        provider.shutdown()
+    points = {
+        (
+            metric.name,
+            *sorted((key, value) for key, value in point.attributes.items() if key != "client"),
+        ): point.value
+        for resource in data.resource_metrics
+        for scope in resource.scope_metrics
+        for metric in scope.metrics
+        for point in metric.data.data_points
+    }
+    assert points["aiolock.acquired",] == 5
+    assert points["aiolock.lost", ("reason", "revoked")] == 1
+    assert points["aiolock.waits.bucket", ("le", float("inf"))] == 2
+    assert points["aiolock.holds.sum",] >= 0.03
+    assert ("aiolock.held",) in points
+
+
+@pytest.mark.parametrize("exporter", ["metrics_prometheus", "metrics_opentelemetry"])
+def test_exporters_know_every_figure(exporter):
+    module = importlib.import_module(f"examples.{exporter}")
+    known = {*module.GAUGES, *module.COUNTERS, *module.HISTOGRAMS}
+    # Losses are exported by reason, which add up to `lost`.
+    assert known | {"losses", "lost"} == set(aiolock.figures.Figures.__annotations__)
+
+
+async def test_the_prometheus_program_answers(monkeypatch, capsys):
+    monkeypatch.setenv("AIOLOCK_URL", "memory://program")
+    running = asyncio.create_task(metrics_prometheus.main(0))
+    said = ""
+
+    def address() -> str:
+        nonlocal said
+        said += capsys.readouterr().out
+        return said.partition("\n")[0]
+
+    await sites.until(address, "it says where it is")
+    async with aiohttp.ClientSession() as session, session.get(address()) as response:
+        assert "aiolock_held" in await response.text()
+    running.cancel()
+    await asyncio.wait([running])
+
+
+async def test_the_opentelemetry_program_runs(monkeypatch, capsys):
+    monkeypatch.setenv("AIOLOCK_URL", "memory://program")
+    await metrics_opentelemetry.main(0.05)
+    assert "aiolock.acquired" in capsys.readouterr().out
+
+
+def test_the_readme_names_every_example():
+    text = (ROOT / "examples/README.md").read_text()
+    for path in ROOT.glob("examples/*"):
+        if path.suffix == ".py" or (path.is_dir() and not path.name.startswith("_")):
+            assert f"({path.name})" in text, path.name

@@ -1,0 +1,43 @@
+"""Two servers for every test of an integration: memory and Redis, in a namespace of its own."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Iterator
+from typing import NamedTuple
+
+import pytest
+
+import aiolock
+from tests.servers import Redis
+
+
+class Deployment(NamedTuple):
+    """Where the locks are."""
+
+    url: str
+    namespace: str
+
+    def connect(self, **options: object) -> aiolock.Client:
+        return aiolock.connect(self.url, namespace=self.namespace, **options)
+
+
+@pytest.fixture(scope="session")
+def redis_url() -> Iterator[str]:
+    with Redis() as server:
+        yield server.url
+
+
+@pytest.fixture(params=["memory", "redis"])
+def deployment(request) -> Deployment:
+    namespace = f"web-{secrets.token_hex(4)}"
+    if request.param == "memory":
+        return Deployment(f"memory://{namespace}", namespace)
+    return Deployment(request.getfixturevalue("redis_url"), namespace)
+
+
+@pytest.fixture
+async def rival(deployment: Deployment) -> AsyncIterator[aiolock.Client]:
+    """Another client of the same server."""
+    async with deployment.connect(label="rival") as client:
+        yield client

@@ -1,0 +1,603 @@
+"""FastAPI, served by uvicorn: a lock per request, released when the function returns, and what its troubles look like."""
+
+# Annotations are evaluated here: FastAPI would look for the names of local functions in the module.
+
+import asyncio
+import contextlib
+from enum import StrEnum
+from typing import Annotated
+
+import aiohttp
+import pytest
+from fastapi import BackgroundTasks, Depends, FastAPI, HTTPException, Path, Query, Request, WebSocket
+from fastapi.responses import StreamingResponse
+
+import aiolock
+from aiolock import Lease
+from aiolock.backends.memory import MemoryBackend
+from aiolock.fastapi import LockClient, client, exception_handlers, lifespan, locked
+from tests.contract.staging import nothing_remains
+from tests.integrations.sites import PATIENCE, asgi, hang_up, until
+
+Order = Annotated[Lease, locked("order:{order_id}", timeout=0, retry_after=7)]
+Patient = Annotated[Lease, locked("order:{order_id}", timeout=PATIENCE)]
+
+
+class Desk:
+    """What the functions of an application and its test tell each other."""
+
+    def __init__(self) -> None:
+        self.entered = asyncio.Event()
+        self.go_on = asyncio.Event()
+        self.seen: list[object] = []
+
+    async def work(self) -> str:
+        """Work until the test says that it is enough."""
+        self.entered.set()
+        try:
+            await self.go_on.wait()
+        except asyncio.CancelledError:
+            self.seen.append("cancelled")
+            raise
+        return "done"
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
+@pytest.fixture
+def app(deployment) -> FastAPI:
+    return FastAPI(lifespan=lifespan(deployment.url, namespace=deployment.namespace, ttl=5))
+
+
+@pytest.fixture
+async def http():
+    async with aiohttp.ClientSession() as session:
+        yield session
+
+
+async def free(rival: aiolock.Client, name: str) -> bool:
+    lease = await rival.lock(name).try_acquire()
+    if lease is not None:
+        await lease.release()
+    return lease is not None
+
+
+# --- holding
+
+
+async def test_the_lock_is_held_while_the_function_runs_and_free_before_anything_after_it(
+    app, rival, http, desk
+):
+    async def afterwards() -> None:
+        desk.seen.append(await free(rival, "order:7"))
+
+    @app.post("/orders/{order_id}")
+    async def pay(order_id: int, lease: Order, tasks: BackgroundTasks) -> int:
+        desk.seen.append(await free(rival, "order:7"))
+        tasks.add_task(afterwards)
+        return lease.token
+
+    @app.post("/streams/{order_id}")
+    async def stream(order_id: int, lease: Order) -> StreamingResponse:
+        async def body():
+            yield str(await free(rival, "order:7"))
+
+        return StreamingResponse(body())
+
+    async with asgi(app) as address:
+        async with http.post(f"{address}/orders/7") as response:
+            assert response.status == 200
+            assert await response.json() > 0
+        await until(lambda: len(desk.seen) == 2, "the background task ran")
+        async with http.post(f"{address}/streams/7") as response:
+            assert await response.text() == "True"
+    assert desk.seen == [False, True]
+
+
+async def test_requests_for_one_order_take_turns_and_others_do_not_wait(app, rival, http):
+    inside: dict[int, int] = {}
+    most: dict[int, int] = {}
+    everybody = asyncio.Event()
+
+    @app.post("/orders/{order_id}")
+    async def pay(order_id: int, lease: Patient) -> None:
+        inside[order_id] = inside.get(order_id, 0) + 1
+        most[order_id] = max(most.get(order_id, 0), inside[order_id])
+        if len(inside) == 3:
+            everybody.set()
+        await everybody.wait()
+        inside[order_id] -= 1
+
+    async with asgi(app) as address, asyncio.TaskGroup() as group:
+
+        async def post(number: int) -> None:
+            async with http.post(f"{address}/orders/{number}") as response:
+                assert response.status == 200
+
+        for number in [1, 2, 3] * 4:
+            group.create_task(post(number))
+    assert most == {1: 1, 2: 1, 3: 1}
+
+
+async def test_a_route_may_be_locked_without_a_parameter(app, rival, http):
+    @app.post("/rebuild", dependencies=[locked("rebuild", timeout=0)])
+    async def rebuild() -> bool:
+        return await free(rival, "rebuild")
+
+    async with asgi(app) as address, http.post(f"{address}/rebuild") as response:
+        assert await response.json() is False
+    assert await free(rival, "rebuild")
+
+
+async def test_what_the_function_raises_goes_on_as_it_is_and_the_lock_is_free(app, rival, http):
+    @app.post("/orders/{order_id}")
+    async def pay(order_id: int, lease: Order) -> None:
+        raise HTTPException(402, "no money")
+
+    async with asgi(app) as address:
+        for _ in range(2):
+            async with http.post(f"{address}/orders/7") as response:
+                assert response.status == 402
+                assert await response.json() == {"detail": "no money"}
+        await nothing_remains(rival, "order:7")
+
+
+async def test_another_kind_of_lock_by_a_function(app, rival, http):
+    def twice(client: aiolock.Client, name: str) -> aiolock.Lock:
+        return client.reentrant_lock(name, timeout=0)
+
+    @app.post("/orders/{order_id}")
+    async def pay(
+        order_id: int, lease: Annotated[Lease, locked("order:{order_id}", lock=twice)], locks: LockClient
+    ):
+        async with locks.reentrant_lock("order:7") as inner:
+            return inner.token == lease.token
+
+    async with asgi(app) as address:
+        async with http.post(f"{address}/orders/7") as response:
+            assert await response.json() is True
+        async with rival.lock("order:7"), http.post(f"{address}/orders/7") as response:
+            assert response.status == 409
+
+
+async def test_readers_are_in_together_and_a_writer_is_not(app, rival, http):
+    def read(client: aiolock.Client, name: str) -> aiolock.ReadLock:
+        return client.rwlock(name).read(timeout=0)
+
+    @app.get("/reports/{report}")
+    async def look(report: str, lease: Annotated[Lease, locked("report:{report}", lock=read)]) -> str:
+        return str(lease.kind)
+
+    async with asgi(app) as address:
+        async with rival.rwlock("report:x").read(), http.get(f"{address}/reports/x") as response:
+            assert await response.json() == "read"
+        async with rival.rwlock("report:x").write(), http.get(f"{address}/reports/x") as response:
+            assert response.status == 409
+
+
+# --- not acquired, lost, unreachable
+
+
+async def test_a_lock_that_is_taken_is_a_conflict_with_a_hint_when_to_try_again(app, rival, http):
+    @app.post("/orders/{order_id}")
+    async def pay(order_id: int, lease: Order) -> None:
+        raise AssertionError("nobody gets here")
+
+    async with asgi(app) as address, rival.lock("order:7"), http.post(f"{address}/orders/7") as response:
+        assert response.status == 409
+        assert response.headers["Retry-After"] == "7"
+        assert "order:7" not in await response.text()
+
+
+async def test_a_loss_cancels_the_function_and_is_answered_503(app, rival, http, desk):
+    @app.post("/orders/{order_id}")
+    async def pay(order_id: int, lease: Order) -> str:
+        return await desk.work()
+
+    async with asgi(app) as address:
+        answer = asyncio.create_task(http.post(f"{address}/orders/7"))
+        await desk.entered.wait()
+        assert await rival.lock("order:7").force_release()
+        response = await answer
+        assert response.status == 503
+        assert response.headers["Retry-After"] == "7"
+        response.close()
+        assert desk.seen == ["cancelled"]
+        desk.go_on.set()
+        async with http.post(f"{address}/orders/7") as response:
+            assert response.status == 200
+
+
+async def test_under_a_middleware_that_runs_the_function_in_a_task_of_its_own_it_is_the_same(
+    app, rival, http, desk
+):
+    @app.middleware("http")
+    async def passes_on(request: Request, call_next):
+        return await call_next(request)
+
+    @app.post("/orders/{order_id}")
+    async def pay(order_id: int, lease: Order) -> str:
+        return await desk.work()
+
+    async with asgi(app) as address:
+        answer = asyncio.create_task(http.post(f"{address}/orders/7"))
+        await desk.entered.wait()
+        await rival.lock("order:7").force_release()
+        async with await answer as response:
+            assert response.status == 503
+        assert desk.seen == ["cancelled"]
+        desk.entered.clear()
+        async with hang_up(address, "/orders/7"):
+            await desk.entered.wait()
+        desk.go_on.set()
+        await nothing_remains(rival, "order:7")
+
+
+async def test_a_loss_in_a_task_group_of_the_function_ends_the_group(app, rival, http, desk):
+    @app.post("/orders/{order_id}")
+    async def pay(order_id: int, lease: Order) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(desk.work())
+            group.create_task(desk.work())
+
+    async with asgi(app) as address:
+        answer = asyncio.create_task(http.post(f"{address}/orders/7"))
+        await desk.entered.wait()
+        await rival.lock("order:7").force_release()
+        async with await answer as response:
+            assert response.status == 503
+    assert desk.seen == ["cancelled", "cancelled"]
+
+
+async def test_a_loss_that_is_only_signalled_is_answered_503_when_the_function_has_ended(
+    app, rival, http, desk
+):
+    @app.post("/orders/{order_id}")
+    async def pay(
+        order_id: int, lease: Annotated[Lease, locked("order:{order_id}", on_loss="signal")]
+    ) -> None:
+        desk.entered.set()
+        desk.seen.append(await lease.wait_lost())
+
+    async with asgi(app) as address:
+        answer = asyncio.create_task(http.post(f"{address}/orders/7"))
+        await desk.entered.wait()
+        await rival.lock("order:7").force_release()
+        async with await answer as response:
+            assert response.status == 503
+    assert desk.seen == ["force-released"]
+
+
+async def test_a_function_in_a_thread_is_not_interrupted_but_told(app, rival, http, desk):
+    loop = asyncio.get_running_loop()
+
+    @app.post("/orders/{order_id}")
+    def pay(order_id: int, lease: Order) -> None:
+        lease.check()
+        released = asyncio.run_coroutine_threadsafe(rival.lock("order:7").force_release(), loop)
+        assert released.result(PATIENCE)
+        asyncio.run_coroutine_threadsafe(lease.wait_lost(), loop).result(PATIENCE)
+        with pytest.raises(aiolock.LockLost):
+            lease.check()
+        desk.seen.append("went on")
+
+    async with asgi(app) as address, http.post(f"{address}/orders/7") as response:
+        assert response.status == 503
+    assert desk.seen == ["went on"]
+
+
+async def test_a_server_that_cannot_be_reached_is_answered_503(http):
+    async def travel(step):
+        if broken.is_set():
+            raise aiolock.BackendUnavailable("the connection is cut")
+        return step()
+
+    broken = asyncio.Event()
+    app = FastAPI(lifespan=lifespan(lambda: aiolock.Client(MemoryBackend("memory://cut", transport=travel))))
+
+    @app.post("/orders/{order_id}")
+    async def pay(order_id: int, lease: Order) -> None: ...
+
+    async with asgi(app) as address:
+        async with http.post(f"{address}/orders/7") as response:
+            assert response.status == 200
+        broken.set()
+        async with http.post(f"{address}/orders/7") as response:
+            assert response.status == 503
+            assert response.headers["Retry-After"] == "7"
+        broken.clear()
+
+
+async def test_locks_that_a_function_takes_by_itself_have_answers_as_well(deployment, rival, http):
+    app = FastAPI(
+        lifespan=lifespan(deployment.url, namespace=deployment.namespace),
+        exception_handlers=exception_handlers,
+    )
+
+    @app.post("/orders/{order_id}")
+    async def pay(order_id: int, locks: LockClient) -> None:
+        async with locks.lock(f"order:{order_id}", timeout=0):
+            await rival.lock(f"order:{order_id}").force_release()
+            await asyncio.sleep(PATIENCE)
+
+    async with asgi(app) as address:
+        async with http.post(f"{address}/orders/7") as response:
+            assert response.status == 503
+        async with rival.lock("order:8"), http.post(f"{address}/orders/8") as response:
+            assert response.status == 409
+            assert response.headers["Retry-After"] == "1"
+            assert set(await response.json()) == {"detail"}
+
+
+# --- going away
+
+
+async def test_a_client_that_goes_away_while_the_function_works_leaves_no_lock_behind(app, rival, desk):
+    @app.post("/orders/{order_id}")
+    async def pay(order_id: int, lease: Order) -> str:
+        return await desk.work()
+
+    async with asgi(app) as address:
+        async with hang_up(address, "/orders/7"):
+            await desk.entered.wait()
+        desk.go_on.set()
+        await nothing_remains(rival, "order:7")
+    assert desk.seen == []
+
+
+async def test_a_client_that_goes_away_while_it_waits_leaves_neither_lock_nor_place_behind(app, rival, desk):
+    @app.post("/orders/{order_id}")
+    async def pay(order_id: int, lease: Patient) -> None:
+        desk.seen.append(order_id)
+
+    async def somebody_waits() -> bool:
+        return len((await rival.lock("order:7").inspect()).waiters) == 1
+
+    async with asgi(app) as address:
+        async with rival.lock("order:7"), hang_up(address, "/orders/7"):
+            await until(somebody_waits, "the request waits")
+        await nothing_remains(rival, "order:7")
+
+
+async def test_a_server_that_shuts_down_gives_its_locks_back(app, rival, desk):
+    @app.post("/orders/{order_id}")
+    async def pay(order_id: int, lease: Order) -> str:
+        return await desk.work()
+
+    with contextlib.suppress(asyncio.CancelledError):
+        async with asgi(app, timeout_graceful_shutdown=0) as address, hang_up(address, "/orders/7"):
+            await desk.entered.wait()
+    await nothing_remains(rival, "order:7")
+
+
+# --- names
+
+
+class Size(StrEnum):
+    SMALL = "small"
+
+
+async def test_a_name_is_made_of_the_values_that_the_function_gets(app, rival, http):
+    @app.post("/orders/{order_id}")
+    async def pay(order_id: int, lease: Order) -> str:
+        return lease.name
+
+    @app.post("/items/{item_id}")
+    async def item(
+        item: Annotated[int, Path(alias="item_id", ge=1)],
+        lease: Annotated[Lease, locked("{item_id}:{size}:{page}:{text}")],
+        size: Size,
+        page: Annotated[int, Query()] = 1,
+        text: str = Query("none"),
+    ) -> str:
+        return lease.name
+
+    async with asgi(app) as address:
+        for path, name in [
+            ("/orders/7", "order:7"),
+            ("/orders/07", "order:7"),
+            ("/items/01?size=small", "1:small:1:none"),
+            ("/items/1?size=small&page=02&text=%F0%9F%94%92", "1:small:2:🔒"),
+        ]:
+            async with http.post(address + path) as response:
+                assert (response.status, await response.json()) == (200, name)
+        for path, place in [
+            ("/orders/seven", ["path", "order_id"]),
+            ("/items/0?size=small", ["path", "item_id"]),
+            ("/items/1", ["query", "size"]),
+            ("/items/1?size=big", ["query", "size"]),
+        ]:
+            async with http.post(address + path) as response:
+                assert response.status == 422
+                assert (await response.json())["detail"][0]["loc"] == place
+
+
+async def test_a_name_that_cannot_be_is_the_callers_mistake(app, http):
+    @app.post("/{text}")
+    async def pay(lease: Annotated[Lease, locked("{text}")]) -> None: ...
+
+    async with asgi(app) as address, http.post(f"{address}/{'x' * 1025}") as response:
+        assert response.status == 422
+
+
+async def test_a_name_may_come_from_a_dependency_of_ones_own(app, http):
+    async def user(request: Request) -> str:
+        return request.headers["x-user"]
+
+    def cart(user: Annotated[str, Depends(user)], shop: int) -> str:
+        return f"cart:{shop}:{user}"
+
+    @app.post("/{shop}/cart")
+    async def fill(lease: Annotated[Lease, locked(cart)]) -> str:
+        return lease.name
+
+    async with asgi(app) as address, http.post(f"{address}/03/cart", headers={"x-user": "eve"}) as response:
+        assert await response.json() == "cart:3:eve"
+
+
+async def test_a_generator_is_refused_because_it_would_run_without_the_lock(app, http, caplog):
+    @app.get("/orders/{order_id}")
+    async def stream(order_id: int, lease: Order):
+        yield b"too late"
+
+    async with asgi(app) as address, http.get(f"{address}/orders/7") as response:
+        assert response.status == 500
+    assert "is a generator" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "word"),
+    [
+        ("", {}, "name"),
+        (7, {}, "name"),
+        ("order:{}", {}, "braces"),
+        ("order:{0}", {}, "braces"),
+        ("order:{order.id}", {}, "braces"),
+        ("order:{order_id!r}", {}, "braces"),
+        ("order:{order_id:>8}", {}, "braces"),
+        ("order:{order_id", {}, "template"),
+        ("order", {"timeout": -1}, "timeout"),
+        ("order", {"ttl": 0.01}, "ttl"),
+        ("order", {"on_loss": "ignore"}, "on_loss"),
+        ("order", {"fair": 1}, "fair"),
+        ("order", {"max_hold": 0}, "max_hold"),
+        ("order", {"retry_after": "soon"}, "retry_after"),
+        ("order", {"lock": "rw"}, "lock"),
+        ("order", {"label": ""}, "label"),
+        ("order", {"tll": 3}, "tll.*ttl"),
+        ("order", {"lock": print, "ttl": 3}, "ttl"),
+    ],
+)
+def test_what_cannot_work_is_said_when_the_application_is_built(name, options, word):
+    with pytest.raises(aiolock.ConfigError, match=word):
+        locked(name, **options)
+
+
+async def test_a_name_without_a_value_says_what_there_is(app, http, caplog):
+    @app.post("/orders/{order_id}")
+    async def pay(order_id: int, lease: Annotated[Lease, locked("{order}:{order_id}")]) -> None: ...
+
+    async with asgi(app) as address, http.post(f"{address}/orders/7") as response:
+        assert response.status == 500
+    assert "there is no order here" in caplog.text
+
+
+# --- the life of an application
+
+
+async def test_the_lifespan_goes_around_the_applications_own(deployment, http, desk):
+    @contextlib.asynccontextmanager
+    async def mine(app):
+        async with app.state.aiolock.lock("migration"):
+            desk.seen.append("up")
+        yield {"greeting": "hello"}
+        async with app.state.aiolock.lock("migration"):
+            desk.seen.append("down")
+
+    app = FastAPI(lifespan=lifespan(deployment.url, mine, namespace=deployment.namespace))
+
+    @app.get("/")
+    async def look(request: Request, locks: LockClient) -> str:
+        async with locks.lock("migration"):
+            return request.state.greeting
+
+    for _ in range(2):
+        async with asgi(app) as address, http.get(address) as response:
+            assert await response.json() == "hello"
+        assert not hasattr(app.state, "aiolock")
+    assert desk.seen == ["up", "down"] * 2
+
+
+async def test_mounted_applications_share_the_client(app, rival, http):
+    below = FastAPI()
+
+    @below.post("/orders/{order_id}")
+    async def pay(order_id: int, lease: Order) -> bool:
+        return await free(rival, "order:7")
+
+    app.mount("/v2", below)
+    async with asgi(app) as address, http.post(f"{address}/v2/orders/7") as response:
+        assert await response.json() is False
+
+
+async def test_tests_may_put_another_client_in_its_place(app, rival, http):
+    @app.post("/orders/{order_id}")
+    async def pay(order_id: int, lease: Order) -> None: ...
+
+    async with aiolock.connect("memory://another") as other:
+        app.dependency_overrides[client] = lambda: other
+        async with asgi(app) as address, rival.lock("order:7"):
+            async with http.post(f"{address}/orders/7") as response:
+                assert response.status == 200
+            async with other.lock("order:7"), http.post(f"{address}/orders/7") as response:
+                assert response.status == 409
+
+
+async def test_an_application_without_a_client_says_how_to_get_one(http, caplog):
+    app = FastAPI()
+
+    @app.post("/orders/{order_id}")
+    async def pay(order_id: int, lease: Order) -> None: ...
+
+    async with asgi(app) as address, http.post(f"{address}/orders/7") as response:
+        assert response.status == 500
+    assert "lifespan=lifespan(url)" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "word"),
+    [
+        (7, {}, "URL"),
+        ("nowhere://", {}, "memory://"),
+        ("memory://", {"tll": 3}, "tll"),
+        (lambda: 7, {"ttl": 3}, "ttl"),
+    ],
+)
+def test_a_source_that_cannot_work_is_said_when_the_application_is_built(source, options, word):
+    with pytest.raises(aiolock.ConfigError, match=word):
+        lifespan(source, **options)
+
+
+async def test_a_function_that_makes_no_client_keeps_the_application_from_starting():
+    app = FastAPI()
+    with pytest.raises(aiolock.ConfigError, match="returned 7"):
+        async with lifespan(lambda: 7)(app):
+            raise AssertionError("it started")
+
+
+# --- WebSockets
+
+
+class Caller:
+    """The other end of a WebSocket, as ASGI has it; no library of WebSockets is needed."""
+
+    def __init__(self, app: FastAPI, path: str) -> None:
+        self.told: asyncio.Queue[dict] = asyncio.Queue()
+        self.said: asyncio.Queue[dict] = asyncio.Queue()
+        self.told.put_nowait({"type": "websocket.connect"})
+        scope = {"type": "websocket", "path": path, "headers": [], "query_string": b"", "state": {}}
+        self.running = asyncio.create_task(app(scope, self.told.get, self.said.put))
+
+
+async def test_a_websocket_is_closed_when_the_lock_is_taken_or_lost(app, rival):
+    @app.websocket("/rooms/{room}")
+    async def speak(
+        websocket: WebSocket, room: str, lease: Annotated[Lease, locked("room:{room}", timeout=0)]
+    ) -> None:
+        await websocket.accept()
+        await websocket.receive_text()
+
+    async with rival.lock("room:2"):
+        app.dependency_overrides[client] = lambda: rival
+        first, second = Caller(app, "/rooms/1"), Caller(app, "/rooms/2")
+        assert (await first.said.get())["type"] == "websocket.accept"
+        refused = await second.said.get()
+        assert (refused["type"], refused["code"]) == ("websocket.close", 1013)
+        await rival.lock("room:1").force_release()
+        closed = await first.said.get()
+        assert (closed["type"], closed["code"]) == ("websocket.close", 1013)
+        await asyncio.gather(first.running, second.running)
+    await nothing_remains(rival, "room:1")

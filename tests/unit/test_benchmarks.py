@@ -1,0 +1,177 @@
+"""The benchmarks count right, and the pages say what the committed results say."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+
+import pytest
+
+from benchmarks import pages
+from benchmarks.__main__ import parsed
+from benchmarks.contestants import contestant
+from benchmarks.contestants.base import Contestant
+from benchmarks.crew import Crew, JobFailed
+from benchmarks.measure import Report, Series, alternate, percentile, ratio
+from benchmarks.plots import INK, PLOTS
+from benchmarks.report import as_json, as_markdown, as_text, goals, loaded, number, table
+from benchmarks.scenarios.draining import figures
+from benchmarks.suites import SUITES
+
+ABOUT = {
+    "command": "python -m benchmarks",
+    "rounds": 2,
+    "seconds": 60,
+    "python": "CPython",
+    "packages": {"redis": "8"},
+    "servers": ["Redis 7"],
+    "system": "Linux",
+    "processor": "one",
+    "cores": 2,
+    "load": 0.1,
+    "calm": {"rounds": 4, "repeated": 1, "disturbed": 0},
+}
+
+
+@pytest.fixture
+def report() -> Report:
+    report = Report("redis/free", "A free lock", {"rate": "turns/s", "each": "µs each"})
+    report.add("ours", rate=[300.0, 500.0, 400.0], each=[3.0, 5.0, 4.0])
+    report.add("theirs", rate=[100.0, 250.0, 100.0])
+    report.compare("rate, ours / theirs", "ours", "theirs", "rate", 3)
+    report.limit("each", "ours", "each", 3.9, "µs")
+    report.notes.append("A note.")
+    return report
+
+
+def test_ratios_are_taken_round_by_round(report):
+    [compared, limited] = report.goals
+    assert compared.value == Series((3.0, 2.0, 4.0))
+    assert compared.reached
+    assert not limited.reached
+    assert ratio(Series((1.0,)), Series((0.0,))).median == math.inf
+    with pytest.raises(ValueError, match="shorter"):
+        ratio(Series((1.0, 2.0)), Series((1.0,)))
+
+
+def test_a_missed_goal_is_shown_as_missed(report):
+    assert [line.split("|")[-2].strip() for line in goals([report])[2:]] == ["yes", "NO"]
+    assert "NO" in as_text(report)
+
+
+def test_rounds_alternate_and_another_one_begins_each_time():
+    order = []
+    played = alternate(3, ["a", "b", "c"], lambda who: order.append(who) or len(order))
+    assert "".join(order) == "abcbcacab"
+    assert played == {"a": [1, 6, 8], "b": [2, 4, 9], "c": [3, 5, 7]}
+
+
+def test_percentiles_and_digits():
+    assert percentile([3, 1, 2], 50) == 2
+    assert percentile([1, 2], 100) == 2
+    assert [number(value) for value in (0, 0.00012, 1.2345, 12345.6)] == ["0", "1.2e-04", "1.23", "12,346"]
+
+
+def test_two_inside_one_lock_are_seen_and_two_inside_two_locks_are_not():
+    together = [(0.0, 1.0, 3.0, 0), (0.0, 2.0, 4.0, 1)]
+    assert figures(together, 1, 1)["double"] == 1
+    assert figures(together, 1, 2)["double"] == 0
+    assert figures([(0.0, 1.0, 2.0, 0), (0.0, 2.0, 4.0, 1)], 1, 1)["double"] == 0
+
+
+def test_a_drain_is_timed_from_the_first_request_to_the_last_exit():
+    found = figures([(10.0, 10.0, 11.0, 0), (10.5, 11.0, 12.0, 1)], 1, 1)
+    assert found["rate"] == 1
+    assert found["worst"] == 0.5
+
+
+def test_figures_survive_their_file(report):
+    reports, about = loaded(as_json([report], ABOUT))
+    assert about == ABOUT
+    assert table(reports["redis/free"]) == table(report)
+    assert goals(list(reports.values())) == goals([report])
+    assert as_markdown(list(reports.values()), about) == as_markdown([report], ABOUT)
+
+
+def test_pages_are_written_between_their_markers(report):
+    page = "Before\n<!-- figures: redis/free rate -->\nold\n<!-- end -->\nbetween\n<!-- goals -->\n<!-- end -->\nafter"
+    new = pages.render(page, as_json([report], ABOUT))
+    assert new.startswith("Before\n<!-- figures: redis/free rate -->\n\n|  | turns/s |\n")
+    assert "old" not in new
+    assert "µs each" not in new
+    assert "\nbetween\n" in new
+    assert "| redis/free | each |" in new
+    assert new.endswith("<!-- end -->\nafter")
+    assert pages.render(new, as_json([report], ABOUT)) == new
+    with pytest.raises(KeyError, match="no scenario 'redis/other'"):
+        pages.render(page.replace("redis/free", "redis/other"), as_json([report], ABOUT))
+
+
+def test_the_pages_say_what_the_committed_results_say():
+    results = pages.RESULTS.read_text()
+    for page in pages.PAGES:
+        text = page.read_text()
+        assert "<!-- figures: " in text
+        assert pages.render(text, results) == text, f"{page.name}: run python -m benchmarks.pages"
+    assert pages.main(["--check"]) == 0
+
+
+def test_the_committed_run_is_complete():
+    """All scenarios of all suites in one run; nothing was left out because it looked bad."""
+    results = json.loads(pages.RESULTS.read_text())
+    wanted = [f"{suite}/{name}" for suite, it in SUITES.items() for name in it.scenarios]
+    assert list(results["scenarios"]) == wanted
+    assert [
+        name for name, found in results["scenarios"].items() if found["failed"] or not found["rows"]
+    ] == []
+    assert "--quick" not in results["about"]["command"]
+    reports, about = loaded(pages.RESULTS.read_text())
+    assert (pages.RESULTS.parent / "README.md").read_text() == as_markdown(list(reports.values()), about)
+    for stem, _ in PLOTS.values():
+        for theme in INK:
+            assert (pages.RESULTS.parent / f"{stem}-{theme}.svg").is_file()
+
+
+def test_what_is_unknown_is_refused_with_what_there_is(capsys):
+    with pytest.raises(SystemExit):
+        parsed(["oracle"])
+    assert "redis, zookeeper, mysql" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        parsed(["mysql", "--scenario", "leases"])
+    assert "there are free, hot" in capsys.readouterr().err
+    assert parsed([]).suite == ["redis"]
+    assert parsed(["all"]).suite == list(SUITES)
+
+
+def test_contestants_are_known_by_name_and_interval():
+    assert isinstance(contestant("kazoo", "zookeeper://h"), Contestant)
+    assert contestant("redis-py 0.01", "redis://h")._sleep == 0.01
+    assert contestant("aiolock session", "mysql://h/db").url == "mysql://h/db?mode=session"
+    with pytest.raises(KeyError):
+        contestant("nobody", "")
+
+
+async def test_contenders_of_a_line_enter_one_after_the_other():
+    async def ready() -> None:
+        assert it.client.stats()["waiting"] == 5
+
+    async with contestant("aiolock memory://", "") as it:
+        entered = await it.line("queue", 5, ready)
+    assert len(entered) == 6
+    assert entered == sorted(entered)
+
+
+def test_workers_run_jobs_in_step_and_a_failure_leaves_none_behind():
+    drain = {"who": "aiolock memory://", "url": "", "tasks": 3, "turns": 2}
+    pauses = []
+    with Crew() as crew:
+        found = crew.together([("drain", drain)] * 2, between=pauses.append)
+        assert [len(spans) for spans in found] == [6, 6]
+        assert pauses == [0, 1]
+        busy = [worker._process.pid for worker in crew._workers]
+        with pytest.raises(JobFailed, match="KeyError: 'nobody'"):
+            crew.together([("drain", drain), ("drain", {**drain, "who": "nobody"})])
+        assert crew._workers == []
+        assert all(not os.path.exists(f"/proc/{pid}") for pid in busy)  # noqa: PTH110 - of a process
+        assert len(crew.one("drain", **drain)) == 6

@@ -1,0 +1,85 @@
+"""Logs: silence when all goes well, and fields for machines when it does not."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+
+import pytest
+
+import aiolock
+from aiolock.backends.memory import MemoryBackend
+from tests.contract.staging import until
+from tests.servers import Redis
+
+
+@pytest.fixture(scope="module")
+def redis():
+    with Redis() as server:
+        yield server
+
+
+@pytest.mark.parametrize("where", ["memory", "redis"])
+async def test_nothing_is_logged_above_debug_when_all_goes_well(where, request, caplog):
+    caplog.set_level(logging.DEBUG, logger="aiolock")
+    url = f"memory://{secrets.token_hex(4)}" if where == "memory" else request.getfixturevalue("redis").url
+    namespace = secrets.token_hex(4)
+
+    async def turn(client: aiolock.Client, name: str) -> None:
+        async with client.lock(name, timeout=20) as lease:
+            await lease.renew()
+
+    async with (
+        aiolock.connect(url, namespace=namespace, ttl=0.5) as one,
+        aiolock.connect(url, namespace=namespace, ttl=0.5) as two,
+    ):
+        await asyncio.gather(*(turn(client, str(n % 3)) for client in (one, two) for n in range(30)))
+        with pytest.raises(aiolock.AcquireTimeout):
+            async with one.lock("taken"):
+                await two.lock("taken").acquire(timeout=0.01)
+        waiter = asyncio.create_task(two.lock("taken").acquire())
+        async with one.lock("taken"):
+            waiter.cancel()
+            await asyncio.wait([waiter])
+        async with one.lock("long"):
+            renewals = one.stats()["renewals"]
+            await until(lambda: one.stats()["renewals"] >= renewals + 2)
+    loud = [
+        record.getMessage()
+        for record in caplog.records
+        if record.name.partition(".")[0] == "aiolock" and record.levelno > logging.DEBUG
+    ]
+    assert loud == []
+
+
+async def test_a_loss_is_one_warning_with_fields(caplog):
+    async with aiolock.connect("memory://logs") as client:
+        lease = await client.lock("order:42").acquire()
+        await client.lock("order:42").force_release()
+        await lease.wait_lost()
+    [record] = [record for record in caplog.records if record.name == "aiolock.lost"]
+    assert record.levelno == logging.WARNING
+    assert (record.lock, record.reason, record.token) == ("order:42", "force-released", lease.token)
+    assert record.kind == "mutex"
+
+
+async def test_a_renewal_that_failed_is_a_warning_with_fields(caplog):
+    cut = asyncio.Event()
+
+    async def travel(step):
+        if cut.is_set():
+            raise aiolock.BackendUnavailable("the connection is cut")
+        return step()
+
+    async with aiolock.Client(MemoryBackend("memory://logs", transport=travel), ttl=0.3) as client:
+        lease = await client.lock("order:42").acquire()
+        cut.set()
+        await lease.wait_lost()
+        cut.clear()
+    records = [record for record in caplog.records if record.name == "aiolock.renew"]
+    assert records
+    assert {(record.levelno, record.lock, record.ttl) for record in records} == {
+        (logging.WARNING, "order:42", 0.3)
+    }
+    assert all(record.left <= 0.3 for record in records)
