@@ -87,7 +87,8 @@ class Grant:
 
 def margin(ttl: float) -> float:
     """How many seconds before the end of a ttl of that many seconds a holder stops believing."""
-    return max(0.02 * ttl, 0.01)
+    share = 0.02 * ttl
+    return share if share > 0.01 else 0.01
 
 
 def certain_until(sent: float, ttl: float) -> float:

@@ -181,9 +181,9 @@ class Lease:
 
         Cancelling it changes nothing.
         """
-        loop = self._home.runtime.guard() if self._open else None
-        if loop is not None:
-            watcher = loop.create_future()
+        if self._open:
+            self._home.runtime.guard()
+            watcher: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             if self._watchers is None:
                 self._watchers = set()
             self._watchers.add(watcher)

@@ -114,11 +114,11 @@ class Cohort:
         """Ask the server as the first task of this cohort, and wait if it is taken."""
         runtime = self.runtime
         wait = timeout != 0
-        start = runtime.clock()
+        start = runtime.clock() if timeout else 0.0
         try:
             if not timeout or timeout > runtime.command_timeout:
                 # The backend bounds it.
-                grant = await self._claim.attempt(wait=wait)
+                grant = await self._claim.attempt(wait)
             else:
                 async with asyncio.timeout(timeout):
                     grant = await self._claim.attempt(wait=True)
@@ -135,8 +135,8 @@ class Cohort:
             raise
         if self._ended:
             raise _closed()
-        if grant is not None and grant.until > runtime.clock():
-            self._begin(grant)
+        if grant is not None and grant.until > (now := runtime.clock()):
+            self._begin(grant, now)
             return self._lend(terms)
         if not wait:
             if grant is None:
@@ -158,7 +158,7 @@ class Cohort:
 
     def join(self, terms: Terms, timeout: float | None) -> Coroutine[Any, Any, Lease | None]:
         """Wait behind the other tasks of this cohort."""
-        waiter: Waiter = asyncio.get_running_loop().create_future()
+        waiter: Waiter = asyncio.Future(loop=self.runtime.loop)
         self._waiters[waiter] = terms
         return self._wait(waiter, timeout)
 
@@ -211,7 +211,7 @@ class Cohort:
             return
         self._driver = None
         if grant is not None and not self._ended:
-            self._begin(grant)
+            self._begin(grant, self.runtime.clock())
             if self._hand_over():
                 return
         self._desert()
@@ -245,8 +245,7 @@ class Cohort:
 
     # --- the hold
 
-    def _begin(self, grant: Grant) -> None:
-        now = self.runtime.clock()
+    def _begin(self, grant: Grant, now: float) -> None:
         if grant.demand and self._claim.demanded_at is None:
             self._claim.demanded_at = now
         self._lasting = True
@@ -280,10 +279,11 @@ class Cohort:
         if self._lease is None or self._lease() is not lease or term is None:
             return None
         self._lease = None
-        self.runtime.stats.released += 1
+        stats = self.runtime.stats
+        stats.released += 1
         if self._waiters and not keep and self._may_pass(term) and self._hand_over():
             self._passes += term.claim.demanded_at is not None
-            self.runtime.stats.passed += 1
+            stats.passed += 1
             return None
         return self._yield_claim(term)
 

@@ -7,12 +7,13 @@ import logging
 import secrets
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import lru_cache
 from random import Random
 from typing import Any
 
 from aiolock.backends.redis.capabilities import is_allowed, judge, probe
 from aiolock.backends.redis.claim import RedisClaim
-from aiolock.backends.redis.commands import Script
+from aiolock.backends.redis.commands import Script, words
 from aiolock.backends.redis.connection import Connection
 from aiolock.backends.redis.endpoint import Endpoint
 from aiolock.backends.redis.pairing import Pairing
@@ -48,6 +49,9 @@ ENTER, RELEASE, LEAVE, RENEW, BEAT, FORCE, LOOK = SCRIPTS = tuple(
     Script(source(name)) for name in ("enter", "release", "leave", "renew", "beat", "force", "look")
 )
 PROBE = Script(source("probe"))
+ENTER_HEAD, RELEASE_HEAD = ENTER.head(1, 6), RELEASE.head(1, 2)
+
+MUTEX = Mode.MUTEX
 
 GONE: dict[int, LossReason] = {0: "revoked", -1: "force-released"}
 """What ``renew`` says of a hold that is not ours any more."""
@@ -174,14 +178,14 @@ class RedisBackend(Backend):
 
     def claim(self, bid: Bid) -> RedisClaim:
         """A claim with a request id of its own."""
-        if bid.kind.mode is not Mode.MUTEX:
+        if bid.kind.mode is not MUTEX:
             raise UnsupportedKind(f"{bid.kind.mode.value} lock", self.name, "this version has the mutex only")
         self._count += 1
-        key = f"{self._prefix}{bid.key[1]}:{{{escape(bid.name)}}}"
+        key = _key(self._prefix, bid.key[1], bid.name)
         return RedisClaim(self, bid, key, f"{self._process}:{self._count:x}")
 
     def _key(self, name: str, family: Family) -> str:
-        return f"{self._prefix}{family.value}:{{{escape(name)}}}"
+        return _key(self._prefix, family.value, name)
 
     @property
     def _hears(self) -> str:
@@ -192,13 +196,21 @@ class RedisBackend(Backend):
         bid = claim.bid
         most = "1" if bid.fair else MOST_TOKENS
         place = f"{self.wakeups.life_ms} {self._hears} {ticket}" if wait else ""
-        return self._link().script(
-            ENTER, (claim.key,), (claim.request, claim.ttl_ms, most, self._floor, bid.label, place)
+        # Written by hand, here and in `release`: only request and floor are new each time.
+        request, floor = claim.request, str(self._floor)
+        command = (
+            f"{ENTER_HEAD}{words(claim.key)}${len(request)}\r\n{request}\r\n{words(claim.ttl_ms, most)}"
+            f"${len(floor)}\r\n{floor}\r\n{words(bid.label, place)}"
         )
+        return self._link().issue(command.encode())
 
     def release(self, claim: RedisClaim) -> asyncio.Future[Any]:
         """Give up a hold that is certainly ours, or certainly gone."""
-        return self._link().script(RELEASE, (claim.key,), (claim.request, self._floor))
+        request, floor = claim.request, str(self._floor)
+        command = (
+            f"{RELEASE_HEAD}{words(claim.key)}${len(request)}\r\n{request}\r\n${len(floor)}\r\n{floor}\r\n"
+        )
+        return self._link().issue(command.encode())
 
     def leave(self, claim: RedisClaim, *, bury: bool, keep: float) -> asyncio.Future[Any]:
         """Give up whatever there is."""
@@ -319,6 +331,11 @@ class RedisBackend(Backend):
         taken, claim = await self._link().script(FORCE, (key,), (self._floor,))
         self.served(key, claim)
         return bool(taken)
+
+
+@lru_cache(maxsize=1024)
+def _key(prefix: str, family: str, name: str) -> str:
+    return f"{prefix}{family}:{{{escape(name)}}}"
 
 
 def _text(value: bytes) -> str:
