@@ -107,7 +107,7 @@ def _check(
     }
 
 
-_bid = lru_cache(maxsize=1024)(Bid)
+_bid = lru_cache(maxsize=512)(Bid)
 """Bids are values, so locks of one name and the same options share one: a lock made anew for each use costs little."""
 
 
@@ -308,7 +308,9 @@ class Client:
         if max_hold is None and on_loss is None:
             terms = self._terms
         else:
-            terms = Terms(check_max_hold(max_hold), self._on_loss if on_loss is None else check_on_loss(on_loss))
+            terms = Terms(
+                check_max_hold(max_hold), self._on_loss if on_loss is None else check_on_loss(on_loss)
+            )
         return cls(self._runtime, bid, terms, check_timeout(timeout))
 
     # --- looking

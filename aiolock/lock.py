@@ -171,8 +171,8 @@ class Lock:
             leases.append(lease)
         if self._exclusive:
             inside = self._runtime.inside
-            outer = inside.get(self._key)
-            if outer is None or outer.entered_by is not task:
+            outer = inside.setdefault(self._key, lease)
+            if outer is not lease and outer.entered_by is not task:
                 inside[self._key] = lease
 
     def _leave(self, task: Task) -> Lease:

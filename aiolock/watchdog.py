@@ -84,7 +84,7 @@ class Term:
     def _due(self, now: float) -> float:
         due, soon = self.until - 2 / 3 * self.ttl, now + (self.until - now) / 3
         # A pushed grant is short: ask after a third of what it has.
-        return due if due > soon else soon
+        return max(soon, due)
 
     def patience(self, seconds: float, now: float) -> float:
         """How long to wait before asking again: less towards the end, of which a pushed grant is never far."""
@@ -225,8 +225,9 @@ class Watchdog:
             listener.cancel()
 
     def _next_event(self) -> float:
-        for term in list(self._new):
-            self._lift(term)
+        # A new dict as well: an emptied one keeps the size that it had.
+        new, self._new = self._new, {}
+        for term in new:
             self._settle(term)
         for ttl in [ttl for ttl, queue in self._calm.items() if not queue]:
             del self._calm[ttl]

@@ -7,7 +7,6 @@ import logging
 import secrets
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from functools import lru_cache
 from random import Random
 from typing import Any
 
@@ -181,11 +180,11 @@ class RedisBackend(Backend):
         if bid.kind.mode is not MUTEX:
             raise UnsupportedKind(f"{bid.kind.mode.value} lock", self.name, "this version has the mutex only")
         self._count += 1
-        key = _key(self._prefix, bid.key[1], bid.name)
+        key = f"{self._prefix}{bid.key[1]}:{{{escape(bid.name)}}}"
         return RedisClaim(self, bid, key, f"{self._process}:{self._count:x}")
 
     def _key(self, name: str, family: Family) -> str:
-        return _key(self._prefix, family.value, name)
+        return f"{self._prefix}{family.value}:{{{escape(name)}}}"
 
     @property
     def _hears(self) -> str:
@@ -331,11 +330,6 @@ class RedisBackend(Backend):
         taken, claim = await self._link().script(FORCE, (key,), (self._floor,))
         self.served(key, claim)
         return bool(taken)
-
-
-@lru_cache(maxsize=1024)
-def _key(prefix: str, family: str, name: str) -> str:
-    return f"{prefix}{family}:{{{escape(name)}}}"
 
 
 def _text(value: bytes) -> str:

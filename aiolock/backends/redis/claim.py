@@ -48,7 +48,6 @@ class RedisClaim(Claim):
         "placed",
         "request",
         "ttl",
-        "ttl_ms",
     )
 
     def __init__(self, backend: RedisBackend, bid: Bid, key: str, request: str) -> None:
@@ -59,7 +58,6 @@ class RedisClaim(Claim):
         self.key = key
         self.request = request
         self.ttl = bid.ttl
-        self.ttl_ms = round(bid.ttl * 1000)
         self.placed = False
         self._stage = NEW
         self._ticket = -1
@@ -68,6 +66,11 @@ class RedisClaim(Claim):
         self._pushed: Grant | None = None
         self._changed: asyncio.Future[None] | None = None
         self._woken = False
+
+    @property
+    def ttl_ms(self) -> int:
+        """The ttl as scripts want it; worked out each time, because a number of its own would stay with every hold."""
+        return round(self.ttl * 1000)
 
     async def attempt(self, wait: bool) -> Grant | None:
         """One ``enter``, or the grant that was pushed."""

@@ -28,7 +28,7 @@ def encode(*args: Arg) -> bytes:
     return _pack(args)
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=512)
 def words(*args: str | int) -> str:
     """Arguments as they stand in a command; kept, because those of a lock are the same each time."""
     return "".join([f"${len(str(arg).encode())}\r\n{arg}\r\n" for arg in args])
