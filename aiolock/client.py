@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Coroutine, Iterable, Sequence
+from functools import lru_cache
 from random import Random
 from threading import get_ident
 from types import TracebackType
@@ -138,6 +139,10 @@ def _check(
     }
 
 
+_bid = lru_cache(maxsize=512)(Bid)
+"""Bids are values, so locks of one name and the same options share one: a lock made anew for each use costs little."""
+
+
 class Client:
     """Locks on one server, for one event loop.
 
@@ -169,6 +174,7 @@ class Client:
         options = _check(namespace, ttl, on_loss, label, require, command_timeout)
         self._ttl: float = options["ttl"]
         self._on_loss: OnLoss = options["on_loss"]
+        self._terms = Terms(None, self._on_loss)
         self._require: frozenset[str] = options["require"]
         self._backend = backend
         self._watching: asyncio.Task[None] | None = None
@@ -471,14 +477,19 @@ class Client:
         max_hold: object = None,
         label: object = None,
     ) -> L:
-        bid = Bid(
-            name=check_name(name),
-            kind=kind,
-            ttl=self._ttl if ttl is None else check_ttl(ttl),
-            label=self._runtime.label if label is None else check_label(label),
-            fair=check_flag("fair", fair),
+        bid = _bid(
+            check_name(name),
+            kind,
+            self._ttl if ttl is None else check_ttl(ttl),
+            self._runtime.label if label is None else check_label(label),
+            check_flag("fair", fair),
         )
-        terms = Terms(check_max_hold(max_hold), self._on_loss if on_loss is None else check_on_loss(on_loss))
+        if max_hold is None and on_loss is None:
+            terms = self._terms
+        else:
+            terms = Terms(
+                check_max_hold(max_hold), self._on_loss if on_loss is None else check_on_loss(on_loss)
+            )
         return cls(self._runtime, bid, terms, check_timeout(timeout))
 
     # --- looking

@@ -225,7 +225,8 @@ class LockAll:
         ``got`` is completed up to that one: what comes after it is given back.
         """
         runtime = _inside(self._parts[0][0])[0]
-        loop = runtime.guard()
+        runtime.guard()
+        loop = asyncio.get_running_loop()
         places = [place for place, lease in enumerate(got) if lease is None]
         asking = {
             place: loop.create_task(_once(self._parts[place]), name="aiolock-lock-all") for place in places

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from sys import intern
 from typing import NamedTuple
 
 from aiolock.clock import Clock
@@ -67,7 +68,7 @@ class Bid:
 
     def __post_init__(self) -> None:
         kind = self.kind
-        what = f"{kind.mode.value} {kind.permits}/{kind.limit}"
+        what = intern(f"{kind.mode.value} {kind.permits}/{kind.limit}")
         object.__setattr__(self, "key", (self.name, kind.family.value, what, self.ttl))
         object.__setattr__(self, "certain", certain_until(0.0, self.ttl))
 

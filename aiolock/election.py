@@ -111,6 +111,7 @@ class _Observer(AsyncIterator["Holder | None"]):
 
     async def _next(self, document: Document | None) -> Holder | None:
         while True:
+            self._runtime.guard()
             try:
                 # The hint is read before the truth: what changes in between is told.
                 stamp = "" if document is None else (await document.read()).stamp

@@ -28,6 +28,10 @@ class Mode(StrEnum):
     PERMITS = "permits"
 
 
+# Looking a member up in its class is slow on Python 3.11, and this is asked for every acquire.
+_ALONE = (Mode.MUTEX, Mode.WRITE)
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
     """A family, a mode, and for permits how many of how many."""
@@ -40,7 +44,7 @@ class Kind:
     @property
     def exclusive(self) -> bool:
         """Whether such a hold is alone, so that tasks of one process may pass it on among themselves."""
-        return self.mode is Mode.MUTEX or self.mode is Mode.WRITE
+        return self.mode in _ALONE
 
     def __str__(self) -> str:
         return f"{self.permits} of {self.limit} permits" if self.mode is Mode.PERMITS else self.mode.value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from asyncio import current_task
 from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any, Final, NoReturn
@@ -150,15 +151,15 @@ class Lock:
     # --- blocks
 
     def _task(self) -> Task:
-        task = asyncio.current_task(self._runtime.loop)
+        task = current_task(self._runtime.loop)
         if task is None:
             raise RuntimeError("locks are entered by tasks, and this code runs outside of one")
         return task
 
     def _in_own_block(self) -> bool:
-        self._runtime.guard()
+        task = self._runtime.guard()
         holder = self._runtime.inside.get(self._key) if self._exclusive else None
-        return holder is not None and holder.entered_by is asyncio.current_task(self._runtime.loop)
+        return holder is not None and holder.entered_by is task
 
     def _level(self) -> Lease | None:
         """Another level of a hold that this task is in already, for kinds that have such."""
@@ -183,25 +184,27 @@ class Lock:
     def _enter(self, lease: Lease, *, cancel: bool) -> None:
         task = self._task()
         lease.enter(task, cancel=cancel)
-        if task in self._entered:
-            self._entered[task].append(lease)
-        else:
+        leases = self._entered.get(task)
+        if leases is None:
             self._entered[task] = [lease]
+        else:
+            leases.append(lease)
         if self._exclusive:
             inside = self._runtime.inside
-            outer = inside.get(self._key)
-            if outer is None or outer.entered_by is not task:
+            outer = inside.setdefault(self._key, lease)
+            if outer is not lease and outer.entered_by is not task:
                 inside[self._key] = lease
 
     def _leave(self, task: Task) -> Lease:
         """The lease of the block that ends; usually of this task, at worst of a task that lent its block away."""
         opener = task
-        if task not in self._entered:
+        leases = self._entered.get(task)
+        if leases is None:
             if not self._entered:
                 raise RuntimeError(f"no block of lock {shorten(self.name)} is open")
             ended = [other for other in self._entered if other.done()]
             opener = ended[-1] if ended else next(reversed(self._entered))
-        leases = self._entered[opener]
+            leases = self._entered[opener]
         lease = leases.pop()
         if not leases:
             del self._entered[opener]

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 import weakref
+from asyncio import current_task
 from collections.abc import Coroutine
 from enum import Enum
 from random import Random
@@ -39,6 +40,10 @@ class State(Enum):
     OPEN = "open"
     CLOSING = "closing"
     CLOSED = "closed"
+
+
+_OPEN = State.OPEN
+"""Looking a member up in its class costs 0.2 µs on Python 3.11, and this is asked for every acquire."""
 
 
 class Contender(Protocol):
@@ -145,26 +150,25 @@ class Runtime:
         """Whether this process is a child that was forked after the client was made."""
         return self._generation != _Forks.generation
 
-    def guard(self) -> asyncio.AbstractEventLoop:
-        """Return the running loop if the client may be used on it, else raise :class:`RuntimeError`."""
+    def guard(self) -> asyncio.Task[Any] | None:
+        """Return the running task if the client may be used here, else raise :class:`RuntimeError`."""
         if self._generation != _Forks.generation:
             raise RuntimeError(
                 "this client was made before a fork, and a forked child must not use it: connect anew in the child"
             )
-        if self.state is not State.OPEN:
+        if self.state is not _OPEN:
             hint = "enter it with `async with` first" if self.state is State.NEW else "connect anew"
             raise RuntimeError(f"this client is {self.state.value}: {hint}")
         # Asking for the running loop is a system call on Python 3.11; a task of our loop that runs in its thread is
         # proof enough.
         loop = self.loop
-        if loop is None or get_ident() != self.thread or asyncio.current_task(loop) is None:
-            loop = asyncio.get_running_loop()
-        if loop is not self.loop:
+        task = current_task(loop) if loop is not None and get_ident() == self.thread else None
+        if task is None and asyncio.get_running_loop() is not loop:
             raise RuntimeError(
                 "this client belongs to another event loop or thread; each loop needs a client of its own "
                 "(from synchronous code, use aiolock.portal)"
             )
-        return loop
+        return task
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Run ``work`` as a task of the client."""

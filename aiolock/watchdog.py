@@ -52,6 +52,7 @@ class Term:
         "left",
         "limit",
         "over",
+        "queue",
         "renewed",
         "token",
         "ttl",
@@ -74,16 +75,20 @@ class Term:
         """A renewal is under way or failed: nothing has been heard since."""
         self.renewed: bool = True
         """Whether it is renewed at all; not any more after ``max_hold``."""
-        until = grant.until
-        self.until: float = until
-        due, soon = until - 2 / 3 * self.ttl, now + (until - now) / 3
-        # A pushed grant is short: ask after a third of what it has.
-        self.due: float = max(soon, due)
+        self.queue: dict[Term, None] | None = None
+        """Where the watchdog has put it."""
+        self.until: float = grant.until
+        self.due: float = self._due(now)
 
     def extend(self, until: float, now: float) -> None:
         """Learn that the hold is certain until then; ask again when two thirds of a ttl are left."""
         self.until = max(self.until, until)
-        self.due = max(self.until - 2 / 3 * self.ttl, now + (self.until - now) / 3)
+        self.due = self._due(now)
+
+    def _due(self, now: float) -> float:
+        due, soon = self.until - 2 / 3 * self.ttl, now + (self.until - now) / 3
+        # A pushed grant is short: ask after a third of what it has.
+        return max(soon, due)
 
     def patience(self, seconds: float, now: float) -> float:
         """How long to wait before asking again: less towards the end, of which a pushed grant is never far."""
@@ -121,8 +126,10 @@ class Watchdog:
         self._random = random
         self._spawn = spawn
         self._alive = alive
-        # Terms of one ttl fall due in the order in which they were granted or renewed, so a dict per ttl is a queue
-        # from which any term can leave. Whatever does not follow that order is watched one by one.
+        # Most terms end before the next look, so a newcomer is only noted until then. Terms of one ttl fall due in the
+        # order in which they were granted or renewed, so a dict per ttl is a queue from which any term can leave.
+        # Whatever does not follow that order is watched one by one.
+        self._new: dict[Term, None] = {}
         self._calm: dict[float, dict[Term, None]] = {}
         self._watched: dict[Term, None] = {}
         self._by_claim: dict[Claim, Term] = {}
@@ -142,11 +149,8 @@ class Watchdog:
     def add(self, term: Term) -> None:
         """Watch a term until it is discarded or lost."""
         self._by_claim[term.claim] = term
-        calm = self._calm.get(term.ttl)
-        if calm is None or (calm and term.due < next(reversed(calm)).due):
-            self._settle(term)
-            return
-        calm[term] = None
+        self._new[term] = None
+        term.queue = self._new
         if term.due < self._next_look and self._alarm is not None:
             self._set_timer(term.due)
 
@@ -175,23 +179,21 @@ class Watchdog:
             self._learn(term, grant, self._clock())
 
     def _settle(self, term: Term) -> None:
-        calm = self._calm.get(term.ttl)
-        if term.asked or term.limit != math.inf or not term.renewed:
-            self._watched[term] = None
-        elif calm is None:
-            self._calm[term.ttl] = {term: None}
-        elif not calm or term.due >= next(reversed(calm)).due:
-            calm[term] = None
-        else:
+        queue = self._watched
+        if not term.asked and term.limit == math.inf and term.renewed:
+            calm = self._calm.setdefault(term.ttl, {})
             # A grant that was pushed is short, and so falls due before its neighbours.
-            self._watched[term] = None
+            if not calm or term.due >= next(reversed(calm)).due:
+                queue = calm
+        queue[term] = None
+        term.queue = queue
         if term.event < self._next_look and self._alarm is not None:
             self._set_timer(term.event)
 
     def _lift(self, term: Term) -> None:
-        if self._watched.pop(term, self) is self and (calm := self._calm.get(term.ttl)) is not None:
-            # An empty one stays for the next term, until the next look.
-            calm.pop(term, None)
+        if term.queue is not None:
+            del term.queue[term]
+            term.queue = None
 
     async def renew(self, term: Term) -> None:
         """Renew one term now, in the caller's time; raises what the backend raises, and ends a term that is gone."""
@@ -239,6 +241,10 @@ class Watchdog:
             listener.cancel()
 
     def _next_event(self) -> float:
+        # A new dict as well: an emptied one keeps the size that it had.
+        new, self._new = self._new, {}
+        for term in new:
+            self._settle(term)
         for ttl in [ttl for ttl, queue in self._calm.items() if not queue]:
             del self._calm[ttl]
         heads = [next(iter(queue)).event for queue in self._calm.values()]

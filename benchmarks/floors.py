@@ -28,6 +28,8 @@ COMPARE_AND_DELETE = (
     b"if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) else return 0 end"
 )
 
+_SCRIPTS = {script.sha.encode(): script for script in (Script(source("enter")), Script(source("release")))}
+
 
 class Wire(asyncio.Protocol):
     """Commands out, replies in, in order; what is issued in one pass of the loop by several tasks leaves together."""
@@ -151,8 +153,8 @@ class ScriptFloor(_Floor):
 
     async def __aenter__(self) -> Self:
         await super().__aenter__()
-        for name in ("enter", "release"):
-            await self._wire.call(Script(source(name)).load)
+        for script in _SCRIPTS.values():
+            await self._wire.call(script.load)
         self._backend = RedisBackend(self._url)
         self._backend.bind(Settings("floor", "floor:1", 30.0, 5.0, time.monotonic))
         return self
@@ -219,5 +221,8 @@ class _Tape:
     def __init__(self) -> None:
         self.calls: list[tuple[Script, Any, Any]] = []
 
-    def script(self, script: Script, keys: Any, args: Any) -> None:
-        self.calls.append((script, keys, args))
+    def issue(self, command: bytes) -> None:
+        reader = hiredis.Reader()
+        reader.feed(command)
+        _, sha, _, key, *args = reader.gets()
+        self.calls.append((_SCRIPTS[sha], (key,), args))

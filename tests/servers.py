@@ -193,7 +193,8 @@ class ExternalMariaDB:
     def __enter__(self) -> Self:
         import pymysql  # noqa: PLC0415 - only this needs a driver
 
-        with pymysql.connect(**self.admin, autocommit=True) as connection, connection.cursor() as cursor:
+        words = {"database" if word == "db" else word: value for word, value in self.admin.items()}
+        with pymysql.connect(**words, autocommit=True) as connection, connection.cursor() as cursor:
             for statement in self._init:
                 cursor.execute(statement)
         return self

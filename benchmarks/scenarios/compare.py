@@ -55,11 +55,11 @@ def servers(fleet: Fleet) -> Report:
             found[name][column] = values
     remote = [name for name, it in fleet.members.items() if it.context is not None]
     for name, latencies in context.alternate(
-        rounds, remote, lambda name: _handovers(fleet, name, context.count(80, 10))
+        rounds, remote, lambda name: _handovers(fleet, name, context.count(50, 10))
     ).items():
         found[name]["p50"] = [percentile(some, 50) for some in latencies]
         found[name]["p99"] = [percentile(some, 99) for some in latencies]
-    for _ in range(context.count(5, 1)):
+    for _ in range(context.count(4, 1)):
         for name, seconds in _recoveries(fleet, remote).items():
             found[name].setdefault("recovery", []).append(seconds)
     for name, figures in found.items():

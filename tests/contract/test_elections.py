@@ -119,6 +119,22 @@ async def test_an_observer_begins_with_what_is(client, rival):
             break
 
 
+async def test_closing_ends_observers(deployment):
+    client = await deployment.connect().open()
+    seen = asyncio.Event()
+
+    async def observe() -> None:
+        async for _ in client.election("x", ttl=0.3).observe():
+            seen.set()
+
+    observer = asyncio.create_task(observe())
+    async with asyncio.timeout(PATIENCE):
+        await seen.wait()
+        await client.aclose()
+        with pytest.raises(RuntimeError, match="closed"):
+            await observer
+
+
 async def test_an_election_is_no_lock(client):
     async with client.election("x").campaign(), client.lock("x") as lease:
         assert lease.held

@@ -9,6 +9,7 @@ import math
 import pytest
 
 from aiolock import AcquireTimeout, ConfigError
+from aiolock.queue import PASSES
 from tests.contract.staging import (
     PATIENCE,
     gets_the_lock,
@@ -113,6 +114,40 @@ async def test_local_passing_ends_when_others_wait(client, rival):
             seen.set()
     # 16 passes from the moment that the demand is known, and what happened before it was.
     assert turns_after <= 60
+
+
+async def test_a_thousand_local_contenders_delay_a_remote_waiter_by_a_bounded_number_of_turns(client, rival):
+    lock = client.lock("x", ttl=LONG)
+    waits = False
+    turns = 0
+
+    async def greedy() -> None:
+        nonlocal turns
+        while True:
+            async with lock as lease:
+                # Counted from when the holder's process can know: what happens before that is the network's time.
+                turns += waits and lease._term.claim.demanded_at is not None
+                await asyncio.sleep(0)
+
+    contenders = [asyncio.create_task(greedy()) for _ in range(1000)]
+    delays = []
+    async with asyncio.timeout(PATIENCE):
+        await waiting(client, 999)
+        for _ in range(10):
+            turns, waits = 0, True
+            async with rival.lock("x"):
+                waits = False
+                delays.append(turns)
+            # So that it comes while they pass it on again.
+            passed = client.stats()["passed"]
+            await until(lambda passed=passed: client.stats()["passed"] > passed)
+    for contender in contenders:
+        contender.cancel()
+    await asyncio.wait(contenders, timeout=PATIENCE)
+    # The turn in which the demand becomes known, and the passes after it; the same again whenever the next bid of the
+    # thousand overtakes the first request of the one, which can happen while that is on its way.
+    assert max(delays) <= 5 * (1 + PASSES), delays
+    await nothing_remains(client, "x")
 
 
 async def queued_or_served(rival, served) -> bool:

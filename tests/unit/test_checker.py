@@ -190,6 +190,28 @@ def test_a_grant_that_returned_after_a_stop_is_not_held_against_the_server():
     assert checker.tokens(story.told()) == []
 
 
+def downgraded(story: Story, number: str, call: float, ret: float) -> Story:
+    process = number.partition("#")[0]
+    return story.note(call, "downgrade", process, id=number).note(ret, "downgrade.ret", process, id=number)
+
+
+def test_a_downgraded_hold_is_one_for_reading():
+    story = Story().attempt("a", 0, 1, 1, mode="write", until=20)
+    downgraded(story, "a#1", 5, 6)
+    story.attempt("b", 2, 7, 2, mode="read", until=15)
+    assert checker.exclusion(story.told()) == []
+    assert linearizable(operations(story.told(), "x"), READ_WRITE) == []
+    # Who read before it was one, and who writes while it still is, are found.
+    early = Story().attempt("a", 0, 1, 1, mode="write", until=20)
+    downgraded(early, "a#1", 5, 6).attempt("b", 2, 3, 2, mode="read", until=15)
+    assert len(checker.exclusion(early.told())) == 1
+    assert linearizable(operations(early.told(), "x"), READ_WRITE) != []
+    late = Story().attempt("a", 0, 1, 1, mode="write", until=20)
+    downgraded(late, "a#1", 5, 6).attempt("b", 2, 10, 2, mode="write", until=15)
+    assert len(checker.exclusion(late.told())) == 1
+    assert linearizable(operations(late.told(), "x"), READ_WRITE) != []
+
+
 def test_readers_may_be_told_in_any_order_but_not_across_a_writer():
     story = Story().attempt("a", 0, 2, 2, mode="read", until=3).attempt("b", 0, 1, 3, mode="read", until=3)
     assert checker.tokens(story.told()) == []

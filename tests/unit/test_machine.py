@@ -11,7 +11,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from aiolock.backends.memory.machine import BLOCK, TOMBSTONE, Machine, Request, claim_time
+from aiolock.backends.memory.machine import (
+    BLOCK,
+    SET_LIMIT,
+    TOMBSTONE,
+    UNSET_LIMIT,
+    Machine,
+    Request,
+    claim_time,
+)
+from aiolock.backends.memory.papers import Papers
 
 KEY = ("ns:lock", "x")
 TTL = 10.0
@@ -122,6 +131,111 @@ def test_families_and_names_are_locks_of_their_own(machine):
     assert machine.enter(("ns:lock", "x"), mutex("a"), 0.0, wait=False).token
     assert machine.enter(("ns:lock", "y"), mutex("b"), 0.0, wait=False).token
     assert machine.enter(("ns:rw", "x"), writer("c"), 0.0, wait=False).token
+
+
+# --- other kinds
+
+
+def test_a_downgrade_lets_the_readers_in_who_are_next(machine):
+    machine.enter(KEY, writer("a"), 0.0, wait=False)
+    for request in (reader("b"), reader("c"), writer("d"), reader("e")):
+        machine.enter(KEY, request, 0.0, wait=True)
+    messages(machine)
+    answer = machine.downgrade(KEY, writer("a"), 5.0)
+    assert answer is not None
+    assert answer.seconds == TTL
+    assert answer.demand
+    assert inside(machine, 5.0) == ["a", "b", "c"]
+    assert messages(machine) == [("b", "grant"), ("c", "grant")]
+    # Said again, it is the same; and its request finds the hold whatever it was.
+    assert machine.downgrade(KEY, writer("a"), 6.0) == answer
+    assert machine.renew(KEY, writer("a"), 7.0) is not None
+    for name in "abc":
+        machine.leave(KEY, reader(name), 8.0)
+    assert inside(machine, 8.0) == ["d"]
+    assert machine.downgrade(KEY, writer("a"), 8.0) is None
+
+
+def test_the_limit_of_the_first_user_stands_while_it_is_used(machine):
+    assert machine.limit(KEY, 0.0) is None
+    machine.enter(KEY, taker("a", 1), 0.0, wait=False)
+    assert machine.enter(KEY, taker("b", 1, limit=4), 0.0, wait=True).limit == 3
+    assert waiting(machine) == []
+    assert machine.limit(KEY, 0.0) == 3
+    machine.leave(KEY, taker("a", 1), 1.0)
+    assert machine.enter(KEY, taker("c", 1, limit=4), 1.0 + UNSET_LIMIT, wait=True).token
+    assert machine.limit(KEY, 1.0 + UNSET_LIMIT) == 4
+
+
+def test_a_limit_that_was_set_lasts_for_a_day(machine):
+    machine.set_limit(KEY, 2, 0.0)
+    assert machine.enter(KEY, taker("a", 1), 0.0, wait=False).token
+    assert machine.enter(KEY, taker("b", 1, limit=2), 0.0, wait=False).token
+    assert not machine.enter(KEY, taker("c", 1), 0.0, wait=True).token
+    assert machine.enter(KEY, taker("d", 1, limit=4), 0.0, wait=True).limit == 2
+    messages(machine)
+    machine.set_limit(KEY, 3, 1.0)
+    assert messages(machine) == [("c", "grant")]
+    machine.set_limit(KEY, 1, 1.0)
+    assert inside(machine, 1.0) == ["a", "b", "c"]
+    for name in "abc":
+        machine.leave(KEY, taker(name, 1), 2.0)
+    assert machine.limit(KEY, 2.0 + UNSET_LIMIT) == 1
+    assert machine.limit(KEY, 2.0 + SET_LIMIT) is None
+
+
+def test_limits_that_nobody_uses_do_not_pile_up(machine):
+    for number in range(200):
+        key = ("ns:sem", str(number))
+        machine.enter(key, taker("a", 1), number * 10.0, wait=False)
+        machine.leave(key, taker("a", 1), number * 10.0)
+    assert len(machine.limits) < 10
+
+
+def test_a_request_to_let_go_is_told_and_comes_with_every_renewal(machine):
+    assert not machine.request(KEY, "please", 0.0)
+    machine.enter(KEY, reader("a"), 0.0, wait=False)
+    machine.enter(KEY, reader("b"), 0.0, wait=False)
+    machine.enter(KEY, writer("c"), 0.0, wait=True)
+    messages(machine)
+    assert machine.request(KEY, "please", 0.0)
+    assert messages(machine) == [("a", "requested"), ("b", "requested")]
+    answer = machine.renew(KEY, reader("a"), 1.0)
+    assert answer is not None
+    assert answer.asked == "please"
+
+
+def test_the_list_has_what_is_held_or_waited_for(machine):
+    machine.enter(KEY, mutex("a"), 0.0, wait=False)
+    machine.enter(("ns:sem", "y"), taker("a", 1), 0.0, wait=False)
+    assert machine.busy(1.0) == [KEY, ("ns:sem", "y")]
+    machine.leave(KEY, mutex("a"), 1.0)
+    assert machine.busy(1.0) == [("ns:sem", "y")]
+    assert machine.busy(TTL) == []
+    assert not machine.locks
+
+
+def test_a_paper_is_replaced_by_who_knows_its_version():
+    papers = Papers()
+    assert papers.read(KEY, 0.0) == (b"", "")
+    first, told = papers.write(KEY, b"1", "", 10.0, 0.0)
+    assert first
+    assert told == []
+    assert papers.write(KEY, b"2", "", 10.0, 0.0) == (None, [])
+    assert papers.watch(KEY, "w", first, 0.0)
+    assert papers.watch(KEY, "gone", first, 0.0)
+    papers.forget(KEY, "gone")
+    second, told = papers.write(KEY, b"2", first, 10.0, 5.0)
+    assert told == ["w"]
+    assert not papers.watch(KEY, "w", first, 5.0)
+    assert papers.write(KEY, b"3", first, 10.0, 5.0) == (None, [])
+    assert papers.read(KEY, 14.9) == (b"2", second)
+    # Forgotten, and never with a stamp that it had.
+    assert papers.read(KEY, 15.0) == (b"", "")
+    third, _ = papers.write(KEY, b"1", "", 10.0, 15.0)
+    assert third not in (None, first, second)
+    papers.forget(KEY, "nobody")
+    assert papers.watchers == {}
 
 
 # --- asking again

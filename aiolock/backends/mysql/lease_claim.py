@@ -23,12 +23,14 @@ from aiolock.errors import BackendError
 if TYPE_CHECKING:
     from aiolock.backends.mysql.lease import LeaseMode
 
-__all__ = ["GRACE", "LeaseClaim", "Look", "judge"]
+__all__ = ["GRACE", "MOMENT", "LeaseClaim", "Look", "judge"]
 
 BLOCK = 64
 """How many tokens a grant carries whose hold may be passed on inside this process."""
 GRACE = 0.5
 """For how many seconds a row is free before somebody without the turnstile may take it."""
+MOMENT = 0.2
+"""For how many seconds somebody has the turnstile of such a row before its session is ended."""
 FIRST_LOOK, LAST_LOOK = 0.005, 0.25
 """Seconds between looks of the first in line at a row whose holder cannot wake it."""
 
@@ -52,7 +54,10 @@ def judge(remaining: float, user: int, mine: int, *, again: bool) -> tuple[Look,
         return (Look.ANEW if again else Look.WAIT), GRACE
     if remaining > 0:
         return Look.WAIT, remaining + GRACE
-    return (Look.KILL if again and remaining <= -GRACE else Look.WAIT), GRACE
+    if remaining > -GRACE:
+        return Look.WAIT, GRACE
+    # There may be several in line who are dead, and get the turn one after the other.
+    return (Look.KILL if again else Look.WAIT), MOMENT
 
 
 class LeaseClaim(TurnClaim):

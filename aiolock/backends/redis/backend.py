@@ -12,7 +12,7 @@ from typing import Any
 
 from aiolock.backends.redis.capabilities import is_allowed, judge, probe
 from aiolock.backends.redis.claim import RedisClaim
-from aiolock.backends.redis.commands import Arg, Script
+from aiolock.backends.redis.commands import Arg, Script, words
 from aiolock.backends.redis.connection import Connection
 from aiolock.backends.redis.doctor import examine
 from aiolock.backends.redis.document import Documents, RedisDocument
@@ -56,6 +56,9 @@ ENTER, RELEASE, LEAVE, RENEW, BEAT, FORCE, LOOK, ASK = SCRIPTS = tuple(
     Script(source(name)) for name in ("enter", "release", "leave", "renew", "beat", "force", "look", "ask")
 )
 PROBE = Script(source("probe"))
+ENTER_HEAD, RELEASE_HEAD = ENTER.head(1, 6), RELEASE.head(1, 2)
+
+MUTEX = Mode.MUTEX
 
 GONE: dict[int, LossReason] = {0: "revoked", -1: "force-released"}
 """What ``renew`` says of a hold that is not ours any more."""
@@ -198,7 +201,7 @@ class RedisBackend(Backend):
         self._count += 1
         key = f"{self._prefix}{bid.key[1]}:{{{escape(bid.name)}}}"
         request = f"{self._process}:{self._count:x}"
-        if bid.kind.mode is not Mode.MUTEX:
+        if bid.kind.mode is not MUTEX:
             return ManyClaim(self._many, bid, key, request)
         return RedisClaim(self, bid, key, request)
 
@@ -214,13 +217,21 @@ class RedisBackend(Backend):
         bid = claim.bid
         most = "1" if bid.fair else MOST_TOKENS
         place = f"{self.wakeups.life_ms} {self._hears} {ticket}" if wait else ""
-        return self._link().script(
-            ENTER, (claim.key,), (claim.request, claim.ttl_ms, most, self._floor, bid.label, place)
+        # Written by hand, here and in `release`: only request and floor are new each time.
+        request, floor = claim.request, str(self._floor)
+        command = (
+            f"{ENTER_HEAD}{words(claim.key)}${len(request)}\r\n{request}\r\n{words(claim.ttl_ms, most)}"
+            f"${len(floor)}\r\n{floor}\r\n{words(bid.label, place)}"
         )
+        return self._link().issue(command.encode())
 
     def release(self, claim: RedisClaim) -> asyncio.Future[Any]:
         """Give up a hold that is certainly ours, or certainly gone."""
-        return self._link().script(RELEASE, (claim.key,), (claim.request, self._floor))
+        request, floor = claim.request, str(self._floor)
+        command = (
+            f"{RELEASE_HEAD}{words(claim.key)}${len(request)}\r\n{request}\r\n${len(floor)}\r\n{floor}\r\n"
+        )
+        return self._link().issue(command.encode())
 
     def leave(self, claim: RedisClaim, *, bury: bool, keep: float) -> asyncio.Future[Any]:
         """Give up whatever there is."""

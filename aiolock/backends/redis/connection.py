@@ -26,6 +26,8 @@ from aiolock.errors import BackendError, BackendUnavailable
 
 __all__ = ["Connection", "Script", "State"]
 
+CHUNK = 32
+"""So many commands of one pass are written before it ends: the server works on them while we issue the others."""
 LIMIT = 65_536
 """Most commands that may be under way or wait to be sent."""
 
@@ -104,14 +106,14 @@ class Connection(Link):
         :class:`NotSent` says that the server has certainly not seen it; after any other
         :class:`BackendUnavailable` nobody knows whether it was executed. An error need not be looked at.
         """
-        return self._issue(encode(*args))
+        return self.issue(encode(*args))
 
     def script(self, script: Script, keys: Sequence[Arg], args: Sequence[Arg] = ()) -> asyncio.Future[Any]:
         """Issue a script like a command.
 
         Should the server have forgotten it, this one command is sent again in full, behind what was sent meanwhile.
         """
-        return self._issue(script.encode(keys, args))
+        return self.issue(script.encode(keys, args))
 
     @property
     def in_flight(self) -> int:
@@ -126,7 +128,8 @@ class Connection(Link):
 
     # --- out
 
-    def _issue(self, command: bytes) -> asyncio.Future[Any]:
+    def issue(self, command: bytes) -> asyncio.Future[Any]:
+        """Issue a command that is encoded already; see :meth:`call`."""
         if self._transport is None or self._fork != Forks.generation:
             return self._park(command)
         future: asyncio.Future[Any] = asyncio.Future(loop=self._loop)
@@ -140,7 +143,9 @@ class Connection(Link):
                 self._schedule()
             else:
                 # Alone, as far as one can see: to wait for company would cost it a pass of the loop.
-                self._flush()
+                self._write_out()
+        elif len(waiting) >= CHUNK:
+            self._write_out()
         return future
 
     def _schedule(self) -> None:
@@ -150,6 +155,9 @@ class Connection(Link):
 
     def _flush(self) -> None:
         self._scheduled = False
+        self._write_out()
+
+    def _write_out(self) -> None:
         waiting = self._waiting
         if not waiting or self._transport is None:
             return

@@ -132,14 +132,14 @@ class Names(Response):  # type: ignore[misc]
         self.children = children
 
     @classmethod
-    def deserialize(cls, raw: bytes) -> Names:
+    def deserialize(cls, raw_bytes: bytes) -> Names:
         """From the bytes of a reply."""
         children = []
         at = _INT.size
-        for _ in range(_INT.unpack_from(raw)[0]):
+        for _ in range(_INT.unpack_from(raw_bytes)[0]):
             begin = at + _INT.size
-            at = begin + _INT.unpack_from(raw, at)[0]
-            children.append(raw[begin:at].decode())
+            at = begin + _INT.unpack_from(raw_bytes, at)[0]
+            children.append(raw_bytes[begin:at].decode())
         return cls(children)
 
 

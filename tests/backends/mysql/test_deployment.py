@@ -13,7 +13,7 @@ from aiolock import BackendRefused, ConfigError, UnsafeBackend, UnsupportedKind
 from aiolock.backends.mysql import MySQLBackend
 from aiolock.backends.mysql.driver import Result
 from aiolock.backends.mysql.lease import verdict
-from aiolock.backends.mysql.lease_claim import GRACE, Look, judge
+from aiolock.backends.mysql.lease_claim import GRACE, MOMENT, Look, judge
 from aiolock.backends.mysql.probe import promises, refuse, variables
 from aiolock.contract import READ, WRITE, Bid, Family, Grant, permits
 from aiolock.mysql import ddl
@@ -239,7 +239,7 @@ def test_a_look_at_a_lock_leads_to_one_of_three_things():
     mine, other = 5, 9
     assert judge(3.0, other, mine, again=True) == (Look.WAIT, 3.0 + GRACE)
     assert judge(0.0, other, mine, again=True) == (Look.WAIT, GRACE)
-    assert judge(-2 * GRACE, other, mine, again=False) == (Look.WAIT, GRACE)
+    assert judge(-2 * GRACE, other, mine, again=False) == (Look.WAIT, MOMENT)
     assert judge(-2 * GRACE, other, mine, again=True)[0] is Look.KILL
     for nobody_or_we in (0, mine):
         assert judge(3.0, nobody_or_we, mine, again=False)[0] is Look.WAIT

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import struct
 from importlib.metadata import version
 
 import aiozk
@@ -15,7 +16,7 @@ from aiozk.retry import RetryPolicy
 from aiozk.session import Session
 from aiozk.states import SessionStateMachine, States
 
-from aiolock.backends.zookeeper import connecting, session
+from aiolock.backends.zookeeper import connecting, session, wire
 from tests.faults.proxy import Proxy, length_frames
 
 CREATE2 = 15
@@ -63,6 +64,15 @@ def test_the_protocol_has_what_we_send():
     assert (protocol.WATCH_XID, protocol.CLOSE_XID) == (-1, None)
     assert {States.CONNECTED, States.SUSPENDED, States.LOST} == {"connected", "suspended", "lost"}
     assert (States.LOST, States.CONNECTED) in SessionStateMachine.valid_transitions
+
+
+@pytest.mark.parametrize("names", [[], ["a"], ["", "ü/\U0001f511", "x" * 300, *map(str, range(500))]])
+def test_a_list_is_read_as_aiozk_reads_it(names):
+    raw = struct.pack("!i", len(names))
+    for name in names:
+        raw += struct.pack("!i", len(name.encode())) + name.encode()
+    assert wire.Names.deserialize(raw).children == names
+    assert protocol.GetChildrenResponse.deserialize(raw).children == names
 
 
 # --- what is wrong with it
