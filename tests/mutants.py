@@ -146,9 +146,23 @@ MUTANTS = (
     Mutant(
         "a reader overtakes a waiting writer",
         "aiolock.backends.memory.machine",
-        "if not lock.queue and admits(lock.holds, request):",
-        "if admits(lock.holds, request):",
+        "if not lock.queue and admits(lock.holds, request, limit):",
+        "if admits(lock.holds, request, limit):",
         MACHINE + "test_nobody_enters_past_the_queue",
+    ),
+    Mutant(
+        "a downgrade leaves the hold a write hold at the server",
+        "aiolock.backends.memory.machine",
+        'hold.request = replace(request, mode="read", block=1)',
+        "pass",
+        MACHINE + "test_a_downgrade_lets_the_readers_in_who_are_next",
+    ),
+    Mutant(
+        "permits are counted against what is asked for and not against what was set",
+        "aiolock.backends.memory.machine",
+        "room = request.limit if limit is None else limit",
+        "room = request.limit",
+        MACHINE + "test_a_limit_that_was_set_lasts_for_a_day",
     ),
     Mutant(
         "a forked child renews",

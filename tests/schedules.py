@@ -25,11 +25,12 @@ from random import Random
 
 from aiolock.backends.memory import MemoryBackend
 from aiolock.client import Client
-from aiolock.contract import MUTEX, READ, WRITE, Kind, permits
+from aiolock.contract import MUTEX, READ, WRITE, Kind, Mode, permits
 from aiolock.errors import AcquireTimeout, BackendUnavailable, LockLost
 from aiolock.lease import Lease
 from aiolock.lock import Lock
 from aiolock.reentrant import ReentrantLock
+from aiolock.rwlock import ReadLock, WriteLock
 from tests import virtual
 from tests.accidents import Nemesis
 from tests.network import LATEST, Line, Network, Server
@@ -150,7 +151,7 @@ class World:
         timeout = random.choice([None, None, 0.0, 0.05 * unit, 0.5 * unit, unit, 3 * unit])
         signal = random.random() < 0.3
         lock = peer.client._lock(
-            ReentrantLock if reentrant else Lock,
+            ReentrantLock if reentrant else {READ: ReadLock, WRITE: WriteLock}.get(kind, Lock),
             kind,
             op.name,
             ttl=unit * random.choice([1, 1, 1, 2]),
@@ -225,6 +226,12 @@ class World:
         if random.random() < 0.1:
             with self.promises.timed(op, "renew()", peer.command_timeout):
                 await lease.renew()
+        if lease.kind.mode is Mode.WRITE and lease.held and random.random() < 0.3:
+            with self.promises.timed(op, "downgrade()", peer.command_timeout):
+                await lease.downgrade()
+            self.log(op, f"has {lease!r} after a downgrade")
+            await asyncio.sleep(0.5 * self.unit * random.random())
+            self.promises.act(op, lease, trusting=trusting)
 
     # --- from beginning to end
 
