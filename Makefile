@@ -17,13 +17,18 @@ BENCH_ARGS ?= all
 RUN := .venv/bin/python
 INSTALL := $(RUN) -m pip install --quiet --editable
 
-.PHONY: help demo test lint types pythons docs bench scoreboard servers clean distclean
+.PHONY: help demo demo-flash-sale test lint types pythons docs bench scoreboard servers clean distclean
 
 help:
-	@echo "make demo | test | lint | types | pythons | docs | bench | scoreboard | servers | clean | distclean"
+	@echo "make demo | demo-flash-sale | test | lint | types | pythons | docs | bench | scoreboard | servers | clean | distclean"
 
 demo: .venv/demo.stamp
 	$(RUN) -m aiolock demo
+
+# Four ways to sell the last items, and what they sell too much; starts its own Redis and MariaDB
+demo-flash-sale: .venv/dev.stamp
+	@tests/install.sh redis mariadb
+	$(RUN) -m examples.flash_sale
 
 test: .venv/dev.stamp servers
 	AIOLOCK_SERVERS="$(SERVERS)" PYTHONASYNCIODEBUG=1 $(RUN) -m pytest --cov=aiolock --cov-report=term $(PYTEST_ARGS)

@@ -28,8 +28,8 @@ BATCH = 500
 """How many places one statement prolongs."""
 SHORTEST_STAY = 3.0
 """A place lives so many seconds without a word at least; `sharing.sql` says the same."""
-WATCH = 2.0
-"""At most so many seconds between looks at a document."""
+LONGEST = 1.0
+"""At most so many seconds between looks."""
 HELD, WAITING = 2, (0, 5)
 """The states of a confirmed hold, and of places and watches."""
 ACROSS = 0.2
@@ -56,8 +56,8 @@ class Listener:
         self._watches: dict[str, Watch] = {}
         self._taken: set[str] = set()
         """Owners whose grants were confirmed by the last look."""
-        self._running = False
-        self._look = WATCH
+        self._running = self._asleep = False
+        self._look = LONGEST
         self._stayed = 0.0
 
     # --- who waits
@@ -70,15 +70,25 @@ class Listener:
     def discard(self, claim: SharedClaim) -> None:
         """It does not wait any more."""
         self._claims.pop(claim.owner, None)
+        self._hurry()
 
     def watch(self, watch: Watch) -> None:
         """Wake this watch when its document has another stamp than it knows."""
         self._watches[watch.owner] = watch
-        self._run(WATCH)
+        self._run(LONGEST)
 
     def forget(self, watch: Watch) -> None:
         """Nobody looks any more."""
         self._watches.pop(watch.owner, None)
+        self._hurry()
+
+    def _hurry(self) -> None:
+        """End the sleep if there is nobody left for whom it is slept."""
+        if self._asleep and not self._claims and not self._watches:
+            self._ring()
+
+    def _ring(self) -> None:
+        self._sharing.backend.sessions.spawn(self._sharing.ring({self._sharing.client}), "aiolock-mysql-ring")
 
     def heard_of(self, owners: Iterable[str]) -> None:
         """Claims of ours were granted by a decision of ours."""
@@ -90,7 +100,7 @@ class Listener:
 
     def _run(self, look: float) -> None:
         backend = self._sharing.backend
-        look = min(look, ACROSS) if backend.across else look
+        look = min(look, ACROSS if backend.across else LONGEST)
         if not self._running:
             self._running = True
             self._look = look
@@ -99,7 +109,7 @@ class Listener:
         elif look < self._look:
             # It sleeps for longer than this one may wait.
             self._look = look
-            backend.sessions.spawn(self._sharing.ring({self._sharing.client}), "aiolock-mysql-ring")
+            self._ring()
 
     async def _serve(self) -> None:
         backend = self._sharing.backend
@@ -127,17 +137,20 @@ class Listener:
         await session.run(backend.statements("answer_the_bell", bell=bell), timeout)
         while self._claims or self._watches:
             try:
-                if not await self._hear(session):
+                if not await self._hear(session) and (self._claims or self._watches):
                     packet = backend.statements(
                         "listen",
                         client=quote(self._sharing.client),
                         look=round(self._look, 6),
                         changed=self._news(),
                     )
+                    self._asleep = True
                     await session.run(packet, self._look + timeout, blocks=True)
             except BackendError as error:
                 if not session.alive or code(error.__cause__) not in INTERRUPTED:
                     raise
+            finally:
+                self._asleep = False
 
     def _news(self) -> str:
         """The condition that a document has changed that somebody looks at."""

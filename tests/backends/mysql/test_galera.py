@@ -11,7 +11,7 @@ import pytest
 import aiolock
 from aiolock import UnsafeBackend
 from aiolock.contract import Family
-from tests.contract.staging import PATIENCE
+from tests.contract.staging import PATIENCE, until
 from tests.galera import Galera
 
 
@@ -93,6 +93,8 @@ async def test_a_hold_is_seen_and_waited_for_on_the_other_node(nodes):
 async def test_force_release_on_one_node_is_learnt_on_the_other(nodes):
     one, other = nodes
     lease = await one.rwlock("x").read().acquire()
+    # What one node has answered, the other has a moment later.
+    await until(other.rwlock("x").read().locked)
     assert await other.rwlock("x").read().force_release()
     async with asyncio.timeout(PATIENCE):
         assert await lease.wait_lost() == "force-released"

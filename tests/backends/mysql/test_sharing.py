@@ -148,6 +148,7 @@ async def test_a_waiter_that_died_holds_the_queue_up_for_its_claim_only(place):
     ):
         lease = await client.semaphore("x", 1).acquire()
         dead = asyncio.create_task(rival.semaphore("x", 1).acquire())
+        await waiting(rival, 1)
         await queued(client.semaphore("x", 1), 1)
         waiter = asyncio.create_task(third.semaphore("x", 1).acquire())
         await queued(client.semaphore("x", 1), 2)
