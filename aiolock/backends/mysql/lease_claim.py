@@ -96,7 +96,7 @@ class LeaseClaim(TurnClaim):
     # --- asking
 
     async def _try_on(self, session: Session) -> Grant | None:
-        await left(session.locks.get(self.turnstile))
+        await left(self._backend.sessions.holder(self.turnstile))
         mine = session.locks.setdefault(self.turnstile, self) is self
         if mine:
             self._turn = session

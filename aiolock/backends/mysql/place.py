@@ -60,7 +60,7 @@ class Place:
         statements of one packet, the server sends no answer for the second."""
         self._limit = limit
         """After how many seconds the statement must have ended by itself, if it does."""
-        self._left: asyncio.Task[None] | None = None
+        self.leaving: asyncio.Task[None] | None = None
         self.session: Session | None = None
         self.stand = Stand.WAITING
         self.event = asyncio.Event()
@@ -76,7 +76,7 @@ class Place:
             self.session = session
             # From the moment that it may have the turn.
             session.locks[self._key] = self
-            while self._left is None:
+            while self.leaving is None:
                 if await self._turn(session):
                     self._become(Stand.TURN)
                     return
@@ -108,9 +108,9 @@ class Place:
 
     async def leave(self) -> None:
         """Give it up; ends in bounded time. Cancelling it stops the waiting, not the leaving."""
-        if self._left is None:
-            self._left = self._sessions.spawn(self._leave(), "aiolock-mysql-leave")
-        await asyncio.shield(self._left)
+        if self.leaving is None:
+            self.leaving = self._sessions.spawn(self._leave(), "aiolock-mysql-leave")
+        await asyncio.shield(self.leaving)
 
     async def _leave(self) -> None:
         if self.session is None:

@@ -120,7 +120,7 @@ class RowClaim(HoldingClaim):
     async def _directly(self, *, wait: bool) -> Grant | None:
         """On a session that is nobody else's: each hold needs one."""
         await self._mode.make_row(self.bid, self.lock)
-        await left(self._mode.own(self.lock))
+        await left(self._backend.sessions.holder(self.lock))
         session = self._asked
         if session is None or not session.alive:
             session = await self._backend.sessions.take()

@@ -93,7 +93,7 @@ class SessionClaim(HoldingClaim):
         self._user = -1
 
     async def _try_on(self, session: Session) -> Grant | None:
-        await left(session.locks.get(self.lock))
+        await left(self._backend.sessions.holder(self.lock))
         # A session that has a user lock gets it again: another claim of ours must not count as us.
         mine = session.locks.setdefault(self.lock, self) is self
         if not mine:

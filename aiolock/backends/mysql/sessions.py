@@ -149,6 +149,10 @@ class Sessions:
         """Those that somebody needs."""
         return [session for session in self._all if session not in self._idle]
 
+    def holder(self, lock: str) -> Any:
+        """Who has a user lock, or may have it, on whichever of our sessions; ``None`` if it is nobody of ours."""
+        return next((session.locks[lock] for session in self._all if lock in session.locks), None)
+
     def find(self, number: int) -> Session | None:
         """The session with that id at the server, if it is one of ours."""
         return next((session for session in self._all if session.id == number), None)

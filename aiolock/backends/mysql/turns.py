@@ -119,5 +119,5 @@ async def left(holder: object) -> None:
 
     What is sent on a session after a release comes after it; but whether it was sent is known only when it has ended.
     """
-    if isinstance(holder, TurnClaim) and holder.leaving is not None and not holder.leaving.done():
+    if isinstance(holder, TurnClaim | Place) and holder.leaving is not None and not holder.leaving.done():
         await asyncio.wait([holder.leaving])

@@ -87,7 +87,7 @@ class Connection(connection.Connection):  # type: ignore[misc]
         on_event: Callable[[Any], None],
     ) -> None:
         super().__init__(address, host.port, watch_handler=on_event, read_timeout=None)
-        self._name = host.name
+        self.where = host
         self._tls = tls
         self._on_reply = on_reply
         self.on_dead: Callable[[Connection], None] | None = None
@@ -100,7 +100,7 @@ class Connection(connection.Connection):  # type: ignore[misc]
             self.host,
             self.port,
             ssl=self._tls,
-            server_hostname=None if self._tls is None else self._name,
+            server_hostname=None if self._tls is None else self.where.name,
         )
 
     async def handshake(self, request: Any) -> Any:

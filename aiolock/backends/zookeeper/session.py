@@ -18,7 +18,7 @@ from aiozk import exc, protocol, session
 from aiozk.states import States
 
 from aiolock.backends.zookeeper import wire
-from aiolock.backends.zookeeper.address import Address
+from aiolock.backends.zookeeper.address import Address, Host
 from aiolock.backends.zookeeper.connecting import Connection, Refused, resolve
 from aiolock.backends.zookeeper.heartbeats import Heartbeats, interval
 from aiolock.backends.zookeeper.wire import NotSent, SessionChanged
@@ -75,6 +75,8 @@ class Session(session.Session):  # type: ignore[misc]
         self._waiting: set[Future] = set()
         self._tasks: list[asyncio.Task[None]] = []
         self._last_error: BaseException | None = None
+        self._silent: Host | None = None
+        """Which server has last left a heartbeat unanswered."""
         self._unheard = False
         """Whether a server took our connection and said nothing, when all were last tried."""
         self.failure: BackendRefused | None = None
@@ -238,7 +240,8 @@ class Session(session.Session):  # type: ignore[misc]
         hosts = self._address.hosts
         limit = max(0.3, min(self.timeout / 3, self._patience) / len(hosts))
         refused = self._unheard = False
-        for host in self._random.sample(hosts, len(hosts)):
+        # Whoever was silent comes last: trying it again may cost what is left of the deadline.
+        for host in sorted(self._random.sample(hosts, len(hosts)), key=lambda host: host == self._silent):
             try:
                 async with asyncio.timeout(limit):
                     addresses = await resolve(host, self._random)
@@ -338,10 +341,12 @@ class Session(session.Session):  # type: ignore[misc]
             assert conn is not None  # noqa: S101 - connected says so
             assert heartbeats is not None  # noqa: S101
             try:
-                async with asyncio.timeout(self.timeout / 2):
+                # Short enough to find another server before the deadline that the last heartbeats have proved.
+                async with asyncio.timeout(self.timeout / 3):
                     await self._ask(conn, wire.sync())
             except (exc.ZKError, TimeoutError) as error:
                 log.info("no heartbeat from %s:%s: %r", conn.host, conn.port, error)
+                self._silent = conn.where
                 conn.die()
                 continue
             if heartbeats is self._heartbeats:

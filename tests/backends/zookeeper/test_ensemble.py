@@ -29,7 +29,7 @@ def ensemble(three):
     for number, child in enumerate(three.children):
         if child.frozen:
             three.thaw(number)
-    give_up = time.monotonic() + 20
+    give_up = time.monotonic() + 6
     while any(three.mode(number) is None for number in range(3)):
         if time.monotonic() > give_up:
             three.restart()

@@ -125,7 +125,7 @@ async def test_no_history_of_twenty_processes_under_faults_shows_two_holders(too
 @pytest.mark.timeout(120)
 def test_nobody_is_wrong_while_links_processes_and_servers_fail(tmp_path):
     """The history run that all servers have. In a process of its own: asyncio's debug mode would slow the proxies down."""
-    words = ["zookeeper", "--seconds", "25", "--processes", "6", "--names", "12", "--seed", "1", "--json"]
+    words = ["zookeeper", "--seconds", "20", "--processes", "6", "--names", "12", "--seed", "1", "--json"]
     done = subprocess.run(
         [sys.executable, "-m", "tests.faults.zookeeper_site", *words, "--keep", str(tmp_path / "histories")],
         cwd=ROOT,
@@ -139,6 +139,6 @@ def test_nobody_is_wrong_while_links_processes_and_servers_fail(tmp_path):
     shown = json.loads(done.stdout)
     assert shown["outside"] == {name: [] for name in shown["outside"]}
     assert shown["inside"] == dict.fromkeys(shown["inside"], 0), "there are no exceptions here"
-    assert sum(shown["faults"].values()) >= 8
-    assert shown["grants"] >= 50
+    assert sum(shown["faults"].values()) >= 5
+    assert shown["grants"] >= 30
     assert shown["fenced"]["stale"] == 0

@@ -196,7 +196,7 @@ async def test_a_request_is_sent_once_and_never_repeated(proxy, tools):
 
 
 async def test_a_black_hole_is_noticed_by_the_heartbeat(proxy, server, tools):
-    """N3: after half a session timeout the connection is dropped for another one."""
+    """N3: after a third of the session timeout the connection is dropped for another one."""
     changes: list[str] = []
     url = f"zookeeper://127.0.0.1:{proxy.port}"
     async with tools.session(url, changes=changes) as session:

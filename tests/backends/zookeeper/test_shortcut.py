@@ -50,8 +50,8 @@ async def drain(client, tools, proxy, name: str, waiters: int) -> tuple[float, i
 async def test_a_hand_over_costs_three_small_requests_however_many_wait(proxy, tools):
     async with tools.connect(proxy.port, query="session_timeout=30") as client:
         few, _ = await drain(client, tools, proxy, "few", 5)
-        many, lists = await drain(client, tools, proxy, "many", 150)
-    print(f"requests per hand-over: {few:.2f} with 5 waiters, {many:.2f} with 150; {lists} lists")
+        many, lists = await drain(client, tools, proxy, "many", 100)
+    print(f"requests per hand-over: {few:.2f} with 5 waiters, {many:.2f} with 100; {lists} lists")
     assert many <= few + 0.2
     # The last one finds nobody behind it, and has to learn whether somebody comes.
     assert lists <= 3
