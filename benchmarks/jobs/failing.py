@@ -10,8 +10,9 @@ from benchmarks.worker import Stage
 
 __all__ = ["cancelled", "overlong"]
 
-LATEST = 0.001
-"""Seconds after which it is cancelled at the latest; some wait for an answer then, some have the lock, or have left it."""
+LATEST = 40
+"""Passes of the loop after which it is cancelled at the latest; some wait for an answer then, some have the lock, or have
+left it. Not a time: the loop's timers are as coarse as a whole turn."""
 CLEANED = 1.0
 """Seconds after which whatever cleans up has done so."""
 
@@ -27,7 +28,8 @@ async def cancelled(stage: Stage, who: str, url: str, count: int, seed: int) -> 
             # Some give up a connection when they are cancelled; the next one shall not spend its time on a new one.
             await it.turns("between", 1)
             task = asyncio.create_task(it.turns(name, 1))
-            await asyncio.sleep(random.uniform(0, LATEST))
+            for _ in range(random.randrange(LATEST)):
+                await asyncio.sleep(0)
             task.cancel()
             await asyncio.wait([task])
             if task.cancelled():

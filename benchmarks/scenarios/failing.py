@@ -36,7 +36,7 @@ def safety(context: RedisContext) -> Report:
     report.limit("aiolock leaves nothing behind", "aiolock", "orphans", 0, "%")
     report.limit("aiolock renews", "aiolock", "double", 0, "%")
     report.notes.append(
-        "Each task enters and leaves a free lock, and is cancelled within a millisecond; one second later a "
+        "Each task enters and leaves a free lock, and is cancelled within 40 passes of its loop; one second later a "
         "witness asks whether the lock is held. redis-py as its documentation shows it: it renews only if it is told to."
     )
     return report

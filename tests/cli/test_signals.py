@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -41,7 +42,9 @@ def test_a_signal_while_waiting_leaves_the_queue(shell):
     for name, waiter in waiters.items():
         waiter.send(getattr(signal, f"SIG{name}"))
     for name, waiter in waiters.items():
-        assert waiter.end() == (128 + getattr(signal, f"SIG{name}"), "", "")
+        number = getattr(signal, f"SIG{name}")
+        # Of what a terminal sends a shell has to see that we died of it; to its user that is 128 + n as well.
+        assert waiter.end() == (-number if name in ("INT", "QUIT") else 128 + number, "", "")
     info = shell.look("x")
     assert (len(info.holders), len(info.waiters)) == (1, 0)
     holder.end("\n")
@@ -66,7 +69,8 @@ def test_what_was_ignored_stays_ignored(shell):
 def test_the_command_has_the_usual_answers_to_signals(shell):
     status, out, _ = shell.run("run", "x", "grep", "-E", "SigBlk|SigIgn", "/proc/self/status")
     assert status == 0
-    assert {line.split()[0]: int(line.split()[1], 16) for line in out.splitlines()} == {
+    # The last bit that counts is that of signal 31: those above are the C library's own, or nobody's.
+    assert {line.split()[0]: int(line.split()[1], 16) & 0x7FFFFFFF for line in out.splitlines()} == {
         "SigBlk:": 0,
         "SigIgn:": 0,
     }
@@ -118,3 +122,57 @@ def test_a_stopped_command_goes_on_with_the_next_signal(shell):
     program.send(signal.SIGCONT)
     until(False)
     assert program.end("\n")[:2] == (0, "on\n")
+
+
+def test_a_forwarded_ctrl_c_that_ended_the_command_ends_us_in_the_same_way(shell):
+    program = shell.start("run", "--json", "x", "sh", "-c", "echo ready; sleep 100; echo not reached")
+    assert program.line() == "ready"
+    program.send(signal.SIGINT)
+    status, out, err = program.end()
+    assert (status, out) == (-signal.SIGINT, "")
+    # First it is said, and given back.
+    assert json.loads(err.splitlines()[-1])["status"] == 130
+    assert shell.unused("x")
+
+
+def test_a_command_that_ends_itself_so_is_only_a_status(shell):
+    assert shell.run("run", "x", "sh", "-c", "kill -INT $$; sleep 100") == (130, "", "")
+
+
+# --- a server that stands still; without the bounds these take five seconds and more
+
+
+def test_a_waiter_leaves_a_frozen_server_soon(alone):
+    holder = alone.start("run", "x", "sh", "-c", "echo in; read line", stdin=subprocess.PIPE)
+    assert holder.line() == "in"
+    waiter = alone.start("run", "x", "echo", "never")
+    alone.waiting("x", 1)
+    alone.redis.freeze()
+    start = time.monotonic()
+    waiter.send(signal.SIGTERM)
+    assert waiter.end() == (143, "", "")
+    assert time.monotonic() - start < 4
+
+
+def test_what_is_given_back_to_a_frozen_server_has_one_bound(alone):
+    program = alone.start("run", "x", "sh", "-c", "echo in; read line; exit 3", stdin=subprocess.PIPE)
+    assert program.line() == "in"
+    alone.redis.freeze()
+    start = time.monotonic()
+    assert program.end("\n") == (3, "", "")
+    # Release and closing have five seconds each by themselves.
+    assert time.monotonic() - start < 8
+
+
+def test_a_signal_ends_the_giving_back(alone):
+    program = alone.start("run", "--json", "x", "sh", "-c", "echo in; read line", stdin=subprocess.PIPE)
+    assert program.line() == "in"
+    alone.redis.freeze()
+    program.process.stdin.write("\n")
+    program.process.stdin.flush()
+    while '"exited"' not in program.complaint():
+        pass
+    start = time.monotonic()
+    program.send(signal.SIGTERM)
+    assert program.end()[0] == 143
+    assert time.monotonic() - start < 4
