@@ -9,8 +9,8 @@ PYTHON ?= python3
 SERVERS ?= redis mariadb zookeeper
 # Other Pythons that `make pythons` looks for
 PYTHONS ?= 3.12 3.13
-# Most of a test is waiting, so twice as many run at once as a small machine has cores.
-PYTEST_ARGS ?= --numprocesses 4 --dist worksteal
+# More arguments for pytest
+PYTEST_ARGS ?=
 # What `make bench` measures: suites, --quick, --out DIR; `.venv/bin/python -m benchmarks --help` lists them
 BENCH_ARGS ?= all
 
@@ -31,7 +31,7 @@ demo-flash-sale: .venv/dev.stamp
 	$(RUN) -m examples.flash_sale
 
 test: .venv/dev.stamp servers
-	AIOLOCK_SERVERS="$(SERVERS)" PYTHONASYNCIODEBUG=1 $(RUN) -m pytest --cov=aiolock --cov-report=term $(PYTEST_ARGS)
+	AIOLOCK_SERVERS="$(SERVERS)" PYTHON="$(RUN)" tests/all.sh $(PYTEST_ARGS)
 
 lint: .venv/dev.stamp
 	$(RUN) -m ruff check .

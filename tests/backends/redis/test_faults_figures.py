@@ -12,6 +12,7 @@ import pytest
 from tests.backends.redis import figures
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "figure",
     [
