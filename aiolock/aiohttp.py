@@ -88,7 +88,8 @@ def locked(
     :param lock: a function of the client and the name that makes another lock than a mutex.
 
     The other options are those of :meth:`Client.lock`: ``ttl``, ``on_loss``, ``fair``, ``max_hold``, ``label``. The
-    handler gets the lease after its first argument, the request or the view. The lock is released when it returns:
+    handler gets the lease after the request, also as a method (``async def pay(self, request, lease)``); in a
+    ``web.View`` after the view. The lock is released when it returns:
     after what it streamed, before a response that it returns is sent.
 
     A lock that is not free in time is answered 409 with ``Retry-After``; a lease that was lost and a server that cannot
@@ -103,15 +104,17 @@ def locked(
             raise ConfigError(f"locked() is for handlers with `async def`, not for {shorten(handler)}")
 
         @functools.wraps(handler)
-        async def hold(place: Any, *args: Any, **kwargs: Any) -> R:
-            request = place.request if isinstance(place, web.View) else place
-            if not isinstance(request, web.Request):
+        async def hold(*args: Any, **kwargs: Any) -> R:
+            place = next((n for n, arg in enumerate(args) if isinstance(arg, web.Request | web.View)), None)
+            if place is None:
                 raise ConfigError(
-                    f"locked() is for handlers that are called with a request, not {shorten(place)}"
+                    f"locked() is for handlers that are called with a request, not {shorten(args)}"
                 )
+            view = args[place]
+            request = view.request if isinstance(view, web.View) else view
             refuse = functools.partial(_refusal, request)
             async with wish.block(client_of(request), name_of(request), refuse) as lease:
-                return await handler(place, lease, *args, **kwargs)
+                return await handler(*args[: place + 1], lease, *args[place + 1 :], **kwargs)
 
         # The signature is that of what aiohttp calls: without the lease.
         del hold.__wrapped__

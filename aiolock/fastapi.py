@@ -17,26 +17,51 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import AsyncIterator, Callable
-from typing import Annotated, Any, Unpack, get_args
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from types import FunctionType
+from typing import Annotated, Any, Unpack
+from weakref import WeakKeyDictionary
 
+from aiolock import starlette
+from aiolock.answers import Source
 from aiolock.client import Client
 from aiolock.errors import ConfigError, MissingDriver, shorten
 from aiolock.handling import Wish, WishOptions
 from aiolock.lease import Lease
-from aiolock.starlette import client_of, exception_handlers, lifespan, refusal
+from aiolock.parameters import Sources, all_below, name_from_route, routes_of
+from aiolock.starlette import Lifespan, client_of, exception_handlers, refusal
 from aiolock.templates import Template
 
 try:
     from fastapi import Depends
-    from fastapi.exceptions import RequestValidationError
-    from fastapi.params import Param
-    from pydantic import TypeAdapter, ValidationError
     from starlette.requests import HTTPConnection
 except ImportError as _missing:
     raise MissingDriver("fastapi", "fastapi") from _missing
 
 __all__ = ["LockClient", "client", "exception_handlers", "lifespan", "locked"]
+
+_HELD: WeakKeyDictionary[Any, Template | None] = WeakKeyDictionary()
+"""The dependencies that hold locks, with what their names are made of if it is a template."""
+
+
+def lifespan(
+    source: Source, inner: Lifespan | None = None, /, **options: Any
+) -> Callable[[Any], AbstractAsyncContextManager[Mapping[str, Any]]]:
+    """A lifespan with an open client in it: ``FastAPI(lifespan=lifespan("redis://…"))``.
+
+    The same as :func:`aiolock.starlette.lifespan`, with the same parameters and errors. When the application starts it
+    also looks at every path operation with :func:`locked`, and raises :class:`ConfigError` for those that cannot work:
+    generators, and templates with names that nothing in the request has or that have more than one value. FastAPI tells
+    a dependency nothing of the function that it is for, so this is the first moment at which both are known.
+    """
+    run = starlette.lifespan(source, inner, **options)
+
+    def checked(app: Any) -> AbstractAsyncContextManager[Mapping[str, Any]]:
+        _check(app)
+        return run(app)
+
+    return checked
 
 
 async def client(connection: HTTPConnection) -> Client:
@@ -54,8 +79,9 @@ LockClient = Annotated[Client, Depends(client)]
 def locked(name: str | Callable[..., Any], /, **options: Unpack[WishOptions]) -> Any:
     """A dependency that holds a lock while the path operation function runs: ``Annotated[Lease, locked("a:{b}")]``.
 
-    :param name: a template whose names are path or query parameters, with the values that the function gets (so that 7
-        and 07 are one order where it says ``order_id: int``); or a dependency of your own that returns the name.
+    :param name: a template whose names are path or query parameters of the function or of its dependencies, with the
+        values that these get (so that 7 and 07 are one order where one of them says ``order_id: int``; a part of the
+        path that nobody declares is a text); or a dependency of your own that returns the name.
     :param timeout: seconds to wait for the lock (default: 5); ``None`` waits for ever, 0 tries once.
     :param retry_after: seconds, for the header of that name in a refusal (default: 1).
     :param lock: a function of the client and the name that makes another lock than a mutex.
@@ -69,9 +95,13 @@ def locked(name: str | Callable[..., Any], /, **options: Unpack[WishOptions]) ->
     be reached, 503; WebSockets are closed with 1013. The loss cancels the function, unless ``on_loss="signal"``. A
     function with ``def`` runs in a thread, which cannot be cancelled: it goes on, ``lease.check()`` tells it, and the
     answer is 503.
+
+    What cannot work on its route is said when the application starts, by :func:`lifespan`; without that, the first
+    request is 500 with the same :class:`ConfigError`.
     """
     wish = Wish(options)
-    name_of = name if callable(name) else _from_parameters(Template(name))
+    template = None if callable(name) else Template(name)
+    name_of: Any = name if template is None else name_from_route(template)
 
     # Defaults instead of Annotated: FastAPI looks up the names in annotations where they are not, in the module.
     async def hold(
@@ -83,7 +113,20 @@ def locked(name: str | Callable[..., Any], /, **options: Unpack[WishOptions]) ->
         async with wish.block(locks, key, refusal(connection), signal=_in_a_thread(endpoint)) as lease:
             yield lease
 
+    _HELD[hold] = template
     return Depends(hold, scope="function")
+
+
+def _check(app: Any) -> None:
+    """Raise :class:`ConfigError` for the first path operation whose locks cannot work."""
+    for dependant, path in routes_of(app):
+        for each in all_below(dependant):
+            # Other callables may have no hash.
+            if isinstance(each.call, FunctionType) and each.call in _HELD:
+                _in_a_thread(dependant.call)
+                template = _HELD[each.call]
+                if template is not None:
+                    Sources(template, dependant, path)
 
 
 def _in_a_thread(endpoint: Any) -> bool:
@@ -97,74 +140,3 @@ def _in_a_thread(endpoint: Any) -> bool:
     if inspect.iscoroutinefunction(function):
         return False
     return not inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004 - its kind, not whether
-
-
-# --- names from the parameters of the function
-
-_NOTHING: Any = inspect.Parameter.empty
-
-
-def _from_parameters(template: Template) -> Callable[..., Any]:
-    async def name_of(connection: HTTPConnection) -> str:
-        endpoint = connection.scope["endpoint"]
-        sources = {"path": connection.path_params, "query": connection.query_params}
-        values: dict[str, object] = {}
-        for field in template.fields:
-            place = next((place for place, given in sources.items() if field in given), None)
-            reader = _reader(endpoint, field)
-            if place is not None:
-                text = sources[place][field]
-                values[field] = text if reader is None else reader.read(text, place)
-            elif reader is not None:
-                values[field] = reader.without()
-        return template.fill(values)
-
-    return name_of
-
-
-class _Reader:
-    """How a parameter of a function is read from the text in a URL, as FastAPI reads it."""
-
-    def __init__(self, field: str, annotation: Any, default: Any) -> None:
-        self._field = field
-        self._adapter: TypeAdapter[Any] = TypeAdapter(annotation)
-        self._default = default
-
-    def read(self, text: object, place: str) -> object:
-        """The value of ``text``; what is wrong with it is said as FastAPI says it (422)."""
-        try:
-            value: object = self._adapter.validate_python(text)
-        except ValidationError as error:
-            details = error.errors(include_url=False)
-            raise RequestValidationError(
-                [{**detail, "loc": (place, self._field, *detail["loc"])} for detail in details]
-            ) from error
-        return value
-
-    def without(self) -> object:
-        """The value where the URL says nothing."""
-        if self._default is _NOTHING:
-            missing = {
-                "type": "missing",
-                "loc": ("query", self._field),
-                "msg": "Field required",
-                "input": None,
-            }
-            raise RequestValidationError([missing])
-        return self._default
-
-
-@functools.lru_cache(maxsize=4096)
-def _reader(endpoint: Callable[..., Any], field: str) -> _Reader | None:
-    """The reader of the parameter that is called ``field`` in the URL; ``None`` if the function has none."""
-    for parameter in inspect.signature(endpoint, eval_str=True).parameters.values():
-        annotation = Any if parameter.annotation is _NOTHING else parameter.annotation
-        default = parameter.default
-        infos = [extra for extra in get_args(annotation)[1:] if isinstance(extra, Param)]
-        if isinstance(default, Param):
-            infos = [default]
-            annotation = Annotated[annotation, default]
-            default = _NOTHING if default.is_required() else default.get_default(call_default_factory=True)
-        if field == next((info.alias for info in infos if info.alias), parameter.name):
-            return _Reader(field, annotation, default)
-    return None

@@ -5,7 +5,10 @@ from __future__ import annotations
 import argparse
 import math
 
-__all__ = ["count", "pattern", "permits", "positive", "seconds", "status"]
+__all__ = ["count", "measurable", "pattern", "permits", "positive", "seconds", "status"]
+
+SHORTEST = 0.01
+"""Seconds below which a measurement says nothing."""
 
 
 def seconds(text: str) -> float:
@@ -24,6 +27,14 @@ def positive(text: str) -> float:
     value = seconds(text)
     if value == 0:
         raise argparse.ArgumentTypeError("it must be more than 0 seconds")
+    return value
+
+
+def measurable(text: str) -> float:
+    """A number of seconds in which something can be measured."""
+    value = seconds(text)
+    if value < SHORTEST:
+        raise argparse.ArgumentTypeError(f"it must be at least {SHORTEST:g} seconds")
     return value
 
 

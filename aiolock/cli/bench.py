@@ -29,9 +29,10 @@ def quantile(values: Sequence[float], share: float) -> float:
 async def _repeat(turn: Callable[[], Awaitable[object]], seconds: float) -> list[float]:
     for _ in range(WARM_UP):
         await turn()
-    took = []
+    took: list[float] = []
     end = system_clock() + seconds
-    while (start := system_clock()) < end:
+    while not took or system_clock() < end:
+        start = system_clock()
         await turn()
         took.append(system_clock() - start)
     return took
@@ -49,7 +50,8 @@ async def _contend(options: argparse.Namespace, namespace: str) -> list[float]:
 
     async def work(number: int, client: Client, end: float) -> None:
         lock = client.lock(f"hot-{number % options.locks}")
-        while (start := system_clock()) < end:
+        while not waits or system_clock() < end:
+            start = system_clock()
             async with lock:
                 waits.append(system_clock() - start)
 

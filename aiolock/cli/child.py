@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from aiolock.cli.guard import Group
 from aiolock.cli.inbox import FORWARDED
 from aiolock.cli.statuses import Ended, of_exec
 from aiolock.cli.terminal import blocked
@@ -39,6 +40,7 @@ class Child:
         self._process = process
         self.pid: int = process.pid
         """Also the id of its process group."""
+        self.group = Group(process.pid)
 
     @classmethod
     async def start(
@@ -82,10 +84,9 @@ class Child:
             raise Ended(of_exec(int(error)), f"cannot run {command[0]}: {os.strerror(int(error))}")
         return child
 
-    def send(self, number: int) -> None:
-        """Send a signal to the whole group."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, number)
+    def send(self, number: int) -> bool:
+        """Send a signal to the whole group; ``False`` if all of it is beyond us."""
+        return self.group.send(number)
 
     def stopped_by(self) -> int | None:
         """The signal that has stopped it since this was last asked."""
@@ -109,8 +110,8 @@ class Switch:
         self._pipe = pipe
 
     @classmethod
-    async def start(cls) -> Switch:
-        """Start the guard. Cancelling it leaves none."""
+    async def start(cls, *, json: bool) -> Switch:
+        """Start the guard, which speaks as ``json`` says. Cancelling it leaves none."""
         read, write = os.pipe()
         try:
             # Out of reach of the terminal and of whoever signals our group; it must not keep a pipe of ours open.
@@ -118,7 +119,8 @@ class Switch:
                 [*PYTHON, str(HERE / "guard.py")],
                 stdin=read,
                 stdout=asyncio.subprocess.DEVNULL,
-                stderr=asyncio.subprocess.DEVNULL,
+                # It says there what nobody else can say when we are gone.
+                stderr=None,
                 cwd="/",
                 env={},
                 start_new_session=True,
@@ -129,7 +131,10 @@ class Switch:
         finally:
             os.close(read)
         os.set_blocking(write, False)  # noqa: FBT003 - the argument has no name
-        return cls(process, write)
+        switch = cls(process, write)
+        if json:
+            switch._say("json")
+        return switch
 
     def guard(self, group: int) -> None:
         """Kill ``group`` if it has to be."""
@@ -138,6 +143,10 @@ class Switch:
     def until(self, moment: float) -> None:
         """The lock is certain until then, on the clock of :mod:`aiolock.clock`."""
         self._say(f"until {moment!r}")
+
+    def told(self) -> None:
+        """It has been said that the group cannot be killed."""
+        self._say("told")
 
     async def stop(self) -> None:
         """There is nothing to guard any more."""

@@ -40,7 +40,8 @@ async def doctor(options: argparse.Namespace, output: Output) -> int:
     else:
         try:
             trip = await _round_trip(client)
-            sentences = in_words(client.capabilities)
+            # Advice is about this kind of server.
+            sentences = in_words(client.capabilities, client._backend.name)  # noqa: SLF001 - not for programs
             findings = await client.diagnose()
         finally:
             await client.aclose()

@@ -5,7 +5,8 @@ If that moment passes, or the input ends because aiolock was killed, the whole g
 command has started, which the kernel's parent-death signal does not reach, and also if aiolock was stopped.
 It imports nothing but the standard library.
 
-Its input: lines ``group PGID``, ``until SECONDS`` (on the clock that runs during suspend, or ``inf``) and ``unguarded``.
+Its input: lines ``group PGID``, ``until SECONDS`` (on the clock that runs during suspend, or ``inf``), ``unguarded``,
+``json`` (how to speak) and ``told`` (aiolock has said that the group cannot be killed).
 """
 
 from __future__ import annotations
@@ -17,8 +18,17 @@ import select
 import signal
 import sys
 import time
+from enum import Enum
 
-__all__ = ["main"]
+__all__ = ["BEYOND_US", "DYING", "Group", "Left", "main"]
+
+BEYOND_US = (
+    "the command CANNOT BE KILLED, because it or a part of it runs as another user: it goes on WITHOUT THE LOCK, and may "
+    "be at work together with the next holder"
+)
+
+DYING = 0.5
+"""Seconds that killed processes have to be gone."""
 
 LOOK = 0.25
 """Seconds between looks at the clock: timers stand still while the machine is suspended."""
@@ -29,28 +39,82 @@ def _now() -> float:
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
-def _kill(group: int) -> None:
-    if group > 1:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(group, signal.SIGKILL)
+class Left(Enum):
+    """Who is in a process group."""
+
+    NOBODY = "nobody"
+    OURS = "some that we can kill, or that are dead already"
+    BEYOND_US = "only processes of other users"
+
+
+class Group:
+    """A process group, as far as we may send it signals."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def send(self, number: int) -> bool:
+        """Send it a signal; ``False`` if nobody in it is ours. Who is beyond us is passed over."""
+        try:
+            os.killpg(self._number, number)
+        except ProcessLookupError:
+            return True
+        except PermissionError:
+            return False
+        return True
+
+    @property
+    def left(self) -> Left:
+        """Who is in it."""
+        try:
+            os.killpg(self._number, 0)
+        except ProcessLookupError:
+            return Left.NOBODY
+        except PermissionError:
+            return Left.BEYOND_US
+        return Left.OURS
+
+
+def _kill(group: int) -> bool:
+    """Kill it; whether all of it could be killed."""
+    if group <= 1:
+        return True
+    target = Group(group)
+    target.send(signal.SIGKILL)
+    give_up = _now() + DYING
+    while target.left is Left.OURS and _now() < give_up:
+        time.sleep(0.01)
+    return target.left is not Left.BEYOND_US
+
+
+def _complain(as_json: bool) -> None:  # noqa: FBT001 - it is called here only
+    import json  # noqa: PLC0415 - rarely needed, and this should start quickly
+
+    said = {"event": "lost", "unstoppable": True, "message": BEYOND_US}
+    text = json.dumps(said) if as_json else f"aiolock: {BEYOND_US}"
+    with contextlib.suppress(OSError):
+        os.write(2, f"{text}\n".encode())
 
 
 def main() -> int:
     """Guard until the input ends."""
     for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"):
         signal.signal(getattr(signal, name), signal.SIG_IGN)
-    group, until, heard = 0, math.inf, b""
+    group, until, heard, as_json, told = 0, math.inf, b"", False, False
     while True:
         left = until - _now()
         if left <= 0:
-            _kill(group)
             until = math.inf
+            if not _kill(group) and not told:
+                told = True
+                _complain(as_json)
         ready, _, _ = select.select([0], [], [], None if until == math.inf else max(0.0, min(left, LOOK)))
         if not ready:
             continue
         chunk = os.read(0, 65_536)
         if not chunk:
-            _kill(group)
+            if not _kill(group) and not told:
+                _complain(as_json)
             return 0
         *lines, heard = (heard + chunk).split(b"\n")
         for line in lines:
@@ -61,6 +125,10 @@ def main() -> int:
                 until = float(value)
             elif what == b"unguarded":
                 group = 0
+            elif what == b"json":
+                as_json = True
+            elif what == b"told":
+                told = True
 
 
 if __name__ == "__main__":

@@ -24,7 +24,8 @@ either, and those with --permits, are others, also under the same name.
 
 If the lock cannot be renewed, COMMAND gets TERM so early that it has --kill-after seconds to end, and KILL a
 moment before the server may give the lock to somebody else. It runs in a process group of its own, which gets the
-signals that aiolock gets, and it is killed should aiolock be killed.
+signals that aiolock gets, and it is killed should aiolock be killed. A command of another user cannot be killed:
+put aiolock inside sudo, not sudo inside aiolock.
 
 It finds AIOLOCK_NAME, AIOLOCK_TOKEN (the fencing token) and AIOLOCK_LABEL in its environment.
 """

@@ -236,9 +236,25 @@ async def force_release(options: argparse.Namespace, output: Output) -> int:
 
 async def _agreed(info: LockInfo, output: Output) -> bool:
     who = ", ".join(f"{clean(holder.label)} ({seconds(age(holder))})" for holder in info.holders)
-    output.err.write(
+    output.say(
         f"{clean(info.name)} is held by {who}, who may still be at work when the next one begins.\nTake it away? [y/N] "
     )
-    output.err.flush()
-    answer = await asyncio.to_thread(sys.stdin.readline)
-    return answer.strip().lower() in ("y", "yes")
+    return (await _answer()).strip().lower() in ("y", "yes")
+
+
+async def _answer() -> str:
+    """The next line that is typed. Cancelling it reads nothing: a thread that reads could not be stopped."""
+    loop = asyncio.get_running_loop()
+    typed = loop.create_future()
+    fd = sys.stdin.fileno()
+
+    def tell() -> None:
+        if not typed.done():
+            typed.set_result(None)
+
+    loop.add_reader(fd, tell)
+    try:
+        await typed
+    finally:
+        loop.remove_reader(fd)
+    return sys.stdin.readline()

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import logging
 import os
 import sys
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
+from signal import Signals
 
 from aiolock.cli import settings
+from aiolock.cli.dying import DEADLY, die
 from aiolock.cli.output import Output
 from aiolock.cli.parser import parse
-from aiolock.cli.statuses import INTERNAL, Ended, of_error, of_signal
+from aiolock.cli.statuses import CANNOT_WRITE, INTERNAL, Ended, of_error, of_signal
+from aiolock.cli.streams import prepare
 from aiolock.errors import LockError
 
 __all__ = ["main"]
@@ -28,6 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Raises :class:`SystemExit` for wrong usage, help and the version, as :mod:`argparse` does.
     """
+    prepare()
     options = parse(sys.argv[1:] if argv is None else argv)
     output = Output(json=options.json, verbose=options.verbose)
     _log(output)
@@ -36,18 +41,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Ended as end:
         if end.message:
             output.trouble(end.message, end.status, end.__cause__)
+        if end.status == CANNOT_WRITE:
+            # What stands in the buffer of the real one would be tried again at the end of the interpreter.
+            sys.stdout = output.out
+        if end.signal in DEADLY:
+            die(Signals(end.signal), job=end.job)
         return end.status
     except LockError as error:
         output.trouble(str(error), of_error(error), error)
         return of_error(error)
     except KeyboardInterrupt:
-        return of_signal(2)
+        die(Signals.SIGINT, job=False)
+        return of_signal(Signals.SIGINT)
     except BrokenPipeError:
         # Whoever read has enough. The interpreter flushes once more at its end, and must not complain then.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return of_signal(13)
     except Exception as error:  # noqa: BLE001 - the last resort, so that scripts can tell defects from results
-        traceback.print_exc()
+        output.say(traceback.format_exc())
         output.trouble(f"this is a defect in aiolock, please report it: {error!r}", INTERNAL, error)
         return INTERNAL
 
@@ -88,13 +99,16 @@ def _command(options: argparse.Namespace) -> Command:
     return _demo
 
 
-async def _demo(options: argparse.Namespace, _: Output) -> int:
+async def _demo(options: argparse.Namespace, output: Output) -> int:
     from aiolock.demo import demo  # noqa: PLC0415
     from aiolock.stage import worker  # noqa: PLC0415
 
     url = settings.url(options, "memory://")
     if options.worker is None:
-        await demo(url)
+        from aiolock.cli.story import Story  # noqa: PLC0415
+
+        with contextlib.redirect_stdout(Story(output)):
+            await demo(url)
     else:
         await worker(url, options.worker, settings.namespace(options))
     return 0

@@ -11,6 +11,9 @@ import os
 import sys
 from typing import Any, TextIO
 
+from aiolock.cli.statuses import CANNOT_WRITE, Ended
+from aiolock.cli.streams import silence
+
 __all__ = ["Output", "clean"]
 
 CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
@@ -61,26 +64,45 @@ class Output:
             return text
         return f"\x1b[{CODES[name]}m{text}\x1b[0m"
 
+    def paint(self, text: str) -> None:
+        """Data as it is; raises :class:`Ended` if it cannot be written, and :class:`BrokenPipeError`."""
+        try:
+            self.out.write(text)
+            self.out.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            self.out = silence()
+            raise Ended(CANNOT_WRITE, f"cannot write to stdout: {error.strerror}") from error
+
     def line(self, text: str = "") -> None:
         """A line of data."""
-        self.out.write(text + "\n")
-        self.out.flush()
+        self.paint(text + "\n")
 
     def data(self, value: Any) -> None:
         """One JSON value on a line of its own."""
-        self.line(json.dumps(value, ensure_ascii=False))
+        self.line(_dumps(value, self.out))
 
     def document(self, value: Any) -> None:
         """One JSON value that people may want to read as well."""
-        self.line(json.dumps(value, ensure_ascii=False, indent=2 if _is_terminal(self.out) else None))
+        self.line(_dumps(value, self.out, indent=2 if _is_terminal(self.out) else None))
 
     def message(self, text: str, **fields: Any) -> None:
         """A sentence; with --json an object of ``fields`` with the sentence in it."""
         if self.json:
-            self.err.write(json.dumps({**fields, "message": text}, ensure_ascii=False) + "\n")
+            self.say(_dumps({**fields, "message": text}, self.err) + "\n")
         else:
-            self.err.write(f"aiolock: {text}\n")
-        self.err.flush()
+            self.say(f"aiolock: {text}\n")
+
+    def say(self, text: str) -> None:
+        """Write to stderr; what cannot be written there is lost, and stops nobody."""
+        try:
+            self.err.write(text)
+            self.err.flush()
+        except (OSError, ValueError):
+            if self.err is sys.stderr:
+                sys.stderr = silence()
+            self.err = silence()
 
     def event(self, what: str, text: str, **fields: Any) -> None:
         """A sentence about how things go: always with --json, else where somebody asked for it."""
@@ -91,6 +113,12 @@ class Output:
         """Why the command ends with ``status``."""
         kind = "Usage" if error is None else type(error).__name__
         self.message(text, event="error", error=kind, status=status)
+
+
+def _dumps(value: Any, stream: TextIO, indent: int | None = None) -> str:
+    # What a stream cannot encode is written as an escape, and not every one of those is JSON.
+    unicode = (getattr(stream, "encoding", None) or "utf-8").lower().startswith("utf")
+    return json.dumps(value, ensure_ascii=not unicode, indent=indent)
 
 
 def _is_terminal(stream: TextIO) -> bool:

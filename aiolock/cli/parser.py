@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import aiolock
-from aiolock.cli.arguments import count, pattern, permits, positive, seconds, status
+from aiolock.cli.arguments import count, measurable, pattern, permits, positive, seconds, status
 from aiolock.cli.help import ABOUT, EXAMPLES, SHORT
 from aiolock.cli.statuses import TABLE, USAGE
 from aiolock.cli.words import split
@@ -29,7 +29,7 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         if _Parser.json:
             trouble = {"event": "error", "error": "Usage", "status": USAGE, "message": message}
-            self.exit(USAGE, json.dumps(trouble, ensure_ascii=False) + "\n")
+            self.exit(USAGE, json.dumps(trouble) + "\n")
         self.exit(USAGE, f"{self.format_usage()}{self.prog}: {message}\n")
 
 
@@ -154,7 +154,7 @@ def _schema(parser: Parser) -> None:
 
 def _bench(parser: Parser) -> None:
     parser.add_argument(
-        "--seconds", type=positive, default=2.0, metavar="S", help="how long to measure each (2)"
+        "--seconds", type=measurable, default=2.0, metavar="S", help="how long to measure each (2)"
     )
     parser.add_argument("--tasks", type=count, default=10, metavar="N", help="tasks that contend (10)")
     parser.add_argument("--locks", type=count, default=1, metavar="N", help="locks that they contend for (1)")

@@ -11,15 +11,17 @@ from collections.abc import Sequence
 
 from aiolock.cli import launch, nested, settings
 from aiolock.cli.child import Child, Switch, children
+from aiolock.cli.closing import HURRY, close
 from aiolock.cli.inbox import JOB, LEAVE, Inbox
 from aiolock.cli.locks import ask, choose, kind_of
 from aiolock.cli.loss import check_kill_after, default_kill_after, fitting
 from aiolock.cli.output import Output
-from aiolock.cli.statuses import CANNOT_RUN, NOT_FOUND, Ended, of_exec
+from aiolock.cli.statuses import CANNOT_RUN, NOT_FOUND, Ended, ended_by, of_exec
 from aiolock.cli.supervise import Supervisor
 from aiolock.cli.table import seconds
 from aiolock.cli.terminal import Terminal
 from aiolock.cli.waiting import wait_for
+from aiolock.client import Client
 from aiolock.clock import system_clock
 from aiolock.errors import AcquireTimeout, BackendError, ConfigError, shorten
 from aiolock.lease import Lease
@@ -38,18 +40,22 @@ async def run(options: argparse.Namespace, output: Output) -> int:
             "memory:// is inside one process and keeps nobody else out: say which server with --url"
         )
     command = _command(options)
-    client = settings.connect(options, ttl=options.ttl)
+    # Also what giving everything back may take at the end.
+    limit = min(options.ttl / 3, 5.0)
+    client = settings.connect(options, ttl=options.ttl, command_timeout=limit)
     lock = choose(client, options)
     children()
     check(command[0])
-    async with client:
+    await client.open()
+    try:
         word = await _inside(lock, options, command)
-        if word is not None:
-            output.event(
-                "nested", f"the run around this one holds {shorten(options.name)}", name=options.name
-            )
-        else:
-            return await _guarded(lock, options, command, kill_after, output)
+    except BaseException:
+        await client.aclose()
+        raise
+    if word is None:
+        return await _guarded(client, lock, options, command, kill_after, limit, output)
+    await client.aclose()
+    output.event("nested", f"the run around this one holds {shorten(options.name)}", name=options.name)
     # The outer run looks after the lock, the signals and us, so we become the command.
     os.environ["AIOLOCK_NAME"], os.environ["AIOLOCK_TOKEN"] = options.name, str(word.token)
     number = launch.become(command)
@@ -81,15 +87,26 @@ async def _inside(lock: Lock, options: argparse.Namespace, command: Sequence[str
 
 
 async def _guarded(
-    lock: Lock, options: argparse.Namespace, command: Sequence[str], kill_after: float, output: Output
+    client: Client,
+    lock: Lock,
+    options: argparse.Namespace,
+    command: Sequence[str],
+    kill_after: float,
+    limit: float,
+    output: Output,
 ) -> int:
     inbox = Inbox()
+    lease = None
     async with inbox.listen(*LEAVE):
-        lease = await _acquire(lock, options, inbox, output)
         try:
+            lease = await _acquire(lock, options, inbox, output)
             return await _work(options, lease, command, kill_after, inbox, output)
+        except Ended as end:
+            if end.signal:
+                limit = min(limit, HURRY)
+            raise
         finally:
-            await lease.release()
+            await close(client, lease, inbox, limit)
 
 
 async def _acquire(lock: Lock, options: argparse.Namespace, inbox: Inbox, output: Output) -> Lease:
@@ -132,7 +149,7 @@ async def _work(
     environment = _environment(options, lease)
     terminal = Terminal()
     terminal.remember()
-    switch = None if options.on_loss == "warn" else await Switch.start()
+    switch = None if options.on_loss == "warn" else await Switch.start(json=output.json)
     try:
         async with inbox.listen(*JOB):
             try:
@@ -171,6 +188,8 @@ async def _work(
         status=status,
         held=round(took, 3),
     )
+    if supervisor.died_of is not None:
+        raise ended_by(supervisor.died_of, job=supervisor.job_missed)
     return status
 
 

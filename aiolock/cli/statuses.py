@@ -18,6 +18,7 @@ from aiolock.errors import (
 
 __all__ = [
     "CANNOT_RUN",
+    "CANNOT_WRITE",
     "INTERNAL",
     "LOST",
     "NOT_ACQUIRED",
@@ -26,6 +27,7 @@ __all__ = [
     "UNAVAILABLE",
     "USAGE",
     "Ended",
+    "ended_by",
     "of_child",
     "of_error",
     "of_exec",
@@ -36,6 +38,7 @@ NOT_ACQUIRED = 1
 USAGE = 64
 UNAVAILABLE = 69
 INTERNAL = 70
+CANNOT_WRITE = 74
 LOST = 75
 CANNOT_RUN = 126
 NOT_FOUND = 127
@@ -47,25 +50,37 @@ exit status:
   {LOST:3}    the lock was lost, and the command was stopped
   {CANNOT_RUN:3}    the command cannot be run
   {NOT_FOUND:3}    there is no such command
-  128+n  signal n came before the command was started
+  128+n  signal n came before the command was started, or while the lock was given back
   of every command:
   {USAGE:3}    wrong usage
   {UNAVAILABLE:3}    the server cannot be reached, or refuses
-  {INTERNAL:3}    a defect in aiolock itself"""
+  {INTERNAL:3}    a defect in aiolock itself
+  {CANNOT_WRITE:3}    stdout cannot be written"""
 
 
 class Ended(Exception):
-    """A command ends here, with this status; ``message`` has been said, or is the sentence to say."""
+    """A command ends here, with this status; ``message`` has been said, or is the sentence to say.
 
-    def __init__(self, status: int, message: str = "") -> None:
+    :param signal: the signal that came, or 0.
+    :param job: it was meant for all of our process group, which has not got it.
+    """
+
+    def __init__(self, status: int, message: str = "", *, signal: int = 0, job: bool = False) -> None:
         super().__init__(status, message)
         self.status = status
         self.message = message
+        self.signal = signal
+        self.job = job
 
 
 def of_signal(number: int) -> int:
     """The status of what signal ``number`` ended."""
     return 128 + number
+
+
+def ended_by(number: int, *, job: bool = False) -> Ended:
+    """The end that a signal brings."""
+    return Ended(of_signal(number), signal=number, job=job)
 
 
 def of_child(returncode: int) -> int:

@@ -11,8 +11,11 @@ import math
 import os
 import signal
 from signal import Signals
+from typing import Any
 
 from aiolock.cli.child import Child, Switch
+from aiolock.cli.dying import DEADLY
+from aiolock.cli.guard import BEYOND_US, DYING, Left
 from aiolock.cli.inbox import Inbox
 from aiolock.cli.loss import Deed, moment, next_look, what_to_do
 from aiolock.cli.output import Output
@@ -69,6 +72,14 @@ class Supervisor:
         self._killed = False
         self._told = False
         self._lost: LossReason | None = None
+        self._beyond_us = False
+        """Whether it was said that the command cannot be killed."""
+        self._passed: set[Signals] = set()
+        """The signals that came and were passed on."""
+        self.died_of: Signals | None = None
+        """What a terminal sent, or whoever sent it to us, and the command died of: then we have to die of it as well."""
+        self.job_missed = False
+        """Whether that went to the command alone, because it had the terminal."""
 
     async def run(self) -> int:
         """The status to end with. If this is cancelled or fails, the command is killed."""
@@ -85,7 +96,7 @@ class Supervisor:
                     self._on_signal(number)
                 if not ended.done():
                     await self._inbox.wait(self._pause())
-            return self._over(ended.result())
+            return await self._over(ended.result())
         finally:
             losing.cancel()
             if not ended.done():
@@ -93,14 +104,22 @@ class Supervisor:
             await asyncio.wait([ended, losing])
             self._terminal.take_back(self._child.pid)
 
-    def _over(self, returncode: int) -> int:
-        self._terminal.take_back(self._child.pid)
+    async def _over(self, returncode: int) -> int:
+        lent = self._terminal.take_back(self._child.pid)
         if returncode < 0:
             self._terminal.restore()
         if self._asked_at is None and not self._killed:
+            if -returncode in DEADLY and (lent or -returncode in self._passed):
+                self.died_of, self.job_missed = Signals(-returncode), lent
             return of_child(returncode)
         # What the command has started and left behind worked under the lock as well.
         self._child.send(Signals.SIGKILL)
+        give_up = system_clock() + DYING
+        # Nothing tells of the end of processes that are no children of ours.
+        while (left := self._child.group.left) is Left.OURS and system_clock() < give_up:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        if left is Left.BEYOND_US:
+            self._complain()
         return LOST
 
     # --- the lock
@@ -137,7 +156,8 @@ class Supervisor:
         if deed is Deed.KILL:
             self._say(f"killing the command, {self._why()}")
             self._killed = True
-            self._child.send(Signals.SIGKILL)
+            if not self._child.send(Signals.SIGKILL):
+                self._complain()
         elif deed is Deed.TERM:
             self._say(f"stopping the command, which has {seconds(self._kill_after)} left: {self._why()}")
             self._asked_at = system_clock()
@@ -154,11 +174,23 @@ class Supervisor:
             return f"lock {name} could not be renewed and ends in {seconds(self._lease.remaining())}"
         return f"lock {name} was lost ({self._lost})"
 
-    def _say(self, text: str) -> None:
+    def _say(self, text: str, **more: Any) -> None:
         self._told = True
         self._output.message(
-            text, event="lost", name=self._lease.name, token=self._lease.token, reason=self._lost or "expired"
+            text,
+            event="lost",
+            name=self._lease.name,
+            token=self._lease.token,
+            reason=self._lost or "expired",
+            **more,
         )
+
+    def _complain(self) -> None:
+        if not self._beyond_us:
+            self._beyond_us = True
+            self._say(BEYOND_US, unstoppable=True)
+            if self._switch is not None:
+                self._switch.told()
 
     # --- signals
 
@@ -172,7 +204,16 @@ class Supervisor:
         elif number is Signals.SIGCONT:
             self._resume()
         else:
-            self._child.send(number)
+            self._passed.add(number)
+            if not self._child.send(number) and number is not Signals.SIGWINCH:
+                self._output.message(
+                    f"the command runs as another user and cannot be sent {number.name}: end it yourself, or start "
+                    "aiolock as that user",
+                    event="not-forwarded",
+                    name=self._lease.name,
+                    token=self._lease.token,
+                    signal=number.name,
+                )
 
     def _stop(self, number: Signals) -> None:
         """The terminal has stopped the command: so stops the job, of which the shell sees only us."""

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import sys
-from typing import Any
+from typing import Any, TextIO
 
-__all__ = ["Terminal"]
+__all__ = ["Terminal", "blocked", "size"]
 
 
 class Terminal:
@@ -92,6 +93,15 @@ class blocked:  # noqa: N801 - reads as the verb that it is
 
     def __exit__(self, *_: object) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._before)
+
+
+def size(stream: TextIO) -> os.terminal_size:
+    """How large the terminal is that a stream goes to: of itself, because ``COLUMNS`` does not follow its changes."""
+    with contextlib.suppress(OSError, ValueError):
+        found = os.get_terminal_size(stream.fileno())
+        if found.columns > 0 and found.lines > 0:
+            return found
+    return shutil.get_terminal_size()
 
 
 def _is_terminal(fd: int) -> bool:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 
 from aiolock.cli.inbox import LEAVE, Inbox
 from aiolock.cli.output import Output, clean
-from aiolock.cli.statuses import Ended, of_signal
+from aiolock.cli.statuses import ended_by
 from aiolock.cli.table import age, cut, seconds
+from aiolock.cli.terminal import size
 from aiolock.clock import system_clock
 from aiolock.errors import LockError, shorten
 from aiolock.info import LockInfo
@@ -38,7 +38,7 @@ async def wait_for(
             await inbox.wait(60.0)
             while (number := inbox.take()) is not None:
                 if number in LEAVE:
-                    raise Ended(of_signal(number))
+                    raise ended_by(number)
         return acquiring.result()
     except BaseException:
         await _leave(acquiring)
@@ -66,13 +66,11 @@ async def _show(lock: Lock, label: str, output: Output) -> None:
                 text = progress(await lock.inspect(), label, system_clock() - start)
             except LockError:
                 text = f"waiting for {shorten(lock.name)} for {seconds(system_clock() - start)}: the server does not answer"
-            columns = shutil.get_terminal_size().columns
-            output.err.write(f"\r\x1b[K{output.style(cut(text, columns - 1), 'dim', output.err)}")
-            output.err.flush()
+            columns = size(output.err).columns
+            output.say(f"\r\x1b[K{output.style(cut(text, columns - 1), 'dim', output.err)}")
             await asyncio.sleep(LOOK)
     finally:
-        output.err.write("\r\x1b[K")
-        output.err.flush()
+        output.say("\r\x1b[K")
 
 
 def progress(info: LockInfo, label: str, waited: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import shutil
+import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -16,8 +16,9 @@ from aiolock.cli.changes import changes
 from aiolock.cli.inbox import LEAVE, Inbox
 from aiolock.cli.locks import HEAD, NUMBERS, SPARE, row
 from aiolock.cli.output import Output
-from aiolock.cli.statuses import Ended, of_signal
+from aiolock.cli.statuses import ended_by
 from aiolock.cli.table import cut, lay_out
+from aiolock.cli.terminal import size
 from aiolock.client import Client
 from aiolock.clock import system_clock
 from aiolock.errors import BackendError
@@ -78,38 +79,60 @@ async def _live(client: Client, options: argparse.Namespace, output: Output) -> 
     inbox = Inbox()
     infos: list[LockInfo] | None = await client.locks(options.pattern)
     trouble, last = "", infos
-    async with inbox.listen(*LEAVE, Signals.SIGWINCH, Signals.SIGCONT):
+    async with inbox.listen(*LEAVE, Signals.SIGWINCH, Signals.SIGTSTP, Signals.SIGCONT):
         with _page(output):
             next_look = system_clock() + options.interval
-            while True:
-                _paint(output, options, last or [], trouble)
-                await inbox.wait(max(0.0, next_look - system_clock()))
-                while (number := inbox.take()) is not None:
-                    if number is Signals.SIGINT:
-                        return 0
-                    if number in LEAVE:
-                        raise Ended(of_signal(number))
-                    if number is Signals.SIGCONT:
-                        # The shell has used the terminal in the meantime.
-                        output.out.write(ENTER)
-                if system_clock() >= next_look:
-                    infos, trouble = await _look(client, options.pattern)
-                    last = last if infos is None else infos
-                    next_look = system_clock() + options.interval
+            looking: asyncio.Task[tuple[list[LockInfo] | None, str]] | None = None
+            try:
+                while True:
+                    _paint(output, options, last or [], trouble)
+                    # While the server is asked, it is the answer that ends the waiting.
+                    await inbox.wait(60.0 if looking else max(0.0, next_look - system_clock()))
+                    while (number := inbox.take()) is not None:
+                        if number is Signals.SIGINT:
+                            return 0
+                        if number in LEAVE:
+                            raise ended_by(number)
+                        if number is Signals.SIGTSTP:
+                            _stop(output)
+                        elif number is Signals.SIGCONT:
+                            # The shell has used the terminal in the meantime.
+                            output.paint(ENTER)
+                    if looking is not None and looking.done():
+                        infos, trouble = looking.result()
+                        last = last if infos is None else infos
+                        next_look, looking = system_clock() + options.interval, None
+                    elif looking is None and system_clock() >= next_look:
+                        looking = asyncio.create_task(_look(client, options.pattern))
+                        looking.add_done_callback(lambda _: inbox.wake.set())
+            finally:
+                if looking is not None:
+                    looking.cancel()
+                    await asyncio.wait([looking])
+
+
+def _stop(output: Output) -> None:
+    """Stop as Ctrl-Z means it, with the terminal as it was before; returns when we go on."""
+    output.paint(LEAVE_SCREEN)
+    before = signal.signal(Signals.SIGTSTP, signal.SIG_DFL)
+    try:
+        os.kill(os.getpid(), Signals.SIGTSTP)
+    finally:
+        signal.signal(Signals.SIGTSTP, before)
+    output.paint(ENTER)
 
 
 @contextmanager
 def _page(output: Output) -> Iterator[None]:
-    output.out.write(ENTER)
+    output.paint(ENTER)
     try:
         yield
     finally:
-        output.out.write(LEAVE_SCREEN)
-        output.out.flush()
+        output.paint(LEAVE_SCREEN)
 
 
 def _paint(output: Output, options: argparse.Namespace, infos: Sequence[LockInfo], trouble: str) -> None:
-    columns, rows = shutil.get_terminal_size()
+    columns, rows = size(output.out)
     title = f"{settings.place(options)}  {settings.namespace(options)}  {options.pattern}"
     lines = picture(infos, title, trouble, columns, rows)
     styled = [
@@ -117,8 +140,7 @@ def _paint(output: Output, options: argparse.Namespace, infos: Sequence[LockInfo
         for line, style in zip(lines, _styles(lines, trouble), strict=True)
     ]
     # No line break after the last line: it would scroll a full screen.
-    output.out.write(HOME + f"{END_OF_LINE}\n".join(styled) + END_OF_LINE + END_OF_SCREEN)
-    output.out.flush()
+    output.paint(HOME + f"{END_OF_LINE}\n".join(styled) + END_OF_LINE + END_OF_SCREEN)
 
 
 def _styles(lines: Sequence[str], trouble: str) -> list[str]:

@@ -32,9 +32,9 @@ PROGRAM = [sys.executable, "-W", "error", "-m", "aiolock"]
 class Program:
     """One `aiolock` under way, with pipes for its streams."""
 
-    def __init__(self, words: tuple[str, ...], environment: dict[str, str], **more) -> None:
+    def __init__(self, words: tuple[str, ...], environment: dict[str, str], before=(), **more) -> None:
         self.process = subprocess.Popen(
-            [*PROGRAM, *words],
+            [*before, *PROGRAM, *words],
             env=environment,
             text=True,
             start_new_session=True,

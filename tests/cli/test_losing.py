@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 
@@ -173,3 +174,80 @@ def test_too_long_for_the_ttl_is_refused(offline):
     )
     assert status == 64
     assert "--kill-after 3 needs a --ttl of at least 9" in err
+
+
+# --- a command that is not ours to kill
+
+WITHOUT_RIGHTS = ["setpriv", "--bounding-set", "-kill", "--inh-caps", "-kill"]
+AS_ANOTHER = ["setpriv", "--reuid", "65534", "--clear-groups"]
+
+only_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a program of another user")
+
+
+def beyond_us(shell, path: Path, *options: str):
+    """A run that may not kill its command, which goes on until `path` is there."""
+    script = f"echo in; while [ -d {path.parent} -a ! -e {path} ]; do sleep 0.05; done"
+    words = ["run", "--ttl", "2", *options, "x", "--", *AS_ANOTHER, "sh", "-c", script]
+    process = shell.start(*words, before=WITHOUT_RIGHTS)
+    assert process.line() == "in"
+    return process
+
+
+@pytest.fixture
+def stopper():
+    """A file that a program of another user can see."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        path = Path(folder) / "stop"
+        yield path
+        # Whatever happened, it ends.
+        path.touch()
+
+
+@only_root
+@pytest.mark.parametrize("options", [[], ["--json"], ["--on-loss", "kill"]], ids=" ".join)
+def test_a_command_that_cannot_be_killed_is_said_loudly(alone, stopper, options):
+    process = beyond_us(alone, stopper, *options)
+    alone.redis.freeze()
+    while "CANNOT BE KILLED" not in (said := process.complaint()):
+        pass
+    if options == ["--json"]:
+        told = json.loads(said)
+        assert (told["event"], told["unstoppable"], told["name"]) == ("lost", True, "x")
+    # It is waited for all the same.
+    assert process.process.poll() is None
+    stopper.touch()
+    status, _, err = process.end()
+    assert (status, "CANNOT" in err) == (75, False)
+
+
+@only_root
+def test_a_part_of_the_command_that_cannot_be_killed_is_said_as_well(alone, stopper):
+    script = f"{' '.join(AS_ANOTHER)} sh -c 'echo in; while [ -d {stopper.parent} -a ! -e {stopper} ]; do sleep 0.05; done' & wait"
+    process = alone.start("run", "--ttl", "1", "x", "--", "sh", "-c", script, before=WITHOUT_RIGHTS)
+    assert process.line() == "in"
+    alone.redis.freeze()
+    while "CANNOT BE KILLED" not in process.complaint():
+        pass
+    assert process.process.wait(30) == 75
+    stopper.touch()
+    process.end()
+
+
+@only_root
+def test_a_killed_aiolock_leaves_word_of_what_cannot_be_killed(shell, stopper):
+    process = beyond_us(shell, stopper)
+    process.process.kill()
+    while "CANNOT BE KILLED" not in process.complaint():
+        pass
+    stopper.touch()
+    process.end()
+
+
+@only_root
+def test_a_signal_that_cannot_be_passed_on_is_not_silent(shell, stopper):
+    process = beyond_us(shell, stopper)
+    process.send(signal.SIGTERM)
+    assert "cannot be sent SIGTERM" in process.complaint()
+    stopper.touch()
+    assert process.end()[0] == 0

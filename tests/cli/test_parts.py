@@ -13,7 +13,7 @@ from aiolock.cli.changes import changes
 from aiolock.cli.loss import Deed, default_kill_after, fitting, moment, next_look, what_to_do
 from aiolock.cli.output import clean
 from aiolock.cli.promises import PROMISES, in_words
-from aiolock.cli.schema import statements
+from aiolock.cli.story import as_step
 from aiolock.cli.table import cut, lay_out, seconds, width
 from aiolock.cli.waiting import progress
 from aiolock.cli.watch import picture
@@ -246,10 +246,8 @@ def test_every_word_is_said_on_every_server():
         assert all(each.advice for each in told if not each.promised)
 
 
-def test_statements_are_for_one_set_of_tables():
-    text = statements("locks")
-    assert "{" not in text
-    assert text.endswith(";")
-    for wrong in ("", "a b", "a`b", "x" * 49):
-        with pytest.raises(ConfigError, match="a table is"):
-            statements(wrong)
+def test_a_story_in_steps():
+    assert as_step("   0.15 s  worker-2  has the lock: A  B") == {
+        "event": "step", "at": 0.15, "who": "worker-2", "message": "has the lock: A  B",
+    }  # fmt: skip
+    assert as_step("1. Three workers.") == {"event": "said", "message": "1. Three workers."}

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -39,11 +40,54 @@ def test_the_command_has_the_terminal(bash):
 
 
 def test_ctrl_c_reaches_the_command(bash):
-    bash.type("$A run x -- sh -c 'echo is $((1+1)); sleep 100'; echo status $?\n")
+    bash.type("$A run x -- sh -c 'echo is $((1+1)); sleep 100'\n")
     bash.until("is 2")
     bash.type("\x03")
+    bash.until("ready> ")
+    bash.type("echo status $?\n")
     bash.until("status 130")
     assert bash.shell.unused("x")
+
+
+@pytest.mark.parametrize("program", ["bash", "dash"])
+def test_ctrl_c_ends_the_script_around_it(shell, program, tmp_path):
+    script = tmp_path / "script"
+    script.write_text(
+        f"for i in 1 2 3; do {AIOLOCK} run x -- sh -c 'echo in $((i+40)); sleep 100'; done; echo went on\n"
+    )
+    screen = shell.screen(command=[program, str(script)])
+    screen.until("in 4")
+    screen.type("\x03")
+    status, rest = screen.end()
+    assert "went on" not in rest
+    assert "in 4" not in rest
+    assert status in (-signal.SIGINT, 130)
+    assert shell.unused("x")
+
+
+def test_a_script_goes_on_if_the_command_has_a_use_for_ctrl_c(shell, tmp_path):
+    script = tmp_path / "script"
+    script.write_text(
+        f"""{AIOLOCK} run x -- sh -c 'trap "exit 3" INT; echo is $((1+1)); while :; do sleep 0.05; done'; echo went on $?\n"""
+    )
+    screen = shell.screen(command=["bash", str(script)])
+    screen.until("is 2")
+    screen.type("\x03")
+    screen.until("went on 3")
+    assert screen.end()[0] == 0
+
+
+def test_ctrl_c_while_waiting_ends_the_script_around_it(shell, tmp_path):
+    holder = shell.start("run", "x", "sh", "-c", "echo in; read line", stdin=subprocess.PIPE)
+    assert holder.line() == "in"
+    script = tmp_path / "script"
+    script.write_text(f"{AIOLOCK} run x -- echo never; echo went on\n")
+    screen = shell.screen(command=["bash", str(script)])
+    screen.until("waiting")
+    screen.type("\x03")
+    status, rest = screen.end()
+    assert (status, "went on" in rest) == (-signal.SIGINT, False)
+    holder.end("\n")
 
 
 def test_ctrl_z_stops_the_job_and_fg_goes_on(bash):
@@ -119,7 +163,7 @@ def test_ctrl_c_while_waiting(shell):
     screen.until("waiting")
     screen.type("\x03")
     status, rest = screen.end()
-    assert status == 130
+    assert status == -signal.SIGINT
     assert "Traceback" not in rest
     holder.end("\n")
 
@@ -166,6 +210,50 @@ def test_the_table_is_restored_when_watch_is_killed_politely(shell):
     status, rest = screen.end()
     assert status == 143
     assert rest.endswith("\x1b[?25h\x1b[?1049l")
+
+
+def test_ctrl_z_gives_the_terminal_back_and_fg_paints_again(bash):
+    bash.type("$A watch --interval 0.2\n")
+    bash.until(re.escape("\x1b[?1049h") + ".*0 held")
+    bash.type("\x1a")
+    # First the cursor and the page, then the stop.
+    bash.until(re.escape("\x1b[?25h\x1b[?1049l") + ".*Stopped")
+    bash.until("ready> ")
+    bash.type("fg\n")
+    bash.until(re.escape("\x1b[?1049h") + ".*0 held")
+    bash.type("\x03")
+    bash.until("ready> ")
+
+
+def test_watch_hears_ctrl_c_while_the_server_does_not_answer(alone):
+    screen = alone.screen("watch", "--interval", "0.1")
+    screen.until("0 held.*0 held")
+    alone.redis.freeze()
+    # An answer is awaited for five seconds, and what is asked after that as well.
+    time.sleep(0.5)
+    start = time.monotonic()
+    screen.type("\x03")
+    assert screen.end()[0] == 0
+    assert time.monotonic() - start < 4
+
+
+def test_the_table_follows_the_terminal_and_not_its_past(shell):
+    command = ["env", "COLUMNS=100", "LINES=24", *AIOLOCK.split(), "watch", "--interval", "0.2"]
+    screen = shell.screen(command=command, columns=20, rows=6)
+    screen.until("0 held")
+    assert "…" in screen.until("Ctrl|…")
+
+
+def test_ctrl_c_at_the_question_is_the_end_at_once(shell):
+    holder = shell.start("run", "x", "sh", "-c", "echo in; read line", stdin=subprocess.PIPE)
+    assert holder.line() == "in"
+    screen = shell.screen("force-release", "x")
+    screen.until(r"\[y/N\] ")
+    screen.type("\x03")
+    # Nobody types a line.
+    status, rest = screen.end()
+    assert (status, "Traceback" in rest) == (-signal.SIGINT, False)
+    assert holder.end("\n")[0] == 0
 
 
 # --- colours

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -136,7 +137,7 @@ def test_watch_tells_a_program_what_changes(shell):
     assert waiter.end()[0] == 0
     let_go(early)
     watching.send(signal.SIGINT)
-    assert watching.end()[0] == 130
+    assert watching.end()[0] == -signal.SIGINT
 
 
 def test_watch_survives_an_outage(alone):
@@ -245,6 +246,82 @@ def test_bench_measures_and_leaves_nothing_behind(shell):
     assert (status, err) == (0, "")
     assert "free lock, in and out" in out
     assert shell.json("ls") == []
+
+
+def test_the_demonstration_as_json(offline):
+    status, out, err = offline.run("demo", "--json")
+    assert (status, err) == (0, "")
+    told = [json.loads(line) for line in out.splitlines()]
+    assert {each["event"] for each in told} == {"said", "step"}
+    assert any("REFUSED" in each["message"] and each["who"] == "worker-2" for each in told if "who" in each)
+
+
+# --- streams
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_stop_nobody(shell, tmp_path, closed):
+    command = (
+        f"""{" ".join(program())} run -v x -- sh -c 'echo $AIOLOCK_NAME > {tmp_path}/ran; exit 5' {closed}"""
+    )
+    done = subprocess.run(
+        ["sh", "-c", command], env=shell.environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (5, "")
+    assert ("got 'x'" in done.stderr) is ("2>" not in closed)
+    assert (tmp_path / "ran").read_text() == "x\n"
+
+
+def test_a_closed_stream_is_closed_for_the_command_as_well(shell):
+    command = (
+        f"{' '.join(program())} run x -- sh -c 'test -e /proc/self/fd/2 && echo open || echo closed' 2>&-"
+    )
+    done = subprocess.run(
+        ["sh", "-c", command], env=shell.environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "closed\n")
+
+
+def test_trouble_without_anybody_to_tell_is_a_status(offline):
+    command = f"{' '.join(program())} ls 2>&-"
+    done = subprocess.run(
+        ["sh", "-c", command], env=offline.environment, capture_output=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (64, b"", b"")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["ls", "--json"], ["bench", "--seconds", "0.01"], ["doctor"], ["demo", "--json", "--url", "memory://"]],
+)
+def test_a_full_disk_is_one_sentence(shell, words):
+    with Path("/dev/full").open("w") as full:
+        status, _, err = shell.run(*words, stdout=full)
+    assert status == 74
+    if "--json" in words:
+        err = f"aiolock: {json.loads(err)['message']}\n"
+    assert err == "aiolock: cannot write to stdout: No space left on device\n"
+
+
+def test_messages_that_cannot_be_written_stop_nobody(shell):
+    with Path("/dev/full").open("w") as full:
+        status, out, _ = shell.run("run", "-v", "x", "sh", "-c", "echo done; exit 5", stderr=full)
+    assert (status, out) == (5, "done\n")
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
+def test_names_of_any_alphabet_on_any_stream(shell, encoding):
+    name = "\u0437\u0430\u043a\u0430\u0437 \xe9 \U0001f512"
+    holder = hold(shell, name)
+    told = {"PYTHONIOENCODING": encoding}
+    status, out, err = shell.run("ls", environment=told, encoding=encoding)
+    assert (status, err) == (0, "")
+    assert "\\u0437\\u0430" in out
+    [lock] = json.loads(shell.run("ls", "--json", environment=told, encoding=encoding)[1])
+    assert lock["name"] == name
+    status, _, err = shell.run("inspect", name * 200, "--json", environment=told, encoding=encoding)
+    assert (status, json.loads(err)["error"]) == (64, "InvalidName")
+    let_go(holder)
 
 
 # --- all of them

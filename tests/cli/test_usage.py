@@ -48,6 +48,7 @@ WRONG = [
     ["schema"],
     ["bench", "--tasks", "0"],
     ["bench", "--seconds", "-1"],
+    ["bench", "--seconds", "1e-9"],
     ["demo", "extra"],
 ]
 """What argparse refuses."""

@@ -55,6 +55,31 @@ async def test_a_handler_holds_the_lock_while_it_runs(app, rival, http):
         await nothing_remains(rival, "order:7:1")
 
 
+async def test_a_handler_may_be_a_method(app, rival, http):
+    class Shop:
+        @locked("order:{order_id}", timeout=0)
+        async def pay(self, request: web.Request, lease: aiolock.Lease) -> web.Response:
+            assert isinstance(self, Shop)
+            taken = await rival.lock(lease.name).try_acquire() is None
+            return web.json_response([request.path, taken])
+
+    app.router.add_post("/{order_id}", Shop().pay)
+    async with sites.aiohttp(app) as address:
+        async with http.post(f"{address}/7") as response:
+            assert await response.json() == ["/7", True]
+        async with rival.lock("order:7"), http.post(f"{address}/7") as response:
+            assert response.status == 409
+
+
+async def test_what_is_called_without_a_request_is_refused():
+    @locked("order")
+    async def pay(request: web.Request, lease: aiolock.Lease) -> web.Response:
+        raise AssertionError("nobody gets here")
+
+    with pytest.raises(aiolock.ConfigError, match="called with a request"):
+        await pay("order")
+
+
 async def test_the_client_lives_as_long_as_the_application(app, http):
     async def look(request: web.Request) -> web.Response:
         async with request.config_dict[CLIENT].lock("report"):

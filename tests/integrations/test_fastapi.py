@@ -4,13 +4,27 @@
 
 import asyncio
 import contextlib
+import re
 from enum import StrEnum
 from typing import Annotated
 
 import aiohttp
 import pytest
-from fastapi import BackgroundTasks, Depends, FastAPI, HTTPException, Path, Query, Request, WebSocket
+from fastapi import (
+    APIRouter,
+    BackgroundTasks,
+    Body,
+    Depends,
+    FastAPI,
+    Header,
+    HTTPException,
+    Path,
+    Query,
+    Request,
+    WebSocket,
+)
 from fastapi.responses import StreamingResponse
+from pydantic import BaseModel, Field
 
 import aiolock
 from aiolock import Lease
@@ -438,12 +452,24 @@ async def test_a_name_may_come_from_a_dependency_of_ones_own(app, http):
         assert await response.json() == "cart:3:eve"
 
 
-async def test_a_generator_is_refused_because_it_would_run_without_the_lock(app, http, caplog):
-    @app.get("/orders/{order_id}")
+@pytest.fixture
+def bare(rival) -> FastAPI:
+    """An application that gets its client without our lifespan."""
+    made = FastAPI()
+    made.dependency_overrides[client] = lambda: rival
+    return made
+
+
+async def test_a_generator_is_refused_because_it_would_run_without_the_lock(app, bare, http, caplog):
     async def stream(order_id: int, lease: Order):
         yield b"too late"
 
-    async with asgi(app) as address, http.get(f"{address}/orders/7") as response:
+    app.get("/orders/{order_id}")(stream)
+    with pytest.raises(aiolock.ConfigError, match="is a generator"):
+        async with app.router.lifespan_context(app):
+            raise AssertionError("it started")
+    bare.get("/orders/{order_id}")(stream)
+    async with asgi(bare) as address, http.get(f"{address}/orders/7") as response:
         assert response.status == 500
     assert "is a generator" in caplog.text
 
@@ -476,13 +502,171 @@ def test_what_cannot_work_is_said_when_the_application_is_built(name, options, w
         locked(name, **options)
 
 
-async def test_a_name_without_a_value_says_what_there_is(app, http, caplog):
-    @app.post("/orders/{order_id}")
-    async def pay(order_id: int, lease: Annotated[Lease, locked("{order}:{order_id}")]) -> None: ...
+class Page(BaseModel):
+    number: int = Field(1, validation_alias="page")
+    size: int = 10
 
-    async with asgi(app) as address, http.post(f"{address}/orders/7") as response:
-        assert response.status == 500
-    assert "there is no order here" in caplog.text
+
+async def order_of(order_id: int) -> int:
+    return order_id
+
+
+async def text_of(order_id: str) -> str:
+    return order_id
+
+
+async def test_a_name_may_be_made_of_what_a_dependency_declares(app, http):
+    """7 and 07 are one order wherever it says int: beside the function, in the route, around the router, in between."""
+
+    async def in_between(order: Annotated[int, Depends(order_of)]) -> int:
+        return order
+
+    async def by_alias(order: Annotated[int, Path(alias="order_id")]) -> int:
+        return order
+
+    below, router = APIRouter(), APIRouter(prefix="/routed/{order_id}", dependencies=[Depends(order_of)])
+
+    @app.post("/beside/{order_id}")
+    async def beside(order: Annotated[int, Depends(order_of)], lease: Order) -> str:
+        return lease.name
+
+    @app.post("/between/{order_id}")
+    async def between(order: Annotated[int, Depends(in_between)], lease: Order) -> str:
+        return lease.name
+
+    @app.post("/aliased/{order_id}")
+    async def aliased(order: Annotated[int, Depends(by_alias)], lease: Order) -> str:
+        return lease.name
+
+    @app.post("/route/{order_id}", dependencies=[Depends(order_of)])
+    async def route(lease: Order) -> str:
+        return lease.name
+
+    @router.post("/router")
+    async def routed(lease: Order) -> str:
+        return lease.name
+
+    @below.post("/included")
+    async def included(lease: Order) -> str:
+        return lease.name
+
+    @below.post("/nobody")
+    async def own(order_id: str, lease: Order) -> str:
+        return lease.name
+
+    app.include_router(router)
+    app.include_router(below, prefix="/below/{order_id}", dependencies=[Depends(order_of)])
+    async with asgi(app) as address:
+        for path in (
+            "beside/{}",
+            "between/{}",
+            "aliased/{}",
+            "route/{}",
+            "routed/{}/router",
+            "below/{}/included",
+        ):
+            for text in ("7", "07"):
+                async with http.post(f"{address}/{path.format(text)}") as response:
+                    assert (path, response.status, await response.json()) == (path, 200, "order:7")
+            async with http.post(f"{address}/{path.format('seven')}") as response:
+                assert response.status == 422
+        # What the function itself gets counts.
+        async with http.post(f"{address}/below/07/nobody") as response:
+            assert await response.json() == "order:07"
+
+
+async def test_a_name_in_braces_is_found_as_the_url_or_the_function_calls_it(app, http):
+    @app.post("/aliases")
+    async def aliases(
+        order: Annotated[int, Query(validation_alias="oid")],
+        other: Annotated[int, Query(alias="no")],
+        lease: Annotated[Lease, locked("{oid}:{order}:{no}:{other}")],
+    ) -> str:
+        assert (order, other) == (7, 8)
+        return lease.name
+
+    @app.post("/pages")
+    async def pages(page: Annotated[Page, Query()], lease: Annotated[Lease, locked("{page}:{size}")]) -> str:
+        assert lease.name == f"{page.number}:{page.size}"
+        return lease.name
+
+    async with asgi(app) as address:
+        for path, name in [
+            ("/aliases?oid=07&no=08", "7:7:8:8"),
+            ("/pages?page=02", "2:10"),
+            ("/pages?size=05", "1:5"),
+        ]:
+            async with http.post(address + path) as response:
+                assert (path, response.status, await response.json()) == (path, 200, name)
+        for path, place in [("/aliases?no=8", ["query", "oid"]), ("/pages?page=x", ["query", "page"])]:
+            async with http.post(address + path) as response:
+                assert response.status == 422
+                assert (await response.json())["detail"][0]["loc"] == place
+
+
+async def test_a_part_of_the_path_that_nobody_declares_is_a_text(app, http):
+    below = FastAPI()
+
+    @below.post("/{order_id}")
+    async def pay(lease: Annotated[Lease, locked("{shop}:{order_id}")]) -> str:
+        return lease.name
+
+    app.mount("/{shop}", below)
+    async with asgi(app) as address, http.post(f"{address}/03/07") as response:
+        assert await response.json() == "03:07"
+
+
+async def unknown(order_id: int, lease: Annotated[Lease, locked("{order}:{order_id}")]) -> None: ...
+async def undeclared(lease: Annotated[Lease, locked("{page}")]) -> None: ...
+async def several(ids: Annotated[list[int], Query()], lease: Annotated[Lease, locked("{ids}")]) -> None: ...
+async def perhaps_several(
+    lease: Annotated[Lease, locked("{ids}")], ids: Annotated[set[int] | None, Query()] = None
+) -> None: ...
+async def group(
+    page: Annotated[Page, Query()], lease: Annotated[Lease, locked("{number}{page_}")]
+) -> None: ...
+async def header(x_user: Annotated[str, Header()], lease: Annotated[Lease, locked("{x_user}")]) -> None: ...
+async def body(order: Annotated[int, Body()], lease: Annotated[Lease, locked("{order}")]) -> None: ...
+async def differing(
+    a: Annotated[int, Depends(order_of)],
+    b: Annotated[str, Depends(text_of)],
+    lease: Annotated[Lease, locked("{order_id}")],
+) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (unknown, "unknown.*there is no order to make a name of; there is order_id;"),
+        (undeclared, "undeclared.*there is no page to make a name of; there is order_id;"),
+        (several, r"several.*ids is more than one value \(list\[int\]\)"),
+        (perhaps_several, "perhaps_several.*ids is more than one value"),
+        (group, "group.*there is no page_ to make"),
+        (header, "header.*x_user is in the headers.*locked\\(function\\)"),
+        (body, "body.*order is in the body"),
+        (differing, "order_of and text_of declare order_id differently; declare it in differing as well"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+async def test_a_template_that_cannot_become_a_name_is_said_when_the_application_starts(
+    app, bare, http, caplog, function, words
+):
+    outer, router = FastAPI(lifespan=lifespan("memory://")), APIRouter()
+    for place in (app, bare, router):
+        place.post("/orders/{order_id}")(function)
+    outer.mount("/v2", bare)
+    included = FastAPI(lifespan=lifespan("memory://"))
+    included.include_router(router, prefix="/v3")
+    for each in (app, outer, included):
+        with pytest.raises(aiolock.ConfigError, match=words):
+            async with each.router.lifespan_context(each):
+                raise AssertionError("it started")
+    # Without our lifespan, the first request is the first moment.
+    async with asgi(bare) as address:
+        path = "/orders/7?ids=1&page_=1&page=1"
+        async with http.post(address + path, headers={"x-user": "eve"}, json=1) as response:
+            assert response.status == 500
+    assert re.search(words, caplog.text)
 
 
 # --- the life of an application

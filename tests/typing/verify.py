@@ -1,7 +1,8 @@
 """What a user's type checker sees: is everything that can be reached from the public names fully typed?
 
 ``pyright --verifytypes`` looks at the whole package; this asks the same of the modules whose names are public, and of
-everything in their signatures. Run as ``python tests/typing/verify.py`` with pyright on the PATH.
+everything in their signatures. Then ``decorators.py`` is checked as somebody's program, by mypy and by pyright. Run as
+``python tests/typing/verify.py`` with both of them on the PATH.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 PUBLIC = (
     "aiolock.client.",
@@ -31,8 +33,27 @@ PUBLIC = (
 )
 
 
+PROGRAM = Path(__file__).with_name("decorators.py")
+CHECKERS = (
+    ("mypy", "--strict", "--warn-unused-ignores"),
+    ("pyright", "--warnings"),
+)
+
+
+def wrong_uses() -> int:
+    """Print what the type checkers find in a program that is right; how many of them find anything."""
+    found = 0
+    for command in CHECKERS:
+        done = subprocess.run([*command, str(PROGRAM)], check=False, capture_output=True, text=True)
+        print(f"{command[0]} {PROGRAM.name}: {done.stdout.strip().splitlines()[-1:]}")
+        if done.returncode:
+            print(done.stdout, done.stderr)
+            found += 1
+    return found
+
+
 def main() -> int:
-    """Print what is not fully typed; 1 if there is anything."""
+    """Print what is not fully typed, or typed wrongly; 1 if there is anything."""
     command = ["pyright", "--verifytypes", "aiolock", "--ignoreexternal", "--outputjson"]
     report = json.loads(subprocess.run(command, check=False, capture_output=True, text=True).stdout)
     symbols = [s for s in report["typeCompleteness"]["symbols"] if s["name"].startswith(PUBLIC)]
@@ -42,7 +63,7 @@ def main() -> int:
         for diagnostic in symbol["diagnostics"]:
             print("   ", diagnostic["message"].replace("\n", " "))
     print(f"{len(symbols) - len(bad)} of {len(symbols)} public symbols are fully typed")
-    return 1 if bad or not symbols else 0
+    return 1 if wrong_uses() or bad or not symbols else 0
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from random import Random
 import pytest
 
 import aiolock
+from aiolock import barrier
 from aiolock.backends.memory import MemoryBackend, MemoryServer
 from aiolock.board import LATE, board
 from aiolock.contract import Family
@@ -194,3 +195,166 @@ async def test_clients_that_were_seen_long_ago_are_forgotten():
         entry = await document.read()
         assert len(entry.value) < 8000
         assert await client.latch("x", 1000).count() == 700
+
+
+class Gate:
+    """A way to a server that lets so many requests through, and holds the others until it is opened."""
+
+    def __init__(self) -> None:
+        self.left = 10**9
+        self.opened = asyncio.Event()
+        self.held = 0
+
+    async def __call__(self, step):
+        if self.left <= 0:
+            self.held += 1
+            await self.opened.wait()
+        self.left -= 1
+        return step()
+
+    def close(self, left: int = 0) -> None:
+        self.left = left
+        self.opened.clear()
+
+    def open(self) -> None:
+        self.left = 10**9
+        self.opened.set()
+
+
+async def test_a_silent_server_is_not_taken_for_a_busy_one():
+    gate = Gate()
+    async with aiolock.Client(
+        MemoryBackend(server=MemoryServer(), transport=gate), command_timeout=0.2
+    ) as client:
+        gate.close()
+        for ask in (client.latch("x", 2).count_down, client.latch("x", 2).wait, client.barrier("x", 2).wait):
+            with pytest.raises(
+                BackendUnavailable, match=r"within the command timeout of 0.2 s: the server did not"
+            ):
+                await ask()
+        for late in (client.latch("y", 2).wait, client.barrier("y", 2).wait):
+            with pytest.raises(WaitTimeout, match="the server did not answer"):
+                await late(timeout=0.02)
+        gate.open()
+        await until(lambda: not client._runtime.boards)
+
+
+class Party:
+    """A client with one other at a barrier of two; its way to the server is shut when it has arrived."""
+
+    def __init__(self, client: aiolock.Client, gate: Gate, timeout: float) -> None:
+        self.client = client
+        # Its read and its write; what comes after that is held.
+        gate.close(left=2)
+        self.task = asyncio.create_task(client.barrier("x", 2).wait(timeout=timeout))
+
+    async def leaves(self) -> None:
+        """Wait until its time is over."""
+        await until(lambda: any(board._wishes for board in self.client._runtime.boards.values()))
+
+
+async def two_at_a_barrier(server: MemoryServer, gate: Gate, timeout: float, act) -> None:
+    """The first party passes, and the last one does not see it before its time is over."""
+    async with connect(server, gate) as client, connect(server) as other:
+        first = asyncio.create_task(other.barrier("x", 2, ttl=60).wait())
+        await until(lambda: any(each._seen for each in other._runtime.boards.values()))
+        last = Party(client, gate, timeout)
+        async with asyncio.timeout(20):
+            assert await first == 0
+        await last.leaves()
+        await act(last)
+        gate.open()
+        # Nothing is left that would break the next round.
+        again = [asyncio.create_task(each.barrier("x", 2).wait(timeout=20)) for each in (client, other)]
+        assert sorted(await asyncio.gather(*again)) == [0, 1]
+
+
+async def test_a_party_whose_time_ends_as_all_pass_passes_with_them(monkeypatch):
+    monkeypatch.setattr(barrier, "GRACE", 20.0)
+    gate = Gate()
+
+    async def act(last: Party) -> None:
+        gate.open()
+        assert await last.task == 1
+
+    await two_at_a_barrier(MemoryServer(), gate, 0.3, act)
+
+
+async def test_a_party_that_cannot_find_out_says_so():
+    gate = Gate()
+
+    async def act(last: Party) -> None:
+        with pytest.raises(WaitTimeout, match="it is not known whether the others have passed"):
+            await last.task
+
+    await two_at_a_barrier(MemoryServer(), gate, 0.3, act)
+
+
+async def test_a_cancellation_while_it_finds_out_is_a_cancellation(monkeypatch):
+    monkeypatch.setattr(barrier, "GRACE", 20.0)
+    gate = Gate()
+
+    async def act(last: Party) -> None:
+        last.task.cancel()
+        await asyncio.wait([last.task])
+        assert last.task.cancelled()
+
+    await two_at_a_barrier(MemoryServer(), gate, 0.3, act)
+
+
+async def test_a_party_that_was_not_counted_breaks_nothing():
+    server, gate = MemoryServer(), Gate()
+    async with connect(server, gate) as client, connect(server) as other:
+        first = asyncio.create_task(other.barrier("x", 2).wait())
+        await until(lambda: any(each._seen for each in other._runtime.boards.values()))
+        gate.close()
+        with pytest.raises(WaitTimeout):
+            await client.barrier("x", 2).wait(timeout=0.02)
+        cancelled = asyncio.create_task(client.barrier("x", 2).wait())
+        await until(lambda: gate.held)
+        cancelled.cancel()
+        await asyncio.wait([cancelled])
+        gate.open()
+        await until(lambda: not client._runtime.boards)
+        assert not first.done()
+        assert await client.barrier("x", 2).wait(timeout=20) == 1
+        assert await first == 0
+
+
+@pytest.mark.parametrize("somebody", [False, True])
+async def test_an_arrival_that_is_late_does_not_count_for_a_party_that_is_gone(somebody):
+    server, gate = MemoryServer(), Gate()
+    late = []
+
+    class Delayed:
+        """The second request gets lost, and arrives when it is told to."""
+
+        calls = 0
+
+        async def __call__(self, step):
+            Delayed.calls += 1
+            if Delayed.calls == 2:
+                late.append(step)
+                gate.close()
+                raise BackendUnavailable("the connection was lost")
+            return await gate(step)
+
+    async with connect(server) as other:
+        if somebody:
+            first = asyncio.create_task(other.barrier("x", 3, ttl=60).wait())
+            await until(lambda: any(each._seen for each in other._runtime.boards.values()))
+        async with connect(server, Delayed()) as client:
+            party = asyncio.create_task(client.barrier("x", 3, ttl=60).wait())
+            await until(lambda: gate.held)
+            party.cancel()
+            await asyncio.wait([party])
+            assert party.cancelled()
+            gate.open()
+            await until(lambda: not client._runtime.boards)
+            [arrive] = late
+            arrive()
+            assert await other.barrier("x", 3).waiting() == int(somebody)
+        if somebody:
+            assert not first.done()
+            first.cancel()
+            await asyncio.wait([first])

@@ -9,7 +9,7 @@ import pytest
 import aiolock
 from aiolock.backends.memory import MemoryBackend, MemoryServer
 from aiolock.combine import LockAll, lock_all, merged
-from tests.contract.staging import until
+from tests.contract.staging import passes, until
 
 
 class Wire:
@@ -147,3 +147,39 @@ async def test_the_server_that_cannot_be_reached_is_told(client, wire, monkeypat
             await lock_all(*(client.lock(str(number)) for number in range(count))).acquire()
     monkeypatch.undo()
     await until(lambda: not client._runtime.cleanups)
+
+
+@pytest.mark.parametrize("steps", range(1, 6))
+async def test_a_cancelled_release_is_finished_by_each_client(client, wire, steps):
+    other_wire = Wire()
+    async with aiolock.Client(MemoryBackend(server=MemoryServer(), transport=other_wire)) as other:
+        lease = await lock_all(client.lock("a", ttl=90), other.lock("b", ttl=90)).acquire()
+        wire.open.clear()
+        other_wire.open.clear()
+        ending = asyncio.create_task(lease.release())
+        await passes(steps)
+        ending.cancel()
+        await asyncio.wait([ending])
+        assert ending.cancelled()
+        # Each client does its own part, so one that is closed takes nothing of the other with it.
+        await client.aclose(timeout=0)
+        wire.open.set()
+        other_wire.open.set()
+        await until(lambda: not other._runtime.cleanups)
+        assert not await other.lock("b").locked()
+
+
+async def test_what_could_not_be_released_at_once_is_tried_again_by_its_own_client(client, wire, monkeypatch):
+    first = await aiolock.Client(MemoryBackend(server=MemoryServer())).open()
+    lease = await lock_all(first.lock("a"), client.lock("b", ttl=90)).acquire()
+    await first.aclose()
+
+    async def broken(question):
+        raise aiolock.BackendUnavailable("no route")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(client._backend, "ask", broken)
+        await lease.release()
+        assert client._runtime.cleanups
+    await until(lambda: not client._runtime.cleanups)
+    assert not await client.lock("b").locked()

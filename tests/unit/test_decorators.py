@@ -345,3 +345,22 @@ async def test_both_may_be_used_before_the_client_is_opened(server):
         assert await job() == 2
     with pytest.raises(RuntimeError, match="closed"):
         await pay(1)
+
+
+@pytest.mark.parametrize(
+    ("method", "ask"),
+    [
+        ("Client.semaphore", lambda client, options: client.semaphore("x", 3, **options)),
+        ("Client.locked", lambda client, options: client.locked("x", **options)),
+        ("RWLock.read", lambda client, options: client.rwlock("x").read(**options)),
+        ("RWLock.write", lambda client, options: client.rwlock("x").write(**options)),
+    ],
+)
+async def test_an_option_that_there_is_not_is_told_with_those_that_there_are(client, method, ask):
+    for wrong in ("tll", "cls", "kind"):
+        with pytest.raises(TypeError) as caught:
+            ask(client, {"ttl": 3, wrong: 3})
+        assert str(caught.value) == (
+            f"{method}() got an unexpected keyword argument '{wrong}': it takes ttl, timeout, on_loss, fair, max_hold, label"
+        )
+    ask(client, {"ttl": 3, "timeout": 0, "on_loss": "signal", "fair": True, "max_hold": 9, "label": "x"})

@@ -33,7 +33,7 @@ ORDER = [
     {""},
     {"portal", "mysql", "zookeeper", "answers"},
     {"handling"},
-    {"starlette", "aiohttp"},
+    {"starlette", "aiohttp", "parameters"},
     {"fastapi", "testing"},
     {"stage"},
     {"demo"},
@@ -53,7 +53,8 @@ EXTRAS = {
     "cli.inbox": {"anyio"},
     "aiohttp": {"aiohttp"},
     "starlette": {"starlette"},
-    "fastapi": {"fastapi", "pydantic", "starlette"},
+    "fastapi": {"fastapi", "starlette"},
+    "parameters": {"fastapi", "pydantic", "starlette"},
 }
 """Third-party packages, by the other module that may import them, and only when it is used."""
 

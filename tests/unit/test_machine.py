@@ -577,3 +577,15 @@ TestAgainstSpecification = AgainstSpecification.TestCase
 TestAgainstSpecification.settings = settings(
     max_examples=250, stateful_step_count=40, deadline=None, database=None, derandomize=True
 )
+
+
+def test_what_is_kept_for_nobody_is_not_asked_to_let_go(machine):
+    for name in "ab":
+        machine.enter(KEY, reader(name), 0.0, wait=False)
+    machine.leave(KEY, reader("a"), 0.0, keep=5.0)
+    messages(machine)
+    assert machine.request(KEY, "please", 1.0)
+    assert messages(machine) == [("b", "requested")]
+    machine.leave(KEY, reader("b"), 1.0)
+    assert not machine.request(KEY, "please", 1.0)
+    assert len(machine.look(KEY, 1.0)[0]) == 1

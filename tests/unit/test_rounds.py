@@ -137,3 +137,19 @@ def test_a_round_is_passed_by_as_many_as_there_are_parties_and_broken_for_all_or
         assert len(set(ends)) == 1
         assert ends[0] != "" or len(ends) == parties
         assert ends[0] is not None or number == body["round"]
+
+
+def test_a_party_that_comes_only_as_the_last_changes_nothing_before():
+    def complete(body, me: str, party: int, parties: int):
+        return rounds.complete(body, "x", parties, me, party, 10.0, me.upper())
+
+    assert complete({}, "a", 1, 2) == (None, (rounds.MISSED, 0))
+    assert complete({}, "a", 1, 1)[1] == (1, 0)
+    body, _ = arrive({}, "a", 1)
+    after, answer = complete(body, "b", 1, 2)
+    assert answer == (1, 1)
+    # Said twice, it is the same; and while the roll is called nobody else is the last.
+    assert complete(after, "b", 1, 2) == (None, (1, 1))
+    assert complete(after, "c", 1, 2) == (None, (rounds.MISSED, 2))
+    with pytest.raises(ConfigError, match="has 2 parties, not 3"):
+        complete(body, "b", 1, 3)

@@ -1,0 +1,51 @@
+"""What `doctor` says of each server is true there: no advice about the settings of another one."""
+
+from __future__ import annotations
+
+import pytest
+
+from aiolock.backends.memory import MemoryBackend
+from aiolock.backends.mysql.backend import MySQLBackend
+from aiolock.backends.mysql.probe import promises as of_mysql
+from aiolock.backends.redis.backend import RedisBackend
+from aiolock.backends.redis.capabilities import judge
+from aiolock.backends.zookeeper.backend import ZooKeeperBackend
+from aiolock.backends.zookeeper.promises import promises as of_zookeeper
+from aiolock.cli.promises import PROMISES, THERE, in_words
+
+DEPLOYMENTS = [
+    (MemoryBackend.name, MemoryBackend.capabilities),
+    *((RedisBackend.name, judge(info, pushed=pushed).capabilities) for pushed in (True, False)
+      for info in ({}, {"maxmemory_policy": "allkeys-lru"}, {"maxmemory_policy": "noeviction", "aof_enabled": "1"})),
+    *((ZooKeeperBackend.name, of_zookeeper(None, named, simple=simple)) for named in (1, 3) for simple in (True, False)),
+    *((MySQLBackend.name, of_mysql({"version": version, "innodb_flush_log_at_trx_commit": flush}, mode))
+      for version in ("8.4.0", "10.11.19-MariaDB") for flush in ("1", "2") for mode in ("lease", "session", "row")),
+]  # fmt: skip
+
+SETTINGS = {
+    "redis": ("maxmemory", "append", "INFO", "publish"),
+    "zookeeper": ("recipe=", "/zookeeper/config"),
+    "mysql": ("innodb", "use mode="),
+}
+"""What only one server has."""
+
+
+@pytest.mark.parametrize(("server", "capabilities"), DEPLOYMENTS)
+def test_advice_is_about_the_server_that_it_is_given_for(server, capabilities):
+    told = [sentence for sentence in in_words(capabilities, server) if not sentence.promised]
+    assert {sentence.word for sentence in told} == set(PROMISES) - capabilities
+    for sentence in told:
+        assert sentence.advice
+        for other, settings in SETTINGS.items():
+            if other != server.lower():
+                assert not any(setting in sentence.advice for setting in settings), sentence
+
+
+def test_only_redis_can_evict():
+    for server, capabilities in DEPLOYMENTS:
+        assert server == "Redis" or "no-eviction" in capabilities
+
+
+def test_what_is_said_about_one_server_is_about_one_that_there_is():
+    assert {server for server, _ in THERE} <= {server.lower() for server, _ in DEPLOYMENTS}
+    assert {word for _, word in THERE} <= set(PROMISES)
