@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from aiolock import rounds
-from aiolock.board import LATE, Board, Body, board
+from aiolock.board import LATE, Board, Body, Late, board
 from aiolock.contract import Family
 from aiolock.errors import BarrierBroken, WaitTimeout, shorten
 from aiolock.options import check_timeout
@@ -20,6 +20,9 @@ KEEP = 86_400.0
 """Seconds for which the number of parties stands after the last use."""
 LABEL = 60
 """How much of a label stands in the document."""
+
+GRACE = 0.05
+"""For how many seconds more a party whose time is over finds out whether the others have passed with it."""
 
 Arrive = Callable[[Body, str, int], tuple[Body | None, tuple[int, int]]]
 """The step of a party that comes: from the document, the client's id and the party's number."""
@@ -71,38 +74,48 @@ class Barrier:
     async def wait(self, timeout: float | None = None) -> int:
         """Arrive, wait for the others, and pass with them: how many came before, from 0.
 
-        Exactly one party of each round gets 0. ``timeout`` is how many seconds to wait (``None``: for ever).
+        Exactly one party of each round gets 0. ``timeout`` is how many seconds to wait (``None``: for ever; 0: pass if
+        this is the last party that the round waits for, else do not arrive at all, which breaks nothing).
 
         Raises :class:`WaitTimeout` (a :class:`TimeoutError`) when the time is over, :class:`BarrierBroken` if another
         party gave up or died, :class:`ConfigError` if the barrier has another number of parties, and
-        :class:`BackendError` if the server cannot be reached at first; once it waits, it survives outages. Whenever it
-        raises, also by being cancelled, the round is broken for the others, who are told in the background.
+        :class:`BackendError` if the server cannot be reached at first; once it waits, it survives outages.
+
+        Whenever it raises, also by being cancelled, a round that has counted this party is broken for the others, who are
+        told in the background; a party that the server has not counted yet leaves nothing, and the others wait on. At
+        the end of its time it finds out first what came of the round, for at most another 0.05 s, and passes if the
+        others did. Two cases remain in which it raises and the others may have passed: the server did not answer
+        (:class:`BackendError`, or a :class:`WaitTimeout` that says so), and it was cancelled, or its client closed, in the
+        very moment in which they pass.
         """
         limit = check_timeout(timeout)
         found = self._board()
         crew = _Crew.of(found, self._ttl)
-        visit = _Visit(self._name, found, crew, self._arrive)
-        why = "a party was cancelled"
+        visit = _Visit(self._name, found, crew, self._arrive if limit != 0 else self._complete)
+        # The last party still waits for the others to answer the roll call.
+        patience = limit if limit != 0 else self._runtime.command_timeout
         try:
-            answer = await found.wait(visit.look, limit, visit.arrival)
-            if answer is not LATE:
-                return int(answer)
-            why = "a party timed out"
-            raise WaitTimeout(
-                "barrier", self._name, limit or 0.0, f"{visit.inside} of {self._parties} were there"
-            )
+            answer = await found.wait(visit.look, patience, visit.arrival)
+            if answer is LATE:
+                answer = await visit.late(f"a party timed out ({self._label})")
         except BarrierBroken:
             raise
         except BaseException:
-            found.take_back(visit.arrival)
-            found.wish(lambda body: rounds.leave(body, found.id, {visit.party}, f"{why} ({self._label})"))
+            visit.leave(f"a party was cancelled ({self._label})")
             raise
         finally:
             crew.parties.discard(visit.party)
+        if answer is None:
+            raise WaitTimeout("barrier", self._name, limit or 0.0, visit.missing(self._parties))
+        return int(answer)
 
     def _arrive(self, body: Body, me: str, party: int) -> tuple[Body | None, tuple[int, int]]:
         """The step of a party that comes."""
         return rounds.arrive(body, self._name, self._parties, me, party, self._ttl, self._label)
+
+    def _complete(self, body: Body, me: str, party: int) -> tuple[Body | None, tuple[int, int]]:
+        """The step of a party that comes if it is the last."""
+        return rounds.complete(body, self._name, self._parties, me, party, self._ttl, self._label)
 
     def _board(self) -> Board:
         self._runtime.guard()
@@ -161,7 +174,8 @@ class _Visit:
 
     def __init__(self, name: str, found: Board, crew: _Crew, arrive: Arrive) -> None:
         self.party: int = next(_parties)
-        self.inside = 0
+        self._inside: int | None = None
+        self._known = True
         self._name = name
         self._step = arrive
         self._board = found
@@ -173,13 +187,15 @@ class _Visit:
         me, party = self._board.id, self.party
         return self._board.wish(lambda body: self._step(body, me, party))
 
-    def look(self, body: Body) -> int | None:
+    def look(self, body: Body) -> int | Late | None:
         """How many came before, once the round has been passed; raises :class:`BarrierBroken` if it was broken."""
         self._crew.look(body)
-        self.inside = rounds.inside(body)
+        self._inside = rounds.inside(body)
         if not self.arrival.done():
             return None
         number, before = self.arrival.result()
+        if number == rounds.MISSED:
+            return LATE
         if not number:
             # The roll of a full round was being called; this party is one of the next round.
             if not rounds.full(body):
@@ -189,3 +205,46 @@ class _Visit:
         if ended:
             raise BarrierBroken(self._name, ended)
         return None if ended is None else int(before)
+
+    def leave(self, why: str) -> asyncio.Future[Any]:
+        """Give up; a future for what came of the round until then, as :func:`rounds.outcome` has it."""
+        self._board.take_back(self.arrival)
+        return self._board.wish(lambda body: self._leave(body, why))
+
+    def _leave(self, body: Body, why: str) -> tuple[Body | None, str | None]:
+        after, _ = rounds.leave(body, self._board.id, {self.party}, why)
+        if after is None and self._board.in_doubt(self.arrival):
+            # An arrival that was sent and not answered would count for a party that is gone: any write stops it.
+            after = dict(body)
+        number, _ = self._arrived()
+        return after, rounds.outcome(body, number) if number > 0 else None
+
+    def _arrived(self) -> tuple[int, int]:
+        """The number of the round that counts this party, if it is known to, and how many came before."""
+        arrival = self.arrival
+        if not arrival.done() or arrival.cancelled() or arrival.exception() is not None:
+            return 0, 0
+        number, before = arrival.result()
+        return number, before
+
+    async def late(self, why: str) -> int | None:
+        """The time is over: give up, or find that the round was passed, and how many came before then.
+
+        Cancelling it stops the waiting, not the leaving.
+        """
+        if self._arrived()[0] == rounds.MISSED:
+            return None
+        leaving = self.leave(why)
+        await asyncio.wait({leaving}, timeout=GRACE)
+        self._known = leaving.done() and leaving.exception() is None
+        return self._arrived()[1] if self._known and leaving.result() == rounds.PASSED else None
+
+    def missing(self, parties: int) -> str:
+        """Why the round was not complete in time, as far as this party knows."""
+        if self._inside is None:
+            there = "the server did not answer"
+        elif self._inside < parties:
+            there = f"{self._inside} of {parties} were there"
+        else:
+            there = f"{parties} of {parties} were there, and not all of them answered"
+        return there if self._known else f"{there}; it is not known whether the others have passed since"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import secrets
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
@@ -73,6 +74,8 @@ class Board:
         self._base = ""
         """The version that these were to replace; as long as it stands, each of them may still arrive."""
         self._trouble: BackendError | None = None
+        self._sent = math.inf
+        """Since when the server has owed an answer, by the client's clock."""
         self._news: asyncio.Future[None] | None = None
         self._idle: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._farewell: Step | None = None
@@ -151,6 +154,13 @@ class Board:
         """Forget a step that was not carried out yet; one that is under way may still be."""
         self._wishes.pop(wish, None)
 
+    def in_doubt(self, wish: asyncio.Future[Any]) -> bool:
+        """Whether a step stood in a write that was sent, and that may still count although nobody heard so.
+
+        It cannot any more once another write was the first for the version that it was to replace.
+        """
+        return any(wish in answers for answers in self._doubts.values())
+
     def farewell(self, step: Step) -> None:
         """What is to be carried out if the client is closed while somebody waits here."""
         self._farewell = step
@@ -188,9 +198,13 @@ class Board:
         if future.done() or future in self._seen:
             self._hurry()
             return
+        limit = self._runtime.command_timeout
+        # Who loses races gets his answers, each in a short time.
+        silent = self.clock() - self._sent > limit / 2
+        why = "the server did not answer" if silent else "too many change it at the same time"
         error = BackendUnavailable(
             f"{self.family.value} {shorten(self.name)} could not be reached or changed within the command timeout of "
-            f"{self._runtime.command_timeout:g} s: {self._trouble or 'too many change it at the same time'}"
+            f"{limit:g} s: {self._trouble or why}"
         )
         error.__cause__ = self._trouble
         future.set_exception(error)
@@ -221,6 +235,7 @@ class Board:
             self._news = asyncio.get_running_loop().create_future()
             try:
                 if not sight:
+                    self._sent = self.clock()
                     entry = await self._document.read()
                     self._trouble = None
                     self._look(entry)
@@ -229,6 +244,8 @@ class Board:
                 if not error.retryable:
                     raise
                 self._trouble, written = error, None
+            finally:
+                self._sent = math.inf
             if written is None:
                 sight, races = False, races + 1
                 await asyncio.sleep(self._runtime.random.random() * PAUSE * 2 ** min(races, 7))
@@ -274,6 +291,8 @@ class Board:
             new = new if after is None else after
         if new is body:
             self._answer(answers)
+            # Who waits may have waited for that answer.
+            self._look(entry)
             return entry
         self._writes += 1
         seen.pop(self.id, None)
@@ -287,6 +306,7 @@ class Board:
         if entry.stamp != self._base:
             self._doubts, self._base = {}, entry.stamp
         self._doubts[self._writes] = answers
+        self._sent = self.clock()
         stamp = await self._document.write(value, entry.stamp, self._keep)
         if stamp is None:
             # Usually a lost race; but a request that was sent twice fails as well, and its first copy may have counted.
@@ -302,6 +322,9 @@ class Board:
         body, seen = _decode(entry, self)
         if (counted := self._doubts.get(seen.get(self.id, 0))) is not None:
             self._answer(counted)
+            self._doubts.clear()
+        elif entry.stamp != self._base:
+            # Another write was the first: none of them counts any more.
             self._doubts.clear()
         for wait, look in list(self._waits.items()):
             self._seen.add(wait)

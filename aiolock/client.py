@@ -38,7 +38,7 @@ from aiolock.options import (
 )
 from aiolock.reentrant import ReentrantLock
 from aiolock.runtime import Runtime, State
-from aiolock.rwlock import LockOptions, RWLock
+from aiolock.rwlock import LockOptions, RWLock, check_options
 from aiolock.semaphore import Semaphore
 
 __all__ = ["Client", "connect"]
@@ -367,6 +367,7 @@ class Client:
 
         Does no I/O. Raises :class:`InvalidName` or :class:`ConfigError`.
         """
+        check_options("Client.semaphore", options)
         kind = permits(1, check_count("limit", limit))
         return self._lock(Semaphore, kind, name, **options)
 
@@ -439,6 +440,7 @@ class Client:
 
         Does no I/O. Raises :class:`ConfigError` if an option is wrong or the template names what is no parameter.
         """
+        check_options("Client.locked", options)
         self._lock(Lock, MUTEX, "checks the options", **options)
         return Locked(lambda name: self._lock(Lock, MUTEX, name, **options), template)
 

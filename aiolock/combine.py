@@ -208,45 +208,45 @@ class LockAll:
     def _levels(self) -> list[Lease | None]:
         """What this task has already and may enter again; raises if it has one that it may not."""
         got: list[Lease | None] = []
-        for lock, bid, _ in self._parts:
-            level = lock._level()  # noqa: SLF001 - this and the lock are of one library
-            if level is None and lock._in_own_block():  # noqa: SLF001 - as above
-                release(got)
-                raise _OwnBlock(
-                    f"this task is inside its own block of {shorten(bid.name)} and would wait for itself for ever: "
-                    "leave it first, or take all the locks at once"
-                )
-            got.append(level)
+        try:
+            for lock, bid, _ in self._parts:
+                level = lock._level()  # noqa: SLF001 - this and the lock are of one library
+                got.append(level)
+                if level is None and lock._in_own_block():  # noqa: SLF001 - as above
+                    raise _OwnBlock(
+                        f"this task is inside its own block of {shorten(bid.name)} and would wait for itself for "
+                        "ever: leave it first, or take all the locks at once"
+                    )
+        except BaseException:
+            # A level that nobody knows of would keep its hold for as long as this task lives.
+            release(got)
+            raise
         return got
 
     async def _at_once(self, got: list[Lease | None], end: float | None) -> str | None:
         """Ask for all that is missing, without waiting; the first name that was not to be had.
 
-        ``got`` is completed up to that one: what comes after it is given back.
+        ``got`` is completed up to that one: what comes after it is given back. If it raises, all of it is.
         """
-        runtime = _inside(self._parts[0][0])[0]
-        runtime.guard()
-        loop = asyncio.get_running_loop()
         places = [place for place, lease in enumerate(got) if lease is None]
-        asking = {
-            place: loop.create_task(_once(self._parts[place]), name="aiolock-lock-all") for place in places
-        }
-        left = None if end is None else max(0.0, end - runtime.clock())
+        asking: dict[int, asyncio.Task[Lease | None]] = {}
         try:
-            # A single attempt is bounded by the command timeout, and that is what it may take with `timeout=0`.
-            await asyncio.wait(asking.values(), timeout=left or None)
+            runtime = _inside(self._parts[0][0])[0]
+            runtime.guard()
+            loop = asyncio.get_running_loop()
+            for place in places:
+                asking[place] = loop.create_task(_once(self._parts[place]), name="aiolock-lock-all")
+            left = None if end is None else max(0.0, end - runtime.clock())
+            if asking:
+                # A single attempt is bounded by the command timeout, and that is what it may take with `timeout=0`.
+                await asyncio.wait(asking.values(), timeout=left or None)
+            for task in asking.values():
+                if task.done() and (failed := task.exception()) is not None:
+                    raise failed
         except BaseException:
             _call_off(asking.values())
             release(got)
             raise
-        failed: BaseException | None = None
-        for task in asking.values():
-            if task.done():
-                failed = failed or task.exception()
-        if failed is not None:
-            _call_off(asking.values())
-            release(got)
-            raise failed
         for place, task in asking.items():
             if not task.done() or task.result() is None:
                 _call_off([asking[later] for later in places if later >= place])

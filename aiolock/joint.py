@@ -10,7 +10,7 @@ from aiolock.contract import Claim, Grant, Kind
 from aiolock.errors import LockLost, LossReason, UnsupportedKind, shorten
 from aiolock.lease import Home, Lease, Task
 from aiolock.options import OnLoss
-from aiolock.runtime import Runtime
+from aiolock.runtime import Runtime, State
 
 __all__ = ["JointLease"]
 
@@ -79,8 +79,22 @@ class JointLease(Lease):
                 await part.renew()
         self.check()
 
+    def check(self) -> None:
+        """Raise :class:`LockLost` if one of them is not certain, :class:`RuntimeError` if all of them were released."""
+        if self.open and not any(part.open or part.lost for part in self.parts):
+            raise RuntimeError(
+                f"every part of the lease of {shorten(self.name)} was released: acquire the locks again"
+            )
+        super().check()
+
     async def release(self, keep: float = 0) -> None:
         """Give all of them back; idempotent. Raises and cancels as :meth:`Lease.release` does."""
+        if self._released:
+            return
+        for part in self.parts:
+            runtime = part.home.runtime
+            if runtime.state is State.OPEN or runtime.forked:
+                runtime.guard()
         if keep != 0:
             for part in self.parts:
                 backend = part.home.runtime.backend
@@ -117,6 +131,12 @@ class JointLease(Lease):
         """End a block: release, or say what the loss means for it. What is returned is to be awaited."""
         return self._leave(task, error)
 
+    def abandon(self) -> None:
+        """Give the holds back without waiting, each with the help of its own client."""
+        for part in self.parts:
+            part.abandon()
+        super().abandon()
+
     def expire(self) -> None:
         """The term of a part is over, and the watchdog has not come to say so."""
         for part in self.parts:
@@ -150,8 +170,10 @@ class _Bundle:
 
     def leave(self, lease: Lease, keep: float = 0) -> Claim | None:  # noqa: ARG002 - there is one lease for a bundle
         """End the turns of all; what is left to release is one claim for whoever releases it."""
-        claims = [claim for part in self._parts if (claim := part.give_back(keep)) is not None]
-        return _Several(claims) if len(claims) > 1 else claims[0] if claims else None
+        claims = [
+            (part.home.runtime, claim) for part in self._parts if (claim := part.give_back(keep)) is not None
+        ]
+        return _Several(claims) if claims else None
 
     def weaken(self, lease: Lease) -> Home:
         """Never asked: a joint lease refuses it."""
@@ -159,13 +181,14 @@ class _Bundle:
 
 
 class _Several(Claim):
-    """Claims that are released together."""
+    """Claims that are released together, each by its own client: another one of them may be closed by now."""
 
     __slots__ = ("_claims",)
 
-    def __init__(self, claims: Sequence[Claim]) -> None:
-        super().__init__(max((claim.bid for claim in claims), key=lambda bid: bid.ttl))
-        self._claims = claims
+    def __init__(self, claims: Sequence[tuple[Runtime, Claim]]) -> None:
+        super().__init__(max((claim.bid for _, claim in claims), key=lambda bid: bid.ttl))
+        self._claims = dict.fromkeys(claims)
+        """Those that no client sees to yet."""
 
     async def attempt(self, wait: bool) -> Grant | None:  # noqa: ARG002 - they were asked for one by one
         """Never asked."""
@@ -175,10 +198,21 @@ class _Several(Claim):
         """Never waited for."""
 
     async def release(self, keep: float = 0) -> None:
-        """Release all of them at the same time; the first error, when all have been tried."""
-        results = await asyncio.gather(
-            *(claim.release(keep) for claim in self._claims), return_exceptions=True
-        )
+        """Release all of them at the same time; what a client cannot release now, it goes on trying."""
+        try:
+            results = await asyncio.gather(
+                *(self._one(runtime, claim, keep) for runtime, claim in self._claims), return_exceptions=True
+            )
+        except BaseException:
+            # Those whose turn had not come: a task that is cancelled before its first step never runs.
+            for runtime, claim in self._claims:
+                runtime.clean_up(claim, keep)
+            self._claims.clear()
+            raise
         for result in results:
             if isinstance(result, BaseException):
                 raise result
+
+    async def _one(self, runtime: Runtime, claim: Claim, keep: float) -> None:
+        del self._claims[runtime, claim]
+        await runtime.release(claim, keep)

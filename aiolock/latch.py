@@ -88,19 +88,21 @@ class Latch:
         if limit == 0:
             rest = await self.count()
             if rest:
-                raise WaitTimeout("latch", self._name, 0.0, f"{rest} of {self._count} are left to count down")
+                raise WaitTimeout("latch", self._name, 0.0, self._missing(rest))
             return
-        rest = self._count
+        seen: int | None = None
 
         def look(body: Body) -> bool | None:
-            nonlocal rest
-            rest = left(body, self._name, self._count)
-            return None if rest else True
+            nonlocal seen
+            seen = left(body, self._name, self._count)
+            return None if seen else True
 
         if await self._board().wait(look, limit) is LATE:
-            raise WaitTimeout(
-                "latch", self._name, limit or 0.0, f"{rest} of {self._count} are left to count down"
-            )
+            missing = "the server did not answer" if seen is None else self._missing(seen)
+            raise WaitTimeout("latch", self._name, limit or 0.0, missing)
+
+    def _missing(self, rest: int) -> str:
+        return f"{rest} of {self._count} are left to count down"
 
     async def _change(self, step: Step) -> int:
         answer: int = await self._board().change(step)

@@ -102,6 +102,7 @@ class Lease:
         "_arm_of_block",
         "_arms",
         "_before",
+        "_downgraded",
         "_entered",
         "_followers",
         "_home",
@@ -122,6 +123,7 @@ class Lease:
         self._on_loss: OnLoss = on_loss
         self._lost: LossReason | None = None
         self._released = False
+        self._downgraded = False
         self._entered: Task | None = None
         self._before = -1
         """How often the task that entered had been cancelled before, if the loss is to cancel it; else -1."""
@@ -252,9 +254,10 @@ class Lease:
 
         From the call on it counts as a read lease here. Readers who are next in line enter, and so may this task
         (``rwlock.read()`` inside the block is another level of it); tasks of this client that wait to write go on
-        waiting. The token stays. Cancelling it stops the waiting, not the downgrade.
+        waiting. The token stays. Cancelling it stops the waiting, not the downgrade; it can be called again, and returns
+        as soon as the server has done it.
 
-        Raises :class:`RuntimeError` if this is no write lease, :class:`LockLost` if the hold is gone, and
+        Raises :class:`RuntimeError` if this was never a write lease, :class:`LockLost` if the hold is gone, and
         :class:`BackendError` if it is not known whether the server heard it: then readers may have to wait on, and
         it can be called again.
         """
@@ -263,12 +266,15 @@ class Lease:
         self.check()
         term = self._term
         if term.claim.bid.kind.mode is not Mode.WRITE:
+            if self._downgraded:
+                return
             raise RuntimeError(
                 f"lease of {shorten(self.name)} is no write lease: only those of rwlock(…).write() can be downgraded"
             )
         if self.kind.mode is Mode.WRITE:
             inside = self._entered is not None and self._home.runtime.inside.get(self._block) is self
             self._home = self._home.weaken(self)
+            self._downgraded = True
             if inside:
                 # The block that it is under is one for reading now.
                 self.end_block()
@@ -584,7 +590,7 @@ class ReleaseRequest:
     """Whether the holder of a lease was asked to let go, and why. Comes from :attr:`Lease.release_requested`.
 
     False until then. ``await`` waits for it and returns the reason, or ``None`` if the lease ended before anybody
-    asked; cancelling that changes nothing.
+    asked; cancelling that changes nothing. In another loop or thread than the client's it raises :class:`RuntimeError`.
     """
 
     __slots__ = ("_lease", "_waiters", "reason")
@@ -600,6 +606,8 @@ class ReleaseRequest:
 
     def __await__(self) -> Generator[Any, None, str | None]:
         lease = self._lease()
+        if lease is not None and lease.open:
+            lease.home.runtime.guard()
         if self.reason is None and lease is not None and lease.open:
             watcher = lease.watch()
             self._waiters.add(watcher)

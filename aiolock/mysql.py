@@ -15,7 +15,7 @@ from importlib.resources import files
 from random import Random
 from typing import Any, TypeVar
 
-from aiolock.errors import ConfigError, LockError, shorten
+from aiolock.errors import ConfigError, DeadlockDetected, LockError, shorten
 
 __all__ = ["Conflict", "compare_and_set", "ddl", "fenced_update", "retry_on_conflict"]
 
@@ -111,9 +111,10 @@ async def fenced_update(
     async with connection.cursor() as cursor:
         if await cursor.execute(statement, (*values.values(), token, *key.values(), token)):
             return True
-        # The server counts rows that it changed: a write that says again what is there was accepted as well.
+        # The server counts rows that it changed: a write that says again what is there was accepted as well. A plain
+        # SELECT would answer from the snapshot of the transaction, in which our token may still be the highest.
         await cursor.execute(
-            f"SELECT 1 FROM {_table(table)} WHERE {where} AND {fence} = %s",  # noqa: S608 - names are checked
+            f"SELECT 1 FROM {_table(table)} WHERE {where} AND {fence} = %s FOR UPDATE",  # noqa: S608 - names are checked
             (*key.values(), token),
         )
         return await cursor.fetchone() is not None
@@ -129,7 +130,8 @@ async def retry_on_conflict(
 ) -> T:
     """Await ``work()`` until it ends without a conflict, at most ``attempts`` times; what it returned.
 
-    A conflict is :class:`Conflict`, or the server's word for one: a deadlock, a lock wait that took too long. Between
+    A conflict is :class:`Conflict`, or the server's word for one: a deadlock (also as :class:`DeadlockDetected`), a
+    lock wait that took too long. Between
     attempts it sleeps from half of ``pause`` to all of it (seconds), then twice that, up to ``longest``. The last conflict is
     raised. ``work`` should read and write in a transaction of its own, which it rolls back when it fails. Cancelling it
     cancels the work or the pause.
@@ -150,7 +152,9 @@ async def retry_on_conflict(
 
 def _is_conflict(error: Exception) -> bool:
     # By number, so that no driver has to be imported.
-    return isinstance(error, Conflict) or (bool(error.args) and error.args[0] in _RETRYABLE)
+    if isinstance(error, Conflict | DeadlockDetected):
+        return True
+    return bool(error.args) and type(error.args[0]) is int and error.args[0] in _RETRYABLE
 
 
 def _where(key: Mapping[str, Any]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Coroutine
 from typing import Any
 
@@ -11,15 +12,19 @@ from aiolock.lease import Home, Lease
 from aiolock.lock import Lock
 from aiolock.runtime import Runtime
 
-__all__ = ["Levels", "ReentrantLock", "at_once"]
+__all__ = ["Level", "Levels", "ReentrantLock", "at_once"]
 
 
 class Levels:
-    """One hold and how many leases of its task share it; the last one to leave gives it back."""
+    """One hold and how many leases of its task share it; the last one to leave gives it back.
+
+    It is the home of the first lease, which the hold hangs on. The others keep that one alive, and it is freed at once
+    when all of them have been dropped: nobody points in a circle.
+    """
 
     def __init__(self, first: Lease, home: Home, key: tuple[asyncio.Task[Any], str] | None) -> None:
         self.runtime: Runtime = home.runtime
-        self._first = first
+        self._first = weakref.ref(first)
         self._home = home
         self._key = key
         self._open = 1
@@ -35,9 +40,13 @@ class Levels:
 
     def again(self) -> Lease:
         """One more level; raises :class:`LockLost` if the hold is not certain any more."""
-        self._first.check_hold()
+        first = self._first()
+        assert first is not None  # noqa: S101 - whoever has these levels has a lease of them, and that keeps the first
+        first.check_hold()
+        level = first.level()
+        level.move(lambda _: Level(self, first))
         self._open += 1
-        return self._first.level()
+        return level
 
     def leave(self, lease: Lease, keep: float = 0) -> Claim | None:  # noqa: ARG002 - every level counts alike
         """Leave one level, and with the last one the hold."""
@@ -46,7 +55,35 @@ class Levels:
             return None
         if self._key is not None and self.runtime.levels.get(self._key) is self:
             del self.runtime.levels[self._key]
-        return self._home.leave(self._first, keep)
+        first = self._first()
+        assert first is not None  # noqa: S101 - the lease that leaves is the first, or keeps it
+        return self._home.leave(first, keep)
+
+
+class Level:
+    """The home of a further lease of a hold: the levels, and the first lease, which it keeps alive."""
+
+    def __init__(self, levels: Levels, first: Lease) -> None:
+        self.runtime: Runtime = levels.runtime
+        self.levels: Levels = levels
+        self._first = first
+
+    @property
+    def kind(self) -> Kind:
+        """What kind of hold it is."""
+        return self.levels.kind
+
+    def weaken(self, lease: Lease) -> Home:
+        """Levels of a write hold do not exist."""
+        return self.levels.weaken(lease)
+
+    def again(self) -> Lease:
+        """One more level; raises :class:`LockLost` if the hold is not certain any more."""
+        return self.levels.again()
+
+    def leave(self, lease: Lease, keep: float = 0) -> Claim | None:
+        """Leave this level, and with the last one the hold."""
+        return self.levels.leave(lease, keep)
 
 
 class ReentrantLock(Lock):

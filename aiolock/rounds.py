@@ -13,7 +13,19 @@ from typing import Any
 
 from aiolock.errors import ConfigError, shorten
 
-__all__ = ["Sightings", "arrive", "beat", "broken", "dead", "full", "leave", "outcome"]
+__all__ = [
+    "MISSED",
+    "PASSED",
+    "Sightings",
+    "arrive",
+    "beat",
+    "broken",
+    "complete",
+    "dead",
+    "full",
+    "leave",
+    "outcome",
+]
 
 Body = dict[str, Any]
 """``parties``, ``round`` (a number), ``inside`` (client → ``ids`` of its parties, ``beat``, ``ttl``, ``label``, ``here``),
@@ -23,6 +35,8 @@ ENDS = 32
 """How many broken rounds are remembered."""
 
 PASSED = ""
+MISSED = -1
+"""The round of a party that was not the last, and so did not come."""
 Sightings = dict[str, tuple[int, float]]
 """Which beat of a client was seen last, and when it was seen first, by one's own clock."""
 
@@ -81,6 +95,18 @@ def arrive(
     if full(body):
         mine["here"] = True
     return _called(body), (body["round"], before)
+
+
+def complete(
+    body: Body, name: str, parties: int, me: str, party: int, ttl: float, label: str
+) -> tuple[Body | None, tuple[int, int]]:
+    """As :func:`arrive`, for a party that comes only if it is the last; else the round is :data:`MISSED`."""
+    body = _opened(body, name, parties)
+    entry = body["inside"].get(me)
+    here = entry is not None and party in entry["ids"]
+    if not here and inside(body) != parties - 1:
+        return None, (MISSED, inside(body))
+    return arrive(body, name, parties, me, party, ttl, label)
 
 
 def beat(body: Body, me: str) -> tuple[Body | None, None]:

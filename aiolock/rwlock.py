@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypedDict, Unpack
 
 from aiolock.contract import READ, WRITE
@@ -10,9 +10,9 @@ from aiolock.errors import shorten
 from aiolock.lease import Lease
 from aiolock.lock import Lock, Task
 from aiolock.options import OnLoss
-from aiolock.reentrant import Levels, at_once
+from aiolock.reentrant import Level, Levels, at_once
 
-__all__ = ["LockOptions", "Make", "RWLock", "ReadLock", "WriteLock"]
+__all__ = ["LockOptions", "Make", "RWLock", "ReadLock", "WriteLock", "check_options"]
 
 
 class LockOptions(TypedDict, total=False):
@@ -24,6 +24,15 @@ class LockOptions(TypedDict, total=False):
     fair: bool
     max_hold: float | None
     label: str | None
+
+
+def check_options(method: str, options: Mapping[str, object]) -> None:
+    """Raise :class:`TypeError`, as Python does, if ``method`` was given an option that there is not."""
+    there = LockOptions.__annotations__
+    if unknown := [option for option in options if option not in there]:
+        raise TypeError(
+            f"{method}() got an unexpected keyword argument {unknown[0]!r}: it takes {', '.join(there)}"
+        )
 
 
 Make = Callable[..., Any]
@@ -59,6 +68,7 @@ class RWLock:
 
     def read(self, **options: Unpack[LockOptions]) -> ReadLock:
         """The lock that many may hold at once, as long as nobody writes; ``options`` are those of :meth:`Client.lock`."""
+        check_options("RWLock.read", options)
         lock: ReadLock = self._make(ReadLock, READ, self._name, **options)
         return lock
 
@@ -67,6 +77,7 @@ class RWLock:
 
         Its lease can be turned into one for reading: ``await lease.downgrade()``.
         """
+        check_options("RWLock.write", options)
         lock: WriteLock = self._make(WriteLock, WRITE, self._name, **options)
         return lock
 
@@ -134,7 +145,7 @@ class ReadLock(_Side):
         if outer is None:
             return None
         home = outer.home
-        if not isinstance(home, Levels):
+        if not isinstance(home, Levels | Level):
             home = outer.move(lambda inner: Levels(outer, inner, None))
         return home.again()
 

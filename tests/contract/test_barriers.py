@@ -167,3 +167,22 @@ async def test_wrong_numbers_are_refused(client, value):
         await client.barrier("x", 2).wait(timeout="soon")
     with pytest.raises(ConfigError, match=r"^ttl must be "):
         client.barrier("x", 2, ttl=0.01)
+
+
+async def test_with_no_time_a_party_arrives_only_if_it_is_the_last(client, rival):
+    with pytest.raises(WaitTimeout, match="barrier 'x' was not complete within 0 s: 0 of 3 were there"):
+        await client.barrier("x", 3).wait(timeout=0)
+    tasks = [asyncio.create_task(rival.barrier("x", 3).wait())]
+    await inside(client, 1, 3)
+    for who in (client, rival):
+        with pytest.raises(WaitTimeout, match="1 of 3 were there"):
+            await who.barrier("x", 3).wait(timeout=0)
+    # Whoever did not arrive breaks nothing.
+    tasks.append(asyncio.create_task(client.barrier("x", 3).wait()))
+    await inside(client, 2, 3)
+    assert not tasks[0].done()
+    assert await client.barrier("x", 3).wait(timeout=0) == 2
+    assert sorted(await ends(tasks)) == [0, 1]
+    assert await client.barrier("y", 1).wait(timeout=0) == 0
+    with pytest.raises(ConfigError, match="has 3 parties, not 4"):
+        await client.barrier("x", 4).wait(timeout=0)

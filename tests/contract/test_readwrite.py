@@ -268,8 +268,28 @@ async def test_only_a_write_lease_can_be_downgraded(client):
         await reading.downgrade()
     async with client.rwlock("x").write() as lease:
         await lease.downgrade()
-        with pytest.raises(RuntimeError, match="no write lease"):
-            await lease.downgrade()
+        # It is what was asked for, so asking again is no mistake.
+        await lease.downgrade()
+        token = lease.token
+    with pytest.raises(RuntimeError, match="released"):
+        await lease.downgrade()
+    assert lease.token == token
+    await nothing_remains(client)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 4])
+async def test_a_cancelled_downgrade_can_be_asked_for_again(client, rival, steps):
+    lease = await client.rwlock("x").write().acquire()
+    asking = asyncio.create_task(lease.downgrade())
+    await passes(steps)
+    asking.cancel()
+    await asyncio.wait([asking])
+    await until(lambda: lease.kind.mode == "read")
+    for _ in range(3):
+        await lease.downgrade()
+        await passes(5)
+    await (await rival.rwlock("x").read().acquire(timeout=PATIENCE)).release()
+    await lease.release()
     await nothing_remains(client)
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import warnings
 
 import pytest
 
-from aiolock import LockLost
-from tests.contract.staging import PATIENCE, gets_the_lock, nothing_remains, passes, verdict, waiting
+from aiolock import Lease, LockAll, LockLost, lock_all
+from tests.contract.staging import PATIENCE, gets_the_lock, nothing_remains, passes, until, verdict, waiting
 
 
 async def test_levels_share_one_hold_and_one_token(client, rival):
@@ -148,3 +150,59 @@ async def test_the_plain_lock_is_another_kind_of_object_but_the_same_lock(client
         assert await client.lock("x").try_acquire() is None
     async with client.lock("x"):
         assert await client.reentrant_lock("x").try_acquire() is None
+
+
+@pytest.fixture
+def no_collector():
+    """The collector of cycles does not run: what is freed is freed because nobody refers to it."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+async def take_two_levels(client, how: str) -> list[Lease | LockAll]:
+    lock = client.reentrant_lock("x")
+    if how == "as a part":
+        return [await lock_all(lock, client.lock("y")).acquire(), await lock.acquire()]
+    return [await lock.acquire(), await lock.acquire()]
+
+
+@pytest.mark.parametrize("order", [0, -1])
+@pytest.mark.parametrize("how", ["by itself", "as a part"])
+async def test_levels_that_were_dropped_are_given_back_without_the_collector(
+    client, rival, no_collector, how, order
+):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        leases = await asyncio.create_task(take_two_levels(client, how))
+        del leases[order]
+        await passes(5)
+        # One level is there still, and is as good as before.
+        assert leases[0].held
+        leases[0].check()
+        assert await rival.lock("x").try_acquire() is None
+        leases.clear()
+        await until(lambda: client.stats()["held"] == 0)
+        await gets_the_lock(rival, "x")
+        await gets_the_lock(rival, "y")
+    assert {warning.category for warning in caught} == {ResourceWarning}
+
+
+async def test_read_levels_that_were_dropped_are_given_back_without_the_collector(
+    deployment, client, no_collector
+):
+    if "read-write" not in deployment.kinds:
+        return
+    lock = client.rwlock("x").read()
+
+    async def take() -> list[Lease]:
+        async with lock:
+            return [await lock.acquire()]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        leases = await asyncio.create_task(take())
+        assert leases[0].held
+        leases.clear()
+        await until(lambda: client.stats()["held"] == 0)

@@ -105,3 +105,32 @@ async def test_every_level_of_a_hold_is_asked(client, rival):
 async def test_reasons_that_nobody_can_read_are_refused(client, reason):
     with pytest.raises(ConfigError, match=r"^reason must be "):
         await client.lock("x").request_release(reason)
+
+
+async def test_what_is_kept_for_nobody_has_nobody_to_ask(deployment, client, rival):
+    if "keep" not in deployment.promises:
+        return
+    kinds = [lambda who: who.lock("x")]
+    if "read-write" in deployment.kinds:
+        kinds += [lambda who: who.rwlock("x").write(), lambda who: who.rwlock("y").read()]
+    if "semaphore" in deployment.kinds:
+        kinds.append(lambda who: who.semaphore("x", 2))
+    for make in kinds:
+        lease = await make(client).acquire()
+        assert await make(rival).request_release("now")
+        await lease.release(keep=deployment.seconds(2))
+        assert len((await make(rival).inspect()).holders) == 1
+        assert not await make(rival).request_release("now")
+        assert await make(rival).force_release()
+
+
+async def test_another_thread_is_refused_at_once(client):
+    lease = await client.lock("x").acquire()
+
+    def elsewhere() -> str:
+        with pytest.raises(RuntimeError) as caught:
+            asyncio.run(wait(lease))
+        return str(caught.value)
+
+    assert "belongs to another event loop or thread" in await asyncio.to_thread(elsewhere)
+    await lease.release()

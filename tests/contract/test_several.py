@@ -319,3 +319,54 @@ async def test_what_is_no_lock_is_refused(client):
         lock_all(client.lock("a"), on_loss="ignore")
     await until(lambda: client.stats()["held"] == 0)
     await waiting(client, 0)
+
+
+async def test_a_level_of_one_part_is_given_back_if_another_part_is_lost(client):
+    first, second = client.reentrant_lock("a"), client.reentrant_lock("b")
+    both = lock_all(first, second)
+    async with first:
+        lost = await second.acquire()
+        verdict(lost)
+        for ask in (both.acquire, both.try_acquire):
+            with pytest.raises(LockLost, match="'b'"):
+                await ask()
+        await lost.release()
+    await all_free(client, "a", "b")
+
+
+async def test_a_task_that_has_all_of_them_may_ask_for_all_of_them(client, rival):
+    both = lock_all(client.reentrant_lock("a"), client.reentrant_lock("b"))
+    async with both as outer:
+        for again in (await both.try_acquire(), await both.acquire(timeout=0)):
+            assert again is not None
+            assert [part.token for part in again.parts] == [part.token for part in outer.parts]
+            await again.release()
+        assert outer.held
+        assert [await rival.lock(name).try_acquire() for name in "ab"] == [None, None]
+    await all_free(client, "a", "b")
+
+
+@pytest.mark.parametrize("on_loss", ["cancel", "signal"])
+async def test_closing_the_first_client_releases_what_the_others_hold(deployment, client, on_loss):
+    other = await deployment.connect(label="other").open()
+    with pytest.raises(LockLost, match="closed"):
+        # The ttl is longer than anybody here waits.
+        async with lock_all(other.lock("a"), client.lock("b", ttl=10 * PATIENCE), on_loss=on_loss):
+            await other.aclose()
+            await passes(3)
+    await all_free(client, "a", "b")
+
+
+async def test_a_lease_whose_parts_were_all_given_back_was_released(client):
+    lease = await lock_all(client.lock("a"), client.lock("b")).acquire()
+    for part in lease.parts:
+        lease.check()
+        await part.release()
+    assert not lease.held
+    assert not lease.lost
+    with pytest.raises(RuntimeError, match="every part of the lease of 'a, b' was released"):
+        lease.check()
+    await lease.release()
+    with pytest.raises(RuntimeError, match="was released"):
+        lease.check()
+    await all_free(client, "a", "b")

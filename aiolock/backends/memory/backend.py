@@ -51,7 +51,7 @@ class MemoryBackend(Backend):
     """
 
     name = "memory"
-    capabilities = frozenset({"exclusion", "fencing", "fifo", "keep", "push"})
+    capabilities = frozenset({"exclusion", "fencing", "fifo", "keep", "no-eviction", "push"})
 
     def __init__(
         self,

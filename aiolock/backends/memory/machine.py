@@ -58,6 +58,8 @@ class Hold:
     confirmed: bool = True
     asked: str | None = None
     """Why it was asked to let go, if it was."""
+    kept: bool = False
+    """Released, and taken for a while all the same, by nobody."""
 
 
 @dataclass(slots=True)
@@ -199,7 +201,7 @@ class Machine:
         hold = lock.holds.get(request.id)
         if hold is not None:
             if keep:
-                hold.deadline = now + keep
+                hold.deadline, hold.kept = now + keep, True
                 lock.holds[f"{request.id} kept"] = lock.holds.pop(request.id)
             else:
                 del lock.holds[request.id]
@@ -225,13 +227,14 @@ class Machine:
         return taken
 
     def request(self, key: Key, reason: str, now: float) -> bool:
-        """Ask whoever is inside to let go; whether anybody is."""
+        """Ask whoever is inside to let go; whether anybody is. What is kept for nobody has nobody to ask."""
         lock = self._at(key, now)
-        for owner, hold in lock.holds.items():
+        asked = {owner: hold for owner, hold in lock.holds.items() if not hold.kept}
+        for owner, hold in asked.items():
             hold.asked = reason
             self.outbox.append(Message(owner, "requested", now, text=reason))
         self._prune(key)
-        return bool(lock.holds)
+        return bool(asked)
 
     def set_limit(self, key: Key, limit: int, now: float) -> None:
         """Give a semaphore another number of permits, and serve whoever they let in."""

@@ -34,6 +34,11 @@ class Address:
         """Whether connections stay on this machine."""
         return bool(self._kwargs["unix_socket"]) or self._kwargs["host"] in ("127.0.0.1", "::1", "localhost")
 
+    @property
+    def database(self) -> str:
+        """The database in which the tables are."""
+        return str(self._kwargs["db"])
+
     async def connect(self, ended: Callable[[], None]) -> Driver:
         """A connection that is logged in; raises what the driver raises, and leaves nothing behind if it does."""
         driver = Driver(**self._kwargs, charset="utf8mb4", autocommit=True, program_name="aiolock")

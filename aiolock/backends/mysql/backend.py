@@ -6,7 +6,7 @@ import asyncio
 import math
 import re
 import secrets
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from random import Random
 from typing import Any, TypeVar
 
@@ -59,6 +59,8 @@ T = TypeVar("T")
 
 MODES: dict[str, type[LeaseMode | HoldingMode]] = {"lease": LeaseMode, "session": SessionMode, "row": RowMode}
 TABLE = re.compile(r"[A-Za-z0-9_]{1,48}")
+UNDONE = (0.001, 0.01)
+"""Seconds before a statement is sent again that the server undid in favour of another."""
 ALONE = 0.005
 """For how many seconds after a grant it is taken that nobody else waits."""
 MOST = 16
@@ -111,13 +113,15 @@ class MySQLBackend(Backend):
         chosen = _one_of("mode", given.get("mode", "lease"), tuple(MODES))
         if not isinstance(name := given.get("table", "aiolock"), str) or not TABLE.fullmatch(name):
             raise ConfigError(f"table must be 1 to 48 characters of A-Z a-z 0-9 _, not {shorten(name)}")
-        self.statements = Statements(name)
+        self.statements = Statements(name, address.database)
         self.client = secrets.token_hex(16)
         """How other clients of the server find this one."""
         self.across = False
         """Whether the server is one of several that take locks, and user locks are each node's own."""
         self.galera = False
         """Whether a read must be told to wait for what other nodes have committed."""
+        self.rolls_back = False
+        """Whether the server ends a whole transaction when one of its statements has waited for too long."""
         self.mode = MODES[chosen](self)
         self.notices = Notices()
         self.random = Random()
@@ -129,21 +133,22 @@ class MySQLBackend(Backend):
     # --- opening and closing
 
     def bind(self, settings: Settings) -> None:
-        """Prepare what every session begins with."""
+        """Take over what the client decides."""
         super().bind(settings)
         # The server counts whole seconds.
         self.silence = max(1, math.ceil(settings.ttl))
-        self._setup = self.statements(
+
+    def _session(self, ended: Callable[[Session], None], silence: int) -> Session:
+        silence = silence or self.silence
+        setup = self.statements(
             "setup",
             presence=quote(Sharing.presence(self.client)),
-            wait_timeout=self.silence,
-            patience=max(1, math.ceil(settings.command_timeout)),
+            wait_timeout=silence,
+            patience=max(1, math.ceil(self.settings.command_timeout)),
         )
-
-    def _session(self, ended: Any) -> Session:
         patience = self.settings.ttl if self.mode.name != "lease" else 0.0
-        session = Session(self._address, self._setup, self.settings.clock, ended, patience)
-        session.silence = self.silence
+        session = Session(self._address, setup, self.settings.clock, ended, patience)
+        session.silence = silence
         return session
 
     def _check(self, answers: list[Result]) -> None:
@@ -151,6 +156,7 @@ class MySQLBackend(Backend):
         refuse(facts, self.mode.name, self._address.text)
         self.across = cluster(facts) != ""
         self.galera = cluster(facts) == GALERA
+        self.rolls_back = facts.get("innodb_rollback_on_timeout", "OFF").upper() in {"ON", "1"}
         self.capabilities = promises(facts, self.mode.name)
 
     async def open(self) -> None:
@@ -199,11 +205,14 @@ class MySQLBackend(Backend):
     async def purge(self, idle: float) -> int:
         """Delete the rows of this namespace whose locks nobody has held for ``idle`` seconds; how many there were.
 
+        In the lease mode; rows of the row mode do not say when they were used, and stay.
         Locks that come back continue with greater tokens, as long as the server's clock is not set back by more than
         ``idle`` seconds; at least an hour.
         """
         if not idle >= 3600:
             raise ConfigError(f"idle must be at least 3600 seconds, not {shorten(idle)}")
+        if self.mode.name != "lease":
+            raise self._unsupported("purge")
         packet = self.statements(
             "purge", namespace=quote(self.settings.namespace), idle=round(idle * 1_000_000)
         )
@@ -244,6 +253,9 @@ class MySQLBackend(Backend):
         try:
             async with asyncio.timeout(limit):
                 return await work
+        except DeadlockDetected as error:
+            # Of statements of ours that the server undid; no holder waits for another in these.
+            raise self._contended() from error
         except TimeoutError as error:
             raise BackendUnavailable(f"{self._address.text}: no answer within {limit:g} s") from error
 
@@ -257,20 +269,38 @@ class MySQLBackend(Backend):
         """
         timeout = self.settings.command_timeout
         if session is not None:
-            return await session.run(packet, timeout)
+            return await self.undisturbed(session, packet)
         session = await self.sessions.main()
         sent = self.settings.clock()
         try:
-            return await session.run(packet, timeout, atomic=atomic)
-        except DeadlockDetected:
-            # Of a cluster's nodes, or of the server's own making: nothing was done.
-            return await session.run(packet, timeout, atomic=atomic)
+            return await self.undisturbed(session, packet, atomic=atomic)
         except BackendUnavailable:
             left = timeout - (self.settings.clock() - sent)
             if not repeat or session.alive or left <= 0:
                 raise
         session = await self.sessions.main()
-        return await session.run(packet, left, atomic=atomic)
+        return await self.undisturbed(session, packet, left, atomic=atomic)
+
+    async def undisturbed(
+        self, session: Session, packet: str, timeout: float | None = None, *, atomic: bool = False
+    ) -> list[Result]:
+        """Have a packet carried out, again and again within the (command) timeout if the server undoes it.
+
+        That is how two statements about one row end on two nodes of a cluster, and sometimes on one server: one of them
+        has done nothing. Whatever stands before it in the packet must bear to be repeated.
+        """
+        timeout = self.settings.command_timeout if timeout is None else timeout
+        give_up = self.settings.clock() + timeout
+        while True:
+            try:
+                return await session.run(packet, timeout, atomic=atomic)
+            except DeadlockDetected as error:
+                if self.settings.clock() >= give_up:
+                    raise self._contended() from error
+            await self.pause(UNDONE)
+
+    def _contended(self) -> BackendUnavailable:
+        return BackendUnavailable(f"{self._address.text}: too many statements about the same rows at once")
 
     def granted(self, claim: Claim, token: int, count: int, sent: float) -> Grant:
         """The grant of a hold that the server has had for a full ttl since ``sent`` or later.

@@ -22,12 +22,25 @@ __all__ = ["Session"]
 
 
 class _Command:
-    __slots__ = ("answer", "atomic", "blocks", "packet")
+    __slots__ = ("again", "answer", "atomic", "blocks", "packet", "silence", "then")
 
     def __init__(
-        self, packet: str, answer: asyncio.Future[list[Result]], *, blocks: bool = False, atomic: bool = False
+        self,
+        packet: str,
+        answer: asyncio.Future[list[Result]],
+        *,
+        blocks: bool = False,
+        atomic: bool = False,
+        silence: int = 0,
+        then: Callable[[], None] | None = None,
     ) -> None:
         self.packet = packet
+        self.silence = silence
+        """After how many seconds without a word the server is to end the session from then on; 0: as it is."""
+        self.then = then
+        """What is called when it is done; a command with this is sent even if nobody waits for it any more."""
+        self.again = False
+        """Whether it was sent before, and refused."""
         self.blocks = blocks
         """Whether it waits for others, as it should: nobody waits for its end when the session is closed."""
         self.atomic = atomic
@@ -61,7 +74,7 @@ class Session:
         self.locks: dict[str, Any] = {}
         """The user locks of this session, or those that it may have, and for whom."""
         self.silence = 0
-        """After how many seconds without a word the server ends it."""
+        """After how many seconds without a word the server ends it, as far as it has answered; 0: not known."""
         self.contended = False
         """Whether it may block, and counts as one in line."""
         self.used = 0.0
@@ -104,19 +117,31 @@ class Session:
         return answers
 
     async def run(
-        self, packet: str, timeout: float | None, *, blocks: bool = False, atomic: bool = False
+        self,
+        packet: str,
+        timeout: float | None,
+        *,
+        blocks: bool = False,
+        atomic: bool = False,
+        silence: int = 0,
+        then: Callable[[], None] | None = None,
     ) -> list[Result]:
         """Send a packet after those that came before, and wait for its answers, at most ``timeout`` seconds.
 
-        ``atomic`` says that it is a transaction, which is rolled back if one of its statements fails.
+        ``atomic`` says that it is a transaction, which is rolled back if one of its statements fails. ``silence`` is
+        the ``wait_timeout`` that the session has from then on; if it must be set, its answer comes first. ``then`` is
+        called when the packet is done: such a one gives something back, so it is carried out for as long as the session
+        lives, whatever becomes of the caller; if the server refuses it twice, the session ends.
 
         Cancelling it stops the waiting; the command is carried out if it was sent. When the time is over nobody knows
-        whether it was, and the session ends.
+        whether it was, and the session ends; one that has locks only after as long as they may be silent.
         """
         if not self.alive:
             raise BackendUnavailable(f"{self._address.text}: the connection is closed")
         loop = asyncio.get_running_loop()
-        command = _Command(packet, loop.create_future(), blocks=blocks, atomic=atomic)
+        command = _Command(
+            packet, loop.create_future(), blocks=blocks, atomic=atomic, silence=silence, then=then
+        )
         self._take(command)
         timer = None if timeout is None else loop.call_later(timeout, self._late, command, timeout)
         try:
@@ -152,13 +177,28 @@ class Session:
     async def _serve(self, driver: Driver) -> None:
         while self._commands and not self._over:
             command = self._commands.popleft()
-            if command.answer.done():
+            if command.answer.done() and command.then is None:
                 # Nobody waits for it any more, and it was not sent.
                 continue
             self._current = command
+            packet = command.packet
+            if change := command.silence not in (0, self.silence):
+                packet = f"SET SESSION wait_timeout={command.silence}; {packet}"
+            if command.answer.done():
+                # Its caller's timer is over.
+                asyncio.get_running_loop().call_later(self.silence or self._patience, self._given_up, command)
             try:
-                answers = await driver.execute(command.packet)
+                answers = await driver.execute(packet)
             except Exception as error:  # noqa: BLE001 - whatever the driver raises, the caller hears of it
+                if change:
+                    self.silence = 0
+                if command.then is not None and not deadly(error):
+                    if not command.again:
+                        command.again = True
+                        self._commands.appendleft(command)
+                        self._current = None
+                        continue
+                    self.abort()
                 if not command.answer.done():
                     translated = translate(error, self._address.text)
                     translated.__cause__ = error
@@ -167,6 +207,10 @@ class Session:
                     self.abort()
             else:
                 self.used = self._clock()
+                if change:
+                    self.silence = command.silence
+                if command.then is not None:
+                    command.then()
                 if not command.answer.done():
                     command.answer.set_result(answers)
             self._current = None
@@ -182,7 +226,7 @@ class Session:
             return
         if self.locks and self._patience:
             # With the session its locks would go; until their terms end the answer may still come.
-            asyncio.get_running_loop().call_later(self._patience, self._given_up, command)
+            asyncio.get_running_loop().call_later(self.silence or self._patience, self._given_up, command)
         else:
             self.abort()
 

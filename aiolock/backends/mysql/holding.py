@@ -68,15 +68,25 @@ class HoldingClaim(TurnClaim):
     async def _in_turn(self, place: Place, session: Session) -> Grant | None:
         backend = self._backend
         # How old the grant is nobody knows; an answer of the session that has it is evidence.
-        packet = self._holding.silence(session, self.bid.ttl) + backend.statements("confirm")
         sent = backend.settings.clock()
-        answers = await session.run(packet, backend.settings.command_timeout)
+        answers = await session.run(self._confirm(), backend.settings.command_timeout)
         if self._place is not place:
+            return None
+        if not self._confirmed(answers):
+            await self._leave_place()
             return None
         self._place = None
         self._asked = place.hand_over()
         session.locks[self.lock] = self
         return self._held(session, answers, sent)
+
+    def _confirm(self) -> str:
+        """What to ask the session that has the turn; the last answer is the time."""
+        return self._backend.statements("confirm")
+
+    def _confirmed(self, answers: list[Result]) -> bool:  # noqa: ARG002 - the turn was the lock
+        """Whether its answers say that there is a lock."""
+        return True
 
     def _held(self, session: Session, answers: list[Result], sent: float) -> Grant | None:
         """The grant whose time is the last of the answers."""
@@ -97,9 +107,26 @@ class HoldingClaim(TurnClaim):
         self._asked = self.session = None
         await self._leave_place()
 
-    @abstractmethod
     async def _give_back(self, session: Session) -> None:
-        """Have the session let go of the lock; it may be used for others then."""
+        """Have the session let go of the lock; it may be used for others then.
+
+        Once asked for, it is done for as long as the session lives, whatever becomes of the caller.
+        """
+        await session.run(
+            self._put_back(), self._backend.settings.command_timeout, then=lambda: self._given_back(session)
+        )
+
+    @abstractmethod
+    def _put_back(self) -> str:
+        """The packet for that."""
+
+    def _given_back(self, session: Session) -> None:
+        if self._asked is session:
+            self._asked = self.session = None
+        if session.locks.get(self.lock) is self:
+            del session.locks[self.lock]
+            if session.contended:
+                self._backend.sessions.give(session)
 
 
 class HoldingMode(ABC):
@@ -120,13 +147,15 @@ class HoldingMode(ABC):
             if isinstance(claim, HoldingClaim) and claim.session is session:
                 self.backend.notices.put(Notice(News.LOST, claim, "session"))
 
-    def silence(self, session: Session, ttl: float) -> str:
-        """What makes the server wait for a session at least as long as a hold on it may be silent."""
-        longest = max(math.ceil(ttl), self.backend.silence)
-        if session.silence >= longest:
-            return ""
-        session.silence = longest
-        return f"SET SESSION wait_timeout={longest}; "
+    @staticmethod
+    def silence(ttl: float) -> int:
+        """After how many seconds without a word the server is to end a session with a hold of that ttl; it counts whole
+        seconds.
+
+        Not earlier, because the hold is believed in for so long; not later, because a stopped holder is succeeded then.
+        So all holds of a session have the same.
+        """
+        return max(1, math.ceil(ttl))
 
     def grant(self, claim: Claim, microseconds: int, sent: float) -> Grant:
         """The grant that a session's answer to a question sent at ``sent`` proves."""

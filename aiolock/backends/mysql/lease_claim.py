@@ -102,7 +102,9 @@ class LeaseClaim(TurnClaim):
             self._turn = session
         # A user lock that a session has can be had by it again: another claim of ours must not count as us.
         grant, passed = await self._enter(
-            session, f"GET_LOCK({quote(self.turnstile)}, 0)" if mine else "0", put_back=True
+            session,
+            self._backend.statements("turn", turnstile=quote(self.turnstile)) if mine else "0",
+            put_back=True,
         )
         if mine and not (grant is not None and passed):
             session.locks.pop(self.turnstile, None)
@@ -141,7 +143,7 @@ class LeaseClaim(TurnClaim):
             put_back=int(put_back),
         )
         sent = backend.settings.clock()
-        answers = await session.run(packet, backend.settings.command_timeout)
+        answers = await backend.undisturbed(session, packet)
         token, remaining, passed, _ = answers[-1].rows[0]
         self._look = remaining / 1_000_000
         if not token:

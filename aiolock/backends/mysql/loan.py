@@ -14,7 +14,7 @@ from aiolock.backends.mysql.failures import INTERRUPTED, NOT_NOW, code, translat
 from aiolock.backends.mysql.place import GIVE_UP, KILL_AGAIN
 from aiolock.backends.mysql.statements import quote
 from aiolock.contract import Bid, Loan
-from aiolock.errors import BackendUnavailable, ConfigError, LockError, shorten
+from aiolock.errors import BackendUnavailable, ConfigError, LockError, UnsafeBackend, shorten
 
 if TYPE_CHECKING:
     from aiolock.backends.mysql.row_claim import RowMode
@@ -42,8 +42,14 @@ class RowLoan(Loan):
     async def take(self, timeout: float | None) -> bool:
         """Lock the row in the transaction."""
         backend = self._mode.backend
+        if backend.rolls_back:
+            raise UnsafeBackend(
+                f"{backend.address}: innodb_rollback_on_timeout is on, so the server ends your whole transaction when a "
+                "lock is not to be had: switch it off, or lock before you begin the transaction, without connection="
+            )
         start = backend.settings.clock()
-        await backend.within(self._mode.make_row(self._bid, self._key))
+        # Asked each time: FOR UPDATE on a missing row may lock its place, and then nobody can make it.
+        await backend.within(self._mode.make_row(self._bid, self._key, sure=True))
         statement = (
             backend.statements("row_free", id=quote(self._key))
             if timeout == 0
@@ -63,13 +69,20 @@ class RowLoan(Loan):
                     # By a task of the client, because we may be on our way out.
                     await asyncio.shield(backend.sessions.spawn(self._end(work), "aiolock-mysql-loan-end"))
             try:
-                work.result()
-                break
+                if work.result():
+                    break
+                # Somebody deleted the row just now.
+                self._mode.forget(self._key)
+                await backend.within(self._mode.make_row(self._bid, self._key))
             except asyncio.CancelledError:
+                if not work.cancelled():
+                    raise
                 raise BackendUnavailable(
                     f"{backend.address}: the wait could not be ended, so your connection was closed; let it have the "
                     "account that the client has"
                 ) from None
+            except LockError:
+                raise
             except Exception as error:
                 number = code(error)
                 if number not in NOT_NOW | INTERRUPTED:
@@ -84,14 +97,17 @@ class RowLoan(Loan):
             )
         return True
 
-    async def _execute(self, statement: str) -> None:
+    async def _execute(self, statement: str) -> bool:
+        """Whether there was a row to lock."""
         async with self._connection.cursor() as cursor:
             await cursor.execute(statement)
+            found = await cursor.fetchone() is not None
             # The answer to this one says whether there is a transaction. In a packet of its own: when KILL QUERY
             # comes between two statements of one packet, the server sends no answer for the second.
             await cursor.execute("DO 0")
+        return found
 
-    async def _end(self, work: asyncio.Task[None]) -> None:
+    async def _end(self, work: asyncio.Task[bool]) -> None:
         backend = self._mode.backend
         loop = asyncio.get_running_loop()
         give_up = loop.time() + GIVE_UP

@@ -48,6 +48,7 @@ class Place:
         timeout: float,
         limit: float | None = None,
         prelude: str = "",
+        silence: int = 0,
     ) -> None:
         self._sessions = sessions
         self._key = key
@@ -58,6 +59,8 @@ class Place:
         self._prelude = prelude
         """What is sent before the statement, each time; in a packet of its own, because when KILL QUERY comes between two
         statements of one packet, the server sends no answer for the second."""
+        self._silence = silence
+        """After how many seconds the server is to end a session that has its turn and says nothing; 0: as it is."""
         self._limit = limit
         """After how many seconds the statement must have ended by itself, if it does."""
         self.leaving: asyncio.Task[None] | None = None
@@ -87,8 +90,8 @@ class Place:
 
     async def _turn(self, session: Session) -> bool:
         try:
-            if self._prelude:
-                await session.run(self._prelude, self._timeout)
+            if self._prelude or self._silence not in (0, session.silence):
+                await session.run(self._prelude or "DO 0", self._timeout, silence=self._silence)
             return self._came(await session.run(self._statement, self._limit, blocks=True))
         except BackendError as error:
             if session.alive and code(error.__cause__) in INTERRUPTED | NOT_NOW:

@@ -45,7 +45,7 @@ def cluster(facts: Mapping[str, str]) -> str:
 
 def promises(facts: Mapping[str, str], mode: str) -> frozenset[str]:
     """What this deployment promises, in the words of ``require=``."""
-    words = {"exclusion", "push"}
+    words = {"exclusion", "no-eviction", "push"}
     if mode != "row" or "MariaDB" in facts.get("version", ""):
         # MySQL 8 prefers the transaction that blocks most others.
         words.add("fifo")

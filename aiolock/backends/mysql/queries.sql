@@ -9,8 +9,12 @@ SET SESSION wait_timeout={wait_timeout}, lock_wait_timeout={patience}, innodb_lo
   time_zone='+00:00', sql_mode='STRICT_TRANS_TABLES,NO_ENGINE_SUBSTITUTION';
 SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED;
 SHOW GLOBAL VARIABLES WHERE Variable_name IN ('read_only', 'super_read_only', 'innodb_read_only', 'wsrep_on',
-  'group_replication_single_primary_mode', 'innodb_flush_log_at_trx_commit', 'version');
+  'group_replication_single_primary_mode', 'innodb_flush_log_at_trx_commit', 'innodb_rollback_on_timeout', 'version');
 SELECT CONNECTION_ID()
+
+-- name: turn
+-- Not twice: a user lock is given back as often as it was got.
+IF(IFNULL(IS_USED_LOCK({turnstile}), 0) = CONNECTION_ID(), 1, GET_LOCK({turnstile}, 0))
 
 -- name: enter
 -- Take the turnstile without waiting, and the row: with the turnstile if it is free, without it only if it has been
@@ -128,7 +132,8 @@ INSERT IGNORE INTO {table} (id, namespace, family, name, label, token, since, ex
 VALUES ({id}, {namespace}, {family}, {name}, '', 0, UTC_TIMESTAMP(6), '9999-12-31')
 
 -- name: lock_row
-SELECT id FROM {table} WHERE id = {id} FOR UPDATE /*{who}*/
+-- With the database, because it is also sent on connections whose database is another one.
+SELECT id FROM {whole} WHERE id = {id} FOR UPDATE /*{who}*/
 
 -- name: wait_row
 -- A waiter whose client is gone without a word stays until this time is over; one that is well lines up again.
@@ -137,8 +142,13 @@ START TRANSACTION
 
 -- name: try_row
 START TRANSACTION;
-SELECT id FROM {table} WHERE id = {id} FOR UPDATE NOWAIT;
+SELECT id FROM {whole} WHERE id = {id} FOR UPDATE NOWAIT;
+SELECT TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))
+
+-- name: confirm_row
+-- In the transaction that has the row, if there was one.
+SELECT id FROM {whole} WHERE id = {id} FOR UPDATE NOWAIT;
 SELECT TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))
 
 -- name: row_free
-SELECT id FROM {table} WHERE id = {id} FOR UPDATE NOWAIT
+SELECT id FROM {whole} WHERE id = {id} FOR UPDATE NOWAIT

@@ -1,7 +1,8 @@
 """The row mode: the lock is a row lock, SELECT … FOR UPDATE in an open transaction; one connection for each hold.
 
 The row is made beforehand, in a transaction of its own, and is never deleted: on a missing row FOR UPDATE excludes
-nobody, and making it inside is a machine for deadlocks. Releasing is ROLLBACK; nothing was written.
+nobody, and making it inside is a machine for deadlocks. If somebody deleted it all the same, that is seen by what FOR
+UPDATE found. Releasing is ROLLBACK; nothing was written.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from aiolock.backends.mysql.connection import Session
+from aiolock.backends.mysql.driver import Result
 from aiolock.backends.mysql.failures import NOT_NOW, code
 from aiolock.backends.mysql.holding import HoldingClaim, HoldingMode
 from aiolock.backends.mysql.looking import waiters
@@ -41,12 +43,12 @@ class RowMode(HoldingMode):
         """A new claim."""
         return RowClaim(self, bid)
 
-    async def make_row(self, bid: Bid, key: str) -> None:
-        """See that the row is there; asked once for each name."""
-        if key in self._known:
+    async def make_row(self, bid: Bid, key: str, *, sure: bool = False) -> None:
+        """See that the row is there; asked once for each name, or if it is to be ``sure``."""
+        if key in self._known and not sure:
             return
         ask, statements = self.backend.ask, self.backend.statements
-        if not (await ask(statements("row_exists", id=quote(key))))[0].rows[0][0]:
+        if not await self._exists(key):
             words = {
                 "namespace": quote(self.backend.settings.namespace),
                 "family": quote(bid.kind.family.value),
@@ -56,9 +58,17 @@ class RowMode(HoldingMode):
                 await ask(statements("make_row", id=quote(key), **words))
             except BackendUnavailable as error:
                 # Somebody else made it in the meantime, and has it locked.
-                if code(error.__cause__) not in NOT_NOW:
+                if code(error.__cause__) not in NOT_NOW or not await self._exists(key):
                     raise
         self._known.add(key)
+
+    async def _exists(self, key: str) -> bool:
+        answers = await self.backend.ask(self.backend.statements("row_exists", id=quote(key)))
+        return bool(answers[0].rows[0][0])
+
+    def forget(self, key: str) -> None:
+        """The row has gone."""
+        self._known.discard(key)
 
     def line(self, key: str, who: str) -> str:
         """The statement that blocks, as the server lists it."""
@@ -119,13 +129,22 @@ class RowClaim(HoldingClaim):
 
     async def _directly(self, *, wait: bool) -> Grant | None:
         """On a session that is nobody else's: each hold needs one."""
-        await self._mode.make_row(self.bid, self.lock)
-        await left(self._backend.sessions.holder(self.lock))
-        session = self._asked
-        if session is None or not session.alive:
-            session = await self._backend.sessions.take()
-        if session is not None:
-            return await self._try_on(session)
+        sessions = self._backend.sessions
+        await left(sessions.holder(self.lock))
+        session: Session | None = None
+        # Those that were idle may have been ended by the server in the meantime.
+        for last in (*(False for _ in range(sessions.idle + 1)), True):
+            await self._mode.make_row(self.bid, self.lock)
+            session = self._asked
+            if session is None or not session.alive:
+                session = await sessions.take()
+            if session is None:
+                break
+            try:
+                return await self._try_on(session)
+            except BackendUnavailable:
+                if session.alive or last:
+                    raise
         if wait:
             return None
         raise BackendUnavailable(
@@ -137,18 +156,41 @@ class RowClaim(HoldingClaim):
         backend = self._backend
         self._asked = session
         session.locks[self.lock] = self
-        packet = self._mode.silence(session, self.bid.ttl) + backend.statements(
-            "try_row", id=quote(self.lock)
-        )
-        sent = backend.settings.clock()
+        packet = backend.statements("try_row", id=quote(self.lock))
+        silence = self._mode.silence(self.bid.ttl)
         try:
-            answers = await session.run(packet, backend.settings.command_timeout)
+            for _ in range(2):
+                sent = backend.settings.clock()
+                answers = await session.run(packet, backend.settings.command_timeout, silence=silence)
+                if self._confirmed(answers):
+                    return self._held(session, answers, sent)
+                await self._mode.make_row(self.bid, self.lock)
         except BackendUnavailable as error:
             if not session.alive or code(error.__cause__) not in NOT_NOW:
                 raise
-            await self._give_back(session)
-            return None
-        return self._held(session, answers, sent)
+        await self._give_back(session)
+        return None
+
+    async def _in_turn(self, place: Place, session: Session) -> Grant | None:
+        try:
+            return await super()._in_turn(place, session)
+        except BackendUnavailable as error:
+            if not session.alive or code(error.__cause__) not in NOT_NOW:
+                raise
+        # There was no row to wait for, and now somebody else has it.
+        self._mode.forget(self.lock)
+        await self._leave_place()
+        return None
+
+    def _confirm(self) -> str:
+        # Again, because the one that waited finds nothing if the row was deleted in the meantime.
+        return self._backend.statements("confirm_row", id=quote(self.lock))
+
+    def _confirmed(self, answers: list[Result]) -> bool:
+        if answers[-2].rows:
+            return True
+        self._mode.forget(self.lock)
+        return False
 
     def _line_up(self) -> Place:
         backend = self._backend
@@ -161,11 +203,8 @@ class RowClaim(HoldingClaim):
             put_back="ROLLBACK",
             timeout=backend.settings.command_timeout,
             limit=WAIT + backend.settings.command_timeout,
+            silence=self._mode.silence(self.bid.ttl),
         )
 
-    async def _give_back(self, session: Session) -> None:
-        await session.run("ROLLBACK", self._backend.settings.command_timeout)
-        if session.locks.pop(self.lock, None) is not None:
-            self._backend.sessions.give(session)
-        if self._asked is session:
-            self._asked = None
+    def _put_back(self) -> str:
+        return "ROLLBACK"

@@ -92,6 +92,18 @@ class SessionClaim(HoldingClaim):
         self._mode = mode
         self._user = -1
 
+    async def _home(self, *, wait: bool) -> Session | None:
+        backend, silence = self._backend, self._mode.silence(self.bid.ttl)
+        if silence == backend.silence:
+            return await backend.sessions.main()
+        session = await backend.sessions.kept(silence)
+        if session is None and not wait:
+            raise BackendUnavailable(
+                f"{backend!r}: holds of so many different ttls need more connections than it may have: "
+                "raise connections="
+            )
+        return session
+
     async def _try_on(self, session: Session) -> Grant | None:
         await left(self._backend.sessions.holder(self.lock))
         # A session that has a user lock gets it again: another claim of ours must not count as us.
@@ -100,7 +112,7 @@ class SessionClaim(HoldingClaim):
             return None
         self._asked = session
         backend = self._backend
-        packet = self._mode.silence(session, self.bid.ttl) + backend.statements("take", lock=quote(self.lock))
+        packet = backend.statements("take", lock=quote(self.lock))
         sent = backend.settings.clock()
         answers = await session.run(packet, backend.settings.command_timeout)
         if not int(answers[-2].rows[0][0] or 0):
@@ -121,6 +133,7 @@ class SessionClaim(HoldingClaim):
             came=lambda answers: answers[0].rows[0][0] == 1,
             put_back=backend.statements("put_back", turnstile=quote(self.lock)),
             timeout=backend.settings.command_timeout,
+            silence=self._mode.silence(self.bid.ttl),
         )
 
     async def _wait(self, place: Place) -> None:
@@ -147,8 +160,5 @@ class SessionClaim(HoldingClaim):
             session.abort()
         return pause
 
-    async def _give_back(self, session: Session) -> None:
-        packet = self._backend.statements("put_back", turnstile=quote(self.lock))
-        await session.run(packet, self._backend.settings.command_timeout)
-        if session.locks.pop(self.lock, None) is not None and session.contended and session.alive:
-            self._backend.sessions.give(session)
+    def _put_back(self) -> str:
+        return self._backend.statements("put_back", turnstile=quote(self.lock))

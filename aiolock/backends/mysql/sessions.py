@@ -1,7 +1,7 @@
 """The few sessions of one client: who gets which, and how many there are at most.
 
-*main* carries whatever is not contended and the locks that were free when they were asked for; *control* ends
-statements of others by KILL; the *listener* sleeps for all who wait for a lock that several may be in; a session *in
+*main* carries whatever is not contended and the locks that were free when they were asked for; a *kept* one the same for
+holds of another ttl, because the server has one time-out for a whole session; *control* ends statements of others by KILL; the *listener* sleeps for all who wait for a lock that several may be in; a session *in
 line* blocks on behalf of one claim, and keeps the lock that it waited for, because a user lock cannot move between
 sessions. Only the last kind grows with contention, up to a cap.
 """
@@ -20,13 +20,16 @@ __all__ = ["Sessions"]
 
 T = TypeVar("T")
 
+KEPT = "kept "
+"""With what the names of those begin whose holds have another ttl than the client."""
+
 
 class Sessions:
     """Opens sessions, shares them, and closes them."""
 
     def __init__(
         self,
-        make: Callable[[Callable[[Session], None]], Session],
+        make: Callable[[Callable[[Session], None], int], Session],
         check: Callable[[list[Result]], None],
         *,
         most: int,
@@ -63,10 +66,29 @@ class Sessions:
         session = self._shared.get("listener")
         return session if session is not None and session.alive else await self._open_shared("listener")
 
-    async def _open_shared(self, role: str) -> Session:
+    async def kept(self, silence: int) -> Session | None:
+        """The session for holds that may be silent for ``silence`` seconds; ``None`` if there are too many other ones.
+
+        Nobody pings one without holds, so the server ends it when it is not used.
+        """
+        role = f"{KEPT}{silence}"
+        session = self._shared.get(role)
+        if session is not None and session.alive:
+            return session
+        if role not in self._opening:
+            others = [one for name, one in self._shared.items() if name.startswith(KEPT) and one.alive]
+            opening = sum(name.startswith(KEPT) for name in self._opening)
+            if len(others) + opening >= self._most:
+                unused = next((one for one in others if one.idle and not one.locks), None)
+                if unused is None:
+                    return None
+                unused.quit()
+        return await self._open_shared(role, silence)
+
+    async def _open_shared(self, role: str, silence: int = 0) -> Session:
         task = self._opening.get(role)
         if task is None:
-            task = self._opening[role] = self.spawn(self._open(), "aiolock-mysql-connect")
+            task = self._opening[role] = self.spawn(self._open(silence), "aiolock-mysql-connect")
             task.add_done_callback(lambda done: self._opened(role, done))
         return await _outcome(task)
 
@@ -75,10 +97,10 @@ class Sessions:
         if not task.cancelled() and task.exception() is None:
             self._shared[role] = task.result()
 
-    async def _open(self) -> Session:
+    async def _open(self, silence: int = 0) -> Session:
         if self._closed:
             raise BackendUnavailable("the client is closed")
-        session = self._make(self._end)
+        session = self._make(self._end, silence)
         answers = await session.open(self._timeout)
         self._all.add(session)
         try:
@@ -138,6 +160,8 @@ class Sessions:
 
     def _end(self, session: Session) -> None:
         self._all.discard(session)
+        for role in [role for role, one in self._shared.items() if one is session]:
+            del self._shared[role]
         if session.contended:
             self._in_line -= 1
         if session in self._idle:
@@ -147,7 +171,13 @@ class Sessions:
     @property
     def used(self) -> list[Session]:
         """Those that somebody needs."""
-        return [session for session in self._all if session not in self._idle]
+        spare = {one for name, one in self._shared.items() if name.startswith(KEPT) and not one.locks}
+        return [session for session in self._all if session not in spare and session not in self._idle]
+
+    @property
+    def idle(self) -> int:
+        """How many wait to be used again; the server may have ended them without our knowing it yet."""
+        return len(self._idle)
 
     def holder(self, lock: str) -> Any:
         """Who has a user lock, or may have it, on whichever of our sessions; ``None`` if it is nobody of ours."""

@@ -33,10 +33,12 @@ def quote(text: str) -> str:
 
 
 class Statements:
-    """What is sent, for one set of tables: ``table`` and those that are named after it."""
+    """What is sent, for one set of tables: ``table`` of a database, and those that are named after it."""
 
-    def __init__(self, table: str) -> None:
+    def __init__(self, table: str, database: str) -> None:
+        named = database.replace("`", "``").replace("{", "{{").replace("}", "}}")
         self._tables = {
+            "{whole}": f"`{named}`.`{table}`",
             "{table}": f"`{table}`",
             "{bids}": f"`{table}_bids`",
             "{documents}": f"`{table}_documents`",

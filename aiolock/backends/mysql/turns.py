@@ -54,15 +54,21 @@ class TurnClaim(Claim):
         return grant
 
     async def _directly(self, *, wait: bool) -> Grant | None:  # noqa: ARG002 - who needs a session of its own does
-        sessions = self._backend.sessions
-        session = await sessions.main()
+        session = await self._home(wait=wait)
+        if session is None:
+            return None
         try:
             return await self._try_on(session)
         except BackendUnavailable:
             if session.alive:
                 raise
         # It broke in the meantime, with what it had; asking again finds what is ours all the same.
-        return await self._try_on(await sessions.main())
+        session = await self._home(wait=wait)
+        return None if session is None else await self._try_on(session)
+
+    async def _home(self, *, wait: bool) -> Session | None:  # noqa: ARG002 - others may have to wait for one
+        """The session to try on; ``None`` if we have to wait on one of our own."""
+        return await self._backend.sessions.main()
 
     @abstractmethod
     async def _try_on(self, session: Session) -> Grant | None:

@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl, unquote
 
 from aiolock.errors import ConfigError, shorten
 
-__all__ = ["Address", "Host", "Options", "parse"]
+__all__ = ["Address", "Host", "Options", "acceptable", "parse"]
 
 PORT = 2181
 TLS_PORT = 2281
@@ -42,6 +42,7 @@ class Options:
     acl: str = "open"
     recipe: str = "queue"
     on_suspend: str = "hold"
+    heartbeat: str = "sync"
     tls: bool | ssl.SSLContext = False
     tls_ca: str | None = None
     tls_cert: str | None = None
@@ -72,9 +73,17 @@ def parse(url: object, **given: Any) -> Address:
     if not isinstance(url, str) or not url.startswith("zookeeper://"):
         raise ConfigError(f"the address of a ZooKeeper must look like {_FORM}")
     place, _, query = url.removeprefix("zookeeper://").partition("?")
+    # What stands on the wrong side of such a character may be a part of a password: nothing is quoted.
     if "#" in url:
         raise ConfigError("write a # in the address of a ZooKeeper as %23")
+    if "@" in query:
+        raise ConfigError("write a ? in a password as %3F, and an @ after the ? as %40")
     login, at, place = place.rpartition("@")
+    if re.search("[@,/]", login):
+        raise ConfigError(
+            "user:password@ stands once, before the first host, for all of them: "
+            "write @ , / in a password as %40 %2C %2F, and an @ in a path as %40"
+        )
     hosts, slash, path = place.partition("/")
     options = _options(query, given)
     tls = _context(options)
@@ -95,13 +104,31 @@ def _credentials(login: str) -> bytes:
     user, colon, password = login.partition(":")
     if not user or not colon:
         raise ConfigError("digest authentication needs user:password@ in the address")
-    return f"{unquote(user)}:{unquote(password)}".encode()
+    try:
+        user, password = unquote(user, errors="strict"), unquote(password, errors="strict")
+        credentials = f"{user}:{password}".encode()
+    except UnicodeError:
+        # The cause would show what it could not read.
+        raise ConfigError("user and password in the address must be UTF-8, percent-encoded") from None
+    if ":" in user:
+        raise ConfigError("a user of digest authentication has no colon in its name")
+    return credentials
+
+
+_HOST = re.compile(
+    r"\[([0-9A-Fa-f:.]+(?:%[\w.-]+)?)\](?::([0-9]{1,9}))?"
+    r"|([^\[\]:\s/\x00-\x1f\x7f-\x9f\ud800-\udfff]+)(?::([0-9]{1,9}))?"
+)
 
 
 def _host(text: str, default: int) -> Host:
-    match = re.fullmatch(r"\[([0-9A-Fa-f:.]+(?:%[\w.-]+)?)\](?::(\d+))?|([^\[\]:\s/]+)(?::(\d+))?", text)
+    match = _HOST.fullmatch(text)
     if match is None:
-        raise ConfigError(f"{shorten(text)} is no host: write h1:2181,h2:2181 or [::1]:2181, as in {_FORM}")
+        # What stands after a colon and is no port may be a password whose @ is missing.
+        shown = text if text.startswith("[") else text.partition(":")[0]
+        raise ConfigError(
+            f"the host that begins with {shorten(shown)} is none: write h1:2181,h2:2181 or [::1]:2181, as in {_FORM}"
+        )
     name, port = match[1] or match[3], match[2] or match[4]
     if match[1] is not None:
         try:
@@ -114,14 +141,19 @@ def _host(text: str, default: int) -> Host:
     return Host(name, number)
 
 
+def acceptable(path: str) -> bool:
+    """Whether ZooKeeper accepts this as a path; empty is the root."""
+    parts = path.split("/")
+    return (
+        parts[0] == ""
+        and not any(part in ("", ".", "..") for part in parts[1:])
+        and not _FORBIDDEN.search(path)
+    )
+
+
 def _chroot(path: str) -> str:
     path = unquote(path).rstrip("/")
-    parts = path.split("/")[1:]
-    if (
-        any(part in ("", ".", "..") for part in parts)
-        or _FORBIDDEN.search(path)
-        or parts[:1] == ["zookeeper"]
-    ):
+    if not acceptable(path) or path.split("/")[1:2] == ["zookeeper"]:
         raise ConfigError(f"{shorten(path)} is no path that ZooKeeper accepts as a chroot")
     return path
 
@@ -170,7 +202,12 @@ def _text(_: str, text: str) -> str:
     return text
 
 
-_WORDS = {"acl": ("open", "creator"), "recipe": ("queue", "simple"), "on_suspend": ("hold", "lost")}
+_WORDS = {
+    "acl": ("open", "creator"),
+    "recipe": ("queue", "simple"),
+    "on_suspend": ("hold", "lost"),
+    "heartbeat": ("sync", "write"),
+}
 
 _READ: dict[str, Callable[[str, str], Any]] = {
     "session_timeout": _seconds,
@@ -178,6 +215,7 @@ _READ: dict[str, Callable[[str, str], Any]] = {
     "acl": _text,
     "recipe": _text,
     "on_suspend": _text,
+    "heartbeat": _text,
     "tls": _flag,
     "tls_ca": _text,
     "tls_cert": _text,
@@ -186,19 +224,29 @@ _READ: dict[str, Callable[[str, str], Any]] = {
 
 
 def _context(options: Options) -> ssl.SSLContext | None:
+    files = {name: getattr(options, name) for name in ("tls_ca", "tls_cert", "tls_key")}
+    for name, file in files.items():
+        if file is not None and not (isinstance(file, str) and file):
+            raise ConfigError(f"{name} must be the name of a file in PEM, not {shorten(file)}")
+    given = any(files.values())
     if isinstance(options.tls, ssl.SSLContext):
+        if given:
+            raise ConfigError(
+                "tls is an ssl.SSLContext: load what tls_ca, tls_cert and tls_key name into that"
+            )
         return options.tls
     if not isinstance(options.tls, bool):
         raise ConfigError(f"tls must be True, False or an ssl.SSLContext, not {shorten(options.tls)}")
-    files = (options.tls_ca, options.tls_cert, options.tls_key)
     if not options.tls:
-        if any(files):
+        if given:
             raise ConfigError("tls_ca, tls_cert and tls_key need tls=true")
         return None
+    if options.tls_key is not None and options.tls_cert is None:
+        raise ConfigError("tls_key needs tls_cert: the certificate that this is the key of")
     try:
         context = ssl.create_default_context(cafile=options.tls_ca)
         if options.tls_cert is not None:
             context.load_cert_chain(options.tls_cert, options.tls_key)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"the files of tls_ca, tls_cert and tls_key cannot be used: {error}") from error
     return context

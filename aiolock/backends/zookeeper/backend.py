@@ -20,6 +20,7 @@ from aiolock.backends.zookeeper.limits import Limits
 from aiolock.backends.zookeeper.node import BLOCK
 from aiolock.backends.zookeeper.paths import component, parents
 from aiolock.backends.zookeeper.permits import PermitsClaim
+from aiolock.backends.zookeeper.promises import ALWAYS, CONFIG, promises
 from aiolock.backends.zookeeper.rules import RULES
 from aiolock.backends.zookeeper.session import Session
 from aiolock.backends.zookeeper.shared import ReadWriteClaim
@@ -59,9 +60,7 @@ class ZooKeeperBackend(Backend):
     """
 
     name = "zookeeper"
-    capabilities = frozenset(
-        {"exclusion", "fencing", "fifo", "push", "survives-failover", "survives-restart"}
-    )
+    capabilities = ALWAYS
 
     session: Session
     janitor: Janitor
@@ -96,8 +95,6 @@ class ZooKeeperBackend(Backend):
         )
         self.acl = wire.CREATOR if self._address.options.acl == "creator" else wire.OPEN
         self._simple = self._address.options.recipe == "simple"
-        if self._simple:
-            self.capabilities -= {"fifo"}
         self.random = Random()
         self._claims: set[QueueClaim] = set()
         """Those that have, or may have, a node."""
@@ -119,7 +116,7 @@ class ZooKeeperBackend(Backend):
         self._base = f"{self._address.chroot}/{component(settings.namespace)}"
 
     async def open(self) -> None:
-        """Begin a session."""
+        """Begin a session, and ask who belongs to the ensemble."""
         self.session = Session(
             self._address,
             self._address.options.session_timeout or self.settings.ttl,
@@ -135,12 +132,31 @@ class ZooKeeperBackend(Backend):
         try:
             async with asyncio.timeout(self.settings.command_timeout):
                 await self.session.start()
+                config = await self._config()
+        except exc.ZKError as error:
+            raise wire.translate(error) from error
         except TimeoutError:
             cause = self.session.why()
             raise BackendUnavailable(
                 f"no server of {self._address} gave a session within {self.settings.command_timeout:g} s: "
                 f"{cause or 'no answer'!r}"
             ) from cause
+        self.capabilities = promises(config, len(self._address.hosts), simple=self._simple)
+
+    async def _config(self) -> bytes | None:
+        """The members of the ensemble, as its servers show them; ``None`` if we may not know."""
+        while True:
+            await self.session.ready()
+            try:
+                reply = await self.session.ask(wire.get(CONFIG, watch=False))
+            except (exc.NoAuth, exc.NoNode):
+                return None
+            except (wire.InDoubt, wire.NotSent):
+                # Over another connection, another server answers as well.
+                if self.session.closing:
+                    raise
+                continue
+            return bytes(reply.data or b"")
 
     async def aclose(self) -> None:
         """End the session, and with it every node that is left."""

@@ -21,7 +21,7 @@ from aiolock.backends.zookeeper.hold import Hold
 from aiolock.backends.zookeeper.janitor import remove
 from aiolock.backends.zookeeper.node import BLOCK, NodeClaim
 from aiolock.backends.zookeeper.records import Record
-from aiolock.backends.zookeeper.rules import Rule, Verdict, decide
+from aiolock.backends.zookeeper.rules import Rule, Verdict, after, decide
 from aiolock.backends.zookeeper.watches import CHILDREN, DATA, DELETED, Watches
 from aiolock.backends.zookeeper.wire import InDoubt, NotSent, SessionChanged
 from aiolock.contract import Bid, Grant, Mode
@@ -60,8 +60,8 @@ class QueueClaim(NodeClaim):
         """What our node says, if the last look was at it."""
         self._spent = False
         """Whether the watch on the children has fired since the last list."""
-        self._told = False
-        """Whether we were woken by the end of somebody whom we wait for, and by nothing else."""
+        self._told: str | None = None
+        """Whose end has woken us, if nothing else has: a node that is certainly deleted."""
         self._woken = False
         self._sleeper: asyncio.Future[None] | None = None
 
@@ -86,11 +86,11 @@ class QueueClaim(NodeClaim):
         """Make the node and look who is before it; one round trip if nobody is."""
         async with self._backend.bounded():
             while True:
-                told, self._told, self._woken = self._told, False, False
+                told, self._told, self._woken = self._told, None, False
                 try:
                     self._belong(await self._session.ready())
                     self._said = None
-                    verdict = await self._ask_around() if told else None
+                    verdict = None if told is None else await self._ask_around(told)
                     if verdict is None:
                         verdict = await self._look_at_all()
                     if verdict is None:
@@ -140,14 +140,14 @@ class QueueClaim(NodeClaim):
         self._spent = False
         return wire.listing(self._path, watch=True)
 
-    async def _ask_around(self) -> Verdict | None:
-        """Without the list: is it our turn now that the one before us has gone? ``None`` if that is not certain.
+    async def _ask_around(self, gone: str) -> Verdict | None:
+        """Without the list: is it our turn now that this node is deleted? ``None`` if that is not certain.
 
         Only a holder writes the floor, and whoever is up to it never comes back. Our node must still be there: whoever
         stands behind us has been waiting for somebody else since it went.
         """
         last = self._verdict
-        if last is None or len(last.watch) != 1 or self.bid.kind.mode is Mode.PERMITS:
+        if last is None or self.bid.kind.mode is Mode.PERMITS:
             return None
         requests = (wire.get(self._path, watch=False), wire.get(self.watch_own(), watch=True))
         with self._session.asked(*requests, owner=self.owner) as (parent, own):
@@ -155,11 +155,7 @@ class QueueClaim(NodeClaim):
                 known, self._said = await parent, (await own).data
             except exc.NoNode:
                 return None
-        if Record.decode(known.data).floor >= last.watch[0].sequence:
-            return Verdict(enter=True, demand=known.stat.num_children > 1)
-        if last.reserve:
-            return Verdict(enter=False, watch=last.reserve[:1], reserve=last.reserve[1:], demand=True)
-        return None
+        return after(last, gone, Record.decode(known.data).floor, demand=known.stat.num_children > 1)
 
     def _enter(self, verdict: Verdict, created: int | None = None) -> Grant:
         session, exclusive = self._session, self.bid.kind.exclusive
@@ -195,7 +191,8 @@ class QueueClaim(NodeClaim):
         requests = []
         for path in paths:
             if path not in known:
-                self._watches.on(path, self._somebody_changed, DELETED, DATA)
+                self._watches.on(path, self._somebody_left, DELETED)
+                self._watches.on(path, self._somebody_changed, DATA)
                 requests.append(wire.get(path, watch=True))
         with self._session.asked(*requests, owner=self.owner) as replies:
             try:
@@ -220,7 +217,7 @@ class QueueClaim(NodeClaim):
 
     def wake(self) -> None:
         """Something happened: whoever waits here should look at everything again."""
-        self._told = False
+        self._told = None
         # The server may have forgotten what we asked it to tell.
         self._watches.off()
         self._rouse()
@@ -230,10 +227,16 @@ class QueueClaim(NodeClaim):
         if self._sleeper is not None and not self._sleeper.done():
             self._sleeper.set_result(None)
 
-    def _somebody_changed(self, path: str) -> None:
+    def _somebody_left(self, path: str) -> None:
         self._watches.forget(path)
         # After a wake-up for another reason, the whole list is looked at in any case.
-        self._told = not self._woken
+        self._told = None if self._woken else path.rpartition("/")[2]
+        self._rouse()
+
+    def _somebody_changed(self, path: str) -> None:
+        # Still there, and the server will not tell of its end any more.
+        self._watches.forget(path)
+        self._told = None
         self._rouse()
 
     def _own_changed(self, path: str) -> None:

@@ -22,7 +22,7 @@ from aiozk import connection, exc, protocol
 from aiolock.backends.zookeeper.address import Host
 from aiolock.backends.zookeeper.wire import InDoubt
 
-__all__ = ["Connection", "Refused", "resolve"]
+__all__ = ["Connection", "Refused", "Resolver"]
 
 
 log = logging.getLogger("aiolock.zookeeper")
@@ -35,24 +35,41 @@ class Refused(Exception):
     """The server was reached and closed the connection instead of answering the handshake."""
 
 
-async def resolve(host: Host, random: Random) -> list[str]:
-    """Every address behind a name, in random order; asked anew each time, because addresses change."""
-    try:
-        return [str(ipaddress.ip_address(host.name))]
-    except ValueError:
-        pass
-    addresses = await _look_up(host)
-    return random.sample(addresses, len(addresses))
+class Resolver:
+    """The addresses behind names; about each name one question at a time, however long the answer takes."""
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+        self._asked: dict[Host, asyncio.Future[list[str]]] = {}
+
+    async def resolve(self, host: Host) -> list[str]:
+        """Every address behind a name, in random order; asked anew each time, because addresses change.
+
+        Cancelling it leaves the question open: the next call waits for the same answer. Raises :class:`OSError`.
+        """
+        try:
+            return [str(ipaddress.ip_address(host.name))]
+        except ValueError:
+            pass
+        asked = self._asked.get(host)
+        if asked is None:
+            asked = self._asked[host] = _look_up(host)
+        await asyncio.wait([asked])
+        self._asked.pop(host, None)
+        addresses = asked.result()
+        return self._random.sample(addresses, len(addresses))
 
 
-async def _look_up(host: Host) -> list[str]:
+def _look_up(host: Host) -> asyncio.Future[list[str]]:
     """Ask the resolver in a thread that nobody waits for: one that hangs would keep the loop's executor from ending."""
     loop = asyncio.get_running_loop()
     found: asyncio.Future[list[str]] = loop.create_future()
 
     def tell(addresses: list[str] | None, error: OSError | None) -> None:
-        if not found.done():
-            found.set_exception(error) if error is not None else found.set_result(addresses or [])
+        if error is not None:
+            _fail(found, error)
+        else:
+            found.set_result(addresses or [])
 
     def work() -> None:
         addresses: list[str] | None = None
@@ -69,7 +86,7 @@ async def _look_up(host: Host) -> list[str]:
             loop.call_soon_threadsafe(tell, addresses, failure)
 
     threading.Thread(target=work, name="aiolock-zookeeper-resolve", daemon=True).start()
-    return await found
+    return found
 
 
 class Connection(connection.Connection):  # type: ignore[misc]

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 from aiozk import exc
 
 from aiolock.backends.zookeeper import wire
+from aiolock.backends.zookeeper.address import acceptable
 from aiolock.backends.zookeeper.wire import SessionChanged
-from aiolock.errors import BackendRefused, BackendUnavailable, LockLost, shorten
+from aiolock.errors import BackendRefused, BackendUnavailable, ConfigError, LockLost, shorten
 
 if TYPE_CHECKING:
     from aiolock.backends.zookeeper.backend import ZooKeeperBackend
@@ -22,6 +23,8 @@ async def fenced_set(
 ) -> int | None:
     """The new version, or ``None`` if it was not the one that was named; sent once."""
     name = claim.bid.name
+    if not acceptable(path):
+        raise ConfigError(f"path must be one that ZooKeeper accepts, as /app/config, not {shorten(path)}")
     if not claim.held:
         raise LockLost(name, "revoked")
     if not claim.settled:

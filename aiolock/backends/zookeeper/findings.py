@@ -12,7 +12,7 @@ from random import Random
 from typing import Any
 
 from aiolock.backends.zookeeper.address import Address, Host
-from aiolock.backends.zookeeper.connecting import resolve
+from aiolock.backends.zookeeper.connecting import Resolver
 from aiolock.contract import Finding
 from aiolock.info import Level
 
@@ -47,7 +47,7 @@ async def ask(address: Address, within: float) -> list[Server]:
 async def _ask_one(address: Address, host: Host, within: float) -> Server:
     try:
         async with asyncio.timeout(within):
-            where = (await resolve(host, Random()))[0]  # noqa: S311 - which address does not matter
+            where = (await Resolver(Random()).resolve(host))[0]  # noqa: S311 - which address does not matter
             status, settings = [await _word(where, host, address.tls, word) for word in (b"srvr", b"conf")]
     except (OSError, TimeoutError, EOFError, ValueError) as error:
         return Server(host, {}, {}, str(error) or f"no answer within {within:g} s")

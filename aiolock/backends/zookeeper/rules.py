@@ -19,7 +19,7 @@ from typing import NamedTuple
 from aiolock.backends.zookeeper.contenders import Place, mine
 from aiolock.contract import Mode
 
-__all__ = ["RULES", "Verdict", "decide", "inside"]
+__all__ = ["RULES", "Verdict", "after", "decide", "inside"]
 
 RESERVE = 3
 """How many of those who may have to be waited for next are remembered; the list tells of the others."""
@@ -79,6 +79,21 @@ RULES: dict[Mode, Rule] = {
     Mode.PERMITS: permits,
 }
 """By mode."""
+
+
+def after(last: Verdict, gone: str, floor: int, *, demand: bool) -> Verdict | None:
+    """What follows from ``last``, without the list, once the node ``gone`` is deleted; ``None`` if only the list tells.
+
+    Right only if that node is certainly gone: a floor that reaches somebody of the reserve says nothing of those between
+    that one and us.
+    """
+    if [place.name for place in last.watch] != [gone]:
+        return None
+    if floor >= last.watch[0].sequence:
+        return Verdict(enter=True, demand=demand)
+    if last.reserve:
+        return Verdict(enter=False, watch=last.reserve[:1], reserve=last.reserve[1:], demand=True)
+    return None
 
 
 def inside(places: Sequence[Place], limit: int = 0, upto: int = -1) -> int:

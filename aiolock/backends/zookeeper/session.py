@@ -19,7 +19,7 @@ from aiozk.states import States
 
 from aiolock.backends.zookeeper import wire
 from aiolock.backends.zookeeper.address import Address, Host
-from aiolock.backends.zookeeper.connecting import Connection, Refused, resolve
+from aiolock.backends.zookeeper.connecting import Connection, Refused, Resolver
 from aiolock.backends.zookeeper.heartbeats import Heartbeats, interval
 from aiolock.backends.zookeeper.wire import NotSent, SessionChanged
 from aiolock.clock import Clock
@@ -69,6 +69,7 @@ class Session(session.Session):  # type: ignore[misc]
         """For how many seconds the callers of a first attempt wait."""
         self._clock = clock
         self._random = random
+        self._resolver = Resolver(random)
         self._on_change = on_change
         self._heartbeats: Heartbeats | None = None
         self._beat_now = asyncio.Event()
@@ -244,7 +245,7 @@ class Session(session.Session):  # type: ignore[misc]
         for host in sorted(self._random.sample(hosts, len(hosts)), key=lambda host: host == self._silent):
             try:
                 async with asyncio.timeout(limit):
-                    addresses = await resolve(host, self._random)
+                    addresses = await self._resolver.resolve(host)
             except (OSError, TimeoutError) as error:
                 self._last_error = error
                 continue
@@ -334,6 +335,7 @@ class Session(session.Session):  # type: ignore[misc]
 
     async def beat_loop(self) -> None:
         """Prove again and again that the leader knows of us; a connection that cannot is dropped."""
+        beat = wire.proof if self._address.options.heartbeat == "write" else wire.sync
         while True:
             await self.until(lambda: self.connected)
             self._beat_now.clear()
@@ -343,7 +345,7 @@ class Session(session.Session):  # type: ignore[misc]
             try:
                 # Short enough to find another server before the deadline that the last heartbeats have proved.
                 async with asyncio.timeout(self.timeout / 3):
-                    await self._ask(conn, wire.sync())
+                    await self._ask(conn, beat())
             except (exc.ZKError, TimeoutError) as error:
                 log.info("no heartbeat from %s:%s: %r", conn.host, conn.port, error)
                 self._silent = conn.where

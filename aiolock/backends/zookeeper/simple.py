@@ -35,7 +35,7 @@ class SimpleClaim(QueueClaim):
         """Create the node; one round trip if nobody has."""
         async with self._backend.bounded():
             while True:
-                self._woken = self._told = False
+                self._woken, self._told = False, None
                 try:
                     self._belong(await self._session.ready())
                     if not await self._have():

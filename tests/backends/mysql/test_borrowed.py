@@ -8,7 +8,15 @@ import aiomysql
 import pytest
 
 import aiolock
-from aiolock import AcquireTimeout, BackendUnavailable, ConfigError, DeadlockDetected, UnsupportedKind
+from aiolock import (
+    AcquireTimeout,
+    BackendUnavailable,
+    ConfigError,
+    DeadlockDetected,
+    UnsafeBackend,
+    UnsupportedKind,
+)
+from tests import servers
 from tests.backends.mysql.conftest import PASSWORD
 from tests.backends.mysql.tools import as_root, sessions
 from tests.contract.staging import PATIENCE, until
@@ -164,6 +172,59 @@ async def test_a_wait_that_cannot_be_ended_closes_the_connection(client, connect
     with pytest.raises(BackendUnavailable, match="your connection was closed"):
         await client.lock("x", timeout=0.1, connection=mine).acquire()
     assert mine.closed
+
+
+async def test_the_current_database_of_the_connection_does_not_matter(client, connect, place):
+    await as_root(place.server, "CREATE DATABASE IF NOT EXISTS elsewhere")
+    await as_root(place.server, "CREATE TABLE IF NOT EXISTS elsewhere.aiolock LIKE test.aiolock")
+    await as_root(place.server, "GRANT ALL ON elsewhere.* TO app@'%'")
+    mine, other = await connect(), await connect()
+    await run(mine, "USE elsewhere")
+    for connection in (mine, other):
+        await connection.begin()
+    assert await client.lock("x", connection=mine).try_acquire()
+    assert not await client.lock("x", connection=other).try_acquire()
+    assert await client.lock("x").try_acquire() is None
+    await mine.rollback()
+    assert await client.lock("x", connection=other).try_acquire()
+
+
+@pytest.mark.parametrize("isolation", ["READ COMMITTED", "REPEATABLE READ"])
+async def test_a_row_that_was_deleted_is_made_anew_for_a_transaction(client, connect, place, isolation):
+    mine, other = await connect(), await connect()
+    for connection in (mine, other):
+        await run(connection, f"SET SESSION TRANSACTION ISOLATION LEVEL {isolation}")
+    for _ in range(3):
+        for connection in (mine, other):
+            await connection.begin()
+        assert await client.lock("x", connection=mine).try_acquire()
+        assert not await client.lock("x", connection=other).try_acquire()
+        await mine.rollback()
+        await other.rollback()
+        await as_root(place.server, f"DELETE FROM aiolock WHERE namespace = '{place.namespace}'")
+
+
+async def test_a_server_that_ends_transactions_for_a_lock_that_waited_too_long_is_refused():
+    with servers.MariaDB(extra=["--innodb-rollback-on-timeout=1"]) as server:
+        connection = await aiomysql.connect(**{**server.admin, "db": "test"})
+        try:
+            async with aiolock.connect(server.url, mode="row") as client:
+                await run(connection, "CREATE TABLE work (n INT)")
+                lease = await client.lock("x").acquire()
+                await connection.begin()
+                await run(connection, "INSERT INTO work VALUES (1)")
+                with pytest.raises(UnsafeBackend, match="innodb_rollback_on_timeout"):
+                    await client.lock("x", connection=connection).try_acquire()
+                await connection.commit()
+                assert await run(connection, "SELECT n FROM work") == ((1,),)
+                # Transactions of our own have nothing to lose.
+                waiter = asyncio.create_task(client.lock("x", fair=True).acquire())
+                await asyncio.sleep(0.1)
+                await lease.release()
+                async with asyncio.timeout(PATIENCE):
+                    await (await waiter).release()
+        finally:
+            connection.close()
 
 
 async def test_what_cannot_be_is_refused_before_any_io():

@@ -238,7 +238,7 @@ async def test_a_cancelled_waiter_ends_its_wait_at_the_server_in_milliseconds(pl
 # --- processes that end
 
 
-async def spawn(place, mode: str, name: str, ttl: float):
+async def spawn(place, mode: str, name: str, ttl: float, own: float | None = None):
     process = await asyncio.create_subprocess_exec(
         *(
             sys.executable,
@@ -249,6 +249,7 @@ async def spawn(place, mode: str, name: str, ttl: float):
             place.namespace,
             name,
             str(ttl),
+            str(own or ttl),
         ),
         stdout=asyncio.subprocess.PIPE,
     )

@@ -6,9 +6,10 @@ import asyncio
 from random import Random
 
 import aiomysql
+import pymysql.err
 import pytest
 
-from aiolock import ConfigError
+from aiolock import ConfigError, DeadlockDetected
 from aiolock.mysql import Conflict, compare_and_set, fenced_update, retry_on_conflict
 
 
@@ -122,6 +123,38 @@ async def test_a_later_token_shuts_out_an_earlier_one(connect):
     assert await fenced_update(connection, "orders", {"id": 1}, {"state": "b"}, token=20)
     assert await fenced_update(connection, "orders", {"id": 1}, {"state": "c"}, token=2**63)
     assert not await fenced_update(connection, "orders", {"id": 99}, {"state": "c"}, token=2**63)
+
+
+async def test_a_late_write_is_refused_also_in_a_transaction_that_still_sees_its_own_token(connect):
+    old, new = await connect(), await connect()
+    assert await fenced_update(old, "orders", {"id": 1}, {"state": "a"}, token=10)
+    await old.begin()
+    assert (await read(old))[2] == 10
+    assert await fenced_update(new, "orders", {"id": 1}, {"state": "b"}, token=20)
+    assert not await fenced_update(old, "orders", {"id": 1}, {"state": "c"}, token=10)
+    await old.rollback()
+    assert await read(old) == ("b", 0, 20)
+
+
+async def test_a_conflict_is_told_from_any_other_failure():
+    for failure, attempts in (
+        (DeadlockDetected(["x", "y"]), 3),
+        (Conflict("x"), 3),
+        (pymysql.err.OperationalError(1213, "Deadlock"), 3),
+        (ValueError(["a"]), 1),
+        (ValueError({}), 1),
+        (ValueError(), 1),
+    ):
+        tries = []
+
+        async def work(failure=failure, tries=tries):
+            tries.append(failure)
+            raise failure
+
+        with pytest.raises(type(failure)) as caught:
+            await retry_on_conflict(work, attempts=3, pause=0.001)
+        assert caught.value is failure
+        assert len(tries) == attempts
 
 
 async def test_a_holder_that_lost_its_lock_writes_nothing(connect, place):

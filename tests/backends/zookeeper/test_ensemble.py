@@ -161,6 +161,30 @@ async def test_a_follower_that_dies_right_after_an_answer_deceives_nobody(ensemb
 
 
 @contextlib.asynccontextmanager
+async def led_from_behind() -> AsyncIterator[tuple[ZooKeeper, list[Proxy]]]:
+    """Three servers, the last of which leads; it and the others reach each other through proxies."""
+    server = ZooKeeper(3)
+    try:
+        async with contextlib.AsyncExitStack() as stack:
+            proxies = []
+            for number, peers in ((1, (3,)), (2, (3,)), (3, (1, 2))):
+                config = server.folder / str(number) / "zoo.cfg"
+                text = config.read_text()
+                for peer in peers:
+                    [line] = [line for line in text.splitlines() if line.startswith(f"server.{peer}=")]
+                    address, quorum, election = line.partition("=")[2].split(":")
+                    proxy = await stack.enter_async_context(Proxy(address, int(quorum), framing=raw))
+                    proxies.append(proxy)
+                    text = text.replace(line, f"server.{peer}={address}:{proxy.port}:{election}")
+                config.write_text(text)
+            await asyncio.gather(*(asyncio.to_thread(server.start, number) for number in (0, 2)))
+            await asyncio.to_thread(server.start, 1)
+            yield server, proxies
+    finally:
+        server.close()
+
+
+@contextlib.asynccontextmanager
 async def divided() -> AsyncIterator[tuple[ZooKeeper, list[Proxy]]]:
     """Three servers of which the last reaches the others through proxies."""
     server = ZooKeeper(3)
@@ -202,6 +226,29 @@ async def test_a_follower_cut_from_the_leader_deceives_nobody(tools):
             assert spare > 0
             for proxy in proxies:
                 proxy.heal()
+            await following.result().release()
+
+
+async def test_a_leader_cut_from_the_others_deceives_nobody_whose_heartbeats_are_writes(tools):
+    """It goes on to answer a ``sync`` until its syncLimit ends: holders that trust that are told after the next grant."""
+    async with led_from_behind() as (server, proxies):
+        assert server.mode(2) == "leader"
+        query = "session_timeout=6&heartbeat=write"
+        async with (
+            tools.connect(server.ports[2], query=query) as client,
+            tools.connect(*server.ports[:2], query=query) as rival,
+        ):
+            lease = await client.lock("x").acquire()
+            following = await waiting(tools, rival.lock("x"))
+            await asyncio.sleep(3)
+            lease.check()
+            for proxy in proxies:
+                proxy.refuse = True
+                proxy.blackhole()
+                proxy.reset_all(proxy.up)
+            spare = await Beliefs(lease, following).judge(tools.PATIENCE)
+            print(f"told {spare:.2f} s before the next grant")
+            assert spare > 0
             await following.result().release()
 
 
@@ -252,3 +299,9 @@ async def test_the_connect_string_of_an_ensemble_spreads_its_clients(ensemble, t
         if len(ports) == 3:
             break
     assert ports == set(ensemble.ports)
+
+
+async def test_an_ensemble_survives_a_failover_whoever_of_it_the_address_names(ensemble, tools):
+    for ports in (ensemble.ports, ensemble.ports[:1]):
+        async with tools.connect(*ports, require={"survives-failover", "no-eviction"}) as client:
+            assert "survives-failover" in client.capabilities

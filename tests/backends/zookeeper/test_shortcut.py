@@ -16,6 +16,12 @@ LIST = 8
 MULTI = 14
 
 
+def claim_of(client, node: str):
+    """The claim that this node stands for."""
+    [claim] = [claim for claim in client._backend._claims if claim._node == node]
+    return claim
+
+
 async def drain(client, tools, proxy, name: str, waiters: int) -> tuple[float, int]:
     """Requests per hand-over of a queue of so many, and how many of them were for the list."""
     holder = await client.lock(name, fair=True).acquire()
@@ -100,6 +106,49 @@ async def test_whoever_was_asked_to_let_go_while_it_waited_is_not_taken_for_a_ho
     await holder.release()
     async with asyncio.timeout(tools.TIMEOUT):
         await (await last).release()
+
+
+@pytest.mark.parametrize("kind", ["mutex", "write", "read"])
+@pytest.mark.parametrize("data", [REVOKE, b"", b"aiolock floor=99"])
+async def test_whoever_waits_is_not_taken_for_gone_because_somebody_writes_to_its_node(
+    client, rival, tools, kind, data
+):
+    """The holder's end then says nothing of who stands between."""
+    family = "lock" if kind == "mutex" else "rw"
+    async with tools.connect(tools.session_of(client)._address.hosts[0].port, label="last") as third:
+        locks = {
+            "mutex": lambda of: of.lock("x"),
+            "write": lambda of: of.rwlock("x").write(),
+            "read": lambda of: of.rwlock("x").read(),
+        }
+        before = locks["mutex" if kind == "mutex" else "write"]
+        holder = await before(client).acquire()
+        between = await tools.waiting(client, before(rival), 1)
+        last = await tools.waiting(client, locks[kind](third), 2)
+        await tools.until(lambda: holder._term.claim.demanded_at is not None)
+        _, node, own = await tools.nodes(client, "x", family)
+        path = f"{tools.path('x', family)}/{node}"
+        old = claim_of(third, own)._verdict
+        await tools.session_of(client).ask(wire.put(path, data))
+        # It has looked again, and listens again.
+        await tools.until(
+            lambda: claim_of(third, own)._verdict is not old and path in claim_of(third, own)._watches
+        )
+        await tools.session_of(third).ask(wire.sync())
+        await holder.release()
+        async with asyncio.timeout(tools.TIMEOUT):
+            lease = await between
+        # Whatever the holder's end has led to there has been asked and answered by then.
+        for _ in range(5):
+            await tools.session_of(third).ask(wire.sync())
+            await asyncio.sleep(0.02)
+        assert not last.done()
+        lease.check()
+        await lease.release()
+        async with asyncio.timeout(tools.TIMEOUT):
+            following = await last
+        assert following.token > lease.token
+        await following.release()
 
 
 @pytest.mark.parametrize("release", ["while it does not hear", "after it has heard"])

@@ -1,5 +1,5 @@
 -- many_ask: ask everybody who is inside to let go.
--- KEYS[1] the lock. ARGV: 1 why. Returns 1 if anybody is.
+-- KEYS[1] the lock. ARGV: 1 why. Returns 1 if anybody is; what is kept for nobody has nobody to ask.
 -- Safe: changes nothing but ``asked``, which the next renewals read as well, should messages be lost. It carries the time,
 -- so that those who enter later are not meant.
 local lock = KEYS[1]
@@ -9,7 +9,7 @@ local now, found, all = t[1] * 1000000 + t[2], 0, redis.call('HGETALL', lock)
 local asked = string.format('%.0f %s', now, ARGV[1])
 for i = 1, #all, 2 do
   local request = string.match(all[i], '^h:(.*)$')
-  if request and tonumber(string.match(all[i + 1], '^%d+')) > now then
+  if request and string.sub(request, 1, 2) ~= '0:' and tonumber(string.match(all[i + 1], '^%d+')) > now then
     redis.pcall('PUBLISH', channel(lock, string.match(request, '^%x+')), 'a ' .. request .. ' ' .. asked)
     found = 1
   end
