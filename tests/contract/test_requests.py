@@ -127,9 +127,14 @@ async def test_what_is_kept_for_nobody_has_nobody_to_ask(deployment, client, riv
 async def test_another_thread_is_refused_at_once(client):
     lease = await client.lock("x").acquire()
 
+    async def impatient() -> None:
+        # Nothing that this thread does could wake it.
+        async with asyncio.timeout(PATIENCE):
+            await wait(lease)
+
     def elsewhere() -> str:
         with pytest.raises(RuntimeError) as caught:
-            asyncio.run(wait(lease))
+            asyncio.run(impatient())
         return str(caught.value)
 
     assert "belongs to another event loop or thread" in await asyncio.to_thread(elsewhere)
