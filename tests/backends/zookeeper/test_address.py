@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+import traceback
 
 import pytest
 
@@ -77,6 +78,19 @@ def test_user_and_password_are_read_and_never_shown():
         "zookeeper://h1?tls=yes",
         "zookeeper://h1?tls_ca=file",
         "zookeeper://h1?tls=true&tls_ca=/nowhere/at/all",
+        "zookeeper://h1?tls=true&tls_key=file",
+        "zookeeper://h1?tls=true&tls_ca=",
+        "zookeeper://h1?heartbeat=often",
+        "zookeeper://a\0b",
+        "zookeeper://h1:\u0662181",
+        "zookeeper://h1:" + "9" * 5000,
+        "zookeeper://h1,me:pw@h2",
+        "zookeeper://h1:2181,me:pw@h2",
+        "zookeeper://me:pw@h1,me:pw@h2",
+        "zookeeper://h1:2181/app@home",
+        "zookeeper://me%3Ayou:pw@h1",
+        "zookeeper://me:%ff@h1",
+        "zookeeper://me:\ud800@h1",
         "zk://h1",
     ],
 )
@@ -85,6 +99,39 @@ def test_what_cannot_be_meant_is_refused_before_any_io(url):
         aiolock.connect(url)
     with pytest.raises(ConfigError):
         parse(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "zookeeper://me:se?SECRET@h1",
+        "zookeeper://me:SECRET?x@h1",
+        "zookeeper://me:a@b?SECRET@h1",
+        "zookeeper://me:se#SECRET@h1",
+        "zookeeper://me:se/SECRET@h1",
+        "zookeeper://me:se,SECRET@h1",
+        "zookeeper://h1,me:SECRET@h2",
+        "zookeeper://me:SECRET@",
+        "zookeeper://me:SECRET",
+        "zookeeper://:SECRET@h1",
+        "zookeeper://SECRET@h1",
+        "zookeeper://me:SECRET%ff@h1",
+    ],
+)
+def test_nothing_that_may_be_a_password_is_in_an_error(url):
+    for read in (aiolock.connect, parse):
+        with pytest.raises(ConfigError) as caught:
+            read(url)
+        assert "SECRET" not in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize("name", ["tls_ca", "tls_cert", "tls_key"])
+@pytest.mark.parametrize("wrong", [5, "", b"file", "a\0b"])
+def test_files_of_tls_have_names(name, wrong):
+    with pytest.raises(ConfigError, match=name):
+        aiolock.connect("zookeeper://h1", tls=True, **{name: wrong})
+    with pytest.raises(ConfigError, match="SSLContext"):
+        parse("zookeeper://h1", tls=ssl.create_default_context(), tls_ca="file")
 
 
 def test_an_option_is_given_in_the_address_or_beside_it():

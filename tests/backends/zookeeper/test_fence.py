@@ -101,7 +101,7 @@ async def test_what_cannot_be_written_is_refused_by_name(client, tools, data):
         await session.ask(wire.persistent(f"{data}/mine", b"", [wire.protocol.WORLD_READABLE]))
         with pytest.raises(BackendRefused, match="right"):
             await fenced_set(lease, f"{data}/mine", b"1")
-        for path in ("relative", "/ends/", 7):
+        for path in ("relative", "/ends/", 7, "/\ud800", "/a//b", "/a/../b", "/a\0b"):
             with pytest.raises(ConfigError, match="path"):
                 await fenced_set(lease, path, b"1")
         for wrong in ("text", b"x" * 1_000_001):

@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 
 from aiolock.backends.zookeeper.contenders import LAST, SIMPLE, places, prefix, queue, reader
-from aiolock.backends.zookeeper.rules import RULES, Verdict, decide, inside
+from aiolock.backends.zookeeper.rules import RULES, Verdict, after, decide, inside
 from aiolock.contract import MUTEX, READ, WRITE, Family, Kind, Mode, permits
 from aiolock.errors import BackendRefused
 
@@ -310,3 +310,120 @@ def test_random_queues_for_a_mutex_are_safe_and_live(seed):
         inside = [name for name in present if waits_for[name] is None]
         assert len(inside) == min(1, len(present)), "exactly one is inside while anybody is there"
     assert served == sorted(served)
+
+
+# --- without the list
+
+
+def test_a_floor_says_nothing_of_who_stands_between():
+    places_ = queue("/x", Family.LOCK, [node(number, number) for number in range(1, 5)])
+    last = Verdict(enter=False, watch=(places_[2],), reserve=(places_[1], places_[0]))
+    gone = places_[2].name
+    assert after(last, gone, 3, demand=False) == Verdict(enter=True)
+    assert after(last, gone, 2, demand=True) == Verdict(
+        enter=False, watch=(places_[1],), reserve=(places_[0],), demand=True
+    )
+    assert after(last._replace(reserve=()), gone, 2, demand=True) is None
+    for other in (places_[1].name, places_[0].name, ""):
+        assert after(last, other, 3, demand=True) is None
+
+
+class Line:
+    """Holders that write the floor, waiters that follow the reserve, and events that arrive late and in any order."""
+
+    def __init__(self, seed: int, *, believes_writes: bool) -> None:
+        self.random = Random(seed)
+        self.believes_writes = believes_writes
+        """A planted mistake: whoever is told of a write takes it for the end."""
+        self.present: dict[str, Kind] = {}
+        self.last: dict[str, Verdict] = {}
+        self.watched: dict[str, str] = {}
+        self.events: dict[str, tuple[str, bool]] = {}
+        self.floor = -1
+        self.arrived = 0
+        self.shortcuts = 0
+
+    @property
+    def holders(self) -> list[str]:
+        return [name for name in self.present if name in self.last and self.last[name].enter]
+
+    def look(self, name: str, gone: str | None) -> None:
+        kind = self.present[name]
+        verdict = None if gone is None else after(self.last[name], gone, self.floor, demand=True)
+        while True:
+            self.shortcuts += verdict is not None
+            verdict = verdict or verdict_on(list(self.present), name, int(name[-10:]), kind)
+            self.last[name] = verdict
+            if verdict.enter:
+                return
+            if verdict.watch[0].name in self.present:
+                self.watched[name] = verdict.watch[0].name
+                return
+            verdict = None
+
+    def happens(self, name: str, *, deleted: bool) -> None:
+        for other in [other for other, awaited in self.watched.items() if awaited == name]:
+            del self.watched[other]
+            self.events[other] = name, deleted
+
+    def leave(self, name: str) -> None:
+        """A release, a waiter that gives up, or the end of a session: a floor is written only by the first."""
+        if name in self.holders and self.present[name] is not READ and self.random.random() < 0.8:
+            self.floor = int(name[-10:])
+        for state in (self.present, self.last, self.watched, self.events):
+            state.pop(name, None)
+        self.happens(name, deleted=True)
+
+    def downgrade(self, name: str) -> None:
+        del self.present[name]
+        self.present[reader(name)] = READ
+        self.last[reader(name)] = self.last.pop(name)
+        self.happens(name, deleted=True)
+
+    def step(self, kinds: list[Kind]) -> None:
+        chance = self.random.random()
+        writers = [name for name in self.holders if self.present[name] is WRITE]
+        if self.events and chance < 0.4:
+            name = self.random.choice(list(self.events))
+            awaited, deleted = self.events.pop(name)
+            self.look(name, awaited if deleted or self.believes_writes else None)
+        elif self.arrived < 60 and (chance < 0.65 or not self.present):
+            self.arrived += 1
+            kind = self.random.choice(kinds)
+            name = node(self.arrived, self.arrived, kind)
+            self.present[name] = kind
+            self.look(name, None)
+        elif chance < 0.75:
+            self.happens(self.random.choice(list(self.present)), deleted=False)
+        elif writers and chance < 0.8:
+            self.downgrade(writers[0])
+        elif self.present:
+            # Mostly whoever is inside, as in life.
+            anybody = self.random.random() < 0.4 or not self.holders
+            self.leave(self.random.choice(list(self.present) if anybody else self.holders))
+
+    def run(self, kinds: list[Kind]) -> None:
+        while self.arrived < 60 or self.present:
+            self.step(kinds)
+            inside_ = {self.present[name] for name in self.holders}
+            assert len(self.holders) <= 1 or inside_ == {READ}, "two are inside"
+            assert not self.present or self.holders or self.events, "nobody is inside, and nobody will look"
+
+
+@pytest.mark.parametrize("kinds", [[MUTEX], [READ, WRITE], [WRITE]], ids=str)
+@pytest.mark.parametrize("seed", range(150))
+def test_random_hand_overs_without_the_list_are_safe_and_live(seed, kinds):
+    line = Line(seed, believes_writes=False)
+    line.run(kinds)
+    assert line.shortcuts > 0
+
+
+@pytest.mark.parametrize("kinds", [[MUTEX], [READ, WRITE]], ids=str)
+def test_that_model_catches_who_takes_a_write_for_an_end(kinds):
+    caught = 0
+    for seed in range(150):
+        try:
+            Line(seed, believes_writes=True).run(kinds)
+        except AssertionError:
+            caught += 1
+    assert caught > 10

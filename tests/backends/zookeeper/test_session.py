@@ -7,12 +7,16 @@ import gc
 import glob
 import logging
 import socket
+import threading
 from pathlib import Path
+from random import Random
 
 import pytest
 from aiozk import exc, protocol
 
 from aiolock.backends.zookeeper import wire
+from aiolock.backends.zookeeper.address import Host
+from aiolock.backends.zookeeper.connecting import Resolver
 from aiolock.backends.zookeeper.wire import InDoubt, NotSent, SessionChanged
 from aiolock.errors import BackendRefused
 from tests.certificates import Certificates
@@ -83,7 +87,8 @@ async def test_an_opening_that_is_cancelled_leaves_nothing_open(proxy, tools):
     before, opened = asyncio.all_tasks(), proxy.connections
     for _ in range(3):
         with pytest.raises(TimeoutError):
-            async with tools.session(f"zookeeper://127.0.0.1:{proxy.port}", within=0.2):
+            # So long that the server does not end it for us.
+            async with tools.session(f"zookeeper://127.0.0.1:{proxy.port}", 60.0, within=0.2):
                 raise AssertionError("opened through a black hole")
     left = {task.get_name() for task in asyncio.all_tasks() - before}
     assert not {name for name in left if name.startswith("aiolock")}
@@ -110,6 +115,31 @@ async def test_hosts_that_do_not_resolve_or_listen_are_passed_over(server, tools
     url = f"zookeeper://nowhere.invalid,127.0.0.1:1,localhost:{server.port}"
     async with tools.session(url) as session:
         assert session.connected
+
+
+async def test_a_resolver_that_hangs_is_asked_once_for_each_name(monkeypatch):
+    answer, asked = threading.Event(), []
+
+    def hang(name, *_args, **_options):
+        asked.append(name)
+        answer.wait(60)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", 1))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", hang)
+    resolver = Resolver(Random(1))
+    try:
+        for _ in range(5):
+            for name in ("one", "two"):
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(0.05):
+                        await resolver.resolve(Host(name, 1))
+        assert sorted(asked) == ["one", "two"]
+    finally:
+        answer.set()
+    assert await resolver.resolve(Host("one", 1)) == ["127.0.0.1"]
+    assert len(asked) == 2, "the answer to the first question is taken"
+    assert await resolver.resolve(Host("one", 1)) == ["127.0.0.1"]
+    assert len(asked) == 3, "and is asked anew the next time"
 
 
 @pytest.mark.parametrize(
@@ -345,6 +375,14 @@ async def test_the_user_is_known_again_after_every_reconnect_before_anybody_else
             await session.ask(wire.get(path, watch=False))
 
 
+async def test_no_password_is_in_any_log(server, tools, caplog):
+    with caplog.at_level(logging.DEBUG), caplog.at_level(logging.DEBUG, "aiozk.connection.payload"):
+        async with tools.session(f"zookeeper://me:SECRET@127.0.0.1:{server.port}") as session:
+            await session.ask(wire.sync())
+    assert "Login(***)" in caplog.text, "what is sent was logged"
+    assert "SECRET" not in caplog.text
+
+
 async def test_a_user_whom_the_ensemble_does_not_accept_is_refused_once(server, tools, monkeypatch):
     monkeypatch.setattr(
         wire, "mark", lambda credentials: protocol.AuthRequest(type=0, scheme="none such", auth=credentials)
@@ -405,7 +443,7 @@ async def test_a_hundred_reconnects_leave_nothing_behind(server, proxy, tools):
         await tools.until(lambda: len(proxy.ends) == 2)
         gc.collect()
         await tools.until(lambda: descriptors() <= before and len(asyncio.all_tasks()) <= tasks)
-        # The one that waits for the next change is the heartbeat, between two of its own; or nobody.
+        # Nobody waits for a connection that is there.
         await tools.until(lambda: not session._waiting)
         assert session.watch_callbacks == {}
 
