@@ -102,7 +102,7 @@ def test_ctrl_c_ends_all_processes(mark):
         assert len(alive(mark)) == 4
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)
-        assert (process.returncode, err) == (130, "")
+        assert (process.returncode, err) == (-signal.SIGINT, "")
         assert alive(mark) == []
 
 

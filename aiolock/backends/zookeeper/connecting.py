@@ -89,6 +89,16 @@ def _look_up(host: Host) -> asyncio.Future[list[str]]:
     return found
 
 
+class _Ending(asyncio.StreamReaderProtocol):
+    """Every end of a connection is the end of what is read.
+
+    Otherwise a connection that was reset, and that nobody waits for any more, is complained about when it is collected.
+    """
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - see above
+        super().connection_lost(None)
+
+
 class Connection(connection.Connection):  # type: ignore[misc]
     """aiozk's connection, with its ends repaired.
 
@@ -113,12 +123,17 @@ class Connection(connection.Connection):  # type: ignore[misc]
 
     async def connect(self) -> None:
         """Open the socket, and TLS on it; the caller sets the bound. Cancelling it leaves nothing open."""
-        self.reader, self.writer = await asyncio.open_connection(
+        loop = asyncio.get_running_loop()
+        self.reader = asyncio.StreamReader(loop=loop)
+        protocol = _Ending(self.reader, loop=loop)
+        transport, _ = await loop.create_connection(
+            lambda: protocol,
             self.host,
             self.port,
             ssl=self._tls,
             server_hostname=None if self._tls is None else self.where.name,
         )
+        self.writer = asyncio.StreamWriter(transport, protocol, self.reader, loop)
 
     async def handshake(self, request: Any) -> Any:
         """Send the ConnectRequest and return the ConnectResponse; raises :class:`Refused` if there is none."""
