@@ -28,6 +28,7 @@ def pytest_collection_modifyitems(config, items):
             needs = needs.get(params.get("act"))
         words = {needs} if isinstance(needs, str) else needs or set()
         there = words <= server.kinds | server.promises
+        there = there and (server.shows or not getattr(item.module, "COMPARES", False))
         (kept if there else left).append(item)
     if left:
         config.hook.pytest_deselected(items=left)
