@@ -233,13 +233,16 @@ class Board:
         entry = Entry(b"", "")
         while self._wishes or self._waits:
             self._news = asyncio.get_running_loop().create_future()
+            # A step that changes nothing is answered by what was read after it was wished, and by nothing older: others
+            # may have written in between. One that changes something is checked by the server.
+            asked = set() if sight else set(self._wishes)
             try:
                 if not sight:
                     self._sent = self.clock()
                     entry = await self._document.read()
                     self._trouble = None
                     self._look(entry)
-                written = await self._write(entry) if self._wishes else entry
+                written = await self._write(entry, asked) if self._wishes else entry
             except BackendError as error:
                 if not error.retryable:
                     raise
@@ -250,10 +253,9 @@ class Board:
                 sight, races = False, races + 1
                 await asyncio.sleep(self._runtime.random.random() * PAUSE * 2 ** min(races, 7))
                 continue
-            races, entry = 0, written
+            races, sight, entry = 0, written is not entry, written
             if self._wishes:
-                # They came while we wrote: what stands there is what we wrote, unless the write says otherwise.
-                sight = True
+                # They came while we read or wrote: after a write what stands there is that, unless the next says otherwise.
                 continue
             sight = False
             if self._waits:
@@ -274,8 +276,11 @@ class Board:
             self._trouble = error
             await asyncio.sleep(self._runtime.random.random() * PAUSE * 100)
 
-    async def _write(self, entry: Entry) -> Entry | None:
-        """Carry out what is wished: what stands there now, or ``None`` if somebody else was faster."""
+    async def _write(self, entry: Entry, asked: set[asyncio.Future[Any]]) -> Entry | None:
+        """Carry out what is wished: what stands there now, or ``None`` if somebody else was faster.
+
+        What would change nothing, and was not ``asked`` before ``entry`` was read, waits for the next reading.
+        """
         body, seen = _decode(entry, self)
         steps = [(wish, step) for wish, step in self._wishes.items()]
         answers: dict[asyncio.Future[Any], Any] = {}
@@ -284,13 +289,14 @@ class Board:
             try:
                 after, answer = step(new)
             except Exception as error:  # noqa: BLE001 - whatever a step says to this body, who wished it hears of it
-                self._wishes.pop(wish, None)
-                settle(wish, error=error)
+                if wish in asked:
+                    self._wishes.pop(wish, None)
+                    settle(wish, error=error)
                 continue
             answers[wish] = answer
             new = new if after is None else after
         if new is body:
-            self._answer(answers)
+            self._answer({wish: answer for wish, answer in answers.items() if wish in asked})
             # Who waits may have waited for that answer.
             self._look(entry)
             return entry

@@ -77,12 +77,13 @@ async def test_a_party_that_is_cancelled_breaks_the_round(client, rival):
     ]
 
 
-async def test_a_party_whose_time_is_over_breaks_the_round(client, rival):
-    impatient = asyncio.create_task(rival.barrier("x", 3, label="hasty").wait(timeout=0.3))
+async def test_a_party_whose_time_is_over_breaks_the_round(deployment, client, rival):
+    limit = deployment.seconds(0.3)
+    impatient = asyncio.create_task(rival.barrier("x", 3, label="hasty").wait(timeout=limit))
     patient = asyncio.create_task(client.barrier("x", 3).wait())
     late, broken = await ends([impatient, patient])
     assert isinstance(late, WaitTimeout)
-    assert "barrier 'x' was not complete within 0.3 s: 2 of 3 were there" in str(late)
+    assert f"barrier 'x' was not complete within {limit:g} s: 2 of 3 were there" in str(late)
     assert isinstance(broken, BarrierBroken)
     assert broken.reason == "a party timed out (hasty)"
 
