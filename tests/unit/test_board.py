@@ -358,3 +358,35 @@ async def test_an_arrival_that_is_late_does_not_count_for_a_party_that_is_gone(s
             assert not first.done()
             first.cancel()
             await asyncio.wait([first])
+
+
+class Slow:
+    """A way on which the server is asked at once, and its answers wait until they are let through."""
+
+    def __init__(self) -> None:
+        self.through = asyncio.Event()
+        self.through.set()
+        self.asked = 0
+
+    async def __call__(self, step):
+        answer = step()
+        self.asked += 1
+        await self.through.wait()
+        return answer
+
+
+async def test_a_question_is_not_answered_by_what_was_read_before_it():
+    server, way = MemoryServer(), Slow()
+    async with connect(server, way) as client, connect(server) as rival:
+        assert await client.latch("x", 3).count_down() == 2
+        way.through.clear()
+        before = way.asked
+        first = asyncio.create_task(client.latch("x", 3).count())
+        await until(lambda: way.asked > before)
+        assert await rival.latch("x", 3).count_down() == 1
+        # It was asked after that, while an answer from before it is still on its way.
+        second = asyncio.create_task(client.latch("x", 3).count())
+        await passes(3)
+        way.through.set()
+        assert await first == 2
+        assert await second == 1
