@@ -11,6 +11,7 @@ import gc
 import inspect
 import logging
 import os
+import signal
 
 import pytest
 
@@ -58,7 +59,19 @@ def pytest_addoption(parser):
         )
 
 
+def hear_signals():
+    """What starts us in the background or survives a logout has INT, QUIT or HUP ignored, and programs inherit that."""
+    for number, usual in {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGQUIT: signal.SIG_DFL,
+        signal.SIGHUP: signal.SIG_DFL,
+    }.items():
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, usual)
+
+
 def pytest_configure(config):
+    hear_signals()
     for option, server in URLS.items():
         if url := config.getoption(f"--{option}-url", default=None):
             EXTERNAL[server] = url

@@ -242,8 +242,9 @@ class ZooKeeper(Server):
             f"maxSessionTimeout={120 * tick_time}",
         ]
         common += ["admin.enableServer=false", "4lw.commands.whitelist=*", "maxClientCnxns=0", *extra]
-        # A small heap, one garbage collector thread and no optimising compiler: a JVM that starts fast and stays small.
-        lean = ["-Xmx64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData"]
+        # One garbage collector thread and no optimising compiler: a JVM that starts fast and stays small. Its heap has room
+        # for the lists that a thousand who enter at once ask for; with 64 MB it died of them.
+        lean = ["-Xms16m", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData"]
         switches = ["-Dzookeeper.forceSync=no", "-Dzookeeper.extendedTypesEnabled=true", *switches]
         main = [
             *lean,

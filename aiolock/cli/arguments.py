@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 
-__all__ = ["count", "measurable", "pattern", "permits", "positive", "seconds", "status"]
+__all__ = ["count", "given", "measurable", "pattern", "permits", "positive", "seconds", "status"]
 
 SHORTEST = 0.01
 """Seconds below which a measurement says nothing."""
@@ -58,6 +58,13 @@ def permits(text: str) -> tuple[int, int]:
     if not slash or not count.isdecimal() or not limit.isdecimal() or not 1 <= int(count) <= int(limit):
         raise argparse.ArgumentTypeError(f"{text!r} does not say how many of how many, as 1/3 does")
     return int(count), int(limit)
+
+
+def given(text: str) -> str:
+    """What is not empty: an empty one is a variable that somebody forgot to set."""
+    if not text:
+        raise argparse.ArgumentTypeError("it must not be empty; leave it out for what the environment says")
+    return text
 
 
 def pattern(text: str) -> str:

@@ -44,12 +44,17 @@ class Child:
 
     @classmethod
     async def start(
-        cls, command: Sequence[str], environment: Mapping[str, str], *, foreground: bool, dies: bool
+        cls,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        foreground: bool,
+        switch: Switch | None,
     ) -> Child:
         """Start ``command``, which inherits our standard streams.
 
         :param foreground: give it the terminal.
-        :param dies: have the kernel kill it should we be killed.
+        :param switch: what kills its group, and the kernel it, should we be killed.
 
         Raises :class:`Ended` with the status that shells have for a command that cannot be started. Cancelling it kills
         what was started.
@@ -60,14 +65,16 @@ class Child:
                 # What comes meanwhile waits until the new process can take it as the command would.
                 with blocked(*FORWARDED, signal.SIGTTOU) as before:
                     numbers = ",".join(str(number) for number in sorted(before))
-                    preparing = (str(write), str(os.getpid()), str(int(dies)), str(int(foreground)), numbers)
+                    guard = () if switch is None else (switch.pipe,)
+                    told = str(switch.pipe if switch is not None else -1)
+                    preparing = (str(write), told, str(os.getpid()), str(int(foreground)), numbers)
                     process = await children().open_process(
                         [*PYTHON, str(HERE / "launch.py"), *preparing, *command],
                         stdin=None,
                         stdout=None,
                         stderr=None,
                         env=environment,
-                        pass_fds=(write,),
+                        pass_fds=(write, *guard),
                     )
             finally:
                 os.close(write)
@@ -107,7 +114,8 @@ class Switch:
 
     def __init__(self, process: Any, pipe: int) -> None:
         self._process = process
-        self._pipe = pipe
+        self.pipe = pipe
+        """What the guard listens to; it acts when nobody has it open any more."""
 
     @classmethod
     async def start(cls, *, json: bool) -> Switch:
@@ -136,10 +144,6 @@ class Switch:
             switch._say("json")
         return switch
 
-    def guard(self, group: int) -> None:
-        """Kill ``group`` if it has to be."""
-        self._say(f"group {group}")
-
     def until(self, moment: float) -> None:
         """The lock is certain until then, on the clock of :mod:`aiolock.clock`."""
         self._say(f"until {moment!r}")
@@ -153,12 +157,12 @@ class Switch:
         self._say("unguarded")
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
-        os.close(self._pipe)
+        os.close(self.pipe)
         await self._process.wait()
 
     def _say(self, line: str) -> None:
         with contextlib.suppress(BrokenPipeError, BlockingIOError):
-            os.write(self._pipe, f"{line}\n".encode())
+            os.write(self.pipe, f"{line}\n".encode())
 
 
 async def _read(pipe: int) -> bytes:

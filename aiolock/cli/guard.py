@@ -1,6 +1,6 @@
 """The dead man's switch: a program of its own that kills the command if aiolock cannot.
 
-Aiolock tells it on its standard input which process group it guards, and again and again until when the lock is certain.
+It is told on its standard input which process group it guards, and again and again until when the lock is certain.
 If that moment passes, or the input ends because aiolock was killed, the whole group is killed: also what the
 command has started, which the kernel's parent-death signal does not reach, and also if aiolock was stopped.
 It imports nothing but the standard library.
@@ -103,12 +103,13 @@ def main() -> int:
     group, until, heard, as_json, told = 0, math.inf, b"", False, False
     while True:
         left = until - _now()
-        if left <= 0:
+        if group and left <= 0:
             until = math.inf
             if not _kill(group) and not told:
                 told = True
                 _complain(as_json)
-        ready, _, _ = select.select([0], [], [], None if until == math.inf else max(0.0, min(left, LOOK)))
+        waits = None if until == math.inf or not group else max(0.0, min(left, LOOK))
+        ready, _, _ = select.select([0], [], [], waits)
         if not ready:
             continue
         chunk = os.read(0, 65_536)

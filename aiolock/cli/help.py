@@ -19,7 +19,7 @@ examples:
 _RUN = """\
 Wait for the lock NAME, run COMMAND under it, and give the lock back when it ends.
 
--n, -w, -E, -s, -x and -c mean what they mean for flock. Locks of -s and -x exclude each other; locks without
+-n, -w, -E, -s, -x, -o and -c mean what they mean for flock. Locks of -s and -x exclude each other; locks without
 either, and those with --permits, are others, also under the same name.
 
 If the lock cannot be renewed, COMMAND gets TERM so early that it has --kill-after seconds to end, and KILL a

@@ -3,13 +3,14 @@
 What has to happen between fork and exec is done here, in a fresh process with one thread, and not in a ``preexec_fn``, which
 can deadlock. It imports nothing but the standard library, so that it starts in a few milliseconds.
 
-Its arguments: a file descriptor to say an error number on (closed by a successful exec), the pid of who started it,
-whether to die with it, whether to take the terminal, the signals that were blocked before (separated by commas), and
-the command.
+Its arguments: a file descriptor to say an error number on (closed by a successful exec), one to tell the guard which
+process group it has (or -1), the pid of who started it, whether to take the terminal, the signals that were blocked before
+(separated by commas), and the command. With a guard it dies with who started it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import signal
@@ -51,6 +52,14 @@ def _die_with(parent: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def _tell_guard(guard: int) -> None:
+    """Before the command can start anything: the guard has to know even if our parent is killed in this very moment."""
+    # A guard that is gone makes no trouble, as SIGPIPE is ignored.
+    with contextlib.suppress(OSError):
+        os.write(guard, f"group {os.getpgrp()}\n".encode())
+    os.close(guard)
+
+
 def _take_terminal() -> None:
     try:
         terminal = os.open("/dev/tty", os.O_RDWR | os.O_CLOEXEC)
@@ -63,11 +72,12 @@ def _take_terminal() -> None:
 
 def main(words: list[str]) -> int:
     """Prepare this process, and execute the command; ends only if that fails."""
-    report, parent, dies, terminal, blocked, *command = words
+    report, guard, parent, terminal, blocked, *command = words
     os.set_inheritable(int(report), False)  # noqa: FBT003 - the argument has no name
-    if dies == "1":
-        _die_with(int(parent))
     os.setpgid(0, 0)
+    if guard != "-1":
+        _die_with(int(parent))
+        _tell_guard(int(guard))
     if terminal == "1":
         _take_terminal()
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:

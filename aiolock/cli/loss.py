@@ -10,7 +10,16 @@ from enum import Enum
 
 from aiolock.errors import ConfigError
 
-__all__ = ["Deed", "check_kill_after", "default_kill_after", "fitting", "moment", "next_look", "what_to_do"]
+__all__ = [
+    "Deed",
+    "check_kill_after",
+    "default_kill_after",
+    "fitting",
+    "guarded",
+    "moment",
+    "next_look",
+    "what_to_do",
+]
 
 MOST_OF_TTL = 3.0
 """``kill_after`` is at most a third of the ttl: an undisturbed lease is always longer than that."""
@@ -30,6 +39,11 @@ class Deed(Enum):
 def moment(ttl: float) -> float:
     """How many seconds before the end of the term a command is killed: processes need a little time to die."""
     return min(max(0.02 * ttl, 0.02), 0.5)
+
+
+def guarded(remaining: float, ttl: float) -> float:
+    """In how many seconds the guard kills it, which acts only if we do not, and so a little later than we."""
+    return max(0.0, remaining - moment(ttl) / 2)
 
 
 def default_kill_after(ttl: float) -> float:

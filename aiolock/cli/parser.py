@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import aiolock
-from aiolock.cli.arguments import count, measurable, pattern, permits, positive, seconds, status
+from aiolock.cli.arguments import count, given, measurable, pattern, permits, positive, seconds, status
 from aiolock.cli.help import ABOUT, EXAMPLES, SHORT
 from aiolock.cli.statuses import TABLE, USAGE
 from aiolock.cli.words import split
@@ -33,15 +33,36 @@ class _Parser(argparse.ArgumentParser):
         self.exit(USAGE, f"{self.format_usage()}{self.prog}: {message}\n")
 
 
+REFUSED = {
+    (
+        "-u",
+        "--unlock",
+    ): "a lock is given back when its command ends; to take it away, see aiolock force-release",
+    ("-F", "--no-fork"): "somebody has to renew the lock while the command runs",
+}
+"""What flock has and we have not."""
+
+
+class _Refused(argparse.Action):
+    def __init__(self, *, why: str, **more: Any) -> None:
+        super().__init__(**more)
+        self._why = why
+
+    def __call__(self, *_: object) -> NoReturn:
+        raise argparse.ArgumentError(self, f"there is none here: {self._why}")
+
+
 def _common(parser: Parser, *, server: bool = True) -> None:
     group = parser.add_argument_group("common options")
     if server:
         group.add_argument(
             "--url",
+            type=given,
             help="the server, as redis://127.0.0.1:6379/0 (default: $AIOLOCK_URL, which also hides a password)",
         )
         group.add_argument(
             "--namespace",
+            type=given,
             help="what the names of its locks begin with (default: $AIOLOCK_NAMESPACE, else aiolock)",
         )
         group.add_argument("--label", help="how others see this process (default: host:pid)")
@@ -109,6 +130,12 @@ def _run(parser: Parser) -> None:
     parser.add_argument(
         "-c", "--command", dest="command_string", metavar="STRING", help="run STRING by the shell"
     )
+    # Children that outlive COMMAND never hold the lock, which is what -o is for.
+    parser.add_argument(
+        "-o", "--close", action="store_true", help="as it is anyway: accepted for flock's sake"
+    )
+    for words, why in REFUSED.items():
+        parser.add_argument(*words, action=_Refused, nargs=0, why=why, help=argparse.SUPPRESS)
     parser.add_argument("name", metavar="NAME", nargs="?", help="the lock")
     parser.add_argument(
         "command", metavar="-- COMMAND ...", nargs="?", help="what to run, with its arguments"
@@ -183,7 +210,7 @@ def _parser() -> tuple[Parser, dict[str, Parser]]:
         description="Distributed locks, from the command line.",
         epilog=f"{EXAMPLES}\n{TABLE}\n\n`aiolock COMMAND --help` says more about each.",
     )
-    parser.add_argument("--version", action="version", version=aiolock.__version__)
+    parser.add_argument("-V", "--version", action="version", version=aiolock.__version__)
     commands = parser.add_subparsers(dest="verb", required=True, metavar="COMMAND", parser_class=_Parser)
     made: dict[str, Parser] = {}
     for name, fill in FILL.items():

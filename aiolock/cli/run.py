@@ -14,7 +14,7 @@ from aiolock.cli.child import Child, Switch, children
 from aiolock.cli.closing import HURRY, close
 from aiolock.cli.inbox import JOB, LEAVE, Inbox
 from aiolock.cli.locks import ask, choose, kind_of
-from aiolock.cli.loss import check_kill_after, default_kill_after, fitting
+from aiolock.cli.loss import check_kill_after, default_kill_after, fitting, guarded
 from aiolock.cli.output import Output
 from aiolock.cli.statuses import CANNOT_RUN, NOT_FOUND, Ended, ended_by, of_exec
 from aiolock.cli.supervise import Supervisor
@@ -116,10 +116,8 @@ async def _acquire(lock: Lock, options: argparse.Namespace, inbox: Inbox, output
         lease = await wait_for(asyncio.create_task(ask(lock, options)), lock, label, inbox, output)
     except AcquireTimeout as error:
         # As flock, this says nothing to a script, for which the status is enough.
-        message = (
-            f"lock {shorten(lock.name)} was not free within {error.timeout:g} s; wait longer with -w, "
-            "or see who holds it with `aiolock inspect`"
-        )
+        name, so_long = shorten(lock.name), f" within {error.timeout:g} s" if error.timeout else ""
+        message = f"lock {name} was not free{so_long}; wait longer with -w, or see who holds it with `aiolock inspect`"
         raise Ended(options.conflict_exit_code, message if output.chatty or output.json else "") from error
     waited = system_clock() - start
     output.event(
@@ -151,18 +149,19 @@ async def _work(
     terminal.remember()
     switch = None if options.on_loss == "warn" else await Switch.start(json=output.json)
     try:
+        if switch is not None:
+            # Also for a command that begins while we stand still.
+            switch.until(system_clock() + guarded(lease.remaining(), lease.ttl))
         async with inbox.listen(*JOB):
             try:
                 child = await Child.start(
-                    command, environment, foreground=terminal.lend_at_once, dies=switch is not None
+                    command, environment, foreground=terminal.lend_at_once, switch=switch
                 )
             except BaseException:
                 if terminal.lend_at_once:
                     # What was to become the command may have taken it before it failed.
                     terminal.lend(os.getpgrp())
                 raise
-            if switch is not None:
-                switch.guard(child.pid)
             supervisor = Supervisor(
                 child,
                 lease,

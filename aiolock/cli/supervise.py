@@ -17,7 +17,7 @@ from aiolock.cli.child import Child, Switch
 from aiolock.cli.dying import DEADLY
 from aiolock.cli.guard import BEYOND_US, DYING, Left
 from aiolock.cli.inbox import Inbox
-from aiolock.cli.loss import Deed, moment, next_look, what_to_do
+from aiolock.cli.loss import Deed, guarded, moment, next_look, what_to_do
 from aiolock.cli.output import Output
 from aiolock.cli.statuses import LOST, of_child
 from aiolock.cli.table import seconds
@@ -108,7 +108,9 @@ class Supervisor:
         lent = self._terminal.take_back(self._child.pid)
         if returncode < 0:
             self._terminal.restore()
-        if self._asked_at is None and not self._killed:
+        if self._guard_was_first(returncode):
+            self._say(f"the command was killed, because lock {shorten(self._lease.name)} had ended")
+        elif self._asked_at is None and not self._killed:
             if -returncode in DEADLY and (lent or -returncode in self._passed):
                 self.died_of, self.job_missed = Signals(-returncode), lent
             return of_child(returncode)
@@ -121,6 +123,12 @@ class Supervisor:
         if left is Left.BEYOND_US:
             self._complain()
         return LOST
+
+    def _guard_was_first(self, returncode: int) -> bool:
+        """Whether it was the guard that killed the command: we stood still until the lock had ended."""
+        told = self._killed or self._asked_at is not None or self._switch is None
+        ended = self._lease.remaining() <= moment(self._lease.ttl)
+        return not told and ended and returncode == -Signals.SIGKILL
 
     # --- the lock
 
@@ -147,9 +155,8 @@ class Supervisor:
     def _mind_the_lock(self) -> None:
         lease = self._lease
         if self._switch is not None and not (self._forced and self._asked_at is not None):
-            # It acts only if we do not, so it comes a little later than we.
-            left = self._kill_after + GRACE if self._forced else lease.remaining() - moment(lease.ttl) / 2
-            self._switch.until(system_clock() + max(0.0, left))
+            left = self._kill_after + GRACE if self._forced else guarded(lease.remaining(), lease.ttl)
+            self._switch.until(system_clock() + left)
         deed = what_to_do(self._remaining, lease.ttl, self._kill_after, self._since_term, self._policy)
         if self._killed:
             return

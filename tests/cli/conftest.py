@@ -16,6 +16,7 @@ import subprocess
 import sys
 import termios
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -28,13 +29,44 @@ PATIENCE = 30.0
 
 PROGRAM = [sys.executable, "-W", "error", "-m", "aiolock"]
 
+ANSWERS_SIGNALS = ["env", "--default-signal"]
+"""Whoever started the tests may ignore some, as nohup does and shells do for what they start in the background."""
+
+WAITS_FOR_A_SIGNAL = """\
+import signal, sys
+status, *names = sys.argv[1:]
+numbers = {getattr(signal, f"SIG{name}") for name in names}
+signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+print("ready", flush=True)
+print("got", signal.Signals(signal.sigwait(numbers)).name, flush=True)
+sys.exit(int(status))
+"""
+
+
+def waits_for_a_signal(*names: str, status: int) -> list[str]:
+    """A command that says `ready`, waits for one of these signals, says `got SIGTERM`, and ends with a status.
+
+    Not by a shell, whose traps depend on the moment: dash forgets a signal, with a trap or SIGINT, that comes while it
+    starts a program (in the child of vfork its handler does nothing). So what gets one of those in a test must not be
+    a shell that starts something: `exec sleep`, `read` and `wait` are certain.
+    """
+    return [sys.executable, "-I", "-S", "-c", WAITS_FOR_A_SIGNAL, str(status), *names]
+
+
+def until(what: Callable[[], object], otherwise: str) -> None:
+    """Until it is so."""
+    give_up = time.monotonic() + PATIENCE
+    while not what():
+        assert time.monotonic() < give_up, otherwise
+        time.sleep(0.01)
+
 
 class Program:
     """One `aiolock` under way, with pipes for its streams."""
 
     def __init__(self, words: tuple[str, ...], environment: dict[str, str], before=(), **more) -> None:
         self.process = subprocess.Popen(
-            [*before, *PROGRAM, *words],
+            [*ANSWERS_SIGNALS, *before, *PROGRAM, *words],
             env=environment,
             text=True,
             start_new_session=True,
@@ -96,7 +128,11 @@ class Screen:
         self.resize(columns, rows)
         # It makes a session with this terminal and becomes the command; forking here could deadlock with other threads.
         self.process = subprocess.Popen(
-            ["setsid", "--ctty", *command], env=environment, stdin=terminal, stdout=terminal, stderr=terminal
+            [*ANSWERS_SIGNALS, "setsid", "--ctty", *command],
+            env=environment,
+            stdin=terminal,
+            stdout=terminal,
+            stderr=terminal,
         )
         os.close(terminal)
         self.pid = self.process.pid
@@ -132,8 +168,9 @@ class Screen:
 
     def end(self) -> tuple[int, str]:
         """The status and the rest of what it said."""
+        give_up = time.monotonic() + PATIENCE
         while self._more():
-            pass
+            assert time.monotonic() < give_up, f"it does not end: {self.seen[-600:]!r}"
         return self.process.wait(PATIENCE), self.seen
 
     def close(self) -> None:
@@ -193,10 +230,7 @@ class Shell:
 
     def waiting(self, name: str, count: int) -> None:
         """Until so many stand in line."""
-        give_up = time.monotonic() + PATIENCE
-        while len(self.look(name).waiters) != count:
-            assert time.monotonic() < give_up, f"there are never {count} in line for {name}"
-            time.sleep(0.01)
+        until(lambda: len(self.look(name).waiters) == count, f"there are never {count} in line for {name}")
 
     def unused(self, name: str) -> bool:
         """Whether nobody holds it and nobody waits."""

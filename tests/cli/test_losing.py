@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
 import json
 import os
 import re
@@ -12,6 +14,15 @@ import time
 from pathlib import Path
 
 import pytest
+
+from aiolock.cli.child import Child, Switch
+from aiolock.cli.guard import Group
+from aiolock.cli.inbox import Inbox
+from aiolock.cli.output import Output
+from aiolock.cli.supervise import Supervisor
+from aiolock.cli.terminal import Terminal
+from aiolock.clock import system_clock
+from tests.cli.conftest import until, waits_for_a_signal
 
 TTL = 3.0
 
@@ -43,12 +54,12 @@ def stubborn(shell, path: Path, *options: str):
 
 
 def test_the_command_is_asked_to_stop_while_the_lock_is_still_held(alone):
-    script = "trap 'echo asked; exit 0' TERM; echo ready; while :; do sleep 0.02; done"
-    program = alone.start("run", "--ttl", str(TTL), "--kill-after", "1", "x", "--", "sh", "-c", script)
+    command = waits_for_a_signal("TERM", status=0)
+    program = alone.start("run", "--ttl", str(TTL), "--kill-after", "1", "x", "--", *command)
     assert program.line() == "ready"
     alone.redis.freeze()
     frozen = uptime()
-    assert program.line() == "asked"
+    assert program.line() == "got SIGTERM"
     # The server counts from the last renewal that it got, which was before it stood still.
     assert uptime() < frozen + TTL
     status, _, err = program.end()
@@ -73,21 +84,21 @@ def test_a_command_that_does_not_listen_is_dead_before_another_can_hold_the_lock
 
 def test_a_lock_that_can_be_renewed_again_is_not_lost(alone):
     program = alone.start(
-        "run", "--ttl", "4", "x", "--", "sh", "-c", "echo ready; read line", stdin=subprocess.PIPE
-    )
+        "run", "--ttl", "6", "--kill-after", "0.5", "x", "--", "sh", "-c", "echo ready; read line",
+        stdin=subprocess.PIPE,
+    )  # fmt: skip
     assert program.line() == "ready"
     alone.redis.freeze()
-    time.sleep(1.2)
+    # Renewals come every two seconds: one of them has no answer in time.
+    time.sleep(2.2)
     alone.redis.thaw()
-    time.sleep(3.0)
-    program.process.stdin.write("\n")
-    program.process.stdin.close()
-    assert program.process.wait(30) == 0
+    until(lambda: alone.look("x").holders[0].remaining > 5, "it is not renewed")
+    assert program.end("\n") == (0, "", "")
 
 
 def test_warn_lets_the_command_go_on(alone):
     program = alone.start(
-        "run", "--json", "--ttl", "1", "--on-loss", "warn", "x", "--", "sh", "-c", "echo ready; read line; exit 4",
+        "run", "--json", "--ttl", "2", "--on-loss", "warn", "x", "--", "sh", "-c", "echo ready; read line; exit 4",
         stdin=subprocess.PIPE,
     )  # fmt: skip
     assert program.line() == "ready"
@@ -102,13 +113,12 @@ def test_warn_lets_the_command_go_on(alone):
 
 
 def test_a_lock_that_is_taken_away_by_force_stops_the_command(shell):
-    script = "trap 'echo asked; exit 3' TERM; echo ready; while :; do sleep 0.02; done"
-    program = shell.start("run", "x", "--", "sh", "-c", script)
+    program = shell.start("run", "x", "--", *waits_for_a_signal("TERM", status=3))
     assert program.line() == "ready"
     status, out, err = shell.run("force-release", "x")
     assert (status, err) == (0, "")
     assert "was taken from" in out
-    assert program.line() == "asked"
+    assert program.line() == "got SIGTERM"
     status, _, err = program.end()
     assert status == 75
     assert "lock 'x' was lost (force-released)" in err
@@ -126,7 +136,7 @@ def test_after_force_a_command_that_does_not_listen_is_killed_as_well(shell, tmp
 
 
 def test_a_hold_that_is_gone_without_warning_is_the_end_at_once(alone):
-    program = alone.start("run", "--ttl", "1", "x", "--", "sh", "-c", "trap '' TERM; echo ready; sleep 1000")
+    program = alone.start("run", "--ttl", "4", "x", "--", "sh", "-c", "trap '' TERM; echo ready; sleep 1000")
     assert program.line() == "ready"
     # A server without persistence has forgotten everything.
     alone.redis.restart()
@@ -149,9 +159,77 @@ def test_a_stopped_aiolock_does_not_keep_the_command_alive(shell, tmp_path):
     assert program.end()[0] == 75
 
 
+async def test_the_guard_knows_the_command_from_its_first_moment():
+    switch = await Switch.start(json=False)
+    child = await Child.start(["sleep", "1000"], os.environ, foreground=False, switch=switch)
+    # As if we had been killed before the next step.
+    os.close(switch.pipe)
+    try:
+        assert await switch._process.wait() == 0
+        assert await child.wait() == -signal.SIGKILL
+    finally:
+        child.send(signal.SIGKILL)
+
+
+async def test_a_command_that_begins_after_the_end_of_the_lock_is_killed():
+    """As if we had stood still in between."""
+    switch = await Switch.start(json=False)
+    switch.until(system_clock())
+    child = await Child.start(["sleep", "1000"], os.environ, foreground=False, switch=switch)
+    try:
+        async with asyncio.timeout(30):
+            assert await child.wait() == -signal.SIGKILL
+    finally:
+        child.send(signal.SIGKILL)
+        await switch.stop()
+
+
+class Ending:
+    """A command that the guard kills, and its lease, which ends in the same moment."""
+
+    pid = 0
+    ttl = 3.0
+    name = "x"
+    token = 17
+    left = 2.0
+
+    group = Group(2**22 + 1)
+
+    def remaining(self) -> float:
+        return self.left
+
+    async def wait(self) -> int:
+        self.left = 0.0
+        return -signal.SIGKILL
+
+    async def wait_lost(self) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    def send(self, number: int) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("guarded", "status"), [(True, 75), (False, 137)])
+async def test_a_command_that_the_guard_has_killed_was_stopped_for_the_lock(guarded, status):
+    """Also if its end is heard before that of the lease."""
+    switch = await Switch.start(json=False) if guarded else None
+    told = io.StringIO()
+    ending = Ending()
+    supervisor = Supervisor(
+        ending, ending, Inbox(), Terminal(), switch, Output(err=told), kill_after=0.5,
+        policy="term" if guarded else "warn",
+    )  # fmt: skip
+    try:
+        assert await supervisor.run() == status
+    finally:
+        if switch is not None:
+            await switch.stop()
+    assert ("the command was killed, because lock 'x' had ended" in told.getvalue()) is guarded
+
+
 def test_children_of_the_command_do_not_outlive_the_lock(alone):
     script = "(trap '' TERM; sleep 1000; :) & echo ready; wait"
-    program = alone.start("run", "--ttl", "1", "x", "--", "sh", "-c", script)
+    program = alone.start("run", "--ttl", "2", "x", "--", "sh", "-c", script)
     assert program.line() == "ready"
     alone.redis.freeze()
     assert program.process.wait(30) == 75

@@ -22,7 +22,7 @@ def test_the_status_is_that_of_the_command(shell, script, status):
 def test_the_command_begins_after_the_name_as_with_flock(shell):
     assert shell.run("run", "-n", "x", "echo", "-n", "--json", "--", "a") == (0, "--json -- a", "")
     assert shell.run("run", "x", "-n", "--", "echo", "b") == (0, "b\n", "")
-    assert shell.run("run", "x", "-c", "echo $0; exit 3", environment={"SHELL": "/bin/sh"}) == (
+    assert shell.run("run", "-no", "x", "-c", "echo $0; exit 3", environment={"SHELL": "/bin/sh"}) == (
         3,
         "/bin/sh\n",
         "",
@@ -128,6 +128,11 @@ def test_how_it_goes_as_json(shell):
     status, out, err = shell.run("run", "--json", "-n", "x", "true")
     trouble = json.loads(err)
     assert (status, out, trouble["error"], trouble["status"]) == (1, "", "AcquireTimeout", 1)
+    assert trouble["message"].startswith("lock 'x' was not free; wait longer with -w")
+    assert (
+        "was not free within 0.2 s"
+        in json.loads(shell.run("run", "--json", "-w0.2", "x", "true")[2])["message"]
+    )
     holder.end("\n")
 
 

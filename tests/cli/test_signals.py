@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -11,18 +12,18 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.conftest import until, waits_for_a_signal
+
 NAMES = ["TERM", "INT", "HUP", "QUIT", "USR1", "USR2"]
 
 
 @pytest.mark.parametrize("name", [*NAMES, "WINCH"])
 def test_signals_reach_the_command(shell, name):
-    script = f'trap "echo got {name}; exit 5" {name}; echo ready; while :; do sleep 0.05; done'
-    program = shell.start("run", "x", "sh", "-c", script)
+    program = shell.start("run", "x", *waits_for_a_signal(name, status=5))
     assert program.line() == "ready"
     program.send(getattr(signal, f"SIG{name}"))
-    assert program.line() == f"got {name}"
-    # Shells say on stderr that their sleep was killed.
-    assert program.end()[:2] == (5, "")
+    assert program.line() == f"got SIG{name}"
+    assert program.end() == (5, "", "")
 
 
 def test_a_signal_that_kills_the_command_is_its_status(shell):
@@ -52,18 +53,13 @@ def test_a_signal_while_waiting_leaves_the_queue(shell):
 
 def test_what_was_ignored_stays_ignored(shell):
     """As under nohup."""
-    ignore = ["sh", "-c", 'trap "" HUP; exec "$@"', "sh"]
     script = "echo ready; read line; kill -HUP $$; echo survived"
-    from tests.cli.conftest import PROGRAM
-
-    process = subprocess.Popen(
-        [*ignore, *PROGRAM, "run", "x", "sh", "-c", script],
-        env=shell.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
-    assert process.stdout.readline() == "ready\n"
-    process.send_signal(signal.SIGHUP)
-    out, _ = process.communicate("\n", timeout=30)
-    assert (process.returncode, out) == (0, "survived\n")
+    program = shell.start(
+        "run", "x", "sh", "-c", script, before=["env", "--ignore-signal=HUP"], stdin=subprocess.PIPE
+    )
+    assert program.line() == "ready"
+    program.send(signal.SIGHUP)
+    assert program.end("\n") == (0, "survived\n", "")
 
 
 def test_the_command_has_the_usual_answers_to_signals(shell):
@@ -94,11 +90,29 @@ def test_a_killed_aiolock_takes_the_command_and_its_children_along(shell, script
     shell.all_end()
 
 
+def children(parent: int) -> list[int]:
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            if int(stat.read_text().rpartition(")")[2].split()[1]) == parent:
+                found.append(int(stat.parent.name))
+    return found
+
+
+def command_line(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+
+
 def test_nothing_of_ours_is_left_when_the_command_has_ended(shell):
-    program = shell.start("run", "x", "sh", "-c", "sleep 1000 >/dev/null 2>&1 & echo $!")
+    program = shell.start(
+        "run", "x", "sh", "-c", "sleep 1000 >/dev/null 2>&1 & echo $!; read line", stdin=subprocess.PIPE
+    )
     left = int(program.line())
-    assert program.end() == (0, "", "")
+    [guard] = [pid for pid in children(program.pid) if "guard.py" in command_line(pid)]
+    assert program.end("\n") == (0, "", "")
     # What the command leaves behind on purpose lives, without the lock; our guard does not.
+    assert not Path(f"/proc/{guard}").exists()
+    until(lambda: command_line(left) == "sleep 1000 ", "it does not live")
     assert shell.alive() == ["sleep 1000 "]
     os.kill(left, signal.SIGKILL)
     shell.all_end()
@@ -111,21 +125,15 @@ def test_a_stopped_command_goes_on_with_the_next_signal(shell):
     def is_stopped() -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
-    def until(wanted: bool) -> None:
-        give_up = time.monotonic() + 30
-        while is_stopped() is not wanted:
-            assert time.monotonic() < give_up
-            time.sleep(0.01)
-
     program.send(signal.SIGTSTP)
-    until(True)
+    until(is_stopped, "it does not stop")
     program.send(signal.SIGCONT)
-    until(False)
+    until(lambda: not is_stopped(), "it does not go on")
     assert program.end("\n")[:2] == (0, "on\n")
 
 
 def test_a_forwarded_ctrl_c_that_ended_the_command_ends_us_in_the_same_way(shell):
-    program = shell.start("run", "--json", "x", "sh", "-c", "echo ready; sleep 100; echo not reached")
+    program = shell.start("run", "--json", "x", "sh", "-c", "echo ready; exec sleep 100")
     assert program.line() == "ready"
     program.send(signal.SIGINT)
     status, out, err = program.end()

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
 import time
 
 import pytest
+
+from tests.cli.conftest import waits_for_a_signal
 
 AIOLOCK = f"{sys.executable} -m aiolock"
 BASH = ["bash", "--norc", "--noediting", "-i"]
@@ -40,7 +43,7 @@ def test_the_command_has_the_terminal(bash):
 
 
 def test_ctrl_c_reaches_the_command(bash):
-    bash.type("$A run x -- sh -c 'echo is $((1+1)); sleep 100'\n")
+    bash.type("$A run x -- sh -c 'echo is $((1+1)); exec sleep 100'\n")
     bash.until("is 2")
     bash.type("\x03")
     bash.until("ready> ")
@@ -53,7 +56,7 @@ def test_ctrl_c_reaches_the_command(bash):
 def test_ctrl_c_ends_the_script_around_it(shell, program, tmp_path):
     script = tmp_path / "script"
     script.write_text(
-        f"for i in 1 2 3; do {AIOLOCK} run x -- sh -c 'echo in $((i+40)); sleep 100'; done; echo went on\n"
+        f"for i in 1 2 3; do {AIOLOCK} run x -- sh -c 'echo in $((i+40)); exec sleep 100'; done; echo went on\n"
     )
     screen = shell.screen(command=[program, str(script)])
     screen.until("in 4")
@@ -67,13 +70,12 @@ def test_ctrl_c_ends_the_script_around_it(shell, program, tmp_path):
 
 def test_a_script_goes_on_if_the_command_has_a_use_for_ctrl_c(shell, tmp_path):
     script = tmp_path / "script"
-    script.write_text(
-        f"""{AIOLOCK} run x -- sh -c 'trap "exit 3" INT; echo is $((1+1)); while :; do sleep 0.05; done'; echo went on $?\n"""
-    )
+    command = shlex.join(waits_for_a_signal("INT", status=3))
+    script.write_text(f"{AIOLOCK} run x -- {command}; echo went on $?\n")
     screen = shell.screen(command=["bash", str(script)])
-    screen.until("is 2")
+    screen.until("ready")
     screen.type("\x03")
-    screen.until("went on 3")
+    screen.until("got SIGINT.*went on 3")
     assert screen.end()[0] == 0
 
 
