@@ -7,7 +7,7 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -76,6 +76,12 @@ class _Machine:
             cls.one = cls()
         return cls.one
 
+    def place(self) -> None:
+        """Run where we run; each thread of a process has its own word on that."""
+        for thread in Path(f"/proc/{self._process.pid}/task").iterdir():
+            with suppress(ProcessLookupError):
+                os.sched_setaffinity(int(thread.name), os.sched_getaffinity(os.getpid()))
+
     async def do(self, *words: object) -> list[str]:
         """Tell it something, and return what it says until it is done."""
         return await asyncio.to_thread(self._do, words)
@@ -98,6 +104,7 @@ class Curator(Contestant):
 
     async def __aenter__(self) -> Self:
         self._machine = _Machine.get()
+        self._machine.place()
         await self._machine.do("open", hosts(self.url))
         # A virtual machine that has just started is slow; it learns once, and stays.
         await self._machine.do("turns", "/curator/warm", 300)

@@ -17,6 +17,7 @@ from typing import Self
 
 import aiolock
 from tests.faults import run
+from tests.faults.locks import all_can_be_had
 from tests.faults.proxy import length_frames
 from tests.servers import ZooKeeper, ask
 
@@ -144,12 +145,7 @@ class ZooKeeperSite:
                     break
                 await asyncio.sleep(0.1)
             found += [f"hygiene: left in {info.name!r}: {info}" for info in left]
-            for name in names:
-                try:
-                    async with client.lock(name, timeout=3 * ttl):
-                        pass
-                except aiolock.LockError as error:
-                    found.append(f"hygiene: {name!r} cannot be had at the end: {error!r}")
+            found += await all_can_be_had(client, names, 3 * ttl)
         for port in self.server.ports:
             for _ in range(50):
                 watches = ask(("127.0.0.1", port), b"wchs").decode(errors="replace")

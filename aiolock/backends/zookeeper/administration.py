@@ -5,7 +5,6 @@ Each begins with a ``sync``, so that the answer is what the leader knew when the
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -16,6 +15,7 @@ from aiozk import exc
 
 from aiolock.backends.zookeeper import wire
 from aiolock.backends.zookeeper.contenders import SIMPLE, Place, places, queue
+from aiolock.backends.zookeeper.outcomes import said
 from aiolock.backends.zookeeper.paths import name_of
 from aiolock.backends.zookeeper.records import REVOKE, Note, Record
 from aiolock.backends.zookeeper.rules import inside
@@ -53,12 +53,12 @@ class Desk:
     async def _view(self, path: str, family: Family) -> _View:
         requests = wire.sync(), wire.listing(path, watch=False), wire.get(path, watch=False)
         await self._session.ready()
-        with self._session.asked(*requests) as (fresh, listed, found):
-            await fresh
-            try:
-                children, known = (await listed).children, await found
-            except exc.NoNode:
-                return _View([], Record(), -1)
+        fresh, listed, found = await self._session.ask_all(*requests)
+        said(fresh)
+        try:
+            children, known = said(listed).children, said(found)
+        except exc.NoNode:
+            return _View([], Record(), -1)
         if self._simple:
             # Of the simple recipe, only the holder can be seen.
             contenders = [Place(0, Mode.MUTEX, SIMPLE)] if SIMPLE in children else []
@@ -70,8 +70,7 @@ class Desk:
         """The answers to many requests; ``None`` where there is no such node."""
         answers: list[Any] = []
         for begin in range(0, len(requests), AT_ONCE):
-            with self._session.asked(*requests[begin : begin + AT_ONCE]) as replies:
-                answers += await asyncio.gather(*replies, return_exceptions=True)
+            answers += await self._session.ask_all(*requests[begin : begin + AT_ONCE])
         for answer in answers:
             if isinstance(answer, BaseException) and not isinstance(answer, exc.NoNode):
                 raise answer

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 
 from aiozk import exc
@@ -13,11 +13,15 @@ from aiozk import exc
 from aiolock.backends.zookeeper import findings, wire
 from aiolock.backends.zookeeper.address import parse
 from aiolock.backends.zookeeper.administration import Desk
+from aiolock.backends.zookeeper.audience import Audience
+from aiolock.backends.zookeeper.bounded import Bounded
 from aiolock.backends.zookeeper.claim import QueueClaim
 from aiolock.backends.zookeeper.document import NodeDocument
 from aiolock.backends.zookeeper.janitor import Janitor
 from aiolock.backends.zookeeper.limits import Limits
 from aiolock.backends.zookeeper.node import BLOCK
+from aiolock.backends.zookeeper.outcomes import InDoubt, NotSent, translate
+from aiolock.backends.zookeeper.parents import Parents
 from aiolock.backends.zookeeper.paths import component, parents
 from aiolock.backends.zookeeper.permits import PermitsClaim
 from aiolock.backends.zookeeper.promises import ALWAYS, CONFIG, promises
@@ -25,6 +29,7 @@ from aiolock.backends.zookeeper.rules import RULES
 from aiolock.backends.zookeeper.session import Session
 from aiolock.backends.zookeeper.shared import ReadWriteClaim
 from aiolock.backends.zookeeper.simple import SimpleClaim
+from aiolock.backends.zookeeper.vigil import Vigil
 from aiolock.contract import (
     Backend,
     Bid,
@@ -34,16 +39,16 @@ from aiolock.contract import (
     Grant,
     LockInfo,
     Mode,
-    News,
     Notice,
     Renewal,
     Settings,
 )
-from aiolock.errors import BackendUnavailable, LossReason, UnsupportedKind
-from aiolock.notices import Notices
+from aiolock.errors import BackendUnavailable, UnsupportedKind
 
 __all__ = ["ZooKeeperBackend"]
 
+FEW = 1000
+"""Bids that are remembered."""
 DOCUMENTS = "document"
 """Beside the families of locks."""
 
@@ -56,6 +61,7 @@ class ZooKeeperBackend(Backend):
     :param acl: ``"open"``: anybody; ``"creator"``: the authenticated user alone.
     :param recipe: ``"queue"``, or ``"simple"``: one node that all wait for, in no order.
     :param on_suspend: ``"hold"``: without a connection a hold lasts until it might end; ``"lost"``: it ends at once.
+    :param heartbeat: ``"sync"``, which the leader answers alone; ``"write"``: a quorum has to.
     :param tls: ``True``, or a context; ``tls_ca``, ``tls_cert`` and ``tls_key`` name files in PEM.
     """
 
@@ -66,6 +72,7 @@ class ZooKeeperBackend(Backend):
     janitor: Janitor
     desk: Desk
     limits: Limits
+    parents: Parents
 
     def __init__(
         self,
@@ -76,6 +83,7 @@ class ZooKeeperBackend(Backend):
         acl: str | None = None,
         recipe: str | None = None,
         on_suspend: str | None = None,
+        heartbeat: str | None = None,
         tls: bool | ssl.SSLContext | None = None,
         tls_ca: str | None = None,
         tls_cert: str | None = None,
@@ -88,6 +96,7 @@ class ZooKeeperBackend(Backend):
             acl=acl,
             recipe=recipe,
             on_suspend=on_suspend,
+            heartbeat=heartbeat,
             tls=tls,
             tls_ca=tls_ca,
             tls_cert=tls_cert,
@@ -96,11 +105,10 @@ class ZooKeeperBackend(Backend):
         self.acl = wire.CREATOR if self._address.options.acl == "creator" else wire.OPEN
         self._simple = self._address.options.recipe == "simple"
         self.random = Random()
-        self._claims: set[QueueClaim] = set()
-        """Those that have, or may have, a node."""
-        self._documents: set[NodeDocument] = set()
-        """Those that somebody waits at."""
-        self._notices = Notices()
+        self.vigil = Vigil()
+        self.audience = Audience(cautious=self._address.options.on_suspend == "lost")
+        self._lasting: dict[Bid, Bid] = {}
+        """What bids have become lately: a lock asks with the same one again and again."""
         self._opened = False
         self.may_write = True
         """Whether we may write to the nodes of locks, for all that we know."""
@@ -128,13 +136,14 @@ class ZooKeeperBackend(Backend):
         self.janitor = Janitor(self.session)
         self.desk = Desk(self.session, simple=self._simple, block=BLOCK)
         self.limits = Limits(self)
+        self.parents = Parents(self.session, self.acl)
         self._opened = True
         try:
             async with asyncio.timeout(self.settings.command_timeout):
                 await self.session.start()
                 config = await self._config()
         except exc.ZKError as error:
-            raise wire.translate(error) from error
+            raise translate(error) from error
         except TimeoutError:
             cause = self.session.why()
             raise BackendUnavailable(
@@ -151,7 +160,7 @@ class ZooKeeperBackend(Backend):
                 reply = await self.session.ask(wire.get(CONFIG, watch=False))
             except (exc.NoAuth, exc.NoNode):
                 return None
-            except (wire.InDoubt, wire.NotSent):
+            except (InDoubt, NotSent):
                 # Over another connection, another server answers as well.
                 if self.session.closing:
                     raise
@@ -160,23 +169,15 @@ class ZooKeeperBackend(Backend):
 
     async def aclose(self) -> None:
         """End the session, and with it every node that is left."""
+        self.vigil.close()
         if self._opened:
             await self.janitor.aclose()
             await self.session.close()
-        self._claims.clear()
+        self.audience.claims.clear()
 
-    @asynccontextmanager
-    async def bounded(self) -> AsyncIterator[None]:
+    def bounded(self) -> Bounded:
         """Within the command timeout, with errors of ours instead of aiozk's."""
-        try:
-            async with asyncio.timeout(self.settings.command_timeout):
-                yield
-        except exc.ZKError as error:
-            raise wire.translate(error) from error
-        except TimeoutError as error:
-            raise BackendUnavailable(
-                f"{self._address} did not answer within {self.settings.command_timeout:g} s"
-            ) from error
+        return Bounded(self._address, self.settings.command_timeout)
 
     # --- claims
 
@@ -195,41 +196,14 @@ class ZooKeeperBackend(Backend):
         """Where something that does not belong to locks is, below what the address says."""
         return self._address.chroot + name
 
-    def register(self, claim: QueueClaim) -> None:
-        """From now on the claim hears of changes of the session."""
-        self._claims.add(claim)
-
-    def forget(self, claim: QueueClaim) -> None:
-        """The claim is over."""
-        self._claims.discard(claim)
-
-    def lost(self, claim: QueueClaim, reason: LossReason) -> None:
-        """A hold has ended without us."""
-        claim.end()
-        self._notices.put(Notice(News.LOST, claim, reason))
-
-    def requested(self, claim: QueueClaim, reason: str) -> None:
-        """A holder is asked to let go."""
-        self._notices.put(Notice(News.REQUESTED, claim, text=reason))
-
-    async def make_parents(self, path: str, data: bytes = b"") -> None:
-        """Make whatever is missing on the way to ``path``, and itself with this data, as containers."""
-        try:
-            await self.session.ask(wire.container(path, self.acl, data))
-        except exc.NodeExists:
-            return
-        except exc.NoNode:
-            await self._make_all(parents(path), data)
-
-    async def _make_all(self, path: list[str], data: bytes) -> None:
-        steps = [wire.container(step, self.acl) for step in path[:-1]]
-        with self.session.asked(*steps, wire.container(path[-1], self.acl, data)) as replies:
-            answers = await asyncio.gather(*replies, return_exceptions=True)
-        # Where we may not create, an administrator has: only the last answer counts, and the first refusal says why.
-        errors = [answer for answer in answers if isinstance(answer, BaseException)]
-        if isinstance(answers[-1], exc.NodeExists) or not isinstance(answers[-1], BaseException):
-            return
-        raise next(error for error in errors if not isinstance(error, exc.NodeExists))
+    def lasting(self, bid: Bid) -> Bid:
+        """The same bid, with the time for which the session keeps what it is granted."""
+        known = self._lasting.get(bid)
+        if known is None or known.ttl != self.session.timeout:
+            if len(self._lasting) > FEW:
+                self._lasting.clear()
+            known = self._lasting[bid] = replace(bid, ttl=self.session.timeout)
+        return known
 
     async def renew(self, claims: Sequence[Claim]) -> list[Renewal]:
         """From what the heartbeats of the session have proved; no request."""
@@ -247,22 +221,10 @@ class ZooKeeperBackend(Backend):
 
     async def notice(self) -> Notice:
         """The end of the session or of a node, or a session that is certain again."""
-        return await self._notices.get()
+        return await self.audience.notice()
 
     def _changed(self) -> None:
-        session = self.session
-        if session.connected:
-            self._notices.put(Notice(News.DOUBT))
-        for claim in list(self._claims):
-            cautious = not session.connected and self._address.options.on_suspend == "lost"
-            if claim.held and (cautious or claim.owner != session.session_id):
-                self.lost(claim, "session")
-            elif claim.hold is not None:
-                claim.hold.begin_again()
-            else:
-                claim.wake()
-        for document in self._documents:
-            document.wake()
+        self.audience.changed(self.session)
 
     # --- what people ask
 
@@ -296,14 +258,6 @@ class ZooKeeperBackend(Backend):
     def document(self, name: str, family: Family) -> NodeDocument:
         """A node beside those of the locks."""
         return NodeDocument(self, f"{self._base}/{DOCUMENTS}/{family.value}/{component(name)}")
-
-    def register_document(self, document: NodeDocument) -> None:
-        """From now on the document hears of changes of the session."""
-        self._documents.add(document)
-
-    def forget_document(self, document: NodeDocument) -> None:
-        """Nobody waits at it."""
-        self._documents.discard(document)
 
     async def names(self, pattern: str) -> list[tuple[str, Family]]:
         """Every node with a queue."""

@@ -8,13 +8,14 @@ its owner would not wait for us.
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from aiolock.contract import Family, Kind, Mode
 from aiolock.errors import BackendRefused, shorten
 
-__all__ = ["LAST", "SIMPLE", "Place", "alone", "mine", "places", "prefix", "queue", "reader"]
+__all__ = ["LAST", "SIMPLE", "Place", "alone", "mine", "new_attempt", "places", "prefix", "queue", "reader"]
 
 SIMPLE = "simple"
 """The node of the other recipe: whoever finds it here must not believe that it is alone."""
@@ -44,6 +45,13 @@ def prefix(attempt: str, kind: Kind) -> str:
     if kind.mode is Mode.PERMITS:
         return f"{mine(attempt)}permits-{kind.permits}-"
     return mine(attempt) + {Mode.READ: "__READ__", Mode.WRITE: "__WRIT__"}.get(kind.mode, "lock-")
+
+
+def new_attempt() -> str:
+    """A random uuid, as text."""
+    hexa = secrets.token_hex(16)
+    variant = "89ab"[int(hexa[16], 16) & 3]
+    return f"{hexa[:8]}-{hexa[8:12]}-4{hexa[13:16]}-{variant}{hexa[17:20]}-{hexa[20:]}"
 
 
 def mine(attempt: str) -> str:

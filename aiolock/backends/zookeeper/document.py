@@ -3,7 +3,8 @@
 A version number of ZooKeeper's begins again when its node is made again, so it alone is no stamp: a write that was
 meant for a document of long ago could hit its successor. So each document is made under a random name of its own, in one
 transaction with the entry in the node above that names it, and its stamp is that name with its version. The name also
-says for how long the server keeps it, because the server does not tell.
+says for how long it is kept after its last write, in milliseconds: the server does not tell, and where it forgets nothing,
+an administrator can see by it what is over.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from aiozk import exc
 
 from aiolock.backends.zookeeper import wire
+from aiolock.backends.zookeeper.outcomes import InDoubt, NotSent, SessionChanged, said
 from aiolock.backends.zookeeper.watches import CREATED, DATA, DELETED, Watches
-from aiolock.backends.zookeeper.wire import InDoubt, NotSent, SessionChanged
 from aiolock.document import ABSENT, MOST_BYTES, Document, Entry
 from aiolock.errors import ConfigError
 
@@ -50,9 +51,8 @@ class _Seen(NamedTuple):
 
 
 def _lasts(name: str) -> float:
-    """For how many seconds after its last write the server keeps a document of that name."""
-    milliseconds = int(name.rpartition("-")[2])
-    return milliseconds / 1000 if milliseconds else math.inf
+    """For how many seconds after its last write a document of that name is kept."""
+    return int(name.rpartition("-")[2]) / 1000
 
 
 class NodeDocument(Document):
@@ -101,9 +101,9 @@ class NodeDocument(Document):
             if seen.stamp != stamp:
                 return None
             if seen.shelf is None:
-                await backend.make_parents(self._path)
+                await backend.parents.make(self._path)
                 continue
-            name = f"{secrets.token_hex(16)}-{math.ceil(keep * 1000) if backend.forgets else 0}"
+            name = f"{secrets.token_hex(16)}-{math.ceil(keep * 1000)}"
             old = [wire.delete(f"{self._path}/{seen.name}", seen.version)] if seen.there else []
             path = f"{self._path}/{name}"
             new = (
@@ -133,7 +133,7 @@ class NodeDocument(Document):
             self._watches = Watches(backend.session)
         loop = asyncio.get_running_loop()
         self._woken = woken = loop.create_future()
-        backend.register_document(self)
+        backend.audience.documents.add(self)
         try:
             async with backend.bounded():
                 seen = await self._look(watch=True)
@@ -146,7 +146,7 @@ class NodeDocument(Document):
         finally:
             self._woken = None
             self._watches.off()
-            backend.forget_document(self)
+            backend.audience.documents.discard(self)
 
     async def _look(self, *, watch: bool = False) -> _Seen:
         """Find the present document; repeated until it was answered in one session."""
@@ -165,27 +165,27 @@ class NodeDocument(Document):
         requests = [wire.sync(), self._get(self._path, watch=watch)]
         if name:
             requests.append(self._get(f"{self._path}/{name}", watch=watch))
-        with session.asked(*requests) as (fresh, above, *rest):
-            await fresh
-            try:
-                shelf = await above
-            except exc.NoNode:
-                if watch:
-                    return await self._expect()
-                return _Seen(None, "")
-            entry = bytes(shelf.data or b"")
-            # What else may stand there is nobody's entry.
-            self._name = entry.decode() if _NAME.fullmatch(entry) else ""
-            if not self._name:
-                return _Seen(shelf.stat.version, "")
-            try:
-                if self._name == name:
-                    document = await rest[0]
-                else:
-                    document = await session.ask(self._get(f"{self._path}/{self._name}", watch=watch))
-            except exc.NoNode:
-                # Forgotten, and nobody has written a new one.
-                return _Seen(shelf.stat.version, self._name)
+        fresh, above, *rest = await session.ask_all(*requests)
+        said(fresh)
+        try:
+            shelf = said(above)
+        except exc.NoNode:
+            if watch:
+                return await self._expect()
+            return _Seen(None, "")
+        entry = bytes(shelf.data or b"")
+        # What else may stand there is nobody's entry.
+        self._name = entry.decode() if _NAME.fullmatch(entry) else ""
+        if not self._name:
+            return _Seen(shelf.stat.version, "")
+        try:
+            if self._name == name:
+                document = said(rest[0])
+            else:
+                document = await session.ask(self._get(f"{self._path}/{self._name}", watch=watch))
+        except exc.NoNode:
+            # Forgotten, and nobody has written a new one.
+            return _Seen(shelf.stat.version, self._name)
         stat = document.stat
         return _Seen(shelf.stat.version, self._name, bytes(document.data or b""), stat.version)
 

@@ -8,7 +8,7 @@ from aiozk import exc
 
 from aiolock.backends.zookeeper import wire
 from aiolock.backends.zookeeper.address import acceptable
-from aiolock.backends.zookeeper.wire import SessionChanged
+from aiolock.backends.zookeeper.outcomes import SessionChanged
 from aiolock.errors import BackendRefused, BackendUnavailable, ConfigError, LockLost, shorten
 
 if TYPE_CHECKING:

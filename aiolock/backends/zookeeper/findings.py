@@ -12,7 +12,7 @@ from random import Random
 from typing import Any
 
 from aiolock.backends.zookeeper.address import Address, Host
-from aiolock.backends.zookeeper.connecting import Resolver
+from aiolock.backends.zookeeper.resolving import Resolver
 from aiolock.contract import Finding
 from aiolock.info import Level
 

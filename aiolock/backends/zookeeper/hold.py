@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from aiozk import exc, protocol
+from aiozk import exc
 
 from aiolock.backends.zookeeper import wire
+from aiolock.backends.zookeeper.frames import Data
 from aiolock.backends.zookeeper.records import Note
 
 if TYPE_CHECKING:
@@ -40,16 +41,17 @@ class Hold:
     def look(self, *, own: bool = False) -> None:
         """See whether our node is still there; and whether others have come, or if that is known, what it says."""
         claim, session = self._claim, self._backend.session
-        if not session.connected:
+        if claim.hold is not self or not session.connected:
             return
         own = (own or claim.demanded_at is not None or not claim.bid.kind.exclusive) and claim.settled
         if own and self.armed:
             return
         path = claim.own
         try:
-            reply = session.ask(
-                wire.get(claim.watch_own(), watch=True) if own else claim.listing(), claim.owner
-            )
+            if own:
+                reply = session.ask(wire.get(claim.watch_own(), watch=True), claim.owner)
+            else:
+                reply = session.ask(wire.listing(claim.watch_children(), watch=True), claim.owner)
         except exc.ZKError:
             # The session will have changed, or come back: both lead here again.
             return
@@ -66,12 +68,12 @@ class Hold:
         if isinstance(error, exc.NoNode):
             # Its node is not there, or the lock's own.
             if claim.settled:
-                self._backend.lost(claim, "force-released")
+                self._backend.audience.lost(claim, "force-released")
         elif error is not None:
             self.armed = False
-        elif isinstance(reply.result(), protocol.GetDataResponse):
+        elif isinstance(reply.result(), Data):
             if self.created not in (None, reply.result().stat.created_zxid):
-                self._backend.lost(claim, "force-released")
+                self._backend.audience.lost(claim, "force-released")
             else:
                 self.hear(reply.result().data)
         else:
@@ -80,7 +82,7 @@ class Hold:
     def _see(self, children: list[str]) -> None:
         claim = self._claim
         if not claim.is_among(children):
-            self._backend.lost(claim, "force-released")
+            self._backend.audience.lost(claim, "force-released")
         elif claim.demanded_at is None and len(children) > 1:
             # Whoever has come here is one who waits.
             claim.demanded_at = self._backend.settings.clock()
@@ -90,4 +92,4 @@ class Hold:
         asked = Note.decode(data).asked
         if asked is not None and asked != self.asked:
             self.asked = asked
-            self._backend.requested(self._claim, asked)
+            self._backend.audience.requested(self._claim, asked)

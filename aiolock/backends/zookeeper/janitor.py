@@ -14,6 +14,7 @@ from typing import NamedTuple
 from aiozk import exc
 
 from aiolock.backends.zookeeper import wire
+from aiolock.backends.zookeeper.outcomes import said
 from aiolock.backends.zookeeper.records import Note
 from aiolock.backends.zookeeper.session import Session
 from aiolock.errors import LockError, shorten
@@ -39,13 +40,13 @@ class Remains(NamedTuple):
 
 async def find(session: Session, remains: Remains) -> list[str]:
     """The nodes of an attempt, in their order, as the leader knows them now."""
-    requests = (wire.sync(), wire.listing(remains.path, watch=False))
-    with session.asked(*requests, owner=remains.owner) as (fresh, listed):
-        await fresh
-        try:
-            children: list[str] = (await listed).children
-        except exc.NoNode:
-            return []
+    requests = wire.sync(), wire.listing(remains.path, watch=False)
+    fresh, listed = await session.ask_all(*requests, owner=remains.owner)
+    said(fresh)
+    try:
+        children: list[str] = said(listed).children
+    except exc.NoNode:
+        return []
     return sorted(
         (name for name in children if name.startswith(remains.prefix)),
         key=lambda name: name[len(remains.prefix) :],
@@ -62,13 +63,13 @@ async def remove(session: Session, remains: Remains) -> None:
 
 
 async def _is_ours(session: Session, remains: Remains) -> bool:
-    requests = (wire.sync(), wire.get(f"{remains.path}/{remains.node}", watch=False))
-    with session.asked(*requests, owner=remains.owner) as (fresh, found):
-        await fresh
-        try:
-            return Note.decode((await found).data).attempt == remains.attempt
-        except exc.NoNode:
-            return False
+    requests = wire.sync(), wire.get(f"{remains.path}/{remains.node}", watch=False)
+    fresh, found = await session.ask_all(*requests, owner=remains.owner)
+    said(fresh)
+    try:
+        return Note.decode(said(found).data).attempt == remains.attempt
+    except exc.NoNode:
+        return False
 
 
 class Janitor:

@@ -38,10 +38,17 @@ class Limits:
     async def set(self, path: str, limit: int) -> None:
         """Write the number, and remember it for a day. Raises what aiozk raises."""
         backend = self._backend
-        while not await backend.desk.set_limit(path, limit):
-            await backend.make_parents(path, Record(limit=limit).encode())
+        while True:
+            while not await backend.desk.set_limit(path, limit):
+                await backend.parents.make(path, Record(limit=limit).encode())
+            if await self._keep(f"{path}/{KEEPER}"):
+                break
+            # The server has removed the unused node after we wrote to it.
         self._used[path] = backend.settings.clock()
-        keeper = f"{path}/{KEEPER}"
+
+    async def _keep(self, keeper: str) -> bool:
+        """Have the child, written to just now; whether there is a node that it can be a child of."""
+        backend = self._backend
         try:
             if backend.forgets:
                 try:
@@ -51,7 +58,13 @@ class Limits:
             if not backend.forgets:
                 await backend.session.ask(wire.persistent(keeper, b"", backend.acl))
         except exc.NodeExists:
-            await backend.session.ask(wire.put(keeper, b""))
+            try:
+                await backend.session.ask(wire.put(keeper, b""))
+            except exc.NoNode:
+                return False
+        except exc.NoNode:
+            return False
+        return True
 
     def used(self, path: str) -> None:
         """Somebody uses this one: remember its number for another day. Nobody waits for that."""

@@ -7,16 +7,14 @@ way out.
 
 from __future__ import annotations
 
-import asyncio
-from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
-from aiozk import exc, protocol
+from aiozk import exc
 
 from aiolock.backends.zookeeper import wire
-from aiolock.backends.zookeeper.contenders import mine, prefix
+from aiolock.backends.zookeeper.contenders import mine, new_attempt, prefix
 from aiolock.backends.zookeeper.janitor import Remains, find
+from aiolock.backends.zookeeper.outcomes import said
 from aiolock.backends.zookeeper.records import Note
 from aiolock.contract import Bid, Claim
 
@@ -41,7 +39,7 @@ class NodeClaim(Claim):
         self._path = path
         self.owner: int | None = None
         """The session that the node is in, or may be in."""
-        self._attempt = str(uuid4())
+        self._attempt = new_attempt()
         self._sent = False
         """Whether a create was sent whose node may be there."""
         self._node: str | None = None
@@ -57,14 +55,10 @@ class NodeClaim(Claim):
 
     def _begin_anew(self) -> None:
         """What we had is over; the next node will be another attempt's."""
-        self._attempt, self._sent, self._node = str(uuid4()), False, None
+        self._attempt, self._sent, self._node = new_attempt(), False, None
 
     def _remains(self, node: str | None) -> Remains:
         return Remains(self.owner or 0, self._path, mine(self._attempt), node)
-
-    @abstractmethod
-    def listing(self) -> protocol.GetChildrenRequest:
-        """The request for the list."""
 
     async def _place(self) -> list[str]:
         """Have a node, and return the list that it is in, or should be in."""
@@ -72,50 +66,51 @@ class NodeClaim(Claim):
             await self._adopt()
         if self._node is None:
             return await self._create()
-        with self._session.asked(self.listing(), *self._besides(), owner=self.owner) as (listed, *rest):
-            try:
-                children: list[str] = (await listed).children
-                await self._learn(rest)
-            except exc.NoNode:
-                return []
-            return children
+        requests = wire.listing(self._path, watch=False), *self._besides()
+        listed, *rest = await self._session.ask_all(*requests, owner=self.owner)
+        try:
+            children: list[str] = said(listed).children
+            await self._learn(rest)
+        except exc.NoNode:
+            return []
+        return children
 
     def _besides(self) -> tuple[Any, ...]:
         """What is asked for together with the list."""
         return ()
 
-    async def _learn(self, replies: list[asyncio.Future[Any]]) -> None:
+    async def _learn(self, replies: list[Any]) -> None:
         """Take in what was asked for together with the list."""
 
     async def _create(self) -> list[str]:
         while True:
             self._sent = True
-            request = wire.create(
+            create = wire.create(
                 f"{self._path}/{prefix(self._attempt, self.bid.kind)}",
                 Note(self.bid.label).encode(),
                 self._backend.acl,
                 sequential=True,
             )
-            requests = request, self.listing(), *self._besides()
-            with self._session.asked(*requests, owner=self.owner) as (created, listed, *rest):
-                try:
-                    reply = await created
-                except exc.NoNode:
-                    # The usual way to find that the parent is not there yet, or not any more.
-                    self._sent = False
-                    await self._make_parents()
-                    continue
-                except (exc.NoAuth, exc.InvalidACL):
-                    self._sent = False
-                    raise
-                self._node = reply.path.rpartition("/")[2]
-                self._token = reply.stat.created_zxid * BLOCK
-                children: list[str] = (await listed).children
-                await self._learn(rest)
-                return children
+            requests = create, wire.listing(self._path, watch=False), *self._besides()
+            created, listed, *rest = await self._session.ask_all(*requests, owner=self.owner)
+            try:
+                path, stat = said(created)
+            except exc.NoNode:
+                # The usual way to find that the parent is not there yet, or not any more.
+                self._sent = False
+                await self._make_parents()
+                continue
+            except (exc.NoAuth, exc.InvalidACL):
+                self._sent = False
+                raise
+            self._node = path.rpartition("/")[2]
+            self._token = stat.created_zxid * BLOCK
+            children: list[str] = said(listed).children
+            await self._learn(rest)
+            return children
 
     async def _make_parents(self) -> None:
-        await self._backend.make_parents(self._path)
+        await self._backend.parents.make(self._path)
 
     async def _adopt(self) -> None:
         """Find the node of a create whose reply was lost, if there is one."""

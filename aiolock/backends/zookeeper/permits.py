@@ -6,7 +6,6 @@ first: a yes is then right at the moment at which the number was read, because t
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ from aiozk import exc
 
 from aiolock.backends.zookeeper import wire
 from aiolock.backends.zookeeper.claim import QueueClaim
+from aiolock.backends.zookeeper.outcomes import said
 from aiolock.backends.zookeeper.records import Record
 from aiolock.backends.zookeeper.rules import Rule, Verdict
 from aiolock.backends.zookeeper.watches import DATA
@@ -43,30 +43,30 @@ class PermitsClaim(QueueClaim):
 
     async def _make_parents(self) -> None:
         limit = self.bid.kind.limit
-        await self._backend.make_parents(self._path, Record(limit=limit, declared=limit).encode())
+        await self._backend.parents.make(self._path, Record(limit=limit, declared=limit).encode())
 
     def _besides(self) -> tuple[Any, ...]:
         self._watches.on(self._path, self._limit_changed, DATA)
         return (wire.get(self._path, watch=True),)
 
-    async def _learn(self, replies: list[asyncio.Future[Any]]) -> None:
+    async def _learn(self, replies: list[Any]) -> None:
         """How many permits there are; raises :class:`ConfigError` for who has named another number."""
-        reply = await replies[0]
+        reply = said(replies[0])
         record = Record.decode(reply.data)
-        said = self.bid.kind.limit
+        named = self.bid.kind.limit
         while not record.declared:
             # Nobody has named a number, or only an administrator has.
-            record = replace(record, declared=said, limit=record.limit or said)
+            record = replace(record, declared=named, limit=record.limit or named)
             try:
                 await self._session.ask(wire.put(self._path, record.encode(), reply.stat.version), self.owner)
             except exc.BadVersion:
                 [request] = self._besides()
                 reply = await self._session.ask(request, self.owner)
                 record = Record.decode(reply.data)
-        if not self._admitted and said not in (record.declared, record.limit):
+        if not self._admitted and named not in (record.declared, record.limit):
             await self.release()
             raise ConfigError(
-                f"semaphore {shorten(self.bid.name)} has {record.limit} permits, not {said}: "
+                f"semaphore {shorten(self.bid.name)} has {record.limit} permits, not {named}: "
                 "everybody has to name the same limit; set_limit() changes it"
             )
         self._admitted = True

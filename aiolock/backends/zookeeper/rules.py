@@ -19,7 +19,7 @@ from typing import NamedTuple
 from aiolock.backends.zookeeper.contenders import Place, mine
 from aiolock.contract import Mode
 
-__all__ = ["RULES", "Verdict", "after", "decide", "inside"]
+__all__ = ["RULES", "Verdict", "after", "decide", "inside", "next_in_line"]
 
 RESERVE = 3
 """How many of those who may have to be waited for next are remembered; the list tells of the others."""
@@ -35,27 +35,34 @@ class Verdict(NamedTuple):
     """Who may have to be waited for once the one to be watched has gone, the nearest first."""
     demand: bool = False
     """Whether others stand behind."""
+    before: int = 0
+    """Of how many the end is waited for, one after the other; 0 where somebody may take the place of one who has gone."""
 
 
 Rule = Callable[[Sequence[Place], int, int], Verdict]
 """From the queue, an index in it and the number of permits to the answer for whoever stands there."""
 
 
-def _after(blocking: Sequence[Place], *, demand: bool) -> Verdict:
+def _after(blocking: Sequence[Place], before: int, *, demand: bool) -> Verdict:
     """Enter if there is nobody of these, the nearest first; else wait for the nearest."""
-    return Verdict(not blocking, tuple(blocking[:1]), tuple(blocking[1 : 1 + RESERVE]), demand)
+    return Verdict(not blocking, tuple(blocking[:1]), tuple(blocking[1 : 1 + RESERVE]), demand, before)
 
 
-def exclusive(places: Sequence[Place], index: int, limit: int) -> Verdict:  # noqa: ARG001 - all rules look alike
-    """For a mutex and a writer."""
+def mutex(places: Sequence[Place], index: int, limit: int) -> Verdict:  # noqa: ARG001 - all rules look alike
+    """For a mutex."""
     nearest = places[max(0, index - 1 - RESERVE) : index]
-    return _after(nearest[::-1], demand=index + 1 < len(places))
+    return _after(nearest[::-1], index, demand=index + 1 < len(places))
+
+
+def write(places: Sequence[Place], index: int, limit: int) -> Verdict:
+    """For a writer: in the place of one who has gone, it may be a reader now."""
+    return mutex(places, index, limit)._replace(before=0)
 
 
 def read(places: Sequence[Place], index: int, limit: int) -> Verdict:  # noqa: ARG001
     """For a reader."""
     writers = [place for place in places[:index] if place.mode is not Mode.READ]
-    return _after(writers[-1 - RESERVE :][::-1], demand=index + 1 < len(places))
+    return _after(writers[-1 - RESERVE :][::-1], len(writers), demand=index + 1 < len(places))
 
 
 def permits(places: Sequence[Place], index: int, limit: int) -> Verdict:
@@ -73,12 +80,17 @@ def permits(places: Sequence[Place], index: int, limit: int) -> Verdict:
 
 
 RULES: dict[Mode, Rule] = {
-    Mode.MUTEX: exclusive,
-    Mode.WRITE: exclusive,
+    Mode.MUTEX: mutex,
+    Mode.WRITE: write,
     Mode.READ: read,
     Mode.PERMITS: permits,
 }
 """By mode."""
+
+
+def next_in_line(last: Verdict, gone: str) -> bool:
+    """Whether it is our turn by ``last`` alone, once the node ``gone`` is certainly deleted."""
+    return last.before == 1 and last.watch[0].name == gone
 
 
 def after(last: Verdict, gone: str, floor: int, *, demand: bool) -> Verdict | None:
@@ -92,7 +104,10 @@ def after(last: Verdict, gone: str, floor: int, *, demand: bool) -> Verdict | No
     if floor >= last.watch[0].sequence:
         return Verdict(enter=True, demand=demand)
     if last.reserve:
-        return Verdict(enter=False, watch=last.reserve[:1], reserve=last.reserve[1:], demand=True)
+        before = max(0, last.before - 1)
+        return Verdict(
+            enter=False, watch=last.reserve[:1], reserve=last.reserve[1:], demand=True, before=before
+        )
     return None
 
 

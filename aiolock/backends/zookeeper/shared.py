@@ -18,9 +18,9 @@ from aiolock.backends.zookeeper.contenders import mine, reader
 from aiolock.backends.zookeeper.hold import Hold
 from aiolock.backends.zookeeper.janitor import Remains, find
 from aiolock.backends.zookeeper.node import BLOCK
+from aiolock.backends.zookeeper.outcomes import InDoubt, NotSent, SessionChanged
 from aiolock.backends.zookeeper.records import Note
 from aiolock.backends.zookeeper.rules import Rule
-from aiolock.backends.zookeeper.wire import InDoubt, NotSent, SessionChanged
 from aiolock.contract import READ, Bid, Grant, Mode
 from aiolock.errors import LockLost
 
@@ -67,7 +67,7 @@ class ReadWriteClaim(QueueClaim):
             names = await find(self._session, self._remains(None))
             if not names:
                 self._between = False
-                self._backend.lost(self, "force-released")
+                self._backend.audience.lost(self, "force-released")
                 raise LockLost(self.bid.name, "force-released")
             self._settle(names[0])
             if "__READ__" in names[0]:

@@ -14,9 +14,9 @@ from aiolock.backends.zookeeper.claim import QueueClaim
 from aiolock.backends.zookeeper.contenders import SIMPLE, Place, alone
 from aiolock.backends.zookeeper.janitor import Remains
 from aiolock.backends.zookeeper.node import BLOCK
+from aiolock.backends.zookeeper.outcomes import InDoubt, NotSent, SessionChanged, said
 from aiolock.backends.zookeeper.records import Note
 from aiolock.backends.zookeeper.rules import Verdict
-from aiolock.backends.zookeeper.wire import InDoubt, NotSent, SessionChanged
 from aiolock.contract import Grant, Mode
 
 __all__ = ["SimpleClaim"]
@@ -35,7 +35,7 @@ class SimpleClaim(QueueClaim):
         """Create the node; one round trip if nobody has."""
         async with self._backend.bounded():
             while True:
-                self._woken, self._told = False, None
+                self._begin_look()
                 try:
                     self._belong(await self._session.ready())
                     if not await self._have():
@@ -45,8 +45,6 @@ class SimpleClaim(QueueClaim):
                         if await self._watch(_TAKEN):
                             return None
                     elif self._session.certain and not self._gone():
-                        # The watch on our own node is still to be set.
-                        self._spent = True
                         return self._enter(_OURS, created=self._token // BLOCK)
                     else:
                         await self._session.until(lambda: self._session.certain or self._gone())
@@ -63,30 +61,30 @@ class SimpleClaim(QueueClaim):
             request = wire.create(f"{self._path}/{SIMPLE}", data, self._backend.acl, sequential=False)
             others = wire.listing(self._path, watch=False)
             self._sent = True
-            with self._session.asked(request, others, owner=self.owner) as (created, listed):
-                try:
-                    reply = await created
-                except exc.NodeExists:
-                    self._sent = False
-                    return False
-                except exc.NoNode:
-                    self._sent = False
-                    await self._backend.make_parents(self._path)
-                    continue
-                self._node, self._token = SIMPLE, reply.stat.created_zxid * BLOCK
-                alone(self._path, (await listed).children)
+            created, listed = await self._session.ask_all(request, others, owner=self.owner)
+            try:
+                stat = said(created).stat
+            except exc.NodeExists:
+                self._sent = False
+                return False
+            except exc.NoNode:
+                self._sent = False
+                await self._backend.parents.make(self._path)
+                continue
+            self._node, self._token = SIMPLE, stat.created_zxid * BLOCK
+            alone(self._path, said(listed).children)
         return True
 
     async def _adopt(self) -> None:
         """Find out whether a create whose reply was lost was ours."""
-        requests = (wire.sync(), wire.get(f"{self._path}/{SIMPLE}", watch=False))
-        with self._session.asked(*requests, owner=self.owner) as (fresh, found):
-            await fresh
-            try:
-                reply = await found
-            except exc.NoNode:
-                self._sent = False
-                return
+        requests = wire.sync(), wire.get(f"{self._path}/{SIMPLE}", watch=False)
+        fresh, found = await self._session.ask_all(*requests, owner=self.owner)
+        said(fresh)
+        try:
+            reply = said(found)
+        except exc.NoNode:
+            self._sent = False
+            return
         if Note.decode(reply.data).attempt == self._attempt and reply.stat.ephemeral_owner == self.owner:
             self._node, self._token = SIMPLE, reply.stat.created_zxid * BLOCK
         else:

@@ -1,26 +1,20 @@
-"""The requests that we send, those that aiozk lacks, and what a server's refusal means to a caller."""
+"""The requests that we send."""
 
 from __future__ import annotations
 
 import math
-import struct
 from typing import Any
 
 from aiozk import exc, protocol
 from aiozk.protocol.acl import ACL
-from aiozk.protocol.primitives import Long, UString
-from aiozk.protocol.response import Response
-from aiozk.protocol.stat import Stat
 
-from aiolock.errors import BackendError, BackendRefused, BackendUnavailable
+from aiolock.backends.zookeeper import frames
+from aiolock.backends.zookeeper.frames import INT, Request, buffer, done, text
 
 __all__ = [
     "CREATOR",
     "OPEN",
-    "InDoubt",
-    "Names",
-    "NotSent",
-    "SessionChanged",
+    "acl",
     "check",
     "close",
     "container",
@@ -38,88 +32,27 @@ __all__ = [
     "rights",
     "sync",
     "together",
-    "translate",
     "unwatch",
 ]
 
-OPEN: list[ACL] = [protocol.UNRESTRICTED_ACCESS]
-CREATOR: list[ACL] = [protocol.AUTHED_UNRESTRICTED]
 
-EPHEMERAL = 1
-SEQUENTIAL = 2
-CONTAINER = 4
-DATA_WATCHES = 2
-LASTING = 5
-"""Persistent, with a time to live."""
+def acl(*entries: ACL) -> bytes:
+    """Who may do what with a node, as it is sent."""
+    message = protocol.Create2Request(path="", data=b"", acl=list(entries), flags=0).serialize()
+    # Between an opcode with two empty fields, and the flags.
+    return bytes(message[12:-4])
+
+
+OPEN = acl(protocol.UNRESTRICTED_ACCESS)
+CREATOR = acl(protocol.AUTHED_UNRESTRICTED)
+
+_EPHEMERAL, _EPHEMERAL_SEQUENTIAL, _CONTAINER, _LASTING = map(INT.pack, (1, 3, 4, 5))
+_PERSISTENT = bytes(4)
+_ANY = INT.pack(-1)
+_DATA_WATCHES = 2
 
 LONGEST = 2**40 - 1
 """Milliseconds that a time to live may have."""
-
-
-class InDoubt(exc.ConnectError):  # type: ignore[misc]
-    """Written and not answered: the server may have done it, or not."""
-
-
-class NotSent(exc.ZKError):  # type: ignore[misc]
-    """Never written: the server has not done it."""
-
-    def __str__(self) -> str:
-        return "there is no connection to the ensemble"
-
-
-class SessionChanged(exc.ZKError):  # type: ignore[misc]
-    """The session that the request belongs to is not the present one; it was not sent."""
-
-    def __str__(self) -> str:
-        return "the session has ended"
-
-
-class _RequestTimeout(exc.ResponseError):  # type: ignore[misc]
-    error_code = -122
-
-
-class _ReconfigDisabled(exc.ResponseError):  # type: ignore[misc]
-    error_code = -123
-
-
-class _SessionClosedRequireSasl(exc.ResponseError):  # type: ignore[misc]
-    error_code = -124
-
-
-class _QuotaExceeded(exc.ResponseError):  # type: ignore[misc]
-    error_code = -125
-
-
-class _ThrottledOp(exc.ResponseError):  # type: ignore[misc]
-    # Declaring the codes that aiozk lacks keeps its UnknownError away, which prints to stdout.
-    error_code = -127
-
-
-class CreateContainerRequest(protocol.CreateRequest):  # type: ignore[misc]
-    """A node that the server removes some time after its last child."""
-
-    opcode = 19
-
-
-class CreateTTLRequest(protocol.CreateRequest):  # type: ignore[misc]
-    """A node that the server removes once it has not been written to for so long."""
-
-    opcode = 21
-    parts = (*protocol.CreateRequest.parts, ("ttl", Long))
-
-
-class CreateTTLResponse(Response):  # type: ignore[misc]
-    """As that of Create2."""
-
-    opcode = 21
-    parts = (("path", UString), ("stat", Stat))
-
-
-class CreateContainerResponse(Response):  # type: ignore[misc]
-    """As that of Create2."""
-
-    opcode = 19
-    parts = (("path", UString), ("stat", Stat))
 
 
 class Login(protocol.AuthRequest):  # type: ignore[misc]
@@ -131,81 +64,56 @@ class Login(protocol.AuthRequest):  # type: ignore[misc]
     __repr__ = __str__
 
 
-class Names(Response):  # type: ignore[misc]
-    """The names of the children, read five times as fast as aiozk does: there may be thousands."""
-
-    opcode = -8
-    """No server says so: a connection puts it where aiozk looks up how to read a reply."""
-
-    def __init__(self, children: list[str]) -> None:
-        super().__init__()
-        self.children = children
-
-    @classmethod
-    def deserialize(cls, raw_bytes: bytes) -> Names:
-        """From the bytes of a reply."""
-        children = []
-        at = _INT.size
-        for _ in range(_INT.unpack_from(raw_bytes)[0]):
-            begin = at + _INT.size
-            at = begin + _INT.unpack_from(raw_bytes, at)[0]
-            children.append(raw_bytes[begin:at].decode())
-        return cls(children)
-
-
-_INT = struct.Struct("!i")
-
-
-def create(path: str, data: bytes, acl: list[ACL], *, sequential: bool) -> protocol.Create2Request:
+def create(path: str, data: bytes, acl: bytes, *, sequential: bool) -> Request:
     """An ephemeral node; the reply has its name and its Stat."""
-    flags = EPHEMERAL | (SEQUENTIAL if sequential else 0)
-    return protocol.Create2Request(path=path, data=data, acl=acl, flags=flags)
+    flags = _EPHEMERAL_SEQUENTIAL if sequential else _EPHEMERAL
+    return Request(15, text(path) + buffer(data) + acl + flags, frames.read_created)
 
 
-def container(path: str, acl: list[ACL], data: bytes = b"") -> CreateContainerRequest:
-    """A parent."""
-    return CreateContainerRequest(path=path, data=data, acl=acl, flags=CONTAINER)
+def container(path: str, acl: bytes, data: bytes = b"") -> Request:
+    """A parent: the server removes it some time after its last child."""
+    return Request(19, text(path) + buffer(data) + acl + _CONTAINER, frames.read_created)
 
 
-def persistent(path: str, data: bytes, acl: list[ACL]) -> protocol.Create2Request:
+def persistent(path: str, data: bytes, acl: bytes) -> Request:
     """A node that stays until somebody deletes it."""
-    return protocol.Create2Request(path=path, data=data, acl=acl, flags=0)
+    return Request(15, text(path) + buffer(data) + acl + _PERSISTENT, frames.read_created)
 
 
-def lasting(path: str, data: bytes, acl: list[ACL], seconds: float) -> CreateTTLRequest:
+def lasting(path: str, data: bytes, acl: bytes, seconds: float) -> Request:
     """A node that stays for so many seconds after it was last written to; not every server has that."""
-    ttl = min(LONGEST, max(1, math.ceil(seconds * 1000)))
-    return CreateTTLRequest(path=path, data=data, acl=acl, flags=LASTING, ttl=ttl)
+    ttl = min(LONGEST, max(1, math.ceil(seconds * 1000))).to_bytes(8, "big")
+    return Request(21, text(path) + buffer(data) + acl + _LASTING + ttl, frames.read_created)
 
 
-def listing(path: str, *, watch: bool) -> protocol.GetChildrenRequest:
+def listing(path: str, *, watch: bool) -> Request:
     """The names of the children."""
-    return protocol.GetChildrenRequest(path=path, watch=watch)
+    return Request(8, text(path) + (b"\x01" if watch else b"\x00"), frames.read_names)
 
 
-def get(path: str, *, watch: bool) -> protocol.GetDataRequest:
+def get(path: str, *, watch: bool) -> Request:
     """Data and Stat; unlike with ``exists``, no watch is left on a node that is not there."""
-    return protocol.GetDataRequest(path=path, watch=watch)
+    return Request(4, text(path) + (b"\x01" if watch else b"\x00"), frames.read_data)
 
 
-def exists(path: str, *, watch: bool = False) -> protocol.ExistsRequest:
+def exists(path: str, *, watch: bool = False) -> Request:
     """The Stat."""
-    return protocol.ExistsRequest(path=path, watch=watch)
+    return Request(3, text(path) + (b"\x01" if watch else b"\x00"), frames.read_stat)
 
 
-def put(path: str, data: bytes, version: int = -1) -> protocol.SetDataRequest:
+def put(path: str, data: bytes, version: int = -1) -> Request:
     """Replace the data, if this is its version; -1 is any."""
-    return protocol.SetDataRequest(path=path, data=data, version=version)
+    return Request(5, text(path) + buffer(data) + INT.pack(version), frames.read_stat)
 
 
-def delete(path: str, version: int = -1) -> protocol.DeleteRequest:
+def delete(path: str, version: int = -1) -> Request:
     """Whatever the version, unless one is named: the names of contenders are unique."""
-    return protocol.DeleteRequest(path=path, version=version)
+    return Request(2, text(path) + INT.pack(version), done)
 
 
-def check(path: str) -> protocol.CheckVersionRequest:
+def check(path: str) -> Request:
     """Part of a transaction that fails if there is no such node."""
-    return protocol.CheckVersionRequest(path=path, version=-1)
+    return Request(13, text(path) + _ANY, done)
 
 
 def rights(path: str) -> protocol.GetACLRequest:
@@ -215,15 +123,12 @@ def rights(path: str) -> protocol.GetACLRequest:
 
 def unwatch(path: str) -> protocol.RemoveWatchesRequest:
     """Be told no more of changes of the data."""
-    return protocol.RemoveWatchesRequest(path=path, type=DATA_WATCHES)
+    return protocol.RemoveWatchesRequest(path=path, type=_DATA_WATCHES)
 
 
-def together(*requests: Any) -> protocol.TransactionRequest:
+def together(*requests: Request) -> Request:
     """All of them or none; see :func:`failure`."""
-    transaction = protocol.TransactionRequest()
-    for request in requests:
-        transaction.add(request)
-    return transaction
+    return Request(14, frames.several(requests), frames.read_several)
 
 
 def failure(reply: Any) -> exc.ResponseError | None:
@@ -234,19 +139,19 @@ def failure(reply: Any) -> exc.ResponseError | None:
     return None
 
 
-def sync() -> protocol.SyncRequest:
+def sync() -> Request:
     """Answered once our server has seen what the leader had decided when it was asked."""
-    return protocol.SyncRequest(path="/")
+    return _SYNC
 
 
-def proof() -> protocol.TransactionRequest:
+def proof() -> Request:
     """Writes nothing, but is answered only once a quorum has put it into its logs."""
     return together(check("/"))
 
 
-def close() -> protocol.CloseRequest:
+def close() -> Request:
     """The end of the session, and of every ephemeral node in it."""
-    return protocol.CloseRequest()
+    return Request(-11, b"", done)
 
 
 def mark(credentials: bytes) -> Login:
@@ -254,32 +159,7 @@ def mark(credentials: bytes) -> Login:
     return Login(type=0, scheme="digest", auth=credentials)
 
 
-def translate(error: Exception) -> BackendError:
-    """The error of ours that says what an error of aiozk's means to a caller; raise it ``from`` that one."""
-    if isinstance(error, exc.NoAuth):
-        return BackendRefused(
-            "this user lacks a right that locks need: READ, CREATE and DELETE on the parent, READ on its children"
-        )
-    if isinstance(error, exc.AuthFailed):
-        return BackendRefused("the ensemble does not accept this user and password")
-    if isinstance(error, exc.NotReadOnly):
-        return BackendRefused("this server is read-only: it has lost its quorum", retryable=True)
-    if isinstance(error, exc.Unimplemented):
-        return BackendRefused("this server is too old: aiolock needs ZooKeeper 3.5.1 or later")
-    if isinstance(error, _RETRYABLE) or not isinstance(error, exc.ResponseError):
-        return BackendUnavailable(
-            f"ZooKeeper did not answer for certain: {str(error) or type(error).__name__}"
-        )
-    return BackendRefused(f"ZooKeeper refused: {error}")
-
+_SYNC = Request(9, text("/"), done)
 
 _NOT_THE_REASON = (exc.RolledBack, exc.RuntimeInconsistency)
 """What those before and after the failed part of a transaction are answered."""
-
-_RETRYABLE = (
-    exc.ConnectionLoss,
-    exc.OperationTimeout,
-    exc.NoNode,
-    _RequestTimeout,
-    _ThrottledOp,
-)

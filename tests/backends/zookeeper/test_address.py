@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import ssl
 import traceback
 
@@ -10,7 +11,7 @@ import pytest
 import aiolock
 from aiolock import ConfigError, backends
 from aiolock.backends.zookeeper import ZooKeeperBackend
-from aiolock.backends.zookeeper.address import Host, parse
+from aiolock.backends.zookeeper.address import Host, Options, parse
 from aiolock.backends.zookeeper.paths import component, parents
 from tests.certificates import Certificates
 
@@ -205,3 +206,23 @@ def test_hosts_in_any_order_are_no_broken_url(monkeypatch):
         aiolock.connect("zookeeper://h1,[1:2]")
     with pytest.raises(ConfigError, match="is not a URL"):
         aiolock.connect("redis://h1,[::1]:2182")
+
+
+@pytest.mark.parametrize("option", [field.name for field in dataclasses.fields(Options)])
+def test_every_option_of_an_address_may_stand_beside_it(option):
+    value = {
+        "session_timeout": 7.5,
+        "tick_time": 0.5,
+        "recipe": "simple",
+        "on_suspend": "lost",
+        "heartbeat": "write",
+        "acl": "creator",
+        "tls": ssl.create_default_context(),
+    }.get(option)
+    if value is None:
+        # Files: one that is missing is named.
+        with pytest.raises(ConfigError, match=option):
+            aiolock.connect("zookeeper://h1", tls=True, **{option: "/none.pem"})
+        return
+    client = aiolock.connect("zookeeper://me:secret@h1", **{option: value})
+    assert getattr(client._backend._address.options, option) == value

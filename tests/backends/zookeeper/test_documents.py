@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from aiozk import exc
 
 from aiolock import BackendError, ConfigError
 from aiolock.backends.zookeeper import wire
@@ -102,6 +103,37 @@ async def test_a_server_without_such_nodes_keeps_it(tools):
             assert "extendedTypesEnabled" in subjects
 
 
+async def test_where_a_server_forgets_nothing_its_administrator_may_delete_what_is_over(tools):
+    """As the page of the backend says: the name of a document tells for how many milliseconds it is kept."""
+    with ZooKeeper(
+        switches=["-Dzookeeper.extendedTypesEnabled=false", "-Dznode.container.checkIntervalMs=100"]
+    ) as server:
+        async with tools.connect(server.port) as client:
+            document, session = paper(client), tools.session_of(client)
+            stamp = await document.write(b"1", "", 0.5)
+            shelf = document._path
+            [node] = (await session.ask(wire.listing(shelf, watch=False))).children
+            assert node.endswith("-500")
+            await session.ask(wire.delete(f"{shelf}/{node}"))
+            # A write that was under way is refused, and whoever looks finds nothing.
+            assert await document.write(b"2", stamp, 0.5) is None
+            assert await document.read() == ABSENT
+            later = await document.write(b"3", "", 0.5)
+            assert await document.read() == (b"3", later)
+            [node] = (await session.ask(wire.listing(shelf, watch=False))).children
+            await session.ask(wire.delete(f"{shelf}/{node}"))
+
+            async def is_gone() -> bool:
+                try:
+                    await session.ask(wire.exists(shelf))
+                except exc.NoNode:
+                    return True
+                return False
+
+            # The node above is a container: nobody has to delete that one.
+            await tools.until(is_gone)
+
+
 @pytest.mark.parametrize("opcode", [GET, PUT, MULTI])
 async def test_after_a_lost_reply_the_document_is_one_of_the_two(proxy, rival, tools, opcode):
     async with tools.connect(proxy.port) as cut:
@@ -169,6 +201,6 @@ async def test_whoever_stops_looking_leaves_no_watch_behind(server, client, tool
         await document.aclose()
         await document.aclose()
     assert session.watch_callbacks == {}
-    assert client._backend._documents == set()
+    assert client._backend.audience.documents == set()
     watches = await asyncio.to_thread(tools.four_letters, server, b"wchp")
     assert "xFalse" not in watches, "nobody will ever make it, and the server would remember for ever"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from aiozk import exc
+from aiozk import exc, protocol
 from kazoo.client import KazooClient
 
 import aiolock
@@ -98,7 +98,7 @@ async def test_what_cannot_be_written_is_refused_by_name(client, tools, data):
     async with client.lock("x") as lease:
         with pytest.raises(BackendRefused, match="there is no node '/none'"):
             await fenced_set(lease, "/none", b"1")
-        await session.ask(wire.persistent(f"{data}/mine", b"", [wire.protocol.WORLD_READABLE]))
+        await session.ask(wire.persistent(f"{data}/mine", b"", wire.acl(protocol.WORLD_READABLE)))
         with pytest.raises(BackendRefused, match="right"):
             await fenced_set(lease, f"{data}/mine", b"1")
         for path in ("relative", "/ends/", 7, "/\ud800", "/a//b", "/a/../b", "/a\0b"):

@@ -136,7 +136,7 @@ async def test_a_server_that_says_nothing_costs_no_more_than_a_call_may(server, 
 async def test_the_list_has_every_family_and_no_note(client, tools):
     session = tools.session_of(client)
     async with client.lock("a/b"), client.rwlock("a/b").read(), client.semaphore("c", 2):
-        await client._backend.make_parents(tools.path("empty"))
+        await client._backend.parents.make(tools.path("empty"))
         await session.ask(wire.create(f"{tools.path('empty')}/note", b"", wire.OPEN, sequential=False))
         found = await client._backend.names("*")
         assert found == [("a/b", "lock"), ("a/b", "rw"), ("c", "sem")]

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +23,9 @@ WORKER = Path(__file__).with_name("worker.py")
 ROOT = Path(__file__).parents[3]
 SECONDS = float(os.environ.get("AIOLOCK_HISTORY_SECONDS", "10"))
 WORKERS = 20
+PATIENCE = 60.0
+"""More seconds than that, at most."""
+MODES = {"mutex", "read", "write", "permits"}
 
 
 class Workers:
@@ -80,6 +84,18 @@ class Workers:
         self.nemesis.close()
 
 
+def grants(folder: Path) -> list[Any]:
+    """The holds of the history so far."""
+    history = load(path for path in folder.iterdir() if path.suffix != ".log")
+    return [hold for hold in history.holds if hold.token is not None]
+
+
+def enough(granted: list[Any]) -> bool:
+    """Whether there were several of each kind, in several processes."""
+    modes = {hold.mode for hold in granted}
+    return len(granted) > 20 and len({hold.process for hold in granted}) > 3 and modes == MODES
+
+
 @pytest.mark.slow
 async def test_no_history_of_twenty_processes_under_faults_shows_two_holders(tools, tmp_path):
     generator = random.Random(5)
@@ -92,7 +108,8 @@ async def test_no_history_of_twenty_processes_under_faults_shows_two_holders(too
             await asyncio.sleep(3)
             end = time.monotonic() + SECONDS
             hurt = time.monotonic() + 4
-            while time.monotonic() < end:
+            # A machine that has much else to do gets more time, until there is something to be checked.
+            while (now := time.monotonic()) < end or (now < end + PATIENCE and not enough(grants(tmp_path))):
                 number = generator.randrange(WORKERS)
                 if generator.random() < 0.4:
                     workers.kill(number)
@@ -112,33 +129,41 @@ async def test_no_history_of_twenty_processes_under_faults_shows_two_holders(too
         finally:
             workers.end()
     history = load(path for path in tmp_path.iterdir() if path.suffix != ".log")
-    granted = [hold for hold in history.holds if hold.token is not None]
+    granted = grants(tmp_path)
     print(f"{len(granted)} grants, {workers.faults}")
     assert check(history, capacity={"some": 3}) == []
     # How much gets done in this time is the machine's affair; without contention it would show nothing.
-    assert len(granted) > 20
-    assert len({hold.process for hold in granted}) > 3
-    assert {hold.mode for hold in granted} == {"mutex", "read", "write", "permits"}
+    assert enough(granted)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_nobody_is_wrong_while_links_processes_and_servers_fail(tmp_path):
-    """The history run that all servers have. In a process of its own: asyncio's debug mode would slow the proxies down."""
-    words = ["zookeeper", "--seconds", "20", "--processes", "6", "--names", "12", "--seed", "1", "--json"]
+    """The history run that all servers have, with locks of every kind. In a process of its own: asyncio's debug mode would slow the proxies down."""
+    shown = run(20, tmp_path / "histories")
+    if sum(shown["faults"].values()) < 5 or shown["grants"] < 30:
+        # This machine has much else to do: too little has happened to say anything.
+        shown = run(60, tmp_path / "longer")
+    assert sum(shown["faults"].values()) >= 5
+    assert shown["grants"] >= 30
+    assert set(shown["grants_by_mode"]) == {"mutex", "reentrant", "read", "write", "permits"}
+
+
+def run(seconds: int, keep: Path) -> dict[str, Any]:
+    """One run, and that nobody was wrong in it."""
+    words = ["--seconds", str(seconds), "--processes", "6", "--names", "12", "--kinds", "all", "--json"]
     done = subprocess.run(
-        [sys.executable, "-m", "tests.faults.zookeeper_site", *words, "--keep", str(tmp_path / "histories")],
+        [sys.executable, "-m", "tests.faults.zookeeper_site", "zookeeper", *words, "--keep", str(keep)],
         cwd=ROOT,
         env={name: value for name, value in os.environ.items() if name != "PYTHONASYNCIODEBUG"},
         capture_output=True,
         text=True,
         check=False,
-        timeout=110,
+        timeout=seconds + 90,
     )
     assert done.stdout, done.stderr
-    shown = json.loads(done.stdout)
+    shown: dict[str, Any] = json.loads(done.stdout)
     assert shown["outside"] == {name: [] for name in shown["outside"]}
     assert shown["inside"] == dict.fromkeys(shown["inside"], 0), "there are no exceptions here"
-    assert sum(shown["faults"].values()) >= 5
-    assert shown["grants"] >= 30
     assert shown["fenced"]["stale"] == 0
+    return shown

@@ -83,6 +83,15 @@ async def contender(library: str, *words: str) -> AsyncIterator[Contender]:
         await process.communicate()
 
 
+async def in_line(tools, client, family: str) -> None:
+    """Until there is somebody behind us: a process says that it is ready before it asks."""
+
+    async def two() -> bool:
+        return len(await tools.nodes(client, "x", family)) == 2
+
+    await tools.until(two)
+
+
 @pytest.fixture
 def hosts(server) -> str:
     return f"127.0.0.1:{server.port}"
@@ -93,6 +102,7 @@ async def test_they_wait_for_us_and_we_for_them(library, hosts, client, rival, t
     lease = await client.lock("x").acquire()
     async with contender(library, "hold", hosts, tools.path("x")) as other:
         await other.says("ready")
+        await in_line(tools, client, "lock")
         await other.is_silent(0.5)
         following = asyncio.create_task(rival.lock("x").acquire())
         await lease.release()
@@ -192,6 +202,7 @@ async def test_their_writer_waits_for_our_reader_and_ours_for_theirs(library, ho
     lease = await client.rwlock("x").read().acquire()
     async with contender(library, "write", hosts, tools.path("x", "rw")) as writer:
         await writer.says("ready")
+        await in_line(tools, client, "rw")
         await writer.is_silent(0.5)
         # It stops later readers.
         reader = asyncio.create_task(rival.rwlock("x").read().acquire())
@@ -212,6 +223,7 @@ async def test_their_reader_is_inside_with_ours_and_waits_for_our_writer(
     lease = await client.rwlock("x").write().acquire()
     async with contender(library, "read", hosts, tools.path("x", "rw")) as reader:
         await reader.says("ready")
+        await in_line(tools, client, "rw")
         await reader.is_silent(0.5)
         await lease.downgrade()
         await reader.says("held")

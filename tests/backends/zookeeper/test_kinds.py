@@ -6,7 +6,6 @@ import asyncio
 import struct
 
 import pytest
-from aiozk import protocol
 
 from aiolock import AcquireTimeout, ConfigError, LockLost
 from aiolock.backends.zookeeper import wire
@@ -152,7 +151,7 @@ async def test_the_number_of_permits_stands_in_the_node_of_the_semaphore(client,
 @pytest.mark.parametrize("data", [b"", b"127.0.0.1", b"aiolock limit=x", None])
 async def test_a_node_that_somebody_made_before_gets_the_number_of_the_first_user(client, tools, data):
     session, path = tools.session_of(client), tools.path("x", "sem")
-    await client._backend.make_parents(path)
+    await client._backend.parents.make(path)
     if data is not None:
         await session.ask(wire.put(path, data))
     leases = await asyncio.gather(*(client.semaphore("x", 2).acquire() for _ in range(2)))
@@ -167,9 +166,10 @@ async def test_a_number_that_was_set_is_remembered_and_one_that_was_said_is_forg
     """Nodes that nobody uses are removed by the server; the one with a number that was set stays for a day."""
     with ZooKeeper(switches=["-Dznode.container.checkIntervalMs=200"]) as server:
         async with tools.connect(server.port) as client:
-            for name in ("said", "set"):
-                await (await client.semaphore(name, 2).acquire()).release()
-            await client.semaphore("set", 2).set_limit(3)
+            await (await client.semaphore("said", 2).acquire()).release()
+            async with client.semaphore("set", 2):
+                # While it is used, its node is not removed.
+                await client.semaphore("set", 2).set_limit(3)
 
             async def reaped() -> bool:
                 session = tools.session_of(client)
@@ -183,6 +183,25 @@ async def test_a_number_that_was_set_is_remembered_and_one_that_was_said_is_forg
             assert await client.locks() == []
             with pytest.raises(ConfigError, match="3 permits, not 7"):
                 await client.semaphore("set", 7).acquire()
+
+
+async def test_a_number_is_set_although_the_server_removes_the_unused_node_in_between(client, tools):
+    await (await client.semaphore("x", 2).acquire()).release()
+    desk, session = client._backend.desk, tools.session_of(client)
+    real, removed = desk.set_limit, []
+
+    async def set_and_be_removed(path, limit):
+        done = await real(path, limit)
+        if done and not removed:
+            await session.ask(wire.delete(path))
+            removed.append(path)
+        return done
+
+    desk.set_limit = set_and_be_removed
+    await client.semaphore("x", 2).set_limit(3)
+    assert removed
+    assert (await client.semaphore("x", 2).inspect()).limit == 3
+    assert "kept" in await tools.nodes(client, "x", "sem")
 
 
 async def test_more_permits_wake_those_who_wait_and_fewer_revoke_nobody(client, rival, tools):
@@ -280,7 +299,7 @@ async def test_nothing_is_left_of_those_who_gave_up(client, rival, tools, kind):
     await holder.release()
     await tools.empty(rival, "x", FAMILY[kind])
     assert tools.session_of(client).watch_callbacks == {}
-    assert client._backend._claims == set()
+    assert client._backend.audience.claims == set()
 
 
 # --- requests to let go
@@ -312,7 +331,7 @@ async def test_whoever_has_left_its_node_empty_is_asked_in_curators_words(client
     session, path = tools.session_of(client), tools.path("x")
     async with client.lock("x"):
         pass
-    await session.ask(protocol.Create2Request(path=f"{path}/_c_0-lock-", data=b"", acl=wire.OPEN, flags=3))
+    await session.ask(wire.create(f"{path}/_c_0-lock-", b"", wire.OPEN, sequential=True))
     assert await client.lock("x").request_release("please")
     [node] = await tools.nodes(client, "x")
     assert (await session.ask(wire.get(f"{path}/{node}", watch=False))).data == REVOKE

@@ -14,7 +14,7 @@ import pytest
 
 import aiolock
 from aiolock import AcquireTimeout, BackendUnavailable
-from aiolock.backends.zookeeper import connecting, wire
+from aiolock.backends.zookeeper import resolving, wire
 
 CREATE2 = 15
 DELETE = 2
@@ -256,7 +256,7 @@ class Names:
         self.hangs = threading.Event()
         self.hangs.set()
         self._real = socket.getaddrinfo
-        monkeypatch.setattr(connecting.socket, "getaddrinfo", self._answer)
+        monkeypatch.setattr(resolving.socket, "getaddrinfo", self._answer)
 
     def _answer(self, host, port, *rest, **options):
         if host not in self.answers:
@@ -377,7 +377,7 @@ async def test_n14_whatever_a_transport_raises_is_an_error_of_ours(proxy, rival,
         def fail(_data) -> None:
             raise error
 
-        monkeypatch.setattr(conn.writer, "write", fail)
+        monkeypatch.setattr(conn.transport, "write", fail)
         with contextlib.suppress(BackendUnavailable):
             # It may go well on the next connection.
             if (other := await cut.lock("x").try_acquire()) is not None:

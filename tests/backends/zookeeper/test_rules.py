@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 
 from aiolock.backends.zookeeper.contenders import LAST, SIMPLE, places, prefix, queue, reader
-from aiolock.backends.zookeeper.rules import RULES, Verdict, after, decide, inside
+from aiolock.backends.zookeeper.rules import RULES, Verdict, after, decide, inside, next_in_line
 from aiolock.contract import MUTEX, READ, WRITE, Family, Kind, Mode, permits
 from aiolock.errors import BackendRefused
 
@@ -349,7 +349,7 @@ class Line:
 
     def look(self, name: str, gone: str | None) -> None:
         kind = self.present[name]
-        verdict = None if gone is None else after(self.last[name], gone, self.floor, demand=True)
+        verdict = None if gone is None else self.conclude(self.last[name], gone)
         while True:
             self.shortcuts += verdict is not None
             verdict = verdict or verdict_on(list(self.present), name, int(name[-10:]), kind)
@@ -360,6 +360,11 @@ class Line:
                 self.watched[name] = verdict.watch[0].name
                 return
             verdict = None
+
+    def conclude(self, last: Verdict, gone: str) -> Verdict | None:
+        if next_in_line(last, gone):
+            return Verdict(enter=True)
+        return after(last, gone, self.floor, demand=True)
 
     def happens(self, name: str, *, deleted: bool) -> None:
         for other in [other for other, awaited in self.watched.items() if awaited == name]:
@@ -416,6 +421,33 @@ def test_random_hand_overs_without_the_list_are_safe_and_live(seed, kinds):
     line = Line(seed, believes_writes=False)
     line.run(kinds)
     assert line.shortcuts > 0
+
+
+def test_that_model_catches_a_writer_who_takes_one_that_became_a_reader_for_gone(monkeypatch):
+    monkeypatch.setitem(RULES, Mode.WRITE, RULES[Mode.MUTEX])
+    caught = 0
+    for seed in range(150):
+        try:
+            Line(seed, believes_writes=False).run([READ, WRITE])
+        except AssertionError:
+            caught += 1
+    assert caught > 10
+
+
+def test_whose_end_makes_it_our_turn_is_known_by_the_last_list():
+    names = [node(number, number) for number in range(1, 4)]
+    first, second, third = (verdict_on(names, name, number, MUTEX) for number, name in enumerate(names, 1))
+    assert first.enter
+    assert next_in_line(second, names[0])
+    assert not next_in_line(second, names[2])
+    assert not next_in_line(third, names[1]), "the first may still be there"
+    # It was told that the second has given up: then it is the first that it waits for.
+    following = after(third, names[1], -1, demand=True)
+    assert following is not None
+    assert next_in_line(following, names[0])
+    writers = [node(number, number, WRITE) for number in range(1, 3)]
+    assert not next_in_line(verdict_on(writers, writers[1], 2, WRITE), writers[0])
+    assert next_in_line(verdict_on([writers[0], node(2, 2, READ)], node(2, 2, READ), 2, READ), writers[0])
 
 
 @pytest.mark.parametrize("kinds", [[MUTEX], [READ, WRITE]], ids=str)

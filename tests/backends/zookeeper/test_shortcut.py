@@ -9,7 +9,8 @@ import pytest
 from aiozk import exc
 from aiozk.protocol.acl import ACL
 
-from aiolock.backends.zookeeper import wire
+from aiolock.backends.zookeeper import vigil, wire
+from aiolock.backends.zookeeper.frames import Several
 from aiolock.backends.zookeeper.records import REVOKE, Note, Record
 
 LIST = 8
@@ -18,7 +19,7 @@ MULTI = 14
 
 def claim_of(client, node: str):
     """The claim that this node stands for."""
-    [claim] = [claim for claim in client._backend._claims if claim._node == node]
+    [claim] = [claim for claim in client._backend.audience.claims if claim._node == node]
     return claim
 
 
@@ -196,8 +197,8 @@ async def test_whatever_somebody_wrote_into_the_node_of_the_lock_nobody_is_misle
 async def test_without_the_right_to_write_to_the_node_of_the_lock_the_list_is_read(client, rival, tools):
     """READ, CREATE and DELETE on it are enough."""
     session = tools.session_of(client)
-    await client._backend.make_parents(f"/{tools.namespace}/lock")
-    acl = [ACL.make("world", "anyone", read=True, create=True, delete=True)]
+    await client._backend.parents.make(f"/{tools.namespace}/lock")
+    acl = wire.acl(ACL.make("world", "anyone", read=True, create=True, delete=True))
     await session.ask(wire.container(tools.path("x"), acl))
     for _ in range(3):
         lease = await client.lock("x").acquire()
@@ -253,8 +254,90 @@ def test_whatever_stands_in_a_node_is_read_without_harm(data):
 
 
 def test_why_a_transaction_failed_is_told_from_what_failed_with_it():
-    reply = wire.protocol.TransactionResponse()
-    reply.responses = [exc.RolledBack(), exc.BadVersion(), exc.RuntimeInconsistency()]
+    reply = Several([exc.RolledBack(), exc.BadVersion(), exc.RuntimeInconsistency()])
     assert isinstance(wire.failure(reply), exc.BadVersion)
-    reply.responses = []
-    assert wire.failure(reply) is None
+    assert wire.failure(Several([])) is None
+
+
+# --- what a turn costs
+
+
+SYNC = 9
+
+
+@pytest.fixture
+def unhurried(monkeypatch):
+    """However slow this machine is, nobody looks whether others have come."""
+    monkeypatch.setattr(vigil, "MOMENT", 60.0)
+
+
+def opcodes(seen: list[bytes]) -> list[int]:
+    """Of requests, heartbeats aside."""
+    return [code for frame in seen if (code := struct.unpack_from("!i", frame, 8)[0]) != SYNC]
+
+
+async def test_a_free_lock_costs_three_requests_in_two_writes_and_nothing_is_said_unasked(
+    proxy, tools, unhurried
+):
+    async with tools.connect(proxy.port, query="session_timeout=30") as client:
+        lock = client.lock("x")
+        async with lock:
+            pass
+        up: list[bytes] = []
+        events: list[bytes] = []
+
+        def see(direction: str, frame: bytes) -> None:
+            if direction == "up":
+                up.append(frame)
+            elif struct.unpack_from("!i", frame, 4)[0] == -1:
+                events.append(frame)
+
+        proxy.on_frame = see
+        for _ in range(10):
+            async with lock:
+                pass
+        proxy.on_frame = None
+    assert opcodes(up) == [15, LIST, 2] * 10
+    assert events == []
+
+
+async def test_whoever_waits_for_the_holder_alone_enters_without_asking(client, proxy, tools, unhurried):
+    async with tools.connect(proxy.port, query="session_timeout=30") as waiter:
+        holder = await client.lock("x").acquire()
+        following = await tools.waiting(client, waiter.lock("x"))
+        # It watches the one before it, and its own node.
+        await tools.until(lambda: len(tools.session_of(waiter).watch_callbacks) == 4)
+        await tools.session_of(waiter).ask(wire.sync())
+        up: list[bytes] = []
+        proxy.on_frame = lambda direction, frame: up.append(frame) if direction == "up" else None
+        await holder.release()
+        async with asyncio.timeout(tools.PATIENCE):
+            lease = await following
+        proxy.on_frame = None
+        assert opcodes(up) == []
+        lease.check()
+        # And still it is told of the end of its node.
+        [node] = await tools.nodes(client, "x")
+        await tools.session_of(client).ask(wire.delete(f"{tools.path('x')}/{node}"))
+        async with asyncio.timeout(tools.PATIENCE):
+            assert await lease.wait_lost() == "force-released"
+        await lease.release()
+
+
+async def test_whoever_has_lost_its_node_does_not_enter_when_the_holder_goes(client, rival, tools):
+    """Its place is behind those who have come since."""
+    holder = await client.lock("x").acquire()
+    first = await tools.waiting(client, rival.lock("x", fair=True), 1)
+    second = await tools.waiting(client, rival.lock("x", fair=True), 2)
+    session = tools.session_of(client)
+    nodes = await tools.nodes(client, "x")
+    # Both in one step, in this order.
+    paths = [f"{tools.path('x')}/{node}" for node in (nodes[1], nodes[0])]
+    await session.ask(wire.together(*(wire.delete(path) for path in paths)))
+    async with asyncio.timeout(tools.PATIENCE):
+        lease = await second
+    assert not first.done()
+    await lease.release()
+    async with asyncio.timeout(tools.PATIENCE):
+        await (await first).release()
+    await holder.release()

@@ -135,7 +135,10 @@ async def test_every_release_wakes_all_who_wait(server, tools):
         watcher = tools.session_of(clients[0])
         holder = await clients[0].lock(recipe).acquire()
         tasks = [asyncio.create_task(client.lock(recipe).acquire()) for client in clients[1:]]
-        await asyncio.sleep(0.3)
+        # Everybody watches somebody.
+        for client in clients[1:]:
+            await tools.until(lambda client=client: tools.session_of(client).watch_callbacks)
+            await tools.session_of(client).ask(wire.sync())
         before = sum(tools.session_of(client).xid for client in clients[1:])
         await holder.release()
         while tasks:
