@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.contestants.base import Contestant
 from benchmarks.contestants.curator import Curator
-from benchmarks.contestants.mysql import ForUpdate, GetLock, InsertDelete, Polling, SelectOne
+from benchmarks.contestants.mysql import ForUpdate, GetLock, GetLockInTurns, InsertDelete, Polling, SelectOne
 from benchmarks.contestants.ours import InMemory, Ours, OursAnew, OursPlain, OursWithoutPassing
 from benchmarks.contestants.plain import Asyncio
 from benchmarks.contestants.redis import CoRedis, RedisPy
@@ -37,6 +37,7 @@ _KNOWN: dict[str, Callable[..., Any]] = {
     "curator": Curator,
     "for update": ForUpdate,
     "get_lock": GetLock,
+    "get_lock, in turns": GetLockInTurns,
     "insert + delete, random wait": InsertDelete,
     "kazoo": Kazoo,
     "polling": Polling,

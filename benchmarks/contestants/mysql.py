@@ -6,6 +6,7 @@ They are done well where that does not change what they are: no statement more t
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from random import Random
@@ -14,7 +15,7 @@ from urllib.parse import urlsplit
 
 from benchmarks.contestants.base import Contestant
 
-__all__ = ["ForUpdate", "GetLock", "InsertDelete", "Polling", "SelectOne"]
+__all__ = ["ForUpdate", "GetLock", "GetLockInTurns", "InsertDelete", "Polling", "SelectOne"]
 
 SHARED = 10
 """Connections of a process whose waiters sleep between tries, and so can share them."""
@@ -130,6 +131,21 @@ class GetLock(_ByHand):
             await _run(connection, "SELECT GET_LOCK(%s, 300)", name)
             yield
             await _run(connection, "DO RELEASE_LOCK(%s)", name)
+
+
+class GetLockInTurns(GetLock):
+    """``GET_LOCK`` on one connection for each process: its tasks take turns in front of it, in order."""
+
+    most = 1
+
+    async def __aenter__(self) -> Self:
+        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        return await super().__aenter__()
+
+    @asynccontextmanager
+    async def block(self, name: str) -> AsyncIterator[None]:
+        async with self._turns[name], super().block(name):
+            yield
 
 
 class InsertDelete(_ByHand):

@@ -79,7 +79,10 @@ class Nemesis:
         self.ttl, self.shortest = max(ttls), min(ttls)
         self.slow = {name.encode() for name in names[len(names) * 3 // 4 :]}
         only = set(only)
-        self.faults = [fault for fault in self._table() if not only or fault[1] in only]
+        spared = getattr(site, "spares", ())
+        self.faults = [
+            fault for fault in self._table() if fault[1] not in spared and (not only or fault[1] in only)
+        ]
         self._deck: list[tuple[str, Fault]] = []
         self._dealer = random.Random(f"{seed}/nemesis")
 

@@ -6,17 +6,17 @@ import asyncio
 import math
 import re
 import secrets
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any, TypeVar
 
+from aiolock.backends.mysql import tables
 from aiolock.backends.mysql.address import Address, parameters
+from aiolock.backends.mysql.asking import Asking
 from aiolock.backends.mysql.connection import Session
 from aiolock.backends.mysql.doctor import diagnose
 from aiolock.backends.mysql.document import MySQLDocument
 from aiolock.backends.mysql.driver import Result
-from aiolock.backends.mysql.failures import NO_SUCH_COLUMN, NO_SUCH_TABLE, code
-from aiolock.backends.mysql.holding import HoldingMode
 from aiolock.backends.mysql.lease import LeaseMode
 from aiolock.backends.mysql.loan import RowLoan
 from aiolock.backends.mysql.probe import GALERA, cluster, promises, refuse, variables
@@ -26,7 +26,6 @@ from aiolock.backends.mysql.sessions import Sessions
 from aiolock.backends.mysql.sharing import Sharing
 from aiolock.backends.mysql.statements import Statements, quote
 from aiolock.contract import (
-    Backend,
     Bid,
     Claim,
     Document,
@@ -42,11 +41,7 @@ from aiolock.contract import (
     certain_until,
 )
 from aiolock.errors import (
-    BackendError,
-    BackendRefused,
-    BackendUnavailable,
     ConfigError,
-    DeadlockDetected,
     UnsupportedKind,
     shorten,
 )
@@ -57,17 +52,19 @@ __all__ = ["MySQLBackend"]
 
 T = TypeVar("T")
 
-MODES: dict[str, type[LeaseMode | HoldingMode]] = {"lease": LeaseMode, "session": SessionMode, "row": RowMode}
+MODES: dict[str, type[LeaseMode | SessionMode | RowMode]] = {
+    "lease": LeaseMode,
+    "session": SessionMode,
+    "row": RowMode,
+}
 TABLE = re.compile(r"[A-Za-z0-9_]{1,48}")
-UNDONE = (0.001, 0.01)
-"""Seconds before a statement is sent again that the server undid in favour of another."""
 ALONE = 0.005
 """For how many seconds after a grant it is taken that nobody else waits."""
 MOST = 16
 """How many sessions wait, or hold what they waited for, unless `connections=` says otherwise."""
 
 
-class MySQLBackend(Backend):
+class MySQLBackend(Asking):
     """One MySQL (8.0 or later) or MariaDB (10.6 or later) server.
 
     :param url: ``mysql://user:password@host:3306/database``; ``mariadb://`` is the same. What follows may also stand
@@ -108,6 +105,7 @@ class MySQLBackend(Backend):
         }
         address, given = parameters(url, options, ("mode", "schema", "table", "connections"))
         self._address: Address = address
+        self.address = address.text
         self._schema = _one_of("schema", given.get("schema", "auto"), ("auto", "manual"))
         self._most = _count(given.get("connections", MOST))
         chosen = _one_of("mode", given.get("mode", "lease"), tuple(MODES))
@@ -120,12 +118,13 @@ class MySQLBackend(Backend):
         """Whether the server is one of several that take locks, and user locks are each node's own."""
         self.galera = False
         """Whether a read must be told to wait for what other nodes have committed."""
+        self.clock_stands = False
+        """Whether SYSDATE is NOW here, and says when a statement began instead of what the time is."""
         self.rolls_back = False
         """Whether the server ends a whole transaction when one of its statements has waited for too long."""
         self.mode = MODES[chosen](self)
         self.notices = Notices()
         self.random = Random()
-        self.sessions: Sessions
 
     def __repr__(self) -> str:
         return f"<MySQLBackend {self._address.text} {self.mode.name}>"
@@ -156,6 +155,7 @@ class MySQLBackend(Backend):
         refuse(facts, self.mode.name, self._address.text)
         self.across = cluster(facts) != ""
         self.galera = cluster(facts) == GALERA
+        self.clock_stands = not int(answers[-1].rows[0][1])
         self.rolls_back = facts.get("innodb_rollback_on_timeout", "OFF").upper() in {"ON", "1"}
         self.capabilities = promises(facts, self.mode.name)
 
@@ -167,6 +167,7 @@ class MySQLBackend(Backend):
             most=self._most,
             timeout=self.settings.command_timeout,
             ended=self.mode.ended,
+            clock=self.settings.clock,
         )
         await self.sessions.main()
         if self.mode.name != "session":
@@ -178,45 +179,23 @@ class MySQLBackend(Backend):
 
         Raises :class:`BackendRefused` with the statement that an administrator has to run.
         """
-        try:
-            await self.ask(self.statements("schema_there"))
-        except BackendRefused as error:
-            number = code(error.__cause__)
-            if number in NO_SUCH_COLUMN:
-                raise BackendRefused(
-                    f"{self._address.text}: the tables for locks are those of an earlier version; while nobody uses "
-                    f"them, have an administrator drop them and run:\n{self.statements.schema}"
-                ) from error
-            if number not in NO_SUCH_TABLE:
-                raise
-            missing: BackendError = error
-        else:
-            return
-        if create:
-            try:
-                await self.ask(self.statements.schema)
-                return
-            except BackendRefused as error:
-                missing = error
-        raise BackendRefused(
-            f"{self._address.text}: the tables for locks are missing; have an administrator run:\n{self.statements.schema}"
-        ) from missing
+        await tables.ensure(self, create=create)
 
     async def purge(self, idle: float) -> int:
-        """Delete the rows of this namespace whose locks nobody has held for ``idle`` seconds; how many there were.
+        """Delete the rows of this namespace that nobody has needed for ``idle`` seconds; how many there were.
 
-        In the lease mode; rows of the row mode do not say when they were used, and stay.
-        Locks that come back continue with greater tokens, as long as the server's clock is not set back by more than
-        ``idle`` seconds; at least an hour.
+        At least an hour. May be called at any time, by anybody, while locks are taken and left. Locks that come back
+        continue with greater tokens, as long as the server's clock is not set back by more than ``idle`` seconds. In the row
+        mode, where rows do not say when they were used, these are rows that were made so long ago and are free now. The
+        session mode has none. Needs the right to DELETE. Cancelling it leaves the rest of the rows.
         """
-        if not idle >= 3600:
-            raise ConfigError(f"idle must be at least 3600 seconds, not {shorten(idle)}")
-        if self.mode.name != "lease":
-            raise self._unsupported("purge")
-        packet = self.statements(
-            "purge", namespace=quote(self.settings.namespace), idle=round(idle * 1_000_000)
-        )
-        return (await self.ask(packet))[-1].changed
+        if not idle >= tables.LEAST_IDLE:
+            raise ConfigError(f"idle must be at least {tables.LEAST_IDLE} seconds, not {shorten(idle)}")
+        if isinstance(self.mode, SessionMode):
+            raise UnsupportedKind(
+                "purge", f"{self.name} with ?mode=session", "there are no rows in that mode"
+            )
+        return await self.mode.purge(round(idle * 1_000_000))
 
     async def aclose(self) -> None:
         """Close every connection."""
@@ -235,72 +214,9 @@ class MySQLBackend(Backend):
 
     # --- for the modes
 
-    @property
-    def address(self) -> str:
-        """The server as messages call it, without the password."""
-        return self._address.text
-
     def key(self, name: str, family: Family) -> str:
         """What a lock is called at the server: a digest, because names there are short, and blind to case on MySQL."""
         return digest("\0".join((self.mode.name, self.settings.namespace, family.value, name)))
-
-    async def within(self, work: Coroutine[Any, Any, T]) -> T:
-        """What ``work`` returns, if it ends within the command timeout: opening a connection and asking again included.
-
-        Commands under way are not interrupted; only the waiting for them is.
-        """
-        limit = self.settings.command_timeout
-        try:
-            async with asyncio.timeout(limit):
-                return await work
-        except DeadlockDetected as error:
-            # Of statements of ours that the server undid; no holder waits for another in these.
-            raise self._contended() from error
-        except TimeoutError as error:
-            raise BackendUnavailable(f"{self._address.text}: no answer within {limit:g} s") from error
-
-    async def ask(
-        self, packet: str, session: Session | None = None, *, atomic: bool = False, repeat: bool = True
-    ) -> list[Result]:
-        """Have a packet carried out, on ``session`` or on the main one; what can be repeated is repeated once.
-
-        Packets that come here find what they did before, except with ``repeat=False``: such a one is not repeated
-        when its answer was lost. An ``atomic`` packet is a transaction.
-        """
-        timeout = self.settings.command_timeout
-        if session is not None:
-            return await self.undisturbed(session, packet)
-        session = await self.sessions.main()
-        sent = self.settings.clock()
-        try:
-            return await self.undisturbed(session, packet, atomic=atomic)
-        except BackendUnavailable:
-            left = timeout - (self.settings.clock() - sent)
-            if not repeat or session.alive or left <= 0:
-                raise
-        session = await self.sessions.main()
-        return await self.undisturbed(session, packet, left, atomic=atomic)
-
-    async def undisturbed(
-        self, session: Session, packet: str, timeout: float | None = None, *, atomic: bool = False
-    ) -> list[Result]:
-        """Have a packet carried out, again and again within the (command) timeout if the server undoes it.
-
-        That is how two statements about one row end on two nodes of a cluster, and sometimes on one server: one of them
-        has done nothing. Whatever stands before it in the packet must bear to be repeated.
-        """
-        timeout = self.settings.command_timeout if timeout is None else timeout
-        give_up = self.settings.clock() + timeout
-        while True:
-            try:
-                return await session.run(packet, timeout, atomic=atomic)
-            except DeadlockDetected as error:
-                if self.settings.clock() >= give_up:
-                    raise self._contended() from error
-            await self.pause(UNDONE)
-
-    def _contended(self) -> BackendUnavailable:
-        return BackendUnavailable(f"{self._address.text}: too many statements about the same rows at once")
 
     def granted(self, claim: Claim, token: int, count: int, sent: float) -> Grant:
         """The grant of a hold that the server has had for a full ttl since ``sent`` or later.
@@ -315,10 +231,6 @@ class MySQLBackend(Backend):
     def _demanded(self, claim: Claim) -> None:
         if claim.demanded_at is None:
             claim.demanded_at = self.settings.clock()
-
-    async def pause(self, seconds: tuple[float, float]) -> None:
-        """Sleep for so long, at random, that those who met do not meet again."""
-        await asyncio.sleep(self.random.uniform(*seconds))
 
     # --- the contract
 

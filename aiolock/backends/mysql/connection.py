@@ -1,51 +1,26 @@
 """One session of the server: commands one after the other, and what is known about its end.
 
-A task carries out what there is to do, callers wait on futures. So a caller that is cancelled leaves the
-connection in step, with its command done or never sent, and never an answer for the next one. There is no reconnecting
+Commands stand in line, callers wait on futures. So a caller that is cancelled leaves the connection in step, with
+its command done or never sent, and never an answer for the next one. There is no reconnecting
 here: locks live in sessions, and another session is another story.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from aiolock.backends.mysql.address import Address
+from aiolock.backends.mysql.command import Command, Told
 from aiolock.backends.mysql.driver import Driver, Result
 from aiolock.backends.mysql.failures import deadly, translate
 from aiolock.clock import Clock
-from aiolock.errors import BackendUnavailable, UnsafeBackend
+from aiolock.errors import BackendUnavailable, LockError, UnsafeBackend
 
 __all__ = ["Session"]
-
-
-class _Command:
-    __slots__ = ("again", "answer", "atomic", "blocks", "packet", "silence", "then")
-
-    def __init__(
-        self,
-        packet: str,
-        answer: asyncio.Future[list[Result]],
-        *,
-        blocks: bool = False,
-        atomic: bool = False,
-        silence: int = 0,
-        then: Callable[[], None] | None = None,
-    ) -> None:
-        self.packet = packet
-        self.silence = silence
-        """After how many seconds without a word the server is to end the session from then on; 0: as it is."""
-        self.then = then
-        """What is called when it is done; a command with this is sent even if nobody waits for it any more."""
-        self.again = False
-        """Whether it was sent before, and refused."""
-        self.blocks = blocks
-        """Whether it waits for others, as it should: nobody waits for its end when the session is closed."""
-        self.atomic = atomic
-        """Whether it is a transaction: what is left of one that failed must not become part of the next command."""
-        self.answer = answer
 
 
 class Session:
@@ -66,9 +41,11 @@ class Session:
         self._patience = patience
         """For how many seconds a session that has locks may be late with an answer before it is given up."""
         self._driver: Driver | None = None
-        self._commands: deque[_Command] = deque()
-        self._current: _Command | None = None
-        self._worker: asyncio.Task[None] | None = None
+        self._commands: deque[Command] = deque()
+        self._current: Command | None = None
+        """What the server has not answered yet."""
+        self._rolling_back = False
+        self._timer: asyncio.TimerHandle | None = None
         self._over = False
         self.id = 0
         self.locks: dict[str, Any] = {}
@@ -90,6 +67,11 @@ class Session:
         """Whether it has nothing to do at this moment."""
         return self._current is None and not self._commands
 
+    @property
+    def blocked(self) -> bool:
+        """Whether the server is at a command that waits for others."""
+        return self._current is not None and self._current.blocks
+
     async def open(self, timeout: float) -> list[Result]:
         """Connect and set up within ``timeout`` seconds; the answers to the set-up. Cancelling it leaves nothing."""
         try:
@@ -97,9 +79,13 @@ class Session:
                 driver = await self._address.connect(self._at_end)
                 try:
                     answers = await driver.execute(self._setup)
+                    if driver.over:
+                        raise BackendUnavailable(f"{self._address.text}: the connection was lost")
                 except BaseException:
                     driver.abort()
                     raise
+        except LockError:
+            raise
         except Exception as error:
             raise translate(error, self._address.text) from error
         self.id = int(answers[-1].rows[0][0])
@@ -111,9 +97,6 @@ class Session:
             )
         self._driver = driver
         self.used = self._clock()
-        self._worker = asyncio.get_running_loop().create_task(
-            self._serve(driver), name="aiolock-mysql-session"
-        )
         return answers
 
     async def run(
@@ -125,13 +108,15 @@ class Session:
         atomic: bool = False,
         silence: int = 0,
         then: Callable[[], None] | None = None,
+        lingers: bool = False,
     ) -> list[Result]:
         """Send a packet after those that came before, and wait for its answers, at most ``timeout`` seconds.
 
         ``atomic`` says that it is a transaction, which is rolled back if one of its statements fails. ``silence`` is
         the ``wait_timeout`` that the session has from then on; if it must be set, its answer comes first. ``then`` is
         called when the packet is done: such a one gives something back, so it is carried out for as long as the session
-        lives, whatever becomes of the caller; if the server refuses it twice, the session ends.
+        lives, whatever becomes of the caller; if the server refuses it twice, the session ends. One that ``lingers`` is
+        sent one pass of the loop later, unless :meth:`line_up` takes it along.
 
         Cancelling it stops the waiting; the command is carried out if it was sent. When the time is over nobody knows
         whether it was, and the session ends; one that has locks only after as long as they may be silent.
@@ -139,104 +124,168 @@ class Session:
         if not self.alive:
             raise BackendUnavailable(f"{self._address.text}: the connection is closed")
         loop = asyncio.get_running_loop()
-        command = _Command(
-            packet, loop.create_future(), blocks=blocks, atomic=atomic, silence=silence, then=then
+        answer: asyncio.Future[list[Result]] = loop.create_future()
+        late = math.inf if timeout is None else loop.time() + timeout
+        self._take(
+            Command(
+                packet,
+                late,
+                answer=answer,
+                blocks=blocks,
+                atomic=atomic,
+                silence=silence,
+                then=then,
+                lingers=lingers,
+            )
         )
-        self._take(command)
-        timer = None if timeout is None else loop.call_later(timeout, self._late, command, timeout)
         try:
-            return await command.answer
+            return await answer
         except BaseException:
             # Nobody else looks at it: without this, one that is not on its way yet would still be sent.
-            if not command.answer.cancel():
-                _look(command.answer)
-            if timer is not None and command is self._current:
-                # Whether the session is well has to be found out all the same.
-                timer = None
+            if not answer.cancel():
+                answer.exception()
             raise
-        finally:
-            if timer is not None:
-                timer.cancel()
 
     def send(self, packet: str, timeout: float) -> None:
         """Send a packet whose answer nobody waits for."""
         if self.alive:
-            command = _Command(packet, asyncio.get_running_loop().create_future())
-            command.answer.add_done_callback(_look)
-            self._take(command)
-            asyncio.get_running_loop().call_later(timeout, self._late, command, timeout)
+            self._take(Command(packet, asyncio.get_running_loop().time() + timeout))
 
-    # --- the worker
+    def line_up(self, packet: str, limit: float | None, heard: Told, instead: str = "") -> None:
+        """Send a packet that waits for others; ``heard`` is called with its answers or an error, for at most ``limit`` seconds.
 
-    def _take(self, command: _Command) -> None:
+        If something lingers, ``instead`` is sent, which does that as well; it then is over, because it comes first.
+        """
+        if not self.alive:
+            heard(BackendUnavailable(f"{self._address.text}: the connection is closed"))
+            return
+        late = math.inf if limit is None else asyncio.get_running_loop().time() + limit
+        lingering = None
+        if instead and self.lingering:
+            lingering, packet = self._commands.popleft(), instead
+        self._take(Command(packet, late, heard=heard, blocks=True))
+        if lingering is not None:
+            if lingering.then is not None:
+                lingering.then()
+            lingering.tell([])
+
+    @property
+    def lingering(self) -> bool:
+        """Whether there is nothing to do but a command that waits for one that takes it along."""
+        return self._current is None and len(self._commands) == 1 and self._commands[0].lingers
+
+    # --- one after the other
+
+    def _asked(self) -> list[Command]:
+        return [*([self._current] if self._current is not None else []), *self._commands]
+
+    def _take(self, command: Command) -> None:
         self._commands.append(command)
-        if self._driver is not None and (self._worker is None or self._worker.done()):
-            work = self._serve(self._driver)
-            self._worker = asyncio.get_running_loop().create_task(work, name="aiolock-mysql-session")
+        if command.late < math.inf and (self._timer is None or command.late < self._timer.when()):
+            self._arm(command.late)
+        if command.lingers and len(self._commands) == 1:
+            asyncio.get_running_loop().call_soon(self._next)
+        else:
+            self._next()
 
-    async def _serve(self, driver: Driver) -> None:
-        while self._commands and not self._over:
-            command = self._commands.popleft()
-            if command.answer.done() and command.then is None:
-                # Nobody waits for it any more, and it was not sent.
+    def _next(self) -> None:
+        """Send what may be sent now."""
+        driver = self._driver
+        while self._commands and not self._over and not self._rolling_back and driver is not None:
+            command = self._commands[0]
+            if self._current is not None:
+                return
+            self._commands.popleft()
+            if command.unwanted:
+                # It was not sent.
                 continue
             self._current = command
             packet = command.packet
-            if change := command.silence not in (0, self.silence):
+            command.changes = command.silence not in (0, self.silence)
+            if command.changes:
                 packet = f"SET SESSION wait_timeout={command.silence}; {packet}"
-            if command.answer.done():
-                # Its caller's timer is over.
-                asyncio.get_running_loop().call_later(self.silence or self._patience, self._given_up, command)
-            try:
-                answers = await driver.execute(packet)
-            except Exception as error:  # noqa: BLE001 - whatever the driver raises, the caller hears of it
-                if change:
-                    self.silence = 0
-                if command.then is not None and not deadly(error):
-                    if not command.again:
-                        command.again = True
-                        self._commands.appendleft(command)
-                        self._current = None
-                        continue
-                    self.abort()
-                if not command.answer.done():
-                    translated = translate(error, self._address.text)
-                    translated.__cause__ = error
-                    command.answer.set_exception(translated)
-                if deadly(error) or (command.atomic and not await _rolled_back(driver)):
-                    self.abort()
-            else:
-                self.used = self._clock()
-                if change:
-                    self.silence = command.silence
-                if command.then is not None:
-                    command.then()
-                if not command.answer.done():
-                    command.answer.set_result(answers)
-            self._current = None
-            if not driver.usable:
-                self.abort()
+            driver.ask(packet, self._heard)
 
-    def _late(self, command: _Command, timeout: float) -> None:
-        if not command.answer.done():
-            command.answer.set_exception(
-                BackendUnavailable(f"{self._address.text}: no answer within {timeout:g} s")
-            )
-        elif command is not self._current:
+    def _heard(self, outcome: list[Result] | Exception) -> None:
+        if self._over:
             return
+        command, self._current = self._current, None
+        assert command is not None  # noqa: S101 - somebody asked
+        if isinstance(outcome, Exception):
+            self._failed(command, outcome)
+        else:
+            self.used = self._clock()
+            if command.changes:
+                self.silence = command.silence
+            if command.then is not None:
+                command.then()
+            command.tell(outcome)
+        self._next()
+
+    def _failed(self, command: Command, error: Exception) -> None:
+        if command.changes:
+            self.silence = 0
+        fatal = deadly(error)
+        if command.then is not None and not fatal:
+            if not command.again:
+                command.again = True
+                self._commands.appendleft(command)
+                return
+            fatal = True
+        translated = translate(error, self._address.text)
+        translated.__cause__ = error
+        if fatal:
+            self.abort()
+        command.tell(translated)
+        if command.atomic and self._driver is not None and not self._over:
+            self._rolling_back = True
+            self._driver.ask("ROLLBACK", self._rolled_back)
+
+    def _rolled_back(self, outcome: list[Result] | Exception) -> None:
+        self._rolling_back = False
+        if isinstance(outcome, Exception):
+            # The end of the session rolls back as well.
+            self.abort()
+        else:
+            self._next()
+
+    # --- answers that do not come
+
+    def _arm(self, when: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_at(when, self._look)
+
+    def _look(self) -> None:
+        """One timer for all commands: most are over long before it."""
+        self._timer = None
+        now = asyncio.get_running_loop().time()
+        for command in self._asked():
+            if command.late <= now:
+                command.late = math.inf
+                self._late(command)
+        if not self._over:
+            late = min((one.late for one in self._asked()), default=math.inf)
+            if late < math.inf:
+                self._arm(late)
+
+    def _late(self, command: Command) -> None:
+        if command is not self._current and command.unwanted:
+            return
+        command.tell(BackendUnavailable(f"{self._address.text}: no answer in time"))
         if self.locks and self._patience:
             # With the session its locks would go; until their terms end the answer may still come.
             asyncio.get_running_loop().call_later(self.silence or self._patience, self._given_up, command)
         else:
             self.abort()
 
-    def _given_up(self, command: _Command) -> None:
+    def _given_up(self, command: Command) -> None:
         if command is self._current:
             self.abort()
 
     def _at_end(self) -> None:
-        # Answers that have been received are read first: the command under way ends by itself.
-        if self._driver is not None and self._current is None:
+        # What was on its way has been told. While it is being opened, whoever opens it sees to it.
+        if self._driver is not None:
             self.abort()
 
     # --- the end
@@ -253,43 +302,25 @@ class Session:
         if self._over:
             return
         self._over = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if self._driver is not None:
             if quit_first and self._current is None:
                 self._driver.quit()
             else:
                 self._driver.abort()
-        if self._worker is not None and self._worker is not asyncio.current_task(self._worker.get_loop()):
-            self._worker.cancel()
-        commands = [*self._commands, *([self._current] if self._current else [])]
+        commands = self._asked()
+        self._current = None
         self._commands.clear()
         for command in commands:
-            if not command.answer.done():
-                command.answer.set_exception(
-                    BackendUnavailable(f"{self._address.text}: the connection was lost")
-                )
+            command.tell(BackendUnavailable(f"{self._address.text}: the connection was lost"))
         self._ended(self)
 
     async def drain(self, timeout: float) -> None:
         """Wait for what has been asked for and does not block, such as a release whose caller was told to go on."""
-        commands = [*self._commands, *([self._current] if self._current else [])]
-        answers = [command.answer for command in commands if not command.blocks]
+        answers = [
+            command.answer for command in self._asked() if command.answer is not None and not command.blocks
+        ]
         if answers and self.alive:
             await asyncio.wait(answers, timeout=timeout)
-
-    async def wait_closed(self) -> None:
-        """Until the worker has ended."""
-        if self._worker is not None:
-            await asyncio.wait([self._worker])
-
-
-async def _rolled_back(driver: Driver) -> bool:
-    try:
-        await driver.execute("ROLLBACK")
-    except Exception:  # noqa: BLE001 - the end of the session rolls back as well
-        return False
-    return True
-
-
-def _look(answer: asyncio.Future[list[Result]]) -> None:
-    if not answer.cancelled():
-        answer.exception()

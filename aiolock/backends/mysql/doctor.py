@@ -79,6 +79,7 @@ def findings(facts: Mapping[str, str], mode: str) -> list[Finding]:
         *_durability(facts, mode),
         _nodes(facts, mode),
         _waiting(facts),
+        *_transactions(facts, mode),
         _limits(facts),
     ]
 
@@ -204,6 +205,26 @@ def _waiting(facts: Mapping[str, str]) -> Finding:
             f"give this account no {limits[0]}",
         )
     return Finding(Level.OK, "waiting", "nothing ends statements that wait")
+
+
+def _transactions(facts: Mapping[str, str], mode: str) -> list[Finding]:
+    """Of the row mode, whose transactions may be the caller's; those of ours have nothing to lose, and begin anew."""
+    if mode != "row":
+        return []
+    name = "innodb_rollback_on_timeout"
+    if not _on(facts, name):
+        return [
+            Finding(Level.OK, name, "a lock that is not to be had leaves the rest of a transaction as it was")
+        ]
+    return [
+        Finding(
+            Level.NOTE,
+            name,
+            "it is on: a lock that is not to be had would end your whole transaction, so connection= is refused; other locks "
+            "do not mind",
+            "switch it off, which needs a restart of the server, or lock without connection=",
+        )
+    ]
 
 
 def _limits(facts: Mapping[str, str]) -> Finding:

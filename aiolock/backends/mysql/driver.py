@@ -1,20 +1,24 @@
 """The edge to aiomysql: everything that relies on how that driver works inside is here, and nowhere else.
 
-aiomysql connects, authenticates and parses packets. What it lacks is added: a password is not sent in the clear when
-TLS was asked for and not offered, the end of the connection is told when it happens instead of at the next command, and a packet of
-several statements gives back all of their results. What it does unasked (reconnecting, pooling) is not used.
+aiomysql connects and authenticates. What it lacks is added: a password is not sent in the clear when TLS was asked for and
+not offered. After the login its connection is ours: :mod:`aiolock.backends.mysql.wire` sends and reads, tells the end
+of the connection when it happens, and gives back all results of a packet of several statements. What the driver does
+unasked (reconnecting, pooling) is not used.
 """
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import ssl
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import aiomysql
 import pymysql.err
 from pymysql.constants import CLIENT, COMMAND
+
+from aiolock.backends.mysql.wire import Heard, Result, Wire
 
 __all__ = ["NO_TLS", "Driver", "Result"]
 
@@ -24,27 +28,19 @@ _TCP_KEEPALIVE = (("TCP_KEEPIDLE", 3), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3))
 """A dead link under a statement that waits for long is noticed after so many seconds and probes."""
 
 
-class Result(NamedTuple):
-    """What one statement answered."""
-
-    rows: tuple[tuple[Any, ...], ...]
-    changed: int
-    """How many rows it changed."""
-
-
 class Driver(aiomysql.Connection):  # type: ignore[misc]  # the driver is untyped
     """One connection of aiomysql's, opened by :meth:`connect`."""
 
     _ssl_context: ssl.SSLContext | None
     _reader: Any
     _writer: Any
-    _result: Any
+    _wire: Wire
 
     def __del__(self) -> None:
         """Do nothing: whoever owns a connection closes it; a forked child must not."""
 
     async def connect(self, ended: Callable[[], None]) -> None:
-        """Connect and log in; from then on ``ended`` is called, once or more, when the connection ends.
+        """Connect and log in; from then on ``ended`` is called once, when the connection ends.
 
         If it raises, also by being cancelled, no socket is left behind.
         """
@@ -53,59 +49,63 @@ class Driver(aiomysql.Connection):  # type: ignore[misc]  # the driver is untype
         except BaseException:
             self.abort()
             raise
-        sock = self._writer.get_extra_info("socket")
+        transport = self._writer.transport
+        sock = transport.get_extra_info("socket")
         if sock.family != socket.AF_UNIX:
             for option, value in _TCP_KEEPALIVE:
                 if hasattr(socket, option):
                     sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-        _tell(self._reader, ended)
+        self._wire = Wire(transport, ended)
+        at_end, failed = self._reader.at_eof(), self._reader.exception()
+        transport.set_protocol(self._wire)
+        if at_end or failed is not None:
+            # It ended while the driver still read from it.
+            self.abort()
+            raise pymysql.err.OperationalError(2013, "the connection was lost")
 
     async def _request_authentication(self) -> None:
         if self._ssl_context is not None and not self.server_capabilities & CLIENT.SSL:
             raise pymysql.err.OperationalError(2026, NO_TLS)
         await super()._request_authentication()
 
-    async def execute(self, packet: str) -> list[Result]:
-        """Send one packet of one or several statements, and read all their answers."""
-        await self.query(packet)
-        results = [self._answer()]
-        while self._result.has_next:
-            await self.next_result()
-            results.append(self._answer())
-        return results
+    def ask(self, packet: str, heard: Heard) -> None:
+        """Send one packet of one or several statements; ``heard`` is called with all their answers, or an error."""
+        self._wire.ask(packet, heard)
 
-    def _answer(self) -> Result:
-        return Result(self._result.rows or (), self._result.affected_rows or 0)
+    async def execute(self, packet: str) -> list[Result]:
+        """The same for who waits. Cancelling it stops the waiting: the connection is of no more use then."""
+        answer: asyncio.Future[list[Result]] = asyncio.get_running_loop().create_future()
+
+        def heard(outcome: list[Result] | Exception) -> None:
+            if answer.done():
+                return
+            if isinstance(outcome, Exception):
+                answer.set_exception(outcome)
+            else:
+                answer.set_result(outcome)
+
+        self.ask(packet, heard)
+        return await answer
 
     @property
-    def usable(self) -> bool:
-        """Whether the next command can be sent; the driver closes itself when it is cancelled or out of step."""
-        return self._writer is not None and not self._reader.at_eof()
+    def over(self) -> bool:
+        """Whether the connection has ended, or is out of step."""
+        return self._wire.over
 
     def abort(self) -> None:
         """Close without waiting for anybody."""
         if self._writer is not None:
             self._writer.transport.abort()
-        self._writer = self._reader = None
+        self._forget()
 
     def quit(self) -> None:
         """Say goodbye, so that the server does not log an aborted connection, and close."""
         if self._writer is not None and not self._writer.transport.is_closing():
             self._writer.write(b"\x01\x00\x00\x00" + bytes([COMMAND.COM_QUIT]))
             self._writer.transport.close()
+        self._forget()
+
+    def _forget(self) -> None:
+        if hasattr(self, "_wire"):
+            self._wire.close()
         self._writer = self._reader = None
-
-
-def _tell(reader: Any, ended: Callable[[], None]) -> None:
-    """Have a stream reader call ``ended`` when its stream ends: the transport tells it, and it tells nobody."""
-    feed_eof, set_exception = reader.feed_eof, reader.set_exception
-
-    def at_eof() -> None:
-        feed_eof()
-        ended()
-
-    def at_error(error: Exception) -> None:
-        set_exception(error)
-        ended()
-
-    reader.feed_eof, reader.set_exception = at_eof, at_error

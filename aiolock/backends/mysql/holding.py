@@ -41,6 +41,8 @@ __all__ = ["BLOCK", "HoldingClaim", "HoldingMode", "first_token"]
 
 BATCH = 500
 """How many locks one question is about."""
+AGAIN = 0.05
+"""Seconds between looks whether a session is there that is giving something back."""
 BLOCK = 64
 """How many tokens there are for each microsecond of the server's clock; a grant that may be passed on has them all."""
 
@@ -53,7 +55,7 @@ def first_token(microseconds: int) -> int:
 class HoldingClaim(TurnClaim):
     """A claim whose hold is a session's."""
 
-    __slots__ = ("_asked", "_holding", "lock", "session")
+    __slots__ = ("_asked", "_giving", "_holding", "lock", "session")
 
     def __init__(self, mode: HoldingMode, bid: Bid, lock: str) -> None:
         super().__init__(mode.backend, bid)
@@ -64,6 +66,11 @@ class HoldingClaim(TurnClaim):
         """The session that has the lock for us."""
         self._asked: Session | None = None
         """The session that has it, or may have it."""
+        self._giving: tuple[Session, asyncio.Future[None]] | None = None
+        """The session that was asked to give it back, and what is done when it has."""
+
+    lingers = False
+    """Whether a release waits for a successor of ours to take it along."""
 
     async def _in_turn(self, place: Place, session: Session) -> Grant | None:
         backend = self._backend
@@ -110,17 +117,30 @@ class HoldingClaim(TurnClaim):
     async def _give_back(self, session: Session) -> None:
         """Have the session let go of the lock; it may be used for others then.
 
-        Once asked for, it is done for as long as the session lives, whatever becomes of the caller.
+        Once asked for, it is done for as long as the session lives, whatever becomes of the caller. Not twice: behind it
+        somebody else of ours may have lined up in the same session, and would lose what it got.
         """
-        await session.run(
-            self._put_back(), self._backend.settings.command_timeout, then=lambda: self._given_back(session)
-        )
+        if self._giving is None or self._giving[0] is not session:
+            self._giving = (session, asyncio.get_running_loop().create_future())
+            await session.run(
+                self._put_back(),
+                self._backend.settings.command_timeout,
+                then=lambda: self._given_back(session),
+                lingers=session.contended and self.lingers,
+            )
+            return
+        giving = self._giving[1]
+        while session.alive and not giving.done():
+            await asyncio.wait([giving], timeout=AGAIN)
 
     @abstractmethod
     def _put_back(self) -> str:
         """The packet for that."""
 
     def _given_back(self, session: Session) -> None:
+        if self._giving is not None and self._giving[0] is session:
+            self._giving[1].set_result(None)
+            self._giving = None
         if self._asked is session:
             self._asked = self.session = None
         if session.locks.get(self.lock) is self:

@@ -8,6 +8,7 @@ from datetime import UTC
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
+from aiolock.backends.mysql import tables
 from aiolock.backends.mysql.connection import Session
 from aiolock.backends.mysql.lease_claim import LeaseClaim
 from aiolock.backends.mysql.looking import waiters
@@ -173,6 +174,10 @@ class LeaseMode:
         )
         answers = await self.backend.ask(packet)
         return bool(int(answers[-1].rows[0][0]))
+
+    async def purge(self, idle: int) -> int:
+        """Delete rows that were free for ``idle`` µs."""
+        return await tables.purge(self.backend, idle)
 
     async def names(self, pattern: str) -> list[tuple[str, Family]]:
         """Every lock of the namespace that is held or waited for, if its name matches."""

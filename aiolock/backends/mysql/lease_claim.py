@@ -179,12 +179,7 @@ class LeaseClaim(TurnClaim):
         """Wait for our turn; look at the row whenever it should have become free without that."""
         pause = max(self._look, 0.0) + GRACE
         while place.stand is Stand.WAITING:
-            try:
-                async with asyncio.timeout(pause):
-                    await place.event.wait()
-            except TimeoutError:
-                pass
-            else:
+            if await place.moved(pause):
                 return
             try:
                 remaining, user = await self._mode.look(self)

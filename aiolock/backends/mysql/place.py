@@ -1,6 +1,7 @@
 """A place in line: one blocked statement on a session of its own, and how it is given up from every state.
 
-A task of the client runs the statement; whoever waits is told by an event. Giving up ends the statement by KILL QUERY
+Getting a session takes a task of the client; the statement itself has none: its end is told by the session, and whoever
+waits is woken at once. Giving up ends the statement by KILL QUERY
 and awaits both its answer and the statement's, so the session stays in step and can be used again; a turn that came
 in the same moment is put back.
 """
@@ -8,6 +9,7 @@ in the same moment is put back.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from enum import Enum
 
@@ -21,6 +23,8 @@ __all__ = ["Place", "Stand"]
 
 KILL_AGAIN = 0.2
 """Seconds after which a statement that did not end is killed once more."""
+SOON = 0.01
+"""Seconds in which the server answers what was sent before it."""
 GIVE_UP = 2.0
 """Seconds after which its session is closed instead."""
 
@@ -49,6 +53,8 @@ class Place:
         limit: float | None = None,
         prelude: str = "",
         silence: int = 0,
+        session: Session | None = None,
+        instead: str = "",
     ) -> None:
         self._sessions = sessions
         self._key = key
@@ -56,6 +62,9 @@ class Place:
         self._came = came
         self._put_back = put_back
         self._timeout = timeout
+        self._instead = instead
+        """What is sent instead when a release in the same session can be taken along."""
+        self._clock = sessions.clock
         self._prelude = prelude
         """What is sent before the statement, each time; in a packet of its own, because when KILL QUERY comes between two
         statements of one packet, the server sends no answer for the second."""
@@ -64,43 +73,103 @@ class Place:
         self._limit = limit
         """After how many seconds the statement must have ended by itself, if it does."""
         self.leaving: asyncio.Task[None] | None = None
-        self.session: Session | None = None
+        self.session: Session | None = session
         self.stand = Stand.WAITING
-        self.event = asyncio.Event()
-        """Set as soon as it does not wait any more."""
-        self._driver = sessions.spawn(self._drive(), "aiolock-mysql-wait")
+        self.sent = 0.0
+        """When, by the local clock, the statement was sent that came to its end."""
+        self.answers: list[Result] = []
+        """What it said."""
+        self._waiting: list[asyncio.Future[bool]] = []
+        """Who waits for a change of the stand, or for the end of the statement."""
+        self._asked = False
+        self._starter: asyncio.Task[None] | None = None
+        if session is None:
+            self._starter = sessions.spawn(self._start(), "aiolock-mysql-wait")
+        else:
+            session.locks[key] = self
+            self._line_up(session)
 
-    async def _drive(self) -> None:
+    async def _start(self) -> None:
         try:
-            session = await self._sessions.take()
+            session = self.session or await self._sessions.take()
             if session is None:
                 self._become(Stand.NO_ROOM)
                 return
             self.session = session
             # From the moment that it may have the turn.
             session.locks[self._key] = self
-            while self.leaving is None:
-                if await self._turn(session):
-                    self._become(Stand.TURN)
-                    return
-            self._become(Stand.GONE)
-        except LockError:
-            # Whoever waits asks again, and hears it then if it is still so.
-            self._become(Stand.NO_ROOM if self.session is None else Stand.GONE)
-
-    async def _turn(self, session: Session) -> bool:
-        try:
+            if self._instead:
+                # It was ended somewhere: the lock of before may still be there.
+                self._instead = ""
+                await session.run(self._put_back, self._timeout)
             if self._prelude or self._silence not in (0, session.silence):
                 await session.run(self._prelude or "DO 0", self._timeout, silence=self._silence)
-            return self._came(await session.run(self._statement, self._limit, blocks=True))
-        except BackendError as error:
-            if session.alive and code(error.__cause__) in INTERRUPTED | NOT_NOW:
-                return False
-            raise
+        except LockError as error:
+            if self.session is not None and self.session.alive and _interrupted(error):
+                self._again()
+            else:
+                # Whoever waits asks again, and hears it then if it is still so.
+                self._become(Stand.NO_ROOM if self.session is None else Stand.GONE)
+        else:
+            if self.leaving is None:
+                self._line_up(session)
+            else:
+                self._become(Stand.GONE)
+
+    def _line_up(self, session: Session) -> None:
+        self._asked = True
+        self.sent = self._clock()
+        session.line_up(self._statement, self._limit, self._heard, self._instead)
+
+    def _heard(self, outcome: list[Result] | LockError) -> None:
+        """The statement has ended. Called by the session, so that nobody has to wake up in between."""
+        self._asked = False
+        session = self.session
+        if isinstance(outcome, LockError):
+            if session is not None and session.alive and _interrupted(outcome):
+                self._again()
+            else:
+                self._become(Stand.GONE)
+        elif self._came(outcome):
+            self.answers = outcome
+            self._become(Stand.TURN)
+        else:
+            self._again()
+
+    def _again(self) -> None:
+        if self.leaving is None:
+            self._starter = self._sessions.spawn(self._start(), "aiolock-mysql-wait")
+        else:
+            self._become(Stand.GONE)
 
     def _become(self, stand: Stand) -> None:
         self.stand = stand
-        self.event.set()
+        for waiter in self._waiting:
+            if not waiter.done():
+                waiter.set_result(True)
+
+    async def moved(self, timeout: float) -> bool:
+        """Wait until it does not wait any more, at most ``timeout`` seconds; whether that is so."""
+        if self.stand is not Stand.WAITING:
+            return True
+        return await self._move(timeout)
+
+    async def _move(self, timeout: float) -> bool:
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[bool] = loop.create_future()
+        self._waiting.append(waiter)
+        timer = None if timeout == math.inf else loop.call_later(timeout, _expire, waiter)
+        try:
+            return await waiter
+        finally:
+            self._waiting.remove(waiter)
+            if timer is not None:
+                timer.cancel()
+
+    @property
+    def unanswered(self) -> bool:
+        """Whether the statement is on its way, or blocked."""
+        return self._asked
 
     def hand_over(self) -> Session:
         """The session with the turn, to whoever keeps it; this place is over."""
@@ -116,14 +185,15 @@ class Place:
         await asyncio.shield(self.leaving)
 
     async def _leave(self) -> None:
-        if self.session is None:
-            self._driver.cancel()
-        elif not self._driver.done():
-            await self._end_statement(self.session)
-        await asyncio.wait([self._driver])
+        if self._starter is not None and not self._starter.done():
+            if self.session is None:
+                self._starter.cancel()
+            await asyncio.wait([self._starter])
         session = self.session
         if session is None:
             return
+        if self.unanswered:
+            await self._end_statement(session)
         self.session = None
         if session.alive:
             # In every case: a statement that was killed may have got its lock in the same moment.
@@ -135,17 +205,34 @@ class Place:
         self._sessions.give(session)
 
     async def _end_statement(self, session: Session) -> None:
-        loop = asyncio.get_running_loop()
-        give_up = loop.time() + GIVE_UP
-        while not self._driver.done():
-            if loop.time() > give_up:
+        give_up = self._clock() + GIVE_UP
+        while self.unanswered:
+            if self._clock() > give_up:
                 session.abort()
                 return
-            try:
-                control = await self._sessions.control()
-                await control.run(f"KILL QUERY {session.id}", self._timeout)
-            except LockError:
+            # What is sent before it is not to be hit.
+            if session.blocked and not await self._killed(session):
                 # Nobody to ask; the server ends a wait whose client is gone within a second.
                 session.abort()
                 return
-            await asyncio.wait([self._driver], timeout=KILL_AGAIN)
+            if self.unanswered:
+                await self._move(KILL_AGAIN if session.blocked else SOON)
+
+    async def _killed(self, session: Session) -> bool:
+        """Whether KILL QUERY was sent, if it is still needed when the control session is there."""
+        try:
+            control = await self._sessions.control()
+            if session.blocked:
+                await control.run(f"KILL QUERY {session.id}", self._timeout)
+        except LockError:
+            return False
+        return True
+
+
+def _interrupted(error: LockError) -> bool:
+    return code(error.__cause__) in INTERRUPTED | NOT_NOW
+
+
+def _expire(waiter: asyncio.Future[bool]) -> None:
+    if not waiter.done():
+        waiter.set_result(False)

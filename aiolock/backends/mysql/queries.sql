@@ -3,14 +3,14 @@
 
 -- name: setup
 -- A session that stops talking ends by itself: that is what makes a user lock a lease. The user lock that is taken here
--- is by whose end others can make us look after our holds.
+-- is by whose end others can make us look after our holds. A server may have been told that SYSDATE is NOW.
 DO GET_LOCK({presence}, 0);
 SET SESSION wait_timeout={wait_timeout}, lock_wait_timeout={patience}, innodb_lock_wait_timeout=1,
   time_zone='+00:00', sql_mode='STRICT_TRANS_TABLES,NO_ENGINE_SUBSTITUTION';
 SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED;
 SHOW GLOBAL VARIABLES WHERE Variable_name IN ('read_only', 'super_read_only', 'innodb_read_only', 'wsrep_on',
   'group_replication_single_primary_mode', 'innodb_flush_log_at_trx_commit', 'innodb_rollback_on_timeout', 'version');
-SELECT CONNECTION_ID()
+SELECT CONNECTION_ID(), SLEEP(0.0001) = 0 AND SYSDATE(6) > NOW(6)
 
 -- name: turn
 -- Not twice: a user lock is given back as often as it was got.
@@ -90,13 +90,27 @@ SELECT IFNULL(IS_USED_LOCK({turnstile}), 0)
 DO 0
 
 -- name: purge
--- A row that comes back starts at the clock, which is ahead of every token that it had. Bids go before the rows of
+-- A row that comes back starts at the clock, which must be ahead of every token that it had. Bids go before the rows of
 -- their locks, and the row of a lock that has any stays.
 DELETE b FROM {bids} AS b JOIN {table} AS t ON t.id = b.lock_id
 WHERE t.namespace = {namespace} AND b.expires_at < UTC_TIMESTAMP(6) - INTERVAL {idle} MICROSECOND;
 DELETE FROM {documents} WHERE namespace = {namespace} AND expires_at < UTC_TIMESTAMP(6) - INTERVAL {idle} MICROSECOND;
 DELETE FROM {table} WHERE namespace = {namespace} AND expires_at < UTC_TIMESTAMP(6) - INTERVAL {idle} MICROSECOND
+  AND token + 4096 < TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))
   AND NOT EXISTS (SELECT 1 FROM {bids} AS b WHERE b.lock_id = id)
+
+-- name: aged_rows
+-- Of the row mode; without waiting for those that are locked.
+SELECT id FROM {table} WHERE namespace = {namespace} AND expires_at > '9999-01-01'
+  AND since < UTC_TIMESTAMP(6) - INTERVAL {idle} MICROSECOND
+
+-- name: purge_row
+-- Nobody's row, or none: whoever has it locked keeps it. Whoever waits for it finds none, and makes it anew.
+SET @free = NULL;
+START TRANSACTION;
+SELECT id INTO @free FROM {table} WHERE id = {id} FOR UPDATE SKIP LOCKED;
+DELETE FROM {table} WHERE id = @free;
+COMMIT
 
 -- name: names
 -- What is held or waited for.
@@ -110,12 +124,24 @@ SELECT family, capacity FROM {table} WHERE FALSE;
 SELECT owner FROM {bids} WHERE FALSE;
 SELECT id FROM {documents} WHERE FALSE
 -- name: take
--- A user lock, unless our session has it already. The time is asked for when we have it, so it is later than any
--- earlier holder's.
-SELECT IF(IFNULL(IS_USED_LOCK({lock}), 0) = CONNECTION_ID(), 1, GET_LOCK({lock}, 0));
-SELECT TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))
+-- A user lock, unless our session has it already: what the clock says when we have it, which is later than any earlier
+-- holder's; 0 if we have not. SYSDATE, because the other clocks stand still from the beginning of a statement; our
+-- sessions are in UTC.
+SELECT IF(IF(IFNULL(IS_USED_LOCK({lock}), 0) = CONNECTION_ID(), 1, GET_LOCK({lock}, 0)) = 1,
+  TIMESTAMPDIFF(MICROSECOND, '1970-01-01', SYSDATE(6)), 0)
+
+-- name: queue_up
+-- The same for who waits; the time is that of the grant.
+SELECT IF(GET_LOCK({lock}, 31536000) = 1, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', SYSDATE(6)), 0) /*{who}*/
+
+-- name: pass_on
+-- Give it back, and line up again behind those who wait: one statement, whose only answer is the next turn. If it is
+-- ended, nobody knows how far it came: one more RELEASE_LOCK is right in every case.
+SELECT IF(IF(IFNULL(RELEASE_LOCK({lock}), 0) < 2, GET_LOCK({lock}, 31536000), 0) = 1,
+  TIMESTAMPDIFF(MICROSECOND, '1970-01-01', SYSDATE(6)), 0) /*{who}*/
 
 -- name: confirm
+-- Whether the session is there, and the lock with it.
 SELECT TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))
 
 -- name: user

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from aiolock.backends.mysql import tables
 from aiolock.backends.mysql.connection import Session
 from aiolock.backends.mysql.driver import Result
 from aiolock.backends.mysql.failures import NOT_NOW, code
@@ -27,7 +28,8 @@ __all__ = ["RowClaim", "RowMode"]
 
 
 WAIT = 10
-"""Seconds after which the server ends a wait, and we line up again: it does not notice when a waiter's client is gone."""
+"""At most so many seconds, and no more than its ttl, after which the server ends a wait, and we line up again: it does not
+notice when a waiter's client is gone."""
 
 
 class RowMode(HoldingMode):
@@ -69,6 +71,10 @@ class RowMode(HoldingMode):
     def forget(self, key: str) -> None:
         """The row has gone."""
         self._known.discard(key)
+
+    async def purge(self, idle: int) -> int:
+        """Delete rows that were made ``idle`` µs ago and are free."""
+        return await tables.purge_free(self.backend, idle)
 
     def line(self, key: str, who: str) -> str:
         """The statement that blocks, as the server lists it."""
@@ -193,17 +199,18 @@ class RowClaim(HoldingClaim):
         return False
 
     def _line_up(self) -> Place:
-        backend = self._backend
+        backend, silence = self._backend, self._mode.silence(self.bid.ttl)
+        wait = min(WAIT, silence)
         return Place(
             backend.sessions,
             self.lock,
             self._mode.line(self.lock, self.bid.label.encode().hex()),
-            prelude=backend.statements("wait_row", wait=WAIT),
+            prelude=backend.statements("wait_row", wait=wait),
             came=lambda _: True,
             put_back="ROLLBACK",
             timeout=backend.settings.command_timeout,
-            limit=WAIT + backend.settings.command_timeout,
-            silence=self._mode.silence(self.bid.ttl),
+            limit=wait + backend.settings.command_timeout,
+            silence=silence,
         )
 
     def _put_back(self) -> str:

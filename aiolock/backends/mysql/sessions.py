@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from aiolock.backends.mysql.connection import Session
 from aiolock.backends.mysql.driver import Result
+from aiolock.clock import Clock
 from aiolock.errors import BackendError, BackendUnavailable
 
 __all__ = ["Sessions"]
@@ -35,7 +36,9 @@ class Sessions:
         most: int,
         timeout: float,
         ended: Callable[[Session], None],
+        clock: Clock,
     ) -> None:
+        self.clock = clock
         self._make = make
         self._check = check
         self._most = most
@@ -216,7 +219,6 @@ class Sessions:
             await asyncio.wait(tasks)
         for session in [*sessions, *self._all]:
             session.quit()
-            await session.wait_closed()
 
 
 async def _outcome(opening: asyncio.Task[T]) -> T:

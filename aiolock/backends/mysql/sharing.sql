@@ -52,10 +52,14 @@ WHERE id = {id}
 DELETE FROM {bids} WHERE owner = {owner} AND state = 0
 
 -- name: outcome
--- How the bid stands, and whom to tell that it has been granted.
+-- Who else of the client that decides was let in: they hear it with this very answer, so they are confirmed. Then how the
+-- bid stands, and whom to tell that it has been granted.
+SELECT owner, token FROM {bids} WHERE lock_id = {id} AND state = 1 AND client = {client};
+UPDATE {bids} SET state = 2, expires_at = UTC_TIMESTAMP(6) + INTERVAL ttl MICROSECOND
+WHERE lock_id = {id} AND state = 1 AND client = {client};
 SELECT b.state, b.token, t.declared, t.capacity FROM {table} AS t LEFT JOIN {bids} AS b ON b.owner = {owner}
 WHERE t.id = {id};
-SELECT client, owner FROM {bids} WHERE lock_id = {id} AND state = 1;
+SELECT DISTINCT client FROM {bids} WHERE lock_id = {id} AND state = 1;
 COMMIT
 
 -- name: confirm_bid

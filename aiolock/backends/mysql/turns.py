@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from abc import abstractmethod
 from typing import TYPE_CHECKING
 
@@ -100,7 +101,7 @@ class TurnClaim(Claim):
             await self._wait(place)
 
     async def _wait(self, place: Place) -> None:
-        await place.event.wait()
+        await place.moved(math.inf)
 
     # --- leaving
 

@@ -18,12 +18,19 @@ ACCOUNT = (
     f"CREATE USER IF NOT EXISTS bare@'%' IDENTIFIED BY '{PASSWORD}';",
 )
 
+MADE = (
+    "work",
+    *(f"{table}{part}" for table in ("given", "early", "absent") for part in ("", "_bids", "_documents")),
+)
+UNDO = ("DROP DATABASE IF EXISTS elsewhere", f"DROP TABLE IF EXISTS {', '.join(MADE)}")
+"""What tests make and leave behind on somebody else's server."""
+
 
 @pytest.fixture(scope="module")
 def mariadb() -> Iterator[servers.MariaDB | servers.ExternalMariaDB]:
     """A server whose account `app` may use tables of its database and nothing else."""
     url = servers.EXTERNAL.get("mariadb")
-    with servers.ExternalMariaDB(url, init=ACCOUNT) if url else servers.MariaDB(init=ACCOUNT) as server:
+    with servers.ExternalMariaDB(url, ACCOUNT, UNDO) if url else servers.MariaDB(init=ACCOUNT) as server:
         yield server
 
 

@@ -14,11 +14,18 @@ import pymysql
 
 import aiolock
 from tests.faults import run
+from tests.faults.locks import all_can_be_had
 from tests.faults.proxy import mysql_frames
 from tests.servers import MariaDB
 
 TURN = b"\x02\x00\x00\x04\x011"
 """The row of a single 1, which is how the server says that GET_LOCK came to its end."""
+
+
+CLOCK = b"\x11\x00\x00\x04\x10"
+"""How a row of one number of 16 digits begins."""
+ROW = b"\x29\x00\x00\x04\x28"
+"""How a row of one text of 40 bytes begins."""
 
 
 class MariaDBSite:
@@ -75,7 +82,10 @@ class MariaDBSite:
 
     def kill_clients(self, kind: str) -> None:
         """End all sessions, or those that wait."""
-        where = "INFO LIKE 'SELECT GET_LOCK%'" if kind == "pubsub" else "USER = 'root'"
+        self.kill("INFO LIKE '%GET_LOCK(%, 31536000)%'" if kind == "pubsub" else "USER = 'root'")
+
+    def kill(self, where: str) -> None:
+        """End the sessions of which this is true."""
         rows = self.ask(
             f"SELECT ID FROM information_schema.processlist WHERE ID <> CONNECTION_ID() AND {where}"
         )
@@ -109,6 +119,12 @@ class MariaDBSite:
                     "SELECT name, label FROM aiolock WHERE expires_at > UTC_TIMESTAMP(6) AND owner IS NOT NULL"
                 )
             ]
+            found += [
+                f"hygiene: {mode} of {label}, in state {state}, is left"
+                for mode, label, state in self.ask(
+                    "SELECT mode, label, state FROM aiolock_bids WHERE expires_at > UTC_TIMESTAMP(6)"
+                )
+            ]
         for _ in range(100):
             others = self.ask(
                 "SELECT ID, INFO FROM information_schema.processlist WHERE ID <> CONNECTION_ID()"
@@ -120,12 +136,7 @@ class MariaDBSite:
         async with aiolock.connect(
             f"{self.server.url}?mode={self.mode}", namespace=self.namespace, ttl=5
         ) as client:
-            for name in names:
-                try:
-                    async with client.lock(name, timeout=3 * ttl):
-                        pass
-                except aiolock.LockError as error:
-                    found.append(f"hygiene: {name!r} cannot be had at the end: {error!r}")
+            found += await all_can_be_had(client, names, 3 * ttl)
         return found
 
 
@@ -133,9 +144,43 @@ class SessionSite(MariaDBSite):
     """The same with user locks; a killed session and a restart are its page's exceptions."""
 
     mode = "session"
+    spares = frozenset({"half-open"})
+    """The server sees the end of a connection, and its client does not: an exception of the page, like a killed session."""
+
+    @staticmethod
+    def granted(direction: str, frame: bytes) -> bool:
+        """What the clock says in µs, which is how the server says that it is somebody's turn."""
+        return direction == "down" and frame[:5] == CLOCK
 
 
-run.SITES.update({"mariadb": MariaDBSite, "mariadb-session": SessionSite})  # type: ignore[dict-item]  # alike, not related
+class RowSite(SessionSite):
+    """The same with row locks in open transactions; every hold and every wait has a connection."""
+
+    mode = "row"
+
+    def url(self, host: str, port: int, number: int, seed: int) -> str:
+        """Every eighth worker has two connections for all that it wants."""
+        few = 2 if number % 8 == 7 else 24
+        return f"mysql://root@{host}:{port}/test?mode=row&connections={few}"
+
+    @staticmethod
+    def placed(direction: str, frame: bytes) -> bool:
+        """Somebody lines up."""
+        return direction == "up" and b"FOR UPDATE /*" in frame
+
+    @staticmethod
+    def granted(direction: str, frame: bytes) -> bool:
+        """The id of a row, which is a digest of 40 letters: it is locked."""
+        return direction == "down" and frame[:5] == ROW
+
+    def kill_clients(self, kind: str) -> None:
+        """As above; those that wait do it in another statement."""
+        self.kill("INFO LIKE '%FOR UPDATE%'" if kind == "pubsub" else "USER = 'root'")
+
+
+run.SITES.update(  # type: ignore[call-overload]  # alike, not related
+    {"mariadb": MariaDBSite, "mariadb-session": SessionSite, "mariadb-row": RowSite}
+)
 
 if __name__ == "__main__":
     sys.exit(run.main())

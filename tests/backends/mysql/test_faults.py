@@ -297,6 +297,7 @@ async def test_a_killed_holder_is_succeeded(place, mode):
 # --- servers that end
 
 
+@pytest.mark.ends_server
 @pytest.mark.slow
 @every_mode
 async def test_a_restart_with_many_who_hold_and_wait(mariadb, place, mode):
@@ -328,6 +329,7 @@ async def test_a_restart_with_many_who_hold_and_wait(mariadb, place, mode):
         assert len(tokens) == 10
 
 
+@pytest.mark.ends_server
 async def test_a_server_that_stands_still_is_unavailable_in_time(mariadb, place):
     async with place.connect(ttl=30, command_timeout=0.5) as client:
         lease = await client.lock("y").acquire()

@@ -11,6 +11,7 @@ import pytest
 
 import aiolock
 from aiolock import BackendUnavailable
+from aiolock.backends.mysql import tables
 from aiolock.backends.mysql.driver import Driver
 from tests.backends.mysql.test_faults import blocked, every_mode, session_of, spawn
 from tests.backends.mysql.tools import as_root, sessions
@@ -101,6 +102,7 @@ async def test_a_stopped_holder_of_a_short_ttl_is_succeeded_soon_though_its_clie
 # --- releases
 
 
+@pytest.mark.ends_server
 async def test_a_release_that_could_not_be_sent_is_sent_later(mariadb, place):
     """The server stands still for longer than the ttl, and for longer than anybody tries."""
     async with (
@@ -156,20 +158,21 @@ async def test_a_release_that_the_server_undoes_once_is_done_all_the_same(place,
 
 def undo(monkeypatch, words: str | tuple[str, ...], times: int = 1) -> list[str]:
     """Have the next packets with such words end as they do when the server prefers another's."""
-    real, undone = Driver.execute, []
+    real, undone = Driver.ask, []
 
-    async def execute(driver: Driver, packet: str):
-        if len(undone) < times and any(
+    def ask(driver: Driver, packet: str, heard) -> None:
+        if len(undone) >= times or not any(
             word in packet for word in ([words] if isinstance(words, str) else words)
         ):
-            undone.append(packet)
-            if "@turn" in packet:
-                # What stands before the statement that is undone was done.
-                await real(driver, packet.split(";")[0])
-            raise pymysql.err.OperationalError(1213, "Deadlock found when trying to get lock")
-        return await real(driver, packet)
+            real(driver, packet, heard)
+            return
+        undone.append(packet)
+        error = pymysql.err.OperationalError(1213, "Deadlock found when trying to get lock")
+        # What stands before the statement that is undone was done.
+        before = packet.split(";")[0] if "@turn" in packet else "DO 0"
+        real(driver, before, lambda _: heard(error))
 
-    monkeypatch.setattr(Driver, "execute", execute)
+    monkeypatch.setattr(Driver, "ask", ask)
     return undone
 
 
@@ -279,8 +282,44 @@ async def test_sessions_that_the_server_ended_unnoticed_are_replaced(place):
         await lease.release()
 
 
-async def test_only_the_lease_mode_purges(place):
-    for mode in ("session", "row"):
-        async with place.connect(mode) as client:
-            with pytest.raises(aiolock.UnsupportedKind, match="mode=lease"):
-                await client._backend.purge(3600)
+# --- purging
+
+
+async def test_the_session_mode_has_no_rows_to_purge(place):
+    async with place.connect("session") as client:
+        with pytest.raises(aiolock.UnsupportedKind, match="mode=session"):
+            await client._backend.purge(3600)
+
+
+@pytest.mark.parametrize("mode", ["lease", "row"])
+async def test_rows_are_purged_while_their_locks_go_from_hand_to_hand(place, mode, monkeypatch):
+    monkeypatch.setattr(tables, "LEAST_IDLE", 0)
+    inside: dict[str, int] = {}
+    tokens: dict[str, list[int]] = {}
+    purged = 0
+
+    async def worker(client, name: str) -> None:
+        while purged < 20:
+            async with client.lock(name, timeout=PATIENCE) as lease:
+                inside[name] = inside.get(name, 0) + 1
+                assert inside[name] == 1
+                tokens.setdefault(name, []).append(lease.token)
+                await asyncio.sleep(0.002)
+                lease.check()
+                inside[name] -= 1
+            await asyncio.sleep(0.03)
+
+    async with place.connect(mode) as one, place.connect(mode) as other, place.connect(mode) as third:
+        workers = [
+            asyncio.create_task(worker(client, f"x{number}"))
+            for client in (one, other)
+            for number in range(3)
+            for _ in range(2)
+        ]
+        async with asyncio.timeout(PATIENCE):
+            while purged < 20:
+                purged += await third._backend.purge(0)
+            await asyncio.gather(*workers)
+    assert sum(map(len, tokens.values())) >= 20
+    for given in tokens.values():
+        assert given == sorted(set(given))

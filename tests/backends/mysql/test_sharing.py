@@ -101,6 +101,7 @@ async def test_holds_survive_the_end_of_every_session(place, mariadb):
             await (await writer).release()
 
 
+@pytest.mark.ends_server
 @pytest.mark.slow
 async def test_a_restart_with_readers_writers_and_permits(place, mariadb):
     # What is committed survives the kill; the next start has the old value again.
