@@ -35,8 +35,8 @@ class Barrier:
 
     Reusable: when all have passed, the next round begins. A party is a call of :meth:`wait`; several may be in one
     process. A round in which a party gives up (cancelled, timed out, its client closed) or dies is broken for all of
-    its parties with :class:`BarrierBroken`, and the next round begins. A party counts as dead when nothing was heard of
-    its client for its ttl.
+    its parties with :class:`BarrierBroken`, and the next round begins. A party counts as dead when another one that
+    waits has heard nothing of its client for its ttl.
     """
 
     __slots__ = ("_label", "_name", "_parties", "_runtime", "_ttl")
@@ -165,7 +165,8 @@ class _Crew:
             self._sightings.clear()
         self._looked = now
         gone = rounds.dead(body, board.id, self._sightings, now)
-        if gone and mine is not None:
+        # Of a full round all may be dead: then only those can end it who wait for the next one.
+        if gone and (mine is not None or rounds.full(body)):
             board.wish(lambda body: rounds.broken(body, gone))
 
 
@@ -230,8 +231,12 @@ class _Visit:
     async def late(self, why: str) -> int | None:
         """The time is over: give up, or find that the round was passed, and how many came before then.
 
-        Cancelling it stops the waiting, not the leaving.
+        Raises the error of an arrival that failed in this very moment: nobody knows whether it counted. Cancelling it
+        stops the waiting, not the leaving.
         """
+        arrival = self.arrival
+        if arrival.done() and not arrival.cancelled() and (failed := arrival.exception()) is not None:
+            raise failed
         if self._arrived()[0] == rounds.MISSED:
             return None
         leaving = self.leave(why)

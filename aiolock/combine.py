@@ -5,24 +5,19 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from types import TracebackType
 from typing import NoReturn
 
-from aiolock.contract import Bid, Mode, permits
-from aiolock.errors import AcquireTimeout, ConfigError, shorten
+from aiolock.errors import AcquireTimeout, shorten
 from aiolock.joint import JointLease
-from aiolock.lease import Lease, Terms
+from aiolock.lease import Lease
 from aiolock.lock import UNSET, Lock, Task, Unset
+from aiolock.merging import Part, inside, merged
 from aiolock.options import OnLoss, check_on_loss, check_timeout
 from aiolock.queue import ask
-from aiolock.reentrant import ReentrantLock
-from aiolock.runtime import Runtime, in_async_generator
+from aiolock.runtime import in_async_generator
 
-__all__ = ["LockAll", "lock_all", "merged"]
-
-Part = tuple[Lock, Bid, Terms]
-"""Who is asked in whose name, what for, and on which terms."""
+__all__ = ["LockAll", "lock_all"]
 
 
 def lock_all(
@@ -53,50 +48,6 @@ def lock_all(
     else:
         say = check_on_loss(on_loss)
     return LockAll(flat, parts, wait, say)
-
-
-def merged(locks: Sequence[Lock]) -> list[Part]:
-    """The locks in the order in which they are taken, each once."""
-    if not locks:
-        raise ConfigError("lock_all must be given at least one lock, not none")
-    by_key: dict[tuple[str, str], Part] = {}
-    for lock in locks:
-        if not isinstance(lock, Lock):
-            raise ConfigError(f"lock_all must be given locks, such as client.lock(…), not {shorten(lock)}")
-        _, bid, terms = _inside(lock)
-        key, part = (bid.name, bid.kind.family.value), (lock, bid, terms)
-        by_key[key] = part if key not in by_key else _both(by_key[key], part)
-    return [by_key[key] for key in sorted(by_key)]
-
-
-def _both(one: Part, other: Part) -> Part:
-    """Two wishes for one lock as one."""
-    (lock, bid, terms), (second, wish, more) = one, other
-    name = shorten(bid.name)
-    if _inside(lock)[0] is not _inside(second)[0]:
-        raise ConfigError(
-            f"lock_all must be given different names where the clients are different: {name} comes from two"
-        )
-    kind = bid.kind
-    if kind.mode is Mode.PERMITS:
-        count = kind.permits + wish.kind.permits
-        if kind.limit != wish.kind.limit:
-            raise ConfigError(f"semaphore {name} must have one limit, not {kind.limit} and {wish.kind.limit}")
-        if count > kind.limit:
-            raise ConfigError(
-                f"permits must be at most the limit of semaphore {name}, which is {kind.limit}, not {count}"
-            )
-        kind = permits(count, kind.limit)
-    elif wish.kind.mode is Mode.WRITE or isinstance(second, ReentrantLock):
-        # Who may enter again may be asked for what he has; who may not would wait for himself.
-        lock, kind = second, wish.kind
-    holds = [each.max_hold for each in (terms, more) if each.max_hold is not None]
-    on_loss: OnLoss = "cancel" if "cancel" in (terms.on_loss, more.on_loss) else "signal"
-    return (
-        lock,
-        replace(bid, kind=kind, ttl=min(bid.ttl, wish.ttl), fair=bid.fair or wish.fair),
-        Terms(min(holds, default=None), on_loss),
-    )
 
 
 class LockAll:
@@ -182,7 +133,7 @@ class LockAll:
     # --- asking
 
     async def _all(self, timeout: float | None) -> JointLease:
-        runtime = _inside(self._parts[0][0])[0]
+        runtime = inside(self._parts[0][0])[0]
         end = None if timeout is None else runtime.clock() + timeout
         while True:
             got: list[Lease | None] = self._levels()
@@ -231,7 +182,7 @@ class LockAll:
         places = [place for place, lease in enumerate(got) if lease is None]
         asking: dict[int, asyncio.Task[Lease | None]] = {}
         try:
-            runtime = _inside(self._parts[0][0])[0]
+            runtime = inside(self._parts[0][0])[0]
             runtime.guard()
             loop = asyncio.get_running_loop()
             for place in places:
@@ -263,7 +214,7 @@ class LockAll:
         try:
             for place, (lock, bid, terms) in enumerate(self._parts):
                 if got[place] is None:
-                    runtime = _inside(lock)[0]
+                    runtime = inside(lock)[0]
                     runtime.guard()
                     left = None if end is None else max(0.0, end - runtime.clock())
                     got[place] = self._take(place, await ask(runtime, bid, terms, left))
@@ -282,7 +233,7 @@ class LockAll:
         return JointLease([lease for lease in got if lease is not None], self._on_loss)
 
     def _in_vain(self, name: str, timeout: float | None) -> NoReturn:
-        _inside(self._parts[0][0])[0].stats.timeouts += 1
+        inside(self._parts[0][0])[0].stats.timeouts += 1
         others = len(self._parts) - 1
         raise AcquireTimeout(name, timeout or 0.0, f"of {others + 1} locks" if others else "")
 
@@ -312,7 +263,7 @@ def release(leases: Iterable[Lease | None]) -> None:
 
 async def _once(part: Part) -> Lease | None:
     lock, bid, terms = part
-    runtime = _inside(lock)[0]
+    runtime = inside(lock)[0]
     runtime.guard()
     return await ask(runtime, bid, terms, 0)
 
@@ -336,11 +287,6 @@ def _give_back(task: asyncio.Task[Lease | None]) -> None:
     _called_off.discard(task)
     if not task.cancelled() and task.exception() is None:
         release([task.result()])
-
-
-def _inside(lock: Lock) -> tuple[Runtime, Bid, Terms]:
-    """What a lock is made of."""
-    return lock._runtime, lock._bid, lock._terms  # noqa: SLF001 - this and the lock are of one library
 
 
 def _this_task() -> Task:

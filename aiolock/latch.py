@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+
 from aiolock.board import LATE, Board, Body, Step, board
 from aiolock.contract import Family
 from aiolock.errors import ConfigError, WaitTimeout, shorten
-from aiolock.options import check_count, check_timeout
+from aiolock.options import check_count, check_request_id, check_timeout
 from aiolock.runtime import Runtime
 
 __all__ = ["Latch", "counted", "left"]
 
 KEEP = 86_400.0
 """Seconds for which a latch is remembered after its last count: for so long one that opened stays open."""
+
+MOST_REQUESTS = 1000
+"""From how much a latch may count for which requests have names: so many are remembered, so none is ever forgotten."""
 
 
 def left(body: Body, name: str, count: int) -> int:
@@ -26,11 +32,26 @@ def left(body: Body, name: str, count: int) -> int:
     return int(body["left"])
 
 
-def counted(body: Body, name: str, count: int, n: int) -> tuple[Body | None, int]:
-    """The latch after a count-down by ``n``, and what is left; it stays at zero."""
+def counted(body: Body, name: str, count: int, n: int, request: str | None = None) -> tuple[Body | None, int]:
+    """The latch after a count-down by ``n``, and what is left; it stays at zero.
+
+    A ``request`` that has counted counts no more. When the latch is open, none counts, so none is remembered.
+    """
     before = left(body, name, count)
+    seen = body.get("requests", [])
+    if not before or request in seen:
+        return None, before
     after = max(0, before - n)
-    return ({"count": count, "left": after}, after) if before else (None, 0)
+    requests = seen if request is None else [*seen, request]
+    changed: Body = {"count": count, "left": after}
+    if requests and after:
+        changed["requests"] = requests
+    return changed, after
+
+
+def digest(request_id: str) -> str:
+    """What of a request's name stands in the document: as long as all others, and different for different ones."""
+    return base64.b64encode(hashlib.blake2b(request_id.encode(), digest_size=12).digest()).decode()
 
 
 class Latch:
@@ -60,15 +81,29 @@ class Latch:
             "a latch cannot be copied or pickled: pass its name, and ask the client there for the latch"
         )
 
-    async def count_down(self, n: int = 1) -> int:
+    async def count_down(self, n: int = 1, *, request_id: str | None = None) -> int:
         """Count down by ``n``, and return what is left; at zero everybody who waits goes on, and it stays there.
+
+        :param n: how many at once, from 1.
+        :param request_id: what this count is called, for example the number of the job that is done: however often and
+            by whomever it is asked for under this name, it counts once, with the ``n`` that came first. Remembered for as long as
+            the latch is. At most 1,024 UTF-8 bytes, and for latches that count from at most 1,000.
 
         Counts once, also if an answer of the server gets lost and the client asks again. Raises :class:`ConfigError` if
         the latch counts from another number, and :class:`BackendError` if after the ``command_timeout`` it is not known
-        whether it counted. Cancelling it stops the waiting, not the counting.
+        whether it counted: asking again with the same ``request_id`` is right then, and without one it may count twice.
+        Cancelling it stops the waiting, not the counting.
         """
         check_count("n", n)
-        return await self._change(lambda body: counted(body, self._name, self._count, n))
+        request = None
+        if request_id is not None:
+            request = digest(check_request_id(request_id))
+            if self._count > MOST_REQUESTS:
+                raise ConfigError(
+                    f"latch {shorten(self._name)} must count from at most {MOST_REQUESTS}, not {self._count}, to remember every "
+                    "request_id: count without it, or with several latches"
+                )
+        return await self._change(lambda body: counted(body, self._name, self._count, n, request))
 
     async def count(self) -> int:
         """What is left to count down; 0 once it is open.

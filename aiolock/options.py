@@ -14,6 +14,7 @@ __all__ = [
     "check_max_hold",
     "check_on_loss",
     "check_reason",
+    "check_request_id",
     "check_seconds",
     "check_timeout",
     "check_ttl",
@@ -24,6 +25,7 @@ OnLoss = Literal["cancel", "signal"]
 MIN_TTL = 0.1
 MAX_SECONDS = 365 * 86_400.0
 MAX_COUNT = 1_000_000
+MAX_REQUEST_ID = 1024
 
 
 def check_seconds(what: str, value: object, low: float, advice: str = "") -> float:
@@ -84,3 +86,18 @@ def check_reason(reason: object) -> str:
     if not isinstance(reason, str) or not reason.isprintable() or len(reason.encode()) > 256:
         raise ConfigError(f"reason must be at most 256 bytes of printable text, not {shorten(reason)}")
     return str.__str__(reason)
+
+
+def check_request_id(request_id: object) -> str:
+    """What a caller calls one of its requests, so that it counts once however often it is made."""
+    if isinstance(request_id, str) and request_id:
+        try:
+            size = len(request_id.encode())
+        except UnicodeEncodeError:
+            size = MAX_REQUEST_ID + 1
+        if size <= MAX_REQUEST_ID:
+            return str.__str__(request_id)
+    raise ConfigError(
+        f"request_id must be 1 to {MAX_REQUEST_ID} UTF-8 bytes of text without lone surrogates, such as the number of "
+        f"the job, not {shorten(request_id)}"
+    )

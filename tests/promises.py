@@ -15,6 +15,7 @@ anything; it has one pass of its loop after waking, and after suspend the watchd
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -41,6 +42,8 @@ class Outcome:
     grants: int = 0
     losses: int = 0
     accidents: int = 0
+    together: Counter[str] = field(default_factory=Counter)
+    """What came about that took several: locks at once, a latch that opened, a barrier that was passed, requests."""
     violations: list[str] = field(default_factory=list)
     log: list[tuple[float, str, str]] = field(default_factory=list)
 

@@ -1,7 +1,7 @@
 """Random schedules: small worlds of clients, tasks and accidents in virtual time, replayable by their seed.
 
 Each seed makes a world: one memory server, three to five clients on hosts of their own, a network between them, tasks
-that lock and work with all options, and a nemesis. The nemesis stops hosts (SIGSTOP) and suspends them, cuts them off,
+that lock and work with all options, and do what ``gatherings`` has for several, and a nemesis. The nemesis stops hosts (SIGSTOP) and suspends them, cuts them off,
 cancels tasks, releases by force and closes clients. In the end it leaves, and then there must be
 
 * progress: whoever waits without a timeout is served;
@@ -26,13 +26,14 @@ from random import Random
 from aiolock.backends.memory import MemoryBackend
 from aiolock.client import Client
 from aiolock.contract import MUTEX, READ, WRITE, Kind, Mode, permits
-from aiolock.errors import AcquireTimeout, BackendUnavailable, LockLost
+from aiolock.errors import AcquireTimeout, BackendUnavailable, BarrierBroken, LockLost
 from aiolock.lease import Lease
 from aiolock.lock import Lock
 from aiolock.reentrant import ReentrantLock
 from aiolock.rwlock import ReadLock, WriteLock
 from tests import virtual
 from tests.accidents import Nemesis
+from tests.gatherings import Gatherings
 from tests.network import LATEST, Line, Network, Server
 from tests.promises import Op, Outcome, Promises
 from tests.virtual import Host, VirtualClock
@@ -87,7 +88,7 @@ class World:
         self.network = Network(random, self.unit, trouble=trouble, slowness=slowness)
         self.loop = self.network.loop
         clock = VirtualClock(offset=5e6, rate=random.uniform(0.995, 1.005))
-        self.server = Server(self.network, clock, lambda: self.promises.look())
+        self.server = Server(self.network, clock, self.look)
         self.outcome = Outcome(seed)
         self.promises = Promises(self.server, self.outcome)
         self.log, self.violated = self.promises.log, self.promises.violated
@@ -99,6 +100,7 @@ class World:
         self.over = False
         """Nobody begins anything new."""
         self.nemesis = Nemesis(self)
+        self.gatherings = Gatherings(self)
 
     # --- workers
 
@@ -110,8 +112,9 @@ class World:
             await asyncio.sleep(random.choice([0.0, 0.0, 0.1, 1.0]) * random.random() * self.unit)
             self.count += 1
             name, kind = random.choice(self.names)
-            op = Op(peer.host, name, self.count)
-            op.task = asyncio.create_task(self.attempt(peer, op, kind), name=str(op))
+            way = self.gatherings.draw()
+            op = Op(peer.host, way or name, self.count)
+            op.task = asyncio.create_task(self.attempt(peer, op, way or kind), name=str(op))
             self.ops[op] = None
             await asyncio.wait([op.task])
             del self.ops[op]
@@ -120,11 +123,14 @@ class World:
             if not op.task.cancelled():
                 op.task.result()
 
-    async def attempt(self, peer: Peer, op: Op, kind: Kind) -> None:
+    async def attempt(self, peer: Peer, op: Op, what: str | Kind) -> None:
         """One operation with the errors that it may end with."""
         closed = self.promises.closed
         try:
-            await self.operation(peer, op, kind)
+            if isinstance(what, str):
+                await self.gatherings.play(what, peer, op)
+            else:
+                await self.operation(peer, op, what)
         except asyncio.CancelledError:
             self.log(op, "was cancelled")
             if not op.cancelled:
@@ -135,7 +141,7 @@ class World:
             self.outcome.losses += 1
             if error.reason == "closed" and op.host not in closed:
                 self.violated(op, "lost a lock to a closing that never was")
-        except (AcquireTimeout, BackendUnavailable, Nuisance) as error:
+        except (AcquireTimeout, BackendUnavailable, BarrierBroken, Nuisance) as error:
             self.log(op, f"ended with {type(error).__name__}")
         except RuntimeError as error:
             self.log(op, f"ended with {error}")
@@ -221,6 +227,7 @@ class World:
             pause = random.choice([0.0, 0.01, 0.2, 0.7, 3.0])
             await asyncio.sleep(pause * self.unit * random.random())
             self.promises.act(op, lease, trusting=trusting)
+            self.gatherings.look_at(op, lease)
         if random.random() < 0.1:
             raise Nuisance
         if random.random() < 0.1:
@@ -246,19 +253,27 @@ class World:
             ]
             self.look_around()
             await self.nemesis.visit(self.loop.now + random.choice([2, 5, 10]) * self.unit)
+            finishing = asyncio.create_task(self.gatherings.finish())
             _, late = await asyncio.wait(workers, timeout=200 * self.unit)
-            self.over = True
+            self.over = self.gatherings.over = True
             if late:
                 self.violated("progress", f"never served: {', '.join(str(op) for op in self.ops)}")
                 return self.outcome
             for worker in workers:
                 worker.result()
+            await finishing
+            self.gatherings.close()
             await self.tidy()
         except Exception as error:
             self.violated("world", repr(error))
         finally:
             self.outcome.seconds = self.loop.now - self.promises.begin
         return self.outcome
+
+    def look(self) -> None:
+        """After each step of the server."""
+        self.promises.look()
+        self.gatherings.look()
 
     def look_around(self) -> None:
         """Beliefs are looked at by the clock as well, because a wrong one makes no step."""
@@ -279,7 +294,8 @@ class World:
             watchdog = runtime.watchdog
             nothing(peer.host.name, "cohorts", runtime.shared, runtime.contenders)
             nothing(peer.host.name, "clean-ups", runtime.cleanups)
-            nothing(peer.host.name, "blocks", runtime.inside)
+            nothing(peer.host.name, "blocks", *runtime.inside.values())
+            nothing(peer.host.name, "boards", runtime.boards)
             nothing(peer.host.name, "terms", len(watchdog), any(watchdog._calm.values()), watchdog._watched)
         # A place of which nobody could say that it was given up lapses when its turn has come, one after the other.
         for _ in range(4 + self.count):
@@ -296,6 +312,8 @@ class World:
             if peer.host not in self.promises.closed:
                 await self.nemesis.close(peer)
             nothing(peer.host.name, "tasks", peer.client._runtime.tasks)
+        if self.healthy:
+            nothing("server", "watches", self.server.machine.papers.watchers)
         nothing("loop", "tasks", asyncio.all_tasks() - {asyncio.current_task()})
 
 
@@ -322,6 +340,7 @@ def explore(seeds: range, *, patience: int = 1) -> Outcome:
         total.grants += outcome.grants
         total.losses += outcome.losses
         total.accidents += outcome.accidents
+        total.together += outcome.together
         if outcome.violations:
             total.violations += [f"seed {seed}: {violation}" for violation in outcome.violations]
             patience -= 1
@@ -352,7 +371,9 @@ def main() -> int:
     took = time.monotonic() - start
     print(
         f"{options.seeds} seeds in {took:.1f} s: {total.seconds / 3600:.1f} virtual hours, {total.grants} grants, "
-        f"{total.losses} losses, {total.accidents} accidents, {len(total.violations)} violations"
+        f"{total.losses} losses, {total.accidents} accidents, "
+        + "".join(f"{count} {what}, " for what, count in sorted(total.together.items()))
+        + f"{len(total.violations)} violations"
     )
     return bool(total.violations)
 

@@ -215,14 +215,16 @@ async def sweep(
     mode: Mode,
     run: Callable[[int, int], Awaitable[tuple[Attempt, Iterable[tuple[str, str]]]]],
     shifts: int = 1,
+    first: int = 1,
+    step: int = 1,
 ) -> Account:
-    """Attempt after attempt, each interrupted one suspension later, until one ends untouched.
+    """Attempt after attempt, each interrupted `step` suspensions later, until one ends untouched.
 
     `run(at, shift)` makes one attempt and returns it with its violations, each as ("left" or "double", in words).
     """
     account = Account()
     for shift in range(shifts):
-        at = 1
+        at = first
         while True:
             assert at < ENOUGH, "the operation does not come to an end"
             result, violations = await run(at, shift)
@@ -237,7 +239,7 @@ async def sweep(
             if not result.fired:
                 break
             account.points = max(account.points, at)
-            at += 1
+            at += step
     return account
 
 

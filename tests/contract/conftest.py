@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.contract.deployments import REGISTRY, Deployment
+from tests.contract.deployments import Deployment, registry
 from tests.contract.primitives import NEEDS
 
 
@@ -35,7 +35,14 @@ def pytest_collection_modifyitems(config, items):
         items[:] = kept
 
 
-@pytest.fixture(scope="session", params=REGISTRY, ids=lambda cls: cls.name)
+def pytest_generate_tests(metafunc):
+    """Once for each deployment, unless a test says itself for which."""
+    chosen = any("server" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize"))
+    if "server" in metafunc.fixturenames and not chosen:
+        metafunc.parametrize("server", registry(), ids=lambda cls: cls.name, indirect=True, scope="session")
+
+
+@pytest.fixture(scope="session")
 def server(request) -> Iterator[Deployment]:
     """One deployment, running."""
     with request.param().running() as deployment:

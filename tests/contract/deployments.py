@@ -10,16 +10,18 @@ import asyncio
 import re
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Self
 from urllib.parse import unquote, urlsplit
 
 import aiolock
-from aiolock import Client, Lease
+from aiolock import BackendUnavailable, Client, Lease
 from aiolock.backends.memory import MemoryBackend, MemoryServer
+from aiolock.backends.memory.server import shared
 from tests import servers
+from tests.faults.proxy import Proxy
 from tests.servers import EXTERNAL, SERVERS
 
 REDIS_PAGE = Path(__file__).parents[2] / "docs" / "backends" / "redis.md"
@@ -84,6 +86,47 @@ class Deployment(ABC):
         """A time that is short here, given how short it is in memory."""
         return quick * self.slow
 
+    way: tuple[str, int] | None = None
+    """Where clients that are made now find the server, if not directly."""
+
+    @asynccontextmanager
+    async def through(self, **options: Any) -> AsyncIterator[tuple[Client, Callable[[bool], None]]]:
+        """An open client, and what cuts it off from the server, which does not tell (`False`) or refuses it (`True`)."""
+        place = urlsplit(self.url()).netloc.rpartition("@")[2].partition(",")[0].rpartition(":")
+        async with Proxy(place[0], int(place[2])) as proxy:
+
+            def cut(refused: bool) -> None:
+                proxy.refuse = refused
+                if refused:
+                    proxy.reset_all()
+                else:
+                    proxy.blackhole()
+
+            self.way = proxy.host, proxy.port
+            try:
+                client = self.connect(**options)
+            finally:
+                self.way = None
+            async with client:
+                yield client, cut
+                # A client that hears nothing takes its time to close.
+                proxy.refuse = False
+                proxy.reset_all()
+                proxy.heal(release=False)
+
+    def url(self) -> str:
+        """Where the server is."""
+        raise NotImplementedError(f"{self.name} is at no address")
+
+    def found(self) -> str:
+        """The same for the client that is being made."""
+        url = self.url()
+        if self.way is None:
+            return url
+        parts = urlsplit(url)
+        account = "".join(parts.netloc.rpartition("@")[:2])
+        return parts._replace(netloc=f"{account}{self.way[0]}:{self.way[1]}").geturl()
+
     reason: ClassVar[str] = "force-released"
     """Why a lease is lost that `lose` takes away."""
 
@@ -101,6 +144,19 @@ class Memory(Deployment):
 
     def make(self, **options: Any) -> Client:
         return aiolock.connect("memory://contract", **options)
+
+    def server(self) -> MemoryServer:
+        """What is behind that."""
+        return shared("contract")
+
+    @asynccontextmanager
+    async def through(self, **options: Any) -> AsyncIterator[tuple[Client, Callable[[bool], None]]]:
+        """As over a network, for a server that is in this process."""
+        link = Cuttable()
+        settings = {"namespace": self.namespace, "ttl": self.ttl, **options}
+        async with Client(MemoryBackend(server=self.server(), transport=link), **settings) as client:
+            yield client, link.cut
+            link.mend()
 
 
 class Link:
@@ -148,7 +204,32 @@ def _answer(future: asyncio.Future[Any], answer: Any) -> None:
         future.set_result(answer)
 
 
-class FarMemory(Deployment):
+class Cuttable(Link):
+    """The same, until it is cut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._refused: bool | None = None
+        self._mended: asyncio.Event = asyncio.Event()
+
+    async def __call__(self, step: Any) -> Any:
+        if self._refused is False:
+            await self._mended.wait()
+        if self._refused:
+            raise BackendUnavailable("connection refused")
+        return await super().__call__(step)
+
+    def cut(self, refused: bool) -> None:
+        """Nothing gets through any more."""
+        self._refused = refused
+
+    def mend(self) -> None:
+        """Everything does."""
+        self._refused = None
+        self._mended.set()
+
+
+class FarMemory(Memory):
     """The same server behind a link with delays: everything that a network lets happen in between, happens."""
 
     name = "memory-far"
@@ -160,6 +241,9 @@ class FarMemory(Deployment):
 
     def make(self, **options: Any) -> Client:
         return Client(MemoryBackend(server=self._server, transport=Link()), **options)
+
+    def server(self) -> MemoryServer:
+        return self._server
 
 
 class Redis(Deployment):
@@ -188,7 +272,7 @@ class Redis(Deployment):
         return EXTERNAL.get("redis") or self._server.url
 
     def make(self, **options: Any) -> Client:
-        return aiolock.connect(self.url(), **options)
+        return aiolock.connect(self.found(), **options)
 
 
 class RedisWithoutPubSub(Redis):
@@ -261,7 +345,10 @@ class ZooKeeper(Deployment):
     def make(self, **options: Any) -> Client:
         # Short for the tests of losses; whoever asks for a long ttl has to do with a longer one.
         timeout = 3 if options["ttl"] <= self.ttl else 12
-        return aiolock.connect(f"{self._url}?session_timeout={timeout}&tick_time=0.5", **options)
+        return aiolock.connect(f"{self.found()}?session_timeout={timeout}&tick_time=0.5", **options)
+
+    def url(self) -> str:
+        return self._url
 
 
 class ZooKeeperEnsemble(ZooKeeper):
@@ -294,7 +381,10 @@ class MariaDB(Deployment):
 
     def make(self, **options: Any) -> Client:
         # Hundreds of requests at once go out one after the other; on a loaded machine that takes its time.
-        return aiolock.connect(self._url + self.query, **{"command_timeout": 15.0, **options})
+        return aiolock.connect(self.found() + self.query, **{"command_timeout": 15.0, **options})
+
+    def url(self) -> str:
+        return self._url
 
 
 class MariaDBSessions(MariaDB):
@@ -348,8 +438,11 @@ _ALL: tuple[type[Deployment], ...] = (
     MariaDBRows,
 )
 
-REGISTRY = tuple(
-    cls
-    for cls in _ALL
-    if cls.needs is None or (cls.needs in SERVERS and (cls.external or cls.needs not in EXTERNAL))
-)
+
+def registry() -> tuple[type[Deployment], ...]:
+    """Those that this run is about. Asked for when tests are collected: the options of the run are known only then."""
+    return tuple(
+        cls
+        for cls in _ALL
+        if cls.needs is None or (cls.needs in SERVERS and (cls.external or cls.needs not in EXTERNAL))
+    )

@@ -16,7 +16,7 @@ from aiolock import BarrierBroken, Client, Lease, lock_all
 from tests.contract.deployments import Deployment
 from tests.contract.staging import PATIENCE, queued, until, waiting
 
-__all__ = ["NEEDS", "PRIMITIVES", "Primitive", "Stage"]
+__all__ = ["BRIEF", "NEEDS", "PRIMITIVES", "Primitive", "Stage"]
 
 Operation = Callable[[], Coroutine[Any, Any, Any]]
 
@@ -39,10 +39,15 @@ NEEDS: dict[str, set[str]] = {}
 """What a deployment must have for some of them, in the words of `deployments.KINDS` and `WORDS`."""
 
 
+BRIEF: set[str] = set()
+"""Those that have much in common with the mutex, which is swept at all its steps."""
+
+
 def primitive(name: str, *needs: str) -> Callable[[Callable[[Stage], AsyncIterator[Operation]]], Primitive]:
     def register(prepare: Callable[[Stage], AsyncIterator[Operation]]) -> Primitive:
         PRIMITIVES[name] = asynccontextmanager(prepare)
-        NEEDS[name] = set(needs)
+        NEEDS[name] = set(needs) - {"brief"}
+        BRIEF.update({name} if "brief" in needs else ())
         return PRIMITIVES[name]
 
     return register
@@ -322,8 +327,7 @@ async def _(stage):
     await lease.release()
 
 
-# --- other kinds: what is left of them is looked at here, for the sweep looks at the mutex of that name; where nothing is
-# pushed, each of these many attempts would wait for the next look
+# --- other kinds: what is left of them is looked at here, for the sweep looks at the mutex of that name
 
 
 async def gone(stage: Stage, lock: Any) -> None:
@@ -337,7 +341,7 @@ async def gone(stage: Stage, lock: Any) -> None:
         await until(empty, f"{lock!r} is free")
 
 
-@primitive("read, behind a writer", "read-write", "push")
+@primitive("read, behind a writer", "read-write", "brief")
 async def _(stage):
     holder = await stage.rival.rwlock(stage.name).write().acquire()
     lock = stage.client.rwlock(stage.name).read()
@@ -352,7 +356,7 @@ async def _(stage):
     await gone(stage, lock)
 
 
-@primitive("write, behind a reader", "read-write", "push")
+@primitive("write, behind a reader", "read-write", "brief")
 async def _(stage):
     holder = await stage.rival.rwlock(stage.name).read().acquire()
     lock = stage.client.rwlock(stage.name).write()
@@ -367,7 +371,7 @@ async def _(stage):
     await gone(stage, lock)
 
 
-@primitive("downgrade, with a reader and a writer behind", "read-write", "push")
+@primitive("downgrade, with a reader and a writer behind", "read-write", "brief")
 async def _(stage):
     pair, theirs = stage.client.rwlock(stage.name), stage.rival.rwlock(stage.name)
     inside: list[str] = []
@@ -391,7 +395,7 @@ async def _(stage):
     await gone(stage, pair.read())
 
 
-@primitive("permits, behind others", "semaphore", "push")
+@primitive("permits, behind others", "semaphore", "brief")
 async def _(stage):
     holder = await stage.rival.semaphore(stage.name, 3).acquire(permits=2)
     semaphore = stage.client.semaphore(stage.name, 3)
@@ -406,7 +410,7 @@ async def _(stage):
     await gone(stage, semaphore)
 
 
-@primitive("set_limit", "semaphore", "push")
+@primitive("set_limit", "semaphore", "brief")
 async def _(stage):
     holder = await stage.rival.semaphore(stage.name, 1).acquire()
     yield lambda: stage.client.semaphore(stage.name, 1).set_limit(2)
@@ -414,7 +418,7 @@ async def _(stage):
     await gone(stage, stage.rival.semaphore(stage.name, 1))
 
 
-@primitive("request_release", "requests", "push")
+@primitive("request_release", "requests", "brief")
 async def _(stage):
     lease = await stage.rival.lock(stage.name).acquire()
     stage.kept.append(lease)
@@ -423,7 +427,7 @@ async def _(stage):
     await lease.release()
 
 
-@primitive("waiting for a request to release", "requests", "push")
+@primitive("waiting for a request to release", "requests", "brief")
 async def _(stage):
     # Short, because on some servers the request comes with a renewal.
     lease = await stage.client.lock(stage.name, ttl=3.0).acquire()
@@ -439,14 +443,14 @@ async def _(stage):
     await lease.release()
 
 
-@primitive("lock_all, free", "push")
+@primitive("lock_all, free", "brief")
 async def _(stage):
     names = [f"{stage.name} 1", stage.name]
     yield lock_all(*(stage.client.lock(name) for name in names)).acquire
     await gone(stage, stage.client.lock(names[0]))
 
 
-@primitive("lock_all, the first is taken", "push")
+@primitive("lock_all, the first is taken", "brief")
 async def _(stage):
     names = [stage.name, f"{stage.name} 1", f"{stage.name} 2"]
     holder = await stage.rival.lock(stage.name).acquire()
@@ -463,7 +467,7 @@ async def _(stage):
         await gone(stage, stage.client.lock(name))
 
 
-@primitive("lock_all, the last is taken", "push")
+@primitive("lock_all, the last is taken", "brief")
 async def _(stage):
     names = [stage.name, f"{stage.name} 1", f"{stage.name} 2"]
     holder = await stage.rival.lock(names[-1]).acquire()
@@ -474,7 +478,7 @@ async def _(stage):
         await gone(stage, stage.client.lock(name))
 
 
-@primitive("campaign, behind a leader", "push")
+@primitive("campaign, behind a leader", "brief")
 async def _(stage):
     term = await stage.rival.election(stage.name).campaign().acquire()
     election = stage.client.election(stage.name)
@@ -489,7 +493,7 @@ async def _(stage):
     await gone(stage, election.campaign())
 
 
-@primitive("observe, one change", "push")
+@primitive("observe, one change", "brief")
 async def _(stage):
     election = stage.client.election(stage.name, ttl=0.3)
 
@@ -521,7 +525,7 @@ async def nobody_writes(stage: Stage) -> None:
         await until(lambda client=client: not client._runtime.boards)
 
 
-@primitive("latch.count_down", "documents", "push")
+@primitive("latch.count_down", "documents", "brief")
 async def _(stage):
     yield stage.client.latch(stage.name, 2).count_down
     await nobody_writes(stage)
@@ -529,7 +533,16 @@ async def _(stage):
     assert await stage.rival.latch(stage.name, 2).count() in (1, 2)
 
 
-@primitive("latch.wait", "documents", "push")
+@primitive("latch.count_down, with a name", "documents", "brief")
+async def _(stage):
+    yield lambda: stage.client.latch(stage.name, 3).count_down(request_id="job")
+    await nobody_writes(stage)
+    # Whether or not it was interrupted: whoever makes sure has counted it once.
+    assert await stage.rival.latch(stage.name, 3).count_down(request_id="job") == 2
+    await nobody_writes(stage)
+
+
+@primitive("latch.wait", "documents", "brief")
 async def _(stage):
     async def opened() -> None:
         opening = asyncio.create_task(stage.rival.latch(stage.name, 1).count_down())
@@ -542,7 +555,7 @@ async def _(stage):
     await nobody_writes(stage)
 
 
-@primitive("barrier.wait, the last of two", "documents", "push")
+@primitive("barrier.wait, the last of two", "documents", "brief")
 async def _(stage):
     other = asyncio.create_task(stage.rival.barrier(stage.name, 2).wait())
 

@@ -140,6 +140,24 @@ async def test_a_party_that_died_before_the_last_one_came_is_not_counted(deploym
     await silent.end()
 
 
+async def test_a_full_round_whose_parties_all_died_is_broken_by_who_waits_for_the_next(
+    deployment, client, rival
+):
+    """Nobody who is inside can find that out: without the others, nobody would ever pass again."""
+    ttl, dead = deployment.seconds(0.4), []
+    async with deployment.connect(label="third") as third:
+        for number, who in enumerate((rival, third), start=1):
+            dead.append(asyncio.create_task(who.barrier("x", 2, ttl=ttl).wait()))
+            await inside(client, number, 2)
+            for board in who._runtime.boards.values():
+                board.wish = lambda step: asyncio.get_running_loop().create_future()
+        parties = [asyncio.create_task(client.barrier("x", 2, ttl=ttl).wait()) for _ in range(2)]
+        assert sorted(await ends(parties)) == [0, 1]
+        for task in dead:
+            task.cancel()
+        assert all(isinstance(end, asyncio.CancelledError | BarrierBroken) for end in await ends(dead))
+
+
 async def test_parties_that_live_wait_for_longer_than_their_ttl(deployment, client, rival):
     ttl = deployment.seconds(0.3)
     tasks = [asyncio.create_task(each.barrier("x", 3, ttl=ttl).wait()) for each in (client, rival)]

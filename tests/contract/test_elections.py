@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from aiolock import LockLost
+from aiolock.clock import system_clock
 from tests.contract.staging import PATIENCE, queued, until
 
 NEEDS = "fencing"
@@ -87,8 +88,49 @@ async def test_a_leader_that_loses_its_term_is_told(deployment, client, rival):
         async with client.election("x").campaign() as term:
             await deployment.lose(term)
             await asyncio.sleep(PATIENCE)
+            raise AssertionError("the block was not cancelled")
     async with rival.election("x").campaign() as second:
         assert second.token > term.token
+
+
+@pytest.mark.parametrize("refused", [False, True], ids=["silence", "refusal"])
+async def test_a_leader_that_is_cut_off_knows_it_before_another_leads(deployment, refused):
+    """Both moments are read from the clock that both of them go by."""
+    async with (
+        deployment.through(label="cut off", ttl=2.0) as (client, cut),
+        deployment.connect(label="rival", ttl=2.0) as rival,
+    ):
+        ended: list[float] = []
+        leading = asyncio.Event()
+
+        async def lead() -> None:
+            async with client.election("x").campaign() as term:
+                leading.set()
+                try:
+                    await asyncio.get_running_loop().create_future()
+                finally:
+                    assert term.lost
+                    # Until then it was certain; the block was told at its next step.
+                    ended.append(term._term.until)
+
+        leader = asyncio.create_task(lead())
+        await leading.wait()
+        first = await rival.election("x").leader()
+        successor = asyncio.create_task(rival.election("x").campaign().acquire())
+        await queued(rival.election("x").campaign(), 1)
+        cut(refused)
+        async with asyncio.timeout(PATIENCE):
+            second = await successor
+            led = system_clock()
+            with pytest.raises(LockLost):
+                await leader
+        assert ended[0] < led
+        assert first is not None
+        assert second.token > first.token
+        seen = await rival.election("x").leader()
+        assert seen is not None
+        assert (seen.label, seen.token) == ("rival", second.token)
+        await second.release()
 
 
 async def test_observers_see_every_change(client, rival):
@@ -131,7 +173,7 @@ async def test_closing_ends_observers(deployment):
     async with asyncio.timeout(PATIENCE):
         await seen.wait()
         await client.aclose()
-        with pytest.raises(RuntimeError, match="closed"):
+        with pytest.raises(RuntimeError, match=r"closed|closing"):
             await observer
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import aiolock
 from aiolock import Client, UnsupportedKind
-from tests.contract.deployments import KINDS, REGISTRY
+from tests.contract.deployments import KINDS, registry
 from tests.contract.staging import queued
 
 ASK: dict[str, list[Callable[[Client], Awaitable[object]]]] = {
@@ -49,7 +49,7 @@ async def test_what_is_not_there_is_refused_at_once(deployment, client):
 
 
 @pytest.mark.parametrize(
-    "server", [cls for cls in REGISTRY if "names" in cls.kinds], ids=lambda cls: cls.name, indirect=True
+    "server", [cls for cls in registry() if "names" in cls.kinds], ids=lambda cls: cls.name, indirect=True
 )
 async def test_the_list_has_what_is_held_or_waited_for(deployment, client, rival):
     names = client._runtime.backend.names
@@ -64,8 +64,9 @@ async def test_the_list_has_what_is_held_or_waited_for(deployment, client, rival
     assert await names("c*") == []
     for lease in held:
         await lease.release()
+    last = await waiter
     assert await names("*") == [("b*", family)]
-    await (await waiter).release()
+    await last.release()
     assert await names("*") == []
     async with deployment.connect(namespace=f"{deployment.namespace}x") as stranger, stranger.lock("y"):
         assert await names("*") == []

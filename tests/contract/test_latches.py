@@ -74,6 +74,78 @@ async def test_everybody_names_the_same_count(client, rival):
     assert await latch.count() == 2
 
 
+async def test_a_count_with_a_name_counts_once_whoever_asks_for_it_and_however_often(client, rival):
+    mine, theirs = client.latch("x", 5), rival.latch("x", 5)
+    assert await mine.count_down(request_id="job 1") == 4
+    # A worker that was started again, on another machine, after others have counted.
+    assert await theirs.count_down(request_id="job 2") == 3
+    assert await theirs.count_down() == 2
+    assert await theirs.count_down(request_id="job 1") == 2
+    assert await mine.count_down(2, request_id="job 2") == 2
+    together = [each.count_down(request_id="job 3") for each in (mine, theirs, mine, theirs)]
+    assert await asyncio.gather(*together) == [1, 1, 1, 1]
+    waiter = asyncio.create_task(theirs.wait())
+    await waiting(rival, 1)
+    assert await mine.count_down(request_id="job 3") == 1
+    assert await mine.count_down(request_id="Job 3") == 0
+    async with asyncio.timeout(PATIENCE):
+        await waiter
+    # Open, it has nothing left to count, and stays so.
+    assert await mine.count_down(request_id="job 1") == await theirs.count_down(request_id="job 9") == 0
+
+
+async def test_names_of_counts_belong_to_one_latch(client):
+    assert await client.latch("x", 2).count_down(request_id="job") == 1
+    assert await client.latch("y", 2).count_down(request_id="job") == 1
+
+
+async def test_a_count_that_was_cancelled_is_asked_for_again_under_its_name(client, rival):
+    """Whether the first try counted is not known to who cancelled it; the second makes sure."""
+    latch = client.latch("x", 50)
+    for number in range(12):
+        counting = asyncio.create_task(latch.count_down(request_id=str(number)))
+        for _ in range(number):
+            await asyncio.sleep(0)
+        counting.cancel()
+        await asyncio.wait([counting])
+        assert await rival.latch("x", 50).count_down(request_id=str(number)) == 49 - number
+    await until(lambda: not client._runtime.boards)
+    assert await latch.count() == 38
+
+
+@pytest.mark.parametrize("steps", [1, 6, 12])
+async def test_a_count_of_a_client_that_was_cut_off_is_made_again_by_another_one(deployment, rival, steps):
+    async with deployment.through(label="cut off", command_timeout=0.5) as (client, cut):
+        counting = asyncio.create_task(client.latch("x", 3).count_down(request_id="job"))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        cut(False)
+        try:
+            async with asyncio.timeout(PATIENCE):
+                assert await counting == 2
+        except BackendError:
+            pass
+        assert await rival.latch("x", 3).count_down(request_id="job") == 2
+    # What was still on its way has arrived by now, or never will.
+    assert await rival.latch("x", 3).count_down(request_id="job") == 2
+
+
+@pytest.mark.parametrize("value", ["", 7, b"job", True, "x" * 1025, "\ud800", ["job"]])
+async def test_names_of_counts_that_are_none_are_refused(client, value):
+    with pytest.raises(ConfigError, match=r"^request_id must be 1 to 1024 UTF-8 bytes of text"):
+        await client.latch("x", 2).count_down(request_id=value)
+    assert await client.latch("x", 2).count() == 2
+
+
+async def test_names_of_counts_are_kept_by_latches_that_can_remember_all_of_them(client):
+    assert await client.latch("x", 1000).count_down(request_id="job") == 999
+    with pytest.raises(
+        ConfigError, match="latch 'y' must count from at most 1000, not 1001, to remember every request_id"
+    ):
+        await client.latch("y", 1001).count_down(request_id="job")
+    assert await client.latch("y", 1001).count_down() == 1000
+
+
 async def test_a_wait_that_is_cancelled_concerns_nobody_else(client):
     latch = client.latch("x", 1)
     waiters = [asyncio.create_task(latch.wait()) for _ in range(3)]

@@ -169,7 +169,7 @@ async def test_a_loss_between_the_grant_and_the_block_cancels_the_block(client):
 
     def hand_over_and_lose() -> None:
         holder._home.leave(holder)
-        (cohort,) = client._runtime.contenders
+        (cohort,) = client._runtime.everybody
         verdict(cohort._lease())
 
     task = asyncio.create_task(assert_lost(work(), client))

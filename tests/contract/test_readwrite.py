@@ -345,6 +345,18 @@ async def test_a_reader_reads_on_even_if_a_writer_waits(client, rival):
     await nothing_remains(client)
 
 
+async def test_who_reads_for_too_long_does_not_read_on(client):
+    lock = client.rwlock("x").read(ttl=60, max_hold=0.03, on_loss="signal")
+    async with asyncio.timeout(PATIENCE):
+        with pytest.raises(LockLost, match="max_hold"):
+            async with lock as lease:
+                assert await lease.wait_lost() == "max_hold"
+                for again in (lock.acquire, lock.try_acquire):
+                    with pytest.raises(LockLost, match="max_hold"):
+                        await again()
+    await nothing_remains(client)
+
+
 async def test_another_task_reads_with_a_hold_of_its_own(client):
     lock = client.rwlock("x").read()
     async with lock as mine:

@@ -94,6 +94,21 @@ async def test_a_lost_hold_cannot_be_entered_again(client):
     await (await lock.acquire(timeout=PATIENCE)).release()
 
 
+async def test_a_hold_that_was_kept_too_long_is_not_entered_again(client):
+    """The server keeps it until its ttl ends, and nobody would tell a new level when that is."""
+    lock = client.reentrant_lock("x", ttl=60, max_hold=0.03, on_loss="signal")
+    async with asyncio.timeout(PATIENCE):
+        with pytest.raises(LockLost, match="max_hold"):
+            async with lock as lease:
+                assert await lease.wait_lost() == "max_hold"
+                for again in (client.reentrant_lock("x").acquire, client.reentrant_lock("x").try_acquire):
+                    with pytest.raises(LockLost, match="max_hold"):
+                        await again()
+    # The hold was given back at the end of the block, and can be had.
+    async with client.reentrant_lock("x", timeout=PATIENCE):
+        pass
+
+
 async def test_a_loss_is_seen_by_every_level(client):
     lock = client.reentrant_lock("x")
     leases = [await lock.acquire() for _ in range(3)]

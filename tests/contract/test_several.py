@@ -162,6 +162,7 @@ async def test_losing_one_loses_all(deployment, client, lost):
         async with lock_all(*(client.lock(name) for name in "abc")) as lease:
             await deployment.lose(lease.parts[lost])
             await asyncio.sleep(PATIENCE)
+            raise AssertionError("the block was not cancelled")
     # Where holds live in one session they are lost together.
     assert caught.value.name == "abc"[lost] or deployment.reason == "session"
     assert caught.value.reason == deployment.reason

@@ -100,7 +100,7 @@ def tokens(history: History, *, grace: float = GRACE) -> list[str]:
         before = _Highest(finished)
         for hold in by_call:
             twin = seen.setdefault(hold.token, hold)
-            if twin is not hold and not _nested(twin, hold):
+            if twin is not hold and not nested(twin, hold):
                 found.append(f"tokens: {twin} and {hold} share a token")
             found += _risen(before.until(hold.call), hold)
         awake = [hold for hold in finished if _awake(history, hold.process, hold.ret, grace) == hold.ret]
@@ -132,7 +132,7 @@ def _risen(earlier: Hold | None, hold: Hold) -> list[str]:
     if (
         earlier is None
         or hold.token > earlier.token
-        or (hold.token == earlier.token and _nested(earlier, hold))
+        or (hold.token == earlier.token and nested(earlier, hold))
     ):
         return []
     return [f"tokens: {hold} was granted after {earlier}"]
@@ -171,8 +171,10 @@ def _losses(history: History) -> Iterator[tuple[Hold, Hold | None]]:
         holds.sort(key=attrgetter("ret"))
         for hold in holds:
             if hold.lost < min(hold.release_call, history.killed(hold.process)):
+                # After a downgrade it was a read hold that was lost, and other readers were right to come in.
+                last = replace(hold, mode="read") if hold.weak_call < hold.lost else hold
                 later = bisect_right(holds, hold.ret, key=attrgetter("ret"))
-                yield hold, next((other for other in holds[later:] if _exclude(hold, other)), None)
+                yield hold, next((other for other in holds[later:] if _exclude(last, other)), None)
 
 
 # 4. The guard and 5. ownership, in the order of the guard's and the server's own files
@@ -474,13 +476,14 @@ def _by_lock(items: Iterable) -> dict[tuple[str, str], list]:
     return locks
 
 
-def _nested(outer: Hold, inner: Hold) -> bool:
+def nested(outer: Hold, inner: Hold) -> bool:
+    """Whether they may be levels of one hold."""
     return outer.mode == inner.mode == "reentrant" and outer.owner == inner.owner
 
 
 def _exclude(one: Hold, other: Hold) -> bool:
     shared = one.mode == other.mode and one.mode in {"read", "permits"}
-    return one.id != other.id and not shared and not _nested(one, other)
+    return one.id != other.id and not shared and not nested(one, other)
 
 
 def _at(history: History, time: float) -> str:

@@ -11,8 +11,10 @@ import hiredis
 import redis
 
 import aiolock
+from aiolock.backends.redis import many
 from aiolock.backends.redis.backend import LEAVE, RELEASE, RENEW
 from aiolock.backends.redis.link import LONGEST_PAUSE
+from tests.faults.locks import FAMILIES, all_can_be_had
 from tests.faults.proxy import resp_frames
 from tests.servers import Redis
 
@@ -23,8 +25,8 @@ USERS = (
 )
 """Most workers are the first; `asks` hears of no grant, `mute` neither hears of grants nor can tell others of theirs."""
 
-RENEWS = RENEW.sha.encode()
-REPLAYABLE = frozenset({RENEWS, RELEASE.sha.encode(), LEAVE.sha.encode()})
+RENEWS = frozenset({RENEW.sha.encode(), many.RENEW.sha.encode()})
+REPLAYABLE = RENEWS | {each.sha.encode() for each in (RELEASE, LEAVE, many.RELEASE, many.LEAVE)}
 
 
 class RedisSite:
@@ -104,19 +106,19 @@ class RedisSite:
         reader.feed(frame)
         _, sha, count, *words = reader.gets()
         keys, arguments = words[: int(count)], words[int(count) :]
-        requests = arguments[: 2 * len(keys) : 2] if sha == RENEWS else arguments[:1]
-        if any(admin.hget(key, "owner") == request for key, request in zip(keys, requests, strict=True)):
+        requests = arguments[: 2 * len(keys) : 2] if sha in RENEWS else arguments[:1]
+        if any(request in _holds(admin.hgetall(key)) for key, request in zip(keys, requests, strict=True)):
             return False  # a hold that ran out and that nobody else wanted is still its owner's
         with admin.pipeline(transaction=True) as step:
             for key in keys:
-                step.hmget(key, "owner", "until", "token")
+                step.hgetall(key)
             step.execute_command("EVALSHA", sha, len(keys), *keys, *arguments)
             for key in keys:
-                step.hmget(key, "owner", "until", "token")
+                step.hgetall(key)
             answers = step.execute(raise_on_error=False)
-        before, after = answers[: len(keys)], answers[len(keys) + 1 :]
+        before, after = map(_holds, answers[: len(keys)]), map(_holds, answers[len(keys) + 1 :])
         for key, request, was, became in zip(keys, requests, before, after, strict=True):
-            if was != became and was[0] != request:
+            if was != became and request not in was:
                 self.foreign.append(f"ownership: {request!r} changed {key!r} from {was} to {became}")
         return True
 
@@ -131,12 +133,7 @@ class RedisSite:
                 for alive in self._alive(admin, key)
             ]
         async with aiolock.connect(self.server.url, namespace=self.namespace, ttl=5) as client:
-            for name in names:
-                try:
-                    async with client.lock(name, timeout=3 * ttl):
-                        pass
-                except aiolock.LockError as error:
-                    found.append(f"hygiene: {name!r} cannot be had at the end: {error!r}")
+            found += await all_can_be_had(client, names, 3 * ttl)
         with self.admin() as admin:
             for _ in range(100):
                 channels, clients = admin.pubsub_channels(), admin.client_list()
@@ -165,16 +162,29 @@ class RedisSite:
             for field in (
                 *places,
                 *([b"owner"] if b"owner" in fields and int(fields[b"until"]) > now else []),
+                *(field for field in fields if field[:2] == b"h:" and int(fields[field].split()[0]) > now),
             )
         ]
 
     def _left(self, admin: redis.Redis, key: bytes) -> list[str]:
         fields = admin.hgetall(key)
         left = [
-            f"field {field!r}" for field in fields if field == b"owner" or field[:2] in {b"q:", b"r:", b"p:"}
+            f"field {field!r}"
+            for field in fields
+            if field == b"owner" or field[:2] in {b"h:", b"q:", b"r:", b"p:"}
         ]
         if admin.pttl(key) < 0:
             left.append("no expiry")
-        if not key.startswith(f"{self.namespace}:1:lock:".encode()):
+        if not key.startswith(
+            tuple(f"{self.namespace}:1:{family}:".encode() for family in FAMILIES.values())
+        ):
             left.append("a foreign name")
         return left
+
+
+def _holds(fields: dict[bytes, bytes]) -> dict[bytes, object]:
+    """What each request holds of a lock, whichever kind that is."""
+    many_of = {field[2:]: value for field, value in fields.items() if field[:2] == b"h:"}
+    if b"owner" in fields:
+        return {fields[b"owner"]: (fields[b"until"], fields[b"token"]), **many_of}
+    return dict(many_of)

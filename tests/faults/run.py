@@ -1,6 +1,6 @@
 """The history run: many processes lock, everything goes wrong, and then the checker says whether anybody was ever wrong.
 
-    python -m tests.faults.run redis --seconds 60 --processes 8 --names 16 --seed 1
+    python -m tests.faults.run redis --seconds 60 --processes 8 --names 16 --seed 1 [--kinds all]
 
 The controller has the server, the guarded resource and one fault proxy per worker; worker.py is what the others do and
 nemesis.py what is done to them. The table is verdict.py's. Exit status 1 if there were violations outside of the
@@ -24,6 +24,7 @@ from pathlib import Path
 
 from tests.faults.guard import Counter, Guard
 from tests.faults.history import Recorder, load
+from tests.faults.locks import KINDS, capacity, name_locks
 from tests.faults.nemesis import Nemesis, Trap, send
 from tests.faults.proxy import Proxy
 from tests.faults.redis_site import RedisSite
@@ -51,6 +52,8 @@ class Plan:
     tasks: int = 6
     arms: int = 4
     seed: int = 1
+    kinds: tuple[str, ...] = ("mutex",)
+    """Of the locks, in turn."""
     only: tuple[str, ...] = ()
     keep: Path | None = None
 
@@ -145,7 +148,7 @@ class Run:
     def __init__(self, plan: Plan, folder: Path) -> None:
         self.plan, self.folder = plan, folder
         self.site = SITES[plan.server]()
-        self.names = [f"lock {number}" for number in range(plan.names)]
+        self.names = name_locks(plan.names, plan.kinds)
         self.pen = Recorder(folder / "nemesis.jsonl", "nemesis")
         self.guard = WatchedGuard(folder / "guard.sock", Recorder(folder / "guard.jsonl", "guard"))
         self.until = 0.0
@@ -181,6 +184,7 @@ class Run:
             command_timeout=max(COMMAND_TIMEOUTS),
             others=others,
             replayed=site.replayed,
+            capacity=capacity(self.names),
         )
 
     async def _all_open(self, crew: Sequence[Member]) -> None:
@@ -214,12 +218,21 @@ def main() -> int:
     parser.add_argument("--arms", type=int, default=Plan.arms, help="faults at a time; 0 for a calm run")
     parser.add_argument("--seed", type=int, default=Plan.seed)
     parser.add_argument(
+        "--kinds",
+        type=lambda text: tuple(KINDS if text == "all" else text.split(",")),
+        default=Plan.kinds,
+        metavar="KIND,…",
+        help=f"of the locks, in turn: {', '.join(KINDS)}, or all",
+    )
+    parser.add_argument(
         "--only", action="append", default=[], metavar="FAULT", help="nothing but these faults"
     )
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="where the histories are to stay")
     parser.add_argument("--json", action="store_true")
     words = vars(parser.parse_args())
     as_json = words.pop("json")
+    if unknown := set(words["kinds"]) - set(KINDS):
+        parser.error(f"--kinds: there is no {', '.join(sorted(unknown))}")
     verdict = run(Plan(**{**words, "only": tuple(words["only"])}))
     print(json.dumps(verdict.as_json(), indent=2) if as_json else verdict.table())
     return 1 if verdict.violations else 0

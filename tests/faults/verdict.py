@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import copy
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 
 from tests.faults import checker
 from tests.faults.guard import Guard
@@ -43,6 +44,7 @@ class Verdict:
     worst_margin_by_clock: float | None
     replayed: int
     attempts: dict[str, int]
+    grants_by_mode: dict[str, int]
 
     @property
     def violations(self) -> int:
@@ -61,7 +63,7 @@ class Verdict:
             f"  {name:<28} {len(found):>7} {self.inside[name]:>22}" for name, found in self.outside.items()
         ]
         figures = {
-            "grants": self.grants,
+            "grants": f"{self.grants} ({_counts(self.grants_by_mode)})",
             "attempts": _counts(self.attempts),
             "losses": _counts(self.losses),
             "writes fenced / unfenced": f"{self.fenced['accepted']} / {self.unfenced['accepted']}",
@@ -96,15 +98,18 @@ def judge(
     command_timeout: float,
     others: Iterable[str],
     replayed: int,
+    capacity: Mapping[str, int] | None = None,
 ) -> Verdict:
-    """`verified`: seconds after a restart in which everybody finds out; `others`: what was found at the server."""
+    """`verified`: seconds after a restart in which everybody finds out; `others`: what was found at the server;
+    `capacity`: how many permits the semaphores have, by name."""
+    look = partial(checker.exclusion, capacity=capacity, grace=0)
     exceptions = _exceptions(history, verified)
     # A hold ends when its holder was told (who did not get to run, for whatever reason, was blind), or by its clock.
     told, clock = history, by_clock(history)
     everything = {
         "exclusion (by own clock)": (
-            checker.exclusion(clock, grace=0),
-            _sighted(clock, exceptions, _exclusion),
+            look(clock),
+            _sighted(clock, exceptions, look),
         ),
         "told in time": (checker.told(told), _sighted(told, exceptions, checker.told)),
         "tokens": (_tokens(clock), _tokens(_without_grants(clock, exceptions))),
@@ -137,6 +142,7 @@ def judge(
         worst_margin_by_clock=min(by_clocks, default=None),
         replayed=replayed,
         attempts=dict(Counter(attempt.result for attempt in history.attempts)),
+        grants_by_mode=dict(Counter(hold.mode for hold in history.holds)),
     )
 
 
@@ -210,10 +216,6 @@ def _sighted(history: History, windows: list[Window], look) -> list[str]:
     return look(_blind(history, windows)) if windows else look(history)
 
 
-def _exclusion(history: History) -> list[str]:
-    return checker.exclusion(history, grace=0)
-
-
 def _without_grants(history: History, windows: list[Window]) -> History:
     """Grants that were heard of inside of the windows say nothing about the order of tokens."""
     rest = copy.copy(history)
@@ -232,7 +234,7 @@ def _tokens(clock: History) -> list[str]:
     seen: dict[tuple[str, int | None], Hold] = {}
     for hold in clock.holds:
         twin = seen.setdefault((hold.name, hold.token), hold)
-        if twin is not hold:
+        if twin is not hold and not checker.nested(twin, hold):
             twins.append(f"tokens: {twin} and {hold} share a token")
     certain = copy.copy(clock)
     certain.attempts = [hold for hold in clock.attempts if hold.lost > hold.ret]

@@ -25,6 +25,7 @@ import aiolock
 from aiolock.clock import system_clock
 from tests.faults.guard import GuardClient
 from tests.faults.history import Recorder
+from tests.faults.locks import Wish, wish
 
 TICK = 0.005
 LAG = 0.01
@@ -52,7 +53,7 @@ class Settings:
 class Plan:
     """One attempt, drawn before it begins."""
 
-    name: str
+    wish: Wish
     way: str  # block, acquire or try
     on_loss: str
     looks: bool  # before it writes; who does not, and is not cancelled either, is the guard's business
@@ -63,6 +64,7 @@ class Plan:
     cancelled_after: float | None
     writes: bool
     thinks: float
+    goes_on: bool  # where that is possible: to another level, or from writing to reading
 
 
 def draw(rng: random.Random, names: list[str], ttls: list[float], *, slow: bool) -> Plan:
@@ -71,9 +73,11 @@ def draw(rng: random.Random, names: list[str], ttls: list[float], *, slow: bool)
     passing = rng.random() < 0.02
     name = rng.randrange(busy, len(names)) if slow or passing else int(busy * rng.random() ** 1.4)
     timeout = rng.uniform(0.02, 0.2 if passing else 3)
+    wanted, way = wish(rng, names[name]), rng.choices(("block", "acquire", "try"), (6, 3, 1))[0]
     return Plan(
-        name=names[name],
-        way=rng.choices(("block", "acquire", "try"), (6, 3, 1))[0],
+        wish=wanted,
+        # A block takes one permit.
+        way="acquire" if way == "block" and wanted.permits > 1 else way,
         on_loss=rng.choices(("cancel", "signal"), (3, 1))[0],
         looks=rng.random() < 0.5,
         ttl=ttl,
@@ -83,6 +87,7 @@ def draw(rng: random.Random, names: list[str], ttls: list[float], *, slow: bool)
         cancelled_after=rng.expovariate(10) if rng.random() < 0.2 else None,
         writes=slow or rng.random() < 0.5,
         thinks=rng.uniform(0.3, 2) * ttl if slow else rng.choice((0, 0.001, 0.005)),
+        goes_on=rng.random() < 0.4,
     )
 
 
@@ -158,8 +163,9 @@ class Worker:
         guard.close()
 
     async def _attempt(self, plan: Plan, slot: str, guard: GuardClient) -> None:
-        lock = self.client.lock(
-            plan.name,
+        wanted = plan.wish
+        lock = wanted.lock(
+            self.client,
             ttl=plan.ttl,
             timeout=plan.timeout,
             on_loss=plan.on_loss,
@@ -170,8 +176,13 @@ class Worker:
         hold = _Hold(
             self.pen,
             self.pen.acquiring(
-                plan.name, slot, timeout=self.settings.command_timeout if once else plan.timeout
+                wanted.name,
+                slot,
+                mode=wanted.mode,
+                permits=wanted.permits,
+                timeout=self.settings.command_timeout if once else plan.timeout,
             ),
+            slot,
         )
         cancelled = False
         try:
@@ -180,7 +191,7 @@ class Worker:
                     await self._inside(plan, hold, lease, guard)
                 hold.must_have_raised()
             else:
-                lease = await (lock.try_acquire() if plan.way == "try" else lock.acquire())
+                lease = await wanted.ask(lock, once=plan.way == "try")
                 if lease is None:
                     hold.refused = True
                 else:
@@ -203,13 +214,41 @@ class Worker:
         hold.begin(lease)
         try:
             await self._work(plan, hold, lease, guard)
+            if plan.goes_on and plan.wish.mode == "reentrant":
+                await self._again(plan, hold.slot)
+            elif plan.goes_on and plan.wish.mode == "write" and lease.held:
+                self.pen.downgrading(hold.id)
+                await lease.downgrade()
+                self.pen.downgraded(hold.id)
+                await asyncio.sleep(plan.thinks)
         finally:
             hold.leaving()
 
+    async def _again(self, plan: Plan, slot: str) -> None:
+        """Another level of the hold, through another object; a new hold if that one was lost."""
+        lock = plan.wish.lock(self.client, ttl=plan.ttl, on_loss="signal")
+        hold = _Hold(
+            self.pen, self.pen.acquiring(plan.wish.name, slot, mode="reentrant", timeout=PATIENCE), slot
+        )
+        try:
+            lease = await lock.acquire(timeout=PATIENCE)
+            hold.begin(lease)
+            try:
+                await asyncio.sleep(plan.thinks)
+            finally:
+                hold.leaving()
+                await lease.release()
+        finally:
+            hold.over()
+
     async def _work(self, plan: Plan, hold: _Hold, lease: aiolock.Lease, guard: GuardClient) -> None:
-        name, token, values = plan.name, lease.token, {}
+        name, token, values = plan.wish.name, lease.token, {}
         for fenced in (False, True) if plan.writes else ():
-            values[fenced] = await guard.read(name, hold.id, token, fenced=fenced)
+            if plan.wish.alone:
+                values[fenced] = await guard.read(name, hold.id, token, fenced=fenced)
+            elif not fenced:
+                # Others are inside as well, with higher tokens: it only looks.
+                await guard.read(name, hold.id, token, fenced=False)
         if self.blocks and values:
             self.blocks = False
             self.pen.stop(self.settings.process)
@@ -229,8 +268,8 @@ class Worker:
 class _Hold:
     """One attempt in the words of the history."""
 
-    def __init__(self, pen: Recorder, number: str) -> None:
-        self.pen, self.id = pen, number
+    def __init__(self, pen: Recorder, number: str, slot: str) -> None:
+        self.pen, self.id, self.slot = pen, number, slot
         self.refused = False
         self._lease: aiolock.Lease | None = None
         self._told = False

@@ -13,6 +13,7 @@ from aiolock.backends.memory import MemoryBackend, MemoryServer
 from aiolock.board import LATE, board
 from aiolock.contract import Family
 from aiolock.errors import BackendRefused, BackendUnavailable, WaitTimeout
+from tests import virtual
 from tests.contract.staging import passes, until, waiting
 
 
@@ -66,6 +67,60 @@ async def test_every_count_counts_once_whatever_gets_lost(seed):
     for client in clients:
         assert client._runtime.boards == {}
         await client.aclose()
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_a_count_with_a_name_counts_once_also_if_its_first_try_failed(seed):
+    """Clients whose time is over before they know whether they have counted, and others that count again for them."""
+    server, random = MemoryServer(), Random(seed)
+    ways = [Lossy(seed, 0.6), Lossy(seed + 100, 0.6)]
+    clients = [
+        aiolock.Client(MemoryBackend(server=server, transport=way), command_timeout=0.1) for way in ways
+    ]
+    for client in clients:
+        await client.open()
+    failures = 0
+
+    async def count(number: int) -> None:
+        nonlocal failures
+        while True:
+            try:
+                await random.choice(clients).latch("x", 60).count_down(request_id=f"job {number}")
+            except BackendUnavailable:
+                failures += 1
+            else:
+                return
+
+    for way in ways:
+        way.trouble = 0.97
+    async with asyncio.timeout(20):
+        await asyncio.gather(*(count(number % 40) for number in range(55)), _calm(ways))
+    await until(lambda: not any(client._runtime.boards for client in clients))
+    assert await clients[0].latch("x", 60).count() == 20
+    assert failures > 0
+    for client in clients:
+        await client.aclose()
+
+
+async def _calm(ways: list[Lossy]) -> None:
+    await asyncio.sleep(0.25)
+    for way in ways:
+        way.trouble = 0.0
+
+
+async def test_the_names_of_a_thousand_counts_fit_and_are_forgotten_when_the_latch_is_open():
+    server = MemoryServer()
+    async with connect(server) as client:
+        latch = client.latch("x", 1000)
+        names = [f"{number} " + "é" * 500 for number in range(999)]
+        await asyncio.gather(*(latch.count_down(request_id=name) for name in names))
+        assert await latch.count() == 1
+        document = client._backend.document("x", Family.LATCH)
+        assert len((await document.read()).value) < 30_000
+        await asyncio.gather(*(latch.count_down(request_id=name) for name in names))
+        assert await latch.count_down() == 0
+        assert len((await document.read()).value) < 300
+        await document.aclose()
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -126,7 +181,7 @@ async def test_who_waits_survives_an_outage():
     ):
         waiter = asyncio.create_task(client.latch("x", 1).wait())
         await waiting(client, 1)
-        await until(lambda: next(iter(client._runtime.boards.values()))._seen)
+        await until(lambda: next(iter(client._runtime.boards.values()))._wants.seen)
         way.trouble = 1e9
         await asyncio.sleep(0.5)
         assert not waiter.done()
@@ -239,6 +294,47 @@ async def test_a_silent_server_is_not_taken_for_a_busy_one():
         await until(lambda: not client._runtime.boards)
 
 
+async def test_closing_takes_the_command_timeout_when_the_server_is_silent_and_somebody_waits():
+    """In virtual time: nothing more is said to the server after that, neither by who waited nor by who was told late."""
+
+    async def main() -> list[float]:
+        took, loop = [], asyncio.get_running_loop()
+        for name in ("latch", "barrier"):
+            gate = Gate()
+            client = aiolock.Client(MemoryBackend(server=MemoryServer(), transport=gate), command_timeout=3)
+            await client.open()
+            waiter = asyncio.create_task(getattr(client, name)("x", 2).wait())
+            await waiting(client, 1)
+            await asyncio.sleep(0.1)
+            gate.close()
+            begin = loop.time()
+            await client.aclose()
+            took.append(loop.time() - begin)
+            with pytest.raises(RuntimeError, match="closed"):
+                await waiter
+        return took
+
+    # In a thread of its own, as a loop runs here.
+    assert max(await asyncio.to_thread(virtual.run, main())) <= 3.01
+
+
+async def test_who_does_not_know_whether_it_has_passed_is_not_told_that_it_has_not():
+    """A barrier of one is passed by arriving; the answer to that gets lost."""
+    server, requests = MemoryServer(), 0
+
+    async def deaf(step):
+        nonlocal requests
+        requests += 1
+        answer = step()
+        if requests == 2:
+            await asyncio.get_running_loop().create_future()
+        return answer
+
+    async with aiolock.Client(MemoryBackend(server=server, transport=deaf), command_timeout=0.1) as client:
+        with pytest.raises(BackendUnavailable, match=r"within the command timeout of 0.1 s"):
+            await client.barrier("x", 1).wait(timeout=0)
+
+
 class Party:
     """A client with one other at a barrier of two; its way to the server is shut when it has arrived."""
 
@@ -250,14 +346,14 @@ class Party:
 
     async def leaves(self) -> None:
         """Wait until its time is over."""
-        await until(lambda: any(board._wishes for board in self.client._runtime.boards.values()))
+        await until(lambda: any(board._wants.wishes for board in self.client._runtime.boards.values()))
 
 
 async def two_at_a_barrier(server: MemoryServer, gate: Gate, timeout: float, act) -> None:
     """The first party passes, and the last one does not see it before its time is over."""
     async with connect(server, gate) as client, connect(server) as other:
         first = asyncio.create_task(other.barrier("x", 2, ttl=60).wait())
-        await until(lambda: any(each._seen for each in other._runtime.boards.values()))
+        await until(lambda: any(each._wants.seen for each in other._runtime.boards.values()))
         last = Party(client, gate, timeout)
         async with asyncio.timeout(20):
             assert await first == 0
@@ -306,7 +402,7 @@ async def test_a_party_that_was_not_counted_breaks_nothing():
     server, gate = MemoryServer(), Gate()
     async with connect(server, gate) as client, connect(server) as other:
         first = asyncio.create_task(other.barrier("x", 2).wait())
-        await until(lambda: any(each._seen for each in other._runtime.boards.values()))
+        await until(lambda: any(each._wants.seen for each in other._runtime.boards.values()))
         gate.close()
         with pytest.raises(WaitTimeout):
             await client.barrier("x", 2).wait(timeout=0.02)
@@ -342,7 +438,7 @@ async def test_an_arrival_that_is_late_does_not_count_for_a_party_that_is_gone(s
     async with connect(server) as other:
         if somebody:
             first = asyncio.create_task(other.barrier("x", 3, ttl=60).wait())
-            await until(lambda: any(each._seen for each in other._runtime.boards.values()))
+            await until(lambda: any(each._wants.seen for each in other._runtime.boards.values()))
         async with connect(server, Delayed()) as client:
             party = asyncio.create_task(client.barrier("x", 3, ttl=60).wait())
             await until(lambda: gate.held)

@@ -195,6 +195,14 @@ def downgraded(story: Story, number: str, call: float, ret: float) -> Story:
     return story.note(call, "downgrade", process, id=number).note(ret, "downgrade.ret", process, id=number)
 
 
+def test_a_downgraded_hold_that_is_lost_is_one_for_reading():
+    story = Story().attempt("a", 0, 1, 1, mode="write", lost=20)
+    downgraded(story, "a#1", 5, 6).attempt("b", 2, 8, 2, mode="read", until=15)
+    assert not checker.told(story.told())
+    story.attempt("c", 3, 19, 3, mode="write", until=30)
+    assert [found for found in checker.told(story.told()) if "told 1.0 ms after" in found]
+
+
 def test_a_downgraded_hold_is_one_for_reading():
     story = Story().attempt("a", 0, 1, 1, mode="write", until=20)
     downgraded(story, "a#1", 5, 6)

@@ -23,11 +23,14 @@ ORDER = [
     {"backends"},
     {"watchdog"},
     {"runtime"},
+    {"arms", "requests"},
     {"lease", "borrowed"},
+    {"line"},
     {"queue"},
-    {"lock"},
+    {"lock", "pen"},
+    {"scribe"},
     {"reentrant", "semaphore", "election", "board", "rounds", "decorators", "joint"},
-    {"rwlock", "latch", "barrier"},
+    {"rwlock", "latch", "barrier", "merging"},
     {"combine"},
     {"client"},
     {""},
@@ -237,11 +240,21 @@ def test_a_module_lists_what_it_offers_and_has_it(module):
     assert "__all__" in names
 
 
-def test_a_missing_driver_is_named_with_the_command_that_helps():
+@pytest.mark.parametrize(
+    ("server", "package"),
+    [
+        ("redis", "redis"),
+        ("redis", "hiredis"),
+        ("mysql", "aiomysql"),
+        ("mysql", "pymysql"),
+        ("zookeeper", "aiozk"),
+    ],
+)
+def test_a_missing_driver_is_named_with_the_command_that_helps(server, package):
     program = (
-        "import sys; sys.modules['redis'] = None\n"
+        f"import sys; sys.modules['{package}'] = None\n"
         "import aiolock\n"
-        "try: aiolock.connect('redis://127.0.0.1')\n"
+        f"try: aiolock.connect('{server}://127.0.0.1/x')\n"
         "except aiolock.MissingDriver as error: print(error)\n"
     )
-    assert fresh(program) == 'redis is not installed; run: pip install "python-aiolock[redis]"\n'
+    assert fresh(program) == f'{package} is not installed; run: pip install "python-aiolock[{server}]"\n'

@@ -104,7 +104,7 @@ class Stage:
     async def end(self, lease) -> None:
         await lease.release()
         await self.settled()
-        assert self.runtime.contenders == {}
+        assert self.runtime.everybody == []
         assert self.runtime.shared == {}
         assert not self.runtime.tasks
 
@@ -255,7 +255,7 @@ async def test_a_try_whose_answer_is_too_old_says_that_the_link_is_slow(make):
         await stage.ask(0)
     await stage.settled()
     assert stage.calls(0) == ["try", "release"]
-    assert stage.runtime.contenders == {}
+    assert stage.runtime.everybody == []
 
 
 async def test_a_timeout_ends_an_attempt_that_does_not_answer(make):
@@ -264,7 +264,7 @@ async def test_a_timeout_ends_an_attempt_that_does_not_answer(make):
     assert await stage.ask(0.01) is None
     await stage.settled()
     assert stage.calls(0) == ["attempt", "release"]
-    assert stage.runtime.contenders == {}
+    assert stage.runtime.everybody == []
 
 
 async def test_a_grant_in_the_step_of_the_timeout_is_given_back(make):
@@ -280,7 +280,7 @@ async def test_a_grant_in_the_step_of_the_timeout_is_given_back(make):
         await lease.release()
     await stage.settled()
     assert stage.calls(0)[-1] == "release"
-    assert stage.runtime.contenders == {}
+    assert stage.runtime.everybody == []
 
 
 # --- errors
@@ -303,7 +303,7 @@ async def test_an_error_of_the_first_attempt_is_everybodys(make):
     assert len({id(end) for end in ends}) == 3
     await stage.settled()
     assert stage.calls(0) == ["attempt", "release"]
-    assert stage.runtime.contenders == {}
+    assert stage.runtime.everybody == []
 
 
 async def test_once_queued_an_outage_is_survived(make):
@@ -336,7 +336,7 @@ async def test_what_waiting_longer_does_not_cure_ends_the_waiting(make, error, s
     assert [type(end) for end in ends] == [seen] * 3
     await stage.settled()
     assert stage.calls(0)[-1] == "release"
-    assert stage.runtime.contenders == {}
+    assert stage.runtime.everybody == []
 
 
 async def test_a_defect_in_the_first_attempt_passes_through_and_is_cleaned_up(make):
@@ -357,7 +357,7 @@ async def test_a_release_that_fails_is_repeated_in_the_background(make):
     assert not lease.held
     await stage.settled()
     assert stage.calls(0) == ["attempt", "release", "release", "release"]
-    assert stage.runtime.contenders == {}
+    assert stage.runtime.everybody == []
 
 
 async def test_a_cleanup_gives_up_after_one_ttl(make, caplog):
@@ -430,14 +430,14 @@ async def test_closing_tells_holder_and_waiters_and_returns_the_claim(make):
     lease = await stage.ask()
     waiters = [stage.asking() for _ in range(2)]
     await asyncio.sleep(0)
-    (cohort,) = stage.runtime.contenders
+    (cohort,) = stage.runtime.everybody
     assert cohort.waiting == 2
     assert cohort.close() is stage.backend.claims[0]
     assert lease.lost
     assert await lease.wait_lost() == "closed"
     for end in await asyncio.gather(*waiters, return_exceptions=True):
         assert isinstance(end, RuntimeError)
-    assert stage.runtime.contenders == {}
+    assert stage.runtime.everybody == []
 
 
 @pytest.mark.parametrize("answer", [grant(1), None, BackendUnavailable("closed under our feet")])
@@ -446,7 +446,7 @@ async def test_an_attempt_under_way_at_closing_ends_with_a_runtime_error(make, a
     stage = make(future)
     asking = stage.asking()
     await asyncio.sleep(0)
-    (cohort,) = stage.runtime.contenders
+    (cohort,) = stage.runtime.everybody
     cohort.close()
     future.set_result(answer)
     with pytest.raises(RuntimeError, match="closed"):

@@ -46,6 +46,8 @@ def test_no_schedule_breaks_a_promise():
     assert total.losses > 50
     assert total.accidents > 1000
     assert total.seconds > 3600
+    assert min(total.together.values()) > 20, total.together
+    assert len(total.together) == 4
 
 
 @pytest.mark.parametrize("start", [200, 800, 1400])

@@ -267,6 +267,23 @@ async def test_a_lock_that_stays_is_found(world, monkeypatch):
             await lease.release()
 
 
+async def test_a_lock_that_stays_is_not_waited_for_by_the_next_attempt(world, monkeypatch):
+    monkeypatch.setattr("aiolock.testing.interrupt.GRACE", 0.05)
+    kept = []
+    async with world.connect() as client:
+
+        async def work() -> None:
+            kept.append(await client.lock("x").acquire())
+            await asyncio.sleep(0)
+            await kept.pop().release()
+
+        with pytest.raises(AssertionError, match="still has 1 leases") as caught:
+            async with asyncio.timeout(30):
+                await interrupt_everywhere(work, clients=client)
+        assert "1 fault(s) in " in str(caught.value)
+        await kept.pop().release()
+
+
 async def test_a_task_that_stays_is_found(monkeypatch):
     monkeypatch.setattr("aiolock.testing.interrupt.GRACE", 0.05)
     tasks = []

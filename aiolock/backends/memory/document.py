@@ -27,6 +27,8 @@ class MemoryDocument(Document):
         self._ask = ask
         self._key = key
         self._woken: asyncio.Future[None] | None = None
+        self._watched = False
+        """Whether the server may know that we want to be told."""
 
     async def read(self) -> Entry:
         """As it is now."""
@@ -49,6 +51,7 @@ class MemoryDocument(Document):
         loop = asyncio.get_running_loop()
         # Before the question is asked: the message may come before its answer.
         self._woken = woken = loop.create_future()
+        self._watched = True
         try:
             if await self._ask(lambda machine, now: machine.papers.watch(self._key, self.id, stamp, now)):
                 timer = loop.call_later(LOOK, self.wake)
@@ -66,5 +69,8 @@ class MemoryDocument(Document):
 
     async def aclose(self) -> None:
         """Nobody looks any more; a message that nobody hears does no harm."""
+        if not self._watched:
+            return
+        self._watched = False
         with suppress(LockError):
             await self._ask(lambda machine, _: machine.papers.forget(self._key, self.id))

@@ -56,6 +56,12 @@ class Papers:
         self.watchers.setdefault(key, {})[who] = None
         return True
 
+    def left(self, client: str) -> None:
+        """Nobody looks any more of those whose names begin with ``client`` and a colon."""
+        for key, watchers in list(self.watchers.items()):
+            for who in [who for who in watchers if who.startswith(f"{client}:")]:
+                self.forget(key, who)
+
     def forget(self, key: Key, who: str) -> None:
         """``who`` does not look any more."""
         watchers = self.watchers.get(key)

@@ -32,6 +32,8 @@ class MemoryServer:
     def detach(self, client: str) -> None:
         """The client is gone; what it held ends by its ttl."""
         self._clients.pop(client, None)
+        with self._mutex:
+            self._machine.papers.left(client)
 
     def ask(self, question: Callable[[Machine, float], T]) -> T:
         """One atomic step of the machine, and the messages that it leads to."""
