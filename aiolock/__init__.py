@@ -7,12 +7,11 @@
 ``connect`` makes a client, a client makes locks, a lock that is held is a lease.
 """
 
-from aiolock.barrier import Barrier
-from aiolock.borrowed import TransactionLock
+import importlib
+import typing
+
 from aiolock.client import Client, connect
-from aiolock.combine import LockAll, lock_all
 from aiolock.contract import Holder, LockInfo, Waiting
-from aiolock.election import Election
 from aiolock.errors import (
     AcquireTimeout,
     BackendError,
@@ -29,13 +28,19 @@ from aiolock.errors import (
     UnsupportedKind,
     WaitTimeout,
 )
-from aiolock.joint import JointLease
-from aiolock.latch import Latch
 from aiolock.lease import Lease, ReleaseRequest
 from aiolock.lock import Lock
-from aiolock.reentrant import ReentrantLock
-from aiolock.rwlock import ReadLock, RWLock, WriteLock
-from aiolock.semaphore import Semaphore
+
+if typing.TYPE_CHECKING:
+    from aiolock.barrier import Barrier
+    from aiolock.borrowed import TransactionLock
+    from aiolock.combine import LockAll, lock_all
+    from aiolock.election import Election
+    from aiolock.joint import JointLease
+    from aiolock.latch import Latch
+    from aiolock.reentrant import ReentrantLock
+    from aiolock.rwlock import ReadLock, RWLock, WriteLock
+    from aiolock.semaphore import Semaphore
 
 __version__ = "0.1.0"
 
@@ -75,3 +80,32 @@ __all__ = [
     "connect",
     "lock_all",
 ]
+
+_LATER = {
+    "Barrier": "barrier",
+    "Election": "election",
+    "JointLease": "joint",
+    "Latch": "latch",
+    "LockAll": "combine",
+    "RWLock": "rwlock",
+    "ReadLock": "rwlock",
+    "ReentrantLock": "reentrant",
+    "Semaphore": "semaphore",
+    "TransactionLock": "borrowed",
+    "WriteLock": "rwlock",
+    "lock_all": "combine",
+}
+"""What most programs do not use is imported when it is first asked for."""
+
+if not typing.TYPE_CHECKING:
+    # Checkers of types would take it to mean that every name exists.
+
+    def __getattr__(name: str) -> object:
+        if name not in _LATER:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(f"{__name__}.{_LATER[name]}"), name)
+        globals()[name] = value
+        return value
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *_LATER})

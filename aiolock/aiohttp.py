@@ -23,7 +23,7 @@ import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
 
-from aiolock.answers import Answer, Source, opener
+from aiolock.answers import Answer, Source, lacking, opener
 from aiolock.client import Client
 from aiolock.errors import ConfigError, MissingDriver, shorten
 from aiolock.handling import Wish, WishOptions
@@ -82,7 +82,8 @@ def locked(
     """Hold a lock while a handler runs: ``@locked("order:{order_id}")`` over ``async def pay(request, lease)``.
 
     :param name: a template whose names are parts of the path, else query parameters, or a function of the request. The
-        values are texts: where 7 and 07 are the same, let the route admit only one, or pass a function.
+        values are texts: where 7 and 07 are the same, let the route admit only one, or pass a function. Without one of
+        them the answer is 422.
     :param timeout: seconds to wait for the lock (default: 5); ``None`` waits for ever, 0 tries once.
     :param retry_after: seconds, for the header of that name in a refusal (default: 1).
     :param lock: a function of the client and the name that makes another lock than a mutex.
@@ -124,7 +125,13 @@ def locked(
 
 
 def _from_url(template: Template) -> Callable[[web.Request], str]:
-    return lambda request: template.fill({**request.query, **request.match_info})
+    def fill(request: web.Request) -> str:
+        values = {**request.query, **request.match_info}
+        if (said := lacking(template, values)) is not None:
+            raise _refusal(request, said)
+        return template.fill(values)
+
+    return fill
 
 
 def _refusal(request: web.Request, said: Answer) -> Exception:

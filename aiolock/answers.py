@@ -6,7 +6,7 @@ The sentences name no lock: its name may contain what is nobody else's business.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from aiolock.client import Client, connect
@@ -18,8 +18,9 @@ from aiolock.errors import (
     LockLost,
     shorten,
 )
+from aiolock.templates import Template
 
-__all__ = ["ANSWERED", "RETRY_AFTER", "TIMEOUT", "Answer", "Source", "answer", "opener"]
+__all__ = ["ANSWERED", "RETRY_AFTER", "TIMEOUT", "Answer", "Source", "answer", "lacking", "opener"]
 
 TIMEOUT = 5.0
 """Seconds that a request waits for a lock if nothing else is said; a browser's user waits no longer either."""
@@ -54,6 +55,12 @@ def answer(error: BaseException, retry_after: float = RETRY_AFTER) -> Answer | N
     if isinstance(error, InvalidName):
         return Answer(422, "There can be nothing with this name.", {})
     return None
+
+
+def lacking(template: Template, values: Mapping[str, object]) -> Answer | None:
+    """What is said to whoever left out a value that the name of a lock is made of; ``None`` if all are there."""
+    left_out = [field for field in template.fields if field not in values]
+    return Answer(422, f"The address lacks {', '.join(left_out)}.", {}) if left_out else None
 
 
 def opener(source: object, options: dict[str, Any]) -> Callable[[], Client]:

@@ -10,18 +10,13 @@ from functools import lru_cache
 from random import Random
 from threading import get_ident
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
 from aiolock.backends import from_url
-from aiolock.barrier import Barrier
-from aiolock.borrowed import TransactionLock
 from aiolock.clock import Clock, system_clock
 from aiolock.contract import ELECTION, MUTEX, Backend, Bid, Finding, Kind, LockInfo, Settings, permits
-from aiolock.decorators import Locked, Once
-from aiolock.election import Campaign, Election
 from aiolock.errors import ConfigError, UnsafeBackend, shorten
 from aiolock.figures import Figures
-from aiolock.latch import Latch
 from aiolock.lease import Terms
 from aiolock.lock import Lock
 from aiolock.names import check_label, check_name, check_namespace
@@ -36,12 +31,22 @@ from aiolock.options import (
     check_timeout,
     check_ttl,
 )
-from aiolock.reentrant import ReentrantLock
 from aiolock.runtime import Runtime, State
-from aiolock.rwlock import LockOptions, RWLock, check_options
-from aiolock.semaphore import Semaphore
+
+if TYPE_CHECKING:
+    from aiolock.barrier import Barrier
+    from aiolock.borrowed import TransactionLock
+    from aiolock.decorators import Locked, Once
+    from aiolock.election import Election
+    from aiolock.latch import Latch
+    from aiolock.reentrant import ReentrantLock
+    from aiolock.rwlock import LockOptions, RWLock
+    from aiolock.semaphore import Semaphore
 
 __all__ = ["Client", "connect"]
+
+# The other kinds of lock are imported by the methods that make them: most programs use one or two, and the start of
+# a program is paid for every time.
 
 L = TypeVar("L", bound=Lock)
 
@@ -253,7 +258,7 @@ class Client:
     async def _close(self, limit: float) -> None:
         runtime = self._runtime
         try:
-            claims = [contender.close() for contender in list(runtime.contenders)]
+            claims = [contender.close() for contender in runtime.everybody]
             for claim in claims:
                 runtime.clean_up(claim)
             loop = asyncio.get_running_loop()
@@ -326,6 +331,8 @@ class Client:
         on other servers.
         """
         if connection is not None:
+            from aiolock.borrowed import TransactionLock  # noqa: PLC0415
+
             options = {"ttl": ttl, "on_loss": on_loss, "fair": fair or None, "max_hold": max_hold}
             if given := [option for option, value in options.items() if value is not None]:
                 raise ConfigError(
@@ -350,6 +357,8 @@ class Client:
         label: str | None = None,
     ) -> ReentrantLock:
         """As :meth:`lock`, and the task that holds it may enter again; counted in the client, not inherited by tasks."""
+        from aiolock.reentrant import ReentrantLock  # noqa: PLC0415
+
         return self._lock(ReentrantLock, MUTEX, name, ttl, timeout, on_loss, fair, max_hold, label)
 
     def rwlock(self, name: str) -> RWLock:
@@ -357,6 +366,8 @@ class Client:
 
         Does no I/O. Raises :class:`InvalidName`.
         """
+        from aiolock.rwlock import RWLock  # noqa: PLC0415
+
         return RWLock(self._lock, check_name(name))
 
     def semaphore(self, name: str, limit: int, **options: Unpack[LockOptions]) -> Semaphore:
@@ -367,6 +378,9 @@ class Client:
 
         Does no I/O. Raises :class:`InvalidName` or :class:`ConfigError`.
         """
+        from aiolock.rwlock import check_options  # noqa: PLC0415
+        from aiolock.semaphore import Semaphore  # noqa: PLC0415
+
         check_options("Client.semaphore", options)
         kind = permits(1, check_count("limit", limit))
         return self._lock(Semaphore, kind, name, **options)
@@ -378,6 +392,8 @@ class Client:
 
         Does no I/O. Raises :class:`InvalidName` or :class:`ConfigError`.
         """
+        from aiolock.latch import Latch  # noqa: PLC0415
+
         return Latch(self._runtime, check_name(name), check_count("count", count))
 
     def barrier(
@@ -391,6 +407,8 @@ class Client:
 
         Does no I/O. Raises :class:`InvalidName` or :class:`ConfigError`.
         """
+        from aiolock.barrier import Barrier  # noqa: PLC0415
+
         return Barrier(
             self._runtime,
             check_name(name),
@@ -414,6 +432,8 @@ class Client:
         Campaigns are won in the order in which they began. Does no I/O. Raises :class:`InvalidName` or
         :class:`ConfigError`.
         """
+        from aiolock.election import Campaign, Election  # noqa: PLC0415
+
         # Every term has a claim of its own, so that its token is the one that the server tells to others.
         campaign = self._lock(
             Campaign,
@@ -440,6 +460,9 @@ class Client:
 
         Does no I/O. Raises :class:`ConfigError` if an option is wrong or the template names what is no parameter.
         """
+        from aiolock.decorators import Locked  # noqa: PLC0415
+        from aiolock.rwlock import check_options  # noqa: PLC0415
+
         check_options("Client.locked", options)
         self._lock(Lock, MUTEX, "checks the options", **options)
         return Locked(lambda name: self._lock(Lock, MUTEX, name, **options), template)
@@ -459,6 +482,8 @@ class Client:
 
         Does no I/O. Raises :class:`InvalidName` or :class:`ConfigError`.
         """
+        from aiolock.decorators import Once  # noqa: PLC0415
+
         most = check_seconds("at_most", at_most, MIN_TTL)
         least = check_seconds("at_least", at_least, 0)
         if least > most:
@@ -545,7 +570,7 @@ class Client:
         runtime = self._runtime
         return {
             "held": len(runtime.watchdog),
-            "waiting": sum(contender.waiting for contender in runtime.contenders),
+            "waiting": sum(contender.waiting for contender in runtime.everybody),
             "acquired": runtime.stats.acquired,
             "released": runtime.stats.released,
             "passed": runtime.stats.passed,

@@ -8,10 +8,9 @@ below it, nobody knows what a task, a timeout or a block is.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from sys import intern
 from typing import NamedTuple
 
 from aiolock.clock import Clock
@@ -61,15 +60,15 @@ class Bid:
     ttl: float
     label: str
     fair: bool = False
-    key: tuple[str, str, str, float] = field(init=False, repr=False, compare=False)
+    key: str = field(init=False, repr=False, compare=False)
     """What bids that may share one claim have in common; made once, because it is looked up for every acquire."""
     certain: float = field(init=False, repr=False, compare=False)
     """For how many seconds after its request a grant of the full ttl is certain: see :func:`certain_until`."""
 
     def __post_init__(self) -> None:
         kind = self.kind
-        what = intern(f"{kind.mode.value} {kind.permits}/{kind.limit}")
-        object.__setattr__(self, "key", (self.name, kind.family.value, what, self.ttl))
+        what = f"{kind.family.value} {kind.mode.value} {kind.permits}/{kind.limit} {self.ttl!r} {self.name}"
+        object.__setattr__(self, "key", what)
         object.__setattr__(self, "certain", certain_until(0.0, self.ttl))
 
 
@@ -112,12 +111,14 @@ Renewal = Grant | LossReason | Exception
 class Claim(ABC):
     """One bid of one client at the server, from the first attempt to the release; not used again after it."""
 
-    __slots__ = ("bid", "demanded_at")
+    __slots__ = ("bid", "demanded_at", "term")
 
     def __init__(self, bid: Bid) -> None:
         self.bid: Bid = bid
         self.demanded_at: float | None = None
         """When, on the local clock, it became known that others wait; the backend writes it when it is told."""
+        self.term: object = None
+        """Whoever watches over its hold finds it again by this; nothing for backends."""
 
     @abstractmethod
     async def attempt(self, wait: bool) -> Grant | None:
@@ -137,6 +138,18 @@ class Claim(ABC):
 
         Cancelling it changes nothing.
         """
+
+    def listen(self, call: Callable[[], None]) -> bool:  # noqa: ARG002 - for those who can
+        """Have ``call`` called once, outside of any task, when :meth:`changed` would end; whether this claim does that.
+
+        If not, or if there is something to tell already, somebody has to wait for :meth:`changed`. It saves a task for
+        each lock that is waited for. Nothing is called after :meth:`release` has begun.
+        """
+        return False
+
+    def take_pushed(self) -> Grant | None:
+        """A grant that came while we listened, once: the one that :meth:`attempt` would answer without asking."""
+        return None
 
     @abstractmethod
     async def release(self, keep: float = 0) -> None:

@@ -6,18 +6,20 @@ import asyncio
 import logging
 import sys
 import weakref
-from collections.abc import Callable, Coroutine, Generator, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
+from aiolock.arms import Arm, Arms
 from aiolock.contract import Claim, Kind, Mode
 from aiolock.errors import LockLost, LossReason, UnsupportedKind, shorten
 from aiolock.options import OnLoss, check_seconds
+from aiolock.requests import ReleaseRequest
 from aiolock.runtime import Runtime, State, in_async_generator
 from aiolock.watchdog import Term
 
-__all__ = ["Arm", "Home", "Lease", "ReleaseRequest", "Terms"]
+__all__ = ["Home", "Lease", "ReleaseRequest", "Terms"]
 
 log: logging.Logger = logging.getLogger("aiolock.lost")
 
@@ -55,39 +57,19 @@ class Home(Protocol):
 H = TypeVar("H", bound=Home)
 
 
-class Arm:
-    """One task that is cancelled if the lease is lost; the arithmetic is that of ``asyncio.timeout``."""
+class _More:
+    """What few leases have."""
 
-    __slots__ = ("absorbed", "before", "depth", "fired", "task")
+    __slots__ = ("arm", "downgraded", "followers", "request", "watchers")
 
-    def __init__(self, task: Task, before: int | None = None) -> None:
-        self.task: Task = task
-        self.before: int = task.cancelling() if before is None else before
-        self.depth: int = 0
-        self.fired: bool = False
-        self.absorbed: bool = False
-
-    def fire(self) -> None:
-        """Cancel the task, once, unless it has left in the meantime."""
-        if self.depth and not self.fired:
-            self.fired = True
-            self.task.cancel("the lock was lost")
-
-    def settle(self, error: BaseException | None, lost: LockLost) -> LockLost | None:
-        """What a block that ends with ``error`` has to raise instead, now that its lease is lost.
-
-        Our own cancellation is absorbed; an outer one wins; else an exception of the block wins, with the loss as
-        a note; else the loss is raised.
-        """
-        foreign = True
-        if self.fired and not self.absorbed:
-            self.absorbed = True
-            foreign = self.task.uncancel() > self.before
-        if error is None or (isinstance(error, asyncio.CancelledError) and not foreign):
-            return lost
-        if not isinstance(error, LockLost):
-            error.add_note(str(lost))
-        return None
+    def __init__(self) -> None:
+        self.arm: Arm | None = None
+        """What cancels the task of the block, once it is not the only thing that a loss has to do."""
+        self.downgraded = False
+        self.followers: weakref.WeakSet[Lease] | None = None
+        """What is lost with this one: further levels of its hold, the lease of several locks that it is part of."""
+        self.request: ReleaseRequest | None = None
+        self.watchers: set[asyncio.Future[None]] = set()
 
 
 class Lease:
@@ -99,19 +81,16 @@ class Lease:
 
     __slots__ = (
         "__weakref__",
-        "_arm_of_block",
         "_arms",
         "_before",
-        "_downgraded",
-        "_entered",
-        "_followers",
         "_home",
         "_lost",
+        "_more",
         "_on_loss",
         "_released",
-        "_request",
         "_term",
-        "_watchers",
+        "below",
+        "entered_by",
         "token",
     )
 
@@ -123,17 +102,15 @@ class Lease:
         self._on_loss: OnLoss = on_loss
         self._lost: LossReason | None = None
         self._released = False
-        self._downgraded = False
-        self._entered: Task | None = None
+        self.entered_by: Task | None = None
+        """The task whose block this lease is under."""
         self._before = -1
         """How often the task that entered had been cancelled before, if the loss is to cancel it; else -1."""
-        self._arm_of_block: Arm | None = None
-        """What cancels it; made only when there is more than that one block: a loss, a guard, further levels."""
-        self._arms: dict[Task, Arm] | None = None
-        self._watchers: set[asyncio.Future[None]] | None = None
-        self._followers: weakref.WeakSet[Lease] | None = None
-        """What is lost with this one: further levels of its hold, the lease of several locks that it is part of."""
-        self._request: ReleaseRequest | None = None
+        self._arms: Arms | None = None
+        """What cancels tasks; made only when there is more than that one block: a loss, a guard, further levels."""
+        self._more: _More | None = None
+        self.below: Lease | None = None
+        """The lease of the block around this one, of the same lock object and task."""
 
     # --- what it is
 
@@ -209,9 +186,10 @@ class Lease:
 
         See :meth:`Lock.request_release`. It is a request: the hold goes on until it is released.
         """
-        if self._request is None:
-            self._request = ReleaseRequest(self)
-        return self._request
+        more = self._rest()
+        if more.request is None:
+            more.request = ReleaseRequest(self)
+        return more.request
 
     # --- what it does
 
@@ -266,15 +244,15 @@ class Lease:
         self.check()
         term = self._term
         if term.claim.bid.kind.mode is not Mode.WRITE:
-            if self._downgraded:
+            if self._more is not None and self._more.downgraded:
                 return
             raise RuntimeError(
                 f"lease of {shorten(self.name)} is no write lease: only those of rwlock(…).write() can be downgraded"
             )
         if self.kind.mode is Mode.WRITE:
-            inside = self._entered is not None and self._home.runtime.inside.get(self._block) is self
+            inside = self.entered_by is not None and self._blocks.get(self.name) is self
             self._home = self._home.weaken(self)
-            self._downgraded = True
+            self._rest().downgraded = True
             if inside:
                 # The block that it is under is one for reading now.
                 self.end_block()
@@ -313,7 +291,7 @@ class Lease:
         self.check()
         self._home.runtime.guard()
         # The frames above are this function's, the context manager's, and its user's.
-        arm = Arm(task) if in_async_generator(sys._getframe(2)) else self._arm(task)  # noqa: SLF001
+        arm = Arm(task) if in_async_generator(sys._getframe(2)) else self._all_arms().take(task)  # noqa: SLF001
         error: BaseException | None = None
         try:
             yield self
@@ -321,13 +299,13 @@ class Lease:
             error = caught
             raise
         finally:
-            self._disarm(arm)
+            self._all_arms().put_back(arm)
             if self.lost and (loss := arm.settle(error, self._loss())) is not None:
                 raise loss from error
 
     async def __aenter__(self) -> Self:
         self._home.runtime.guard()
-        if self._entered is not None:
+        if self.entered_by is not None:
             raise RuntimeError(
                 f"lease of {shorten(self.name)} was entered already: acquire one for each block"
             )
@@ -370,63 +348,67 @@ class Lease:
         return self._home
 
     @property
-    def _block(self) -> tuple[str, str]:
-        return self.name, self.kind.family.value
-
-    @property
-    def entered_by(self) -> Task | None:
-        """The task whose block this lease is under."""
-        return self._entered
+    def _blocks(self) -> dict[str, Lease]:
+        """The leases of all blocks that are alone in their locks, of this family."""
+        return self._home.runtime.inside[self.kind.family.value]
 
     def enter(self, task: Task, *, cancel: bool) -> None:
         """Begin a block of ``task``; with ``cancel``, the loss of the lease cancels it."""
-        self._entered = task
+        self.entered_by = task
         if cancel:
             self._before = task.cancelling()
             if self._arms is not None or self._lost is not None:
                 self._all_arms()
-            if self._lost is not None and self._arm_of_block is not None:
-                # Lost on the way here, between the grant and this step.
-                asyncio.get_running_loop().call_soon(self._arm_of_block.fire)
+                arm = self._rest().arm
+                if self._lost is not None and arm is not None:
+                    # Lost on the way here, between the grant and this step.
+                    asyncio.get_running_loop().call_soon(arm.fire)
 
     def begin_block(self) -> None:
         """What would wait for the end of this block for ever is refused in there."""
-        runtime, task = self._home.runtime, self._entered
+        runtime, task = self._home.runtime, self.entered_by
         if self.kind.exclusive:
-            outer = runtime.inside.setdefault(self._block, self)
+            outer = self._blocks.setdefault(self.name, self)
             if outer.entered_by is not task:
-                runtime.inside[self._block] = self
+                self._blocks[self.name] = self
         elif self.kind.mode is Mode.READ and task is not None:
             runtime.reading.setdefault((task, self.name), self)
 
     def end_block(self) -> None:
         """The block has ended, whatever kind the lease has by now."""
-        runtime, task = self._home.runtime, self._entered
-        if runtime.inside.get(self._block) is self:
-            del runtime.inside[self._block]
+        runtime, task = self._home.runtime, self.entered_by
+        if self._blocks.get(self.name) is self:
+            del self._blocks[self.name]
         if task is not None and runtime.reading.get((task, self.name)) is self:
             del runtime.reading[task, self.name]
 
     def leave(self, task: Task, error: BaseException | None) -> Coroutine[Any, Any, None] | None:
         """End a block: release, or say what the loss means for it. What is returned is to be awaited."""
-        home = self._home
-        runtime = home.runtime
-        if (
-            self._arms is not None
-            or self._entered is not task
-            or self._released
-            or self._lost is not None
-            or self._term.until <= runtime.clock()
-            or runtime.forked
-        ):
+        if not self.quiet(task):
             return self._leave(task, error)
-        # The usual end: nothing happened, and nobody else is concerned.
+        claim = self.end()
+        return None if claim is None else self._home.runtime.release(claim)
+
+    def quiet(self, task: Task) -> bool:
+        """Whether the block of ``task`` ends as usual: nothing happened, and nobody else is concerned."""
+        runtime = self._home.runtime
+        return (
+            self._arms is None
+            and self.entered_by is task
+            and not self._released
+            and self._lost is None
+            and self._term.until > runtime.clock()
+            and not runtime.forked
+        )
+
+    def end(self) -> Claim | None:
+        """End a block that is :meth:`quiet`: the claim that is to be released, if the hold is not passed on."""
         self._before = -1
-        claim = home.leave(self)
+        claim = self._home.leave(self)
         self._released = True
-        if self._watchers:
+        if self._more is not None:
             self._wake()
-        return None if claim is None else runtime.release(claim)
+        return claim
 
     async def _leave(self, task: Task, error: BaseException | None) -> None:
         runtime = self._home.runtime
@@ -434,12 +416,12 @@ class Lease:
             if error is None:
                 runtime.guard()
             return
-        self._all_arms()
-        owner = self._entered
+        arms = self._all_arms()
+        owner = self.entered_by
         lost = self.lost
-        arm = self._arm_of_block
+        arm = self._rest().arm
         if arm is not None:
-            self._disarm(arm)
+            arms.put_back(arm)
         if lost:
             loss = self._loss()
             if self._lost is None:
@@ -461,7 +443,8 @@ class Lease:
 
     def check_hold(self) -> None:
         """Raise :class:`LockLost` if the hold behind this lease is not certain, whether or not the lease was released."""
-        if self._term.over or self._term.until <= self._home.runtime.clock():
+        # Who overstayed was told of the loss although the server keeps the hold for a while: nobody comes in any more.
+        if self._lost is not None or self._term.over or self._term.until <= self._home.runtime.clock():
             raise self._loss()
 
     def level(self) -> Lease:
@@ -482,16 +465,15 @@ class Lease:
     def request(self, reason: str) -> None:
         """Somebody asks the holder to let go."""
         self.release_requested.ask(reason)
-        for lease in self._followers or ():
+        for lease in self._followers():
             lease.request(reason)
 
     def watch(self) -> asyncio.Future[None]:
         """A future that is done when the lease has ended."""
         watcher: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        if self._watchers is None:
-            self._watchers = set()
-        self._watchers.add(watcher)
-        watcher.add_done_callback(self._watchers.discard)
+        watchers = self._rest().watchers
+        watchers.add(watcher)
+        watcher.add_done_callback(watchers.discard)
         return watcher
 
     def move(self, build: Callable[[Home], H]) -> H:
@@ -525,28 +507,22 @@ class Lease:
 
     def fire(self) -> None:
         """Cancel every task that is armed."""
-        current = asyncio.current_task()
-        for arm in list(self._all_arms().values()):
-            if arm.task is current:
-                # The running task is not cancelled under its own feet: if it leaves the block before its next
-                # await, there is nothing left to cancel.
-                asyncio.get_running_loop().call_soon(arm.fire)
-            else:
-                arm.fire()
+        self._all_arms().fire()
 
     def mark_lost(self, reason: LossReason) -> None:
         """Remember why, unless the lease ended before, and wake those who wait for its end."""
         if not self._released and self._lost is None:
             self._lost = reason
             self._wake()
-        for lease in self._followers or ():
+        for lease in self._followers():
             lease.mark_lost(reason)
 
     def follow(self, lease: Lease) -> None:
         """Be lost with ``lease``, and be asked to let go with it."""
-        if lease._followers is None:
-            lease._followers = weakref.WeakSet()
-        lease._followers.add(self)
+        more = lease._rest()
+        if more.followers is None:
+            more.followers = weakref.WeakSet()
+        more.followers.add(self)
 
     def _loss(self) -> LockLost:
         return LockLost(self.name, self._lost or "expired")
@@ -561,72 +537,26 @@ class Lease:
         return claim
 
     def _wake(self) -> None:
-        for watcher in self._watchers or ():
+        for watcher in self._more.watchers if self._more is not None else ():
             if not watcher.done():
                 watcher.set_result(None)
 
-    def _all_arms(self) -> dict[Task, Arm]:
-        if self._arms is None:
-            self._arms = {}
-        if self._before >= 0 and self._entered is not None:
-            arm = self._arms.setdefault(self._entered, Arm(self._entered, self._before))
-            arm.depth += 1
-            self._arm_of_block = arm
+    def _rest(self) -> _More:
+        if self._more is None:
+            self._more = _More()
+        return self._more
+
+    def _followers(self) -> Iterable[Lease]:
+        return self._more.followers or () if self._more is not None else ()
+
+    def _all_arms(self) -> Arms:
+        arms = self._arms
+        if arms is None:
+            arms = self._arms = Arms()
+        if self._before >= 0 and self.entered_by is not None:
+            self._rest().arm = arms.take(self.entered_by, self._before)
             self._before = -1
-        return self._arms
-
-    def _arm(self, task: Task) -> Arm:
-        arm = self._all_arms().setdefault(task, Arm(task))
-        arm.depth += 1
-        return arm
-
-    def _disarm(self, arm: Arm) -> None:
-        arm.depth = max(0, arm.depth - 1)
-        if not arm.depth and self._arms is not None and self._arms.get(arm.task) is arm:
-            del self._arms[arm.task]
-
-
-class ReleaseRequest:
-    """Whether the holder of a lease was asked to let go, and why. Comes from :attr:`Lease.release_requested`.
-
-    False until then. ``await`` waits for it and returns the reason, or ``None`` if the lease ended before anybody
-    asked; cancelling that changes nothing. In another loop or thread than the client's it raises :class:`RuntimeError`.
-    """
-
-    __slots__ = ("_lease", "_waiters", "reason")
-
-    def __init__(self, lease: Lease) -> None:
-        self.reason: str | None = None
-        """What the asker said; ``None`` until somebody asks. The latest counts."""
-        self._lease = weakref.ref(lease)
-        self._waiters: set[asyncio.Future[None]] = set()
-
-    def __bool__(self) -> bool:
-        return self.reason is not None
-
-    def __await__(self) -> Generator[Any, None, str | None]:
-        lease = self._lease()
-        if lease is not None and lease.open:
-            lease.home.runtime.guard()
-        if self.reason is None and lease is not None and lease.open:
-            watcher = lease.watch()
-            self._waiters.add(watcher)
-            try:
-                yield from watcher
-            finally:
-                self._waiters.discard(watcher)
-                watcher.cancel()
-        return self.reason
-
-    def __repr__(self) -> str:
-        return f"<ReleaseRequest: {'not asked' if self.reason is None else shorten(self.reason)}>"
-
-    def ask(self, reason: str) -> None:
-        """Remember why, and wake whoever waits for it."""
-        self.reason = reason
-        for watcher in list(self._waiters):
-            if not watcher.done():
-                watcher.set_result(None)
+        return arms
 
 
 def _this_task() -> Task:

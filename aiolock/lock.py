@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from asyncio import current_task
 from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any, Final, NoReturn
@@ -14,11 +13,14 @@ from aiolock.errors import AcquireTimeout, shorten
 from aiolock.lease import Lease, Terms
 from aiolock.options import check_reason, check_timeout
 from aiolock.queue import ask
-from aiolock.runtime import Runtime, in_async_generator
+from aiolock.runtime import Runtime, current_task, in_async_generator
 
 __all__ = ["UNSET", "Lock", "Unset"]
 
 Task = asyncio.Task[Any]
+
+_NOBODY: dict[Task, Lease] = {}
+"""Of a lock object that nobody has entered yet; nothing is ever put in here."""
 
 
 class Unset:
@@ -37,17 +39,18 @@ class Lock:
     Made by :meth:`Client.lock` and its siblings. May be reused, and shared between tasks, also at the same time.
     """
 
-    __slots__ = ("__weakref__", "_bid", "_entered", "_exclusive", "_key", "_runtime", "_terms", "_timeout")
+    __slots__ = ("__weakref__", "_bid", "_entered", "_inside", "_runtime", "_terms", "_timeout")
 
     def __init__(self, runtime: Runtime, bid: Bid, terms: Terms, timeout: float | None) -> None:
         self._runtime = runtime
         self._bid = bid
         self._terms = terms
         self._timeout = timeout
-        self._key = (bid.name, bid.kind.family.value)
-        self._exclusive = bid.kind.exclusive
-        self._entered: dict[Task, list[Lease]] = {}
-        """The leases of the blocks that are open through this object, per task, innermost last."""
+        kind = bid.kind
+        self._inside: dict[str, Any] | None = runtime.inside[kind.family.value] if kind.exclusive else None
+        """The leases of the blocks of this family, for kinds that are alone in there."""
+        self._entered = _NOBODY
+        """The lease of the innermost block that is open through this object, per task."""
 
     @property
     def name(self) -> str:
@@ -111,10 +114,19 @@ class Lock:
 
         An outer cancellation wins, then an exception of the block, which gets the loss as a note.
         """
-        task = self._task()
-        rest = self._leave(task).leave(task, error)
-        if rest is not None:
-            await rest
+        task = current_task(self._runtime.loop) or self._task()
+        lease = self._leave(task)
+        if not lease.quiet(task):
+            rest = lease.leave(task, error)
+            if rest is not None:
+                await rest
+        elif (claim := lease.end()) is not None:
+            # As `Runtime.release`, one coroutine less.
+            try:
+                await claim.release()
+            except BaseException as trouble:
+                if not self._runtime.unreleased(claim, trouble):
+                    raise
 
     # --- looking
 
@@ -158,7 +170,7 @@ class Lock:
 
     def _in_own_block(self) -> bool:
         task = self._runtime.guard()
-        holder = self._runtime.inside.get(self._key) if self._exclusive else None
+        holder = None if self._inside is None else self._inside.get(self._bid.name)
         return holder is not None and holder.entered_by is task
 
     def _level(self) -> Lease | None:
@@ -170,44 +182,55 @@ class Lock:
         return lease
 
     def _ask(self, timeout: float | None) -> Coroutine[Any, Any, Lease | None]:
-        if self._in_own_block():
+        runtime = self._runtime
+        task = runtime.guard()
+        inside = self._inside
+        if inside and (outer := inside.get(self._bid.name)) and outer.entered_by is task:
             raise RuntimeError(
                 f"this task is inside its own block of lock {shorten(self.name)} and would wait for itself for ever: "
                 "use reentrant_lock(), or pass the lease on"
             )
-        return ask(self._runtime, self._bid, self._terms, timeout)
+        return ask(runtime, self._bid, self._terms, timeout)
 
     def _in_vain(self, timeout: float | None) -> NoReturn:
         self._runtime.stats.timeouts += 1
         raise AcquireTimeout(self._bid.name, timeout or 0.0)
 
     def _enter(self, lease: Lease, *, cancel: bool) -> None:
-        task = self._task()
+        runtime = self._runtime
+        task = current_task(runtime.loop) or self._task()
         lease.enter(task, cancel=cancel)
-        leases = self._entered.get(task)
-        if leases is None:
-            self._entered[task] = [lease]
-        else:
-            leases.append(lease)
-        if self._exclusive:
-            inside = self._runtime.inside
-            outer = inside.setdefault(self._key, lease)
-            if outer is not lease and outer.entered_by is not task:
-                inside[self._key] = lease
+        entered = self._entered
+        if entered is _NOBODY:
+            entered = self._entered = {}
+        elif task in entered:
+            lease.below = entered[task]
+        entered[task] = lease
+        inside = self._inside
+        if inside is not None:
+            name = self._bid.name
+            outer = inside.get(name)
+            if outer is None or outer.entered_by is not task:
+                inside[name] = lease
 
     def _leave(self, task: Task) -> Lease:
         """The lease of the block that ends; usually of this task, at worst of a task that lent its block away."""
-        opener = task
-        leases = self._entered.get(task)
-        if leases is None:
-            if not self._entered:
+        entered = self._entered
+        found = entered.get(task)
+        if found is None:
+            if not entered:
                 raise RuntimeError(f"no block of lock {shorten(self.name)} is open")
-            ended = [other for other in self._entered if other.done()]
-            opener = ended[-1] if ended else next(reversed(self._entered))
-            leases = self._entered[opener]
-        lease = leases.pop()
-        if not leases:
-            del self._entered[opener]
-        if self._runtime.inside.get(self._key) is lease:
-            del self._runtime.inside[self._key]
+            ended = [other for other in entered if other.done()]
+            task = ended[-1] if ended else next(reversed(entered))
+            found = entered[task]
+        lease: Lease = found
+        below = lease.below
+        if below is None:
+            del entered[task]
+        else:
+            lease.below = None
+            entered[task] = below
+        inside = self._inside
+        if inside is not None and inside.get(self._bid.name) is lease:
+            del inside[self._bid.name]
         return lease

@@ -16,7 +16,6 @@ import asyncio
 import math
 import warnings
 import weakref
-from collections import OrderedDict
 from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any
@@ -24,6 +23,7 @@ from typing import Any
 from aiolock.contract import READ, Bid, Claim, Grant, Kind, margin
 from aiolock.errors import BackendError, BackendUnavailable, LossReason, shorten
 from aiolock.lease import Lease, Terms
+from aiolock.line import Line, Waiter
 from aiolock.runtime import Runtime
 from aiolock.watchdog import Term
 
@@ -34,10 +34,7 @@ PASSES = 16
 PASSING = 0.005
 """For how many seconds it is passed on once that is known."""
 
-Waiter = asyncio.Future["Lease | None"]
-
-_NOBODY: OrderedDict[Waiter, Terms] = OrderedDict()
-"""The line of a cohort that nobody has joined yet; nothing is ever put in here."""
+_NEVER = math.inf
 
 
 def may_pass(left: int, certain: float, ttl: float, passes: int, demanded_for: float | None) -> bool:
@@ -78,16 +75,17 @@ class Cohort:
         "__weakref__",
         "_bid",
         "_claim",
+        "_dozing",
         "_driver",
         "_ended",
         "_key",
         "_lasting",
         "_lease",
+        "_line",
         "_passes",
         "_requested",
         "_since",
         "_term",
-        "_waiters",
         "_weight",
         "runtime",
     )
@@ -99,23 +97,28 @@ class Cohort:
         self._claim = runtime.backend.claim(bid) if claim is None else claim
         self._term: Term | None = None
         """The hold, while there is one."""
-        self._lease: weakref.ref[Lease] | None = None
+        self._lease: _Borrower | None = None
         """Whose turn it is. Weak: a lease that was dropped is not renewed for ever."""
-        self._waiters = _NOBODY
-        """In the order in which they came. Not a plain dict, which is slow to give its first item."""
+        self._line: Line | None = None
+        """Who waits; made when somebody does."""
         self._driver: asyncio.Task[None] | None = None
-        """Waits at the server for everybody; ``None`` while the first task asks, and during a hold."""
+        """Waits at the server for everybody; ``None`` while the first task asks, while we doze, and during a hold."""
+        self._dozing = False
+        """Nobody asks or waits at the server, because the claim calls us when there is a reason to."""
         self._lasting = False
         """Whether the server knew this cohort once: from then on its waiters survive an outage."""
         self._ended = False
-        self._passes = 0
-        self._weight = 0
+        # What only a hold has begins with it, in `_begin` and `_lend`.
+        self._passes: int
+        self._weight: int
         """For how many holds this one stands if it is measured, else 0."""
-        self._since = 0.0
+        self._since: float
         """When it began, if it is."""
-        self._requested = False
+        self._requested: bool
         """Somebody asked the holder to let go: the hold is not passed on here."""
-        runtime.contenders[self] = None
+        if key is None:
+            # Those that are shared are found among those.
+            runtime.contenders[self] = None
 
     @property
     def kind(self) -> Kind:
@@ -125,15 +128,15 @@ class Cohort:
     @property
     def waiting(self) -> int:
         """How many tasks of this client wait behind the claim."""
-        return len(self._waiters)
+        return 0 if self._line is None else sum(1 for _ in self._line)
 
     # --- coming
 
     async def lead(self, terms: Terms, timeout: float | None) -> Lease | None:
         """Ask the server as the first task of this cohort, and wait if it is taken."""
         runtime = self.runtime
-        wait = timeout != 0
-        start = runtime.clock() if timeout else 0.0
+        wait, clock = timeout != 0, runtime.clock
+        start = clock() if timeout else 0.0
         try:
             if not timeout or timeout > runtime.command_timeout:
                 # The backend bounds it.
@@ -154,9 +157,9 @@ class Cohort:
             raise
         if self._ended:
             raise closed_error()
-        if grant is not None and grant.until > runtime.clock():
-            self._begin(grant)
-            return self._lend(terms)
+        if grant is not None and grant.until > (now := clock()):
+            self._begin(grant, now)
+            return self._lend(terms, now)
         if not wait:
             if grant is None:
                 self._carry_on()
@@ -168,65 +171,94 @@ class Cohort:
             )
         if grant is not None:
             self._renounce()
-        waiter = self._line_up(terms)
-        self._waiters.move_to_end(waiter, last=False)
+        waiter = self._line_up(terms, first=True)
         self._drive(placed=grant is None)
-        return await self._wait(
-            waiter, None if timeout is None else max(0.0, timeout - (runtime.clock() - start))
-        )
+        return await self._wait(waiter, None if timeout is None else max(0.0, timeout - (clock() - start)))
 
     def join(self, terms: Terms, timeout: float | None) -> Coroutine[Any, Any, Lease | None]:
         """Wait behind the other tasks of this cohort."""
         return self._wait(self._line_up(terms), timeout)
 
-    def _line_up(self, terms: Terms) -> Waiter:
+    def _line_up(self, terms: Terms, *, first: bool = False) -> Waiter:
         waiter: Waiter = asyncio.Future(loop=self.runtime.loop)
-        if self._waiters is _NOBODY:
-            self._waiters = OrderedDict()
-        self._waiters[waiter] = terms
+        line = self._line
+        if line is None:
+            line = self._line = Line()
+        if first:
+            line.lead(waiter, terms)
+        else:
+            line.join(waiter, terms)
         return waiter
 
     async def _wait(self, waiter: Waiter, timeout: float | None) -> Lease | None:
-        runtime, timer = self.runtime, None
-        stats = runtime.stats
-        stats.waited += 1
-        weight = 0 if stats.waited & stats.mask else stats.weigh()
-        begun = runtime.clock() if weight else 0.0
+        # Every name in here is part of what a waiting task costs.
+        timer = None
+        weight = self.runtime.stats.wait()
+        begun = self.runtime.clock() if weight else 0.0
         if timeout is not None:
             timer = asyncio.get_running_loop().call_later(timeout, _time_out, waiter)
         try:
             lease = await waiter
         except BaseException:
-            # The lease may have been handed over in the very step in which we were cancelled, or the coroutine closed.
-            if (
-                waiter.done()
-                and not waiter.cancelled()
-                and waiter.exception() is None
-                and (given := waiter.result()) is not None
-            ):
-                given.abandon()
-            self._forget(waiter)
+            self._give_up(waiter)
             raise
         finally:
             if timer is not None:
                 timer.cancel()
             if weight:
-                stats.waits.record(runtime.clock() - begun, weight)
+                self.runtime.stats.waits.record(self.runtime.clock() - begun, weight)
         if lease is None:
             self._forget(waiter)
         return lease
 
+    def _give_up(self, waiter: Waiter) -> None:
+        # The lease may have been handed over in the very step in which we were cancelled, or the coroutine closed.
+        if (
+            waiter.done()
+            and not waiter.cancelled()
+            and waiter.exception() is None
+            and (given := waiter.result()) is not None
+        ):
+            given.abandon()
+        self._forget(waiter)
+
     def _forget(self, waiter: Waiter) -> None:
-        self._waiters.pop(waiter, None)
-        if not self._waiters and self._driver is not None:
+        if self._line is None:
+            return
+        self._line.give_up(waiter)
+        if self._line:
+            return
+        if self._driver is not None:
             # It ends by what it looks at; this only hurries it. Not at once: a task that is cancelled before its
             # first step never runs, and would leave the clean-up undone.
             asyncio.get_running_loop().call_soon(self._driver.cancel)
+        elif self._dozing:
+            self._dozing = False
+            self._desert()
 
     # --- waiting at the server
 
     def _drive(self, *, placed: bool) -> None:
-        self._driver = self.runtime.spawn(self._wait_at_server(placed), "aiolock-wait")
+        if not (placed and self._doze()):
+            self._driver = self.runtime.spawn(self._wait_at_server(placed), "aiolock-wait")
+
+    def _doze(self) -> bool:
+        self._lasting = True
+        self._dozing = self._claim.listen(self._roused)
+        return self._dozing
+
+    def _roused(self) -> None:
+        """The claim has something to tell: most likely a grant."""
+        if not self._dozing:
+            return
+        self._dozing = False
+        grant, now = self._claim.take_pushed(), self.runtime.clock()
+        if grant is None or grant.until <= now:
+            self._drive(placed=False)
+            return
+        self._begin(grant, now)
+        if not self._hand_over(now):
+            self._desert()
 
     async def _wait_at_server(self, placed: bool) -> None:
         try:
@@ -240,9 +272,12 @@ class Cohort:
             self._fail(error)
             return
         self._driver = None
+        if self._dozing:
+            return
         if grant is not None and not self._ended:
-            self._begin(grant)
-            if self._hand_over():
+            now = self.runtime.clock()
+            self._begin(grant, now)
+            if self._hand_over(now):
                 return
         self._desert()
 
@@ -252,7 +287,8 @@ class Cohort:
         pause = 0.02
         while self._live() and not runtime.forked:
             if placed:
-                self._lasting = True
+                if self._doze():
+                    return None
                 await self._claim.changed()
             try:
                 grant = await self._claim.attempt(wait=True)
@@ -275,58 +311,58 @@ class Cohort:
 
     # --- the hold
 
-    def _begin(self, grant: Grant) -> None:
-        now = self.runtime.clock()
-        if grant.demand and self._claim.demanded_at is None:
-            self._claim.demanded_at = now
+    def _begin(self, grant: Grant, now: float) -> None:
+        claim = self._claim
+        if grant.demand and claim.demanded_at is None:
+            claim.demanded_at = now
         self._lasting = True
         self._passes = 0
         self._requested = False
-        self._term = Term(self._claim, grant, now, self)
-        self.runtime.watchdog.add(self._term)
+        self._term = term = Term(claim, grant, now, self)
+        self.runtime.watchdog.add(term)
 
-    def _lend(self, terms: Terms) -> Lease:
+    def _lend(self, terms: Terms, now: float) -> Lease:
         runtime, term = self.runtime, self._term
         assert term is not None  # noqa: S101 - only called where a term has just been seen
-        if terms.max_hold is not None or term.limit != math.inf:
-            limit = math.inf if terms.max_hold is None else runtime.clock() + terms.max_hold
-            runtime.watchdog.limit(term, limit)
+        if terms.max_hold is not None or term.limit != _NEVER:
+            runtime.watchdog.limit(term, _NEVER if terms.max_hold is None else now + terms.max_hold)
         lease = Lease(self, term, terms.on_loss, term.take_token())
-        self._lease = weakref.ref(lease, self._dropped)
+        self._lease = ref = _Borrower(lease, _dropped)
+        ref.cohort = self
         stats = runtime.stats
         stats.acquired += 1
-        # Two looks at the clock and a count for each hold would be felt: most are not measured.
+        # Counting each hold would be felt: most are not measured.
         self._weight = 0 if stats.acquired & stats.mask else stats.weigh()
-        if self._weight:
-            self._since = runtime.clock()
+        self._since = now
         return lease
 
-    def _hand_over(self) -> bool:
-        while self._waiters:
-            waiter, terms = self._waiters.popitem(last=False)
-            if not waiter.done():
-                waiter.set_result(self._lend(terms))
-                return True
-        return False
+    def _hand_over(self, now: float) -> bool:
+        head = None if self._line is None else self._line.next()
+        if head is None:
+            return False
+        waiter, terms = head
+        waiter.set_result(self._lend(terms, now))
+        return True
 
     def leave(self, lease: Lease, keep: float = 0) -> Claim | None:
         """End the turn of ``lease``: pass the hold on, or return the claim that is to be released."""
-        term = self._term
+        term, runtime = self._term, self.runtime
         if self._lease is None or self._lease() is not lease or term is None:
             return None
         self._lease = None
-        stats = self.runtime.stats
+        stats = runtime.stats
         stats.released += 1
         if self._weight:
-            stats.holds.record(self.runtime.clock() - self._since, self._weight)
-        if self._waiters and not keep and self._may_pass(term) and self._hand_over():
-            self._passes += term.claim.demanded_at is not None
-            stats.passed += 1
-            return None
+            stats.holds.record(runtime.clock() - self._since, self._weight)
+        if self._line:
+            now = runtime.clock()
+            if not keep and self._may_pass(term, now) and self._hand_over(now):
+                self._passes += term.claim.demanded_at is not None
+                stats.passed += 1
+                return None
         return self._yield_claim(term)
 
-    def _may_pass(self, term: Term) -> bool:
-        now = self.runtime.clock()
+    def _may_pass(self, term: Term, now: float) -> bool:
         since = term.claim.demanded_at
         waited = None if since is None else now - since
         return (
@@ -340,7 +376,7 @@ class Cohort:
         claim = self._claim
         self.runtime.watchdog.discard(term)
         self._term = None
-        if self._waiters and self._live():
+        if self._live():
             self._claim = self.runtime.backend.claim(self._bid)
             self._drive(placed=False)
         else:
@@ -354,28 +390,32 @@ class Cohort:
             raise RuntimeError(f"this lease of {shorten(self._bid.name)} has no hold of its own any more")
         alone = Cohort(self.runtime, replace(self._bid, kind=READ), None, self._claim)
         alone._lasting = True
+        alone._passes = alone._weight = 0
+        alone._requested = False
         alone._term = term
-        alone._lease = weakref.ref(lease, alone._dropped)
+        alone._lease = ref = _Borrower(lease, _dropped)
+        ref.cohort = alone
         term.keeper = alone
         self._lease = self._term = None
-        if self._waiters and self._live():
+        if self._live():
             self._claim = self.runtime.backend.claim(self._bid)
             self._drive(placed=False)
         else:
             self._end()
         return alone
 
-    def _dropped(self, ref: weakref.ref[Lease]) -> None:
+    def dropped(self, ref: _Borrower) -> None:
         """Somebody acquired a lease and lost sight of it. May run in any thread, whenever memory is collected."""
         loop = self.runtime.loop
         if self._lease is ref and loop is not None and not loop.is_closed() and not self.runtime.forked:
             loop.call_soon_threadsafe(self._recover, ref)
 
-    def _recover(self, ref: weakref.ref[Lease]) -> None:
+    def _recover(self, ref: _Borrower) -> None:
         if self._lease is not ref or self._term is None:
             return
         self._lease = None
-        if not (self._waiters and self._may_pass(self._term) and self._hand_over()):
+        now = self.runtime.clock()
+        if not (self._line and self._may_pass(self._term, now) and self._hand_over(now)):
             self.runtime.clean_up(self._yield_claim(self._term))
         warnings.warn(
             f"a lease of {shorten(self._bid.name)} was dropped without a release: keep it, or use `async with`",
@@ -386,13 +426,15 @@ class Cohort:
     # --- the ends
 
     def _live(self) -> bool:
-        return any(not waiter.done() for waiter in self._waiters)
+        return bool(self._line)
 
     def _end(self) -> None:
         self._ended = True
-        self.runtime.contenders.pop(self, None)
-        if self._key is not None and self.runtime.shared.get(self._key) is self:
-            del self.runtime.shared[self._key]
+        runtime, key = self.runtime, self._key
+        if key is None:
+            runtime.contenders.pop(self, None)
+        elif runtime.shared.get(key) is self:
+            del runtime.shared[key]
 
     def _carry_on(self) -> None:
         """The server said no to a task that does not wait, and keeps nothing of it."""
@@ -422,10 +464,8 @@ class Cohort:
     def _fail(self, error: Exception) -> None:
         if self._ended:
             return
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_exception(copy_of(error))
-        self._waiters.clear()
+        for waiter in self._line or ():
+            waiter.set_exception(copy_of(error))
         self.runtime.clean_up(self._claim)
         self._end()
 
@@ -451,10 +491,8 @@ class Cohort:
 
     def close(self) -> Claim:
         """The client is being closed: tell everybody, and return the claim to release."""
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_exception(closed_error())
-        self._waiters.clear()
+        for waiter in self._line or ():
+            waiter.set_exception(closed_error())
         lease = None if self._lease is None else self._lease()
         self._lease = None
         if self._term is not None:
@@ -463,9 +501,22 @@ class Cohort:
         if lease is not None:
             lease.lose("closed")
         self._end()
+        self._dozing = False
         if self._driver is not None:
             self._driver.cancel()
         return self._claim
+
+
+class _Borrower(weakref.ref[Lease]):
+    """Whose turn it is, and of which cohort: a weak reference whose callback needs no bound method of its own."""
+
+    __slots__ = ("cohort",)
+
+    cohort: Cohort
+
+
+def _dropped(ref: _Borrower) -> None:
+    ref.cohort.dropped(ref)
 
 
 def _time_out(waiter: Waiter) -> None:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import sys
 import weakref
-from asyncio import current_task
-from collections.abc import Coroutine
+from collections import defaultdict
+from collections.abc import Callable, Coroutine
 from enum import Enum
 from random import Random
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from aiolock.clock import Clock
 from aiolock.contract import Backend, Claim
@@ -26,11 +27,14 @@ from aiolock.watchdog import Watchdog
 if TYPE_CHECKING:
     from types import FrameType
 
-__all__ = ["Contender", "Runtime", "State", "Stats", "in_async_generator"]
+__all__ = ["Contender", "Runtime", "State", "Stats", "current_task", "in_async_generator"]
 
 log: logging.Logger = logging.getLogger("aiolock")
 
-Key = tuple[str, str, str, float]
+current_task: Callable[[asyncio.AbstractEventLoop | None], asyncio.Task[Any] | None] = asyncio.current_task
+if sys.version_info < (3, 12):
+    # A function in Python there, and asked several times for each acquire; this is the dict that it looks into.
+    current_task = asyncio.tasks._current_tasks.get  # type: ignore[attr-defined] # noqa: SLF001 - one version, and done
 
 
 class State(Enum):
@@ -81,6 +85,11 @@ class Stats:
         self.mask: int = 0
         """Which of them are measured: those whose number has no bit in common with it."""
 
+    def wait(self) -> int:
+        """Somebody waits: for how many they stand if that is measured, else 0."""
+        self.waited += 1
+        return 0 if self.waited & self.mask else self.weigh()
+
     def weigh(self) -> int:
         """For how many the one that is measured now stands."""
         weight = self.mask + 1
@@ -90,13 +99,14 @@ class Stats:
 
 
 class _Forks:
-    """How often this process was made by a fork: what was made before one is dead in the child."""
+    """What was made before a fork is dead in the child."""
 
-    generation = 0
+    runtimes: ClassVar[weakref.WeakSet[Runtime]] = weakref.WeakSet()
 
     @classmethod
     def child(cls) -> None:
-        cls.generation += 1
+        for runtime in list(cls.runtimes):
+            runtime.forked = True
 
 
 if hasattr(os, "register_at_fork"):
@@ -120,12 +130,12 @@ class Runtime:
         """The thread that the loop runs in."""
         self.tasks: set[asyncio.Task[Any]] = set()
         self.cleanups: set[asyncio.Task[Any]] = set()
-        self.shared: dict[Key, Any] = {}
+        self.shared: dict[str, Any] = {}
         """The cohort that tasks of this client join when they want the same lock."""
         self.contenders: dict[Contender, None] = {}
-        """All of them, in the order in which they came: closing is the same in every run."""
-        self.inside: dict[tuple[str, str], Any] = {}
-        """The lease of the outermost block of a lock that only one may be in, by name and family."""
+        """All others, in the order in which they came: closing is the same in every run."""
+        self.inside: defaultdict[str, dict[str, Any]] = defaultdict(dict)
+        """The lease of the outermost block of a lock that only one may be in, by family and name."""
         self.reading: dict[tuple[asyncio.Task[Any], str], Any] = {}
         """The lease of the outermost read block that a task is in, by task and name."""
         self.boards: dict[tuple[str, str], Any] = {}
@@ -135,7 +145,9 @@ class Runtime:
         )
         """The hold that a task may enter again."""
         self.stats: Stats = Stats()
-        self._generation = _Forks.generation
+        self.forked: bool = False
+        """Whether this process is a child that was forked after the client was made."""
+        _Forks.runtimes.add(self)
         self.watchdog: Watchdog = Watchdog(
             backend.renew,
             backend.notice,
@@ -146,13 +158,13 @@ class Runtime:
         )
 
     @property
-    def forked(self) -> bool:
-        """Whether this process is a child that was forked after the client was made."""
-        return self._generation != _Forks.generation
+    def everybody(self) -> list[Contender]:
+        """All that ask for or have a claim."""
+        return [*self.shared.values(), *self.contenders]
 
     def guard(self) -> asyncio.Task[Any] | None:
         """Return the running task if the client may be used here, else raise :class:`RuntimeError`."""
-        if self._generation != _Forks.generation:
+        if self.forked:
             raise RuntimeError(
                 "this client was made before a fork, and a forked child must not use it: connect anew in the child"
             )
@@ -225,13 +237,18 @@ class Runtime:
         """
         try:
             await claim.release(keep)
-        except BackendError as error:
+        except BaseException as error:
+            if not self.unreleased(claim, error, keep):
+                raise
+
+    def unreleased(self, claim: Claim, error: BaseException, keep: float = 0) -> bool:
+        """A release ended with ``error``: it is the client's now; whether its caller need not know."""
+        trouble = isinstance(error, BackendError)
+        if trouble:
             name = claim.bid.name
             log.info("release of %s will be tried again: %s", shorten(name), error, extra={"lock": name})
-            self.clean_up(claim, keep)
-        except BaseException:
-            self.clean_up(claim, keep)
-            raise
+        self.clean_up(claim, keep)
+        return trouble
 
 
 def in_async_generator(frame: FrameType) -> bool:

@@ -89,7 +89,7 @@ class _Side(Lock):
 
     def _writing(self) -> bool:
         """Whether this task is in a block of the write lock."""
-        holder = self._runtime.inside.get(self._key)
+        holder = self._runtime.inside[self.kind.family.value].get(self.name)
         return holder is not None and holder.entered_by is self._task()
 
     def _reading(self) -> Lease | None:

@@ -25,7 +25,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mappi
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
 
-from aiolock.answers import Answer, Source, answer, opener
+from aiolock.answers import Answer, Source, answer, lacking, opener
 from aiolock.client import Client
 from aiolock.errors import AcquireTimeout, BackendUnavailable, ConfigError, LockLost, MissingDriver, shorten
 from aiolock.handling import Wish, WishOptions
@@ -118,7 +118,8 @@ def locked(
     """Hold a lock while an endpoint runs: ``@locked("order:{order_id}")`` over ``async def pay(request, lease)``.
 
     :param name: a template whose names are path parameters, else query parameters, or a function of the request. The
-        values are those that Starlette has: say ``{order_id:int}`` in the route, or 7 and 07 are different locks.
+        values are those that Starlette has: say ``{order_id:int}`` in the route, or 7 and 07 are different locks. Without
+        one of them the answer is 422.
     :param timeout: seconds to wait for the lock (default: 5); ``None`` waits for ever, 0 tries once.
     :param retry_after: seconds, for the header of that name in a refusal (default: 1).
     :param lock: a function of the client and the name that makes another lock than a mutex.
@@ -157,7 +158,13 @@ def locked(
 
 
 def _from_url(template: Template) -> Callable[[HTTPConnection], str]:
-    return lambda request: template.fill({**request.query_params, **request.path_params})
+    def fill(request: HTTPConnection) -> str:
+        values = {**request.query_params, **request.path_params}
+        if (said := lacking(template, values)) is not None:
+            raise refusal(request)(said)
+        return template.fill(values)
+
+    return fill
 
 
 async def _respond(_: Request, error: Exception) -> Response:

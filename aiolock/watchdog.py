@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from itertools import chain
 from random import Random
 from typing import Any, Protocol
 
@@ -55,14 +56,12 @@ class Term:
         "queue",
         "renewed",
         "token",
-        "ttl",
         "until",
     )
 
     def __init__(self, claim: Claim, grant: Grant, now: float, keeper: Keeper) -> None:
         self.claim: Claim = claim
         self.keeper: Keeper = keeper
-        self.ttl: float = claim.bid.ttl
         self.token: int = grant.token
         """The next token to hand out."""
         self.left: int = grant.count
@@ -78,7 +77,14 @@ class Term:
         self.queue: dict[Term, None] | None = None
         """Where the watchdog has put it."""
         self.until: float = grant.until
-        self.due: float = self._due(now)
+        # As `_due`, in place: this is done for every acquire.
+        due, soon = grant.until - 2 / 3 * claim.bid.ttl, now + (grant.until - now) / 3
+        self.due: float = max(soon, due)
+
+    @property
+    def ttl(self) -> float:
+        """Seconds that a renewal asks for."""
+        return self.claim.bid.ttl
 
     def extend(self, until: float, now: float) -> None:
         """Learn that the hold is certain until then; ask again when two thirds of a ttl are left."""
@@ -132,7 +138,6 @@ class Watchdog:
         self._new: dict[Term, None] = {}
         self._calm: dict[float, dict[Term, None]] = {}
         self._watched: dict[Term, None] = {}
-        self._by_claim: dict[Claim, Term] = {}
         self._alarm: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._next_look = math.inf
@@ -144,11 +149,15 @@ class Watchdog:
     # --- what leases do
 
     def __len__(self) -> int:
-        return len(self._by_claim)
+        return len(self._new) + sum(map(len, self._calm.values())) + len(self._watched)
+
+    def _terms(self) -> Iterator[Term]:
+        """All of them."""
+        return chain(self._new, *self._calm.values(), self._watched)
 
     def add(self, term: Term) -> None:
         """Watch a term until it is discarded or lost."""
-        self._by_claim[term.claim] = term
+        term.claim.term = term
         self._new[term] = None
         term.queue = self._new
         if term.due < self._next_look and self._alarm is not None:
@@ -157,8 +166,10 @@ class Watchdog:
     def discard(self, term: Term) -> None:
         """The hold is given up: nothing more is to be said about it."""
         term.over = True
-        self._by_claim.pop(term.claim, None)
-        self._lift(term)
+        term.claim.term = None
+        if term.queue is not None:
+            del term.queue[term]
+            term.queue = None
 
     def limit(self, term: Term, when: float) -> None:
         """Stop renewing a term at ``when``; ``inf`` lifts an earlier limit."""
@@ -230,7 +241,7 @@ class Watchdog:
                 self._alarm = loop.create_future()
                 # With nothing held there is nothing to look at: the next `add` sets the timer.
                 self._next_look = math.inf
-                if self._by_claim:
+                if len(self):
                     self._set_timer(self._next_event())
                 await self._alarm
                 await self._look()
@@ -344,19 +355,15 @@ class Watchdog:
 
     def _hear(self, notice: Notice) -> None:
         if notice.news is News.LOST and notice.claim is not None:
-            lost = self._by_claim.get(notice.claim)
-            if lost is not None:
+            lost = getattr(notice.claim, "term", None)
+            if isinstance(lost, Term):
                 self.lose(lost, notice.reason)
         elif notice.news is News.REQUESTED and notice.claim is not None:
-            asked = self._by_claim.get(notice.claim)
-            if asked is not None:
+            asked = getattr(notice.claim, "term", None)
+            if isinstance(asked, Term):
                 asked.keeper.term_requested(asked, notice.text)
         elif notice.news is News.DOUBT:
-            doubtful = [
-                term
-                for term in self._by_claim.values()
-                if term.renewed and notice.claim in (None, term.claim)
-            ]
+            doubtful = [term for term in self._terms() if term.renewed and notice.claim in (None, term.claim)]
             if doubtful:
                 self._ask(doubtful, self._clock())
 

@@ -16,16 +16,14 @@ __all__ = ["from_url", "redact"]
 class _Entry(NamedTuple):
     path: str
     """Where the class is, as ``module:class``."""
-    driver: str = ""
-    """The package that has to be installed."""
     extra: str = ""
     """What installs it."""
     hosts: bool = False
     """Whether its addresses list hosts: Python takes such a URL for broken if one but the first is IPv6."""
 
 
-_REDIS = _Entry("aiolock.backends.redis:RedisBackend", "redis", "redis")
-_MYSQL = _Entry("aiolock.backends.mysql:MySQLBackend", "aiomysql", "mysql")
+_REDIS = _Entry("aiolock.backends.redis:RedisBackend", "redis")
+_MYSQL = _Entry("aiolock.backends.mysql:MySQLBackend", "mysql")
 
 SCHEMES = {
     "memory": _Entry("aiolock.backends.memory:MemoryBackend"),
@@ -35,7 +33,7 @@ SCHEMES = {
     "unix": _REDIS,
     "mysql": _MYSQL,
     "mariadb": _MYSQL,
-    "zookeeper": _Entry("aiolock.backends.zookeeper:ZooKeeperBackend", "aiozk", "zookeeper", hosts=True),
+    "zookeeper": _Entry("aiolock.backends.zookeeper:ZooKeeperBackend", "zookeeper", hosts=True),
 }
 
 GROUP = "aiolock.backends"
@@ -117,6 +115,8 @@ def _load(entry: _Entry) -> Any:
     try:
         return getattr(importlib.import_module(module), name)
     except ImportError as error:
-        if error.name is None or error.name.partition(".")[0] not in (entry.driver, "hiredis"):
+        # Whatever is not ours comes with the extra: the driver, or something that it stands on.
+        package = (error.name or "aiolock").partition(".")[0]
+        if not entry.extra or package == "aiolock":
             raise
-        raise MissingDriver(error.name.partition(".")[0], entry.extra) from error
+        raise MissingDriver(package, entry.extra) from error

@@ -23,6 +23,9 @@ HERE = Path(__file__).parent
 PYTHON = (sys.executable, "-I", "-S")
 """An interpreter that starts quickly, and that nothing in the environment of the command can change."""
 
+LOOK = 0.1
+"""Seconds between looks whether what is to become the command was stopped."""
+
 
 def children() -> Any:
     """The module ``anyio``, by which processes are started."""
@@ -80,7 +83,7 @@ class Child:
                 os.close(write)
             child = cls(process)
             try:
-                error = await _read(read)
+                error = await _read(read, child)
             except BaseException:
                 process.kill()
                 raise
@@ -95,10 +98,10 @@ class Child:
         """Send a signal to the whole group; ``False`` if all of it is beyond us."""
         return self.group.send(number)
 
-    def stopped_by(self) -> int | None:
-        """The signal that has stopped it since this was last asked."""
+    def stopped_by(self, more: int = 0) -> int | None:
+        """The signal that has stopped it since this was last asked; ``os.WNOWAIT`` leaves that to be asked again."""
         try:
-            state = os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG)
+            state = os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG | more)
         except ChildProcessError:
             return None
         return None if state is None else state.si_status
@@ -165,15 +168,21 @@ class Switch:
             os.write(self.pipe, f"{line}\n".encode())
 
 
-async def _read(pipe: int) -> bytes:
-    """What is said on a pipe until all who could say something have closed it."""
+async def _read(pipe: int, child: Child) -> bytes:
+    """What is said on a pipe until all who could say something have closed it, or ``child`` is stopped before it can."""
     loop = asyncio.get_running_loop()
     said = b""
     while True:
         readable = loop.create_future()
         loop.add_reader(pipe, _tell, readable)
         try:
-            await readable
+            async with asyncio.timeout(LOOK):
+                await readable
+        except TimeoutError:
+            if child.stopped_by(os.WNOWAIT) is None:
+                continue
+            # By Ctrl-Z, just before it became the command: the shell has to hear of it, and the rest comes later.
+            return said
         finally:
             loop.remove_reader(pipe)
         chunk = os.read(pipe, 64)

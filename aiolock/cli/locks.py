@@ -236,9 +236,13 @@ async def force_release(options: argparse.Namespace, output: Output) -> int:
 
 async def _agreed(info: LockInfo, output: Output) -> bool:
     who = ", ".join(f"{clean(holder.label)} ({seconds(age(holder))})" for holder in info.holders)
-    output.say(
-        f"{clean(info.name)} is held by {who}, who may still be at work when the next one begins.\nTake it away? [y/N] "
-    )
+    question = f"{clean(info.name)} is held by {who}, who may still be at work when the next one begins.\nTake it away? [y/N] "
+    try:
+        # Where the answer is typed: stderr may be a file, or be JSON.
+        with open("/dev/tty", "w", errors="backslashreplace") as terminal:  # noqa: PTH123, ASYNC230 - it is no file
+            terminal.write(question)
+    except OSError:
+        output.say(question)
     return (await _answer()).strip().lower() in ("y", "yes")
 
 

@@ -16,7 +16,7 @@ from aiolock.cli import settings
 from aiolock.cli.dying import DEADLY, die
 from aiolock.cli.output import Output
 from aiolock.cli.parser import parse
-from aiolock.cli.statuses import CANNOT_WRITE, INTERNAL, Ended, of_error, of_signal
+from aiolock.cli.statuses import CANNOT_WRITE, EXHAUSTED, EXHAUSTING, INTERNAL, Ended, of_error, of_signal
 from aiolock.cli.streams import prepare
 from aiolock.errors import LockError
 
@@ -57,10 +57,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Whoever read has enough. The interpreter flushes once more at its end, and must not complain then.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return of_signal(13)
+    except OSError as error:
+        if error.errno not in EXHAUSTING:
+            return _defect(output, error)
+        output.trouble(f"this machine gives no more of what is needed: {error.strerror}", EXHAUSTED, error)
+        return EXHAUSTED
     except Exception as error:  # noqa: BLE001 - the last resort, so that scripts can tell defects from results
-        output.say(traceback.format_exc())
-        output.trouble(f"this is a defect in aiolock, please report it: {error!r}", INTERNAL, error)
-        return INTERNAL
+        return _defect(output, error)
+
+
+def _defect(output: Output, error: Exception) -> int:
+    output.say("".join(traceback.format_exception(error)))
+    output.trouble(f"this is a defect in aiolock, please report it: {error!r}", INTERNAL, error)
+    return INTERNAL
 
 
 async def _go(options: argparse.Namespace, output: Output) -> int:

@@ -19,6 +19,8 @@ from aiolock.errors import (
 __all__ = [
     "CANNOT_RUN",
     "CANNOT_WRITE",
+    "EXHAUSTED",
+    "EXHAUSTING",
     "INTERNAL",
     "LOST",
     "NOT_ACQUIRED",
@@ -38,6 +40,7 @@ NOT_ACQUIRED = 1
 USAGE = 64
 UNAVAILABLE = 69
 INTERNAL = 70
+EXHAUSTED = 71
 CANNOT_WRITE = 74
 LOST = 75
 CANNOT_RUN = 126
@@ -55,7 +58,11 @@ exit status:
   {USAGE:3}    wrong usage
   {UNAVAILABLE:3}    the server cannot be reached, or refuses
   {INTERNAL:3}    a defect in aiolock itself
+  {EXHAUSTED:3}    this machine gives no more processes, files or memory
   {CANNOT_WRITE:3}    stdout cannot be written"""
+
+EXHAUSTING = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""The errors of a machine, or a limit, that gives no more of something."""
 
 
 class Ended(Exception):

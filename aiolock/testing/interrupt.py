@@ -66,7 +66,7 @@ async def interrupt_everywhere(
     :param raises: what the work may also end with when it is interrupted.
 
     Raises :class:`AssertionError` that lists what was wrong, and where: a cancellation that was swallowed, an unexpected
-    end, a lock that stayed, a task that still runs, a failed ``check``. Cancelling it cancels the attempt under way.
+    end, a lock that stayed, a task that still runs, a failed ``check``. What stayed ends it at once. Cancelling it cancels the attempt under way.
     """
     used = [clients] if isinstance(clients, Client) else list(clients)
     if any(not isinstance(client, Client) for client in used):
@@ -93,21 +93,29 @@ async def interrupt_everywhere(
             attempt = _Attempt(work(), way, at, used)
             await attempt.run()
             report.attempts += 1
-            faults = [*attempt.faults(raises), *await _left(used, before)]
+            left = await _left(used, before)
+            faults = [*attempt.faults(raises), *left]
             if check is not None:
                 faults += await _checked(check)
             report.faults += [f"{way} at await {at}, {attempt.where}: {fault}" for fault in faults]
+            if left:
+                # The next attempt would wait for it, for ever if it is a lock.
+                raise _verdict(report)
             if attempt.suspensions < at:
                 break
             report.points[way] = at
             at += 1
     if report.faults:
-        more = len(report.faults) - SHOWN
-        lines = report.faults[:SHOWN] + ([f"and {more} more"] if more > 0 else [])
-        raise AssertionError(
-            "\n".join([f"{len(report.faults)} faults in {report.attempts} attempts:", *lines])
-        )
+        raise _verdict(report)
     return report
+
+
+def _verdict(report: Report) -> AssertionError:
+    more = len(report.faults) - SHOWN
+    lines = report.faults[:SHOWN] + ([f"and {more} more"] if more > 0 else [])
+    return AssertionError(
+        "\n".join([f"{len(report.faults)} fault(s) in {report.attempts} attempts:", *lines])
+    )
 
 
 class _Attempt(Coroutine[Any, Any, Any]):
@@ -197,7 +205,7 @@ class _Attempt(Coroutine[Any, Any, Any]):
         if self._way == "loss":
             for client in self._clients:
                 dog = client._runtime.watchdog  # noqa: SLF001 - a client does not list its leases
-                for term in list(dog._by_claim.values()):  # noqa: SLF001 - as above
+                for term in list(dog._terms()):  # noqa: SLF001 - as above
                     self._fired = True
                     dog.lose(term, "expired")
             return

@@ -12,11 +12,12 @@ from typing import Any
 
 from aiolock.backends.redis.capabilities import is_allowed, judge, probe
 from aiolock.backends.redis.claim import RedisClaim
-from aiolock.backends.redis.commands import Arg, Script, words
+from aiolock.backends.redis.commands import Arg, Script
 from aiolock.backends.redis.connection import Connection
 from aiolock.backends.redis.doctor import examine
 from aiolock.backends.redis.document import Documents, RedisDocument
 from aiolock.backends.redis.endpoint import Endpoint
+from aiolock.backends.redis.forms import ENTER, MOST_TOKENS, RELEASE, Forms, request
 from aiolock.backends.redis.listing import busy
 from aiolock.backends.redis.many import ASK as ASK_MANY
 from aiolock.backends.redis.many import FAMILIES, Many
@@ -26,7 +27,7 @@ from aiolock.backends.redis.pairing import Pairing
 from aiolock.backends.redis.pubsub import Subscriber
 from aiolock.backends.redis.replies import NotSent
 from aiolock.backends.redis.scripts import source
-from aiolock.backends.redis.wakeups import BATCH, Wakeups
+from aiolock.backends.redis.wakeups import Wakeups
 from aiolock.contract import (
     Backend,
     Bid,
@@ -52,22 +53,22 @@ __all__ = ["RedisBackend"]
 
 log = logging.getLogger("aiolock")
 
-ENTER, RELEASE, LEAVE, RENEW, BEAT, FORCE, LOOK, ASK = SCRIPTS = tuple(
-    Script(source(name)) for name in ("enter", "release", "leave", "renew", "beat", "force", "look", "ask")
+LEAVE, RENEW, BEAT, FORCE, LOOK, ASK = (
+    Script(source(name)) for name in ("leave", "renew", "beat", "force", "look", "ask")
 )
+SCRIPTS = (ENTER, RELEASE, LEAVE, RENEW, BEAT, FORCE, LOOK, ASK)
 PROBE = Script(source("probe"))
-ENTER_HEAD, RELEASE_HEAD = ENTER.head(1, 6), RELEASE.head(1, 2)
 
 MUTEX = Mode.MUTEX
 
 GONE: dict[int, LossReason] = {0: "revoked", -1: "force-released"}
 """What ``renew`` says of a hold that is not ours any more."""
 
+RENEWED = 100
+"""How many holds one call renews: what a round of renewals asks of the server is spread over several calls."""
+
 GRACE = 0.05
 """Seconds that opening may take longer than it should."""
-
-MOST_TOKENS = "1024"
-"""Most tokens of a grant whose hold may be passed on inside this process."""
 
 
 class RedisBackend(Backend):
@@ -91,7 +92,8 @@ class RedisBackend(Backend):
         self._notices = Notices()
         self._connection: Connection | None = None
         self._subscriber: Subscriber | None = None
-        self.claims: dict[str, RedisClaim] = {}
+        self.claims: dict[int, RedisClaim] = {}
+        """By their numbers: those that the server may know."""
         self.wakeups: Wakeups
 
     def __repr__(self) -> str:
@@ -104,7 +106,9 @@ class RedisBackend(Backend):
         super().bind(settings)
         self._prefix = f"{settings.namespace}:1:"
         self._channels = f"{settings.namespace}:1:to:"
+        self.clock = settings.clock
         self.wakeups = Wakeups(self._beat, clock=settings.clock, random=Random())
+        self._forms = Forms(self._prefix, self._process)
         self._many = Many(self)
         self._documents = Documents(self)
 
@@ -198,12 +202,18 @@ class RedisBackend(Backend):
 
     def claim(self, bid: Bid) -> RedisClaim:
         """A claim with a request id of its own."""
-        self._count += 1
-        key = f"{self._prefix}{bid.key[1]}:{{{escape(bid.name)}}}"
-        request = f"{self._process}:{self._count:x}"
+        self._count = number = self._count + 1
         if bid.kind.mode is not MUTEX:
-            return ManyClaim(self._many, bid, key, request)
-        return RedisClaim(self, bid, key, request)
+            return ManyClaim(self._many, bid, number)
+        return RedisClaim(self, bid, number)
+
+    def key(self, claim: RedisClaim) -> str:
+        """Where the lock is on the server."""
+        return self._forms.key(claim.bid)
+
+    def request(self, claim: RedisClaim) -> str:
+        """How the server calls a claim."""
+        return request(self._process, claim.number)
 
     def _key(self, name: str, family: Family) -> str:
         return f"{self._prefix}{family.value}:{{{escape(name)}}}"
@@ -214,24 +224,19 @@ class RedisBackend(Backend):
 
     def enter(self, claim: RedisClaim, wait: bool, ticket: int) -> asyncio.Future[Any]:
         """Ask for the lock."""
-        bid = claim.bid
-        most = "1" if bid.fair else MOST_TOKENS
-        place = f"{self.wakeups.life_ms} {self._hears} {ticket}" if wait else ""
-        # Written by hand, here and in `release`: only request and floor are new each time.
-        request, floor = claim.request, str(self._floor)
-        command = (
-            f"{ENTER_HEAD}{words(claim.key)}${len(request)}\r\n{request}\r\n{words(claim.ttl_ms, most)}"
-            f"${len(floor)}\r\n{floor}\r\n{words(bid.label, place)}"
-        )
-        return self._link().issue(command.encode())
+        bid, terms = claim.bid, self.wakeups.terms
+        if wait and ticket < 0:
+            form = self._forms.form(bid, terms)
+            return self._connection.issue(form.enter % (claim.number, self._floor))  # type: ignore[union-attr] # it is open
+        most = 1 if bid.fair else MOST_TOKENS
+        place = f"{terms} {ticket}" if wait else ""
+        words = claim.request, claim.ttl_ms, most, self._floor, bid.label, place
+        return self._link().script(ENTER, (claim.key,), words)
 
     def release(self, claim: RedisClaim) -> asyncio.Future[Any]:
         """Give up a hold that is certainly ours, or certainly gone."""
-        request, floor = claim.request, str(self._floor)
-        command = (
-            f"{RELEASE_HEAD}{words(claim.key)}${len(request)}\r\n{request}\r\n${len(floor)}\r\n{floor}\r\n"
-        )
-        return self._link().issue(command.encode())
+        form = self._forms.form(claim.bid, self.wakeups.terms)
+        return self._connection.issue(form.release % (claim.number, self._floor))  # type: ignore[union-attr] # it is open
 
     def leave(self, claim: RedisClaim, *, bury: bool, keep: float) -> asyncio.Future[Any]:
         """Give up whatever there is."""
@@ -252,7 +257,7 @@ class RedisBackend(Backend):
             claim for claim in claims if isinstance(claim, RedisClaim) and not isinstance(claim, ManyClaim)
         ]
         batches = [
-            kind[start : start + BATCH] for kind in (mine, many) for start in range(0, len(kind), BATCH)
+            kind[start : start + RENEWED] for kind in (mine, many) for start in range(0, len(kind), RENEWED)
         ]
         sent = self.settings.clock()
         replies = [self._renewal(batch) for batch in batches]
@@ -300,7 +305,8 @@ class RedisBackend(Backend):
 
     def learn(self, server: int, sent: float) -> None:
         """Pair the server's time in µs with ours."""
-        self._pairing.learn(server / 1_000_000, sent, self._connection.received)  # type: ignore[union-attr] # it answered
+        # Worked out when it is needed, which is seldom.
+        self._pairing.latest = server, sent, self._connection.received  # type: ignore[union-attr] # it answered
 
     def never_sent(self, error: BackendError) -> bool:
         """Whether a request certainly did not reach the server."""
@@ -314,7 +320,7 @@ class RedisBackend(Backend):
     def _heard(self, payload: bytes) -> None:
         what, _, rest = payload.decode("utf-8", "replace").partition(" ")
         request, *numbers = rest.split(" ")
-        claim = self.claims.get(request)
+        claim = self._named(request)
         if what == "g" and len(numbers) == 5:
             self._pushed(claim, *(int(number) for number in numbers))
         elif what == "d" and claim is not None and claim.demanded_at is None:
@@ -326,6 +332,14 @@ class RedisBackend(Backend):
             self._asked(claim, *rest.split(" ", 2)[1:])
         elif what == "c":
             self._documents.heard(rest)
+
+    def _named(self, request: str) -> RedisClaim | None:
+        """The claim that the server calls so; anybody may write into our channel."""
+        process, _, number = request.partition(":")
+        try:
+            return self.claims.get(int(number, 16)) if process == self._process else None
+        except ValueError:
+            return None
 
     def _asked(self, claim: RedisClaim, stamp: str, reason: str) -> None:
         if (when := int(stamp)) > claim.asked:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -34,63 +35,90 @@ NEW, ASKED, PLACED, HELD, LEAVING, OVER = Stage
 """Looking a member up in its class costs 0.2 µs on Python 3.11, and a turn passes through most of them."""
 
 
+class _Ear:
+    """What only a claim has that waits or waited."""
+
+    __slots__ = ("call", "changed", "placed", "pushed", "ticket", "woken")
+
+    def __init__(self) -> None:
+        self.call: Callable[[], None] | None = None
+        self.changed: asyncio.Future[None] | None = None
+        self.placed = False
+        self.pushed: Grant | None = None
+        self.ticket = -1
+        self.woken = False
+
+    def take(self) -> Grant | None:
+        """The grant that was pushed, once."""
+        grant, self.pushed = self.pushed, None
+        return grant
+
+
 class RedisClaim(Claim):
     """A claim whose attempts, pushed grants and release share one request id."""
 
     __slots__ = (
         "_backend",
-        "_changed",
         "_doubts",
-        "_pushed",
+        "_ear",
         "_stage",
-        "_ticket",
-        "_woken",
         "asked",
-        "key",
-        "placed",
-        "request",
-        "ttl",
+        "number",
     )
 
-    def __init__(self, backend: RedisBackend | Many, bid: Bid, key: str, request: str) -> None:
+    def __init__(self, backend: RedisBackend | Many, bid: Bid, number: int) -> None:
         # Instead of super().__init__, which costs as much as all of this.
         self.bid = bid
-        self.demanded_at = None
+        self.demanded_at = self.term = None
         self._backend = backend
-        self.key = key
-        self.request = request
-        self.ttl = bid.ttl
-        self.placed = False
+        self.number: int = number
+        """Which one of this client it is."""
         self.asked = 0
         """When (server µs) it was asked to let go, of what was told of that."""
         self._stage = NEW
-        self._ticket = -1
         self._doubts = 0
         """How many attempts were sent whose answer was not heard: they may still arrive."""
-        self._pushed: Grant | None = None
-        self._changed: asyncio.Future[None] | None = None
-        self._woken = False
+        self._ear: _Ear | None = None
+
+    # What follows from others is worked out each time: it would stay with every hold otherwise.
+
+    @property
+    def key(self) -> str:
+        """Where the lock is on the server."""
+        return self._backend.key(self)
+
+    @property
+    def request(self) -> str:
+        """How the server calls this claim."""
+        return self._backend.request(self)
+
+    @property
+    def ttl(self) -> float:
+        """Seconds for which the server keeps it if it is not renewed."""
+        return self.bid.ttl
 
     @property
     def ttl_ms(self) -> int:
-        """The ttl as scripts want it; worked out each time, because a number of its own would stay with every hold."""
-        return round(self.ttl * 1000)
+        """The same as scripts want it."""
+        return round(self.bid.ttl * 1000)
 
     async def attempt(self, wait: bool) -> Grant | None:
         """One ``enter``, or the grant that was pushed."""
         backend = self._backend
-        clock = backend.settings.clock
-        if self._pushed is not None and (pushed := self._take()) is not None and pushed.until > clock():
-            return pushed
+        clock = backend.clock
+        ear, ticket = self._ear, -1
+        if ear is not None:
+            if (pushed := ear.take()) is not None and pushed.until > clock():
+                return pushed
+            ear.placed, ticket = False, ear.ticket
         if self._stage is NEW:
             # Known before the first byte is sent: a grant may be pushed before its answer arrives.
-            backend.claims[self.request] = self
+            backend.claims[self.number] = self
             self._stage = ASKED
-        self.placed = False
         self._doubts += 1
         sent = clock()
         try:
-            answer = await backend.enter(self, wait, self._ticket)
+            answer = await backend.enter(self, wait, ticket)
         except BackendError as error:
             if backend.never_sent(error):
                 self._doubts -= 1
@@ -103,7 +131,9 @@ class RedisClaim(Claim):
         self._doubts -= 1
         if answer[0] == 1:
             _, token, count, server, waiting = answer
-            self._held()
+            if self._stage is PLACED:
+                backend.wakeups.remove(self)
+            self._stage = HELD
             backend.learn(server, sent)
             return self._granted(token, count, sent + self.bid.certain, demand=waiting != 0)
         backend.learn(answer[2], sent)
@@ -111,34 +141,55 @@ class RedisClaim(Claim):
             if not self._doubts:
                 self._forget(NEW)
             return None
-        if (pushed := self._take()) is not None:
+        ear = self._listening()
+        if (pushed := ear.take()) is not None:
             # Granted and pushed while the answer was on its way.
             return pushed
-        self._ticket = answer[1]
+        ear.ticket = answer[1]
         self._stage = PLACED
-        self.placed = True
+        ear.placed = True
         backend.wakeups.add(self)
         backend.wakeups.ends(self.key, answer[3] / 1_000_000, first=answer[4] == 1)
         return None
 
     async def changed(self) -> None:
         """Wait for a push, or until the heartbeat has found something."""
-        if self._pushed is None and not self._woken:
-            self._changed = asyncio.get_running_loop().create_future()
+        ear = self._listening()
+        if ear.pushed is None and not ear.woken:
+            ear.changed = asyncio.get_running_loop().create_future()
             try:
-                await self._changed
+                await ear.changed
             finally:
-                self._changed = None
-        self._woken = False
+                ear.changed = None
+        ear.woken = False
+
+    def listen(self, call: Callable[[], None]) -> bool:
+        """Instead of a task that waits for :meth:`changed`."""
+        ear = self._listening()
+        if ear.pushed is not None or ear.woken:
+            return False
+        ear.call = call
+        return True
+
+    def take_pushed(self) -> Grant | None:
+        """What :meth:`attempt` would find."""
+        return None if self._ear is None else self._ear.take()
 
     async def release(self, keep: float = 0) -> None:
         """Give up the hold, the place, or what may still arrive, whichever there is."""
         backend, stage = self._backend, self._stage
+        if self._ear is not None:
+            self._ear.call = None
         if stage is OVER or stage is NEW:
             return
         served = -2
         if stage is HELD and not self._doubts and not keep:
             served = await backend.release(self)
+            if not served:
+                # Nobody was waiting.
+                self._stage = OVER
+                backend.claims.pop(self.number, None)
+                return
         if served == -2:
             # Not simply a hold of ours; an attempt that arrived late may have left a place, for instance.
             if self._stage is PLACED:
@@ -151,25 +202,31 @@ class RedisClaim(Claim):
 
     def _forget(self, stage: Stage) -> None:
         self._stage = stage
-        self._backend.claims.pop(self.request, None)
+        self._backend.claims.pop(self.number, None)
 
-    def _take(self) -> Grant | None:
-        grant, self._pushed = self._pushed, None
-        return grant
+    def _listening(self) -> _Ear:
+        if self._ear is None:
+            self._ear = _Ear()
+        return self._ear
 
     # --- what the server says
 
     def push(self, token: int, count: int, until: float, *, demand: bool) -> None:
         """We were made the holder while we waited."""
         self._held()
-        self._pushed = self._granted(token, count, until, demand=demand)
+        self._listening().pushed = self._granted(token, count, until, demand=demand)
         self.wake()
 
     def wake(self) -> None:
         """Ask again."""
-        self._woken = True
-        if self._changed is not None and not self._changed.done():
-            self._changed.set_result(None)
+        ear = self._listening()
+        if ear.call is not None:
+            call, ear.call = ear.call, None
+            call()
+            return
+        ear.woken = True
+        if ear.changed is not None and not ear.changed.done():
+            ear.changed.set_result(None)
 
     @property
     def waiting(self) -> bool:
@@ -179,7 +236,12 @@ class RedisClaim(Claim):
     @property
     def taken(self) -> bool:
         """Whether somebody works under the hold: a grant that was pushed has been fetched."""
-        return self._stage is HELD and self._pushed is None
+        return self._stage is HELD and (self._ear is None or self._ear.pushed is None)
+
+    @property
+    def placed(self) -> bool:
+        """The server has told us of our place, and no further attempt is under way."""
+        return self._ear is not None and self._ear.placed
 
     def _held(self) -> None:
         if self._stage is PLACED:

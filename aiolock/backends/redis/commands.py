@@ -1,18 +1,16 @@
 """Commands as they stand on the wire. hiredis writes the arguments; what is the same each time is written once.
 
-The two commands of a free lock are too frequent even for that: their parts are put together from text, most of which
-was written before.
+The two commands of a free lock are too frequent even for that: ``forms`` has them ready.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 
 import hiredis
 
-__all__ = ["Arg", "Script", "as_eval", "encode", "words"]
+__all__ = ["Arg", "Script", "as_eval", "encode"]
 
 Arg = str | bytes | int
 
@@ -26,12 +24,6 @@ _sources: dict[bytes, bytes] = {}
 def encode(*args: Arg) -> bytes:
     """A command of any kind."""
     return _pack(args)
-
-
-@lru_cache(maxsize=512)
-def words(*args: str | int) -> str:
-    """Arguments as they stand in a command; kept, because those of a lock are the same each time."""
-    return "".join([f"${len(str(arg).encode())}\r\n{arg}\r\n" for arg in args])
 
 
 class Script:
@@ -56,7 +48,7 @@ class Script:
         return head + _pack((*keys, *args))[skip:]
 
     def head(self, keys: int, args: int) -> str:
-        """What stands before so many keys and arguments, for who writes those with :func:`words`."""
+        """What stands before so many keys and arguments, for who writes those by hand."""
         return self._head(keys, args)[0].decode()
 
     def _head(self, keys: int, args: int) -> tuple[bytes, int]:

@@ -11,13 +11,13 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Sequence
-from itertools import islice
 from random import Random
 from typing import Any
 
 from hiredis import ProtocolError, Reader, ReplyError
 
 from aiolock.backends.redis.commands import Arg, Script, as_eval, encode
+from aiolock.backends.redis.delivery import Waking, answer, wake
 from aiolock.backends.redis.endpoint import Endpoint
 from aiolock.backends.redis.link import STABLE, Forks, Hook, Link, State
 from aiolock.backends.redis.replies import NotSent, from_reply
@@ -31,8 +31,8 @@ CHUNK = 32
 LIMIT = 65_536
 """Most commands that may be under way or wait to be sent."""
 
-Slot = tuple["asyncio.Future[Any]", bytes]
-"""Who waits, and the command: it is sent again in another form if the server has forgotten its script."""
+Slot = tuple["asyncio.Future[Any]", bytes, float]
+"""Who waits, the command (it is sent again in another form if the server has forgotten its script), and since when."""
 
 _NOTHING = object()
 _PING = encode("PING")
@@ -45,7 +45,6 @@ class Connection(Link):
     """
 
     __slots__ = (
-        "_answered",
         "_burst",
         "_limit",
         "_moved",
@@ -55,7 +54,6 @@ class Connection(Link):
         "_reader",
         "_scheduled",
         "_scripts",
-        "_stamps",
         "_waiting",
     )
 
@@ -86,11 +84,8 @@ class Connection(Link):
         """Written, in the order in which replies will come."""
         self._waiting: list[Slot] = []
         """Issued in this pass of the loop, and not written yet."""
-        self._parked: deque[tuple[float, asyncio.Future[Any], bytes]] = deque()
-        """Issued at that time while there was no connection."""
-        self._stamps: deque[tuple[int, float]] = deque()
-        """The slots up to that number were issued by that time."""
-        self._answered = 0
+        self._parked: deque[Slot] = deque()
+        """Issued while there was no connection."""
         self._scheduled = False
         self._burst = False
         """The latest replies came together, so their readers will write together as well."""
@@ -130,20 +125,26 @@ class Connection(Link):
 
     def issue(self, command: bytes) -> asyncio.Future[Any]:
         """Issue a command that is encoded already; see :meth:`call`."""
-        if self._transport is None or self._fork != Forks.generation:
+        transport = self._transport
+        if transport is None or self._fork != Forks.generation:
             return self._park(command)
         future: asyncio.Future[Any] = asyncio.Future(loop=self._loop)
+        pending = self._pending
+        if not (pending or self._scheduled or self._burst):
+            # Alone, as far as one can see: to wait for company would cost it a pass of the loop.
+            pending.append((future, command, self._clock()))
+            try:
+                transport.write(command)
+            except Exception as error:  # noqa: BLE001 - a transport that is being closed may raise what it likes
+                self.connection_lost(error)
+            return future
         waiting = self._waiting
-        if len(self._pending) + len(waiting) >= self._limit:
+        if len(pending) + len(waiting) >= self._limit:
             self._overload(future)
             return future
-        waiting.append((future, command))
+        waiting.append((future, command, self._clock()))
         if not self._scheduled:
-            if self._pending or self._burst:
-                self._schedule()
-            else:
-                # Alone, as far as one can see: to wait for company would cost it a pass of the loop.
-                self._write_out()
+            self._schedule()
         elif len(waiting) >= CHUNK:
             self._write_out()
         return future
@@ -162,8 +163,7 @@ class Connection(Link):
         if not waiting or self._transport is None:
             return
         self._pending.extend(waiting)
-        self._stamps.append((self._answered + len(self._pending), self._clock()))
-        data = waiting[0][1] if len(waiting) == 1 else b"".join([command for _, command in waiting])
+        data = waiting[0][1] if len(waiting) == 1 else b"".join([command for _, command, _ in waiting])
         waiting.clear()
         self._write(self._transport, data)
 
@@ -176,7 +176,7 @@ class Connection(Link):
         if len(self._parked) >= self._limit:
             self._overload(future)
         else:
-            self._parked.append((self._clock(), future, command))
+            self._parked.append((future, command, self._clock()))
         return future
 
     def _overload(self, future: asyncio.Future[Any]) -> None:
@@ -187,39 +187,42 @@ class Connection(Link):
     # --- in
 
     def data_received(self, data: bytes) -> None:
-        """Hand replies to their slots, in order."""
+        """Hand replies to their slots, in order; then those who waited for them go on."""
         self.received = self._clock()
         reader = self._reader
         reader.feed(data)
         gets = reader.gets
         popleft = self._pending.popleft
+        wakings: list[Waking] = []
         count = 0
         try:
             while (reply := gets()) is not _NOTHING:
-                future, command = popleft()
+                future, command, _ = popleft()
                 count += 1
                 if future.done():
                     continue
                 if type(reply) is ReplyError:
                     self._refuse(future, command, reply)
-                else:
-                    future.set_result(reply)
+                elif (waking := answer(future, reply)) is not None:
+                    wakings.append(waking)
         except (ProtocolError, IndexError) as error:
             garbage = BackendUnavailable(f"{self._endpoint} answered something that no command had asked for")
             garbage.__cause__ = error
             self._moved = garbage
-        self._answered += count
         self._burst = count > 1
-        stamps = self._stamps
-        while stamps and stamps[0][0] <= self._answered:
-            stamps.popleft()
         if self._moved is not None:
             self._lost(self._moved)
+        if wakings:
+            # What several of them issue leaves together.
+            mine, self._scheduled = count > 1 and not self._scheduled, self._scheduled or count > 1
+            wake(wakings, self._loop)
+            if mine:
+                self._flush()
 
     def _refuse(self, future: asyncio.Future[Any], command: bytes, reply: ReplyError) -> None:
         text = str(reply)
         if text.startswith("NOSCRIPT") and (again := as_eval(command)) is not None:
-            self._waiting.append((future, again))
+            self._waiting.append((future, again, self.received))
             if not self._scheduled:
                 self._schedule()
             return
@@ -238,47 +241,46 @@ class Connection(Link):
         self._nobody: asyncio.Future[Any] = self._loop.create_future()
         self._nobody.cancel()
         self._reader = Reader(notEnoughData=_NOTHING)
-        self._answered, self._burst, self._moved = 0, False, None
-        self._waiting.extend((self._nobody, script.load) for script in self._scripts)
+        self._burst, self._moved = False, None
         parked, self._parked = self._parked, deque()
-        for issued, future, command in parked:
-            if not future.done():
-                self._waiting.append((future, command))
-                self._stamps.append((len(self._waiting), issued))
+        # What overtakes is as old as what it overtakes: whoever looks for what is overdue stops at the first that is not.
+        since = parked[0][2] if parked else self._clock()
+        self._waiting.extend((self._nobody, script.load, since) for script in self._scripts)
+        self._waiting.extend(slot for slot in parked if not slot[0].done())
         self._up()
         self._flush()
 
     def _ping(self, transport: asyncio.WriteTransport) -> None:
-        self._pending.append((self._nobody, _PING))
+        self._pending.append((self._nobody, _PING, self._clock()))
         self._write(transport, _PING)
 
     def _gone(self, error: BackendError) -> None:
         pending, self._pending = self._pending, deque()
         waiting, self._waiting = self._waiting, []
-        self._stamps.clear()
-        for future, _ in pending:
+        for future, _, _ in pending:
             if not future.done():
                 doubt = BackendUnavailable(f"{error}; whether it executed this command is not known")
                 doubt.__cause__ = error.__cause__
                 _reject(future, doubt)
         now = self._clock()
-        self._parked.extend((now, future, command) for future, command in waiting if not future.done())
+        self._parked.extend((future, command, now) for future, command, _ in waiting if not future.done())
         if self.state is State.CLOSED:
             while self._parked:
-                _reject(self._parked.popleft()[1], NotSent(str(error)))
+                _reject(self._parked.popleft()[0], NotSent(str(error)))
 
     def _expire(self, now: float) -> float:
         limit = now - self._timeout
-        parked, stamps = self._parked, self._stamps
-        while parked and parked[0][0] <= limit:
+        parked, pending = self._parked, self._pending
+        while parked and parked[0][2] <= limit:
             why = self.failure or f"{self._endpoint} does not answer"
             late = NotSent(f"there was no connection for {self._timeout:g} s: {why}")
             late.__cause__ = self.failure
-            _reject(parked.popleft()[1], late)
-        overdue = 0
-        while stamps and stamps[0][1] <= limit:
-            overdue = stamps.popleft()[0] - self._answered
-        for future, _ in islice(self._pending, overdue):
+            _reject(parked.popleft()[0], late)
+        next_one = parked[0][2] if parked else math.inf
+        for future, _, issued in pending:
+            if issued > limit:
+                next_one = min(next_one, issued)
+                break
             _reject(
                 future,
                 BackendUnavailable(
@@ -286,8 +288,7 @@ class Connection(Link):
                     f"whether it executed this command is not known"
                 ),
             )
-        oldest = min(parked[0][0] if parked else math.inf, stamps[0][1] if stamps else math.inf)
-        return oldest + self._timeout
+        return next_one + self._timeout
 
 
 def _reject(future: asyncio.Future[Any], error: BackendError) -> None:

@@ -66,9 +66,9 @@ class Many:
 
     def __init__(self, backend: RedisBackend) -> None:
         self._backend = backend
-        self.settings = backend.settings
+        self.clock = backend.settings.clock
         self.claims = backend.claims
-        self.wakeups = Wakeups(self._beat, clock=self.settings.clock, random=Random())
+        self.wakeups = Wakeups(self._beat, clock=self.clock, random=Random())
         """Heartbeats of their own: their script is another one."""
 
     # --- what a claim sends
@@ -78,7 +78,7 @@ class Many:
         bid = claim.bid
         weight, limit = weigh(bid.kind)
         most = "1" if bid.fair or not bid.kind.exclusive else MOST_TOKENS
-        place = f"{self.wakeups.life_ms} {self._hears} {ticket}" if wait else ""
+        place = f"{self.wakeups.terms} {ticket}" if wait else ""
         words = claim.request, claim.ttl_ms, most, self._backend.floor, bid.label, place, weight, limit
         answer = await self._backend.send(ENTER, (claim.key,), words)
         if answer[0] == 2:
@@ -101,6 +101,14 @@ class Many:
         """Make a write hold a read hold."""
         words = claim.request, claim.ttl_ms, self._backend.floor
         return self._backend.send(DOWNGRADE, (claim.key,), words)
+
+    def key(self, claim: RedisClaim) -> str:
+        """Where the lock is on the server."""
+        return self._backend.key(claim)
+
+    def request(self, claim: RedisClaim) -> str:
+        """How the server calls a claim."""
+        return self._backend.request(claim)
 
     def served(self, key: str, claim: int) -> None:
         """Somebody was let in, with a claim of so many ms; or (-1) there is more to look through."""

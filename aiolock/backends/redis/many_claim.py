@@ -20,8 +20,8 @@ class ManyClaim(RedisClaim):
 
     __slots__ = ("_many",)
 
-    def __init__(self, many: Many, bid: Bid, key: str, request: str) -> None:
-        super().__init__(many, bid, key, request)
+    def __init__(self, many: Many, bid: Bid, number: int) -> None:
+        super().__init__(many, bid, number)
         self._many = many
 
     async def attempt(self, wait: bool) -> Grant | None:
@@ -34,7 +34,7 @@ class ManyClaim(RedisClaim):
 
     async def downgrade(self) -> Grant:
         """One script; it stands for a full ttl from then."""
-        sent = self._many.settings.clock()
+        sent = self._many.clock()
         answer = await self._many.downgrade(self)
         self._many.learn(answer[-1] if len(answer) == 2 else answer[3], sent)
         if answer[0] != 1:

@@ -37,28 +37,28 @@ class Age(NamedTuple):
 class Pairing:
     """The freshest pair of server time and local time."""
 
-    __slots__ = ("_received", "_sent", "_server")
+    __slots__ = ("latest",)
 
     def __init__(self) -> None:
-        self._server = 0.0
-        self._sent = 0.0
-        self._received = -FRESH
+        self.latest: tuple[int, float, float] | None = None
+        """Of the latest reply: server time in µs, and when by the local clock its request was sent and it arrived."""
 
     def learn(self, server: float, sent: float, received: float) -> None:
         """A reply: server time in seconds, and when by the local clock its request was sent and it arrived."""
-        self._server = server
-        self._sent = sent
-        self._received = received
+        self.latest = round(server * 1_000_000), sent, received
 
     def forget(self) -> None:
         """The server may be another one now."""
-        self._received = -FRESH
+        self.latest = None
 
     def age(self, stamp: float, now: float) -> Age | None:
         """How old what the server stamped ``stamp`` is at local time ``now``; ``None`` without a fresh pair."""
-        since = now - self._received
-        if self._received < 0 or since > FRESH:
+        if self.latest is None:
             return None
-        half = (self._received - self._sent) / 2
-        middle = self._sent + half
-        return Age((now - middle) - (stamp - self._server), half + DRIFT * (since + half))
+        server, sent, received = self.latest
+        since = now - received
+        if since > FRESH:
+            return None
+        half = (received - sent) / 2
+        middle = sent + half
+        return Age((now - middle) - (stamp - server / 1_000_000), half + DRIFT * (since + half))

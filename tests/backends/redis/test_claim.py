@@ -27,15 +27,15 @@ class Server:
     def __init__(self, *answers: Any) -> None:
         self.answers = list(answers)
         self.story: list[Any] = []
-        self.claims: dict[str, RedisClaim] = {}
-        self.settings = SimpleNamespace(clock=lambda: 50.0)
+        self.claims: dict[int, RedisClaim] = {}
+        self.clock = lambda: 50.0
         self.wakeups = SimpleNamespace(
             pushed=True,
             add=lambda place: self.story.append("watched"),
             remove=lambda place: self.story.append("unwatched"),
             ends=lambda key, left, first: self.story.append(("ends", left, first)),
         )
-        self.claim = RedisClaim(self, BID, "key", "p:1")  # type: ignore[arg-type]
+        self.claim = RedisClaim(self, BID, 1)  # type: ignore[arg-type]
 
     def _answered(self) -> asyncio.Future[Any]:
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -48,7 +48,7 @@ class Server:
         return answer
 
     def enter(self, claim: RedisClaim, wait: bool, ticket: int) -> asyncio.Future[Any]:
-        assert self.claims.get("p:1") is claim, "a grant may overtake the answer"
+        assert self.claims.get(1) is claim, "a grant may overtake the answer"
         self.story.append(("enter", wait, ticket))
         return self._answered()
 
@@ -59,6 +59,12 @@ class Server:
     def leave(self, claim: RedisClaim, *, bury: bool, keep: float) -> asyncio.Future[Any]:
         self.story.append(("leave", bury, keep))
         return self._answered()
+
+    def key(self, claim: RedisClaim) -> str:
+        return "key"
+
+    def request(self, claim: RedisClaim) -> str:
+        return "p:1"
 
     def served(self, key: str, claim: int) -> None:
         assert key == "key"

@@ -42,6 +42,37 @@ def test_nobody_is_wrong_in_a_minute_of_kills_stops_broken_links_and_restarts(tm
     assert shown["fenced"]["stale"] == 0 < shown["unfenced"]["stale"]
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_nobody_is_wrong_about_locks_of_other_kinds_either(tmp_path):
+    """A short one; `python -m tests.faults.run redis --kinds all` is as long as one likes."""
+    words = [
+        "redis",
+        "--seconds",
+        "14",
+        "--processes",
+        "4",
+        "--names",
+        "9",
+        "--kinds",
+        "reentrant,read-write,permits",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.faults.run", *words, "--json", "--keep", str(tmp_path / "histories")],
+        cwd=ROOT,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONASYNCIODEBUG"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout, done.stderr
+    shown = json.loads(done.stdout)
+    assert shown["outside"] == {name: [] for name in shown["outside"]}
+    assert sum(shown["faults"].values()) >= 1
+    assert set(shown["grants_by_mode"]) == {"reentrant", "read", "write", "permits"}
+    assert shown["grants"] >= 100
+
+
 class Story:
     """A history written by hand, in ms."""
 
@@ -57,10 +88,19 @@ class Story:
         self._pens[process].note(kind, t=int(t * 1e6), **fields)
 
     def hold(
-        self, process: str, start: float, end: float, token: int, *, lost: bool = False, until: float = 0
+        self,
+        process: str,
+        start: float,
+        end: float,
+        token: int,
+        *,
+        lost: bool = False,
+        until: float = 0,
+        mode: str = "mutex",
+        permits: int = 1,
     ) -> None:
         number = f"{process}#{token}-{start}"
-        about = {"task": "0", "owner": number, "mode": "mutex", "permits": 1, "timeout": None}
+        about = {"task": "0", "owner": process, "mode": mode, "permits": permits, "timeout": None}
         self.note(start - 1, process, "acquire", id=number, name="x", **about)
         self.note(start, process, "acquire.ret", id=number, result="ok", token=token)
         if lost:
@@ -72,6 +112,7 @@ class Story:
     def judged(self, folder: Path) -> verdict.Verdict:
         for pen in self._pens.values():
             pen.close()
+        self._pens.clear()
         return verdict.judge(
             self.history(),
             Guard(folder / "guard.sock"),
@@ -81,6 +122,7 @@ class Story:
             command_timeout=0.3,
             others=[],
             replayed=0,
+            capacity={"x": 3},
         )
 
     def history(self) -> History:
@@ -106,6 +148,33 @@ def test_two_at_once_are_wrong(story, tmp_path):
     story.hold("a", 100, 200, token=1)
     story.hold("b", 150, 300, token=2)
     assert wrong(story.judged(tmp_path)) == {"exclusion (by own clock)"}
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [("read", "write"), ("write", "read"), ("write", "write"), ("reentrant", "reentrant")]
+)
+def test_two_of_other_kinds_that_exclude_each_other_are_wrong(story, tmp_path, one, other):
+    story.hold("a", 100, 200, token=1, mode=one)
+    story.hold("b", 150, 300, token=2, mode=other)
+    assert wrong(story.judged(tmp_path)) == {"exclusion (by own clock)"}
+
+
+def test_more_permits_than_there_are_are_wrong_and_readers_together_are_not(story, tmp_path):
+    story.hold("a", 100, 200, token=1, mode="read")
+    story.hold("b", 150, 300, token=2, mode="read")
+    story.hold("a", 400, 500, token=3, mode="permits", permits=2)
+    story.hold("b", 450, 600, token=4, mode="permits", permits=1)
+    assert not wrong(story.judged(tmp_path))
+    story.hold("c", 460, 600, token=5, mode="permits", permits=1)
+    assert wrong(story.judged(tmp_path)) == {"exclusion (by own clock)"}
+
+
+def test_levels_of_one_hold_are_right(story, tmp_path):
+    story.hold("a", 100, 300, token=1, mode="reentrant")
+    story.hold("a", 150, 200, token=1, mode="reentrant")
+    assert not wrong(story.judged(tmp_path))
+    story.hold("b", 250, 400, token=1, mode="reentrant")
+    assert wrong(story.judged(tmp_path)) == {"exclusion (by own clock)", "tokens"}
 
 
 def test_two_at_once_after_a_restart_are_counted_inside_of_the_exception(story, tmp_path):

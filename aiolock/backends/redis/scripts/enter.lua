@@ -38,23 +38,17 @@ if f[1] == request then
 end
 local left = f[2] - now
 if ARGV[6] == '' then return {0, -1, now, left, 0} end
-local ticket = redis.call('HGET', lock, 'r:' .. request)
+-- include line
+local ticket = tonumber(redis.call('HGET', lock, 'r:' .. request))
 if not ticket then
-  local head, tail = tonumber(f[4] or 0), tonumber(f[5] or 0)
-  local life, hears, earlier = string.match(ARGV[6], '^(%d+) (%a) (%-?%d+)$')
-  ticket = tonumber(earlier)
-  if ticket < 0 or ticket >= tail or redis.call('HEXISTS', lock, 'q:' .. ticket) == 1 then
-    ticket, tail = tail, tail + 1
-  end
-  local places = string.match(redis.call('HGET', lock, 'p:' .. mine) or '', '(%d+)$') or 0
-  redis.call('HSET', lock, 'q:' .. ticket, string.format('%s %s %s %s %s', request, ARGV[2], ARGV[3], ARGV[4], ARGV[5]),
-    'r:' .. request, ticket, 'head', math.min(head, ticket), 'tail', tail,
-    'p:' .. mine, string.format('%.0f %s %d', now + life * 1000, hears, places + 1))
-  redis.call('PEXPIRE', lock, string.format('%.0f', math.max(left / 1000, tonumber(life)) + 60000))
+  local head, tail, life = tonumber(f[4] or 0), tonumber(f[5] or 0), nil
+  ticket, life = line_up(lock, request, now, ARGV[6],
+    string.format('%s %s %s %s', ARGV[2], ARGV[3], ARGV[4], ARGV[5]), head, tail)
+  redis.call('PEXPIRE', lock, string.format('%.0f', math.max(left / 1000, life) + 60000))
   if f[4] == f[5] then
     -- Who may not publish tells nobody; the holder learns of the demand with its next renewal.
     redis.pcall('PUBLISH', channel(lock, string.match(f[1], '^%x+')), 'd ' .. f[1])
   end
   f[4] = math.min(head, ticket)
 end
-return {0, tonumber(ticket), now, left, tonumber(ticket) == tonumber(f[4]) and 1 or 0}
+return {0, ticket, now, left, ticket == tonumber(f[4]) and 1 or 0}

@@ -55,6 +55,6 @@ end
 local left = more == -1 and 0 or used > 0 and f[7] and f[7] - now or 60000000
 if ARGV[6] == '' then return {0, -1, now, left, 0} end
 -- include many_line
-local ticket, first = line_up(lock, request, now, ARGV[6],
+local ticket, first = be_in_line(lock, request, now, ARGV[6],
   string.format('%s %s %s %.0f %s', ARGV[2], ARGV[3], ARGV[4], weight, ARGV[5]))
 return {0, ticket, now, left, first and 1 or 0}

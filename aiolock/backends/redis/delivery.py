@@ -1,0 +1,59 @@
+"""How a reply reaches the task that waits for it: at once, instead of in the next pass of the event loop.
+
+A future that gets its result asks the loop to run its task in the next pass, and each pass costs a look at every
+socket. Replies are read where no task is running, so the task may as well go on right there; it comes to the same
+order as if the loop had woken it. Everything else that waits for a future is called as ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextvars import Context
+from typing import Any, Final, NoReturn
+
+__all__ = ["Waking", "answer", "wake"]
+
+Future = asyncio.Future[Any]
+Waking = tuple[Any, Context, Future]
+"""The step of a task that awaits a future, its context, and the future."""
+
+_TASK: Final = asyncio.Task
+
+
+def answer(future: Future, reply: Any) -> Waking | None:
+    """Give a future its result; what is returned is to be given to :func:`wake`, when everything else is in order.
+
+    ``None`` if the loop does it, because somebody else waits for that future as well, or nobody does yet.
+    """
+    # A future of asyncio has this in C and in Python; where another has not, the loop does everything.
+    callbacks: list[tuple[Any, Context]] | None = getattr(future, "_callbacks", None)
+    if callbacks and len(callbacks) == 1:
+        step, context = callbacks[0]
+        if isinstance(getattr(step, "__self__", None), _TASK):
+            future.remove_done_callback(step)
+            future.set_result(reply)
+            return step, context, future
+    future.set_result(reply)
+    return None
+
+
+def wake(wakings: list[Waking], loop: asyncio.AbstractEventLoop | None) -> None:
+    """Let tasks go on that awaited what is there now, one after the other.
+
+    What a task does not keep to itself (:class:`KeyboardInterrupt`, :class:`SystemExit`) stops the loop, as ever, after
+    the others had their turn.
+    """
+    running = asyncio.current_task(loop) is not None
+    for step, context, future in wakings:
+        if running:
+            # Somebody's write has led to a reply in one and the same step: no task may begin inside of another.
+            future.get_loop().call_soon(step, future, context=context)
+            continue
+        try:
+            context.run(step, future)
+        except BaseException as error:  # noqa: BLE001 - it is raised again by the loop
+            future.get_loop().call_soon(_again, error)
+
+
+def _again(error: BaseException) -> NoReturn:
+    raise error
