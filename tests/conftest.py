@@ -70,19 +70,49 @@ def hear_signals():
             signal.signal(number, usual)
 
 
+ALONE = "backends/mysql"
+"""Its tests change settings of the whole server and count its connections."""
+
+
+def crowded(config) -> bool:
+    """Whether several processes would use somebody's MySQL at once."""
+    return "mariadb" in EXTERNAL and bool(
+        getattr(config.option, "numprocesses", None) or hasattr(config, "workerinput")
+    )
+
+
 def pytest_configure(config):
+    config.addinivalue_line("markers", "ends_server: kills, freezes or restarts the server that it is given")
     hear_signals()
     for option, server in URLS.items():
         if url := config.getoption(f"--{option}-url", default=None):
             EXTERNAL[server] = url
             SERVERS.add(server)
     collect_ignore[:] = [folder for server, folder in PREVIEWS.items() if server not in SERVERS]
+    if crowded(config):
+        collect_ignore.append(ALONE)
 
 
-def pytest_report_header():
+def pytest_collection_modifyitems(config, items):
+    """Somebody else's server is not ours to end."""
+    theirs = [item for item in items if EXTERNAL and item.get_closest_marker("ends_server")]
+    if theirs:
+        config.hook.pytest_deselected(items=theirs)
+        items[:] = [item for item in items if item not in theirs]
+
+
+def pytest_report_header(config):
     others = sorted(set(PREVIEWS) - SERVERS)
     note = f"; not about {', '.join(others)} (make test SERVERS=...)" if others else ""
-    return f"servers: this run is about memory, {', '.join(sorted(SERVERS))}{note}"
+    lines = [f"servers: this run is about memory, {', '.join(sorted(SERVERS))}{note}"]
+    if EXTERNAL:
+        lines.append(
+            f"servers: {', '.join(sorted(EXTERNAL))} by URL; what kills, freezes or restarts a server, or needs one with "
+            "other settings, is deselected"
+        )
+    if crowded(config):
+        lines.append(f"servers: tests/{ALONE} is left out: run it by itself, without -n")
+    return lines
 
 
 def pytest_collection_finish(session):

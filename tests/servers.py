@@ -176,8 +176,10 @@ class ExternalMariaDB:
 
     socket: str | None = None
 
-    def __init__(self, url: str, init: Sequence[str] = ()) -> None:
+    def __init__(self, url: str, init: Sequence[str] = (), undo: Sequence[str] = ()) -> None:
+        """`undo` removes what tests make; before them as well, because an earlier run may have been interrupted."""
         self.url = url
+        self._undo = undo
         parts = urlsplit(url)
         self.host = parts.hostname or "127.0.0.1"
         self.port = parts.port or 3306
@@ -191,16 +193,20 @@ class ExternalMariaDB:
         self._init = init
 
     def __enter__(self) -> Self:
-        import pymysql  # noqa: PLC0415 - only this needs a driver
-
-        words = {"database" if word == "db" else word: value for word, value in self.admin.items()}
-        with pymysql.connect(**words, autocommit=True) as connection, connection.cursor() as cursor:
-            for statement in self._init:
-                cursor.execute(statement)
+        self._run(*self._undo, *self._init)
         return self
 
     def __exit__(self, *_: object) -> None:
         """It goes on."""
+        self._run(*self._undo)
+
+    def _run(self, *statements: str) -> None:
+        import pymysql  # noqa: PLC0415 - only this needs a driver
+
+        words = {"database" if word == "db" else word: value for word, value in self.admin.items()}
+        with pymysql.connect(**words, autocommit=True) as connection, connection.cursor() as cursor:
+            for statement in statements:
+                cursor.execute(statement)
 
     def _not_ours(self) -> NoReturn:
         import pytest  # noqa: PLC0415 - servers are also for those who have no pytest

@@ -91,10 +91,18 @@ class Program:
             ready, _, _ = select.select([pipe], [], [], PATIENCE)
             assert ready, f"{self.process.args} says nothing"
             chunk = os.read(pipe.fileno(), 4096)
-            assert chunk, f"{self.process.args} ended"
+            assert chunk, f"{self.process.args} ended: {self._last_words(pipe)!r}"
             heard += chunk
         line, _, self._heard[pipe] = heard.partition(b"\n")
         return line.decode()
+
+    def _last_words(self, pipe) -> str:
+        """What it has said beside the pipe that ended."""
+        return "".join(
+            os.read(other.fileno(), 65_536).decode()
+            for other in (self.process.stdout, self.process.stderr)
+            if other not in (None, pipe) and select.select([other], [], [], 1.0)[0]
+        )
 
     def send(self, number: int) -> None:
         self.process.send_signal(number)

@@ -265,7 +265,7 @@ only_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a 
 def beyond_us(shell, path: Path, *options: str):
     """A run that may not kill its command, which goes on until `path` is there."""
     script = f"echo in; while [ -d {path.parent} -a ! -e {path} ]; do sleep 0.05; done"
-    words = ["run", "--ttl", "2", *options, "x", "--", *AS_ANOTHER, "sh", "-c", script]
+    words = ["run", "--ttl", str(TTL), *options, "x", "--", *AS_ANOTHER, "sh", "-c", script]
     process = shell.start(*words, before=WITHOUT_RIGHTS)
     assert process.line() == "in"
     return process
@@ -302,7 +302,7 @@ def test_a_command_that_cannot_be_killed_is_said_loudly(alone, stopper, options)
 @only_root
 def test_a_part_of_the_command_that_cannot_be_killed_is_said_as_well(alone, stopper):
     script = f"{' '.join(AS_ANOTHER)} sh -c 'echo in; while [ -d {stopper.parent} -a ! -e {stopper} ]; do sleep 0.05; done' & wait"
-    process = alone.start("run", "--ttl", "1", "x", "--", "sh", "-c", script, before=WITHOUT_RIGHTS)
+    process = alone.start("run", "--ttl", "2", "x", "--", "sh", "-c", script, before=WITHOUT_RIGHTS)
     assert process.line() == "in"
     alone.redis.freeze()
     while "CANNOT BE KILLED" not in process.complaint():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import subprocess
 from pathlib import Path
@@ -114,6 +115,18 @@ def test_force_release_asks_on_a_terminal(shell):
     screen.until("was taken from night job")
     assert screen.end()[0] == 0
     assert holder.process.wait(30) == 75
+
+
+def test_the_question_is_asked_in_the_terminal_and_not_in_a_file(shell, tmp_path):
+    holder = hold(shell, "x")
+    said = tmp_path / "said"
+    command = f"{shlex.join(program())} force-release x --json 2>{shlex.quote(str(said))}"
+    screen = shell.screen(command=["sh", "-c", command])
+    screen.until(r"\[y/N\] ")
+    screen.type("no\n")
+    assert screen.end()[0] == 1
+    assert json.loads(said.read_text())["message"] == "nothing was done"
+    let_go(holder)
 
 
 # --- watch

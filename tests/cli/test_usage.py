@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 
@@ -128,3 +129,23 @@ def test_what_is_missing_is_named_with_the_command_that_helps(capsys, monkeypatc
     assert (
         capsys.readouterr().err == 'aiolock: anyio is not installed; run: pip install "python-aiolock[cli]"\n'
     )
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "words"),
+    [
+        (OSError(errno.EMFILE, "Too many open files"), 71, "this machine gives no more of what is needed: Too many"),
+        (BlockingIOError(errno.EAGAIN, "No more processes"), 71, "gives no more of what is needed: No more processes"),
+        (OSError(errno.EIO, "broken"), 70, "this is a defect in aiolock"),
+        (KeyError("x"), 70, "this is a defect in aiolock"),
+    ],
+)  # fmt: skip
+def test_a_machine_that_gives_no_more_is_no_defect(capsys, monkeypatch, error, status, words):
+    async def fail(*_: object) -> int:
+        raise error
+
+    monkeypatch.setattr("aiolock.cli.main._command", lambda _: fail)
+    assert main(["ls"]) == status
+    err = capsys.readouterr().err
+    assert words in err.splitlines()[-1]
+    assert ("Traceback" in err) is (status == 70)

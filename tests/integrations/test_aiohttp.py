@@ -194,6 +194,16 @@ async def test_a_name_that_cannot_be_is_the_callers_mistake(app, http):
         assert response.status == 422
 
 
+async def test_a_request_that_lacks_a_part_of_the_name_is_the_callers_mistake(app, rival, http):
+    @locked("order:{order_id}:{part}")
+    async def pay(request: web.Request, lease: aiolock.Lease) -> web.Response:
+        raise AssertionError("nobody gets here")
+
+    app.router.add_post("/{order_id}", pay)
+    async with sites.aiohttp(app) as address, http.post(f"{address}/7?prat=1") as response:
+        assert (response.status, await response.text()) == (422, "The address lacks part.")
+
+
 async def test_an_application_without_a_client_says_how_to_get_one(http, caplog):
     @locked("order")
     async def pay(request: web.Request, lease: aiolock.Lease) -> web.Response:

@@ -15,6 +15,21 @@ FOLDER = Path(__file__).parents[2] / "compose"
 FILES = sorted(path for path in FOLDER.glob("*.yml") if path.name != "all.yml")
 README = (FOLDER / "README.md").read_text()
 
+WORDS = {
+    "service": {"command", "depends_on", "entrypoint", "environment", "healthcheck", "hostname", "image", "init",
+                "network_mode", "ports", "tmpfs"},
+    "healthcheck": {"interval", "retries", "start_interval", "start_period", "test", "timeout"},
+}  # fmt: skip
+"""What Compose knows, of which it refuses everything else."""
+
+VOLUMES = {
+    "redis": {"/data"},
+    "mariadb": {"/var/lib/mysql"},
+    "mysql": {"/var/lib/mysql"},
+    "zookeeper": {"/data", "/datalog", "/logs"},
+}
+"""Where the images keep what they write: without something else there, every start leaves an anonymous volume behind."""
+
 
 def services(path: Path) -> dict[str, dict[str, Any]]:
     return yaml.safe_load(path.read_text())["services"]
@@ -43,6 +58,42 @@ def test_every_service_has_an_image_and_a_health_check(path):
         for other, condition in service.get("depends_on", {}).items():
             assert other in services(path)
             assert condition == {"condition": "service_healthy"}
+
+
+@pytest.mark.parametrize("path", [*FILES, FOLDER / "all.yml"], ids=lambda path: path.stem)
+def test_compose_knows_every_word(path):
+    document = yaml.safe_load(path.read_text())
+    assert {word for word in document if not word.startswith("x-")} in ({"services"}, {"include"})
+    for service in document.get("services", {}).values():
+        assert set(service) <= WORDS["service"]
+        assert set(service["healthcheck"]) <= WORDS["healthcheck"]
+        for words in (service.get("command"), service.get("entrypoint")):
+            # A list: a text would be split into words by Compose.
+            assert words is None or all(isinstance(word, str) for word in words)
+            assert not isinstance(words, str)
+        assert all(isinstance(value, str) for value in service.get("environment", {}).values())
+        for key in ("interval", "timeout", "start_period", "start_interval"):
+            assert re.fullmatch(r"\d+s", service["healthcheck"].get(key, "1s"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_images_are_pinned_and_what_they_write_ends_with_them(path):
+    for name, service in services(path).items():
+        match = re.fullmatch(r"(?:\$\{\w+:-)?([a-z]+):\d[\w.-]*\}?", service["image"])
+        assert match, f"{name}: {service['image']}"
+        assert "volumes" not in service
+        assert set(service.get("tmpfs", [])) == VOLUMES[match[1]], name
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_shared_network_belongs_to_a_service_that_opens_its_ports(path):
+    known = services(path)
+    for service in known.values():
+        if mode := service.get("network_mode"):
+            owner = mode.removeprefix("service:")
+            assert known[owner]["ports"]
+            # Compose refuses a host name, and ports, for who shares the network of another.
+            assert not {"ports", "hostname"} & set(service)
 
 
 def test_all_of_them_can_run_at_the_same_time():

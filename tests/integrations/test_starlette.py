@@ -81,6 +81,16 @@ async def test_locks_that_an_endpoint_takes_by_itself_have_answers_as_well(deplo
             assert response.status == 409
 
 
+async def test_a_request_that_lacks_a_part_of_the_name_is_the_callers_mistake(deployment, http):
+    @locked("order:{order_id}:{part}")
+    async def pay(request: Request, lease: aiolock.Lease) -> PlainTextResponse:
+        raise AssertionError("nobody gets here")
+
+    app = application(deployment, Route("/{order_id:int}", pay))
+    async with asgi(app) as address, http.get(f"{address}/7?prat=1") as response:
+        assert (response.status, await response.text()) == (422, "The address lacks part.")
+
+
 def test_an_endpoint_in_a_thread_is_refused():
     with pytest.raises(aiolock.ConfigError, match="async def"):
 
