@@ -181,6 +181,7 @@ class Run:
             seed=plan.seed,
             ttl=max(TTLS),
             verified=site.verified_within(max(TTLS)),
+            breaking=getattr(site, "breaking", 0.0),
             command_timeout=max(COMMAND_TIMEOUTS),
             others=others,
             replayed=site.replayed,

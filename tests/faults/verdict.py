@@ -99,11 +99,15 @@ def judge(
     others: Iterable[str],
     replayed: int,
     capacity: Mapping[str, int] | None = None,
+    breaking: float = 0.0,
 ) -> Verdict:
     """`verified`: seconds after a restart in which everybody finds out; `others`: what was found at the server;
-    `capacity`: how many permits the semaphores have, by name."""
+    `capacity`: how many permits the semaphores have, by name; `breaking`: where a hold ends with its connection, seconds
+    within which a client hears that its own has ended, 0 where it does not."""
     look = partial(checker.exclusion, capacity=capacity, grace=0)
     exceptions = _exceptions(history, verified)
+    if breaking:
+        history = _breaking(history, breaking)
     # A hold ends when its holder was told (who did not get to run, for whatever reason, was blind), or by its clock.
     told, clock = history, by_clock(history)
     everything = {
@@ -210,6 +214,18 @@ def _blind(history: History, windows: list[Window]) -> History:
     for process in {attempt.process for attempt in history.attempts}:
         blind.stops[process] = sorted([*history.stops[process], *windows])
     return blind
+
+
+def _breaking(history: History, within: float) -> History:
+    """The same history, in which a process was also stopped for a moment whenever its connections were broken."""
+    broken = copy.copy(history)
+    broken.stops = defaultdict(list, {name: list(stops) for name, stops in history.stops.items()})
+    for event in history.events:
+        if event["kind"] in {"cut", "mended"}:
+            broken.stops[event["target"]].append((event["t"] - within * 5e8, event["t"] + within * 1e9))
+    for stops in broken.stops.values():
+        stops.sort()
+    return broken
 
 
 def _sighted(history: History, windows: list[Window], look) -> list[str]:

@@ -121,7 +121,10 @@ class NodeDocument(Document):
             if isinstance(error, exc.Unimplemented) and backend.forgets:
                 # This server was not told to have such nodes: documents stay.
                 backend.forgets = False
-            elif isinstance(error, exc.BadVersion | exc.NoNode):
+            elif isinstance(error, exc.NoNode):
+                # Gone since the look: the document, or an empty shelf that the server has cleared away. Look again.
+                continue
+            elif isinstance(error, exc.BadVersion):
                 return None
             else:
                 raise error

@@ -141,9 +141,11 @@ class MariaDBSite:
 
 
 class SessionSite(MariaDBSite):
-    """The same with user locks; a killed session and a restart are its page's exceptions."""
+    """The same with user locks; the end of the holder's connection and a restart are its page's exceptions."""
 
     mode = "session"
+    breaking = 0.1
+    """The next one may be in before the holder has read that its connection has ended."""
     spares = frozenset({"half-open"})
     """The server sees the end of a connection, and its client does not: an exception of the page, like a killed session."""
 
