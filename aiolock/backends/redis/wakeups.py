@@ -29,8 +29,8 @@ ASKING = 0.1
 LIFE = 3.0
 """Least seconds that a place stands without a heartbeat."""
 BATCH = 1000
-"""How many locks one call looks after. A lock takes the server less than 10 µs, so nobody waits for longer than the
-10 ms from which Redis itself calls a command slow."""
+"""How many locks one call looks after: a lock takes the server about 10 µs, so that others wait for 10 ms, or for 17 on a busy
+machine."""
 SLACK = 100
 """How many outdated entries the agenda may have beside as many as valid ones."""
 
