@@ -112,8 +112,8 @@ async def test_local_passing_ends_when_others_wait(client, rival):
             group.create_task(modest())
             await until(lambda: queued_or_served(rival, served))
             seen.set()
-    # 16 passes from the moment that the demand is known, and what happened before it was.
-    assert turns_after <= 60
+    # 16 passes from the moment that the demand is known (64 of a hold on MySQL, where it is not), and what happened before.
+    assert turns_after <= 100
 
 
 async def test_a_thousand_local_contenders_delay_a_remote_waiter_by_a_bounded_number_of_turns(client, rival):

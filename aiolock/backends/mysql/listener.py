@@ -90,25 +90,8 @@ class Listener:
     def _ring(self) -> None:
         self._sharing.backend.sessions.spawn(self._sharing.ring({self._sharing.client}), "aiolock-mysql-ring")
 
-    def let_in(self, granted: Iterable[tuple[str, int]], sent: float) -> list[str]:
-        """Claims of ours were let in, and confirmed, by a decision of ours sent then; those that nobody knows."""
-        unknown = []
-        for owner, token in granted:
-            claim = self._claims.get(owner)
-            if claim is None:
-                unknown.append(owner)
-                continue
-            claim.pushed = claim.granted(token, sent)
-            self.discard(claim)
-            claim.event.set()
-        return unknown
-
-    def hurry(self, key: str) -> None:
-        """Whoever waits for the lock with this key (quoted) asks how it stands."""
-        self.heard_of([owner for owner, claim in self._claims.items() if quote(claim.key) == key])
-
     def heard_of(self, owners: Iterable[str]) -> None:
-        """These claims may have been granted."""
+        """Claims of ours were granted by a decision of ours."""
         for owner in owners:
             if (claim := self._claims.get(owner)) is not None:
                 claim.event.set()

@@ -88,39 +88,32 @@ class Sharing:
     async def decide(self, steps: Sequence[str], words: dict[str, Any], *, repeat: bool = True) -> Outcome:
         """Carry out the steps as one transaction, and tell whoever it let in.
 
-        Decisions that meet on two nodes of a cluster, or in a deadlock, are undone by the server and tried again.
+        Decisions that meet on two nodes of a cluster, or in a deadlock, are undone by the server and tried again. A node does
+        not always say that it has: so what came of it is read after the commit.
         With ``repeat=False``, one whose answer is lost is not.
         """
         backend = self.backend
         give_up = backend.settings.clock() + backend.settings.command_timeout
-        words = {"client": quote(self.client), **words}
         packet = "; ".join(backend.statements(step, **words) for step in (*steps, "outcome"))
         while True:
             sent = backend.settings.clock()
             try:
                 answers = await backend.ask(packet, atomic=True, repeat=repeat)
-                if answers[-3].rows:
+                inside, _, stand, granted = answers[-4:]
+                if int(inside.rows[0][0]) and stand.rows:
                     break
-                # The row of the lock is written first; without it, a node of a cluster undid what had been done by then.
             except (DeadlockDetected, BackendUnavailable) as error:
                 if not isinstance(error, DeadlockDetected) and code(error.__cause__) not in NOT_NOW:
-                    self.listener.hurry(words["id"])
                     raise
                 if backend.settings.clock() >= give_up:
                     raise BackendUnavailable(
                         f"{backend!r}: too many decisions about one lock at once"
                     ) from error
-            except BaseException:
-                # It is carried out all the same, and lets in whom nobody would tell.
-                self.listener.hurry(words["id"])
-                raise
+            if backend.settings.clock() >= give_up:
+                raise BackendUnavailable(f"{backend!r}: too many decisions about one lock at once")
             await backend.pause(AGAIN)
-        lost = self.listener.let_in([(str(owner), int(token)) for owner, token in answers[-5].rows], sent)
-        await self.ring({str(client) for (client,) in answers[-2].rows} - {self.client})
-        for owner in lost:
-            # Its bid arrived after it was given up: nobody will ask for it.
-            backend.sessions.spawn(self._forget(owner, words), "aiolock-mysql-forget")
-        state, token, declared, capacity = answers[-3].rows[0]
+        await self.tell([(str(client), str(owner)) for client, owner in granted.rows])
+        state, token, declared, capacity = stand.rows[0]
         return Outcome(
             None if state is None else int(state),
             int(token or 0),
@@ -138,11 +131,12 @@ class Sharing:
         words = self._words(key, family, name) | {"owner": quote(owner)}
         await self.decide(("step", "bury", "serve"), words)
 
-    async def _forget(self, owner: str, words: dict[str, Any]) -> None:
-        try:
-            await self.decide(("step", "depart", "serve"), {**words, "owner": quote(owner)})
-        except LockError as error:
-            log.info("a bid that nobody waits for stays until its ttl ends: %s", error)
+    async def tell(self, granted: Sequence[tuple[str, str]]) -> None:
+        """Wake the clients of bids that were granted while they waited."""
+        others = {client for client, _ in granted} - {self.client}
+        if len(others) < len({client for client, _ in granted}):
+            self.listener.heard_of([owner for client, owner in granted if client == self.client])
+        await self.ring(others)
 
     async def ring(self, clients: set[str]) -> None:
         """End the sleep of these clients' listeners, if they sleep; nobody waits for the answers."""

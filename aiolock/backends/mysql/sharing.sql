@@ -1,6 +1,6 @@
 -- Locks that several may be in: who bids for them, who is in line, who is inside. The table of bids has a row for each.
 -- States: 0 in line, 1 granted and not confirmed, 2 held, 3 forced out and not told, 4 kept for nobody, 5 watches.
--- Every decision is one transaction: `step`, what somebody wants, `serve`, what came of it, COMMIT. It begins with the row of the
+-- Every decision is one transaction: `step`, what somebody wants, `serve`, COMMIT, what came of it. It begins with the row of the
 -- lock, so decisions come one after the other; the row is changed, so that two nodes of a cluster cannot both decide.
 -- A read weighs 1, a write as much as the capacity, permits as many as they are: then one sum says who fits.
 
@@ -34,15 +34,17 @@ ON DUPLICATE KEY UPDATE
   {bids}.state = IF({bids}.state = 1, 2, {bids}.state)
 
 -- name: serve
--- Whoever is in line enters as long as there is room for all before it: nobody overtakes.
+-- Whoever is in line enters as long as there is room for all before it: nobody overtakes. A node of a cluster may undo a
+-- transaction in the middle without a word, and carry out the rest: outside of one, nobody enters. For the same reason two may
+-- have arrived with one number.
 UPDATE {bids} AS b
 JOIN (SELECT owner, SUM(weight) OVER line AS upto, SUM(block) OVER line - block AS before_it
-  FROM {bids} WHERE lock_id = {id} AND state = 0 WINDOW line AS (ORDER BY arrival)) AS q ON q.owner = b.owner
+  FROM {bids} WHERE lock_id = {id} AND state = 0 WINDOW line AS (ORDER BY arrival, owner)) AS q ON q.owner = b.owner
 JOIN (SELECT COALESCE(SUM(weight), 0) AS inside FROM {bids} WHERE lock_id = {id} AND state IN (1, 2, 4)) AS h
 JOIN {table} AS t ON t.id = {id}
 SET b.state = IF(b.owner = {owner}, 2, 1), b.token = t.token + 1 + q.before_it, b.since = UTC_TIMESTAMP(6),
   b.expires_at = UTC_TIMESTAMP(6) + INTERVAL IF(b.owner = {owner}, b.ttl, b.claim) MICROSECOND
-WHERE h.inside + q.upto <= t.capacity;
+WHERE h.inside + q.upto <= t.capacity /*M!100000 AND @@in_transaction */;
 UPDATE {table} SET since = UTC_TIMESTAMP(6), token = GREATEST(token,
   (SELECT COALESCE(MAX(b.token + b.block - 1), 0) FROM {bids} AS b WHERE b.lock_id = {id} AND b.state IN (1, 2)))
 WHERE id = {id}
@@ -52,15 +54,12 @@ WHERE id = {id}
 DELETE FROM {bids} WHERE owner = {owner} AND state = 0
 
 -- name: outcome
--- Who else of the client that decides was let in: they hear it with this very answer, so they are confirmed. Then how the
--- bid stands, and whom to tell that it has been granted.
-SELECT owner, token FROM {bids} WHERE lock_id = {id} AND state = 1 AND client = {client};
-UPDATE {bids} SET state = 2, expires_at = UTC_TIMESTAMP(6) + INTERVAL ttl MICROSECOND
-WHERE lock_id = {id} AND state = 1 AND client = {client};
+-- Whether it was not undone; then, as it has been committed, how the bid stands, and whom to tell that it was granted.
+SELECT 1 /*M!100000 AND @@in_transaction */;
+COMMIT;
 SELECT b.state, b.token, t.declared, t.capacity FROM {table} AS t LEFT JOIN {bids} AS b ON b.owner = {owner}
 WHERE t.id = {id};
-SELECT DISTINCT client FROM {bids} WHERE lock_id = {id} AND state = 1;
-COMMIT
+SELECT client, owner FROM {bids} WHERE lock_id = {id} AND state = 1
 
 -- name: confirm_bid
 UPDATE {bids} SET state = 2, expires_at = UTC_TIMESTAMP(6) + INTERVAL ttl MICROSECOND
@@ -115,7 +114,7 @@ SELECT COUNT(*) FROM {bids} WHERE lock_id = {id} AND state IN (1, 2) AND expires
 
 -- name: inspect_bids
 SELECT state, label, token, since, TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires_at), weight, mode
-FROM {bids} WHERE lock_id = {id} AND state IN (0, 1, 2, 4) AND expires_at > UTC_TIMESTAMP(6) ORDER BY arrival;
+FROM {bids} WHERE lock_id = {id} AND state IN (0, 1, 2, 4) AND expires_at > UTC_TIMESTAMP(6) ORDER BY arrival, owner;
 SELECT declared, capacity, TIMESTAMPDIFF(MICROSECOND, since, UTC_TIMESTAMP(6)) FROM {table} WHERE id = {id}
 
 -- --- waiting

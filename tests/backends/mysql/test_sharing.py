@@ -374,3 +374,17 @@ def test_a_state_says_why_a_hold_is_gone():
     assert judge(2, grant) is judge(1, grant) is grant
     assert judge(3, grant) == "force-released"
     assert judge(None, grant) == judge(4, grant) == "revoked"
+
+
+async def test_two_that_arrived_with_one_number_have_tokens_of_their_own(place, mariadb):
+    """Two nodes of a cluster may have given them that."""
+    async with place.connect() as client, place.connect() as other:
+        first = await client.semaphore("x", 2).acquire(permits=2)
+        waiters = [asyncio.create_task(each.semaphore("x", 2).acquire()) for each in (client, other)]
+        await queued(client.semaphore("x", 2), 2)
+        await as_root(mariadb, "UPDATE aiolock_bids SET arrival = 7 WHERE state = 0")
+        await first.release()
+        one, two = await asyncio.gather(*waiters)
+        assert len({first.token, one.token, two.token}) == 3
+        await one.release()
+        await two.release()
