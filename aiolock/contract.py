@@ -14,6 +14,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from aiolock.clock import Clock
+from aiolock.delivery import Waking
 from aiolock.document import Document
 from aiolock.errors import LossReason, UnsupportedKind
 from aiolock.info import Finding, Holder, LockInfo, Waiting
@@ -116,7 +117,10 @@ class Claim(ABC):
     def __init__(self, bid: Bid) -> None:
         self.bid: Bid = bid
         self.demanded_at: float | None = None
-        """When, on the local clock, it became known that others wait; the backend writes it when it is told."""
+        """Since when, on the local clock, it is known that others wait; the backend writes it when it is told.
+
+        One that is never told writes when it is to be taken for known, which may be a moment ahead.
+        """
         self.term: object = None
         """Whoever watches over its hold finds it again by this; nothing for backends."""
 
@@ -124,8 +128,8 @@ class Claim(ABC):
     async def attempt(self, wait: bool) -> Grant | None:
         """Ask once, in one atomic step; with ``wait``, a no also takes a place in the queue.
 
-        Ends within the command timeout. May be called again in every state and finds its own earlier grant or
-        place. A grant that was pushed in the meantime is answered without asking. After a cancellation or an
+        Ends within the command timeout; with ``wait``, within two, because many may ask at once. May be called again in every
+        state and finds its own earlier grant or place. A grant that was pushed in the meantime is answered without asking. After a cancellation or an
         error nobody knows whether the server heard it: only ``attempt`` and ``release`` are right then.
 
         Raises :class:`BackendUnavailable` or :class:`BackendRefused`, and :class:`ConfigError` if a semaphore is known
@@ -139,11 +143,12 @@ class Claim(ABC):
         Cancelling it changes nothing.
         """
 
-    def listen(self, call: Callable[[], None]) -> bool:  # noqa: ARG002 - for those who can
+    def listen(self, call: Callable[[], Waking | None]) -> bool:  # noqa: ARG002 - for those who can
         """Have ``call`` called once, outside of any task, when :meth:`changed` would end; whether this claim does that.
 
         If not, or if there is something to tell already, somebody has to wait for :meth:`changed`. It saves a task for
-        each lock that is waited for. Nothing is called after :meth:`release` has begun.
+        each lock that is waited for. Whom the call lets go on is to be woken by the backend, when its own things are
+        in order. Nothing is called after :meth:`release` has begun.
         """
         return False
 
@@ -159,6 +164,14 @@ class Claim(ABC):
         that many more seconds but is nobody's. Ends within the command timeout; cancelling it leaves open whether
         the server heard it, and it may be called again.
         """
+
+    def give_way(self) -> Claim | None:
+        """Give up this hold, and have a new claim for the same bid wait behind everybody, in one step at the server: that claim.
+
+        ``None`` if this claim cannot do that. If it can, it is over, the step has been sent, and nobody need wait for it: the
+        new claim is like one that has asked and was given a place.
+        """
+        return None
 
     async def downgrade(self) -> Grant:
         """Turn this write hold into a read hold, without a moment in which it is neither; ``bid.kind`` is READ then.

@@ -71,12 +71,16 @@ class Line:
 
     def next(self) -> tuple[Waiter, Terms] | None:
         """Whoever is first leaves the line, if there is anybody."""
-        if not self:
-            return None
-        waiter, terms = self._first, self._terms
-        self._advance()
-        assert waiter is not None and terms is not None  # noqa: S101, PT018 - somebody waits, as was just seen
-        return waiter, terms
+        while (waiter := self._first) is not None:
+            terms, rest = self._terms, self._rest
+            if rest:
+                self._first, self._terms = rest.popleft(), rest.popleft()
+            else:
+                self._first = self._terms = None
+            if not waiter.done():
+                assert terms is not None  # noqa: S101 - whoever waits has said what it wants
+                return waiter, terms
+        return None
 
     def give_up(self, waiter: Waiter) -> None:
         """Somebody does not wait any more, or did not get as far as to wait."""

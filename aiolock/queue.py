@@ -21,6 +21,7 @@ from dataclasses import replace
 from typing import Any
 
 from aiolock.contract import READ, Bid, Claim, Grant, Kind, margin
+from aiolock.delivery import Waking, answer
 from aiolock.errors import BackendError, BackendUnavailable, LossReason, shorten
 from aiolock.lease import Lease, Terms
 from aiolock.line import Line, Waiter
@@ -138,7 +139,7 @@ class Cohort:
         wait, clock = timeout != 0, runtime.clock
         start = clock() if timeout else 0.0
         try:
-            if not timeout or timeout > runtime.command_timeout:
+            if not timeout or timeout > 2 * runtime.command_timeout:
                 # The backend bounds it.
                 grant = await self._claim.attempt(wait)
             else:
@@ -240,25 +241,31 @@ class Cohort:
 
     def _drive(self, *, placed: bool) -> None:
         if not (placed and self._doze()):
-            self._driver = self.runtime.spawn(self._wait_at_server(placed), "aiolock-wait")
+            driver = self.runtime.spawn(self._wait_at_server(placed), "aiolock-wait")
+            # Where tasks begin at once, it may have ended before it is known here.
+            self._driver = None if driver.done() else driver
 
     def _doze(self) -> bool:
         self._lasting = True
         self._dozing = self._claim.listen(self._roused)
         return self._dozing
 
-    def _roused(self) -> None:
-        """The claim has something to tell: most likely a grant."""
+    def _roused(self) -> Waking | None:
+        """The claim has something to tell, most likely a grant: who goes on with it."""
         if not self._dozing:
-            return
+            return None
         self._dozing = False
         grant, now = self._claim.take_pushed(), self.runtime.clock()
         if grant is None or grant.until <= now:
             self._drive(placed=False)
-            return
+            return None
         self._begin(grant, now)
-        if not self._hand_over(now):
+        head = None if self._line is None else self._line.next()
+        if head is None:
             self._desert()
+            return None
+        waiter, terms = head
+        return answer(waiter, self._lend(terms, now))
 
     async def _wait_at_server(self, placed: bool) -> None:
         try:
@@ -326,7 +333,10 @@ class Cohort:
         assert term is not None  # noqa: S101 - only called where a term has just been seen
         if terms.max_hold is not None or term.limit != _NEVER:
             runtime.watchdog.limit(term, _NEVER if terms.max_hold is None else now + terms.max_hold)
-        lease = Lease(self, term, terms.on_loss, term.take_token())
+        token = term.token
+        term.token = token + 1
+        term.left -= 1
+        lease = Lease(self, term, terms.on_loss, token)
         self._lease = ref = _Borrower(lease, _dropped)
         ref.cohort = self
         stats = runtime.stats
@@ -350,38 +360,46 @@ class Cohort:
         if self._lease is None or self._lease() is not lease or term is None:
             return None
         self._lease = None
+        now = runtime.clock()
+        weight, begun = self._weight, self._since
+        claim = None
+        if not keep and self._line and self._may_pass(term, now) and self._hand_over(now):
+            since = term.claim.demanded_at
+            self._passes += since is not None and since <= now
+            runtime.stats.passed += 1
+        else:
+            claim = self._yield_claim(term, at_once=not keep)
+        # Whoever is next does not wait for this.
         stats = runtime.stats
         stats.released += 1
-        if self._weight:
-            stats.holds.record(runtime.clock() - self._since, self._weight)
-        if self._line:
-            now = runtime.clock()
-            if not keep and self._may_pass(term, now) and self._hand_over(now):
-                self._passes += term.claim.demanded_at is not None
-                stats.passed += 1
-                return None
-        return self._yield_claim(term)
+        if weight:
+            stats.holds.record(now - begun, weight)
+        return claim
 
     def _may_pass(self, term: Term, now: float) -> bool:
         since = term.claim.demanded_at
-        waited = None if since is None else now - since
+        waited = None if since is None or since > now else now - since
         return (
             term.renewed
             and not self._requested
             and may_pass(term.left, term.until - now, term.ttl, self._passes, waited)
         )
 
-    def _yield_claim(self, term: Term) -> Claim:
-        """The hold goes back to the server; whoever waits here bids again, behind the other processes."""
-        claim = self._claim
+    def _yield_claim(self, term: Term, *, at_once: bool = True) -> Claim | None:
+        """The hold goes back to the server; whoever waits here bids again, behind the other processes.
+
+        What is returned is still to be released; nothing if, ``at_once``, one step did both.
+        """
+        claim, live = self._claim, self._live()
+        heir = claim.give_way() if at_once and live else None
         self.runtime.watchdog.discard(term)
         self._term = None
-        if self._live():
-            self._claim = self.runtime.backend.claim(self._bid)
-            self._drive(placed=False)
-        else:
+        if not live:
             self._end()
-        return claim
+            return claim
+        self._claim = self.runtime.backend.claim(self._bid) if heir is None else heir
+        self._drive(placed=heir is not None)
+        return claim if heir is None else None
 
     def weaken(self, lease: Lease) -> Cohort:
         """The hold of ``lease`` becomes a read hold, of a cohort that nobody else joins; who waits here bids anew."""
@@ -391,6 +409,7 @@ class Cohort:
         alone = Cohort(self.runtime, replace(self._bid, kind=READ), None, self._claim)
         alone._lasting = True
         alone._passes = alone._weight = 0
+        alone._since = self._since
         alone._requested = False
         alone._term = term
         alone._lease = ref = _Borrower(lease, _dropped)
@@ -416,7 +435,7 @@ class Cohort:
         self._lease = None
         now = self.runtime.clock()
         if not (self._line and self._may_pass(self._term, now) and self._hand_over(now)):
-            self.runtime.clean_up(self._yield_claim(self._term))
+            self._clean_up(self._yield_claim(self._term))
         warnings.warn(
             f"a lease of {shorten(self._bid.name)} was dropped without a release: keep it, or use `async with`",
             ResourceWarning,
@@ -456,6 +475,10 @@ class Cohort:
         self.runtime.clean_up(self._claim)
         self._end()
 
+    def _clean_up(self, claim: Claim | None) -> None:
+        if claim is not None:
+            self.runtime.clean_up(claim)
+
     def _renounce(self) -> None:
         """A grant came later than its own term: it is no success."""
         self.runtime.clean_up(self._claim)
@@ -474,7 +497,7 @@ class Cohort:
         lease = None if self._lease is None else self._lease()
         self._lease = None
         # Also if the server says that the hold is gone: a request on its way may have taken a place since.
-        self.runtime.clean_up(self._yield_claim(term))
+        self._clean_up(self._yield_claim(term, at_once=False))
         if lease is not None:
             lease.lose(reason)
 

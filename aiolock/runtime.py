@@ -9,10 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import sys
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from enum import Enum
 from random import Random
 from threading import get_ident
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from aiolock.clock import Clock
 from aiolock.contract import Backend, Claim
+from aiolock.delivery import current_task
 from aiolock.errors import BackendError, LossReason, shorten
 from aiolock.figures import FIRST, THIN, Histogram, no_losses
 from aiolock.watchdog import Watchdog
@@ -30,11 +30,6 @@ if TYPE_CHECKING:
 __all__ = ["Contender", "Runtime", "State", "Stats", "current_task", "in_async_generator"]
 
 log: logging.Logger = logging.getLogger("aiolock")
-
-current_task: Callable[[asyncio.AbstractEventLoop | None], asyncio.Task[Any] | None] = asyncio.current_task
-if sys.version_info < (3, 12):
-    # A function in Python there, and asked several times for each acquire; this is the dict that it looks into.
-    current_task = asyncio.tasks._current_tasks.get  # type: ignore[attr-defined] # noqa: SLF001 - one version, and done
 
 
 class State(Enum):

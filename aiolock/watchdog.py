@@ -100,13 +100,6 @@ class Term:
         """How long to wait before asking again: less towards the end, of which a pushed grant is never far."""
         return max(min(seconds, (self.until - now) / 3), self.ttl / 100)
 
-    def take_token(self) -> int:
-        """Hand out the next token."""
-        token = self.token
-        self.token += 1
-        self.left -= 1
-        return token
-
     @property
     def event(self) -> float:
         """When this term needs attention next."""

@@ -74,8 +74,8 @@ MUTANTS = (
     Mutant(
         "renewal goes on after the release",
         "aiolock.queue",
-        "        claim = self._claim\n        self.runtime.watchdog.discard(term)\n",
-        "        claim = self._claim\n",
+        "at_once and live else None\n        self.runtime.watchdog.discard(term)\n",
+        "at_once and live else None\n",
     ),
     Mutant(
         "renewal stops at the first error",
@@ -87,15 +87,15 @@ MUTANTS = (
     Mutant(
         "no clean-up after a cancellation",
         "aiolock.queue",
-        "            self._term = None\n        self.runtime.clean_up(self._claim)\n        self._end()\n\n    def _renounce",
-        "            self._term = None\n        self._end()\n\n    def _renounce",
+        "            self._term = None\n        self.runtime.clean_up(self._claim)\n        self._end()\n\n    def _clean_up",
+        "            self._term = None\n        self._end()\n\n    def _clean_up",
     ),
     Mutant(
         "clean-up under a new owner id",
         "aiolock.queue",
-        "            self._term = None\n        self.runtime.clean_up(self._claim)\n        self._end()\n\n    def _renounce",
+        "            self._term = None\n        self.runtime.clean_up(self._claim)\n        self._end()\n\n    def _clean_up",
         "            self._term = None\n        self.runtime.clean_up(self.runtime.backend.claim(self._bid))\n"
-        "        self._end()\n\n    def _renounce",
+        "        self._end()\n\n    def _clean_up",
     ),
     Mutant(
         "the verdict comes before the replies that were received",
@@ -139,8 +139,8 @@ MUTANTS = (
     ),
     Mutant(
         "a token is handed out twice",
-        "aiolock.watchdog",
-        "        self.token += 1\n",
+        "aiolock.queue",
+        "        term.token = token + 1\n",
         "",
     ),
     Mutant(

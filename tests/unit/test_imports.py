@@ -15,7 +15,7 @@ import aiolock
 PACKAGE = Path(aiolock.__file__).parent
 
 ORDER = [
-    {"errors", "clock"},
+    {"errors", "clock", "delivery"},
     {"names", "options", "kinds", "figures", "templates"},
     {"info", "document"},
     {"contract"},
@@ -45,7 +45,17 @@ ORDER = [
 ]
 """A module imports only from sets before its own; "" is the package itself, what users import."""
 
-BACKENDS_MAY_IMPORT = {"contract", "errors", "clock", "names", "notices", "kinds", "info", "document"}
+BACKENDS_MAY_IMPORT = {
+    "contract",
+    "errors",
+    "clock",
+    "names",
+    "notices",
+    "kinds",
+    "info",
+    "document",
+    "delivery",
+}
 
 DRIVERS = {"redis": {"redis", "hiredis"}, "zookeeper": {"aiozk"}, "mysql": {"aiomysql", "pymysql"}}
 """Third-party packages, by the folder of backends that may import them."""

@@ -200,6 +200,7 @@ def test_closing_wakes_whoever_waits(connect):
         told = pool.submit(lease.wait_lost)
         waiting = pool.submit(client.lock("a").acquire)
         until(lambda: client.stats()["waiting"] == 1)
+        until(lambda: (more := lease._lease._more) is not None and more.watchers)
     assert told.result(30) == "closed"
     with pytest.raises(RuntimeError, match="closed while this task waited"):
         waiting.result(30)

@@ -8,6 +8,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from aiolock.contract import Bid, Claim, Grant
+from aiolock.delivery import Waking, wake_soon
 from aiolock.errors import BackendError, BackendRefused
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class _Ear:
     __slots__ = ("call", "changed", "placed", "pushed", "ticket", "woken")
 
     def __init__(self) -> None:
-        self.call: Callable[[], None] | None = None
+        self.call: Callable[[], Waking | None] | None = None
         self.changed: asyncio.Future[None] | None = None
         self.placed = False
         self.pushed: Grant | None = None
@@ -163,7 +164,7 @@ class RedisClaim(Claim):
                 ear.changed = None
         ear.woken = False
 
-    def listen(self, call: Callable[[], None]) -> bool:
+    def listen(self, call: Callable[[], Waking | None]) -> bool:
         """Instead of a task that waits for :meth:`changed`."""
         ear = self._listening()
         if ear.pushed is not None or ear.woken:
@@ -222,7 +223,9 @@ class RedisClaim(Claim):
         ear = self._listening()
         if ear.call is not None:
             call, ear.call = ear.call, None
-            call()
+            if (waking := call()) is not None:
+                # Others may be told of in the same message first.
+                wake_soon(waking)
             return
         ear.woken = True
         if ear.changed is not None and not ear.changed.done():

@@ -17,11 +17,11 @@ from typing import Any
 from hiredis import ProtocolError, Reader, ReplyError
 
 from aiolock.backends.redis.commands import Arg, Script, as_eval, encode
-from aiolock.backends.redis.delivery import Waking, answer, wake
 from aiolock.backends.redis.endpoint import Endpoint
 from aiolock.backends.redis.link import STABLE, Forks, Hook, Link, State
 from aiolock.backends.redis.replies import NotSent, from_reply
 from aiolock.clock import Clock
+from aiolock.delivery import Waking, answer, wake
 from aiolock.errors import BackendError, BackendUnavailable
 
 __all__ = ["Connection", "Script", "State"]
@@ -215,7 +215,7 @@ class Connection(Link):
         if wakings:
             # What several of them issue leaves together.
             mine, self._scheduled = count > 1 and not self._scheduled, self._scheduled or count > 1
-            wake(wakings, self._loop)
+            wake(wakings)
             if mine:
                 self._flush()
 

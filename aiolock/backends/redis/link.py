@@ -13,6 +13,7 @@ from random import Random
 
 from aiolock.backends.redis.endpoint import Endpoint
 from aiolock.clock import Clock
+from aiolock.delivery import read_little
 from aiolock.errors import BackendError, BackendUnavailable
 
 __all__ = ["Forks", "Hook", "Link", "State", "settle"]
@@ -251,6 +252,7 @@ class Link(asyncio.Protocol, ABC):
                 transport.abort()
                 return
             self._transport = transport
+            read_little(transport)
             self._since = self.received = self._clock()
             self._pinged = None
             self._greet(transport)

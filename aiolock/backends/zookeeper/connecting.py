@@ -19,6 +19,7 @@ from aiozk import exc, protocol
 from aiolock.backends.zookeeper.address import Host
 from aiolock.backends.zookeeper.frames import INT, Event, Request, read_event
 from aiolock.backends.zookeeper.outcomes import InDoubt
+from aiolock.delivery import read_little
 
 __all__ = ["Connection", "Refused", "framed"]
 
@@ -156,6 +157,7 @@ class Connection(asyncio.Protocol):
         """The socket is open, and TLS on it."""
         # What create_connection makes; uvloop's are no subclasses.
         self.transport = cast("asyncio.Transport", transport)
+        read_little(transport)
 
     def data_received(self, data: bytes) -> None:
         """Hand each reply that is complete to whoever asked for it."""

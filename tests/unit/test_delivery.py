@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import socket
 
 import pytest
 
-from aiolock.backends.redis.delivery import answer, wake
+from aiolock.delivery import answer, read_little, wake
 
 WORD: contextvars.ContextVar[str] = contextvars.ContextVar("word", default="none")
 
@@ -15,7 +16,8 @@ WORD: contextvars.ContextVar[str] = contextvars.ContextVar("word", default="none
 def deliver(*replies: tuple[asyncio.Future[str], str]) -> None:
     """As a connection does it, outside of any task."""
     wakings = [waking for future, reply in replies if (waking := answer(future, reply)) is not None]
-    wake(wakings, asyncio.get_running_loop())
+    if wakings:
+        wake(wakings)
 
 
 async def passes(count: int = 3) -> None:
@@ -156,3 +158,34 @@ def test_what_ends_a_program_ends_it_after_the_others_had_their_replies(error):
     loop.run_until_complete(task)
     assert story == ["2", "and on"]
     loop.close()
+
+
+async def test_a_connection_reads_no_more_at_a_time_than_answers_are_long():
+    """What this relies on is no promise of asyncio's; if it goes, reads cost several times as much again."""
+    near, far = socket.socketpair()
+    sizes: list[int] = []
+
+    class Watched(asyncio.Protocol):
+        def connection_made(self, transport):
+            read_little(transport)
+
+        def data_received(self, data):
+            sizes.append(len(data))
+
+    transport, _ = await asyncio.get_running_loop().create_connection(Watched, sock=near)
+    try:
+        far.setblocking(False)
+        far.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        sent = far.send(bytes(1 << 18))
+        async with asyncio.timeout(10):
+            while sum(sizes) < sent:  # noqa: ASYNC110 - another socket's state
+                await asyncio.sleep(0.001)
+        assert sent > 65536
+        assert max(sizes) <= 65536
+    finally:
+        transport.abort()
+        far.close()
+
+
+def test_other_transports_have_other_ways():
+    read_little(object())
