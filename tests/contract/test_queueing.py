@@ -9,7 +9,6 @@ import math
 import pytest
 
 from aiolock import AcquireTimeout, ConfigError
-from aiolock.queue import PASSES
 from tests.contract.staging import (
     PATIENCE,
     gets_the_lock,
@@ -116,7 +115,9 @@ async def test_local_passing_ends_when_others_wait(client, rival):
     assert turns_after <= 100
 
 
-async def test_a_thousand_local_contenders_delay_a_remote_waiter_by_a_bounded_number_of_turns(client, rival):
+async def test_a_thousand_local_contenders_delay_a_remote_waiter_by_a_bounded_number_of_turns(
+    deployment, client, rival
+):
     lock = client.lock("x", ttl=LONG)
     waits = False
     turns = 0
@@ -126,18 +127,23 @@ async def test_a_thousand_local_contenders_delay_a_remote_waiter_by_a_bounded_nu
         while True:
             async with lock as lease:
                 # Counted from when the holder's process can know: what happens before that is the network's time.
-                turns += waits and lease._term.claim.demanded_at is not None
+                since = lease._term.claim.demanded_at
+                turns += waits and since is not None and since <= client._runtime.clock()
                 await asyncio.sleep(0)
 
     contenders = [asyncio.create_task(greedy()) for _ in range(1000)]
     delays = []
     async with asyncio.timeout(PATIENCE):
         await waiting(client, 999)
-        for _ in range(10):
+        opened = False
+        while len(delays) < 10:
             turns, waits = 0, True
             async with rival.lock("x"):
                 waits = False
-                delays.append(turns)
+                # The first time that it has to wait, some backends open a connection for that.
+                if opened:
+                    delays.append(turns)
+                opened = opened or turns > 0
             # So that it comes while they pass it on again.
             passed = client.stats()["passed"]
             await until(lambda passed=passed: client.stats()["passed"] > passed)
@@ -146,7 +152,7 @@ async def test_a_thousand_local_contenders_delay_a_remote_waiter_by_a_bounded_nu
     await asyncio.wait(contenders, timeout=PATIENCE)
     # The turn in which the demand becomes known, and the passes after it; the same again whenever the next bid of the
     # thousand overtakes the first request of the one, which can happen while that is on its way.
-    assert max(delays) <= 5 * (1 + PASSES), delays
+    assert max(delays) <= 5 * (1 + deployment.passes), delays
     await nothing_remains(client, "x")
 
 

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from aiolock.backends.mysql.connection import Session
 from aiolock.backends.mysql.driver import Result
+from aiolock.backends.mysql.gate import Gate
 from aiolock.backends.mysql.sessions import Sessions
 from aiolock.contract import Backend
 from aiolock.errors import BackendUnavailable, DeadlockDetected
@@ -28,13 +29,15 @@ class Asking(Backend):
     """The server as messages call it, without the password."""
     random: Random
     sessions: Sessions
+    gate: Gate
 
-    async def within(self, work: Coroutine[Any, Any, T]) -> T:
+    async def within(self, work: Coroutine[Any, Any, T], limit: float | None = None) -> T:
         """What ``work`` returns, if it ends within the command timeout: opening a connection and asking again included.
 
-        Commands under way are not interrupted; only the waiting for them is.
+        Commands under way are not interrupted; only the waiting for them is. ``limit`` is less than that.
         """
-        limit = self.settings.command_timeout
+        if limit is None:
+            limit = self.settings.command_timeout
         try:
             async with asyncio.timeout(limit):
                 return await work
@@ -45,12 +48,18 @@ class Asking(Backend):
             raise BackendUnavailable(f"{self.address}: no answer within {limit:g} s") from error
 
     async def ask(
-        self, packet: str, session: Session | None = None, *, atomic: bool = False, repeat: bool = True
+        self,
+        packet: str,
+        session: Session | None = None,
+        *,
+        atomic: bool = False,
+        repeat: bool = True,
+        urgent: bool = False,
     ) -> list[Result]:
         """Have a packet carried out, on ``session`` or on the main one; what can be repeated is repeated once.
 
         Packets that come here find what they did before, except with ``repeat=False``: such a one is not repeated
-        when its answer was lost. An ``atomic`` packet is a transaction.
+        when its answer was lost. An ``atomic`` packet is a transaction, an ``urgent`` one stands behind no others.
         """
         timeout = self.settings.command_timeout
         if session is not None:
@@ -58,16 +67,22 @@ class Asking(Backend):
         session = await self.sessions.main()
         sent = self.settings.clock()
         try:
-            return await self.undisturbed(session, packet, atomic=atomic)
+            return await self.undisturbed(session, packet, atomic=atomic, urgent=urgent)
         except BackendUnavailable:
             left = timeout - (self.settings.clock() - sent)
             if not repeat or session.alive or left <= 0:
                 raise
         session = await self.sessions.main()
-        return await self.undisturbed(session, packet, left, atomic=atomic)
+        return await self.undisturbed(session, packet, left, atomic=atomic, urgent=urgent)
 
     async def undisturbed(
-        self, session: Session, packet: str, timeout: float | None = None, *, atomic: bool = False
+        self,
+        session: Session,
+        packet: str,
+        timeout: float | None = None,
+        *,
+        atomic: bool = False,
+        urgent: bool = False,
     ) -> list[Result]:
         """Have a packet carried out, again and again within the (command) timeout if the server undoes it.
 
@@ -78,7 +93,7 @@ class Asking(Backend):
         give_up = self.settings.clock() + timeout
         while True:
             try:
-                return await session.run(packet, timeout, atomic=atomic)
+                return await session.run(packet, timeout, atomic=atomic, urgent=urgent)
             except DeadlockDetected as error:
                 if self.settings.clock() >= give_up:
                     raise self._contended() from error

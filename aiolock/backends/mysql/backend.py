@@ -17,6 +17,8 @@ from aiolock.backends.mysql.connection import Session
 from aiolock.backends.mysql.doctor import diagnose
 from aiolock.backends.mysql.document import MySQLDocument
 from aiolock.backends.mysql.driver import Result
+from aiolock.backends.mysql.gate import Gate
+from aiolock.backends.mysql.guest import Guests
 from aiolock.backends.mysql.lease import LeaseMode
 from aiolock.backends.mysql.loan import RowLoan
 from aiolock.backends.mysql.probe import GALERA, cluster, promises, refuse, variables
@@ -25,6 +27,7 @@ from aiolock.backends.mysql.session_claim import SessionMode
 from aiolock.backends.mysql.sessions import Sessions
 from aiolock.backends.mysql.sharing import Sharing
 from aiolock.backends.mysql.statements import Statements, quote
+from aiolock.backends.mysql.turns import ALONE
 from aiolock.contract import (
     Bid,
     Claim,
@@ -38,7 +41,6 @@ from aiolock.contract import (
     Notice,
     Renewal,
     Settings,
-    certain_until,
 )
 from aiolock.errors import (
     ConfigError,
@@ -58,8 +60,6 @@ MODES: dict[str, type[LeaseMode | SessionMode | RowMode]] = {
     "row": RowMode,
 }
 TABLE = re.compile(r"[A-Za-z0-9_]{1,48}")
-ALONE = 0.005
-"""For how many seconds after a grant it is taken that nobody else waits."""
 MOST = 16
 """How many sessions wait, or hold what they waited for, unless `connections=` says otherwise."""
 
@@ -122,6 +122,8 @@ class MySQLBackend(Asking):
         """Whether SYSDATE is NOW here, and says when a statement began instead of what the time is."""
         self.rolls_back = False
         """Whether the server ends a whole transaction when one of its statements has waited for too long."""
+        self.guests = Guests()
+        """Connections of callers on which something of ours is under way."""
         self.mode = MODES[chosen](self)
         self.notices = Notices()
         self.random = Random()
@@ -169,6 +171,7 @@ class MySQLBackend(Asking):
             ended=self.mode.ended,
             clock=self.settings.clock,
         )
+        self.gate = Gate(self.settings.clock, self.settings.command_timeout)
         await self.sessions.main()
         if self.mode.name != "session":
             await self.ensure_schema(create=self._schema == "auto")
@@ -182,24 +185,29 @@ class MySQLBackend(Asking):
         await tables.ensure(self, create=create)
 
     async def purge(self, idle: float) -> int:
-        """Delete the rows of this namespace that nobody has needed for ``idle`` seconds; how many there were.
+        """Delete the rows of this namespace that nobody has needed for ``idle`` seconds; how many locks they were.
 
-        At least an hour. May be called at any time, by anybody, while locks are taken and left. Locks that come back
-        continue with greater tokens, as long as the server's clock is not set back by more than ``idle`` seconds. In the row
-        mode, where rows do not say when they were used, these are rows that were made so long ago and are free now. The
-        session mode has none. Needs the right to DELETE. Cancelling it leaves the rest of the rows.
+        See :func:`aiolock.mysql.purge`, which is for programs.
         """
-        if not idle >= tables.LEAST_IDLE:
-            raise ConfigError(f"idle must be at least {tables.LEAST_IDLE} seconds, not {shorten(idle)}")
+        microseconds = self.check_purge(idle)
+        if not hasattr(self, "sessions"):
+            raise RuntimeError("the client of this backend is not open: enter it with `async with` first")
+        return await tables.purge(self, microseconds)
+
+    def check_purge(self, idle: object) -> int:
+        """The µs of ``idle``, if there may be rows to purge; raises what :meth:`purge` raises before any I/O."""
         if isinstance(self.mode, SessionMode):
             raise UnsupportedKind(
-                "purge", f"{self.name} with ?mode=session", "there are no rows in that mode"
+                "rows to purge", f"{self.name} with ?mode=session", "use the mode that has made them"
             )
-        return await self.mode.purge(round(idle * 1_000_000))
+        return tables.check_idle(idle)
 
     async def aclose(self) -> None:
         """Close every connection."""
         if hasattr(self, "sessions"):
+            if isinstance(self.mode, SessionMode):
+                self.mode.lookout.stop()
+            await self.guests.aclose(self.settings.command_timeout)
             await self.sessions.aclose()
 
     async def _keep_talking(self) -> None:
@@ -224,13 +232,9 @@ class MySQLBackend(Asking):
         Nobody tells a holder that others wait. So for a moment it is taken that nobody does, because passing the hold on
         inside the process is so much cheaper than passing it on between processes; then it is taken that somebody does.
         """
-        if count > 1:
-            asyncio.get_running_loop().call_later(ALONE, self._demanded, claim)
-        return Grant(token, count, certain_until(sent, claim.bid.ttl), demand=False)
-
-    def _demanded(self, claim: Claim) -> None:
-        if claim.demanded_at is None:
-            claim.demanded_at = self.settings.clock()
+        if count > 1 and claim.demanded_at is None:
+            claim.demanded_at = self.settings.clock() + ALONE
+        return Grant(token, count, sent + claim.bid.certain, demand=False)
 
     # --- the contract
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 
 from aiolock.backends.mysql.driver import Result
@@ -17,54 +18,29 @@ Told = Callable[[list[Result] | LockError], None]
 class Command:
     """A packet, and what is to happen when it has been answered."""
 
-    __slots__ = (
-        "again",
-        "answer",
-        "atomic",
-        "blocks",
-        "changes",
-        "heard",
-        "late",
-        "lingers",
-        "packet",
-        "silence",
-        "then",
-    )
+    answer: asyncio.Future[list[Result]] | None = None
+    """Who waits for the answer, if anybody does."""
+    heard: Told | None = None
+    """Who is called with it."""
+    blocks = False
+    """Whether it waits for others, as it should: nobody waits for its end when the session is closed."""
+    atomic = False
+    """Whether it is a transaction: what is left of one that failed must not become part of the next command."""
+    silence = 0
+    """After how many seconds without a word the server is to end the session from then on; 0: as it is."""
+    changes = False
+    """Whether it was sent together with a new silence."""
+    then: Callable[[], None] | None = None
+    """What is called when it is done; a command with this is sent even if nobody waits for it any more."""
+    again = False
+    """Whether it was sent before, and refused."""
 
-    def __init__(
-        self,
-        packet: str,
-        late: float,
-        *,
-        answer: asyncio.Future[list[Result]] | None = None,
-        heard: Told | None = None,
-        blocks: bool = False,
-        atomic: bool = False,
-        silence: int = 0,
-        then: Callable[[], None] | None = None,
-        lingers: bool = False,
-    ) -> None:
+    def __init__(self, packet: str, timeout: float) -> None:
         self.packet = packet
-        self.lingers = lingers
-        """Whether it may wait for one pass of the loop, for a command that takes it along."""
-        self.late = late
-        """When, by the loop's clock, the answer should have come."""
-        self.silence = silence
-        """After how many seconds without a word the server is to end the session from then on; 0: as it is."""
-        self.then = then
-        """What is called when it is done; a command with this is sent even if nobody waits for it any more."""
-        self.again = False
-        """Whether it was sent before, and refused."""
-        self.blocks = blocks
-        """Whether it waits for others, as it should: nobody waits for its end when the session is closed."""
-        self.atomic = atomic
-        """Whether it is a transaction: what is left of one that failed must not become part of the next command."""
-        self.changes = False
-        """Whether it was sent together with a new silence."""
-        self.answer = answer
-        """Who waits for the answer, if anybody does."""
-        self.heard = heard
-        """Who is called with it."""
+        self.timeout = timeout
+        """How many seconds the answer may take; ``inf``: as many as it likes."""
+        self.late = math.inf
+        """When, by the loop's clock, it should have come, once it was asked for."""
 
     @property
     def unwanted(self) -> bool:

@@ -42,8 +42,16 @@ class Session:
         """For how many seconds a session that has locks may be late with an answer before it is given up."""
         self._driver: Driver | None = None
         self._commands: deque[Command] = deque()
+        self._urgent: deque[Command] = deque()
+        """Those that do not stand behind the others."""
         self._current: Command | None = None
         """What the server has not answered yet."""
+        self._repeated = ""
+        """What was last sent to wait for others."""
+        self._prepared: int | None = None
+        """The number of the statement that was prepared for that."""
+        self._silent = False
+        """Whether the answer to what was sent is late: nothing that is asked now would be answered in time."""
         self._rolling_back = False
         self._timer: asyncio.TimerHandle | None = None
         self._over = False
@@ -65,7 +73,18 @@ class Session:
     @property
     def idle(self) -> bool:
         """Whether it has nothing to do at this moment."""
-        return self._current is None and not self._commands
+        return self._current is None and not self._commands and not self._urgent
+
+    @property
+    def free(self) -> bool:
+        """Whether what is sent now is sent at once."""
+        return (
+            self._current is None
+            and not self._over
+            and not self._commands
+            and not self._urgent
+            and not self._rolling_back
+        )
 
     @property
     def blocked(self) -> bool:
@@ -108,36 +127,30 @@ class Session:
         atomic: bool = False,
         silence: int = 0,
         then: Callable[[], None] | None = None,
-        lingers: bool = False,
+        urgent: bool = False,
     ) -> list[Result]:
         """Send a packet after those that came before, and wait for its answers, at most ``timeout`` seconds.
+
+        The time counts from when it is sent: as long as the server answers, what others have asked for before is no reason
+        to give up. One that is ``urgent`` stands only behind others of that kind.
 
         ``atomic`` says that it is a transaction, which is rolled back if one of its statements fails. ``silence`` is
         the ``wait_timeout`` that the session has from then on; if it must be set, its answer comes first. ``then`` is
         called when the packet is done: such a one gives something back, so it is carried out for as long as the session
-        lives, whatever becomes of the caller; if the server refuses it twice, the session ends. One that ``lingers`` is
-        sent one pass of the loop later, unless :meth:`line_up` takes it along.
+        lives, whatever becomes of the caller; if the server refuses it twice, the session ends.
 
         Cancelling it stops the waiting; the command is carried out if it was sent. When the time is over nobody knows
         whether it was, and the session ends; one that has locks only after as long as they may be silent.
         """
         if not self.alive:
             raise BackendUnavailable(f"{self._address.text}: the connection is closed")
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[list[Result]] = loop.create_future()
-        late = math.inf if timeout is None else loop.time() + timeout
-        self._take(
-            Command(
-                packet,
-                late,
-                answer=answer,
-                blocks=blocks,
-                atomic=atomic,
-                silence=silence,
-                then=then,
-                lingers=lingers,
-            )
-        )
+        if self._silent and then is None:
+            raise self._unanswered()
+        answer: asyncio.Future[list[Result]] = asyncio.get_running_loop().create_future()
+        command = Command(packet, math.inf if timeout is None else timeout)
+        command.answer, command.then = answer, then
+        command.blocks, command.atomic, command.silence = blocks, atomic, silence
+        self._take(command, urgent=urgent)
         try:
             return await answer
         except BaseException:
@@ -149,53 +162,57 @@ class Session:
     def send(self, packet: str, timeout: float) -> None:
         """Send a packet whose answer nobody waits for."""
         if self.alive:
-            self._take(Command(packet, asyncio.get_running_loop().time() + timeout))
+            self._take(Command(packet, timeout))
 
-    def line_up(self, packet: str, limit: float | None, heard: Told, instead: str = "") -> None:
-        """Send a packet that waits for others; ``heard`` is called with its answers or an error, for at most ``limit`` seconds.
-
-        If something lingers, ``instead`` is sent, which does that as well; it then is over, because it comes first.
-        """
-        if not self.alive:
+    def line_up(self, packet: str, limit: float | None, heard: Told) -> None:
+        """Send a packet that waits for others; ``heard`` is called with its answers or an error, for at most ``limit`` seconds."""
+        driver = self._driver
+        if driver is None or self._over:
             heard(BackendUnavailable(f"{self._address.text}: the connection is closed"))
             return
-        late = math.inf if limit is None else asyncio.get_running_loop().time() + limit
-        lingering = None
-        if instead and self.lingering:
-            lingering, packet = self._commands.popleft(), instead
-        self._take(Command(packet, late, heard=heard, blocks=True))
-        if lingering is not None:
-            if lingering.then is not None:
-                lingering.then()
-            lingering.tell([])
+        command = Command(packet, math.inf if limit is None else limit)
+        command.heard, command.blocks = heard, True
+        if limit is None and self.free:
+            # As `_take`, on the shortest way.
+            self._current = command
+            if packet == self._repeated:
+                if self._prepared is not None:
+                    driver.repeat(self._prepared, self._heard)
+                    return
+                driver.prepare(packet, self._learn)
+            else:
+                self._repeat(driver, packet)
+            driver.ask(packet, self._heard, usual=True)
+        else:
+            self._take(command)
 
-    @property
-    def lingering(self) -> bool:
-        """Whether there is nothing to do but a command that waits for one that takes it along."""
-        return self._current is None and len(self._commands) == 1 and self._commands[0].lingers
+    def _repeat(self, driver: Driver, packet: str) -> None:
+        """It may be sent again and again from now on; the second time, it is prepared."""
+        if self._prepared is not None:
+            driver.forget(self._prepared)
+        self._repeated, self._prepared = packet, None
+
+    def _learn(self, outcome: list[Result] | Exception) -> None:
+        if not isinstance(outcome, Exception):
+            self._prepared = outcome[0].rows[0][0]
 
     # --- one after the other
 
     def _asked(self) -> list[Command]:
-        return [*([self._current] if self._current is not None else []), *self._commands]
+        current = [self._current] if self._current is not None else []
+        return [*current, *self._urgent, *self._commands]
 
-    def _take(self, command: Command) -> None:
-        self._commands.append(command)
-        if command.late < math.inf and (self._timer is None or command.late < self._timer.when()):
-            self._arm(command.late)
-        if command.lingers and len(self._commands) == 1:
-            asyncio.get_running_loop().call_soon(self._next)
-        else:
-            self._next()
+    def _take(self, command: Command, *, urgent: bool = False) -> None:
+        (self._urgent if urgent else self._commands).append(command)
+        self._next()
 
     def _next(self) -> None:
         """Send what may be sent now."""
         driver = self._driver
-        while self._commands and not self._over and not self._rolling_back and driver is not None:
-            command = self._commands[0]
-            if self._current is not None:
+        while self._current is None and not self._over and not self._rolling_back and driver is not None:
+            if not self._urgent and not self._commands:
                 return
-            self._commands.popleft()
+            command = (self._urgent or self._commands).popleft()
             if command.unwanted:
                 # It was not sent.
                 continue
@@ -204,13 +221,18 @@ class Session:
             command.changes = command.silence not in (0, self.silence)
             if command.changes:
                 packet = f"SET SESSION wait_timeout={command.silence}; {packet}"
-            driver.ask(packet, self._heard)
+            if command.timeout < math.inf:
+                command.late = asyncio.get_running_loop().time() + command.timeout
+                if self._timer is None or command.late < self._timer.when():
+                    self._arm(command.late)
+            driver.ask(packet, self._heard, usual=command.blocks)
 
     def _heard(self, outcome: list[Result] | Exception) -> None:
         if self._over:
             return
         command, self._current = self._current, None
         assert command is not None  # noqa: S101 - somebody asked
+        self._silent = False
         if isinstance(outcome, Exception):
             self._failed(command, outcome)
         else:
@@ -219,8 +241,13 @@ class Session:
                 self.silence = command.silence
             if command.then is not None:
                 command.then()
-            command.tell(outcome)
-        self._next()
+            if (heard := command.heard) is not None:
+                command.heard = None
+                heard(outcome)
+            else:
+                command.tell(outcome)
+        if self._commands or self._urgent:
+            self._next()
 
     def _failed(self, command: Command, error: Exception) -> None:
         if command.changes:
@@ -229,7 +256,7 @@ class Session:
         if command.then is not None and not fatal:
             if not command.again:
                 command.again = True
-                self._commands.appendleft(command)
+                self._urgent.appendleft(command)
                 return
             fatal = True
         translated = translate(error, self._address.text)
@@ -259,20 +286,27 @@ class Session:
     def _look(self) -> None:
         """One timer for all commands: most are over long before it."""
         self._timer = None
-        now = asyncio.get_running_loop().time()
-        for command in self._asked():
-            if command.late <= now:
-                command.late = math.inf
-                self._late(command)
-        if not self._over:
-            late = min((one.late for one in self._asked()), default=math.inf)
-            if late < math.inf:
-                self._arm(late)
+        command = self._current
+        if command is None or command.late == math.inf:
+            return
+        if command.late <= asyncio.get_running_loop().time():
+            command.late = math.inf
+            self._late(command)
+        else:
+            self._arm(command.late)
+
+    def _unanswered(self) -> BackendUnavailable:
+        return BackendUnavailable(f"{self._address.text}: no answer in time")
 
     def _late(self, command: Command) -> None:
-        if command is not self._current and command.unwanted:
-            return
-        command.tell(BackendUnavailable(f"{self._address.text}: no answer in time"))
+        command.tell(self._unanswered())
+        self._silent = True
+        for queue in (self._urgent, self._commands):
+            # What gives something back is sent all the same, if there is anybody to hear it some day.
+            waiting = [other for other in queue if other.then is None]
+            for other in waiting:
+                queue.remove(other)
+                other.tell(self._unanswered())
         if self.locks and self._patience:
             # With the session its locks would go; until their terms end the answer may still come.
             asyncio.get_running_loop().call_later(self.silence or self._patience, self._given_up, command)
@@ -313,6 +347,7 @@ class Session:
         commands = self._asked()
         self._current = None
         self._commands.clear()
+        self._urgent.clear()
         for command in commands:
             command.tell(BackendUnavailable(f"{self._address.text}: the connection was lost"))
         self._ended(self)

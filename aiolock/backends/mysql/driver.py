@@ -20,9 +20,16 @@ from pymysql.constants import CLIENT, COMMAND
 
 from aiolock.backends.mysql.wire import Heard, Result, Wire
 
-__all__ = ["NO_TLS", "Driver", "Result"]
+__all__ = ["NO_RSA", "NO_TLS", "Driver", "Result"]
 
 NO_TLS = "the server does not offer TLS, which was asked for"
+NO_RSA = (
+    "without TLS, the password of this account (MySQL's caching_sha2_password or sha256_password) is sent encrypted by the "
+    "package cryptography, which is not installed: use tls=verify, or install cryptography"
+)
+
+NO_LOGIN = 2061
+"""The number that MySQL's own clients give to a way of logging in that does not work on their side."""
 
 _TCP_KEEPALIVE = (("TCP_KEEPIDLE", 3), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3))
 """A dead link under a statement that waits for long is noticed after so many seconds and probes."""
@@ -66,11 +73,32 @@ class Driver(aiomysql.Connection):  # type: ignore[misc]  # the driver is untype
     async def _request_authentication(self) -> None:
         if self._ssl_context is not None and not self.server_capabilities & CLIENT.SSL:
             raise pymysql.err.OperationalError(2026, NO_TLS)
-        await super()._request_authentication()
+        try:
+            await super()._request_authentication()
+        except RuntimeError as error:
+            # That is how the driver says that it lacks the package.
+            if "cryptography" not in str(error):
+                raise
+            raise pymysql.err.OperationalError(NO_LOGIN, NO_RSA) from error
 
-    def ask(self, packet: str, heard: Heard) -> None:
-        """Send one packet of one or several statements; ``heard`` is called with all their answers, or an error."""
-        self._wire.ask(packet, heard)
+    def ask(self, packet: str, heard: Heard, *, usual: bool = False) -> None:
+        """Send one packet of one or several statements; ``heard`` is called with all their answers, or an error.
+
+        ``usual`` says that it is one that is asked again and again.
+        """
+        self._wire.ask(packet, heard, usual=usual)
+
+    def prepare(self, statement: str, heard: Heard) -> None:
+        """Have the server prepare a statement; ``heard`` is told its number, or an error."""
+        self._wire.prepare(statement, heard)
+
+    def repeat(self, number: int, heard: Heard) -> None:
+        """As :meth:`ask`, for a prepared statement that answers one large integer."""
+        self._wire.execute(number, heard)
+
+    def forget(self, number: int) -> None:
+        """A prepared statement is of no more use."""
+        self._wire.forget(number)
 
     async def execute(self, packet: str) -> list[Result]:
         """The same for who waits. Cancelling it stops the waiting: the connection is of no more use then."""

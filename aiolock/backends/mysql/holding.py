@@ -32,7 +32,7 @@ from aiolock.contract import (
     Renewal,
     certain_until,
 )
-from aiolock.errors import BackendUnavailable, LockError
+from aiolock.errors import BackendRefused, BackendUnavailable, LockError
 
 if TYPE_CHECKING:
     from aiolock.backends.mysql.backend import MySQLBackend
@@ -68,9 +68,6 @@ class HoldingClaim(TurnClaim):
         """The session that has it, or may have it."""
         self._giving: tuple[Session, asyncio.Future[None]] | None = None
         """The session that was asked to give it back, and what is done when it has."""
-
-    lingers = False
-    """Whether a release waits for a successor of ours to take it along."""
 
     async def _in_turn(self, place: Place, session: Session) -> Grant | None:
         backend = self._backend
@@ -126,7 +123,6 @@ class HoldingClaim(TurnClaim):
                 self._put_back(),
                 self._backend.settings.command_timeout,
                 then=lambda: self._given_back(session),
-                lingers=session.contended and self.lingers,
             )
             return
         giving = self._giving[1]
@@ -204,7 +200,11 @@ class HoldingMode(ABC):
         for start in range(0, len(claims), BATCH):
             batch = claims[start : start + BATCH]
             try:
-                proof = await session.run(self.proof(batch), self.backend.settings.command_timeout)
+                proof = await session.run(
+                    self.proof(batch), self.backend.settings.command_timeout, urgent=True
+                )
+                if not int(proof[-1].rows[0][-1]):
+                    raise self.demoted()
             except LockError as error:
                 answers.update(dict.fromkeys(batch, error if session.alive else "session"))
                 continue
@@ -214,8 +214,15 @@ class HoldingMode(ABC):
         return answers
 
     def proof(self, claims: Sequence[HoldingClaim]) -> str:  # noqa: ARG002 - a transaction that goes on is proof enough
-        """What to ask a session so that its answer proves that it has the locks of ``claims``."""
-        return self.backend.statements("ping")
+        """What to ask a session so that its answer proves that it has the locks of ``claims``; at last, whether the server
+        may write."""
+        return self.backend.statements("writable")
+
+    def demoted(self) -> BackendRefused:
+        """The server may not write any more: another one is likely to give out locks by now."""
+        return BackendRefused(
+            f"{self.backend!r}: the server has become read_only: locks of this mode are taken at the one that is written to"
+        )
 
     def proven(self, answers: list[Result], count: int) -> Sequence[bool]:  # noqa: ARG002 - see above
         """Which of ``count`` locks an answer to that proves."""

@@ -14,7 +14,8 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from aiolock.backends.mysql.connection import Session
-from aiolock.backends.mysql.place import Place, Stand
+from aiolock.backends.mysql.holding import BLOCK
+from aiolock.backends.mysql.place import Place, Queue, Stand
 from aiolock.backends.mysql.statements import quote
 from aiolock.backends.mysql.turns import TurnClaim, left
 from aiolock.contract import Bid, Grant
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["GRACE", "MOMENT", "LeaseClaim", "Look", "judge"]
 
-BLOCK = 64
-"""How many tokens a grant carries whose hold may be passed on inside this process."""
 GRACE = 0.5
 """For how many seconds a row is free before somebody without the turnstile may take it."""
 MOMENT = 0.2
@@ -156,14 +155,13 @@ class LeaseClaim(TurnClaim):
         self._user = -1
         self._pause = FIRST_LOOK
         backend = self._backend
-        return Place(
-            backend.sessions,
+        queue = Queue(
             self.turnstile,
             backend.statements("line_up", turnstile=quote(self.turnstile), who=self.bid.label.encode().hex()),
-            came=lambda answers: answers[0].rows[0][0] == 1,
-            put_back=backend.statements("put_back", turnstile=quote(self.turnstile)),
-            timeout=backend.settings.command_timeout,
+            backend.statements("put_back", turnstile=quote(self.turnstile)),
+            backend.settings.command_timeout,
         )
+        return Place(backend.sessions, queue)
 
     async def _wait(self, place: Place) -> None:
         if place.stand is Stand.TURN and self._user == 0:

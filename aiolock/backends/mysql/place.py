@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from enum import Enum
+from typing import NamedTuple
 
 from aiolock.backends.mysql.connection import Session
 from aiolock.backends.mysql.driver import Result
 from aiolock.backends.mysql.failures import INTERRUPTED, NOT_NOW, code
 from aiolock.backends.mysql.sessions import Sessions
+from aiolock.delivery import Waking, wake
 from aiolock.errors import BackendError, LockError
 
-__all__ = ["Place", "Stand"]
+__all__ = ["Place", "Queue", "Stand"]
 
 KILL_AGAIN = 0.2
 """Seconds after which a statement that did not end is killed once more."""
@@ -38,40 +40,49 @@ class Stand(Enum):
     GONE = "the session was lost"
 
 
+class Queue(NamedTuple):
+    """What is sent to stand in line for one lock, and to leave it."""
+
+    key: str
+    """What the session has when it is its turn, as the server calls it."""
+    statement: str
+    """What blocks until then."""
+    put_back: str
+    """What gives it back, whether we had it or not."""
+    timeout: float
+    """How many seconds everything may take that does not block."""
+    tells: bool = True
+    """Whether the first value of its answer says if it is our turn; else it is when it was answered."""
+    prelude: str = ""
+    """What is sent before the statement, each time; in a packet of its own, because when KILL QUERY comes between two
+    statements of one packet, the server sends no answer for the second."""
+    silence: int = 0
+    """After how many seconds the server is to end a session that has its turn and says nothing; 0: as it is."""
+    limit: float | None = None
+    """After how many seconds the statement must have ended by itself, if it does."""
+
+
 class Place:
     """A statement that blocks until it is our turn."""
 
+    __slots__ = (
+        *("_asked", "_behind", "_call", "_queue", "_sessions", "_starter", "_waiting"),
+        *("answers", "due", "leaving", "look", "sent", "session", "stand"),
+    )
+
     def __init__(
-        self,
-        sessions: Sessions,
-        key: str,
-        statement: str,
-        *,
-        came: Callable[[list[Result]], bool],
-        put_back: str,
-        timeout: float,
-        limit: float | None = None,
-        prelude: str = "",
-        silence: int = 0,
-        session: Session | None = None,
-        instead: str = "",
+        self, sessions: Sessions, queue: Queue, session: Session | None = None, give_way: str = ""
     ) -> None:
+        """In line on ``session``, which has the lock, by ``give_way``; else on one that is to be found."""
         self._sessions = sessions
-        self._key = key
-        self._statement = statement
-        self._came = came
-        self._put_back = put_back
-        self._timeout = timeout
-        self._instead = instead
-        """What is sent instead when a release in the same session can be taken along."""
-        self._clock = sessions.clock
-        self._prelude = prelude
-        """What is sent before the statement, each time; in a packet of its own, because when KILL QUERY comes between two
-        statements of one packet, the server sends no answer for the second."""
-        self._silence = silence
-        """After how many seconds the server is to end a session that has its turn and says nothing; 0: as it is."""
-        self._limit = limit
-        """After how many seconds the statement must have ended by itself, if it does."""
+        self._queue = queue
+        self._behind = session is not None
+        """Whether we came by giving way: nobody knows whether that was done if the statement is ended."""
+        self._call: Callable[[], Waking | None] | None = None
+        self.look: Callable[[Place], Awaitable[float]] | None = None
+        """What finds out whether our turn has come without a word, and in how many seconds to look again."""
+        self.due = 0.0
+        """When that is to be called next, by the local clock."""
         self.leaving: asyncio.Task[None] | None = None
         self.session: Session | None = session
         self.stand = Stand.WAITING
@@ -86,10 +97,19 @@ class Place:
         if session is None:
             self._starter = sessions.spawn(self._start(), "aiolock-mysql-wait")
         else:
-            session.locks[key] = self
-            self._line_up(session)
+            session.locks[queue.key] = self
+            self._send(session, give_way)
+
+    def again(self, session: Session, give_way: str) -> None:
+        """In line once more, on the session that we handed over."""
+        self.stand = Stand.WAITING
+        self.session = session
+        self._behind = True
+        session.locks[self._queue.key] = self
+        self._send(session, give_way)
 
     async def _start(self) -> None:
+        queue = self._queue
         try:
             session = self.session or await self._sessions.take()
             if session is None:
@@ -97,13 +117,13 @@ class Place:
                 return
             self.session = session
             # From the moment that it may have the turn.
-            session.locks[self._key] = self
-            if self._instead:
+            session.locks[queue.key] = self
+            if self._behind:
                 # It was ended somewhere: the lock of before may still be there.
-                self._instead = ""
-                await session.run(self._put_back, self._timeout)
-            if self._prelude or self._silence not in (0, session.silence):
-                await session.run(self._prelude or "DO 0", self._timeout, silence=self._silence)
+                self._behind = False
+                await session.run(queue.put_back, queue.timeout)
+            if queue.prelude or queue.silence not in (0, session.silence):
+                await session.run(queue.prelude or "DO 0", queue.timeout, silence=queue.silence)
         except LockError as error:
             if self.session is not None and self.session.alive and _interrupted(error):
                 self._again()
@@ -112,14 +132,14 @@ class Place:
                 self._become(Stand.NO_ROOM if self.session is None else Stand.GONE)
         else:
             if self.leaving is None:
-                self._line_up(session)
+                self._send(session, queue.statement)
             else:
                 self._become(Stand.GONE)
 
-    def _line_up(self, session: Session) -> None:
+    def _send(self, session: Session, statement: str) -> None:
         self._asked = True
-        self.sent = self._clock()
-        session.line_up(self._statement, self._limit, self._heard, self._instead)
+        self.sent = self._sessions.clock()
+        session.line_up(statement, self._queue.limit, self._heard)
 
     def _heard(self, outcome: list[Result] | LockError) -> None:
         """The statement has ended. Called by the session, so that nobody has to wake up in between."""
@@ -130,7 +150,7 @@ class Place:
                 self._again()
             else:
                 self._become(Stand.GONE)
-        elif self._came(outcome):
+        elif not self._queue.tells or outcome[0].rows[0][0]:
             self.answers = outcome
             self._become(Stand.TURN)
         else:
@@ -147,6 +167,21 @@ class Place:
         for waiter in self._waiting:
             if not waiter.done():
                 waiter.set_result(True)
+        call, self._call, self.look = self._call, None, None
+        if call is not None and (waking := call()) is not None:
+            wake([waking])
+
+    def listen(
+        self, call: Callable[[], Waking | None], look: Callable[[Place], Awaitable[float]], due: float
+    ) -> bool:
+        """Have ``call`` called when it does not wait any more; not if that is so already, nor when it is left before.
+
+        From ``due`` on, by the local clock, somebody may call ``look``.
+        """
+        if self.stand is not Stand.WAITING:
+            return False
+        self._call, self.look, self.due = call, look, due
+        return True
 
     async def moved(self, timeout: float) -> bool:
         """Wait until it does not wait any more, at most ``timeout`` seconds; whether that is so."""
@@ -180,6 +215,7 @@ class Place:
 
     async def leave(self) -> None:
         """Give it up; ends in bounded time. Cancelling it stops the waiting, not the leaving."""
+        self._call = self.look = None
         if self.leaving is None:
             self.leaving = self._sessions.spawn(self._leave(), "aiolock-mysql-leave")
         await asyncio.shield(self.leaving)
@@ -198,16 +234,16 @@ class Place:
         if session.alive:
             # In every case: a statement that was killed may have got its lock in the same moment.
             try:
-                await session.run(self._put_back, self._timeout)
+                await session.run(self._queue.put_back, self._queue.timeout)
             except BackendError:
                 session.abort()
-        session.locks.pop(self._key, None)
+        session.locks.pop(self._queue.key, None)
         self._sessions.give(session)
 
     async def _end_statement(self, session: Session) -> None:
-        give_up = self._clock() + GIVE_UP
+        give_up = self._sessions.clock() + GIVE_UP
         while self.unanswered:
-            if self._clock() > give_up:
+            if self._sessions.clock() > give_up:
                 session.abort()
                 return
             # What is sent before it is not to be hit.
@@ -223,7 +259,7 @@ class Place:
         try:
             control = await self._sessions.control()
             if session.blocked:
-                await control.run(f"KILL QUERY {session.id}", self._timeout)
+                await control.run(f"KILL QUERY {session.id}", self._queue.timeout)
         except LockError:
             return False
         return True

@@ -19,12 +19,12 @@ IF(IFNULL(IS_USED_LOCK({turnstile}), 0) = CONNECTION_ID(), 1, GET_LOCK({turnstil
 -- name: enter
 -- Take the turnstile without waiting, and the row: with the turnstile if it is free, without it only if it has been
 -- free for a while (then whoever should hand it over is stopped or dead). Our own grant is found again. A turnstile
--- that came without the row is put back. Tokens are at least the server's clock in microseconds, so those of a row
--- that was lost or purged and comes back still rise.
+-- that came without the row is put back. Tokens are at least {block} times the server's clock in microseconds, as in the
+-- other modes, so those of a row that was lost or purged and comes back still rise.
 SET @turn = {turn};
 INSERT INTO {table} (id, namespace, family, name, owner, label, token, since, expires_at)
 VALUES ({id}, {namespace}, {family}, {name}, {owner}, {label},
-  TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)), UTC_TIMESTAMP(6),
+  {block} * TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)), UTC_TIMESTAMP(6),
   UTC_TIMESTAMP(6) + INTERVAL {ttl} MICROSECOND)
 ON DUPLICATE KEY UPDATE
   token = IF(owner <=> VALUES(owner) OR expires_at > UTC_TIMESTAMP(6) - INTERVAL IF(@turn = 1, 0, {grace}) MICROSECOND,
@@ -51,16 +51,25 @@ WHERE id = {id} AND owner = {owner}
 DO RELEASE_LOCK({turnstile})
 
 -- name: renew
-UPDATE {table} SET expires_at = UTC_TIMESTAMP(6) + INTERVAL {ttl} MICROSECOND
-WHERE id IN ({ids}) AND owner IN ({owners}) AND expires_at > UTC_TIMESTAMP(6);
+-- It waits for nobody: rows that somebody else has locked are passed over. By the key, because a scan of a small table
+-- would wait for rows of others.
+UPDATE (SELECT id FROM {table} FORCE INDEX (PRIMARY) WHERE id IN ({ids}) LIMIT {count} FOR UPDATE SKIP LOCKED) AS free
+STRAIGHT_JOIN {table} AS t FORCE INDEX (PRIMARY) ON t.id = free.id
+SET t.expires_at = UTC_TIMESTAMP(6) + INTERVAL {ttl} MICROSECOND
+WHERE t.owner IN ({owners}) AND t.expires_at > UTC_TIMESTAMP(6);
 SELECT owner, requested FROM {table} WHERE id IN ({ids}) AND requested IS NOT NULL
+
+-- name: renew_one
+-- The same for one that was passed over; it waits.
+UPDATE {table} SET expires_at = UTC_TIMESTAMP(6) + INTERVAL {ttl} MICROSECOND
+WHERE id = {id} AND owner = {owner} AND expires_at > UTC_TIMESTAMP(6)
 
 -- name: request
 UPDATE {table} SET requested = {reason} WHERE id = {id} AND owner IS NOT NULL AND expires_at > UTC_TIMESTAMP(6);
 SELECT COUNT(*) FROM {table} WHERE id = {id} AND owner IS NOT NULL AND expires_at > UTC_TIMESTAMP(6)
 
 -- name: owned
-SELECT id, owner, forced, expires_at > UTC_TIMESTAMP(6) FROM {table} WHERE id IN ({ids})
+SELECT id, owner, forced, TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires_at) FROM {table} WHERE id IN ({ids})
 
 -- name: line_up
 SELECT GET_LOCK({turnstile}, 31536000) /*{who}*/
@@ -89,33 +98,39 @@ SELECT IFNULL(IS_USED_LOCK({turnstile}), 0)
 -- name: ping
 DO 0
 
+-- name: aged
+-- Which locks nobody has needed for long, a page at a time. A row that comes back starts at the clock, which must be
+-- ahead of every token that it had. Rows of the row mode have no deadline, and do not say when they were used: of these,
+-- those that were made so long ago.
+SELECT id FROM {table} AS t WHERE namespace = {namespace} AND id > {after} AND ({long_ago}) ORDER BY id LIMIT {count}
+
+-- name: long_ago
+(t.expires_at < UTC_TIMESTAMP(6) - INTERVAL {idle} MICROSECOND
+  AND t.token + 4096 < {block} * TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)))
+OR (t.expires_at > '9999-01-01' AND t.since < UTC_TIMESTAMP(6) - INTERVAL {idle} MICROSECOND)
+
 -- name: purge
--- A row that comes back starts at the clock, which must be ahead of every token that it had. Bids go before the rows of
--- their locks, and the row of a lock that has any stays.
-DELETE b FROM {bids} AS b JOIN {table} AS t ON t.id = b.lock_id
-WHERE t.namespace = {namespace} AND b.expires_at < UTC_TIMESTAMP(6) - INTERVAL {idle} MICROSECOND;
-DELETE FROM {documents} WHERE namespace = {namespace} AND expires_at < UTC_TIMESTAMP(6) - INTERVAL {idle} MICROSECOND;
-DELETE FROM {table} WHERE namespace = {namespace} AND expires_at < UTC_TIMESTAMP(6) - INTERVAL {idle} MICROSECOND
-  AND token + 4096 < TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))
-  AND NOT EXISTS (SELECT 1 FROM {bids} AS b WHERE b.lock_id = id)
+-- Bids go before the rows of their locks, and the row of a lock that has any stays. It waits for nobody's row: whoever has
+-- one locked keeps it, and whoever waits for one finds none, and makes it anew.
+DELETE FROM {bids} WHERE lock_id IN ({ids}) AND expires_at < UTC_TIMESTAMP(6) - INTERVAL {idle} MICROSECOND;
+DELETE t FROM
+  (SELECT id FROM {table} FORCE INDEX (PRIMARY) WHERE id IN ({ids}) LIMIT {count} FOR UPDATE SKIP LOCKED) AS free
+STRAIGHT_JOIN {table} AS t FORCE INDEX (PRIMARY) ON t.id = free.id
+WHERE ({long_ago}) AND NOT EXISTS (SELECT 1 FROM {bids} AS b WHERE b.lock_id = t.id)
 
--- name: aged_rows
--- Of the row mode; without waiting for those that are locked.
-SELECT id FROM {table} WHERE namespace = {namespace} AND expires_at > '9999-01-01'
-  AND since < UTC_TIMESTAMP(6) - INTERVAL {idle} MICROSECOND
+-- name: aged_documents
+SELECT id FROM {documents} WHERE namespace = {namespace} AND id > {after}
+  AND expires_at < UTC_TIMESTAMP(6) - INTERVAL {idle} MICROSECOND ORDER BY id LIMIT {count}
 
--- name: purge_row
--- Nobody's row, or none: whoever has it locked keeps it. Whoever waits for it finds none, and makes it anew.
-SET @free = NULL;
-START TRANSACTION;
-SELECT id INTO @free FROM {table} WHERE id = {id} FOR UPDATE SKIP LOCKED;
-DELETE FROM {table} WHERE id = @free;
-COMMIT
+-- name: purge_documents
+-- With the watches of clients that are gone.
+DELETE FROM {bids} WHERE lock_id IN ({ids}) AND expires_at < UTC_TIMESTAMP(6) - INTERVAL {idle} MICROSECOND;
+DELETE FROM {documents} WHERE id IN ({ids}) AND expires_at < UTC_TIMESTAMP(6) - INTERVAL {idle} MICROSECOND
 
 -- name: names
--- What is held or waited for.
+-- What is held or waited for; rows of the row mode have no deadline, and do not say.
 SELECT name, family FROM {table} AS t WHERE namespace = {namespace}
-  AND ((family IN ('lock', 'election') AND expires_at > UTC_TIMESTAMP(6))
+  AND ((family IN ('lock', 'election') AND expires_at > UTC_TIMESTAMP(6) AND expires_at < '9999-01-01')
     OR EXISTS (SELECT 1 FROM {bids} AS b
       WHERE b.lock_id = t.id AND b.state IN (0, 1, 2, 4) AND b.expires_at > UTC_TIMESTAMP(6)))
 
@@ -123,26 +138,44 @@ SELECT name, family FROM {table} AS t WHERE namespace = {namespace}
 SELECT family, capacity FROM {table} WHERE FALSE;
 SELECT owner FROM {bids} WHERE FALSE;
 SELECT id FROM {documents} WHERE FALSE
+
+-- name: schema_whole
+SELECT TABLE_NAME, COLUMN_NAME, COLUMN_TYPE FROM information_schema.columns
+WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME IN ({named});
+SELECT TABLE_NAME, COLUMN_NAME FROM information_schema.statistics
+WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME IN ({named}) AND INDEX_NAME = 'PRIMARY' ORDER BY SEQ_IN_INDEX;
+SELECT TABLE_NAME, ENGINE FROM information_schema.tables
+WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME IN ({named})
+
 -- name: take
 -- A user lock, unless our session has it already: what the clock says when we have it, which is later than any earlier
--- holder's; 0 if we have not. SYSDATE, because the other clocks stand still from the beginning of a statement; our
+-- holder's; 0 if we have not, -1 if the server has become read_only. SYSDATE, because the other clocks stand still from the beginning of a statement; our
 -- sessions are in UTC.
-SELECT IF(IF(IFNULL(IS_USED_LOCK({lock}), 0) = CONNECTION_ID(), 1, GET_LOCK({lock}, 0)) = 1,
-  TIMESTAMPDIFF(MICROSECOND, '1970-01-01', SYSDATE(6)), 0)
+SELECT IF(@@GLOBAL.read_only NOT IN ('0', 'OFF'), -1,
+  IF(IF(IFNULL(IS_USED_LOCK({lock}), 0) = CONNECTION_ID(), 1, GET_LOCK({lock}, 0)) = 1,
+  TIMESTAMPDIFF(MICROSECOND, '1970-01-01', SYSDATE(6)), 0)) AS t
 
 -- name: queue_up
 -- The same for who waits; the time is that of the grant.
-SELECT IF(GET_LOCK({lock}, 31536000) = 1, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', SYSDATE(6)), 0) /*{who}*/
+SELECT IF(GET_LOCK({lock}, 31536000) = 1, IF(@@GLOBAL.read_only IN ('0', 'OFF'),
+  TIMESTAMPDIFF(MICROSECOND, '1970-01-01', SYSDATE(6)), -1), 0) AS t /*{who}*/
 
 -- name: pass_on
 -- Give it back, and line up again behind those who wait: one statement, whose only answer is the next turn. If it is
 -- ended, nobody knows how far it came: one more RELEASE_LOCK is right in every case.
 SELECT IF(IF(IFNULL(RELEASE_LOCK({lock}), 0) < 2, GET_LOCK({lock}, 31536000), 0) = 1,
-  TIMESTAMPDIFF(MICROSECOND, '1970-01-01', SYSDATE(6)), 0) /*{who}*/
+  IF(@@GLOBAL.read_only IN ('0', 'OFF'), TIMESTAMPDIFF(MICROSECOND, '1970-01-01', SYSDATE(6)), -1), 0) AS t /*{who}*/
 
 -- name: confirm
--- Whether the session is there, and the lock with it.
-SELECT TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))
+-- Whether the session is there, and the lock with it; -1 if the server has become read_only.
+SELECT IF(@@GLOBAL.read_only IN ('0', 'OFF'), TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)), -1)
+
+-- name: have
+-- Which user locks the session has, and whether the server may be written to.
+SELECT CONCAT_WS(',', {held}), @@GLOBAL.read_only IN ('0', 'OFF')
+
+-- name: writable
+SELECT @@GLOBAL.read_only IN ('0', 'OFF')
 
 -- name: user
 SELECT ID, USER, HOST FROM information_schema.processlist WHERE ID = IS_USED_LOCK({lock});
@@ -169,12 +202,33 @@ START TRANSACTION
 -- name: try_row
 START TRANSACTION;
 SELECT id FROM {whole} WHERE id = {id} FOR UPDATE NOWAIT;
-SELECT TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))
+SELECT IF(@@GLOBAL.read_only IN ('0', 'OFF'), TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)), -1)
 
 -- name: confirm_row
 -- In the transaction that has the row, if there was one.
 SELECT id FROM {whole} WHERE id = {id} FOR UPDATE NOWAIT;
-SELECT TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))
+SELECT IF(@@GLOBAL.read_only IN ('0', 'OFF'), TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)), -1)
 
 -- name: row_free
 SELECT id FROM {whole} WHERE id = {id} FOR UPDATE NOWAIT
+
+-- name: own_numbers
+-- What servers have made up for themselves: one on MySQL, the other on newer MariaDBs.
+SHOW GLOBAL VARIABLES WHERE Variable_name IN ('server_uuid', 'server_uid')
+
+-- name: server
+-- Which server it is, in a word.
+SHA1(CONCAT_WS('/', @@hostname, @@port, @@datadir, @@GLOBAL.server_id{numbers}))
+
+-- name: loan_row
+-- On a session of ours: whether there is a row to lock, and where.
+SELECT COUNT(*) FROM {table} WHERE id = {id};
+SELECT {server}, CONCAT(@@hostname, ':', @@port)
+
+-- name: loan_look
+-- On the caller's connection: whose it is, and where. The end of its answer says whether there is a transaction.
+SELECT CONNECTION_ID(), {server}, CONCAT(@@hostname, ':', @@port)
+
+-- name: loan_end
+-- Only on the server that was meant: elsewhere the number is a stranger's.
+KILL QUERY IF({server} = '{there}', {number}, 0)

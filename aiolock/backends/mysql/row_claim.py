@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aiolock.backends.mysql import tables
 from aiolock.backends.mysql.connection import Session
 from aiolock.backends.mysql.driver import Result
 from aiolock.backends.mysql.failures import NOT_NOW, code
 from aiolock.backends.mysql.holding import HoldingClaim, HoldingMode
 from aiolock.backends.mysql.looking import waiters
-from aiolock.backends.mysql.place import Place
+from aiolock.backends.mysql.place import Place, Queue
 from aiolock.backends.mysql.statements import quote
 from aiolock.backends.mysql.turns import left
 from aiolock.contract import Bid, Family, Grant, Holder, LockInfo, News, Notice
@@ -71,10 +70,6 @@ class RowMode(HoldingMode):
     def forget(self, key: str) -> None:
         """The row has gone."""
         self._known.discard(key)
-
-    async def purge(self, idle: int) -> int:
-        """Delete rows that were made ``idle`` µs ago and are free."""
-        return await tables.purge_free(self.backend, idle)
 
     def line(self, key: str, who: str) -> str:
         """The statement that blocks, as the server lists it."""
@@ -193,6 +188,9 @@ class RowClaim(HoldingClaim):
         return self._backend.statements("confirm_row", id=quote(self.lock))
 
     def _confirmed(self, answers: list[Result]) -> bool:
+        if int(answers[-1].rows[0][0]) < 0:
+            # Whoever asks gives back what it has.
+            raise self._mode.demoted()
         if answers[-2].rows:
             return True
         self._mode.forget(self.lock)
@@ -201,17 +199,17 @@ class RowClaim(HoldingClaim):
     def _line_up(self) -> Place:
         backend, silence = self._backend, self._mode.silence(self.bid.ttl)
         wait = min(WAIT, silence)
-        return Place(
-            backend.sessions,
+        queue = Queue(
             self.lock,
             self._mode.line(self.lock, self.bid.label.encode().hex()),
+            "ROLLBACK",
+            backend.settings.command_timeout,
+            tells=False,
             prelude=backend.statements("wait_row", wait=wait),
-            came=lambda _: True,
-            put_back="ROLLBACK",
-            timeout=backend.settings.command_timeout,
             limit=wait + backend.settings.command_timeout,
             silence=silence,
         )
+        return Place(backend.sessions, queue)
 
     def _put_back(self) -> str:
         return "ROLLBACK"

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
-from collections.abc import Sequence
-from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Sequence
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING
 
 from aiolock.backends.mysql.connection import Session
 from aiolock.backends.mysql.driver import Result
-from aiolock.backends.mysql.holding import HoldingClaim, HoldingMode
+from aiolock.backends.mysql.holding import BLOCK, HoldingClaim, HoldingMode
 from aiolock.backends.mysql.lease_claim import GRACE, Look, judge
-from aiolock.backends.mysql.place import Place, Stand
+from aiolock.backends.mysql.lookout import Lookout
+from aiolock.backends.mysql.place import Place, Queue, Stand
 from aiolock.backends.mysql.statements import quote
-from aiolock.backends.mysql.turns import left
-from aiolock.contract import Bid, Family, Grant, LockInfo, News, Notice, certain_until
+from aiolock.backends.mysql.turns import ALONE, left
+from aiolock.contract import Bid, Claim, Family, Grant, LockInfo, News, Notice
+from aiolock.delivery import Waking
 from aiolock.errors import BackendError, BackendUnavailable, LockError
 
 if TYPE_CHECKING:
@@ -31,12 +32,8 @@ KNOWN = 1024
 """Of how many locks the statements are remembered."""
 
 
-class Words(NamedTuple):
-    """The statements of somebody who waits."""
-
-    queue_up: str
-    pass_on: str
-    put_back: str
+_TURN = Stand.TURN
+"""Looking a member up in its class costs 0.2 µs on Python 3.11."""
 
 
 class SessionMode(HoldingMode):
@@ -52,26 +49,34 @@ class SessionMode(HoldingMode):
         super().__init__(backend)
         # A lock that goes from hand to hand is asked for thousands of times a second.
         self.lock = lru_cache(KNOWN)(self._lock)
-        self.words = lru_cache(KNOWN)(self._words)
+        self.ways = lru_cache(KNOWN)(self._ways)
+
+    @cached_property
+    def lookout(self) -> Lookout:
+        """Who looks after those that are called when it is their turn."""
+        return Lookout(self.backend.sessions)
 
     def _lock(self, name: str, family: Family) -> str:
         """The user lock of a lock."""
         return f"aiolock:s:{self.backend.key(name, family)}"
 
-    def _words(self, lock: str, label: str) -> Words:
-        """The statements of somebody who waits for a user lock."""
+    def _ways(self, lock: str, label: str, ttl: float) -> tuple[Queue, str]:
+        """How to stand in line for a user lock, and what gives it back and stands in line again."""
         statements, quoted, who = self.backend.statements, quote(lock), label.encode().hex()
-        return Words(
+        queue = Queue(
+            lock,
             statements("queue_up", lock=quoted, who=who),
-            statements("pass_on", lock=quoted, who=who),
             statements("put_back", turnstile=quoted),
+            self.backend.settings.command_timeout,
+            silence=self.silence(ttl),
         )
+        return queue, statements("pass_on", lock=quoted, who=who)
 
     def proof(self, claims: Sequence[HoldingClaim]) -> str:
         """Ask for each by name: somebody may have made the session let go of them all."""
         names = (claim.lock for claim in claims if isinstance(claim, SessionClaim))
         held = ", ".join(f"IS_USED_LOCK({quote(name)}) <=> CONNECTION_ID()" for name in names)
-        return f"SELECT CONCAT_WS(',', {held})"  # noqa: S608 - names are digests
+        return self.backend.statements("have", held=held)
 
     def proven(self, answers: list[Result], count: int) -> Sequence[bool]:  # noqa: ARG002 - one answer for each
         """One digit for each."""
@@ -117,15 +122,14 @@ class SessionMode(HoldingMode):
 class SessionClaim(HoldingClaim):
     """A user lock of one of our sessions, or the wish for it."""
 
-    __slots__ = ("_mode", "_user", "releasing")
-    lingers = True
+    __slots__ = ("_mode", "_stood", "_user")
 
     def __init__(self, mode: SessionMode, bid: Bid) -> None:
         super().__init__(mode, bid, mode.lock(bid.name, bid.kind.family))
         self._mode = mode
         self._user = -1
-        self.releasing: Session | None = None
-        """The session that waited for the lock and is giving it back."""
+        self._stood: Place | None = None
+        """The place that our hold came from."""
 
     async def _home(self, *, wait: bool) -> Session | None:
         backend, silence = self._backend, self._mode.silence(self.bid.ttl)
@@ -140,61 +144,69 @@ class SessionClaim(HoldingClaim):
         return session
 
     async def attempt(self, wait: bool) -> Grant | None:
-        """As said; the usual ways of a lock that goes from hand to hand are the short ones."""
+        """As said."""
         place = self._place
-        if place is not None:
-            if place.stand is Stand.TURN and (grant := self._turn_that_came(place)) is not None:
+        if place is not None and place.stand is _TURN and place.session is not None and place.session.alive:
+            grant = self._turn_that_came(place)
+            if grant is not None:
                 return grant
-        elif wait and (session := self._inherited()) is not None:
-            self._place = self._line_up(session)
-            return None
         return await super().attempt(wait)
 
+    def listen(self, call: Callable[[], Waking | None]) -> bool:
+        """Instead of a task that waits for :meth:`changed`."""
+        place = self._place
+        if place is None:
+            return False
+        due = place.sent + self._pause if place.sent else self._backend.settings.clock() + self._pause
+        if not place.listen(call, self._check, due):
+            return False
+        self._mode.lookout.watch(due)
+        return True
+
+    def take_pushed(self) -> Grant | None:
+        """What :meth:`attempt` would find."""
+        place = self._place
+        return self._turn_that_came(place) if place is not None and place.stand is _TURN else None
+
     def _turn_that_came(self, place: Place) -> Grant | None:
-        """The grant of a turn that came so soon that the time of the request is evidence enough."""
-        session, now = place.session, self._backend.settings.clock()
-        if (
-            session is None
-            or not session.alive
-            or self._backend.clock_stands
-            or certain_until(place.sent, self.bid.ttl) - now < self.bid.ttl / 2
-        ):
-            return None
-        self._place = None
-        self._asked = place.hand_over()
-        session.locks[self.lock] = self
-        return self._held(session, place.answers, place.sent)
+        """The grant of a turn that came so soon that the time of the request is evidence enough.
 
-    def _inherited(self) -> Session | None:
-        """The session in which a claim of ours is about to give the lock back, if it was won by waiting: others wait.
-
-        Our place in line is asked for by the statement that releases.
+        As :meth:`_held`, on the shortest way: a lock that goes from hand to hand waits for nothing else.
         """
-        holder = self._backend.sessions.holder(self.lock)
-        if not isinstance(holder, SessionClaim) or holder.leaving is None or holder.leaving.done():
+        session, bid, backend = place.session, self.bid, self._backend
+        now, until, given = backend.settings.clock(), place.sent + bid.certain, place.answers[0].rows[0][0]
+        if session is None or given < 0 or until - now < bid.ttl / 2 or backend.clock_stands:
             return None
-        session = holder.releasing
-        silence = self._mode.silence(self.bid.ttl)
-        usual = session is not None and session.alive and session.lingering and session.silence == silence
-        return session if usual else None
+        self._place = place.session = None
+        self._stood = place
+        self._asked = self.session = session
+        session.locks[self.lock] = self
+        count = 1
+        if not bid.fair:
+            count, self.demanded_at = BLOCK, now + ALONE
+        return Grant(given * BLOCK, count, until, demand=False)
 
-    async def release(self, keep: float = 0) -> None:
-        """Give up the hold, or the place in line, whichever there is or may be."""
-        session = self._asked
-        usual = self._place is None and self._giving is None
-        if self._over or not usual or session is None or not session.alive:
-            await super().release(keep)
-            return
-        # One command of a session that is there: its own time-out is enough.
-        self.leaving = leaving = asyncio.get_running_loop().create_future()
-        if session.contended:
-            self.releasing = session
-        try:
-            await self._release(keep)
-        finally:
-            self.releasing = None
-            leaving.set_result(None)
+    def give_way(self) -> Claim | None:
+        """In the session that waited for the lock: one that has others besides must not block."""
+        session, lock = self._asked, self.lock
+        if session is None or not session.contended or session.locks.get(lock) is not self:
+            return None
+        if self._giving is not None or not session.free:
+            return None
         self._over = True
+        self._asked = self.session = None
+        queue, packet = self._mode.ways(lock, self.bid.label, self.bid.ttl)
+        place = self._stood
+        if place is None:
+            place = Place(self._backend.sessions, queue, session, packet)
+        else:
+            place.again(session, packet)
+        heir = SessionClaim(self._mode, self.bid)
+        heir._place = place  # noqa: SLF001 - one of us
+        return heir
+
+    def _confirmed(self, answers: list[Result]) -> bool:
+        return int(answers[-1].rows[0][0]) > 0
 
     async def _try_on(self, session: Session) -> Grant | None:
         await left(self._backend.sessions.holder(self.lock))
@@ -209,32 +221,27 @@ class SessionClaim(HoldingClaim):
             packet = f"{packet}; {backend.statements('confirm')}"
         sent = backend.settings.clock()
         answers = await session.run(packet, backend.settings.command_timeout)
-        if not int(answers[0].rows[0][0] or 0):
+        if (given := int(answers[0].rows[0][0] or 0)) <= 0:
             session.locks.pop(self.lock, None)
             self._asked = None
+            if given:
+                raise self._mode.demoted()
             return None
         return self._held(session, answers, sent)
 
     # --- waiting
 
-    def _line_up(self, session: Session | None = None) -> Place:
-        backend = self._backend
+    def _line_up(self) -> Place:
         self._user = -1
-        words = self._mode.words(self.lock, self.bid.label)
-        return Place(
-            backend.sessions,
-            self.lock,
-            words.queue_up,
-            came=_came,
-            put_back=words.put_back,
-            timeout=backend.settings.command_timeout,
-            silence=self._mode.silence(self.bid.ttl),
-            session=session,
-            instead="" if session is None else words.pass_on,
-        )
+        queue, _ = self._mode.ways(self.lock, self.bid.label, self.bid.ttl)
+        return Place(self._backend.sessions, queue)
+
+    @property
+    def _pause(self) -> float:
+        return min(LOOK, max(GRACE, self.bid.ttl / 3))
 
     async def _wait(self, place: Place) -> None:
-        usual = pause = min(LOOK, max(GRACE, self.bid.ttl / 3))
+        usual = pause = self._pause
         while not await place.moved(pause):
             pause = min(usual, await self._check(place))
 
@@ -254,8 +261,4 @@ class SessionClaim(HoldingClaim):
         return pause
 
     def _put_back(self) -> str:
-        return self._mode.words(self.lock, self.bid.label).put_back
-
-
-def _came(answers: list[Result]) -> bool:
-    return bool(answers[0].rows[0][0])
+        return self._mode.ways(self.lock, self.bid.label, self.bid.ttl)[0].put_back

@@ -50,7 +50,7 @@ class Sessions:
         self._idle: list[Session] = []
         self._in_line = 0
         self._closing: set[asyncio.Task[Any]] = set()
-        self._closed = False
+        self.closed = False
 
     # --- shared ones
 
@@ -101,7 +101,7 @@ class Sessions:
             self._shared[role] = task.result()
 
     async def _open(self, silence: int = 0) -> Session:
-        if self._closed:
+        if self.closed:
             raise BackendUnavailable("the client is closed")
         session = self._make(self._end, silence)
         answers = await session.open(self._timeout)
@@ -186,6 +186,10 @@ class Sessions:
         """Who has a user lock, or may have it, on whichever of our sessions; ``None`` if it is nobody of ours."""
         return next((session.locks[lock] for session in self._all if lock in session.locks), None)
 
+    def possessions(self) -> list[Any]:
+        """Whoever has a user lock, or may have it, on any of our sessions."""
+        return [one for session in self._all for one in session.locks.values()]
+
     def find(self, number: int) -> Session | None:
         """The session with that id at the server, if it is one of ours."""
         return next((session for session in self._all if session.id == number), None)
@@ -209,7 +213,7 @@ class Sessions:
             await asyncio.wait(
                 [self.spawn(one.drain(self._timeout), "aiolock-mysql-drain") for one in sessions]
             )
-        self._closed = True
+        self.closed = True
         tasks = list(self._closing)
         for task in tasks:
             task.cancel()

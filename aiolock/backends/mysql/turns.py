@@ -15,8 +15,10 @@ from aiolock.errors import BackendUnavailable
 if TYPE_CHECKING:
     from aiolock.backends.mysql.backend import MySQLBackend
 
-__all__ = ["RETRY", "TurnClaim", "left"]
+__all__ = ["ALONE", "RETRY", "TurnClaim", "left"]
 
+ALONE = 0.005
+"""For how many seconds after a grant it is taken that nobody else waits."""
 RETRY = (0.05, 0.15)
 """Seconds between tries where there is no session to wait on."""
 
@@ -36,7 +38,10 @@ class TurnClaim(Claim):
 
     async def attempt(self, wait: bool) -> Grant | None:
         """Try without waiting; or if it is our turn, take it."""
-        return await self._backend.within(self._attempt(wait=wait))
+        backend = self._backend
+        if wait and self._place is None:
+            return await backend.gate.through(lambda limit: backend.within(self._attempt(wait=True), limit))
+        return await backend.within(self._attempt(wait=wait))
 
     async def _attempt(self, *, wait: bool) -> Grant | None:
         place = self._place

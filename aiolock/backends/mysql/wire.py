@@ -12,26 +12,24 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import pymysql.err
-from pymysql.constants import COMMAND, CR, FIELD_TYPE
-from pymysql.converters import decoders, through
-from pymysql.protocol import FieldDescriptorPacket
+from aiolock.backends.mysql.packets import (
+    MOST,
+    closing,
+    error_of,
+    execution,
+    frame,
+    known_frame,
+    lost,
+    preparing,
+)
+from aiolock.backends.mysql.rows import Reader, number_at, prepared_number, readers, row_of
+from aiolock.backends.mysql.usual import MORE_RESULTS, Usual
+from aiolock.delivery import read_little
 
 __all__ = ["Heard", "Result", "Wire"]
 
-MOST = 0xFFFFFF
-"""Bytes of one packet; what is longer goes into several."""
 OK, NULL, EOF, ERROR = 0x00, 0xFB, 0xFE, 0xFF
 """How packets begin, and a value that is none."""
-MORE_RESULTS = 0x0008
-BINARY = 63
-"""The number of the character set of what is no text."""
-TEXTS = {
-    *(FIELD_TYPE.VARCHAR, FIELD_TYPE.VAR_STRING, FIELD_TYPE.STRING, FIELD_TYPE.BLOB),
-    *(FIELD_TYPE.TINY_BLOB, FIELD_TYPE.MEDIUM_BLOB, FIELD_TYPE.LONG_BLOB),
-}
-KNOWN = 256
-"""How many kinds of rows are remembered."""
 
 
 class Result(NamedTuple):
@@ -45,22 +43,38 @@ class Result(NamedTuple):
 Heard = Callable[[list[Result] | Exception], None]
 """Who is told how a packet ended."""
 
-Reader = Callable[[bytes], Any]
-
-_known: dict[bytes, tuple[Reader, ...]] = {}
-"""How to read rows, by what the server says about their columns: most statements are sent again and again."""
-
 
 class _Asked:
     """A packet that was sent, and what has been answered."""
 
-    __slots__ = ("heard", "number", "results")
+    __slots__ = ("heard", "number", "prepared", "results", "usual")
 
-    def __init__(self, heard: Heard, number: int) -> None:
+    def __init__(self, heard: Heard, number: int, *, usual: bool = False, prepared: bool = False) -> None:
         self.heard = heard
         self.number = number
         """That of the next packet of the answer."""
+        self.usual = usual
+        """Whether it will be asked again."""
+        self.prepared = prepared
+        """Whether its rows are those of a prepared statement."""
         self.results: list[Result] = []
+
+
+class _Preparing(_Asked):
+    """A statement that was sent to be prepared."""
+
+    __slots__ = ("left",)
+
+    def read(self, packet: bytes) -> bool:
+        """Take in a packet of the answer; whether it was the last."""
+        if not self.results:
+            number, columns, parameters = struct.unpack("<IHH", packet[1:9])
+            self.results.append(Result(((number,),), 0))
+            # Each kind is described by so many packets and an end.
+            self.left = sum(count + 1 for count in (columns, parameters) if count)
+        else:
+            self.left -= 1
+        return not self.left
 
 
 class Wire(asyncio.Protocol):
@@ -68,6 +82,7 @@ class Wire(asyncio.Protocol):
 
     def __init__(self, transport: Any, ended: Callable[[], None]) -> None:
         self._transport = transport
+        read_little(transport)
         self._ended = ended
         self._asked: deque[_Asked] = deque()
         self._parts: list[bytes] = []
@@ -80,27 +95,43 @@ class Wire(asyncio.Protocol):
         """How many descriptions of columns are to come."""
         self._readers: tuple[Reader, ...] | None = None
         self._rows: list[tuple[Any, ...]] = []
+        self._usual: Usual | None = None
+        """How the last answer looked to a statement that is asked again and again."""
         self.over = False
         """Nothing is answered any more."""
 
-    def ask(self, packet: str, heard: Heard) -> None:
-        """Send statements; ``heard`` is called once, with the answers of all or with an error, and never from here."""
+    def ask(self, packet: str, heard: Heard, *, usual: bool = False) -> None:
+        """Send statements; ``heard`` is called once, with the answers of all or with an error, and never from here.
+
+        ``usual`` says that this one is asked again and again, and answered by one row.
+        """
         if self.over:
-            asyncio.get_running_loop().call_soon(heard, _lost(None))
+            asyncio.get_running_loop().call_soon(heard, lost(None))
             return
-        payload = bytes([COMMAND.COM_QUERY]) + packet.encode("utf-8", "surrogateescape")
-        number = 0
-        if len(payload) < MOST:
-            data = len(payload).to_bytes(3, "little") + b"\0" + payload
-        else:
-            pieces = [payload[start : start + MOST] for start in range(0, len(payload) + 1, MOST)]
-            number = len(pieces) - 1
-            data = b"".join(
-                len(piece).to_bytes(3, "little") + bytes([place & 255]) + piece
-                for place, piece in enumerate(pieces)
-            )
-        self._asked.append(_Asked(heard, number + 1))
+        data, number = known_frame(packet) if usual else frame(packet)
+        self._asked.append(_Asked(heard, number, usual=usual))
         self._transport.write(data)
+
+    def prepare(self, statement: str, heard: Heard) -> None:
+        """Have the server prepare a statement without parameters; ``heard`` is told its number, or an error."""
+        if self.over:
+            asyncio.get_running_loop().call_soon(heard, lost(None))
+            return
+        self._asked.append(_Preparing(heard, 1))
+        self._transport.write(preparing(statement))
+
+    def execute(self, number: int, heard: Heard) -> None:
+        """As :meth:`ask`, for a statement that was prepared, and answers one large integer."""
+        if self.over:
+            asyncio.get_running_loop().call_soon(heard, lost(None))
+            return
+        self._asked.append(_Asked(heard, 1, usual=True, prepared=True))
+        self._transport.write(execution(number))
+
+    def forget(self, number: int) -> None:
+        """A prepared statement is of no more use; nothing is answered."""
+        if not self.over:
+            self._transport.write(closing(number))
 
     # --- reading
 
@@ -114,7 +145,21 @@ class Wire(asyncio.Protocol):
             data = b"".join(self._parts)
             self._parts.clear()
             self._missing = 0
+        elif (usual := self._usual) is not None:
+            # Whoever waits for such an answer waits for nothing else, so this is the shortest way.
+            waiting = self._asked
+            if (
+                waiting
+                and waiting[0].usual
+                and waiting[0].number == 1
+                and waiting[0].prepared == usual.prepared
+                and (number := usual.number(data)) is not None
+            ):
+                waiting.popleft().heard([Result(((number,),), 1)])
+                return
         start, end = 0, len(data)
+        first = self._asked[0] if self._asked else None
+        whole = first is not None and first.usual and first.number == 1
         while end - start >= 4:
             size = data[start] | data[start + 1] << 8 | data[start + 2] << 16
             begin, start = start, start + 4 + size
@@ -148,18 +193,25 @@ class Wire(asyncio.Protocol):
             # Less than the head of a packet.
             self._parts.append(data[start:])
             self._missing = 4 - (end - start)
+        elif whole and first is not None and len(first.results) == 1:
+            self._usual = Usual.learn(data, first.prepared)
 
     def _read(self, asked: _Asked, packet: bytes) -> None:
         first = packet[0]
-        if self._left:
+        if isinstance(asked, _Preparing):
+            if first == ERROR and not asked.results:
+                self._answer(asked, error_of(packet))
+            elif asked.read(packet):
+                self._answer(asked, asked.results)
+        elif self._left:
             self._columns.append(packet)
             self._left -= 1
         elif first == ERROR:
-            self._answer(asked, _error(packet))
+            self._answer(asked, error_of(packet))
         elif self._columns:
             if first != EOF:
                 raise ValueError(first)
-            self._readers = _readers(self._columns)
+            self._readers = () if asked.prepared else readers(self._columns)
             self._columns = []
         elif self._readers is not None:
             if first == EOF and len(packet) < 9:
@@ -167,16 +219,17 @@ class Wire(asyncio.Protocol):
                 asked.results.append(Result(rows, len(rows)))
                 self._next(asked, packet[3] | packet[4] << 8)
             else:
-                self._rows.append(_row(packet, self._readers))
+                row = (prepared_number(packet),) if asked.prepared else row_of(packet, self._readers)
+                self._rows.append(row)
         elif first == OK:
-            changed, place = _number(packet, 1)
-            _, place = _number(packet, place)
+            changed, place = number_at(packet, 1)
+            _, place = number_at(packet, place)
             asked.results.append(Result((), changed or 0))
             self._next(asked, packet[place] | packet[place + 1] << 8)
         elif first == NULL:
             raise ValueError(first)  # it wants a file of ours
         else:
-            self._left = _number(packet, 0)[0] or 0
+            self._left = number_at(packet, 0)[0] or 0
 
     def _next(self, asked: _Asked, status: int) -> None:
         if not status & MORE_RESULTS:
@@ -204,87 +257,10 @@ class Wire(asyncio.Protocol):
         self._transport.abort()
         asked, self._asked = self._asked, deque()
         for one in asked:
-            one.heard(_lost(error))
+            one.heard(lost(error))
         self._ended()
 
     def close(self) -> None:
         """Nobody wants to hear anything any more."""
         self.over = True
         self._asked.clear()
-
-
-def _lost(error: Exception | None) -> Exception:
-    lost: Exception = pymysql.err.OperationalError(CR.CR_SERVER_LOST, "the connection was lost")
-    lost.__cause__ = error
-    return lost
-
-
-def _error(packet: bytes) -> Exception:
-    try:
-        pymysql.err.raise_mysql_exception(packet)
-    except pymysql.err.MySQLError as error:
-        said: Exception = error
-        return said
-    raise ValueError(packet)  # it always raises
-
-
-def _number(packet: bytes, place: int) -> tuple[int | None, int]:
-    """A number of variable length, and where it ends; ``None`` for a value that is none."""
-    first = packet[place]
-    if first < NULL:
-        return first, place + 1
-    if first == NULL:
-        return None, place + 1
-    size = {0xFC: 2, 0xFD: 3, 0xFE: 8}[first] if first != ERROR else 0
-    end = place + 1 + size
-    if not size or end > len(packet):
-        raise ValueError(first)
-    return int.from_bytes(packet[place + 1 : end], "little"), end
-
-
-def _row(packet: bytes, readers: tuple[Reader, ...]) -> tuple[Any, ...]:
-    place = 0
-    values: list[Any] = []
-    for read in readers:
-        size = packet[place]
-        if size < NULL:
-            place += 1
-        else:
-            number, place = _number(packet, place)
-            if number is None:
-                values.append(None)
-                continue
-            size = number
-        end = place + size
-        if end > len(packet):
-            raise ValueError(size)
-        values.append(read(packet[place:end]))
-        place = end
-    return tuple(values)
-
-
-def _readers(columns: list[bytes]) -> tuple[Reader, ...]:
-    key = b"".join(columns)
-    known = _known.get(key)
-    if known is None:
-        if len(_known) >= KNOWN:
-            _known.clear()
-        known = _known[key] = tuple(_reader(FieldDescriptorPacket(column, "utf-8")) for column in columns)
-    return known
-
-
-def _reader(column: Any) -> Reader:
-    """What makes a value of this column out of its text, as the driver would."""
-    kind = column.type_code
-    if kind in TEXTS:
-        return bytes if column.charsetnr == BINARY else _text
-    convert = decoders.get(kind, through)
-    if convert is int:
-        return int
-    if convert is through:
-        return _text
-    return lambda data: convert(_text(data))
-
-
-def _text(data: bytes) -> str:
-    return data.decode("utf-8")

@@ -20,6 +20,7 @@ ACCOUNT = (
 
 MADE = (
     "work",
+    "orders",
     *(f"{table}{part}" for table in ("given", "early", "absent") for part in ("", "_bids", "_documents")),
 )
 UNDO = ("DROP DATABASE IF EXISTS elsewhere", f"DROP TABLE IF EXISTS {', '.join(MADE)}")

@@ -160,11 +160,11 @@ def undo(monkeypatch, words: str | tuple[str, ...], times: int = 1) -> list[str]
     """Have the next packets with such words end as they do when the server prefers another's."""
     real, undone = Driver.ask, []
 
-    def ask(driver: Driver, packet: str, heard) -> None:
+    def ask(driver: Driver, packet: str, heard, **how) -> None:
         if len(undone) >= times or not any(
             word in packet for word in ([words] if isinstance(words, str) else words)
         ):
-            real(driver, packet, heard)
+            real(driver, packet, heard, **how)
             return
         undone.append(packet)
         error = pymysql.err.OperationalError(1213, "Deadlock found when trying to get lock")

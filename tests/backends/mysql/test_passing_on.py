@@ -10,10 +10,12 @@ import pytest
 
 import aiolock
 from aiolock import queue
+from aiolock.backends.mysql import lease_claim, session_claim
 from aiolock.contract import Family
 from tests import servers
 from tests.backends.mysql.tools import as_root, sessions
-from tests.contract.staging import PATIENCE, gets_the_lock
+from tests.contract.staging import PATIENCE, gets_the_lock, queued
+from tests.faults.proxy import Proxy, mysql_frames
 
 
 @pytest.fixture(autouse=True)
@@ -131,3 +133,50 @@ async def test_tokens_rise_on_a_server_whose_sysdate_is_now():
             tokens = await drain([one, other], 10)
             assert len(tokens) == 60
             assert tokens == sorted(set(tokens))
+
+
+async def test_who_waits_by_a_prepared_statement_is_seen(place):
+    """Whoever waits again and again sends the number of a statement, not its text."""
+    async with (
+        place.connect("session", ttl=30, label="one") as one,
+        place.connect("session", ttl=30, label="other") as other,
+        place.connect("session", ttl=30) as third,
+    ):
+        seen: list[tuple[str, ...]] = []
+
+        async def worker(client) -> None:
+            for _ in range(10):
+                async with client.lock("hot"):
+                    info = await third.lock("hot").inspect()
+                    seen.append(tuple(waiter.label for waiter in info.waiters))
+
+        async with asyncio.timeout(PATIENCE):
+            await asyncio.gather(*(worker(client) for client in (one, other) for _ in range(2)))
+        # At first they open connections; at last nobody need be left in line.
+        assert len(seen) == 40
+        assert sum(labels == ("one",) for labels in seen) > 5
+        assert sum(labels == ("other",) for labels in seen) > 5
+        prepared = await as_root(place.server, "SHOW GLOBAL STATUS LIKE 'Com_stmt_execute'")
+        assert int(prepared[0][1]) > 0
+
+
+async def test_a_turn_whose_message_is_lost_is_found_although_nobody_waits_for_it(place, monkeypatch):
+    """Its owner is called instead of waiting; the lookout asks the server."""
+    monkeypatch.setattr(session_claim, "LOOK", 0.2)
+    monkeypatch.setattr(lease_claim, "GRACE", 0.1)
+    monkeypatch.setattr(session_claim, "GRACE", 0.1)
+    async with (
+        Proxy(place.server.host, place.server.port, framing=mysql_frames) as proxy,
+        place.connect("session", port=proxy.port, ttl=30) as client,
+        place.connect("session", ttl=30) as rival,
+    ):
+        lease = await rival.lock("hot").acquire()
+        waiter = asyncio.create_task(client.lock("hot").acquire(timeout=PATIENCE))
+        await queued(rival.lock("hot"), 1)
+        # A number of columns, one column, two ends and a row.
+        lost = proxy.down.drop_next(5)
+        await lease.release()
+        async with asyncio.timeout(PATIENCE):
+            await lost.wait()
+            await (await waiter).release()
+        assert await is_free(place, rival)

@@ -8,7 +8,8 @@ import random
 import pymysql.err
 import pytest
 
-from aiolock.backends.mysql.wire import MOST, Result, Wire
+from aiolock.backends.mysql.packets import MOST
+from aiolock.backends.mysql.wire import Result, Wire
 
 
 class Transport:
@@ -156,4 +157,108 @@ async def test_who_asks_after_the_end_hears_of_it():
     line.ask()
     assert not line.heard
     await asyncio.sleep(0)
+    assert [error.args[0] for error in line.heard] == [2013]
+
+
+# --- statements that are sent again and again
+
+
+def usual(value: bytes) -> bytes:
+    return packets(b"\x01", NUMBER, end(), text(value), end())
+
+
+def prepared(value: int | None) -> bytes:
+    row = b"\0\4" if value is None else b"\0\0" + value.to_bytes(8, "little", signed=True)
+    return packets(b"\x01", NUMBER, end(), row, end())
+
+
+def again(line: Line, answer: bytes, statement: str = "SELECT 1") -> None:
+    line.wire.ask(statement, line.heard.append, usual=True)
+    line.wire.data_received(answer)
+
+
+@pytest.mark.parametrize(
+    ("answer", "rows"),
+    [
+        (usual(b"7"), ((7,),)),
+        (usual(b"1234567890123456"), ((1234567890123456,),)),
+        (usual(b"-1"), ((-1,),)),
+        (packets(b"\x01", NUMBER, end(), text(None), end()), ((None,),)),
+        (packets(b"\x01", NUMBER, end(), text(b"1"), text(b"2"), end()), ((1,), (2,))),
+        (packets(b"\x01", NUMBER, end(), end()), ()),
+        (packets(b"\x01", WORD, end(), text(b"ab"), end()), (("ab",),)),
+    ],
+    ids=["short", "long", "negative", "none", "two rows", "no row", "word"],
+)
+def test_an_answer_is_the_same_whatever_the_one_before_it_looked_like(answer, rows):
+    line = Line()
+    for before in (usual(b"42"), answer, usual(b"43"), answer, answer):
+        again(line, before)
+    results = [outcome[0].rows for outcome in line.heard]
+    assert results == [((42,),), rows, ((43,),), rows, rows]
+    assert not line.ends
+
+
+def test_an_error_or_the_next_answer_is_not_taken_for_the_usual_one():
+    line = Line()
+    again(line, usual(b"42"))
+    line.wire.ask("SELECT 1", line.heard.append, usual=True)
+    line.wire.ask("SELECT 2", line.heard.append, usual=True)
+    line.wire.data_received(usual(b"1") + usual(b"2"))
+    again(line, packets(ERROR))
+    again(line, usual(b"3"))
+    assert [one[0].rows for one in (*line.heard[:3], line.heard[4])] == [((n,),) for n in (42, 1, 2, 3)]
+    assert isinstance(line.heard[3], pymysql.err.OperationalError)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_usual_answers_may_come_in_pieces(seed):
+    rng, line = random.Random(seed), Line()
+    again(line, usual(b"0"))
+    for number in range(1, 30):
+        line.wire.ask("SELECT 1", line.heard.append, usual=True)
+        data = usual(str(10**number % (1 << 62)).encode())
+        while data:
+            size = rng.choice((1, 7, 40, len(data)))
+            line.wire.data_received(data[:size])
+            data = data[size:]
+    assert [one[0].rows[0][0] for one in line.heard] == [0, *(10**n % (1 << 62) for n in range(1, 30))]
+
+
+def test_a_statement_is_prepared_repeated_and_forgotten():
+    line = Line()
+    numbers: list[list[Result] | Exception] = []
+    line.wire.prepare("SELECT 1", numbers.append)
+    line.wire.ask("SELECT 1", line.heard.append, usual=True)
+    said = packets(
+        b"\0" + (9).to_bytes(4, "little") + b"\1\0\2\0\0\0\0", *(NUMBER, NUMBER, end()), NUMBER, end()
+    )
+    line.wire.data_received(said + usual(b"5"))
+    assert numbers == [[Result(((9,),), 0)]]
+    for value in (6, 7, None, -8):
+        line.wire.execute(9, line.heard.append)
+        line.wire.data_received(prepared(value))
+    again(line, usual(b"9"))
+    assert [one[0].rows[0][0] for one in line.heard] == [5, 6, 7, None, -8, 9]
+    line.transport.written = b""
+    line.wire.forget(9)
+    assert line.transport.written == b"\5\0\0\0\x19\x09\0\0\0"
+    assert not line.ends
+
+
+def test_what_cannot_be_prepared_is_an_error_and_no_more():
+    line = Line()
+    numbers: list[list[Result] | Exception] = []
+    line.wire.prepare("nonsense", numbers.append)
+    line.wire.ask("SELECT 1", line.heard.append, usual=True)
+    line.wire.data_received(packets(ERROR) + usual(b"5"))
+    assert isinstance(numbers[0], pymysql.err.OperationalError)
+    assert line.heard == [[Result(((5,),), 1)]]
+
+
+def test_a_row_of_another_kind_than_was_promised_ends_the_connection():
+    line = Line()
+    line.wire.execute(9, line.heard.append)
+    line.wire.data_received(packets(b"\x01", NUMBER, end(), b"\0\0\1\2", end()))
+    assert line.wire.over
     assert [error.args[0] for error in line.heard] == [2013]
