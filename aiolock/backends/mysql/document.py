@@ -111,5 +111,5 @@ class MySQLDocument(Document):
             return
         backend = self._sharing.backend
         with suppress(LockError):
-            await backend.within(backend.ask(backend.statements("depart", owner=quote(self.owner))))
+            await backend.within(backend.ask(backend.statements("depart", leaving=quote(self.owner))))
         self._watched = False

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
+from aiolock.backends.mysql.bed import Bed, insist, interrupted
 from aiolock.backends.mysql.connection import Session
-from aiolock.backends.mysql.failures import INTERRUPTED, code
 from aiolock.backends.mysql.statements import quote
-from aiolock.contract import claim_time
+from aiolock.contract import Grant, claim_time
 from aiolock.errors import BackendError, LockError
 
 if TYPE_CHECKING:
@@ -53,10 +54,15 @@ class Listener:
     def __init__(self, sharing: Sharing) -> None:
         self._sharing = sharing
         self._claims: dict[str, SharedClaim] = {}
+        self._lines: dict[str, dict[str, SharedClaim]] = {}
+        """The same by lock, in the order in which they came."""
         self._watches: dict[str, Watch] = {}
-        self._taken: set[str] = set()
-        """Owners whose grants were confirmed by the last look."""
-        self._running = self._asleep = False
+        self._doubts: set[str] = set()
+        """Owners that were let in perhaps, by a decision that had no answer."""
+        self._bed = Bed(sharing)
+        self._running = False
+        self._searched = 0.0
+        """When it was last looked for holds that are over."""
         self._look = LONGEST
         self._stayed = 0.0
 
@@ -65,12 +71,43 @@ class Listener:
     def add(self, claim: SharedClaim) -> None:
         """Wake this claim when it is granted, or has lost its place."""
         self._claims[claim.owner] = claim
+        self._lines.setdefault(claim.key, {})[claim.owner] = claim
         self._run(claim_time(claim.bid.ttl) / 3)
 
     def discard(self, claim: SharedClaim) -> None:
         """It does not wait any more."""
-        self._claims.pop(claim.owner, None)
+        if self._claims.pop(claim.owner, None) is not None:
+            line = self._lines[claim.key]
+            del line[claim.owner]
+            if not line:
+                del self._lines[claim.key]
         self._hurry()
+
+    def first(self, key: str, most: int) -> dict[str, SharedClaim]:
+        """Who waits for this lock, by owner: the first of them."""
+        return dict(islice(self._lines.get(key, {}).items(), most))
+
+    def hand(self, claim: SharedClaim, grant: Grant) -> None:
+        """Give a claim what it waits for, if it still does."""
+        if claim.owner in self._claims:
+            claim.pushed = grant
+            self.discard(claim)
+            claim.event.set()
+
+    def doubt(self, owners: Iterable[str]) -> None:
+        """Find out whether they were let in."""
+        self._doubts.update(owner for owner in owners if owner in self._claims)
+        if self._doubts:
+            self.look()
+
+    def doubt_all(self) -> None:
+        """The same of everybody who waits."""
+        self.doubt(list(self._claims))
+
+    def look(self) -> None:
+        """There may be something to hear."""
+        if self._bed.asleep:
+            self._ring()
 
     def watch(self, watch: Watch) -> None:
         """Wake this watch when its document has another stamp than it knows."""
@@ -84,17 +121,11 @@ class Listener:
 
     def _hurry(self) -> None:
         """End the sleep if there is nobody left for whom it is slept."""
-        if self._asleep and not self._claims and not self._watches:
-            self._ring()
+        if not self._claims and not self._watches:
+            self.look()
 
     def _ring(self) -> None:
         self._sharing.backend.sessions.spawn(self._sharing.ring({self._sharing.client}), "aiolock-mysql-ring")
-
-    def heard_of(self, owners: Iterable[str]) -> None:
-        """Claims of ours were granted by a decision of ours."""
-        for owner in owners:
-            if (claim := self._claims.get(owner)) is not None:
-                claim.event.set()
 
     # --- sleeping
 
@@ -109,7 +140,7 @@ class Listener:
         elif look < self._look:
             # It sleeps for longer than this one may wait.
             self._look = look
-            self._ring()
+            self.look()
 
     async def _serve(self) -> None:
         backend = self._sharing.backend
@@ -132,25 +163,14 @@ class Listener:
             await self._hear(await backend.sessions.main())
             await backend.pause(RETRY)
             return
-        timeout = backend.settings.command_timeout
-        bell = quote(self._sharing.bell(self._sharing.client))
-        await session.run(backend.statements("answer_the_bell", bell=bell), timeout)
+        await self._bed.settle(session)
         while self._claims or self._watches:
             try:
-                if not await self._hear(session) and (self._claims or self._watches):
-                    packet = backend.statements(
-                        "listen",
-                        client=quote(self._sharing.client),
-                        look=round(self._look, 6),
-                        changed=self._news(),
-                    )
-                    self._asleep = True
-                    await session.run(packet, self._look + timeout, blocks=True)
+                searches = not self._doubts and await self._bed.sleep(session, self._look, self._news())
+                await self._hear(session, searches=searches)
             except BackendError as error:
-                if not session.alive or code(error.__cause__) not in INTERRUPTED:
+                if not interrupted(session, error):
                     raise
-            finally:
-                self._asleep = False
 
     def _news(self) -> str:
         """The condition that a document has changed that somebody looks at."""
@@ -162,27 +182,27 @@ class Listener:
 
     # --- hearing
 
-    async def _hear(self, session: Session) -> bool:
-        """Look, and act on it; whether there was anything."""
+    async def _hear(self, session: Session, *, searches: bool = True) -> None:
+        """Look, and act on it. Whether a hold in the way is over is seen if it ``searches``, and when that was long ago."""
         backend = self._sharing.backend
         timeout = backend.settings.command_timeout
         await self._stay(session)
         client = quote(self._sharing.client)
         [granted] = await session.run(backend.statements("hear_grants", client=client), timeout)
-        if granted.rows:
-            await self._take(session, [str(row[0]) for row in granted.rows])
+        taken = await self._take(session, {str(owner) for owner, *_ in granted.rows})
         for owner, key, family, name in granted.rows:
-            if owner not in self._claims and owner not in self._taken:
+            if owner not in taken:
                 # Its bid arrived after it was given up: nobody will ask for it.
                 await self._sharing.bury(str(owner), str(key), str(family), str(name))
-        [over] = await session.run(backend.statements("hear_ends", client=client), timeout)
-        for key, family, name in over.rows:
-            await self._sharing.advance(str(key), str(family), str(name))
-        changed = await self._changed(session)
-        for watch in changed:
+        now = backend.settings.clock()
+        if searches or now - self._searched >= self._look:
+            self._searched = now
+            [over] = await session.run(backend.statements("hear_ends", client=client), timeout)
+            for key, family, name in over.rows:
+                await self._sharing.advance(str(key), str(family), str(name))
+        for watch in await self._changed(session):
             self.forget(watch)
             watch.event.set()
-        return bool(granted.rows or over.rows or changed)
 
     async def _changed(self, session: Session) -> list[Watch]:
         """The watches whose documents have another stamp than they know."""
@@ -195,33 +215,39 @@ class Listener:
         versions = {str(key): str(version) for key, version in documents.rows}
         return [one for one in self._watches.values() if versions.get(one.key, "") != one.stamp]
 
-    async def _take(self, session: Session, owners: list[str]) -> None:
-        """Confirm grants for the claims that wait for them."""
+    async def _take(self, session: Session, granted: set[str]) -> set[str]:
+        """Confirm grants, and what may be one, for the claims that wait for them; who these are."""
         backend = self._sharing.backend
         timeout = backend.settings.command_timeout
-        self._taken.clear()
-        mine = sorted(owner for owner in owners if owner in self._claims)
-        for start in range(0, len(mine), BATCH):
-            words = ", ".join(map(quote, mine[start : start + BATCH]))
-            sent = backend.settings.clock()
-            try:
-                await session.run(backend.statements("confirm_bids", owners=words), timeout)
-                [bids] = await session.run(backend.statements("bids", owners=words), timeout)
-            except LockError:
-                # Some may be confirmed, and no look would find them again: they ask for themselves.
-                self.heard_of(mine)
-                raise
-            for owner, state, token in bids.rows:
-                claim = self._claims.get(str(owner))
-                if claim is not None and int(state) == HELD:
-                    claim.pushed = claim.granted(int(token), sent)
-                    self._taken.add(str(owner))
-                    self.discard(claim)
-                    claim.event.set()
+        doubts, self._doubts = self._doubts, set()
+        mine = sorted(owner for owner in granted | doubts if owner in self._claims)
+        try:
+            for start in range(0, len(mine), BATCH):
+                batch = mine[start : start + BATCH]
+                words = ", ".join(map(quote, batch))
+                sent = backend.settings.clock()
+                await insist(session, backend.statements("confirm_bids", owners=words), timeout)
+                [bids] = await insist(session, backend.statements("bids", owners=words), timeout)
+                stand = {str(owner): (int(state), int(token)) for owner, state, token in bids.rows}
+                for owner in batch:
+                    state, token = stand.get(owner, (None, 0))
+                    if (claim := self._claims.get(owner)) is None:
+                        continue
+                    if state == HELD:
+                        self.hand(claim, claim.granted(token, sent))
+                    elif state not in WAITING:
+                        # It was taken away before it was known here, or is over.
+                        claim.event.set()
+        except BaseException:
+            # Some may be confirmed, and no look would find them again.
+            self.doubt(mine)
+            raise
+        return set(mine)
 
     async def _stay(self, session: Session) -> None:
         """Prolong places and watches in time; who has none any more asks again."""
         backend = self._sharing.backend
+        timeout = backend.settings.command_timeout
         waiting: dict[str, SharedClaim | Watch] = {**self._claims, **self._watches}
         life = max(SHORTEST_STAY, min((claim.bid.ttl for claim in self._claims.values()), default=0.0))
         now = backend.settings.clock()
@@ -232,10 +258,8 @@ class Listener:
         for start in range(0, len(owners), BATCH):
             batch = owners[start : start + BATCH]
             words = ", ".join(map(quote, batch))
-            await session.run(backend.statements("stay", owners=words), backend.settings.command_timeout)
-            [bids] = await session.run(
-                backend.statements("bids", owners=words), backend.settings.command_timeout
-            )
+            await insist(session, backend.statements("stay", owners=words), timeout)
+            [bids] = await insist(session, backend.statements("bids", owners=words), timeout)
             found = {str(owner) for owner, state, _ in bids.rows if int(state) in WAITING}
             for owner in set(batch) - found:
                 waiting[owner].event.set()

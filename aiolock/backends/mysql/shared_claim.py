@@ -11,6 +11,8 @@ import secrets
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from aiolock.backends.mysql.decision import Transaction
+from aiolock.backends.mysql.desk import Wish
 from aiolock.backends.mysql.statements import quote
 from aiolock.contract import READ, Bid, Claim, Grant, Mode, claim_time
 from aiolock.errors import ConfigError, LockLost, shorten
@@ -25,8 +27,10 @@ BLOCK = 64
 ALL = 1 << 31
 """The capacity of a read-write lock, and the weight of a write: more readers than there can be."""
 
-HELD = 2
-"""The state of a confirmed hold; `sharing.sql` has the list."""
+HELD, FORCED_OUT = 2, 3
+"""The states of a confirmed hold, and of one that was taken away; `sharing.sql` has the list."""
+ABSENT = (None, 0)
+"""The state and the token of a bid that is not there."""
 
 
 def weight(bid: Bid) -> tuple[int, int]:
@@ -71,6 +75,11 @@ class SharedClaim(Claim):
         """Whether it has a place in line, as far as we know."""
         self._over = False
 
+    @property
+    def weight(self) -> int:
+        """What it weighs."""
+        return weight(self.bid)[0]
+
     def words(self) -> dict[str, Any]:
         """What the statements about its lock are filled in with."""
         _, limit = weight(self.bid)
@@ -80,7 +89,6 @@ class SharedClaim(Claim):
             "namespace": quote(settings.namespace),
             "family": quote(self.bid.kind.family.value),
             "name": quote(self.bid.name),
-            "owner": quote(self.owner),
             "limit": limit,
         }
 
@@ -114,22 +122,36 @@ class SharedClaim(Claim):
             self._sharing.listener.discard(self)
         return grant
 
-    async def _bid(self, *, wait: bool) -> Grant | None:
+    def wanted(self, place: int) -> str:
+        """What it bids for; ``place`` orders those that arrive together."""
         own, limit = weight(self.bid)
-        words = self.words() | {
-            "client": quote(self._sharing.client),
-            "mode": quote(self.bid.kind.mode.value),
-            "weight": own,
-            "block": self.block,
-            "label": quote(self.bid.label),
-            "ttl": round(self.bid.ttl * 1_000_000),
-            "claim": round(claim_time(self.bid.ttl) * 1_000_000),
-        }
-        steps = ["step", "settle", "bid", "serve"] if wait else ["step", "settle", "bid", "serve", "withdraw"]
-        outcome = await self._sharing.decide(steps, words)
-        if outcome.state == HELD:
-            return self.granted(outcome.token, outcome.sent)
-        if outcome.state is None and limit not in outcome.limits:
+        return self._sharing.backend.statements(
+            "wanted",
+            place=place,
+            owner=quote(self.owner),
+            mode=quote(self.bid.kind.mode.value),
+            weight=own,
+            block=self.block,
+            label=quote(self.bid.label),
+            ttl=round(self.bid.ttl * 1_000_000),
+            claim=round(claim_time(self.bid.ttl) * 1_000_000),
+            limit=limit,
+        )
+
+    async def _bid(self, *, wait: bool) -> Grant | None:
+        wish = Wish.WAIT if wait else Wish.TRY
+        outcome = await self._sharing.ask(self, wish)
+        state, token = outcome.stand.get(self.owner, ABSENT)
+        if state == FORCED_OUT:
+            self._begin_anew()
+            if wait:
+                self._sharing.listener.add(self)
+            outcome = await self._sharing.ask(self, wish)
+            state, token = outcome.stand.get(self.owner, ABSENT)
+        if state == HELD:
+            return self.granted(token, outcome.sent)
+        _, limit = weight(self.bid)
+        if state is None and limit not in outcome.limits:
             raise ConfigError(
                 f"semaphore {shorten(self.bid.name)} has {outcome.limits[1]} permits, not {limit}: "
                 "everybody has to name the same limit; set_limit() changes it"
@@ -145,10 +167,18 @@ class SharedClaim(Claim):
             self._placed = False
             return None
         state, token = rows[0]
+        if int(state) == FORCED_OUT:
+            self._begin_anew()
         if int(state) != HELD:
             return None
         self._sharing.listener.discard(self)
         return self.granted(int(token), sent)
+
+    def _begin_anew(self) -> None:
+        """The hold was taken away before we knew of it. Its row says so until it is over; we are somebody else from now on."""
+        self._sharing.listener.discard(self)
+        self._placed = False
+        self.owner = secrets.token_hex(16)
 
     def granted(self, token: int, sent: float) -> Grant:
         """The grant of a hold that the server has had for a full ttl since ``sent`` or later."""
@@ -163,12 +193,14 @@ class SharedClaim(Claim):
         return await self._sharing.backend.within(self._downgrade())
 
     async def _downgrade(self) -> Grant:
-        outcome = await self._sharing.decide(("step", "weaken", "serve"), self.words())
-        if outcome.state != HELD:
+        words = self.words() | {"owner": quote(self.owner)}
+        outcome = await self._sharing.decide(self.key, Transaction(["weaken"], [], words, [self.owner]))
+        state, token = outcome.stand.get(self.owner, ABSENT)
+        if state != HELD:
             raise LockLost(self.bid.name, "revoked")
         self.bid = replace(self.bid, kind=READ)
         self.block = 1
-        return self.granted(outcome.token, outcome.sent)
+        return self.granted(token, outcome.sent)
 
     # --- leaving
 
@@ -182,6 +214,8 @@ class SharedClaim(Claim):
         self._over = True
 
     async def _release(self, keep: float) -> None:
-        step = "keep" if keep else "depart"
-        words = self.words() | {"keep": round(keep * 1_000_000)}
-        await self._sharing.decide(("step", step, "serve"), words)
+        if not keep:
+            await self._sharing.ask(self, Wish.LEAVE)
+            return
+        words = self.words() | {"owner": quote(self.owner), "keep": round(keep * 1_000_000)}
+        await self._sharing.decide(self.key, Transaction(["keep"], [], words, []))

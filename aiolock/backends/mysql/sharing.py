@@ -8,14 +8,17 @@ by ending the sleep of its client's listener.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from aiolock.backends.mysql.decision import Outcome, Transaction, carried_out
+from aiolock.backends.mysql.desk import Desk, Wish
 from aiolock.backends.mysql.failures import NOT_NOW, code
 from aiolock.backends.mysql.listener import Listener
 from aiolock.backends.mysql.shared_claim import SharedClaim
 from aiolock.backends.mysql.statements import quote
+from aiolock.backends.mysql.stragglers import Stragglers, prolonged
 from aiolock.contract import (
     Bid,
     Claim,
@@ -29,36 +32,24 @@ from aiolock.contract import (
     Waiting,
     certain_until,
 )
-from aiolock.errors import BackendUnavailable, DeadlockDetected, LockError
+from aiolock.errors import BackendUnavailable, LockError
 
 if TYPE_CHECKING:
     from aiolock.backends.mysql.backend import MySQLBackend
 
-__all__ = ["Outcome", "Sharing", "judge"]
+__all__ = ["Sharing", "judge"]
 
 log = logging.getLogger("aiolock")
 
 BATCH = 500
 """How many rows one statement renews."""
-AGAIN = (0.001, 0.01)
-"""Seconds before a decision is tried again that met another one."""
 DAY, MINUTE = timedelta(days=1), timedelta(minutes=1)
-FORCED = 3
+GRANTED, HELD, FORCED = 1, 2, 3
+"""States of bids; `sharing.sql` has the list."""
+NAMED = 64
+"""So many of ours who wait are let in like whoever asks: they are those who came first, and nobody else is likely to be next."""
 NOBODY = "-"
-"""The owner in decisions that are nobody's own."""
-
-
-class Outcome(NamedTuple):
-    """What a decision came to, for the bid of whoever took it."""
-
-    state: int | None
-    """``None``: there is no such bid."""
-    token: int
-    limits: tuple[int, int]
-    """What the first user declared, and what counts now."""
-    changed: tuple[int, ...]
-    """How many rows each statement changed."""
-    sent: float
+"""An owner that is nobody's."""
 
 
 class Sharing:
@@ -68,6 +59,9 @@ class Sharing:
         self.backend = backend
         self.client = backend.client
         self.listener = Listener(self)
+        self.stragglers = Stragglers(backend)
+        self.desks: dict[str, Desk] = {}
+        """Where requests wait for the decision that takes them, by the lock that they are about."""
 
     def claim(self, bid: Bid) -> SharedClaim:
         """A new claim, with an owner id of its own."""
@@ -83,40 +77,56 @@ class Sharing:
         """The user lock of a session whose end makes a client look after its holds."""
         return f"aiolock:c:{client}"
 
+    @staticmethod
+    def bed(client: str) -> str:
+        """The user lock that a client's listener waits for while it sleeps."""
+        return f"aiolock:s:{client}"
+
     # --- deciding
 
-    async def decide(self, steps: Sequence[str], words: dict[str, Any], *, repeat: bool = True) -> Outcome:
-        """Carry out the steps as one transaction, and tell whoever it let in.
+    async def ask(self, claim: SharedClaim, wish: Wish) -> Outcome:
+        """Have a wish carried out by a decision, together with others about the same lock."""
+        return await (self.desks.get(claim.key) or Desk(self, claim.key)).ask(claim, wish)
 
-        Decisions that meet on two nodes of a cluster, or in a deadlock, are undone by the server and tried again. A node does
-        not always say that it has: so what came of it is read after the commit.
-        With ``repeat=False``, one whose answer is lost is not.
+    async def decide(self, key: str, what: Transaction, *, repeat: bool = True) -> Outcome:
+        """Carry out one transaction, and tell whoever it let in.
+
+        With ``repeat=False``, one whose answer is lost is not tried again.
+
+        Those of ours who are first in line are let in by it like whoever asks, and hear of it by its answer. If it has none,
+        or nobody waits for it any more, the listener finds out.
         """
-        backend = self.backend
-        give_up = backend.settings.clock() + backend.settings.command_timeout
-        packet = "; ".join(backend.statements(step, **words) for step in (*steps, "outcome"))
-        while True:
-            sent = backend.settings.clock()
-            try:
-                answers = await backend.ask(packet, atomic=True, repeat=repeat)
-                inside, _, stand, granted = answers[-4:]
-                if int(inside.rows[0][0]) and stand.rows:
-                    break
-            except (DeadlockDetected, BackendUnavailable) as error:
-                if not isinstance(error, DeadlockDetected) and code(error.__cause__) not in NOT_NOW:
-                    raise
-                if backend.settings.clock() >= give_up:
-                    raise BackendUnavailable(
-                        f"{backend!r}: too many decisions about one lock at once"
-                    ) from error
-            if backend.settings.clock() >= give_up:
-                raise BackendUnavailable(f"{backend!r}: too many decisions about one lock at once")
-            await backend.pause(AGAIN)
-        await self.tell([(str(client), str(owner)) for client, owner in granted.rows])
-        state, token, declared, capacity = stand.rows[0]
+        waiting = self.listener.first(key, NAMED)
+        ours = dict.fromkeys((*what.asking, *waiting))
+        words = what.words | {
+            "client": quote(self.client),
+            "ours": _listed(ours),
+            "asking": _listed(what.asking),
+        }
+        packet = "; ".join(
+            self.backend.statements(step, **words)
+            for step in ("step", *what.wants, "serve", *what.after, "outcome")
+        )
+        try:
+            answers, sent, again = await carried_out(self.backend, packet, repeat=repeat)
+        except BaseException:
+            self.listener.doubt(waiting)
+            raise
+        rows = answers[-1].rows
+        stand = {str(owner): (int(state), int(token)) for _, _, owner, _, state, token, _ in rows if owner}
+        for _, _, owner, _, state, token, new in rows:
+            if state == HELD and owner in waiting and owner not in what.asking:
+                if new:
+                    self.listener.hand(waiting[owner], waiting[owner].granted(int(token), sent))
+                else:
+                    # Since when is not known here.
+                    self.listener.doubt([owner])
+        await self.tell(
+            {str(client) for *_, client, state, _, new in rows if state == GRANTED and (new or again)}
+        )
+        declared, capacity = rows[0][:2]
         return Outcome(
-            None if state is None else int(state),
-            int(token or 0),
+            stand,
             (int(declared), int(capacity)),
             tuple(answer.changed for answer in answers),
             sent,
@@ -124,19 +134,18 @@ class Sharing:
 
     async def advance(self, key: str, family: str, name: str) -> None:
         """Somebody inside or in line may be over: serve who is next."""
-        await self.decide(("step", "serve"), self._words(key, family, name))
+        await self.decide(key, Transaction([], [], self._words(key, family, name), []))
 
     async def bury(self, owner: str, key: str, family: str, name: str) -> None:
         """A grant that nobody waits for goes to the next; one that has been confirmed in the meantime stays."""
         words = self._words(key, family, name) | {"owner": quote(owner)}
-        await self.decide(("step", "bury", "serve"), words)
+        await self.decide(key, Transaction(["bury"], [], words, []))
 
-    async def tell(self, granted: Sequence[tuple[str, str]]) -> None:
+    async def tell(self, granted: set[str]) -> None:
         """Wake the clients of bids that were granted while they waited."""
-        others = {client for client, _ in granted} - {self.client}
-        if len(others) < len({client for client, _ in granted}):
-            self.listener.heard_of([owner for client, owner in granted if client == self.client])
-        await self.ring(others)
+        if self.client in granted:
+            self.listener.look()
+        await self.ring(granted - {self.client})
 
     async def ring(self, clients: set[str]) -> None:
         """End the sleep of these clients' listeners, if they sleep; nobody waits for the answers."""
@@ -150,33 +159,67 @@ class Sharing:
     # --- keeping
 
     async def renew(self, claims: Sequence[SharedClaim]) -> dict[Claim, Renewal]:
-        """All of them in a few statements, whatever their ttl; if some are gone, another one tells which."""
+        """All of them in a few statements, whatever their ttl; if some are gone, another one tells which.
+
+        Rows are locked for a moment by every decision about their lock, so this waits for them. One that somebody keeps locked is
+        asked for apart from then on, and the others without waiting for it.
+        """
         answers: dict[Claim, Renewal] = {}
-        for start in range(0, len(claims), BATCH):
-            batch = claims[start : start + BATCH]
+        apart = [claim for claim in claims if claim in self.stragglers]
+        others = [claim for claim in claims if claim not in self.stragglers]
+        for start in range(0, len(others), BATCH):
+            batch = others[start : start + BATCH]
             try:
-                answers.update(await self._renew(batch))
+                found = await self._renew(batch)
             except LockError as error:
-                answers.update(dict.fromkeys(batch, error))
+                found = dict.fromkeys(batch, error)
+            for claim, answer in found.items():
+                if answer is None:
+                    apart.append(claim)
+                else:
+                    answers[claim] = answer
+        if apart:
+            statements = self.backend.statements
+            packets: dict[Claim, str] = {
+                claim: statements("confirm_bids", owners=quote(claim.owner)) for claim in apart
+            }
+            answers.update(await self.stragglers.ask(packets))
         return answers
 
-    async def _renew(self, batch: Sequence[SharedClaim]) -> dict[Claim, Renewal]:
-        backend = self.backend
+    async def _renew(self, batch: Sequence[SharedClaim]) -> dict[SharedClaim, Renewal | None]:
+        """``None`` for those whose rows somebody has had locked for longer than the server waits, and has still."""
+        clock = self.backend.settings.clock
         # In the order of the rows, so that two of these do not wait for each other.
-        owners = ", ".join(sorted(quote(claim.owner) for claim in batch))
-        sent = backend.settings.clock()
-        renewed, requests = await backend.ask(backend.statements("renew_bids", owners=owners))
+        words = {"owners": ", ".join(sorted(quote(claim.owner) for claim in batch)), "count": len(batch)}
+        sent = clock()
+        waited = True
+        try:
+            changed = await self._ask_to_renew("renew_bids", batch, words)
+        except BackendUnavailable as error:
+            if code(error.__cause__) not in NOT_NOW:
+                raise
+            waited = False
+            sent = clock()
+            changed = await self._ask_to_renew("renew_free_bids", batch, words)
+        grants: dict[SharedClaim, Renewal | None] = {
+            claim: Grant(0, 0, certain_until(sent, claim.bid.ttl), demand=True) for claim in batch
+        }
+        if changed == len(batch):
+            return grants
+        asked = clock()
+        [rows] = await self.backend.ask(self.backend.statements("renewed_bids", **words), urgent=True)
+        states = {str(owner): int(state) for owner, state, _ in rows.rows}
+        if not waited:
+            lasting = {str(owner): int(left) for owner, _, left in rows.rows}
+            grants = {claim: prolonged(lasting.get(claim.owner, 0), claim.bid.ttl, asked) for claim in batch}
+        return {claim: judge(states.get(claim.owner), grants[claim]) for claim in batch}
+
+    async def _ask_to_renew(self, name: str, batch: Sequence[SharedClaim], words: dict[str, Any]) -> int:
+        renewed, requests = await self.backend.ask(self.backend.statements(name, **words), urgent=True)
         wanted = {str(owner): str(reason) for owner, reason in requests.rows}
         for claim in batch:
             self.request(claim, wanted.get(claim.owner))
-        grants: dict[Claim, Renewal] = {
-            claim: Grant(0, 0, certain_until(sent, claim.bid.ttl), demand=True) for claim in batch
-        }
-        if renewed.changed == len(batch):
-            return grants
-        [states] = await backend.ask(backend.statements("bids", owners=owners))
-        found = {str(owner): int(state) for owner, state, _ in states.rows}
-        return {claim: judge(found.get(claim.owner), grants[claim]) for claim in batch}
+        return renewed.changed
 
     def request(self, claim: Any, reason: str | None) -> None:
         """Somebody asks the holder to let go; said once for each reason."""
@@ -192,7 +235,6 @@ class Sharing:
             "namespace": quote(self.backend.settings.namespace),
             "family": quote(family),
             "name": quote(name),
-            "owner": quote(NOBODY),
             "limit": 0,
         }
 
@@ -208,8 +250,9 @@ class Sharing:
 
     async def force_release(self, name: str, family: Family) -> bool:
         """Take it from whoever is inside, and shake their clients, so that they learn it at once."""
-        words = self._words(self.backend.key(name, family), family.value, name)
-        outcome = await self.decide(("step", "force_out", "serve"), words, repeat=False)
+        key = self.backend.key(name, family)
+        words = self._words(key, family.value, name)
+        outcome = await self.decide(key, Transaction(["force_out"], [], words, []), repeat=False)
         # START TRANSACTION, the row, what is over; then those that were kept for nobody, and those that were held.
         if not any(outcome.changed[3:5]):
             return False
@@ -235,10 +278,14 @@ class Sharing:
         """Change the capacity, and let in whom it has room for."""
         key = self.backend.key(name, Family.SEMAPHORE)
         words = self._words(key, Family.SEMAPHORE.value, name) | {"capacity": limit}
-        await self.decide(("step", "resize", "serve"), words)
+        await self.decide(key, Transaction(["resize"], [], words, []))
 
 
-def judge(state: int | None, grant: Renewal) -> Renewal:
+def _listed(owners: Iterable[str]) -> str:
+    return ", ".join(map(quote, owners)) or quote(NOBODY)
+
+
+def judge(state: int | None, grant: Renewal | None) -> Renewal | None:
     """What the state of a bid means for its holder, who asked for a renewal."""
     if state in (1, 2):
         return grant

@@ -5,10 +5,11 @@
 -- A read weighs 1, a write as much as the capacity, permits as many as they are: then one sum says who fits.
 
 -- name: step
+-- Tokens are at least 64 times the clock in microseconds, as everywhere; a row that was purged comes back with greater ones.
 START TRANSACTION;
 INSERT INTO {table} (id, namespace, family, name, label, token, since, expires_at, declared, capacity)
-VALUES ({id}, {namespace}, {family}, {name}, '', TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)),
-  UTC_TIMESTAMP(6), UTC_TIMESTAMP(6), {limit}, {limit})
+VALUES ({id}, {namespace}, {family}, {name}, '',
+  64 * TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)), UTC_TIMESTAMP(6), UTC_TIMESTAMP(6), {limit}, {limit})
 ON DUPLICATE KEY UPDATE token = GREATEST(token, VALUES(token)), expires_at = VALUES(expires_at);
 DELETE FROM {bids} WHERE lock_id = {id} AND expires_at <= UTC_TIMESTAMP(6)
 
@@ -21,45 +22,54 @@ WHERE id = {id} AND (declared = 0 OR (since <= UTC_TIMESTAMP(6) - INTERVAL IF(de
   AND NOT EXISTS (SELECT 1 FROM {bids} WHERE lock_id = {id} AND state < 5)))
 
 -- name: bid
--- Our own place is found again, and our own grant confirmed. With another limit than the known ones nothing happens.
+-- Those who want something, in the order in which they came. Our own place is found again, and our own grant confirmed. With
+-- another limit than the known ones nothing happens.
 INSERT INTO {bids} (owner, lock_id, client, state, arrival, mode, weight, block, label, ttl, claim, token, since,
   expires_at)
-SELECT {owner}, {id}, {client}, 0, (SELECT COALESCE(MAX(arrival), 0) + 1 FROM {bids} WHERE lock_id = {id}), {mode},
-  {weight}, {block}, {label}, {ttl}, {claim}, 0, UTC_TIMESTAMP(6),
-  UTC_TIMESTAMP(6) + INTERVAL GREATEST({ttl}, 3000000) MICROSECOND
-FROM {table} AS t WHERE t.id = {id}
-  AND ({limit} IN (t.declared, t.capacity) OR EXISTS (SELECT 1 FROM {bids} AS o WHERE o.owner = {owner}))
+SELECT w.owner, {id}, {client}, 0, w.place + (SELECT COALESCE(MAX(arrival), 0) FROM {bids} WHERE lock_id = {id}), w.mode,
+  w.weight, w.block, w.label, w.ttl, w.claim, 0, UTC_TIMESTAMP(6),
+  UTC_TIMESTAMP(6) + INTERVAL GREATEST(w.ttl, 3000000) MICROSECOND
+FROM {table} AS t JOIN ({wanted}) AS w
+WHERE t.id = {id}
+  AND (w.capacity IN (t.declared, t.capacity) OR EXISTS (SELECT 1 FROM {bids} AS o WHERE o.owner = w.owner))
 ON DUPLICATE KEY UPDATE
-  {bids}.expires_at = IF({bids}.state IN (1, 2), UTC_TIMESTAMP(6) + INTERVAL {ttl} MICROSECOND, {bids}.expires_at),
+  {bids}.expires_at = IF({bids}.state IN (1, 2), UTC_TIMESTAMP(6) + INTERVAL {bids}.ttl MICROSECOND, {bids}.expires_at),
   {bids}.state = IF({bids}.state = 1, 2, {bids}.state)
 
+-- name: wanted
+-- One of them.
+SELECT {place} AS place, _ascii{owner} AS owner, _ascii{mode} AS mode, {weight} AS weight, {block} AS block,
+  {label} AS label, {ttl} AS ttl, {claim} AS claim, {limit} AS capacity
+
 -- name: serve
--- Whoever is in line enters as long as there is room for all before it: nobody overtakes. A node of a cluster may undo a
--- transaction in the middle without a word, and carry out the rest: outside of one, nobody enters. For the same reason two may
--- have arrived with one number.
-UPDATE {bids} AS b
-JOIN (SELECT owner, SUM(weight) OVER line AS upto, SUM(block) OVER line - block AS before_it
-  FROM {bids} WHERE lock_id = {id} AND state = 0 WINDOW line AS (ORDER BY arrival, owner)) AS q ON q.owner = b.owner
-JOIN (SELECT COALESCE(SUM(weight), 0) AS inside FROM {bids} WHERE lock_id = {id} AND state IN (1, 2, 4)) AS h
-JOIN {table} AS t ON t.id = {id}
-SET b.state = IF(b.owner = {owner}, 2, 1), b.token = t.token + 1 + q.before_it, b.since = UTC_TIMESTAMP(6),
-  b.expires_at = UTC_TIMESTAMP(6) + INTERVAL IF(b.owner = {owner}, b.ttl, b.claim) MICROSECOND
-WHERE h.inside + q.upto <= t.capacity /*M!100000 AND @@in_transaction */;
+-- Whoever is in line enters as long as there is room for all who are inside or before it: nobody overtakes. Those who are ours are told by the
+-- answer and enter for their ttl, others for their claim. A node of a cluster may undo a transaction in the middle without a
+-- word, and carry out the rest: outside of one, nobody enters. For the same reason two may have arrived with one number.
+SET @began = UTC_TIMESTAMP(6);
+UPDATE (SELECT owner, state, SUM(weight) OVER line AS upto, SUM(IF(state = 0, block, 0)) OVER line - block AS before_it
+  FROM {bids} WHERE lock_id = {id} AND state IN (0, 1, 2, 4) WINDOW line AS (ORDER BY state = 0, arrival, owner)) AS q
+JOIN {table} AS t ON t.id = {id} AND q.upto <= t.capacity
+JOIN {bids} AS b ON b.owner = q.owner
+SET b.state = IF(b.owner IN ({ours}), 2, 1), b.token = t.token + 1 + q.before_it, b.since = UTC_TIMESTAMP(6),
+  b.expires_at = UTC_TIMESTAMP(6) + INTERVAL IF(b.owner IN ({ours}), b.ttl, b.claim) MICROSECOND
+WHERE q.state = 0 /*M!100000 AND @@in_transaction */;
 UPDATE {table} SET since = UTC_TIMESTAMP(6), token = GREATEST(token,
   (SELECT COALESCE(MAX(b.token + b.block - 1), 0) FROM {bids} AS b WHERE b.lock_id = {id} AND b.state IN (1, 2)))
 WHERE id = {id}
 
 -- name: withdraw
--- Somebody who does not wait takes no place.
-DELETE FROM {bids} WHERE owner = {owner} AND state = 0
+-- Those who do not wait take no place.
+DELETE FROM {bids} WHERE owner IN ({trying}) AND state = 0
 
 -- name: outcome
--- Whether it was not undone; then, as it has been committed, how the bid stands, and whom to tell that it was granted.
+-- Whether it was not undone; then, as it has been committed, the limits, how those stand who asked, who of ours is inside, and
+-- who was granted something and has not confirmed it: whether now, or before.
 SELECT 1 /*M!100000 AND @@in_transaction */;
 COMMIT;
-SELECT b.state, b.token, t.declared, t.capacity FROM {table} AS t LEFT JOIN {bids} AS b ON b.owner = {owner}
-WHERE t.id = {id};
-SELECT client, owner FROM {bids} WHERE lock_id = {id} AND state = 1
+SELECT t.declared, t.capacity, b.owner, b.client, b.state, b.token, b.since >= @began
+FROM {table} AS t LEFT JOIN {bids} AS b ON b.lock_id = t.id
+  AND (b.state = 1 OR b.state = 2 AND b.owner IN ({ours}) OR b.owner IN ({asking}))
+WHERE t.id = {id}
 
 -- name: confirm_bid
 UPDATE {bids} SET state = 2, expires_at = UTC_TIMESTAMP(6) + INTERVAL ttl MICROSECOND
@@ -67,7 +77,7 @@ WHERE owner = {owner} AND state IN (1, 2) AND expires_at > UTC_TIMESTAMP(6);
 SELECT state, token FROM {bids} WHERE owner = {owner} AND expires_at > UTC_TIMESTAMP(6)
 
 -- name: depart
-DELETE FROM {bids} WHERE owner = {owner} AND state <> 4
+DELETE FROM {bids} WHERE owner IN ({leaving}) AND state <> 4
 
 -- name: bury
 -- One that has been confirmed in the meantime is somebody's.
@@ -104,6 +114,18 @@ UPDATE {bids} SET state = 2, expires_at = UTC_TIMESTAMP(6) + INTERVAL ttl MICROS
 WHERE owner IN ({owners}) AND state IN (1, 2) AND expires_at > UTC_TIMESTAMP(6);
 SELECT owner, requested FROM {bids} WHERE owner IN ({owners}) AND requested IS NOT NULL
 
+-- name: renew_free_bids
+-- The same, but for those that somebody else has locked at this moment.
+UPDATE (SELECT owner FROM {bids} FORCE INDEX (PRIMARY) WHERE owner IN ({owners}) LIMIT {count} FOR UPDATE SKIP LOCKED) AS free
+STRAIGHT_JOIN {bids} AS b FORCE INDEX (PRIMARY) ON b.owner = free.owner
+SET b.state = 2, b.expires_at = UTC_TIMESTAMP(6) + INTERVAL b.ttl MICROSECOND
+WHERE b.state IN (1, 2) AND b.expires_at > UTC_TIMESTAMP(6);
+SELECT owner, requested FROM {bids} WHERE owner IN ({owners}) AND requested IS NOT NULL
+
+-- name: renewed_bids
+SELECT owner, state, TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires_at) FROM {bids}
+WHERE owner IN ({owners}) AND expires_at > UTC_TIMESTAMP(6)
+
 -- name: bids
 SELECT owner, state, token FROM {bids} WHERE owner IN ({owners}) AND expires_at > UTC_TIMESTAMP(6)
 
@@ -123,6 +145,14 @@ SELECT declared, capacity, TIMESTAMPDIFF(MICROSECOND, since, UTC_TIMESTAMP(6)) F
 -- Whoever grants us something finds this session by the name of a user lock.
 SELECT IF(IFNULL(IS_USED_LOCK({bell}), 0) = CONNECTION_ID(), 1, GET_LOCK({bell}, 0))
 
+-- name: lie_down
+-- What the listener waits for while it sleeps: somebody else of ours has it, and does not give it back.
+DO IF(IFNULL(IS_USED_LOCK({bed}), 0) = CONNECTION_ID(), 1, GET_LOCK({bed}, 0))
+
+-- name: get_up
+-- Whoever had it is gone.
+DO RELEASE_LOCK({bed})
+
 -- name: hear_grants
 -- What is sent to the listener is one statement in each packet: when KILL QUERY comes between two, the server sends no
 -- answer for the second.
@@ -139,11 +169,12 @@ WHERE t.id IN (SELECT w.lock_id FROM {bids} AS w WHERE w.client = {client} AND w
 SELECT id, version FROM {documents} WHERE id IN ({watched}) AND expires_at > UTC_TIMESTAMP(6)
 
 -- name: listen
--- Whoever grants us something ends this; a grant that came just before is seen, because it was committed before.
+-- Whoever grants us something ends this; a grant that came just before is seen, because it was committed before. On MariaDB
+-- not by SLEEP: a KILL QUERY that comes as it begins stands still for 2 s, and with it everybody who sleeps at that server.
 SELECT IF(
   EXISTS (SELECT 1 FROM {bids} WHERE client = {client} AND state = 1 AND expires_at > UTC_TIMESTAMP(6))
   OR EXISTS (SELECT 1 FROM {documents} WHERE expires_at > UTC_TIMESTAMP(6) AND ({changed})), 0,
-  SLEEP(GREATEST(0, LEAST({look},
+  /*M!100000 GET_LOCK({bed}, */ /*!80000 SLEEP( */ GREATEST(0, LEAST({look},
     (SELECT COALESCE(MIN(TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), b.expires_at)), 1000000000) / 1000000
       FROM {bids} AS b
       WHERE b.lock_id IN (SELECT w.lock_id FROM {bids} AS w WHERE w.client = {client} AND w.state = 0))))))

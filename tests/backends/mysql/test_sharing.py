@@ -283,7 +283,8 @@ async def test_purging_spares_what_is_in_use(place, mariadb):
         stamp = await document.write(b"1", "", 1.0)
         await as_root(
             mariadb,
-            f"UPDATE aiolock SET expires_at = expires_at - INTERVAL 2 HOUR WHERE namespace = '{place.namespace}'",
+            "UPDATE aiolock SET expires_at = expires_at - INTERVAL 2 HOUR, token = token - 7200000000 * 64 "
+            f"WHERE namespace = '{place.namespace}'",
         )
         await as_root(
             mariadb,
@@ -306,9 +307,9 @@ async def test_purging_spares_what_is_in_use(place, mariadb):
 
 
 async def test_tables_of_an_earlier_version_are_refused_with_what_to_do(place, mariadb):
-    await as_root(mariadb, "CREATE OR REPLACE TABLE early (id CHAR(40) PRIMARY KEY, name VARCHAR(1024))")
+    await as_root(mariadb, "CREATE TABLE early (id CHAR(40) PRIMARY KEY, name VARCHAR(1024))")
     for table in ("early_bids", "early_documents"):
-        await as_root(mariadb, f"CREATE OR REPLACE TABLE {table} (owner CHAR(32), id CHAR(40))")
+        await as_root(mariadb, f"CREATE TABLE {table} (owner CHAR(32), id CHAR(40))")
     with pytest.raises(BackendRefused, match="earlier version"):
         await aiolock.connect(place.url(), table="early").open()
 
@@ -388,3 +389,21 @@ async def test_two_that_arrived_with_one_number_have_tokens_of_their_own(place, 
         assert len({first.token, one.token, two.token}) == 3
         await one.release()
         await two.release()
+
+
+async def test_a_hold_that_was_taken_away_before_it_was_known_is_asked_for_anew(place):
+    """Between the grant and its arrival; the row says so until its term is over, and that is long."""
+    async with place.connect(ttl=120) as client, place.connect(ttl=120) as rival:
+        lease = await rival.rwlock("x").write().acquire()
+        waiter = asyncio.create_task(client.rwlock("x").write().acquire())
+        await queued(rival.rwlock("x").write(), 1)
+        sharing = client._backend.mode.sharing
+        client_id = sharing.client
+        await as_root(
+            place.server, f"UPDATE aiolock_bids SET state = 3 WHERE client = '{client_id}' AND state = 0"
+        )
+        await as_root(place.server, f"KILL IFNULL(IS_USED_LOCK('{sharing.presence(client_id)}'), 0)")
+        await queued(rival.rwlock("x").write(), 1)
+        await lease.release()
+        async with asyncio.timeout(PATIENCE):
+            await (await waiter).release()
