@@ -15,7 +15,7 @@ import signal
 
 import pytest
 
-from tests.servers import EXTERNAL, SERVERS
+from tests.servers import EXTERNAL, MYSQLD, SERVERS, ServerMissing, mysqld
 
 # Loops read this when they are made.
 os.environ["PYTHONASYNCIODEBUG"] = "1"
@@ -89,6 +89,11 @@ def pytest_configure(config):
             EXTERNAL[server] = url
             SERVERS.add(server)
     collect_ignore[:] = [folder for server, folder in PREVIEWS.items() if server not in SERVERS]
+    if MYSQLD:
+        try:
+            mysqld()
+        except ServerMissing as error:
+            raise pytest.UsageError(str(error)) from error
     if crowded(config):
         collect_ignore.append(ALONE)
 
@@ -105,6 +110,8 @@ def pytest_report_header(config):
     others = sorted(set(PREVIEWS) - SERVERS)
     note = f"; not about {', '.join(others)} (make test SERVERS=...)" if others else ""
     lines = [f"servers: this run is about memory, {', '.join(sorted(SERVERS))}{note}"]
+    if MYSQLD and "mariadb" not in EXTERNAL:
+        lines.append(f"servers: in place of MariaDB: {mysqld()}")
     if EXTERNAL:
         lines.append(
             f"servers: {', '.join(sorted(EXTERNAL))} by URL; what kills, freezes or restarts a server, or needs one with "

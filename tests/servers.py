@@ -16,7 +16,7 @@ import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn, Self
+from typing import Any, NoReturn, Self
 from urllib.parse import quote, unquote, urlsplit
 
 from tests.certificates import Certificates
@@ -24,6 +24,7 @@ from tests.processes import READY_WITHIN, Child, Server, ServerFailed, ServerMis
 
 __all__ = [
     "EXTERNAL",
+    "MYSQLD",
     "SERVERS",
     "Certificates",
     "ExternalMariaDB",
@@ -33,6 +34,7 @@ __all__ = [
     "ServerFailed",
     "ServerMissing",
     "ZooKeeper",
+    "mysqld",
 ]
 
 SERVERS = set(os.environ.get("AIOLOCK_SERVERS", "redis").split())
@@ -41,6 +43,25 @@ SERVERS = set(os.environ.get("AIOLOCK_SERVERS", "redis").split())
 EXTERNAL: dict[str, str] = {}
 """Servers of somebody else's that are used instead of private ones: `pytest --mysql-url=mysql://root:pw@host/db` and
 its siblings put their addresses here, under the words of `SERVERS`."""
+
+MYSQLD = os.environ.get("AIOLOCK_MYSQLD", "")
+"""The path of a MySQL server program that plays MariaDB: `AIOLOCK_MYSQLD=/usr/sbin/mysqld make test SERVERS=mariadb`."""
+
+
+def mysqld() -> str:
+    """What the program in `MYSQLD` says about itself; refused if it is no MySQL, because another one is set up differently."""
+    try:
+        done = subprocess.run(
+            [MYSQLD, "--no-defaults", "--version"], capture_output=True, text=True, check=False
+        )
+    except OSError as error:
+        raise ServerMissing(f"AIOLOCK_MYSQLD={MYSQLD} cannot be run: {error}") from error
+    said = done.stdout.strip()
+    if done.returncode or " Ver " not in said or "MariaDB" in said:
+        raise ServerMissing(
+            f"AIOLOCK_MYSQLD={MYSQLD} must be the server of a MySQL, but it says: {said or done.stderr!r}"
+        )
+    return said
 
 
 class Redis(Server):
@@ -111,7 +132,7 @@ class Redis(Server):
 
 
 class MariaDB(Server):
-    """One MariaDB with an empty database `test` and a root without password.
+    """One MariaDB, or the MySQL that `MYSQLD` names, with an empty database `test` and a root without password.
 
     `init` are SQL statements run at every start (accounts, grants), each on one line; `extra` are further options.
     """
@@ -119,8 +140,10 @@ class MariaDB(Server):
     def __init__(
         self, *, port: int | None = None, init: Sequence[str] = (), extra: Sequence[str] = ()
     ) -> None:
-        binary = program("mariadbd", package="mariadb-server-core", server="mariadb")
-        self._install = program("mariadb-install-db", package="mariadb-server-core", server="mariadb")
+        binary = install = MYSQLD
+        if not MYSQLD:
+            binary = program("mariadbd", package="mariadb-server-core", server="mariadb")
+            install = program("mariadb-install-db", package="mariadb-server-core", server="mariadb")
         super().__init__("mariadb")
         self.ports = [self._reserve(port)]
         self.socket = str(self.folder / "mariadb.sock")
@@ -130,18 +153,19 @@ class MariaDB(Server):
         # A server that starts clears what it takes for remains of its own out of this folder: it must not be shared.
         scratch = self.folder / "tmp"
         scratch.mkdir()
-        self._scratch = f"--tmpdir={scratch}"
         statements = self.folder / "init.sql"
         statements.write_text("".join(f"{line}\n" for line in ("CREATE DATABASE IF NOT EXISTS test;", *init)))
-        self._user = self.user()
-        argv = [binary, "--no-defaults", self._user, f"--datadir={self._data}", f"--socket={self.socket}"]
-        argv += [
-            self._scratch,
-            f"--port={self.port}",
-            "--bind-address=127.0.0.1",
-            f"--init-file={statements}",
-            "--skip-log-bin",
-        ]
+        common = ["--no-defaults", self.user(), f"--datadir={self._data}", f"--tmpdir={scratch}"]
+        if MYSQLD:
+            common += ["--loose-innodb-redo-log-capacity=8M"]
+            making = ["--initialize-insecure"]
+            serving = ["--mysqlx=OFF", "--secure-file-priv=NULL"]
+        else:
+            making = ["--skip-test-db", "--auth-root-authentication-method=normal"]
+            serving = []
+        self._install = [install, *common, *making]
+        argv = [binary, *common, *serving, f"--init-file={statements}", "--skip-log-bin"]
+        argv += [f"--socket={self.socket}", f"--port={self.port}", "--bind-address=127.0.0.1"]
         argv += ["--innodb-buffer-pool-size=16M", "--innodb-flush-log-at-trx-commit=0"]
         self.children = [Child([*argv, *extra], self.folder / "mariadb.log")]
 
@@ -151,18 +175,16 @@ class MariaDB(Server):
 
     @staticmethod
     def user() -> str:
-        """MariaDB refuses to run as root unless told to by name."""
+        """They refuse to run as root unless told to by name."""
         return f"--user={pwd.getpwuid(os.getuid()).pw_name}"
 
     def start(self, index: int | None = None) -> Self:
         if not self._data.exists():
-            argv = [self._install, "--no-defaults", self._user, f"--datadir={self._data}", "--skip-test-db"]
-            argv += ["--auth-root-authentication-method=normal", self._scratch]
-            done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+            done = subprocess.run(self._install, stdin=subprocess.DEVNULL, capture_output=True, check=False)
             if done.returncode:
                 log = (done.stdout + done.stderr).decode(errors="replace")
                 raise ServerFailed(
-                    f"mariadb-install-db ended with status {done.returncode}; its output ends:\n{log[-2000:]}"
+                    f"{self._install[0]} ended with status {done.returncode}; its output ends:\n{log[-2000:]}"
                 )
         return super().start(index)
 
@@ -193,20 +215,22 @@ class ExternalMariaDB:
         self._init = init
 
     def __enter__(self) -> Self:
-        self._run(*self._undo, *self._init)
+        self.ask(*self._undo, *self._init)
         return self
 
     def __exit__(self, *_: object) -> None:
         """It goes on."""
-        self._run(*self._undo)
+        self.ask(*self._undo)
 
-    def _run(self, *statements: str) -> None:
+    def ask(self, *statements: str) -> tuple[tuple[Any, ...], ...]:
+        """Run statements; the rows of the last."""
         import pymysql  # noqa: PLC0415 - only this needs a driver
 
         words = {"database" if word == "db" else word: value for word, value in self.admin.items()}
         with pymysql.connect(**words, autocommit=True) as connection, connection.cursor() as cursor:
             for statement in statements:
                 cursor.execute(statement)
+            return tuple(cursor.fetchall())
 
     def _not_ours(self) -> NoReturn:
         import pytest  # noqa: PLC0415 - servers are also for those who have no pytest

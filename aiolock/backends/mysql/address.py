@@ -90,7 +90,8 @@ def parameters(
         "host": host,
         "port": 3306 if port is None else port,
         "user": user,
-        "password": unquote(parts.password) if parts.password else "",
+        # Servers keep passwords in UTF-8, and the driver sends one byte for each letter.
+        "password": unquote(parts.password).encode().decode("latin-1") if parts.password else "",
         "db": database,
         "unix_socket": path,
         "ssl": context,

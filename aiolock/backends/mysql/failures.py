@@ -9,7 +9,7 @@ import asyncio
 
 import pymysql.err
 
-from aiolock.errors import BackendRefused, BackendUnavailable, DeadlockDetected, LockError
+from aiolock.errors import BackendRefused, BackendUnavailable, DeadlockDetected, LockError, shorten
 
 __all__ = [
     "DENIED",
@@ -17,24 +17,44 @@ __all__ = [
     "NOT_NOW",
     "NO_SUCH_COLUMN",
     "NO_SUCH_TABLE",
+    "NO_SUCH_VARIABLE",
+    "OUTDATED",
+    "Outdated",
     "code",
     "deadly",
     "translate",
 ]
 
 DEADLOCK = {1213, 3058}
+OUTDATED = {1020}
+"""A row is younger than what the transaction has read; with `innodb_snapshot_isolation` the server undoes all of it then."""
 INTERRUPTED = {1317, 1969, 3024}
 """Somebody ended the statement: KILL QUERY, or a limit of time."""
 NO_SUCH_TABLE = {1146}
 NO_SUCH_COLUMN = {1054}
+NO_SUCH_VARIABLE = {1193}
 DENIED = {1044, 1045, 1095, 1142, 1143, 1227, 1698}
 BUSY = {1040, 1041, 1203, 1205, 1226, 3572}
 """Too many connections, out of memory for a thread, a lock wait that took too long."""
 NOT_NOW = {1205, 3572}
 """A row lock that is not to be had now."""
 READ_ONLY = {1290, 1792, 1836}
+NO_USE = {2026, 2061}
+"""TLS, or a way of logging in, that one of both sides has not: there is no second try that could help."""
 ENDING = {1053, 1077, 1079, 1152, 1158, 1159, 1160, 1161, 1184, 1927, 2006, 2013, 2014, 2027, 2055, 4031}
 """The connection is over, or nobody knows what comes on it next."""
+
+
+class Outdated(DeadlockDetected):
+    """As of a deadlock, nothing is left of the transaction, and the same one again may well succeed."""
+
+    def __str__(self) -> str:
+        [what] = self.cycle
+        return (
+            f"{shorten(what)}: the server rolled the whole transaction back, because a row that it wanted to lock is younger "
+            "than what it had read before (innodb_snapshot_isolation): begin it again, as retry_on_conflict() does, and "
+            "take the lock before anything else"
+        )
 
 
 def code(error: BaseException | None) -> int:
@@ -56,11 +76,12 @@ def translate(error: Exception, address: str) -> LockError:
     text = f"{address}: {_sentence(error)}"
     if number in DEADLOCK:
         return DeadlockDetected([address])
+    if number in OUTDATED:
+        return Outdated([address])
     if number in READ_ONLY:
         return BackendRefused(f"{text}; locks need a server that takes writes")
     if isinstance(error, asyncio.TimeoutError | OSError) or number in INTERRUPTED | BUSY or deadly(error):
-        # Without TLS there is no second try that could help.
-        return BackendRefused(text) if number == 2026 else BackendUnavailable(text)
+        return BackendRefused(text) if number in NO_USE else BackendUnavailable(text)
     return BackendRefused(text)
 
 

@@ -127,7 +127,8 @@ class MariaDBSite:
             ]
         for _ in range(100):
             others = self.ask(
-                "SELECT ID, INFO FROM information_schema.processlist WHERE ID <> CONNECTION_ID()"
+                "SELECT ID, INFO FROM information_schema.processlist "
+                "WHERE ID <> CONNECTION_ID() AND COMMAND <> 'Daemon'"
             )
             if not others:
                 break

@@ -6,9 +6,12 @@ import asyncio
 import contextlib
 import signal
 import sys
+from urllib.parse import quote
 
 import aiomysql
 import pytest
+from pymysql import _auth
+from pymysql.constants import CLIENT
 
 import aiolock
 from aiolock import AcquireTimeout, BackendRefused, BackendUnavailable, LockLost, UnsafeBackend
@@ -30,8 +33,25 @@ def session_of(lease):
     return getattr(claim, "session", None) or claim._turn
 
 
+async def one_blocked(place) -> int:
+    """The session of somebody who waits, once there is one."""
+    found: list = []
+
+    async def look() -> bool:
+        found[:] = await blocked(place)
+        return bool(found)
+
+    await until(look)
+    [[number, *_]] = found
+    return number
+
+
 async def blocked(place) -> list:
-    return [row for row in await sessions(place.server) if row[2] and row[1] in ("User lock", "Statistics")]
+    return [
+        row
+        for row in await sessions(place.server)
+        if row[2] and row[1].lower() in ("user lock", "statistics")
+    ]
 
 
 # --- sessions that end
@@ -72,9 +92,7 @@ async def test_a_waiter_whose_statement_is_killed_goes_on_waiting(place, mode):
         lease = await client.lock("x").acquire()
         waiter = asyncio.create_task(rival.lock("x").acquire())
         for _ in range(3):
-            await until(lambda: blocked(place))
-            [[number, *_]] = await blocked(place)
-            await as_root(place.server, f"KILL QUERY {number}")
+            await as_root(place.server, f"KILL QUERY {await one_blocked(place)}")
         await until(lambda: blocked(place))
         assert not waiter.done()
         await lease.release()
@@ -86,9 +104,7 @@ async def test_a_waiter_whose_session_is_killed_lines_up_again(place, mode):
     async with place.connect(mode) as client, place.connect(mode) as rival:
         lease = await client.lock("x").acquire()
         waiter = asyncio.create_task(rival.lock("x").acquire())
-        await until(lambda: blocked(place))
-        [[number, *_]] = await blocked(place)
-        await as_root(place.server, f"KILL {number}")
+        await as_root(place.server, f"KILL {await one_blocked(place)}")
         await until(lambda: blocked(place))
         await lease.release()
         await (await waiter).release()
@@ -101,8 +117,14 @@ async def test_a_cancelled_waiter_ends_its_statement_and_its_session_is_used_aga
         numbers = set()
         for _ in range(20):
             waiter = asyncio.create_task(rival.lock("x").acquire())
-            await until(lambda: blocked(place))
-            [[number, *_]] = await blocked(place)
+            seen: list[tuple] = []
+
+            async def somebody(seen=seen) -> bool:
+                seen[:] = await blocked(place)
+                return bool(seen)
+
+            await until(somebody)
+            [[number, *_]] = seen
             numbers.add(number)
             waiter.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -387,7 +409,15 @@ async def test_too_many_connections_is_unavailable_and_waiters_try_instead(maria
 
 
 @pytest.mark.parametrize("query", ["?tls=encrypt", "?tls=verify"])
-async def test_tls_that_is_not_offered_is_an_error_before_the_password_is_sent(place, query):
+async def test_tls_that_is_not_offered_is_an_error_before_the_password_is_sent(place, query, monkeypatch):
+    real = aiomysql.Connection._get_server_information
+
+    async def greeted(driver) -> None:
+        # Some servers have TLS without being asked.
+        await real(driver)
+        driver.server_capabilities &= ~CLIENT.SSL
+
+    monkeypatch.setattr(aiomysql.Connection, "_get_server_information", greeted)
     seen: list[bytes] = []
     async with Proxy(
         place.server.host,
@@ -424,6 +454,28 @@ async def test_a_wrong_password_is_refused_and_not_shown(place):
     while link is not None:
         assert PASSWORD[:6] not in f"{link} {link!r}"
         link = link.__cause__ or link.__context__
+
+
+async def test_a_password_of_any_letters_is_sent_as_the_server_keeps_it(place, mariadb):
+    password = "pässword/пароль/合言葉"
+    await as_root(mariadb, f"CREATE USER letters@'%' IDENTIFIED BY '{password}'")
+    try:
+        await as_root(mariadb, "GRANT ALL ON test.* TO letters@'%'")
+        url = f"mysql://letters:{quote(password, safe='')}@{place.server.host}:{place.server.port}/test"
+        async with aiolock.connect(url) as client:
+            await gets_the_lock(client, "x")
+    finally:
+        await as_root(mariadb, "DROP USER letters@'%'")
+
+
+async def test_a_password_that_needs_a_missing_package_is_refused_with_what_to_do(place, monkeypatch):
+    async def asked_for_rsa(driver) -> None:
+        _auth.sha2_rsa_encrypt(b"password", b"salt", b"key")
+
+    monkeypatch.setattr(_auth, "_have_cryptography", False)
+    monkeypatch.setattr(aiomysql.Connection, "_request_authentication", asked_for_rsa)
+    with pytest.raises(BackendRefused, match="install cryptography"):
+        await place.connect().open()
 
 
 async def test_nobody_there_is_unavailable(place):
@@ -492,3 +544,32 @@ async def test_a_turn_whose_message_is_lost_is_noticed(place, mode):
         await lost.wait()
         async with asyncio.timeout(PATIENCE):
             await (await waiter).release()
+
+
+async def test_a_session_that_is_silent_keeps_nobody_waiting_who_comes_later(place):
+    """One that has locks is not given up before its term, and its renewals must not hold up those of others."""
+    async with place.connect("session", ttl=20) as client:
+        lease = await client.lock("x").acquire()
+        session = await client._backend.sessions.main()
+        asked = [asyncio.create_task(session.run("DO SLEEP(2)", 0.3))]
+        asked += [asyncio.create_task(session.run("DO 0", 20)) for _ in range(3)]
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        for one in asked:
+            with pytest.raises(BackendUnavailable, match="no answer in time"):
+                await one
+        with pytest.raises(BackendUnavailable, match="no answer in time"):
+            await session.run("DO 0", 20)
+        assert loop.time() - begun < 1.9
+        assert session.alive
+
+        async def answers() -> bool:
+            try:
+                await session.run("DO 0", 20)
+            except BackendUnavailable:
+                return False
+            return True
+
+        await until(answers)
+        lease.check()
+        await lease.release()

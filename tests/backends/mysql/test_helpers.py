@@ -11,6 +11,7 @@ import pytest
 
 from aiolock import ConfigError, DeadlockDetected
 from aiolock.mysql import Conflict, compare_and_set, fenced_update, retry_on_conflict
+from tests.backends.mysql.tools import as_root
 
 
 @pytest.fixture
@@ -25,13 +26,14 @@ async def connect(mariadb):
 
     async with (await one()).cursor() as cursor:
         await cursor.execute(
-            "CREATE OR REPLACE TABLE orders (id INT PRIMARY KEY, state VARCHAR(20), n INT NOT NULL DEFAULT 0, "
+            "CREATE TABLE orders (id INT PRIMARY KEY, state VARCHAR(20), n INT NOT NULL DEFAULT 0, "
             "version INT NOT NULL DEFAULT 0, fence_token BIGINT UNSIGNED NOT NULL DEFAULT 0)"
         )
         await cursor.execute("INSERT INTO orders (id, state) VALUES (1, 'new'), (2, 'new')")
     yield one
     for connection in opened:
         await connection.ensure_closed()
+    await as_root(mariadb, "DROP TABLE orders")
 
 
 async def read(connection, columns: str = "state, version, fence_token", number: int = 1) -> tuple:
@@ -144,6 +146,12 @@ async def test_a_conflict_is_told_from_any_other_failure():
         (ValueError(["a"]), 1),
         (ValueError({}), 1),
         (ValueError(), 1),
+        # Whoever has such a number among its arguments need not be a driver.
+        (KeyError(1205), 1),
+        (ValueError(1213), 1),
+        (OSError(1020, "no such"), 1),
+        (aiomysql.IntegrityError(1062, "Duplicate entry"), 1),
+        (aiomysql.OperationalError("1205"), 1),
     ):
         tries = []
 
@@ -184,3 +192,39 @@ async def test_names_that_could_be_statements_are_refused():
             await fenced_update(None, table, key, values, token=1)
     with pytest.raises(ConfigError, match="token"):
         await fenced_update(None, "orders", {"id": 1}, {"n": 1}, token="7")
+
+
+@pytest.mark.parametrize("table", [None, 5, b"orders", "", ".", "a.b.c", ["orders"]])
+async def test_what_is_no_table_is_refused(table):
+    with pytest.raises(ConfigError, match="table"):
+        await compare_and_set(None, table, {"id": 1}, 0, {"n": 1})
+    with pytest.raises(ConfigError, match="table"):
+        await fenced_update(None, table, {"id": 1}, {"n": 1}, token=1)
+
+
+async def test_a_write_that_cannot_be_meant_is_refused():
+    for version in (None, "1", True, 1.0):
+        with pytest.raises(ConfigError, match="version must be the whole number"):
+            await compare_and_set(None, "orders", {"id": 1}, version, {"n": 1})
+    for token in (None, True, 1.0):
+        with pytest.raises(ConfigError, match="token must be"):
+            await fenced_update(None, "orders", {"id": 1}, {"n": 1}, token=token)
+    for key in (None, {}, "id", {"id": None}, {"id": 1, "state": None}, {1: 1}):
+        with pytest.raises(ConfigError, match=r"key must name|column is"):
+            await compare_and_set(None, "orders", key, 0, {"n": 1})
+        with pytest.raises(ConfigError, match=r"key must name|column is"):
+            await fenced_update(None, "orders", key, {"n": 1}, token=1)
+    for column in (None, 5, b"version", "a b"):
+        with pytest.raises(ConfigError, match="column"):
+            await compare_and_set(None, "orders", {"id": 1}, 0, {"n": 1}, column=column)
+        with pytest.raises(ConfigError, match="column"):
+            await fenced_update(None, "orders", {"id": 1}, {"n": 1}, token=1, column=column)
+    for values in (None, "n", ["n"], {5: 1}):
+        with pytest.raises(ConfigError, match=r"values must be|column is"):
+            await compare_and_set(None, "orders", {"id": 1}, 0, values)
+    # The column that counts, and the one that fences, are the helper's own.
+    for name in ("version", "VERSION"):
+        with pytest.raises(ConfigError, match="must not name the column 'version'"):
+            await compare_and_set(None, "orders", {"id": 1}, 0, {"n": 1, name: 100})
+    with pytest.raises(ConfigError, match="must not name the column 'mark'"):
+        await fenced_update(None, "orders", {"id": 1}, {"mark": 100}, token=1, column="mark")
