@@ -47,10 +47,16 @@ class TransactionLock:
         :param timeout: seconds to wait; 0 tries once, ``None`` is the lock's own, which is for ever unless it was given
             one.
 
-        Raises :class:`AcquireTimeout` when the time is over, :class:`DeadlockDetected` if the server found that
-        transactions wait for each other (it has rolled this one back), :class:`RuntimeError` if no transaction is open
-        on the connection, :class:`BackendUnavailable` and :class:`BackendRefused`. Cancelling it ends the wait at the
-        server and leaves the transaction as it was; where the server does not let us do that, the connection is closed.
+        Raises :class:`AcquireTimeout` when the time is over, and :class:`DeadlockDetected` if the server has rolled the
+        transaction back, because transactions wait for each other or this one is older than what it wants to lock: begin it
+        again. Before anything is waited for it raises :class:`RuntimeError` if no transaction is open on the
+        connection, :class:`ConfigError` if that is to another server than the client's, :class:`BackendRefused` if it has
+        another account, so that the wait could not be ended, and :class:`BackendUnavailable`.
+
+        Cancelling it ends the wait at the server and leaves the transaction as it was, except that a lock which came in
+        that moment stays with it until it ends. That takes milliseconds, in which further cancellations wait. If the
+        server does not end the wait within 2 seconds, the connection is closed; so it is at the end of the timeout, where
+        that is :class:`BackendUnavailable`.
         """
         wait = self._timeout if timeout is None else check_timeout(timeout)
         self._runtime.guard()

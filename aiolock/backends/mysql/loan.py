@@ -1,126 +1,204 @@
 """The row lock inside a transaction of the caller's own, on the caller's connection.
 
-The row is made beforehand on a connection of ours. On the caller's, one statement is sent, by a task of ours, so that a
-caller who is cancelled, or whose time is over, leaves the connection in step and the transaction as it was: the
-statement is ended by KILL QUERY, and its end awaited.
+The row is made beforehand on a connection of ours. On the caller's, a look tells that it is to the same server and has a
+transaction, and then the row is asked for without waiting. Only if somebody has it, it is waited for, and only if that
+wait could be ended again: a caller who is cancelled, or whose time is over, gets the connection back in step.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from enum import Enum
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from aiolock.backends.mysql.failures import INTERRUPTED, NOT_NOW, code, translate
-from aiolock.backends.mysql.place import GIVE_UP, KILL_AGAIN
+from aiomysql.cursors import Cursor
+
+from aiolock.backends.mysql.asking import UNDONE
+from aiolock.backends.mysql.failures import (
+    INTERRUPTED,
+    NO_SUCH_VARIABLE,
+    NOT_NOW,
+    OUTDATED,
+    Outdated,
+    code,
+    translate,
+)
+from aiolock.backends.mysql.guest import Guest
 from aiolock.backends.mysql.statements import quote
+from aiolock.backends.mysql.turns import RETRY
 from aiolock.contract import Bid, Loan
-from aiolock.errors import BackendUnavailable, ConfigError, LockError, UnsafeBackend, shorten
+from aiolock.errors import (
+    BackendRefused,
+    BackendUnavailable,
+    ConfigError,
+    LockError,
+    UnsafeBackend,
+    shorten,
+)
 
 if TYPE_CHECKING:
     from aiolock.backends.mysql.row_claim import RowMode
 
 __all__ = ["RowLoan"]
 
+NEEDED = ("cursor", "close", "thread_id", "get_autocommit", "get_transaction_status")
+SHORT = 0.1
+"""Seconds; a wait that the server ends sooner is no wait."""
+MISSES = 3
+"""So many times in a row nobody deletes a row that was just made."""
+
+
+class Answer(Enum):
+    """What came of asking for the row."""
+
+    TAKEN = "the transaction has it"
+    BUSY = "somebody else has it, or the server ended the wait for it"
+    MISSING = "there is no such row"
+
+
+class Where(NamedTuple):
+    """A server, as it calls itself."""
+
+    identity: str
+    name: str
+
 
 class RowLoan(Loan):
     """One row, and somebody else's transaction that is to lock it."""
 
     def __init__(self, mode: RowMode, bid: Bid, connection: Any) -> None:
-        if not all(
-            callable(getattr(connection, name, None))
-            for name in ("cursor", "close", "thread_id", "get_transaction_status")
-        ):
+        if not all(callable(getattr(connection, name, None)) for name in NEEDED):
             raise ConfigError(
                 "connection must be a connection of aiomysql's on which you began a transaction, "
                 f"not {shorten(connection)}"
             )
         self._mode = mode
+        self._backend = mode.backend
         self._bid = bid
-        self._connection = connection
         self._key = mode.backend.key(bid.name, bid.kind.family)
+        self._connection = connection
 
     async def take(self, timeout: float | None) -> bool:
         """Lock the row in the transaction."""
-        backend = self._mode.backend
+        backend = self._backend
         if backend.rolls_back:
             raise UnsafeBackend(
                 f"{backend.address}: innodb_rollback_on_timeout is on, so the server ends your whole transaction when a "
                 "lock is not to be had: switch it off, or lock before you begin the transaction, without connection="
             )
-        start = backend.settings.clock()
-        # Asked each time: FOR UPDATE on a missing row may lock its place, and then nobody can make it.
-        await backend.within(self._mode.make_row(self._bid, self._key, sure=True))
-        statement = (
-            backend.statements("row_free", id=quote(self._key))
-            if timeout == 0
-            else self._mode.line(self._key, self._bid.label.encode().hex())
-        )
+        patience = backend.settings.command_timeout if timeout == 0 else timeout
+        late = None if patience is None else asyncio.get_running_loop().time() + patience
+        try:
+            return await self._take(late, wait=timeout != 0)
+        except TimeoutError as error:
+            if timeout == 0:
+                raise BackendUnavailable(f"{backend.address}: no answer within {patience:g} s") from error
+            return False
+
+    async def _take(self, late: float | None, *, wait: bool) -> bool:
+        """The same; raises :class:`TimeoutError` at ``late``, by the loop's clock."""
+        backend = self._backend
+        guest = Guest(backend, self._connection)
+        async with asyncio.timeout_at(late):
+            here = await backend.within(self._prepare())
+        misses = 0
         while True:
-            left = None if timeout is None else timeout - (backend.settings.clock() - start)
-            limit = backend.settings.command_timeout if timeout == 0 else left
-            if limit is not None and limit <= 0:
-                return False
-            work = backend.sessions.spawn(self._execute(statement), "aiolock-mysql-loan")
-            over = False
-            try:
-                await asyncio.wait([work], timeout=limit)
-            finally:
-                if over := not work.done():
-                    # By a task of the client, because we may be on our way out.
-                    await asyncio.shield(backend.sessions.spawn(self._end(work), "aiolock-mysql-loan-end"))
-            try:
-                if work.result():
-                    break
-                # Somebody deleted the row just now.
+            asked = backend.settings.clock()
+            answer = await guest.run(self._lock(guest, here), late)
+            if answer is Answer.TAKEN:
+                return True
+            if answer is Answer.MISSING:
+                # Somebody deleted it just now.
+                misses += 1
+                if misses == MISSES:
+                    raise BackendRefused(
+                        f"{backend.address}: the row of lock {shorten(self._bid.name)} is there, but your connection does "
+                        "not find it: look for a temporary table of that name, or for whoever deletes rows"
+                    )
                 self._mode.forget(self._key)
-                await backend.within(self._mode.make_row(self._bid, self._key))
-            except asyncio.CancelledError:
-                if not work.cancelled():
-                    raise
-                raise BackendUnavailable(
-                    f"{backend.address}: the wait could not be ended, so your connection was closed; let it have the "
-                    "account that the client has"
-                ) from None
-            except LockError:
+                async with asyncio.timeout_at(late):
+                    await backend.pause(UNDONE)
+                    await backend.within(self._mode.make_row(self._bid, self._key))
+            elif not wait:
+                return False
+            elif not guest.blocks:
+                await guest.ready(late)
+                guest.blocks = True
+            elif backend.settings.clock() - asked < SHORT:
+                async with asyncio.timeout_at(late):
+                    await backend.pause(RETRY)
+
+    async def _prepare(self) -> Where:
+        """See that there is a row; where that is."""
+        backend = self._backend
+        statements, guests = backend.statements, backend.guests
+        if not guests.server:
+            [own] = await backend.ask(statements("own_numbers"))
+            guests.server = statements("server", numbers="".join(f", @@{name}" for name, _ in own.rows))
+        # Asked each time: FOR UPDATE on a missing row may lock its place, and then nobody can make it.
+        packet = statements("loan_row", id=quote(self._key), server=guests.server)
+        try:
+            [found], [where] = (answer.rows for answer in await backend.ask(packet))
+        except BackendRefused as error:
+            if code(error.__cause__) not in NO_SUCH_VARIABLE:
                 raise
-            except Exception as error:
-                number = code(error)
-                if number not in NOT_NOW | INTERRUPTED:
-                    raise translate(error, backend.address) from error
-                # Beyond the session's own limit for waits we wait on.
-                if over or timeout == 0:
-                    return False
-        if not self._connection.get_transaction_status():
+            guests.server = ""
+            raise BackendUnavailable(
+                f"{backend.address}: this is another server than before: try again"
+            ) from error
+        if not found[0]:
+            self._mode.forget(self._key)
+            await self._mode.make_row(self._bid, self._key)
+        return Where(*map(str, where))
+
+    async def _lock(self, guest: Guest, here: Where) -> Answer:
+        """Look, and lock; by a task of the client."""
+        statements = self._backend.statements
+        statement = (
+            self._mode.line(self._key, self._bid.label.encode().hex())
+            if guest.blocks
+            else statements("row_free", id=quote(self._key))
+        )
+        try:
+            # Of this kind, whichever is the connection's own: rows are read at once, and are tuples.
+            async with self._connection.cursor(Cursor) as cursor:
+                await cursor.execute(statements("loan_look", server=self._backend.guests.server))
+                self._look(guest, here, *await cursor.fetchone())
+                if guest.leaving:
+                    return Answer.BUSY
+                await cursor.execute(statement)
+                return Answer.MISSING if await cursor.fetchone() is None else Answer.TAKEN
+        except (LockError, RuntimeError):
+            raise
+        except Exception as error:
+            number = code(error)
+            if number in NOT_NOW | INTERRUPTED:
+                return Answer.BUSY
+            if number in NO_SUCH_VARIABLE:
+                raise self._elsewhere(here, "one of another version") from error
+            if number in OUTDATED:
+                raise Outdated([self._bid.name]) from error
+            raise translate(error, self._backend.address) from error
+
+    def _look(self, guest: Guest, here: Where, number: int, identity: str, name: str) -> None:
+        """Raise unless a lock in this transaction excludes what it is to exclude."""
+        connection = self._connection
+        if identity != here.identity:
+            raise self._elsewhere(here, name)
+        if number != connection.thread_id():
+            raise UnsafeBackend(
+                f"{self._backend.address}: a proxy that has its own connection numbers stands between your connection "
+                "and the server, and may swap the session that the transaction lives in: connect to the server itself"
+            )
+        if connection.get_autocommit() and not connection.get_transaction_status():
             raise RuntimeError(
-                "no transaction is open on this connection, so the lock is not held: "
+                "no transaction is open on this connection, so it cannot hold a lock: "
                 "begin one first (await connection.begin())"
             )
-        return True
+        guest.there, guest.number = here.identity, number
 
-    async def _execute(self, statement: str) -> bool:
-        """Whether there was a row to lock."""
-        async with self._connection.cursor() as cursor:
-            await cursor.execute(statement)
-            found = await cursor.fetchone() is not None
-            # The answer to this one says whether there is a transaction. In a packet of its own: when KILL QUERY
-            # comes between two statements of one packet, the server sends no answer for the second.
-            await cursor.execute("DO 0")
-        return found
-
-    async def _end(self, work: asyncio.Task[bool]) -> None:
-        backend = self._mode.backend
-        loop = asyncio.get_running_loop()
-        give_up = loop.time() + GIVE_UP
-        while not work.done():
-            try:
-                control = await backend.sessions.control()
-                await control.run(
-                    f"KILL QUERY {self._connection.thread_id()}", backend.settings.command_timeout
-                )
-            except LockError:
-                # Another account's, or nobody to ask: as the driver does when a statement is cancelled.
-                give_up = 0.0
-            if loop.time() > give_up:
-                self._connection.close()
-                work.cancel()
-            await asyncio.wait([work], timeout=KILL_AGAIN)
+    def _elsewhere(self, here: Where, name: str) -> ConfigError:
+        return ConfigError(
+            f"connection must be to the server that the client is connected to: that is {here.name} "
+            f"({self._backend.address}), and this one is to {name}, where a lock would exclude nobody"
+        )
