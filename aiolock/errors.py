@@ -190,6 +190,10 @@ class UnsafeBackend(BackendError):
     retryable: bool = False
 
 
+_KINDS: dict[str, str] = {"rw": "read-write lock", "sem": "semaphore"}
+"""Where the name of a family is no word."""
+
+
 class UnsupportedKind(LockError):
     """This backend has no mechanism for such a lock; raised before any I/O."""
 
@@ -201,7 +205,7 @@ class UnsupportedKind(LockError):
 
     def __str__(self) -> str:
         tail = f"; {self.advice}" if self.advice else ""
-        return f"{self.backend} has no {self.kind}{tail}"
+        return f"{self.backend} has no {_KINDS.get(self.kind, self.kind)}{tail}"
 
 
 class InvalidName(LockError, ValueError):

@@ -1,7 +1,7 @@
-"""Beside a lock, or instead of one: writes on MySQL and MariaDB that notice that somebody else was there.
+"""What only MySQL and MariaDB have: writes that notice that somebody else was there; the tables, and how to purge them.
 
-These work on the application's own ``aiomysql`` connections and transactions, and need neither a client nor a table of
-this library. :func:`compare_and_set` is optimistic locking: nobody waits, whoever is second is told.
+The writes work on the application's own ``aiomysql`` connections and transactions, and need neither a client nor a table
+of this library. :func:`compare_and_set` is optimistic locking: nobody waits, whoever is second is told.
 :func:`fenced_update` is the other half of a lease: the check of its token in the same statement as the write, so that
 a holder that was stopped and woke up late changes nothing.
 """
@@ -15,9 +15,10 @@ from importlib.resources import files
 from random import Random
 from typing import Any, TypeVar
 
-from aiolock.errors import ConfigError, DeadlockDetected, LockError, shorten
+from aiolock.client import Client
+from aiolock.errors import ConfigError, DeadlockDetected, LockError, UnsupportedKind, shorten
 
-__all__ = ["Conflict", "compare_and_set", "ddl", "fenced_update", "retry_on_conflict"]
+__all__ = ["Conflict", "check_purge", "compare_and_set", "ddl", "fenced_update", "purge", "retry_on_conflict"]
 
 T = TypeVar("T")
 
@@ -48,6 +49,38 @@ def ddl(table: str = "aiolock") -> str:
     )
 
 
+async def purge(client: Client, *, idle: float) -> int:
+    """Delete what is left of locks and documents that nobody in the client's namespace has needed for long; how many locks.
+
+    :param client: an open client of ``mysql://``, in the lease or the row mode.
+    :param idle: for how many seconds nobody has needed them; at least 3600.
+
+    May be called at any time, by anybody, while locks are taken and left: whoever is inside or waits is not disturbed, and
+    locks that come back continue with greater tokens, as long as the server's clock is not set back by more than ``idle``
+    seconds. Rows of the row mode do not say when they were used: of these, those that were made so long ago and are free
+    now. Needs the right to DELETE on all three tables.
+
+    Cancelling it leaves the rest of the rows. Raises :class:`ConfigError` for what is no such number and
+    :class:`UnsupportedKind` if the client's server or mode has no rows, before any I/O; :class:`BackendRefused` without the
+    right, :class:`BackendUnavailable`.
+    """
+    check_purge(client, idle=idle)
+    client._runtime.guard()  # noqa: SLF001 - what only this server has is no part of a client
+    backend: Any = client._backend  # noqa: SLF001 - as above
+    gone: int = await backend.purge(idle)
+    return gone
+
+
+def check_purge(client: Client, *, idle: float) -> None:
+    """Raise what :func:`purge` raises before any I/O, if there is anything; the client need not be open."""
+    if not isinstance(client, Client):
+        raise ConfigError(f"a client is needed, not {shorten(client)}")
+    backend: Any = client._backend  # noqa: SLF001 - what only this server has is no part of a client
+    if not hasattr(backend, "check_purge"):
+        raise UnsupportedKind("rows to purge", backend.name, "only mysql:// has")
+    backend.check_purge(idle)
+
+
 class Conflict(LockError):
     """Somebody else changed the row in the meantime: read it again and decide anew.
 
@@ -73,9 +106,13 @@ async def compare_and_set(
     :param values: the columns to set, and to what.
     :param column: the integer column that counts changes.
 
-    Returns whether the row was changed. In a transaction of REPEATABLE READ a row that somebody else has changed must be
+    Returns whether the row was changed. Raises :class:`ConfigError` for names and values that cannot be meant, before
+    anything is sent. In a transaction of REPEATABLE READ a row that somebody else has changed must be
     read again in a new transaction. Cancelling it leaves open whether the server heard it.
     """
+    if type(version) is not int:
+        raise ConfigError(f"version must be the whole number that was read, not {shorten(version)}")
+    _check_values(values, column, "compare_and_set() counts it up by one")
     sets = [f"{_quoted(name)} = %s" for name in values]
     where = [*_where(key), f"{_quoted(column)} = %s"]
     sets.append(f"{_quoted(column)} = {_quoted(column)} + 1")
@@ -105,6 +142,7 @@ async def fenced_update(
     if type(token) is not int:
         raise ConfigError(f"token must be the token of a lease, not {shorten(token)}")
     fence = _quoted(column)
+    _check_values(values, column, "fenced_update() writes the token to it")
     sets = [*(f"{_quoted(name)} = %s" for name in values), f"{fence} = %s"]
     where = " AND ".join(_where(key))
     statement = f"UPDATE {_table(table)} SET {', '.join(sets)} WHERE {where} AND {fence} <= %s"  # noqa: S608 - names are checked
@@ -131,8 +169,8 @@ async def retry_on_conflict(
     """Await ``work()`` until it ends without a conflict, at most ``attempts`` times; what it returned.
 
     A conflict is :class:`Conflict`, or the server's word for one: a deadlock (also as :class:`DeadlockDetected`), a
-    lock wait that took too long. Between
-    attempts it sleeps from half of ``pause`` to all of it (seconds), then twice that, up to ``longest``. The last conflict is
+    lock wait that took too long, as an error of a driver that calls them what the DB-API does (aiomysql, PyMySQL, asyncmy,
+    mysqlclient). Between attempts it sleeps from half of ``pause`` to all of it (seconds), then twice that, up to ``longest``. The last conflict is
     raised. ``work`` should read and write in a transaction of its own, which it rolls back when it fails. Cancelling it
     cancels the work or the pause.
     """
@@ -151,19 +189,36 @@ async def retry_on_conflict(
 
 
 def _is_conflict(error: Exception) -> bool:
-    # By number, so that no driver has to be imported.
     if isinstance(error, Conflict | DeadlockDetected):
         return True
-    return bool(error.args) and type(error.args[0]) is int and error.args[0] in _RETRYABLE
+    # By number and by the class's name, which the DB-API gives, so that no driver has to be imported.
+    number = error.args[0] if error.args else None
+    named = {cls.__name__ for cls in type(error).__mro__}
+    return type(number) is int and number in _RETRYABLE and "DatabaseError" in named
 
 
-def _where(key: Mapping[str, Any]) -> list[str]:
-    if not key:
-        raise ConfigError("key must name the row, as {'id': 42}")
+def _where(key: object) -> list[str]:
+    if not isinstance(key, Mapping) or not key:
+        raise ConfigError(f"key must name the row, as {{'id': 42}}, not {shorten(key)}")
+    for name, value in key.items():
+        if value is None:
+            raise ConfigError(f"key must name one row: {shorten(name)} is None, and NULL is equal to nothing")
     return [f"{_quoted(name)} = %s" for name in key]
 
 
-def _table(name: str) -> str:
+def _check_values(values: object, column: object, why: str) -> None:
+    if not isinstance(values, Mapping):
+        raise ConfigError(
+            f"values must be columns and what to set them to, as {{'state': 'paid'}}, not {shorten(values)}"
+        )
+    # The server is blind to their case.
+    if any(str(name).lower() == str(column).lower() for name in values):
+        raise ConfigError(f"values must not name the column {shorten(column)}: {why}")
+
+
+def _table(name: object) -> str:
+    if not isinstance(name, str) or name.count(".") > 1:
+        raise ConfigError(f"table must be the name of a table, or database.table, not {shorten(name)}")
     return ".".join(_quoted(part) for part in name.split("."))
 
 

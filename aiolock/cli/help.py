@@ -38,6 +38,7 @@ SHORT = {
     "force-release": "take a lock from whoever holds it",
     "doctor": "say what this server really promises",
     "schema": "print the tables that a server needs",
+    "purge": "delete what is left of locks that nobody uses any more",
     "bench": "measure locks on this server, from here",
     "demo": "show in a few seconds what a lock does when workers contend, die and hang",
 }
@@ -63,6 +64,10 @@ they do not, and what would raise that. Exit status 1 if something is wrong.
 """,
     "schema": """\
 Prints the statements for an administrator; clients make the tables themselves where they may.
+""",
+    "purge": """\
+Deletes the rows of locks of the namespace that nobody has needed for so long, on MySQL and MariaDB; what is held or
+waited for stays, and tokens go on rising. May run at any time, for example once a day. Other servers have no such rows.
 """,
     "bench": """\
 Measures round trips, a free lock, and clients that contend, in a namespace of its own.

@@ -101,6 +101,10 @@ def _command(options: argparse.Namespace) -> Command:
             from aiolock.cli.schema import schema  # noqa: PLC0415
 
             return schema
+        case "purge":
+            from aiolock.cli.purge import purge  # noqa: PLC0415
+
+            return purge
         case "bench":
             from aiolock.cli.bench import bench  # noqa: PLC0415
 

@@ -179,6 +179,16 @@ def _schema(parser: Parser) -> None:
     parser.add_argument("--table", default="aiolock", help="what the tables are called (aiolock)")
 
 
+def _purge(parser: Parser) -> None:
+    parser.add_argument(
+        "--idle",
+        type=positive,
+        required=True,
+        metavar="SECONDS",
+        help="for how long nobody has needed what is deleted; at least 3600",
+    )
+
+
 def _bench(parser: Parser) -> None:
     parser.add_argument(
         "--seconds", type=measurable, default=2.0, metavar="S", help="how long to measure each (2)"
@@ -199,6 +209,7 @@ FILL: dict[str, Callable[[Parser], None]] = {
     "force-release": _force,
     "doctor": lambda _: None,
     "schema": _schema,
+    "purge": _purge,
     "bench": _bench,
     "demo": _demo,
 }

@@ -1,4 +1,4 @@
-"""`ls`, `inspect`, `force-release`, `watch`, `doctor`, `schema`, `bench`, and how all of them speak."""
+"""`ls`, `inspect`, `force-release`, `watch`, `doctor`, `schema`, `purge`, `bench`, and how all of them speak."""
 
 from __future__ import annotations
 
@@ -368,7 +368,18 @@ def test_every_command_has_help_with_what_it_takes(offline):
     assert "examples:" in out
     for number in ("1", "64", "69", "70", "75", "126", "127"):
         assert f" {number} " in out
-    for command in ("run", "ls", "inspect", "watch", "force-release", "doctor", "schema", "bench", "demo"):
+    for command in (
+        "run",
+        "ls",
+        "inspect",
+        "watch",
+        "force-release",
+        "doctor",
+        "schema",
+        "purge",
+        "bench",
+        "demo",
+    ):
         assert f"    {command}" in out
         status, about, err = offline.run(command, "--help")
         assert (status, err) == (0, "")
@@ -386,6 +397,28 @@ OTHERS = [
 ]
 
 
+def purges(shell, server) -> None:
+    assert shell.run("run", "old", "true")[0] == 0
+    held = hold(shell, "held")
+    statement = (
+        "UPDATE aiolock SET expires_at = expires_at - INTERVAL 2 DAY, token = token - 172800000000 * 64"
+    )
+    client = ["mariadb", "--no-defaults", "--socket", server.socket, "test"]
+    subprocess.run([*client, "-e", f"{statement} WHERE name = 'old'"], check=True)
+    assert shell.json("purge", "--idle", "86400", "--namespace", "another")["purged"] == 0
+    status, out, err = shell.run("purge", "--idle", "86400")
+    assert (status, err) == (0, "")
+    assert out.startswith("purged from mysql://")
+    assert out.endswith(": 1 lock that nobody had needed for 86400 s\n")
+    assert shell.json("purge", "--idle", "86400") == {
+        "namespace": shell.namespace,
+        "idle": 86400.0,
+        "purged": 0,
+    }
+    assert [lock["name"] for lock in shell.json("ls")] == ["held"]
+    let_go(held)
+
+
 @pytest.mark.parametrize("make", OTHERS)
 def test_everything_works_on_the_other_servers(make, offline):
     with make() as server:
@@ -396,6 +429,7 @@ def test_everything_works_on_the_other_servers(make, offline):
                 ["mariadb", "--no-defaults", "--socket", server.socket, "test"], input=tables, text=True, check=False
             )  # fmt: skip
             assert done.returncode == 0
+            purges(offline, server)
         holder = hold(offline, "x", "--label", "night job", "--ttl", "10")
         assert offline.run("run", "-n", "--ttl", "10", "x", "true")[0] == 1
         waiter = offline.start("run", "--ttl", "10", "x", "echo", "mine")

@@ -51,6 +51,9 @@ WRONG = [
     ["doctor", "x"],
     ["schema", "oracle"],
     ["schema"],
+    ["purge"],
+    ["purge", "--idle", "0"],
+    ["purge", "--idle", "inf"],
     ["bench", "--tasks", "0"],
     ["bench", "--seconds", "-1"],
     ["bench", "--seconds", "1e-9"],
@@ -76,6 +79,21 @@ REFUSED = {
     "memory": ["run", "--url", "memory://", "x", "true"],
     "a table": ["schema", "mysql", "--table", "a`; DROP TABLE x"],
     "an inspected name": ["inspect", *URL, ""],
+    "a purge of what forgets by itself": ["purge", *URL, "--idle", "86400"],
+    "a purge of what has no rows": [
+        "purge",
+        "--url",
+        "mysql://u:hunter2@127.0.0.1:1/d?mode=session",
+        "--idle",
+        "86400",
+    ],
+    "a purge of what was used just now": [
+        "purge",
+        "--url",
+        "mysql://u:hunter2@127.0.0.1:1/d",
+        "--idle",
+        "60",
+    ],
 }
 """What the commands refuse, before they say anything to a server."""
 

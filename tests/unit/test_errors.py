@@ -39,6 +39,13 @@ EXAMPLES = {
 each = pytest.mark.parametrize("name", EXAMPLES)
 
 
+def test_a_kind_that_is_missing_is_called_by_a_word():
+    for kind, word in (("rw", "read-write lock"), ("sem", "semaphore"), ("latch", "latch")):
+        error = errors.UnsupportedKind(kind, "MySQL", "use x")
+        assert str(error) == f"MySQL has no {word}; use x"
+        assert error.kind == kind
+
+
 def test_every_public_exception_is_here():
     public = {
         name

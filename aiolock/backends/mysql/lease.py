@@ -8,32 +8,30 @@ from datetime import UTC
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-from aiolock.backends.mysql import tables
 from aiolock.backends.mysql.connection import Session
 from aiolock.backends.mysql.lease_claim import LeaseClaim
 from aiolock.backends.mysql.looking import waiters
+from aiolock.backends.mysql.renewing import Renewing
 from aiolock.backends.mysql.shared_claim import SharedClaim
-from aiolock.backends.mysql.sharing import BATCH, Sharing
+from aiolock.backends.mysql.sharing import Sharing
 from aiolock.backends.mysql.statements import quote
 from aiolock.contract import (
     Bid,
     Claim,
     Family,
-    Grant,
     Holder,
     LockInfo,
     Mode,
     News,
     Notice,
     Renewal,
-    certain_until,
 )
-from aiolock.errors import BackendError, LockError
+from aiolock.errors import BackendError
 
 if TYPE_CHECKING:
     from aiolock.backends.mysql.backend import MySQLBackend
 
-__all__ = ["LeaseMode", "verdict"]
+__all__ = ["LeaseMode"]
 
 log = logging.getLogger("aiolock")
 
@@ -49,6 +47,7 @@ class LeaseMode:
     def __init__(self, backend: MySQLBackend) -> None:
         self.backend = backend
         self.sharing = Sharing(backend)
+        self._renewing = Renewing(backend, self.sharing)
 
     def claim(self, bid: Bid) -> Claim:
         """A new claim, with an owner id of its own."""
@@ -58,46 +57,18 @@ class LeaseMode:
         """A session is gone: rows live on, but it is time to look."""
         if session.locks or not session.contended:
             self.backend.notices.put(Notice(News.DOUBT))
+            self.sharing.listener.doubt_all()
 
     # --- keeping
 
     async def renew(self, claims: Sequence[Claim]) -> list[Renewal]:
-        """All rows of one ttl in one statement; if some are gone, a second one tells which."""
+        """All holds of each kind in a few statements."""
         shared = [claim for claim in claims if isinstance(claim, SharedClaim)]
         answers: dict[Claim, Renewal] = await self.sharing.renew(shared) if shared else {}
-        by_ttl: dict[float, list[LeaseClaim]] = {}
-        for claim in claims:
-            if isinstance(claim, LeaseClaim):
-                by_ttl.setdefault(claim.bid.ttl, []).append(claim)
-        for ttl, mine in by_ttl.items():
-            for start in range(0, len(mine), BATCH):
-                batch = mine[start : start + BATCH]
-                try:
-                    answers.update(await self._renew(batch, ttl))
-                except LockError as error:
-                    answers.update(dict.fromkeys(batch, error))
+        own = [claim for claim in claims if isinstance(claim, LeaseClaim)]
+        if own:
+            answers.update(await self._renewing.renew(own))
         return [answers[claim] for claim in claims]
-
-    async def _renew(self, batch: list[LeaseClaim], ttl: float) -> dict[Claim, Renewal]:
-        statements = self.backend.statements
-        ids = ", ".join(quote(claim.key) for claim in batch)
-        packet = statements(
-            "renew",
-            ttl=round(ttl * 1_000_000),
-            ids=ids,
-            owners=", ".join(quote(claim.owner) for claim in batch),
-        )
-        sent = self.backend.settings.clock()
-        result, requests = await self.backend.ask(packet)
-        wanted = {str(owner): str(reason) for owner, reason in requests.rows}
-        for claim in batch:
-            self.sharing.request(claim, wanted.get(claim.owner))
-        grant = Grant(0, 0, certain_until(sent, ttl), demand=True)
-        if result.changed == len(batch):
-            return dict.fromkeys(batch, grant)
-        rows = (await self.backend.ask(statements("owned", ids=ids)))[0].rows
-        found = {key: tuple(row) for key, *row in rows}
-        return {claim: verdict(claim.owner, found.get(claim.key), grant) for claim in batch}
 
     # --- the turnstile
 
@@ -175,10 +146,6 @@ class LeaseMode:
         answers = await self.backend.ask(packet)
         return bool(int(answers[-1].rows[0][0]))
 
-    async def purge(self, idle: int) -> int:
-        """Delete rows that were free for ``idle`` µs."""
-        return await tables.purge(self.backend, idle)
-
     async def names(self, pattern: str) -> list[tuple[str, Family]]:
         """Every lock of the namespace that is held or waited for, if its name matches."""
         packet = self.backend.statements("names", namespace=quote(self.backend.settings.namespace))
@@ -186,16 +153,6 @@ class LeaseMode:
         return sorted(
             (str(name), Family(family)) for name, family in found.rows if fnmatchcase(str(name), pattern)
         )
-
-
-def verdict(owner: str, row: tuple[Any, ...] | None, grant: Grant) -> Renewal:
-    """What a row (its owner, who was forced off it, whether it is held) means for a hold of ``owner``."""
-    if row is not None:
-        if row[0] == owner and row[2]:
-            return grant
-        if row[1] == owner:
-            return "force-released"
-    return "revoked"
 
 
 def _holder(row: tuple[Any, ...]) -> Holder:

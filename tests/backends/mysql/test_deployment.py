@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,11 @@ import aiolock
 from aiolock import BackendRefused, ConfigError, UnsafeBackend, UnsupportedKind
 from aiolock.backends.mysql import MySQLBackend
 from aiolock.backends.mysql.driver import Result
-from aiolock.backends.mysql.lease import verdict
 from aiolock.backends.mysql.lease_claim import GRACE, MOMENT, Look, judge
 from aiolock.backends.mysql.probe import promises, refuse, variables
-from aiolock.contract import READ, WRITE, Bid, Family, Grant, permits
-from aiolock.mysql import ddl
+from aiolock.contract import READ, WRITE, Bid, Family, permits
+from aiolock.mysql import check_purge, ddl, purge
+from tests.backends.mysql.conftest import PASSWORD
 from tests.backends.mysql.tools import as_root, sessions
 from tests.contract.staging import PATIENCE, gets_the_lock, nothing_remains, queued, until, waiting
 
@@ -153,6 +154,18 @@ async def test_the_least_rights_are_enough(place, mariadb):
             await asyncio.wait([gone])
 
 
+async def test_the_session_mode_needs_the_right_to_name_a_database_and_no_other(place, mariadb):
+    await as_root(mariadb, f"CREATE USER stranger@'%' IDENTIFIED BY '{PASSWORD}'")
+    try:
+        url = place.url(query="?mode=session").replace("//app", "//stranger")
+        with pytest.raises(BackendRefused, match="denied"):
+            await aiolock.connect(url).open()
+        async with aiolock.connect(url.replace("/test?", "/information_schema?")) as client:
+            await gets_the_lock(client, "x")
+    finally:
+        await as_root(mariadb, "DROP USER stranger@'%'")
+
+
 async def test_a_missing_table_is_refused_with_the_statement_that_makes_it(place):
     client = aiolock.connect(place.url(), table="absent", schema="manual")
     with pytest.raises(BackendRefused, match="CREATE TABLE IF NOT EXISTS `absent`"):
@@ -162,21 +175,68 @@ async def test_a_missing_table_is_refused_with_the_statement_that_makes_it(place
         await aiolock.connect(place.url().replace("//app", "//bare"), table="absent").open()
 
 
+BROKEN = {
+    "nothing": ("", ""),
+    "a column": ("ALTER TABLE given DROP COLUMN forced", "given.forced"),
+    "a column of another table": ("ALTER TABLE given_bids DROP COLUMN ttl", "given_bids.ttl"),
+    "the key of locks": ("ALTER TABLE given DROP PRIMARY KEY", "the primary key of given, which is id"),
+    "another key": (
+        "ALTER TABLE given_bids DROP PRIMARY KEY, ADD PRIMARY KEY (owner, lock_id)",
+        "the primary key of given_bids, which is owner",
+    ),
+    "a key of another name": (
+        "ALTER TABLE given_documents DROP PRIMARY KEY, ADD UNIQUE KEY id (id)",
+        "the primary key of given_documents, which is id",
+    ),
+    "microseconds": (
+        "ALTER TABLE given MODIFY expires_at DATETIME NOT NULL",
+        "the microseconds of given.expires_at",
+    ),
+    "transactions": ("ALTER TABLE given_bids ENGINE=MyISAM", "InnoDB for given_bids"),
+}
+
+
+@pytest.fixture
+async def given(mariadb) -> AsyncIterator[None]:
+    """Tables that an administrator has made."""
+    drop = "DROP TABLE IF EXISTS given, given_bids, given_documents"
+    await as_root(mariadb, drop)
+    for statement in ddl("given").split(";\n"):
+        if statement:
+            await as_root(mariadb, statement)
+    yield
+    await as_root(mariadb, drop)
+
+
+@pytest.mark.parametrize("what", BROKEN)
+async def test_tables_of_an_administrator_s_must_be_whole(place, mariadb, given, what):
+    statement, named = BROKEN[what]
+    if not statement:
+        # What is there beside does not matter.
+        await as_root(mariadb, "ALTER TABLE given ADD COLUMN note TEXT, MODIFY label VARCHAR(300) NOT NULL")
+        for mode in ("lease", "row"):
+            async with place.connect(mode, table="given", schema="manual") as client:
+                await gets_the_lock(client, "x")
+        return
+    await as_root(mariadb, statement)
+    with pytest.raises(BackendRefused) as caught:
+        await place.connect(table="given", schema="manual").open()
+    assert f"lack {named};" in str(caught.value)
+    assert "CREATE TABLE IF NOT EXISTS `given`" in str(caught.value)
+
+
 async def test_purging_forgets_rows_and_tokens_go_on_rising(place, mariadb):
-    backend = MySQLBackend(place.url())
-    async with aiolock.Client(backend, namespace=place.namespace) as client, place.connect() as other:
+    async with place.connect() as client, place.connect() as other:
         last = await gets_the_lock(client, "x")
         held = await client.lock("held").acquire()
-        with pytest.raises(ConfigError, match="3600"):
-            await backend.purge(60)
-        assert await backend.purge(3600) == 0
+        assert await purge(client, idle=3600) == 0
         await as_root(
             mariadb,
             f"UPDATE aiolock SET expires_at = expires_at - INTERVAL 2 HOUR WHERE namespace = '{place.namespace}' AND name = 'x'",
         )
         # A row stays for some milliseconds, until the clock is certainly ahead of its token.
         async with asyncio.timeout(PATIENCE):
-            while (gone := await backend.purge(3600)) == 0:  # noqa: ASYNC110 - nothing tells of it
+            while (gone := await purge(client, idle=3600)) == 0:  # noqa: ASYNC110 - nothing tells of it
                 await asyncio.sleep(0.001)
         assert gone == 1
         rows = await as_root(mariadb, f"SELECT name FROM aiolock WHERE namespace = '{place.namespace}'")
@@ -184,6 +244,86 @@ async def test_purging_forgets_rows_and_tokens_go_on_rising(place, mariadb):
         assert await gets_the_lock(other, "x") > last
         held.check()
         await held.release()
+
+
+async def test_purging_finds_any_number_of_rows_and_spares_those_of_others(place, mariadb):
+    """A statement is about some hundred of them."""
+    count = 1201
+    async with place.connect() as client:
+        held = await client.lock("held").acquire()
+        for namespace in (place.namespace, "others"):
+            rows = ", ".join(
+                f"(SHA1('{place.namespace}/{namespace}/{number}'), '{namespace}', 'lock', '{number}', '', {number}, "
+                "'2020-01-01', '2020-01-01')"
+                for number in range(count)
+            )
+            columns = "id, namespace, family, name, label, token, since, expires_at"
+            await as_root(mariadb, f"INSERT INTO aiolock ({columns}) VALUES {rows}")
+            rows = rows.replace("'lock'", "'latch'").replace(
+                ", '2020-01-01', '2020-01-01')", ", '2020-01-01')"
+            )
+            columns = "id, namespace, family, name, value, version, expires_at"
+            await as_root(mariadb, f"INSERT INTO aiolock_documents ({columns}) VALUES {rows}")
+        # A watch of a client that is gone.
+        await as_root(
+            mariadb,
+            "INSERT INTO aiolock_bids SELECT REPEAT('0', 32), id, '', 5, 0, '', 0, 0, '', 1, 0, 0, expires_at, expires_at, "
+            f"NULL FROM aiolock_documents WHERE namespace = '{place.namespace}' AND name = '7'",
+        )
+        assert await purge(client, idle=3600) == count
+        for table, namespace, left in (
+            ("aiolock", place.namespace, 1),
+            ("aiolock", "others", count),
+            ("aiolock_documents", place.namespace, 0),
+            ("aiolock_documents", "others", count),
+        ):
+            where = f"FROM {table} WHERE namespace = '{namespace}'"
+            assert await as_root(mariadb, f"SELECT COUNT(*) {where}") == ((left,),)
+            if namespace == "others":
+                await as_root(mariadb, f"DELETE {where}")
+        assert await as_root(mariadb, "SELECT COUNT(*) FROM aiolock_bids WHERE state = 5") == ((0,),)
+        held.check()
+        await held.release()
+
+
+async def test_the_example_of_the_page_purges(place, mariadb):
+    [example] = re.findall(r"^```python\n(.*?purge.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    names = {"aiolock": aiolock}
+    exec(example, names)
+    async with place.connect() as client:
+        await gets_the_lock(client, "x")
+    assert await names["once_a_day"](place.url(), place.namespace) == 0
+    await as_root(
+        mariadb,
+        "UPDATE aiolock SET expires_at = expires_at - INTERVAL 2 DAY, token = 1 "
+        f"WHERE namespace = '{place.namespace}'",
+    )
+    assert await names["once_a_day"](place.url(), place.namespace) == 1
+
+
+@pytest.mark.parametrize("idle", [60, 3599.9, "86400", None, True, float("inf"), float("nan"), -1, 1e12])
+async def test_a_time_that_cannot_be_meant_purges_nothing(idle):
+    client = aiolock.connect("mysql://u@127.0.0.1:1/db")
+    with pytest.raises(ConfigError, match="idle must be a number of seconds from 3600 to"):
+        await purge(client, idle=idle)
+    with pytest.raises(ConfigError, match="idle must be"):
+        await client._backend.purge(idle)
+
+
+async def test_purging_is_for_open_clients_of_servers_that_have_rows():
+    for url in ("memory://", "mysql://u@127.0.0.1:1/db?mode=session"):
+        client = aiolock.connect(url)
+        for refused in (purge(client, idle=3600), asyncio.to_thread(check_purge, client, idle=3600)):
+            with pytest.raises(UnsupportedKind, match="no rows to purge"):
+                await refused
+    client = aiolock.connect("mysql://u@127.0.0.1:1/db")
+    check_purge(client, idle=3600)
+    with pytest.raises(RuntimeError, match="async with"):
+        await purge(client, idle=3600)
+    with pytest.raises(RuntimeError, match="async with"):
+        await client._backend.purge(3600)
+    with pytest.raises(ConfigError, match="a client is needed"):
+        await purge("mysql://u@127.0.0.1:1/db", idle=3600)
 
 
 async def test_a_token_goes_on_from_the_row_when_the_clock_does_not(place, mariadb):
@@ -249,15 +389,6 @@ def test_a_look_at_a_lock_leads_to_one_of_three_things():
     for nobody_or_we in (0, mine):
         assert judge(3.0, nobody_or_we, mine, again=False)[0] is Look.WAIT
         assert judge(3.0, nobody_or_we, mine, again=True)[0] is Look.ANEW
-
-
-def test_a_row_says_why_a_hold_is_gone():
-    grant = Grant(0, 0, 1.0, demand=False)
-    assert verdict("me", ("me", None, 1), grant) is grant
-    assert verdict("me", ("me", None, 0), grant) == "revoked"
-    assert verdict("me", ("you", None, 1), grant) == "revoked"
-    assert verdict("me", (None, "me", 0), grant) == "force-released"
-    assert verdict("me", None, grant) == "revoked"
 
 
 # --- what is misspelt
