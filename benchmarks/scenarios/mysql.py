@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -13,6 +16,8 @@ __all__ = ["SCENARIOS"]
 
 BY_HAND = ["for update", "get_lock", "insert + delete, random wait", "polling 0.01", "polling 0.1"]
 NOT_FLUSHED = "aiolock lease, not flushed"
+LIMIT = 30
+"""Seconds after which a program that only makes the machine busy ends by itself."""
 
 
 @contextmanager
@@ -65,21 +70,17 @@ def hot(context: MySQLContext) -> Report:
     report = Report("hot", title, DRAIN)
     fast = {"aiolock session": context.count(100, 10), "aiolock lease": context.count(20, 4)}
     fast |= {
-        "aiolock session, no passing": context.count(15, 4),
         NOT_FLUSHED: context.count(20, 4),
         "for update": context.count(15, 4),
         "get_lock": context.count(15, 4),
-        "get_lock, in turns": context.count(15, 4),
         "polling 0.01": context.count(6, 2),
     }
     whos = [
         "aiolock session",
-        "aiolock session, no passing",
         "aiolock lease",
         "aiolock lease, no passing",
         NOT_FLUSHED,
         "aiolock row",
-        "get_lock, in turns",
         *BY_HAND,
     ]
 
@@ -93,14 +94,67 @@ def hot(context: MySQLContext) -> Report:
     played = context.alternate(min(context.rounds, 2), whos, play)
     for who, rounds in played.items():
         report.add(who, **{column: [found[column] for found in rounds] for column in DRAIN})
-    for mode, passing, must in (("session", "", 10.0), ("session", ", no passing", 1.5), ("lease", "", 0.4)):
-        who = f"aiolock {mode}{passing}"
+    for mode, must in (("session", 10.0), ("lease", 0.4)):
+        who = f"aiolock {mode}"
         report.compare(f"rate, {who} / for update", who, "for update", "rate", must)
         report.limit(f"connections, {who}", who, "connections", 12, "connections")
     report.notes.append(
         "Contenders have from 1 to 100 turns each, by how fast they are. “No passing” is the same mode with the passing of "
-        "the lock among the tasks of a process turned off; there is no such setting. “get_lock, in turns” has one connection for each process, "
-        "and no library around it: what “no passing” could reach. Connections: the most at one time."
+        "the lock among the tasks of a process turned off; there is no such setting. Connections: the most at one time."
+    )
+    return report
+
+
+SPREAD, TOGETHER, BUSY = "", ", one core", ", busy machine"
+
+
+@contextmanager
+def placed(context: MySQLContext, who: str) -> Iterator[str]:
+    """Everybody where the scheduler puts them, or where the name says; the contestant's name."""
+    name, comma, place = who.rpartition(", ")
+    if comma + place == TOGETHER:
+        with context.pinned(apart=False):
+            yield name
+    elif comma + place == BUSY:
+        # One for each core, and not for longer than a round can take.
+        code = f"import time\nend = time.monotonic() + {LIMIT}\nwhile time.monotonic() < end: pass"
+        others = [subprocess.Popen([sys.executable, "-c", code]) for _ in os.sched_getaffinity(0)]
+        try:
+            yield name
+        finally:
+            for other in others:
+                other.kill()
+                other.wait()
+    else:
+        yield who
+
+
+def relay(context: MySQLContext) -> Report:
+    """The same lock, when every turn goes through the server: what it costs to hand it from process to process."""
+    title = "MySQL: one hot lock without local passing, drain of 4 processes x 25 tasks"
+    report = Report("relay", title, DRAIN)
+    ours, peer = "aiolock session, no passing", "for update"
+    turns = {ours: context.count(40, 4), peer: context.count(30, 4)}
+
+    def play(who: str) -> dict[str, float]:
+        with placed(context, who) as name:
+            count = turns.get(name, context.count(20, 4))
+            found = drained(context, name, 4, 25, count)
+        found["statements"] /= 100 * count
+        return found
+
+    by_hand = ["get_lock", "get_lock, in turns"]
+    whos = [ours, peer, *by_hand, ours + BUSY, peer + BUSY]
+    whos += [name + TOGETHER for name in (ours, peer, *by_hand)]
+    for who, rounds in context.alternate(context.rounds, whos, play).items():
+        report.add(who, **{column: [found[column] for found in rounds] for column in DRAIN})
+    for place in (SPREAD, BUSY, TOGETHER):
+        report.compare(f"rate, {ours}{place} / for update", ours + place, peer + place, "rate", 1.5)
+        report.limit(f"connections, {ours}{place}", ours + place, "connections", 12, "connections")
+    report.notes.append(
+        "“Busy machine”: another program on each core, that never stops. “One core”: the server and all processes on the same one. Without either, the "
+        "time is more that of waking up idle processors, which costs everybody the same. “get_lock, in turns” has one connection for each process, and no "
+        "library around it."
     )
     return report
 
@@ -155,4 +209,4 @@ def handover(context: MySQLContext) -> Report:
     return report
 
 
-SCENARIOS = {"free": free, "hot": hot, "spread": spread, "handover": handover}
+SCENARIOS = {"free": free, "hot": hot, "relay": relay, "spread": spread, "handover": handover}
