@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from aiolock import Client, Lease, Lock
+from aiolock import AcquireTimeout, Client, Lease, Lock
 from aiolock.errors import LossReason
 from tests.contract.deployments import Deployment
 
@@ -105,3 +105,27 @@ __all__ = [
     "verdict",
     "waiting",
 ]
+
+
+async def left_at_the_server(rival: Client, name: str) -> list[tuple[str, str]]:
+    """What a sweep has to complain of when everybody but ``rival`` should have nothing to do with a lock any more."""
+    lock = rival.lock(name)
+    try:
+        lease = await lock.acquire(timeout=PATIENCE / 4)
+        await lease.release()
+        async with asyncio.timeout(PATIENCE / 4):
+            await nothing_remains(rival, name)
+    except AcquireTimeout:
+        return [("left", f"the lock: {await lock.inspect()}")]
+    except TimeoutError:
+        return [("left", f"at the server: {await lock.inspect()}")]
+    return []
+
+
+async def left_in_the_loop(before: set[asyncio.Task[Any]]) -> list[tuple[str, str]]:
+    """The same of tasks that were not there before, and should have ended soon after."""
+    for _ in range(2000):
+        if not (tasks := asyncio.all_tasks() - before):
+            return []
+        await asyncio.sleep(0.001)
+    return [("left", f"tasks {tasks}")]

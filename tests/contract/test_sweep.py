@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from aiolock import AcquireTimeout, Client, Lease, UnsupportedKind
+from aiolock import Client, Lease, UnsupportedKind
 from tests.contract.deployments import Deployment
 from tests.contract.primitives import BRIEF, PRIMITIVES, Primitive, Stage
-from tests.contract.staging import PATIENCE, nothing_remains, passes
+from tests.contract.staging import left_at_the_server, left_in_the_loop, passes
 from tests.sweep import MODES, Attempt, Ledger, Mode, attempt, sweep
 
 LANDING = 20
@@ -76,26 +76,12 @@ async def one_attempt(
                 await intruder.release()
         for lease in won:
             await lease.release()
-    try:
-        lease = await stage.rival.lock(stage.name).acquire(timeout=PATIENCE / 4)
-        await lease.release()
-        async with asyncio.timeout(PATIENCE / 4):
-            await nothing_remains(stage.rival, stage.name)
-    except AcquireTimeout:
-        violations.append(("left", f"the lock: {await stage.rival.lock(stage.name).inspect()}"))
-    except TimeoutError:
-        violations.append(("left", f"at the server: {await stage.rival.lock(stage.name).inspect()}"))
+    violations += await left_at_the_server(stage.rival, stage.name)
     for client in (stage.client, stage.rival):
         gauges = client.stats()
         if gauges["held"] or gauges["waiting"]:
             violations.append(("left", f"in a client: {gauges}"))
-    for _ in range(2000):
-        if not (tasks := asyncio.all_tasks() - before):
-            break
-        await asyncio.sleep(0.001)
-    else:
-        violations.append(("left", f"tasks {tasks}"))
-    return result, violations
+    return result, violations + await left_in_the_loop(before)
 
 
 @pytest.mark.parametrize("mode", MODES)

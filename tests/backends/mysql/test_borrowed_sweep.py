@@ -17,7 +17,7 @@ from aiolock import AcquireTimeout, Client, Lease
 from tests.backends.mysql.conftest import PASSWORD, Place
 from tests.backends.mysql.tools import as_root, sessions
 from tests.contract.primitives import released_on_demand
-from tests.contract.staging import PATIENCE, nothing_remains, queued, until
+from tests.contract.staging import PATIENCE, left_at_the_server, left_in_the_loop, queued, until
 from tests.sweep import MODES, Attempt, Mode, attempt, sweep
 
 SHIFTS: dict[Mode, int] = {"before": 6, "double": 4, "timeout": 3, "scope": 4}
@@ -147,22 +147,8 @@ async def one_attempt(
             if intruder is not None:
                 await intruder.release()
         await connection.rollback()
-    try:
-        lease = await stage.rival.lock(stage.name).acquire(timeout=PATIENCE / 4)
-        await lease.release()
-        async with asyncio.timeout(PATIENCE / 4):
-            await nothing_remains(stage.rival, stage.name)
-    except AcquireTimeout:
-        violations.append(("left", f"the lock: {await stage.rival.lock(stage.name).inspect()}"))
-    except TimeoutError:
-        violations.append(("left", f"at the server: {await stage.rival.lock(stage.name).inspect()}"))
-    for _ in range(2000):
-        if not (tasks := asyncio.all_tasks() - before):
-            break
-        await asyncio.sleep(0.001)
-    else:
-        violations.append(("left", f"tasks {tasks}"))
-    return result, violations
+    violations += await left_at_the_server(stage.rival, stage.name)
+    return result, violations + await left_in_the_loop(before)
 
 
 @pytest.mark.parametrize("mode", MODES)
