@@ -38,8 +38,9 @@ async def test_nothing_is_logged_above_debug_when_all_goes_well(where, request, 
         with pytest.raises(aiolock.AcquireTimeout):
             async with one.lock("taken"):
                 await two.lock("taken").acquire(timeout=0.01)
-        waiter = asyncio.create_task(two.lock("taken").acquire())
         async with one.lock("taken"):
+            waiter = asyncio.create_task(two.lock("taken").acquire())
+            await until(lambda: two.stats()["waiting"] == 1)
             waiter.cancel()
             await asyncio.wait([waiter])
         async with one.lock("long"):
