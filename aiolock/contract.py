@@ -128,9 +128,10 @@ class Claim(ABC):
     async def attempt(self, wait: bool) -> Grant | None:
         """Ask once, in one atomic step; with ``wait``, a no also takes a place in the queue.
 
-        Ends within the command timeout; with ``wait``, within two, because many may ask at once. May be called again in every
-        state and finds its own earlier grant or place. A grant that was pushed in the meantime is answered without asking. After a cancellation or an
-        error nobody knows whether the server heard it: only ``attempt`` and ``release`` are right then.
+        Ends within the command timeout; with ``wait``, within two, because many may ask at once. May be called again in
+        every state and finds its own earlier grant or place. A grant that was pushed in the meantime is answered
+        without asking. After a cancellation or an error nobody knows whether the server heard it: only ``attempt`` and
+        ``release`` are right then.
 
         Raises :class:`BackendUnavailable` or :class:`BackendRefused`, and :class:`ConfigError` if a semaphore is known
         with another limit: neither the one that its first user said nor the one that was set since.

@@ -144,6 +144,14 @@ def asyncio_has_no_complaint():
 
 
 @pytest.fixture
+def no_error_is_logged(caplog):
+    """What the client's own tasks could not cope with would be logged as an error."""
+    with caplog.at_level(logging.ERROR, logger="aiolock"):
+        yield
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+@pytest.fixture
 async def tasks_of_the_test():
     """Fails a test after which tasks still run that it, or what it used, started."""
     yield

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -32,14 +31,6 @@ def ledger() -> Iterator[Ledger]:
     kept = Ledger()
     yield kept
     print(f"\n{kept}")
-
-
-@pytest.fixture
-def no_error_is_logged(caplog):
-    """What the client's own tasks could not cope with would be logged as an error."""
-    with caplog.at_level(logging.ERROR, logger="aiolock"):
-        yield
-    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -92,14 +91,6 @@ async def run(connection: Any, statement: str) -> tuple[tuple[Any, ...], ...]:
     async with connection.cursor() as cursor:
         await cursor.execute(statement)
         return await cursor.fetchall()
-
-
-@pytest.fixture
-def no_error_is_logged(caplog):
-    """What the client's own tasks could not cope with would be logged as an error."""
-    with caplog.at_level(logging.ERROR, logger="aiolock"):
-        yield
-    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 @pytest.fixture
