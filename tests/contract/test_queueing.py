@@ -131,19 +131,24 @@ async def test_a_thousand_local_contenders_delay_a_remote_waiter_by_a_bounded_nu
                 turns += waits and since is not None and since <= client._runtime.clock()
                 await asyncio.sleep(0)
 
+    async def modest() -> None:
+        async with rival.lock("x"):
+            pass
+
+    async with lock:
+        # The first time that it has to wait, some backends open a connection for that.
+        first = asyncio.create_task(modest())
+        await until(lambda: queued(rival))
+    await first
     contenders = [asyncio.create_task(greedy()) for _ in range(1000)]
     delays = []
     async with asyncio.timeout(PATIENCE):
         await waiting(client, 999)
-        opened = False
-        while len(delays) < 10:
+        for _ in range(10):
             turns, waits = 0, True
             async with rival.lock("x"):
                 waits = False
-                # The first time that it has to wait, some backends open a connection for that.
-                if opened:
-                    delays.append(turns)
-                opened = opened or turns > 0
+                delays.append(turns)
             # So that it comes while they pass it on again.
             passed = client.stats()["passed"]
             await until(lambda passed=passed: client.stats()["passed"] > passed)
@@ -156,8 +161,12 @@ async def test_a_thousand_local_contenders_delay_a_remote_waiter_by_a_bounded_nu
     await nothing_remains(client, "x")
 
 
+async def queued(rival) -> bool:
+    return len((await rival.lock("x").inspect()).waiters) > 0
+
+
 async def queued_or_served(rival, served) -> bool:
-    return served.is_set() or len((await rival.lock("x").inspect()).waiters) > 0
+    return served.is_set() or await queued(rival)
 
 
 async def test_without_demand_the_lock_is_passed_on_without_asking_the_server(client):
