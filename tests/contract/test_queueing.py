@@ -138,7 +138,7 @@ async def test_a_thousand_local_contenders_delay_a_remote_waiter_by_a_bounded_nu
     async with lock:
         # The first time that it has to wait, some backends open a connection for that.
         first = asyncio.create_task(modest())
-        await until(lambda: queued(rival))
+        await queued(rival.lock("x"), 1)
     await first
     contenders = [asyncio.create_task(greedy()) for _ in range(1000)]
     delays = []
@@ -161,12 +161,8 @@ async def test_a_thousand_local_contenders_delay_a_remote_waiter_by_a_bounded_nu
     await nothing_remains(client, "x")
 
 
-async def queued(rival) -> bool:
-    return len((await rival.lock("x").inspect()).waiters) > 0
-
-
 async def queued_or_served(rival, served) -> bool:
-    return served.is_set() or await queued(rival)
+    return served.is_set() or len((await rival.lock("x").inspect()).waiters) > 0
 
 
 async def test_without_demand_the_lock_is_passed_on_without_asking_the_server(client):
