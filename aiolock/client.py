@@ -12,7 +12,7 @@ from threading import get_ident
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
-from aiolock.backends import from_url
+from aiolock.backends import from_url, from_urls
 from aiolock.clock import Clock, system_clock
 from aiolock.contract import ELECTION, MUTEX, Backend, Bid, Finding, Kind, LockInfo, Settings, permits
 from aiolock.errors import ConfigError, UnsafeBackend, shorten
@@ -101,8 +101,9 @@ def connect(
 ) -> Client:
     """A client for the server at ``url``; does no I/O before ``async with`` (or ``await client.open()``).
 
-    :param url: ``memory://``, ``redis://host:6379/0``, ``rediss://…`` (TLS) or ``unix:///path/to.sock``. A password
-        in it is never shown.
+    :param url: ``memory://``, ``redis://host:6379/0``, ``rediss://…`` (TLS), ``unix:///path/to.sock``,
+        ``zookeeper://h1:2181,h2:2181,h3:2181`` or ``mysql://user:password@host:3306/database``. A list of several
+        independent Redis servers makes a quorum (Redlock). A password in it is never shown.
     :param namespace: prefixes every key; clients of one namespace share their locks.
     :param ttl: seconds for which the server keeps a hold that is not renewed; every lock may have its own.
     :param on_loss: ``"cancel"``: losing a lease cancels the block under it; ``"signal"``: it only tells.
@@ -115,12 +116,9 @@ def connect(
     Raises :class:`ConfigError` that lists what there is for a scheme, option or value that is not known, and
     :class:`MissingDriver` with the command that installs what is missing.
     """
-    if isinstance(url, list | tuple):
-        raise ConfigError(
-            "several servers as one quorum are not supported by this version: pass one URL as a str"
-        )
     settings = _check(namespace, ttl, on_loss, label, require, command_timeout)
-    return Client(from_url(url, options), **settings)
+    several = isinstance(url, list | tuple)
+    return Client(from_urls(url, options) if several else from_url(url, options), **settings)
 
 
 def _check(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from aiolock.contract import Backend
 from aiolock.errors import ConfigError, MissingDriver, shorten
 
-__all__ = ["from_url", "redact"]
+__all__ = ["from_url", "from_urls", "redact"]
 
 
 class _Entry(NamedTuple):
@@ -18,15 +19,17 @@ class _Entry(NamedTuple):
     """Where the class is, as ``module:class``."""
     extra: str = ""
     """What installs it."""
+    independent: bool = False
+    """Whether several of such servers can make a quorum: each decides alone."""
     hosts: bool = False
     """Whether its addresses list hosts: Python takes such a URL for broken if one but the first is IPv6."""
 
 
-_REDIS = _Entry("aiolock.backends.redis:RedisBackend", "redis")
+_REDIS = _Entry("aiolock.backends.redis:RedisBackend", "redis", independent=True)
 _MYSQL = _Entry("aiolock.backends.mysql:MySQLBackend", "mysql")
 
 SCHEMES = {
-    "memory": _Entry("aiolock.backends.memory:MemoryBackend"),
+    "memory": _Entry("aiolock.backends.memory:MemoryBackend", independent=True),
     "redis": _REDIS,
     "rediss": _REDIS,
     "redis+unix": _REDIS,
@@ -35,6 +38,8 @@ SCHEMES = {
     "mariadb": _MYSQL,
     "zookeeper": _Entry("aiolock.backends.zookeeper:ZooKeeperBackend", "zookeeper", hosts=True),
 }
+
+_QUORUM = _Entry("aiolock.backends.quorum:QuorumBackend")
 
 GROUP = "aiolock.backends"
 """Entry points of this group add schemes: their name is the scheme, their value a class like those above."""
@@ -79,6 +84,35 @@ def from_url(url: object, options: dict[str, Any]) -> Backend:
     if not isinstance(backend, Backend):
         raise ConfigError(f"{cls!r}, registered for {scheme}://, is not a Backend")
     return backend
+
+
+def from_urls(urls: Sequence[object], options: dict[str, Any]) -> Backend:
+    """The quorum of the servers at ``urls``, in an order that does not depend on how they are listed; without I/O.
+
+    Raises what :func:`from_url` raises, and :class:`ConfigError` for what can be no quorum.
+    """
+    places = [_place(url) for url in urls]
+    if len(set(places)) < len(places):
+        raise ConfigError("a quorum is made of independent servers: one of these is named twice")
+    backends = [from_url(url, options) for _, url in sorted(zip(places, urls, strict=True))]
+    cls = _load(_QUORUM)
+    quorum: Backend = cls(backends)
+    return quorum
+
+
+def _place(url: object) -> str:
+    """Where a server of a quorum is, without who asks."""
+    scheme, mark, rest = url.partition("://") if isinstance(url, str) else ("", "", "")
+    entry = SCHEMES.get(scheme)
+    if not mark or (entry is not None and not entry.independent):
+        fit = ", ".join(sorted(f"{name}://" for name, one in SCHEMES.items() if one.independent))
+        shown = shorten(redact(url)) if isinstance(url, str) else shorten(url)
+        raise ConfigError(f"{shown} cannot be one server of a quorum; such are {fit}")
+    host, _, path = rest.rpartition("@")[2].partition("?")[0].partition("/")
+    if scheme in {"redis", "rediss"}:
+        # The same written in another way.
+        host, path = host.lower().removesuffix(":6379"), path.removesuffix("0")
+    return f"{host}/{path}"
 
 
 def _scheme(url: str) -> str | None:

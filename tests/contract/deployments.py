@@ -20,6 +20,7 @@ import aiolock
 from aiolock import BackendUnavailable, Client, Lease
 from aiolock.backends.memory import MemoryBackend, MemoryServer
 from aiolock.backends.memory.server import shared
+from aiolock.backends.quorum import QuorumBackend
 from aiolock.queue import PASSES
 from tests import servers
 from tests.faults.proxy import Proxy
@@ -249,6 +250,41 @@ class FarMemory(Memory):
         return self._server
 
 
+class MemoryQuorum(Memory):
+    """Three servers inside this process, each behind a link with delays, of which two are a majority."""
+
+    name = "memory-quorum"
+    slow = 2.0
+    promises = WORDS - {"fencing", "fifo"}
+    kinds = frozenset({"read-write", "requests", "names"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._servers = [MemoryServer() for _ in range(3)]
+
+    def make(self, **options: Any) -> Client:
+        return Client(
+            QuorumBackend([MemoryBackend(server=one, transport=Link()) for one in self._servers]), **options
+        )
+
+    @asynccontextmanager
+    async def through(self, **options: Any) -> AsyncIterator[tuple[Client, Callable[[bool], None]]]:
+        links = [Cuttable() for _ in self._servers]
+        members = [
+            MemoryBackend(server=one, transport=link) for one, link in zip(self._servers, links, strict=True)
+        ]
+
+        def cut(refused: bool) -> None:
+            for link in links:
+                link.cut(refused)
+
+        settings = {"namespace": self.namespace, "ttl": self.ttl, **options}
+        async with Client(QuorumBackend(members), **settings) as client:
+            yield client, cut
+            for link in links:
+                link.mend()
+
+
 class Redis(Deployment):
     """A Redis of its own, without persistence."""
 
@@ -295,6 +331,25 @@ class RedisWithoutPubSub(Redis):
 
     def url(self) -> str:
         return f"redis://quiet:secret@127.0.0.1:{self._server.port}/0"
+
+
+class RedisQuorum(Redis):
+    """Three of them, of which two are a majority."""
+
+    name = "redis-quorum"
+    external = False
+    promises = WORDS - {"fencing", "fifo"}
+    kinds = frozenset({"read-write", "requests", "names"})
+    slow = 2.0
+
+    @contextmanager
+    def running(self) -> Iterator[Self]:
+        with servers.Redis() as first, servers.Redis() as second, servers.Redis() as third:
+            self._three = first, second, third
+            yield self
+
+    def make(self, **options: Any) -> Client:
+        return aiolock.connect([server.url for server in self._three], **options)
 
 
 class RedisWithLeastRights(Redis):
@@ -441,9 +496,11 @@ class MariaDBRows(MariaDBSessions):
 _ALL: tuple[type[Deployment], ...] = (
     Memory,
     FarMemory,
+    MemoryQuorum,
     Redis,
     RedisWithoutPubSub,
     RedisWithLeastRights,
+    RedisQuorum,
     ZooKeeper,
     ZooKeeperEnsemble,
     MariaDB,

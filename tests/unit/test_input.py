@@ -420,10 +420,39 @@ def test_addresses_that_are_no_text(value):
         aiolock.connect(value)
 
 
-@each([["redis://a", "redis://b", "redis://c"], ("memory://",), []])
-def test_several_servers(value):
-    with pytest.raises(aiolock.ConfigError, match="several servers as one quorum are not supported"):
+@each([[], ("memory://",), ["redis://a", "redis://b"]])
+def test_too_few_servers_for_a_quorum(value):
+    with pytest.raises(aiolock.ConfigError, match="a quorum needs at least 3 servers"):
         aiolock.connect(value)
+
+
+@each(
+    [
+        ["redis://a", "redis://b", "redis://a"],
+        ["redis://a", "redis://b", "rediss://user:secret@a/?tls_ca=x"],
+        ["redis://a", "redis://b", "redis://a:6379/0"],
+        ["redis://a", "redis://b", "redis://A:6379"],
+        ["memory://a", "memory://b", "memory://a"],
+    ]
+)
+def test_a_server_that_is_named_twice(value):
+    with pytest.raises(aiolock.ConfigError, match="one of these is named twice") as caught:
+        aiolock.connect(value)
+    assert "secret" not in str(caught.value)
+
+
+@each(["zookeeper://c", "mysql://u:secret@c/d", "c", 3, None, ["redis://c"]])
+def test_what_cannot_be_one_server_of_a_quorum(value):
+    with pytest.raises(aiolock.ConfigError, match="cannot be one server of a quorum") as caught:
+        aiolock.connect(["redis://a", "redis://b", value])
+    assert "secret" not in str(caught.value)
+
+
+def test_servers_of_a_quorum_have_one_order_however_they_are_listed():
+    urls = ["redis://b", "redis://user:secret@a", "redis://c"]
+    order = [repr(aiolock.connect(urls[at:] + urls[:at])._backend) for at in range(3)]
+    assert len(set(order)) == 1
+    assert "secret" not in order[0]
 
 
 @each(

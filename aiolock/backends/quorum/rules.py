@@ -1,0 +1,64 @@
+"""What follows from the votes of several servers: pure arithmetic, no event loop."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from zlib import crc32
+
+from aiolock.contract import Holder, LockInfo
+
+__all__ = ["certain", "combined", "majority", "rotation"]
+
+
+def majority(servers: int) -> int:
+    """How many of so many servers are more than half: any two majorities have a server in common."""
+    return servers // 2 + 1
+
+
+def certain(untils: Iterable[float], needed: int) -> float:
+    """Until when at least ``needed`` votes are certain, given until when each of them is; ``-inf`` if never."""
+    ordered = sorted(untils, reverse=True)
+    return ordered[needed - 1] if len(ordered) >= needed else -math.inf
+
+
+def rotation(name: str, servers: int) -> int:
+    """At which server the line of waiters for a lock is: the same for every client, and spread over the servers."""
+    return crc32(name.encode()) % servers
+
+
+def combined(infos: Sequence[LockInfo], needed: int) -> LockInfo:
+    """How a lock looks that several servers know, of which the first one's line counts.
+
+    A holder is whoever is one on ``needed`` of them; the others are on their way in or out.
+    """
+    first = infos[0]
+    counts = [Counter(_who(holder) for holder in info.holders) for info in infos]
+    holders: list[Holder] = []
+    for who in dict.fromkeys(_who(holder) for info in infos for holder in info.holders):
+        # As often as at least `needed` of them say.
+        times = (
+            sorted((count[who] for count in counts), reverse=True)[needed - 1] if len(counts) >= needed else 0
+        )
+        holders += _merged(
+            [holder for info in infos for holder in info.holders if _who(holder) == who], times, needed
+        )
+    return LockInfo(first.name, tuple(holders), first.waiters, first.family)
+
+
+def _who(holder: Holder) -> tuple[str, str]:
+    return holder.label, holder.mode
+
+
+def _merged(seen: Sequence[Holder], times: int, needed: int) -> list[Holder]:
+    """The holders behind what several servers say of one label that is inside so many times."""
+    if not times:
+        return []
+    if times > 1:
+        # Which of one server is which of another, nobody knows.
+        return list(seen[:times])
+    remaining = certain((holder.remaining for holder in seen), needed)
+    since = min(holder.since for holder in seen)
+    first = seen[0]
+    return [Holder(first.label, first.token, since, max(0.0, remaining), first.permits, first.mode)]

@@ -1,0 +1,86 @@
+"""What follows from the votes of several servers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aiolock.backends.quorum.rules import certain, combined, majority, rotation
+from aiolock.contract import Holder, LockInfo, Waiting
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.mark.parametrize("servers", range(1, 10))
+def test_any_two_majorities_have_a_server_in_common_and_fewer_need_not(servers):
+    everybody = range(servers)
+    most = majority(servers)
+    assert all(set(a) & set(b) for a in combinations(everybody, most) for b in combinations(everybody, most))
+    fewer = most - 1
+    assert any(
+        not set(a) & set(b) for a in combinations(everybody, fewer) for b in combinations(everybody, fewer)
+    )
+
+
+@given(st.lists(st.floats(0, 100), max_size=9), st.integers(1, 5), st.floats(0, 100))
+def test_until_then_so_many_votes_are_certain_and_no_longer(untils, needed, moment):
+    assert (certain(untils, needed) >= moment) == (sum(until >= moment for until in untils) >= needed)
+
+
+def test_without_enough_votes_nothing_is_certain():
+    assert certain([], 1) == certain([5.0, 6.0], 3) == -math.inf
+
+
+def test_lines_are_spread_over_the_servers_and_the_same_for_everybody():
+    counts = [0, 0, 0]
+    for number in range(3_000):
+        counts[rotation(f"order:{number}", 3)] += 1
+        assert rotation(f"order:{number}", 3) == rotation(f"order:{number}", 3)
+    assert min(counts) > 800
+
+
+def holder(label="a", token=1, remaining=10.0, age=0.0, mode="mutex"):
+    return Holder(label, token, NOW - timedelta(seconds=age), remaining, mode=mode)
+
+
+def info(*holders, waiters=()):
+    return LockInfo("x", tuple(holders), tuple(Waiting(label) for label in waiters))
+
+
+def test_a_holder_is_inside_at_most_servers():
+    seen = combined([info(holder()), info(holder()), info()], 2)
+    assert [one.label for one in seen.holders] == ["a"]
+    # On its way in, or out, or told by a server that has lost its data.
+    assert combined([info(holder()), info(), info()], 2).holders == ()
+    assert combined([info(holder("a")), info(holder("b")), info()], 2).holders == ()
+    assert [
+        one.label for one in combined([info(holder("b")), info(holder()), info(holder())], 2).holders
+    ] == ["a"]
+
+
+def test_what_is_shown_of_a_holder():
+    seen = combined(
+        [info(holder(token=5, remaining=3)), info(holder(token=9, remaining=7, age=4)), info()], 2
+    )
+    assert seen.holders == (replace(holder(token=5, remaining=3), since=NOW - timedelta(seconds=4)),)
+    # Two of three are certain for as long as the second best.
+    [best] = combined([info(holder(remaining=value)) for value in (1, 8, 5)], 2).holders
+    assert best.remaining == 5
+
+
+def test_readers_are_counted_at_each_server():
+    two = info(holder("r", 1, mode="read"), holder("r", 2, mode="read"), holder("s", 3, mode="read"))
+    one = info(holder("r", 7, mode="read"), holder("s", 8, mode="read"))
+    assert [one.label for one in combined([two, one, info()], 2).holders] == ["r", "s"]
+    assert [one.label for one in combined([two, two, one], 2).holders] == ["r", "r", "s"]
+
+
+def test_the_line_is_that_of_the_server_that_decides():
+    seen = combined([info(holder(), waiters=["b", "c"]), info(holder(), waiters=["c"]), info(holder())], 2)
+    assert [waiting.label for waiting in seen.waiters] == ["b", "c"]
