@@ -246,6 +246,16 @@ class QuorumBackend(Backend):
                 vote.error = answer
             else:
                 vote.lose(answer)
+                self._weakened(vote.owner)
+
+    def _weakened(self, claim: QuorumClaim) -> None:
+        """A vote was lost, and the others may be certain for less time than its holder believes."""
+        if not claim.given_back and claim.lost() is None and claim.until < claim.promised:
+            now = self.settings.clock()
+            if claim.until <= now:
+                self.notices.put(Notice(News.LOST, claim, "expired"))
+            else:
+                asyncio.get_running_loop().call_later(claim.until - now, self._weakened, claim)
 
     # --- what servers say unasked
 
@@ -269,6 +279,9 @@ class QuorumBackend(Backend):
             vote.lose(notice.reason)
             if (reason := owner.lost()) is not None:
                 self.notices.put(Notice(News.LOST, owner, reason))
+            else:
+                self.notices.put(Notice(News.DOUBT, owner))
+                self._weakened(owner)
         elif notice.news is News.REQUESTED:
             if owner.asked != notice.text:
                 owner.asked = notice.text

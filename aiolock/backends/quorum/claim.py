@@ -47,6 +47,7 @@ class QuorumClaim(Claim):
         "_won_it",
         "asked",
         "backend",
+        "promised",
     )
 
     def __init__(self, backend: QuorumBackend, bid: Bid) -> None:
@@ -66,6 +67,8 @@ class QuorumClaim(Claim):
         self._leaving: list[asyncio.Task[None]] | None = None
         self.asked = ""
         """Why it was asked to let go."""
+        self.promised = -math.inf
+        """Until when its holder believes that it has it."""
 
     @property
     def demanded_at(self) -> float | None:  # pyright: ignore[reportIncompatibleVariableOverride] # each server tells it
@@ -198,8 +201,8 @@ class QuorumClaim(Claim):
             if vote.say is Say.IN_LINE:
                 self._replace(number)
         # Those of the server that decides rise; what another one's clock makes of it is beside the point.
-        first = grants[0]
-        return Grant(first.token, first.count, self.until, any(grant.demand for grant in grants))
+        first, self.promised = grants[0], self.until
+        return Grant(first.token, first.count, self.promised, any(grant.demand for grant in grants))
 
     def voted(self, vote: Vote) -> None:
         """An answer came that nobody may be waiting for any more: no place in line is left behind for nothing."""
@@ -233,6 +236,11 @@ class QuorumClaim(Claim):
     # --- holding
 
     @property
+    def given_back(self) -> bool:
+        """Whether it was."""
+        return self._leaving is not None
+
+    @property
     def until(self) -> float:
         """Until when most of the votes are certain."""
         return certain((vote.until for vote in self._votes if vote.say is Say.YES), self.backend.needed)
@@ -250,15 +258,18 @@ class QuorumClaim(Claim):
         if len(fresh) < self.backend.needed:
             return None
         demand = any(vote.grant is not None and vote.grant.demand for vote in self._votes)
-        return Grant(0, 0, certain(fresh, self.backend.needed), demand)
+        until = certain(fresh, self.backend.needed)
+        self.promised = max(self.promised, until)
+        return Grant(0, 0, until, demand)
 
     def mend(self) -> None:
         """Ask again those whose vote we lack: who was down, or has lost its data, may be back."""
-        if self._leaving is not None:
+        if self.given_back:
             return
         for number, vote in enumerate(self._votes):
             if vote.say is not Say.YES and not vote.open and vote.member.open:
-                self._replace(number)
+                if vote.say is Say.LOST:
+                    self._replace(number)
                 self._votes[number].ask(wait=False)
 
     async def downgrade(self) -> Grant:

@@ -43,6 +43,7 @@ class Vote:
         "say",
         "task",
         "until",
+        "waited",
     )
 
     def __init__(self, member: Member, owner: QuorumClaim, bid: Bid) -> None:
@@ -54,6 +55,8 @@ class Vote:
         self.say = Say.NOTHING
         self.asked = False
         """Whether the server was."""
+        self.waited = False
+        """Whether it was asked for a place in line."""
         self.task: asyncio.Task[None] | None = None
         """The question that is under way."""
         self.grant: Grant | None = None
@@ -72,7 +75,7 @@ class Vote:
     @property
     def known(self) -> bool:
         """Whether the server may know of it; one that said no to a question without waiting keeps nothing."""
-        return self.asked and (self.open or self.say is not Say.NO)
+        return self.asked and (self.open or self.waited or self.say is not Say.NO)
 
     def ours(self, now: float) -> bool:
         """Whether it is certainly ours."""
@@ -80,7 +83,7 @@ class Vote:
 
     def ask(self, *, wait: bool) -> None:
         """Ask the server, in a task of the client."""
-        self.asked = True
+        self.asked, self.waited = True, self.waited or wait
         self.say = Say.NOTHING
         self.task = self.owner.backend.spawn(self._ask(wait=wait), "aiolock-quorum-ask")
 
