@@ -237,6 +237,9 @@ class Backend(ABC):
     name: str
     """How messages call it."""
 
+    address: str = ""
+    """Where it is, as people may see it: without a password."""
+
     capabilities: frozenset[str] = frozenset()
     """What this deployment promises, in the words of ``require=``; complete after ``open``."""
 

@@ -34,10 +34,13 @@ class Word(NamedTuple):
 
 def identity(url: str, namespace: str, kind: Kind, name: str) -> str:
     """Which lock it is, without telling the environment anything about the server."""
-    scheme, mark, rest = url.partition("://")
-    place = rest.rpartition("@")[2]
-    parts = (scheme.lower() + mark + place, namespace, kind.family.value, name)
+    parts = (" ".join(sorted(map(_place, url.split()))), namespace, kind.family.value, name)
     return hashlib.blake2b("\0".join(parts).encode(), digest_size=12).hexdigest()
+
+
+def _place(url: str) -> str:
+    scheme, mark, rest = url.partition("://")
+    return scheme.lower() + mark + rest.rpartition("@")[2]
 
 
 def add(held: str, word: Word) -> str:

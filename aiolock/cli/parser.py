@@ -58,7 +58,8 @@ def _common(parser: Parser, *, server: bool = True) -> None:
         group.add_argument(
             "--url",
             type=given,
-            help="the server, as redis://127.0.0.1:6379/0 (default: $AIOLOCK_URL, which also hides a password)",
+            help="the server, as redis://127.0.0.1:6379/0; several Redis servers as one, with spaces between them "
+            "(default: $AIOLOCK_URL, which also hides a password)",
         )
         group.add_argument(
             "--namespace",

@@ -96,6 +96,21 @@ THERE = {
         "make the server write to disk: appendonly yes, and appendfsync always where its machine may go down; let the "
         "account use INFO, or it is not known"
     ),
+    ("quorum", "fencing"): Otherwise(
+        "use one server, or ZooKeeper: several that know nothing of each other cannot"
+    ),
+    ("quorum", "fifo"): Otherwise(
+        "use one server, or ZooKeeper",
+        "whoever waits at a server that goes away lines up at the next one, in any order",
+    ),
+    ("quorum", "survives-restart"): Otherwise(
+        "make every server write to disk: appendonly yes, and appendfsync always where its machine may go down"
+    ),
+    ("quorum", "survives-failover"): Otherwise(
+        "make every server write to disk: appendonly yes, and appendfsync always where its machine may go down",
+        "a server that dies and comes back has forgotten whom it gave its vote: with that of a server that was away, the next "
+        "to ask may have a majority while the old holder still believes in it",
+    ),
     ("zookeeper", "fifo"): Otherwise("leave out recipe=simple"),
     ("zookeeper", "survives-failover"): Otherwise(
         "run an ensemble of three servers or more; name them all in the address if clients may not read "

@@ -35,7 +35,7 @@ async def run(options: argparse.Namespace, output: Output) -> int:
     kill_after = default_kill_after(options.ttl)
     if options.kill_after is not None:
         kill_after = check_kill_after(options.kill_after, options.ttl)
-    if settings.url(options).lower().startswith("memory:"):
+    if any(address.lower().startswith("memory:") for address in settings.url(options).split()):
         raise ConfigError(
             "memory:// is inside one process and keeps nobody else out: say which server with --url"
         )

@@ -15,7 +15,7 @@ __all__ = ["connect", "label", "namespace", "place", "url"]
 
 
 def url(options: argparse.Namespace, default: str | None = None) -> str:
-    """The address of the server: ``--url``, else ``AIOLOCK_URL``."""
+    """The address of the server: ``--url``, else ``AIOLOCK_URL``. Several that are one, with spaces between them."""
     given: str | None = options.url or os.environ.get("AIOLOCK_URL") or default
     if given is None:
         raise ConfigError(
@@ -33,7 +33,9 @@ def namespace(options: argparse.Namespace) -> str:
 
 def connect(options: argparse.Namespace, **more: Any) -> aiolock.Client:
     """A client as the options say, not yet open; ``more`` goes to :func:`aiolock.connect`."""
-    return aiolock.connect(url(options), **{"namespace": namespace(options), "label": label(options), **more})
+    addresses = url(options).split()
+    where = addresses if len(addresses) > 1 else url(options)
+    return aiolock.connect(where, **{"namespace": namespace(options), "label": label(options), **more})
 
 
 def label(options: argparse.Namespace) -> str:
@@ -44,4 +46,4 @@ def label(options: argparse.Namespace) -> str:
 
 def place(options: argparse.Namespace) -> str:
     """The address of the server as it may be shown."""
-    return redact(url(options))
+    return " ".join(map(redact, url(options).split()))

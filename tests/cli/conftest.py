@@ -231,7 +231,9 @@ class Shell:
         """The mutex of that name, asked for without a program, which would take half a second to start."""
 
         async def look() -> aiolock.LockInfo:
-            async with aiolock.connect(self.environment["AIOLOCK_URL"], namespace=self.namespace) as client:
+            first, *others = self.environment["AIOLOCK_URL"].split()
+            where = [first, *others] if others else first
+            async with aiolock.connect(where, namespace=self.namespace) as client:
                 return await client.lock(name).inspect()
 
         return asyncio.run(look())

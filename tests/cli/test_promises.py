@@ -7,6 +7,8 @@ import pytest
 from aiolock.backends.memory import MemoryBackend
 from aiolock.backends.mysql.backend import MySQLBackend
 from aiolock.backends.mysql.probe import promises as of_mysql
+from aiolock.backends.quorum import QuorumBackend
+from aiolock.backends.quorum.rules import promised
 from aiolock.backends.redis.backend import RedisBackend
 from aiolock.backends.redis.capabilities import judge
 from aiolock.backends.zookeeper.backend import ZooKeeperBackend
@@ -17,6 +19,8 @@ DEPLOYMENTS = [
     (MemoryBackend.name, MemoryBackend.capabilities),
     *((RedisBackend.name, judge(info, pushed=pushed).capabilities) for pushed in (True, False)
       for info in ({}, {"maxmemory_policy": "allkeys-lru"}, {"maxmemory_policy": "noeviction", "aof_enabled": "1"})),
+    *((QuorumBackend.name, promised([judge({"maxmemory_policy": policy, "aof_enabled": aof}, pushed=True).capabilities] * 3))
+      for policy in ("allkeys-lru", "noeviction") for aof in ("0", "1")),
     *((ZooKeeperBackend.name, of_zookeeper(None, named, simple=simple)) for named in (1, 3) for simple in (True, False)),
     *((MySQLBackend.name, of_mysql({"version": version, "innodb_flush_log_at_trx_commit": flush}, mode))
       for version in ("8.4.0", "10.11.19-MariaDB") for flush in ("1", "2") for mode in ("lease", "session", "row")),
@@ -29,6 +33,9 @@ SETTINGS = {
 }
 """What only one server has."""
 
+MADE_OF = {"quorum": "redis"}
+"""What has no settings of its own."""
+
 
 @pytest.mark.parametrize(("server", "capabilities"), DEPLOYMENTS)
 def test_advice_is_about_the_server_that_it_is_given_for(server, capabilities):
@@ -37,13 +44,13 @@ def test_advice_is_about_the_server_that_it_is_given_for(server, capabilities):
     for sentence in told:
         assert sentence.advice
         for other, settings in SETTINGS.items():
-            if other != server.lower():
+            if other != MADE_OF.get(server, server.lower()):
                 assert not any(setting in sentence.advice for setting in settings), sentence
 
 
 def test_only_redis_can_evict():
     for server, capabilities in DEPLOYMENTS:
-        assert server == "Redis" or "no-eviction" in capabilities
+        assert server in {"Redis", "quorum"} or "no-eviction" in capabilities
 
 
 def test_what_is_said_about_one_server_is_about_one_that_there_is():

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiolock.backends.quorum.rules import certain, combined, majority, rotation
+from aiolock.backends.quorum.rules import certain, combined, majority, promised, rotation
 from aiolock.contract import Holder, LockInfo, Waiting
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -51,6 +51,18 @@ def holder(label="a", token=1, remaining=10.0, age=0.0, mode="mutex"):
 
 def info(*holders, waiters=()):
     return LockInfo("x", tuple(holders), tuple(Waiting(label) for label in waiters))
+
+
+def test_what_all_promise_is_promised_but_for_what_none_can_promise_for_the_others():
+    one = frozenset({"exclusion", "fencing", "fifo", "keep", "push"})
+    assert promised([one] * 3) == {"exclusion", "keep", "push"}
+    assert promised([one, one - {"push"}, one]) == {"exclusion", "keep"}
+
+
+def test_a_server_may_fail_over_to_the_others_if_it_remembers_its_votes_when_it_is_back():
+    writes = frozenset({"exclusion", "survives-restart"})
+    assert promised([writes] * 3) == {"exclusion", "survives-restart", "survives-failover"}
+    assert promised([writes, writes, writes - {"survives-restart"}]) == {"exclusion"}
 
 
 def test_a_holder_is_inside_at_most_servers():

@@ -77,6 +77,7 @@ class MemoryBackend(Backend):
         if server is not None and not isinstance(server, MemoryServer):
             raise ConfigError(f"server must be a MemoryServer, not {shorten(server)}")
         self._server = server or shared(parts.netloc)
+        self.address = f"memory://{parts.netloc}"
         if transport is not None and not callable(transport):
             raise ConfigError(f"transport must be a coroutine function, not {shorten(transport)}")
         self._transport = transport

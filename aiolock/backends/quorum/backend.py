@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from aiolock.backends.quorum.claim import QuorumClaim
 from aiolock.backends.quorum.member import Member
-from aiolock.backends.quorum.rules import combined, majority, rotation
+from aiolock.backends.quorum.rules import combined, majority, promised, rotation
 from aiolock.backends.quorum.vote import Say, Vote
 from aiolock.contract import (
     Backend,
@@ -34,6 +34,7 @@ from aiolock.errors import (
     UnsupportedKind,
     shorten,
 )
+from aiolock.info import Level
 from aiolock.notices import Notices
 
 __all__ = ["QuorumBackend"]
@@ -44,9 +45,6 @@ T = TypeVar("T")
 
 FEWEST = 3
 """With two servers, each of them would be able to stop everything."""
-NOT_KEPT = frozenset({"fencing", "fifo"})
-"""What each server may promise and all of them together cannot: a majority that has not seen the last token gives out
-one of its own clocks', and the line is at another server while the first is away."""
 
 
 class QuorumBackend(Backend):
@@ -101,8 +99,7 @@ class QuorumBackend(Backend):
         there = [member for member in self._members if member.open]
         if len(there) < self.needed:
             raise self.failure([member.failure for member in self._members if member.failure is not None])
-        promises = [member.backend.capabilities for member in there]
-        self.capabilities = frozenset.intersection(*promises) - NOT_KEPT
+        self.capabilities = promised([member.backend.capabilities for member in there])
         for member in self._members:
             if member.open:
                 self._opened(member)
@@ -339,11 +336,23 @@ class QuorumBackend(Backend):
         )
 
     async def diagnose(self) -> list[Finding]:
-        """What each of them says of itself."""
-        findings = []
-        for member in self._members:
-            findings += [
-                replace(finding, text=f"{member!r}: {finding.text}")
-                for finding in await member.backend.diagnose()
-            ]
-        return findings
+        """What each of them says of itself, and which are away."""
+        asked = [self.spawn(_findings(member), "aiolock-quorum-look") for member in self._members]
+        try:
+            await asyncio.wait(asked)
+        finally:
+            for one in asked:
+                one.cancel()
+        return [finding for one in asked for finding in one.result()]
+
+
+async def _findings(member: Member) -> list[Finding]:
+    try:
+        found = await member.backend.diagnose()
+    except BackendError as error:
+        found = [
+            Finding(
+                Level.ERROR, "connection", f"{error}", "bring it back: the others can lose fewer until then"
+            )
+        ]
+    return [replace(finding, subject=f"{member!r} {finding.subject}") for finding in found]

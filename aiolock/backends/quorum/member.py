@@ -29,7 +29,7 @@ class Member:
         """Why it could not."""
 
     def __repr__(self) -> str:
-        return f"{self.backend!r}"
+        return self.backend.address or repr(self.backend)
 
     def check(self) -> None:
         """Raise :class:`BackendUnavailable` if it was never reached."""

@@ -9,7 +9,11 @@ from zlib import crc32
 
 from aiolock.contract import Holder, LockInfo
 
-__all__ = ["certain", "combined", "majority", "rotation"]
+__all__ = ["certain", "combined", "majority", "promised", "rotation"]
+
+NOT_KEPT = frozenset({"fencing", "fifo"})
+"""What each server may promise and all of them together cannot: a majority that has not seen the last token gives out
+one by its own clock, and the line is at another server while the first is away."""
 
 
 def majority(servers: int) -> int:
@@ -26,6 +30,13 @@ def certain(untils: Iterable[float], needed: int) -> float:
 def rotation(name: str, servers: int) -> int:
     """At which server the line of waiters for a lock is: the same for every client, and spread over the servers."""
     return crc32(name.encode()) % servers
+
+
+def promised(capabilities: Sequence[frozenset[str]]) -> frozenset[str]:
+    """What several servers promise together, given what each of them does."""
+    together = frozenset.intersection(*capabilities) - NOT_KEPT
+    # Without that, one that has died and comes back has forgotten whom it gave its vote.
+    return together | {"survives-failover"} if "survives-restart" in together else together
 
 
 def combined(infos: Sequence[LockInfo], needed: int) -> LockInfo:
