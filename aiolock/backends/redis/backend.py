@@ -84,6 +84,7 @@ class RedisBackend(Backend):
 
     def __init__(self, url: str | None = None, *, client: Any = None, **options: Any) -> None:
         self._endpoint = Endpoint.of(client) if client is not None else Endpoint(url, **options)
+        self.address = str(self._endpoint)
         self._process = secrets.token_hex(16)
         self._count = 0
         self._floor = 0
