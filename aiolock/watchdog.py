@@ -308,24 +308,24 @@ class Watchdog:
         except Exception as error:  # noqa: BLE001 - whatever a backend raises must not end the watching
             answers = [error] * len(terms)
         now = self._clock()
+        failed: dict[str, list[Term]] = {}
         for term, answer in zip(terms, answers, strict=True):
             if term.over:
                 continue
             if isinstance(answer, str):
                 self.lose(term, answer)
             elif isinstance(answer, Exception):
-                self.failures += 1
-                name = term.claim.bid.name
-                log.warning(
-                    "renewal of %s failed: %s",
-                    shorten(name),
-                    answer,
-                    extra={"lock": name, "ttl": term.ttl, "left": term.until - now},
-                )
-                pause = term.patience(term.ttl / 10, now)
-                self._await_answer(term, now + pause * self._random.uniform(0.5, 1.0))
+                failed.setdefault(str(answer), []).append(term)
             else:
                 self._learn(term, answer, now)
+        if failed:
+            # The same for all: what failed together is asked together again.
+            share = self._random.uniform(0.5, 1.0)
+            for why, those in failed.items():
+                self.failures += len(those)
+                _warn(why, those, now)
+                for term in those:
+                    self._await_answer(term, now + term.patience(term.ttl / 10, now) * share)
 
     def _learn(self, term: Term, grant: Grant, now: float) -> None:
         claim = term.claim
@@ -366,3 +366,16 @@ class Watchdog:
             self.discard(term)
             self.losses += 1
             term.keeper.term_lost(term, reason)
+
+
+def _warn(why: str, terms: Sequence[Term], now: float) -> None:
+    """One line, however many there are: the term that ends first stands for all."""
+    first = min(terms, key=lambda term: term.until)
+    name, others = first.claim.bid.name, len(terms) - 1
+    log.warning(
+        "renewal of %s%s failed: %s",
+        shorten(name),
+        f" and {others} more" if others else "",
+        why,
+        extra={"lock": name, "ttl": first.ttl, "left": first.until - now, "locks": len(terms)},
+    )

@@ -84,3 +84,4 @@ async def test_a_renewal_that_failed_is_a_warning_with_fields(caplog):
         (logging.WARNING, "order:42", 0.3)
     }
     assert all(record.left <= 0.3 for record in records)
+    assert {record.locks for record in records} == {1}

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Sequence
+import logging
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from itertools import pairwise
 from random import Random
 from typing import Any, Self
@@ -127,6 +128,20 @@ def staged(test: Callable[[Stage], Coroutine[Any, Any, None]]) -> Callable[[], N
     return run
 
 
+@contextlib.contextmanager
+def said(name: str) -> Iterator[list[Any]]:
+    """What a logger says meanwhile."""
+    records: list[Any] = []
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign]
+    logger = logging.getLogger(name)
+    logger.addHandler(handler)
+    try:
+        yield records
+    finally:
+        logger.removeHandler(handler)
+
+
 # --- the watchdog alone
 
 
@@ -179,6 +194,20 @@ async def test_an_error_is_followed_by_another_try_soon(stage):
     assert gaps
     assert max(gaps) <= TTL / 10 + SOON
     assert min(gaps) >= TTL / 100 - SOON
+
+
+@staged
+async def test_an_outage_says_one_line_a_round_however_many_leases_there_are(stage):
+    stage.answer = lambda claim: BackendUnavailable("not now")
+    for _ in range(1_000):
+        stage.hold()
+    with said("aiolock.renew") as records:
+        await asyncio.sleep(TTL)
+    assert len(stage.lost) == 1_000
+    assert {count for _, count in stage.asked} == {1_000}
+    assert [record.locks for record in records] == [1_000] * len(stage.asked)
+    assert {record.getMessage() for record in records} == {"renewal of 'x' and 999 more failed: not now"}
+    assert stage.watchdog.failures == 1_000 * len(records)
 
 
 @staged
