@@ -32,6 +32,8 @@ SCHEMES = {
     "memory": _Entry("aiolock.backends.memory:MemoryBackend", independent=True),
     "redis": _REDIS,
     "rediss": _REDIS,
+    "redis+sentinel": _REDIS._replace(independent=False, hosts=True),
+    "rediss+sentinel": _REDIS._replace(independent=False, hosts=True),
     "redis+unix": _REDIS,
     "unix": _REDIS,
     "mysql": _MYSQL,

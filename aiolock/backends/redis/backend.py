@@ -25,8 +25,12 @@ from aiolock.backends.redis.many import RENEW as RENEW_MANY
 from aiolock.backends.redis.many_claim import ManyClaim
 from aiolock.backends.redis.pairing import Pairing
 from aiolock.backends.redis.pubsub import Subscriber
+from aiolock.backends.redis.recent import Recent
 from aiolock.backends.redis.replies import NotSent
 from aiolock.backends.redis.scripts import source
+from aiolock.backends.redis.sentinel import SCHEMES as SENTINELS
+from aiolock.backends.redis.sentinel import Place, Sentinels
+from aiolock.backends.redis.switching import Switching
 from aiolock.backends.redis.wakeups import Wakeups
 from aiolock.contract import (
     Backend,
@@ -74,7 +78,8 @@ GRACE = 0.05
 class RedisBackend(Backend):
     """One Redis or Valkey server, version 6.2 or later.
 
-    :param url: ``redis://[user:password@]host:6379/0``, ``rediss://…`` (TLS), ``unix:///path/to.sock?db=0``.
+    :param url: ``redis://[user:password@]host:6379/0``, ``rediss://…`` (TLS), ``unix:///path/to.sock?db=0``; or
+        ``redis+sentinel://host:26379,host:26379/service/0``, for the primary that :class:`Sentinels` name.
     :param client: an application's own ``redis.asyncio.Redis`` instead: its connections are made the same way, with
         the same credentials, but are our own.
     :param options: those of a connection; :class:`Endpoint` lists them.
@@ -83,7 +88,7 @@ class RedisBackend(Backend):
     name = "Redis"
 
     def __init__(self, url: str | None = None, *, client: Any = None, **options: Any) -> None:
-        self._endpoint = Endpoint.of(client) if client is not None else Endpoint(url, **options)
+        self._endpoint = Endpoint.of(client) if client is not None else _endpoint(url, options)
         self.address = str(self._endpoint)
         self._process = secrets.token_hex(16)
         self._count = 0
@@ -93,6 +98,7 @@ class RedisBackend(Backend):
         self._notices = Notices()
         self._connection: Connection | None = None
         self._subscriber: Subscriber | None = None
+        self._switching: Switching | None = None
         self.claims: dict[int, RedisClaim] = {}
         """By their numbers: those that the server may know."""
         self.wakeups: Wakeups
@@ -109,6 +115,7 @@ class RedisBackend(Backend):
         self._channels = f"{settings.namespace}:1:to:"
         self.clock = settings.clock
         self.wakeups = Wakeups(self._beat, clock=settings.clock, random=Random())
+        self.recent = Recent(settings.clock) if self._endpoint.moves else None
         self._forms = Forms(self._prefix, self._process)
         self._many = Many(self)
         self._documents = Documents(self)
@@ -152,6 +159,14 @@ class RedisBackend(Backend):
             on_up=self._subscribed,
             on_down=self._unsubscribed,
         )
+        if isinstance(self._endpoint, Sentinels):
+            self._switching = Switching(
+                self._endpoint,
+                clock=settings.clock,
+                command_timeout=settings.command_timeout,
+                switched=self._switched,
+            )
+            self._switching.open()
         # Who may not publish is most likely not heard from by others of the same account, either.
         if publishes:
             await subscriber.open()
@@ -166,12 +181,21 @@ class RedisBackend(Backend):
         """Close both connections."""
         self.wakeups.close()
         self._many.wakeups.close()
-        for part in (self._subscriber, self._connection):
+        for part in (self._switching, self._subscriber, self._connection):
             if part is not None:
                 await part.aclose()
-        self._subscriber = self._connection = None
+        self._switching = self._subscriber = self._connection = None
         self._documents.look()
         self.claims.clear()
+
+    def _switched(self, place: Place) -> None:
+        for link in (self._connection, self._subscriber):
+            if (
+                link is not None
+                and isinstance(self._endpoint, Sentinels)
+                and self._endpoint.places.get(link) != place
+            ):
+                link.leave()
 
     def _link(self) -> Connection:
         assert self._connection is not None  # noqa: S101 - the client lets nobody in before open and after aclose
@@ -180,6 +204,9 @@ class RedisBackend(Backend):
     def _up(self) -> None:
         # Whatever happened in between, the server may be another one, or have lost what it knew.
         self._pairing.forget()
+        if self.recent is not None:
+            for claim in self.recent.take():
+                claim.leave_again()
         self._notices.put(Notice(News.DOUBT))
         self._look_at_everything()
 
@@ -236,11 +263,15 @@ class RedisBackend(Backend):
 
     def release(self, claim: RedisClaim) -> asyncio.Future[Any]:
         """Give up a hold that is certainly ours, or certainly gone."""
+        if self.recent is not None:
+            self.recent.add(claim)
         form = self._forms.form(claim.bid, self.wakeups.terms)
         return self._connection.issue(form.release % (claim.number, self._floor))  # type: ignore[union-attr] # it is open
 
     def leave(self, claim: RedisClaim, *, bury: bool, keep: float) -> asyncio.Future[Any]:
         """Give up whatever there is."""
+        if self.recent is not None and not keep:
+            self.recent.add(claim)
         return self._link().script(
             LEAVE, (claim.key,), (claim.request, self._floor, int(bury), round(keep * 1000))
         )
@@ -421,7 +452,10 @@ class RedisBackend(Backend):
 
     async def diagnose(self) -> list[Finding]:
         """Over connections of its own, so that it is right also where opening fails."""
-        return await examine(self._endpoint, PROBE, self.settings)
+        found = await examine(self._endpoint, PROBE, self.settings)
+        if isinstance(self._endpoint, Sentinels):
+            found += await self._endpoint.look(self.settings.command_timeout)
+        return found
 
     # --- what locks with many holders and documents are made of
 
@@ -452,6 +486,12 @@ class RedisBackend(Backend):
     def floor(self) -> int:
         """The highest token that this client has seen."""
         return self._floor
+
+
+def _endpoint(url: str | None, options: dict[str, Any]) -> Endpoint:
+    if isinstance(url, str) and url.partition("://")[0].lower() in SENTINELS:
+        return Sentinels(url, **options)
+    return Endpoint(url, **options)
 
 
 def _text(value: bytes) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from aiolock.contract import Bid, Claim, Grant
 from aiolock.delivery import Waking, wake_soon
-from aiolock.errors import BackendError, BackendRefused
+from aiolock.errors import BackendError, BackendRefused, BackendUnavailable
 
 if TYPE_CHECKING:
     from aiolock.backends.redis.backend import RedisBackend
@@ -176,6 +176,10 @@ class RedisClaim(Claim):
         """What :meth:`attempt` would find."""
         return None if self._ear is None else self._ear.take()
 
+    def leave_again(self) -> None:
+        """Another server may not have heard of the release; nobody waits for this."""
+        self._backend.leave(self, bury=False, keep=0)
+
     async def release(self, keep: float = 0) -> None:
         """Give up the hold, the place, or what may still arrive, whichever there is."""
         backend, stage = self._backend, self._stage
@@ -183,8 +187,9 @@ class RedisClaim(Claim):
             self._ear.call = None
         if stage is OVER or stage is NEW:
             return
-        served = -2
+        served, sent = -2, None
         if stage is HELD and not self._doubts and not keep:
+            sent = backend.clock()
             served = await backend.release(self)
             if not served:
                 # Nobody was waiting.
@@ -196,10 +201,22 @@ class RedisClaim(Claim):
             if self._stage is PLACED:
                 backend.wakeups.remove(self)
             self._stage = LEAVING
-            served = await backend.leave(self, bury=self._doubts > 0, keep=keep)
+            leaving = backend.leave(self, bury=self._doubts > 0, keep=keep)
+            served = await (leaving if sent is None else self._in_time(leaving, sent))
         if served:
             backend.served(self.key, served)
         self._forget(OVER)
+
+    async def _in_time(self, answer: asyncio.Future[int], since: float) -> int:
+        """The answer to the second step of a call, which has no more time than a call of one step.
+
+        Raises :class:`BackendUnavailable` when that is over. Cancelling it does not take the step back.
+        """
+        limit, now = self._backend.settings.command_timeout, self._backend.clock()
+        await asyncio.wait((answer,), timeout=max(0.0, since + limit - now))
+        if not answer.done():
+            raise BackendUnavailable(f"the server did not answer within {limit:g} s")
+        return answer.result()
 
     def _forget(self, stage: Stage) -> None:
         self._stage = stage

@@ -60,6 +60,9 @@ class Endpoint:
 
     __slots__ = ("_greeting", "_kind", "_kwargs", "_secret", "address", "local", "tls")
 
+    moves = False
+    """Whether the server may be another one, which does not know all that this one knew, whenever we connect."""
+
     def __init__(self, url: str | None, **options: Any) -> None:
         if not isinstance(url, str):
             raise ConfigError(
@@ -154,15 +157,19 @@ class Endpoint:
         driver = self._kind(**self._kwargs, retry=Retry(NoBackoff(), 0), redis_connect_func=greet)  # type: ignore[arg-type]  # parameters of its protocols have other names
         try:
             await driver.connect()  # type: ignore[no-untyped-call]
-            await driver.send_command("PING")
-            # A user who may not do it is answered as well, which is all that was asked.
-            with contextlib.suppress(NoPermissionError):
-                await driver.read_response()
+            await self._look(driver)
         finally:
             driver._reader = driver._writer = None  # noqa: SLF001 - else it warns about what it no longer owns
         # Else the writer would close the transport when it is collected; in a forked child that would speak to the
         # server in its parent's name.
         writers[0].__class__ = _Silent
+
+    async def _look(self, driver: AbstractConnection) -> None:
+        """See that the server answers."""
+        await driver.send_command("PING")
+        # A user who may not do it is answered as well, which is all that was asked.
+        with contextlib.suppress(NoPermissionError):
+            await driver.read_response()
 
     def _translated(self, error: Exception) -> BackendError:
         found = from_driver(error, tls=self.tls, local=self.local)

@@ -76,6 +76,7 @@ class Link(asyncio.Protocol, ABC):
     """
 
     __slots__ = (
+        "__weakref__",
         "_clock",
         "_due",
         "_endpoint",
@@ -294,6 +295,10 @@ class Link(asyncio.Protocol, ABC):
         self._gone(error)
         if was is State.READY and self._on_down is not None:
             self._on_down()
+
+    def leave(self) -> None:
+        """Connect anew: another server has taken over."""
+        self._lost(BackendUnavailable(f"{self._endpoint}: another server has taken over"))
 
     def _become(self, state: State) -> None:
         if state is not self.state:

@@ -66,6 +66,7 @@ class Many:
 
     def __init__(self, backend: RedisBackend) -> None:
         self._backend = backend
+        self.settings = backend.settings
         self.clock = backend.settings.clock
         self.claims = backend.claims
         self.wakeups = Wakeups(self._beat, clock=self.clock, random=Random())
@@ -90,10 +91,14 @@ class Many:
 
     def release(self, claim: RedisClaim) -> asyncio.Future[Any]:
         """Give up a hold that is certainly ours, or certainly gone."""
+        if self._backend.recent is not None:
+            self._backend.recent.add(claim)
         return self._backend.send(RELEASE, (claim.key,), (claim.request, self._backend.floor))
 
     def leave(self, claim: RedisClaim, *, bury: bool, keep: float) -> asyncio.Future[Any]:
         """Give up whatever there is."""
+        if self._backend.recent is not None and not keep:
+            self._backend.recent.add(claim)
         words = claim.request, self._backend.floor, int(bury), round(keep * 1000)
         return self._backend.send(LEAVE, (claim.key,), words)
 
