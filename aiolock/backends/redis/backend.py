@@ -25,6 +25,7 @@ from aiolock.backends.redis.many import RENEW as RENEW_MANY
 from aiolock.backends.redis.many_claim import ManyClaim
 from aiolock.backends.redis.pairing import Pairing
 from aiolock.backends.redis.pubsub import Subscriber
+from aiolock.backends.redis.pushes import GONE, Pushes
 from aiolock.backends.redis.recent import Recent
 from aiolock.backends.redis.replies import NotSent
 from aiolock.backends.redis.scripts import source
@@ -49,7 +50,7 @@ from aiolock.contract import (
     Waiting,
     certain_until,
 )
-from aiolock.errors import BackendError, BackendUnavailable, LossReason
+from aiolock.errors import BackendError, BackendUnavailable
 from aiolock.names import escape
 from aiolock.notices import Notices
 
@@ -64,9 +65,6 @@ SCRIPTS = (ENTER, RELEASE, LEAVE, RENEW, BEAT, FORCE, LOOK, ASK)
 PROBE = Script(source("probe"))
 
 MUTEX = Mode.MUTEX
-
-GONE: dict[int, LossReason] = {0: "revoked", -1: "force-released"}
-"""What ``renew`` says of a hold that is not ours any more."""
 
 RENEWED = 100
 """How many holds one call renews: what a round of renewals asks of the server is spread over several calls."""
@@ -119,6 +117,7 @@ class RedisBackend(Backend):
         self._forms = Forms(self._prefix, self._process)
         self._many = Many(self)
         self._documents = Documents(self)
+        self._pushes = Pushes(self, self._notices, self._pairing, self._documents)
 
     async def open(self) -> None:
         """Connect both connections, and find out what the server can do."""
@@ -155,7 +154,7 @@ class RedisBackend(Backend):
             channel,
             clock=settings.clock,
             command_timeout=settings.command_timeout,
-            on_message=self._heard,
+            on_message=self._pushes.heard,
             on_up=self._subscribed,
             on_down=self._unsubscribed,
         )
@@ -292,7 +291,7 @@ class RedisBackend(Backend):
             kind[start : start + RENEWED] for kind in (mine, many) for start in range(0, len(kind), RENEWED)
         ]
         sent = self.settings.clock()
-        replies = [self._renewal(batch) for batch in batches]
+        replies = [self.renewal(batch) for batch in batches]
         answers: list[Renewal] = []
         for batch, reply in zip(batches, replies, strict=True):
             try:
@@ -312,16 +311,9 @@ class RedisBackend(Backend):
             return [found[claim] for claim in claims]
         return answers
 
-    def _renewal(self, batch: Sequence[RedisClaim]) -> asyncio.Future[Any]:
-        arguments: list[str | int] = []
-        for claim in batch:
-            arguments += (claim.request, claim.ttl_ms)
-        script = RENEW_MANY if isinstance(batch[0], ManyClaim) else RENEW
-        return self._link().script(script, [claim.key for claim in batch], arguments)
-
     def _told(self, answer: list[Any]) -> int:
         """What a renewal says of a hold that was asked to let go."""
-        self._heard(b"a " + answer[1])
+        self._pushes.heard(b"a " + answer[1])
         return int(answer[0])
 
     async def notice(self) -> Notice:
@@ -344,65 +336,18 @@ class RedisBackend(Backend):
         """Whether a request certainly did not reach the server."""
         return isinstance(error, NotSent)
 
-    # --- what is pushed
+    # --- what is sent for those who wait, and what comes
 
     def _beat(self, keys: Sequence[str], counts: Sequence[int], life: int) -> asyncio.Future[Any]:
         return self._link().script(BEAT, keys, (self._process, life, self._hears, self._floor, *counts))
 
-    def _heard(self, payload: bytes) -> None:
-        what, _, rest = payload.decode("utf-8", "replace").partition(" ")
-        request, *numbers = rest.split(" ")
-        claim = self._named(request)
-        if what == "g" and len(numbers) == 5:
-            self._pushed(claim, *(int(number) for number in numbers))
-        elif what == "d" and claim is not None and claim.demanded_at is None:
-            claim.demanded_at = self.settings.clock()
-        elif what == "f" and claim is not None:
-            self._notices.put(Notice(News.LOST, claim, "force-released"))
-        elif what == "a" and claim is not None and claim.taken:
-            # As long as nobody works under it, there is nobody to tell: the next renewal says it again.
-            self._asked(claim, *rest.split(" ", 2)[1:])
-        elif what == "c":
-            self._documents.heard(rest)
-
-    def _named(self, request: str) -> RedisClaim | None:
-        """The claim that the server calls so; anybody may write into our channel."""
-        process, _, number = request.partition(":")
-        try:
-            return self.claims.get(int(number, 16)) if process == self._process else None
-        except ValueError:
-            return None
-
-    def _asked(self, claim: RedisClaim, stamp: str, reason: str) -> None:
-        if (when := int(stamp)) > claim.asked:
-            claim.asked = when
-            self._notices.put(Notice(News.REQUESTED, claim, text=reason))
-
-    def _pushed(
-        self, claim: RedisClaim | None, token: int, count: int, server: int, milliseconds: int, waiting: int
-    ) -> None:
-        if claim is None or not claim.waiting:
-            # Whoever asked has left; its own leaving may have come before the grant.
-            return
-        now = self.settings.clock()
-        age = self._pairing.age(server / 1_000_000, now)
-        seconds = milliseconds / 1000
-        if age is None or not age.credible(seconds):
-            # Too old or of unknown age: asking again finds the grant, and is its confirmation.
-            claim.wake()
-            return
-        # The confirmation is on the wire before the waiter runs, so even a block that never awaits has sent it.
-        confirmation = self._renewal([claim])
-        confirmation.add_done_callback(lambda reply: self._confirmed(claim, reply))
-        until = certain_until(now - age.most, seconds)
-        claim.push(token, count, until, demand=waiting != 0)
-
-    def _confirmed(self, claim: RedisClaim, reply: asyncio.Future[Any]) -> None:
-        if reply.cancelled() or reply.exception() is not None:
-            return
-        state = reply.result()[1]
-        if type(state) is not list and state <= 0:
-            self._notices.put(Notice(News.LOST, claim, GONE[state]))
+    def renewal(self, batch: Sequence[RedisClaim]) -> asyncio.Future[Any]:
+        """Ask for a full ttl for claims of one kind, in one call."""
+        arguments: list[str | int] = []
+        for claim in batch:
+            arguments += (claim.request, claim.ttl_ms)
+        script = RENEW_MANY if isinstance(batch[0], ManyClaim) else RENEW
+        return self._link().script(script, [claim.key for claim in batch], arguments)
 
     # --- what people ask
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from aiolock.backends.redis.claim import RedisClaim
 from aiolock.backends.redis.many import Many, OtherLimit
+from aiolock.backends.redis.pushes import GONE
 from aiolock.contract import READ, Bid, Grant
-from aiolock.errors import ConfigError, LockLost, LossReason, shorten
+from aiolock.errors import ConfigError, LockLost, shorten
 
 __all__ = ["ManyClaim"]
-
-GONE: Mapping[int, LossReason] = {0: "revoked", -1: "force-released"}
 
 
 class ManyClaim(RedisClaim):
