@@ -25,6 +25,13 @@ T = TypeVar("T")
 _RETRYABLE = {1020, 1205, 1213, 3058, 3572}
 """Somebody else was faster, as the server says it: changed row, lock wait timeout, deadlock, lock not available."""
 
+_NO_ROOM = {1264, 1406}
+"""A value is too large for its column, in strict mode."""
+_REFUSED = "(SELECT 1 UNION ALL SELECT 2)"
+"""What no server can take for one value, in any mode: a statement that comes to it changes nothing."""
+_TWO_VALUES = 1242
+_SIMULTANEOUS = 4140
+
 _TABLE = re.compile(r"[A-Za-z0-9_]{1,48}")
 
 _IDENTIFIER = re.compile(r"[A-Za-z0-9_$]{1,64}")
@@ -104,21 +111,24 @@ async def compare_and_set(
     :param key: the columns and values that name the row, as ``{"id": 42}``.
     :param version: what ``column`` said when the row was read.
     :param values: the columns to set, and to what.
-    :param column: the integer column that counts changes.
+    :param column: the integer column that counts changes; ``BIGINT`` never has an end.
 
     Returns whether the row was changed. Raises :class:`ConfigError` for names and values that cannot be meant, before
-    anything is sent. In a transaction of REPEATABLE READ a row that somebody else has changed must be
-    read again in a new transaction. Cancelling it leaves open whether the server heard it.
+    anything is sent, and if the next version has no room in ``column``: then nothing is changed. In a transaction of
+    REPEATABLE READ a row that somebody else has changed must be read again in a new transaction; MariaDB with
+    ``innodb_snapshot_isolation`` (on from 11.6.2) says so with error 1020 instead of ``False``, and rolls the transaction
+    back. :func:`retry_on_conflict` takes that for a conflict. Cancelling it leaves open whether the server heard it.
     """
     if type(version) is not int:
         raise ConfigError(f"version must be the whole number that was read, not {shorten(version)}")
     _check_values(values, column, "compare_and_set() counts it up by one")
     sets = [f"{_quoted(name)} = %s" for name in values]
     where = [*_where(key), f"{_quoted(column)} = %s"]
-    sets.append(f"{_quoted(column)} = {_quoted(column)} + 1")
+    sets += [f"{_quoted(column)} = {_quoted(column)} + 1", _whole(column)]
     statement = f"UPDATE {_table(table)} SET {', '.join(sets)} WHERE {' AND '.join(where)}"  # noqa: S608 - names are checked
+    words = (*values.values(), version + 1, *key.values(), version)
     async with connection.cursor() as cursor:
-        changed = await cursor.execute(statement, (*values.values(), *key.values(), version))
+        changed = await _changed(cursor, statement, words, column, f"the version {version + 1}")
     return bool(changed)
 
 
@@ -137,17 +147,20 @@ async def fenced_update(
     :param column: a ``BIGINT UNSIGNED NOT NULL DEFAULT 0`` column that remembers the highest token that wrote.
 
     The check and the write are one statement. Returns whether the write was accepted; ``False`` also if there is no such
-    row. The other parameters, and cancelling, are as for :func:`compare_and_set`.
+    row. Raises :class:`ConfigError` as :func:`compare_and_set` does; also if ``column`` is too small for the token, or not
+    exact, because it would then let in whom it should shut out: nothing is changed. The other parameters, transactions of
+    REPEATABLE READ, and cancelling, are as there.
     """
     if type(token) is not int:
         raise ConfigError(f"token must be the token of a lease, not {shorten(token)}")
     fence = _quoted(column)
     _check_values(values, column, "fenced_update() writes the token to it")
-    sets = [*(f"{_quoted(name)} = %s" for name in values), f"{fence} = %s"]
+    sets = [*(f"{_quoted(name)} = %s" for name in values), f"{fence} = %s", _whole(column)]
     where = " AND ".join(_where(key))
     statement = f"UPDATE {_table(table)} SET {', '.join(sets)} WHERE {where} AND {fence} <= %s"  # noqa: S608 - names are checked
     async with connection.cursor() as cursor:
-        if await cursor.execute(statement, (*values.values(), token, *key.values(), token)):
+        words = (*values.values(), token, token, *key.values(), token)
+        if await _changed(cursor, statement, words, column, "tokens"):
             return True
         # The server counts rows that it changed: a write that says again what is there was accepted as well. A plain
         # SELECT would answer from the snapshot of the transaction, in which our token may still be the highest.
@@ -189,12 +202,43 @@ async def retry_on_conflict(
 
 
 def _is_conflict(error: Exception) -> bool:
-    if isinstance(error, Conflict | DeadlockDetected):
-        return True
-    # By number and by the class's name, which the DB-API gives, so that no driver has to be imported.
+    return isinstance(error, Conflict | DeadlockDetected) or _number(error) in _RETRYABLE
+
+
+def _number(error: Exception) -> int:
+    """What the server calls it; 0 if it is no error of a server's."""
+    # By the class's name, which the DB-API gives, so that no driver has to be imported.
     number = error.args[0] if error.args else None
     named = {cls.__name__ for cls in type(error).__mro__}
-    return type(number) is int and number in _RETRYABLE and "DatabaseError" in named
+    return number if type(number) is int and "DatabaseError" in named else 0
+
+
+def _whole(column: str) -> str:
+    """An assignment behind that of ``column``, which refuses the statement if another number was stored than was meant.
+
+    Outside of strict mode a server clips what is too large, and says nothing. Assignments are made from left to right, so this
+    one sees what was stored.
+    """
+    name = _quoted(column)
+    return f"{name} = IF(CAST({name} AS DECIMAL(30)) = %s, {name}, {_REFUSED})"
+
+
+async def _changed(cursor: Any, statement: str, words: tuple[Any, ...], column: str, what: str) -> int:
+    """How many rows it changed."""
+    try:
+        changed: int = await cursor.execute(statement, words)
+    except Exception as error:
+        number = _number(error)
+        if number == _TWO_VALUES or (number in _NO_ROOM and f"'{column}'".lower() in str(error).lower()):
+            raise ConfigError(
+                f"column {shorten(column)} cannot hold {what}, and nothing was changed: make it BIGINT UNSIGNED NOT NULL"
+            ) from error
+        if number == _SIMULTANEOUS:
+            raise ConfigError(
+                "sql_mode must be without SIMULTANEOUS_ASSIGNMENT on this connection: else it cannot be seen what was stored"
+            ) from error
+        raise
+    return changed
 
 
 def _where(key: object) -> list[str]:

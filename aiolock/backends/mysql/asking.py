@@ -8,7 +8,9 @@ from random import Random
 from typing import Any, TypeVar
 
 from aiolock.backends.mysql.connection import Session
+from aiolock.backends.mysql.crowded import Crowded
 from aiolock.backends.mysql.driver import Result
+from aiolock.backends.mysql.failures import hit
 from aiolock.backends.mysql.gate import Gate
 from aiolock.backends.mysql.sessions import Sessions
 from aiolock.contract import Backend
@@ -30,6 +32,7 @@ class Asking(Backend):
     random: Random
     sessions: Sessions
     gate: Gate
+    crowded: Crowded
 
     async def within(self, work: Coroutine[Any, Any, T], limit: float | None = None) -> T:
         """What ``work`` returns, if it ends within the command timeout: opening a connection and asking again included.
@@ -67,7 +70,7 @@ class Asking(Backend):
         session = await self.sessions.main()
         sent = self.settings.clock()
         try:
-            return await self.undisturbed(session, packet, atomic=atomic, urgent=urgent)
+            return await self.undisturbed(session, packet, atomic=atomic, urgent=urgent, repeat=repeat)
         except BackendUnavailable:
             left = timeout - (self.settings.clock() - sent)
             if not repeat or session.alive or left <= 0:
@@ -83,20 +86,26 @@ class Asking(Backend):
         *,
         atomic: bool = False,
         urgent: bool = False,
+        silence: int = 0,
+        repeat: bool = True,
     ) -> list[Result]:
-        """Have a packet carried out, again and again within the (command) timeout if the server undoes it.
+        """Have a packet carried out, again and again within the (command) timeout if the server undoes it, or somebody ends it.
 
-        That is how two statements about one row end on two nodes of a cluster, and sometimes on one server: one of them
-        has done nothing. Whatever stands before it in the packet must bear to be repeated.
+        The former is how two statements about one row end on two nodes of a cluster, and sometimes on one server: one of them
+        has done nothing. Whatever stands before it in the packet must bear to be repeated. The latter is KILL QUERY; only
+        what may be done twice is sent again after that, and nothing with ``repeat=False``.
         """
         timeout = self.settings.command_timeout if timeout is None else timeout
         give_up = self.settings.clock() + timeout
         while True:
             try:
-                return await session.run(packet, timeout, atomic=atomic, urgent=urgent)
+                return await session.run(packet, timeout, atomic=atomic, urgent=urgent, silence=silence)
             except DeadlockDetected as error:
                 if self.settings.clock() >= give_up:
                     raise self._contended() from error
+            except BackendUnavailable as error:
+                if not repeat or not session.alive or not hit(error) or self.settings.clock() >= give_up:
+                    raise
             await self.pause(UNDONE)
 
     def _contended(self) -> BackendUnavailable:

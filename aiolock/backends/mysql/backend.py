@@ -14,6 +14,7 @@ from aiolock.backends.mysql import tables
 from aiolock.backends.mysql.address import Address, parameters
 from aiolock.backends.mysql.asking import Asking
 from aiolock.backends.mysql.connection import Session
+from aiolock.backends.mysql.crowded import Crowded
 from aiolock.backends.mysql.doctor import diagnose
 from aiolock.backends.mysql.document import MySQLDocument
 from aiolock.backends.mysql.driver import Result
@@ -122,6 +123,7 @@ class MySQLBackend(Asking):
         """Whether SYSDATE is NOW here, and says when a statement began instead of what the time is."""
         self.rolls_back = False
         """Whether the server ends a whole transaction when one of its statements has waited for too long."""
+        self.crowded = Crowded()
         self.guests = Guests()
         """Connections of callers on which something of ours is under way."""
         self.mode = MODES[chosen](self)

@@ -16,7 +16,7 @@ from typing import Any
 from aiolock.backends.mysql.address import Address
 from aiolock.backends.mysql.command import Command, Told
 from aiolock.backends.mysql.driver import Driver, Result
-from aiolock.backends.mysql.failures import deadly, translate
+from aiolock.backends.mysql.failures import INTERRUPTED, Late, code, deadly, translate
 from aiolock.clock import Clock
 from aiolock.errors import BackendUnavailable, LockError, UnsafeBackend
 
@@ -53,6 +53,10 @@ class Session:
         self._silent = False
         """Whether the answer to what was sent is late: nothing that is asked now would be answered in time."""
         self._rolling_back = False
+        self.interrupt: Callable[[Session], None] | None = None
+        """What has the server end the statement whose answer is late, and then calls :meth:`go_on`."""
+        self._interrupted = False
+        """Whether that is under way: nothing is sent that it could hit."""
         self._timer: asyncio.TimerHandle | None = None
         self._over = False
         self.id = 0
@@ -84,7 +88,13 @@ class Session:
             and not self._commands
             and not self._urgent
             and not self._rolling_back
+            and not self._interrupted
         )
+
+    @property
+    def busy(self) -> bool:
+        """Whether the server has not answered what was sent."""
+        return self._current is not None
 
     @property
     def blocked(self) -> bool:
@@ -140,7 +150,8 @@ class Session:
         lives, whatever becomes of the caller; if the server refuses it twice, the session ends.
 
         Cancelling it stops the waiting; the command is carried out if it was sent. When the time is over nobody knows
-        whether it was, and the session ends; one that has locks only after as long as they may be silent.
+        whether it was, and it is :class:`Late`: the server is made to end the statement, which may wait for a row of somebody
+        else's, and if it does not, the session ends; one that has locks only after as long as they may be silent.
         """
         if not self.alive:
             raise BackendUnavailable(f"{self._address.text}: the connection is closed")
@@ -209,7 +220,9 @@ class Session:
     def _next(self) -> None:
         """Send what may be sent now."""
         driver = self._driver
-        while self._current is None and not self._over and not self._rolling_back and driver is not None:
+        while self._current is None and driver is not None:
+            if self._over or self._rolling_back or self._interrupted:
+                return
             if not self._urgent and not self._commands:
                 return
             command = (self._urgent or self._commands).popleft()
@@ -254,8 +267,9 @@ class Session:
             self.silence = 0
         fatal = deadly(error)
         if command.then is not None and not fatal:
-            if not command.again:
-                command.again = True
+            if not command.again or code(error) in INTERRUPTED:
+                # Whoever ends statements may hit this one as often as he likes.
+                command.again = command.again or code(error) not in INTERRUPTED
                 self._urgent.appendleft(command)
                 return
             fatal = True
@@ -264,17 +278,25 @@ class Session:
         if fatal:
             self.abort()
         command.tell(translated)
-        if command.atomic and self._driver is not None and not self._over:
+        if command.atomic and not self._over:
             self._rolling_back = True
+            if not self._interrupted:
+                self._roll_back()
+
+    def _roll_back(self) -> None:
+        if self._driver is not None:
             self._driver.ask("ROLLBACK", self._rolled_back)
 
     def _rolled_back(self, outcome: list[Result] | Exception) -> None:
-        self._rolling_back = False
         if isinstance(outcome, Exception):
-            # The end of the session rolls back as well.
-            self.abort()
-        else:
-            self._next()
+            if code(outcome) in INTERRUPTED and not self._over:
+                self._roll_back()
+            else:
+                # The end of the session rolls back as well.
+                self.abort()
+            return
+        self._rolling_back = False
+        self._next()
 
     # --- answers that do not come
 
@@ -295,11 +317,17 @@ class Session:
         else:
             self._arm(command.late)
 
-    def _unanswered(self) -> BackendUnavailable:
-        return BackendUnavailable(f"{self._address.text}: no answer in time")
+    def _unanswered(self) -> Late:
+        return Late(f"{self._address.text}: no answer in time")
 
     def _late(self, command: Command) -> None:
         command.tell(self._unanswered())
+        patient = bool(self.locks and self._patience)
+        if self.interrupt is not None and not patient:
+            # Others' commands wait for what comes of it.
+            self._interrupted = True
+            self.interrupt(self)
+            return
         self._silent = True
         for queue in (self._urgent, self._commands):
             # What gives something back is sent all the same, if there is anybody to hear it some day.
@@ -307,11 +335,21 @@ class Session:
             for other in waiting:
                 queue.remove(other)
                 other.tell(self._unanswered())
-        if self.locks and self._patience:
+        if patient:
             # With the session its locks would go; until their terms end the answer may still come.
             asyncio.get_running_loop().call_later(self.silence or self._patience, self._given_up, command)
         else:
             self.abort()
+
+    def go_on(self) -> None:
+        """The late statement has been ended, and whatever was sent to end it has been answered."""
+        if self._over or not self._interrupted:
+            return
+        self._interrupted = False
+        if self._rolling_back:
+            self._roll_back()
+        else:
+            self._next()
 
     def _given_up(self, command: Command) -> None:
         if command is self._current:

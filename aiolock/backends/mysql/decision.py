@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from aiolock.backends.mysql.connection import Session
 from aiolock.backends.mysql.driver import Result
-from aiolock.backends.mysql.failures import NOT_NOW, code
+from aiolock.backends.mysql.failures import NOT_NOW, code, hit, locked
 from aiolock.errors import BackendUnavailable, DeadlockDetected, LockError
 
 if TYPE_CHECKING:
@@ -43,32 +45,56 @@ class Outcome(NamedTuple):
 
 
 async def carried_out(
-    backend: MySQLBackend, packet: str, *, repeat: bool = True
+    backend: MySQLBackend, packet: str, key: str, *, repeat: bool = True
 ) -> tuple[list[Result], float, bool]:
-    """The answers to a decision, when it was sent, and whether it may have been carried out before, unheard.
+    """The answers to a decision about ``key``, when it was sent, and whether it may have been carried out before, unheard.
 
     Decisions that meet on two nodes of a cluster, or in a deadlock, are undone by the server and tried again. A node does
-    not always say that it has: so what came of it is read after the commit.
-    With ``repeat=False``, one whose answer is lost is not tried again. Cancelling it leaves open whether the server heard it.
+    not always say that it has: so what came of it is read after the commit. One that has met a row that somebody keeps locked
+    is tried again on a session of its own, and so are others about that lock for a while. With ``repeat=False``, one whose
+    answer is lost is not tried again. Cancelling it leaves open whether the server heard it.
     """
     clock, again = backend.settings.clock, False
     give_up = clock() + backend.settings.command_timeout
     while True:
         error: LockError | None = None
-        session = await backend.sessions.main()
+        session = await _session(backend, contended=backend.crowded.has(key, clock()))
         sent = clock()
         try:
-            answers = await backend.undisturbed(session, packet, max(0.0, give_up - clock()), atomic=True)
+            answers = await _answers(backend, session, packet, max(0.0, give_up - clock()))
             inside, _, stand = answers[-3:]
             if int(inside.rows[0][0]) and stand.rows:
                 return answers, sent, again
         except (DeadlockDetected, BackendUnavailable) as failure:
             error = failure
+            if locked(error):
+                backend.crowded.add(key, clock())
             if not isinstance(error, DeadlockDetected) and code(error.__cause__) not in NOT_NOW:
-                if session.alive or again or not repeat or clock() >= give_up:
+                lost = not session.alive
+                if not repeat or clock() >= give_up or not (hit(error) or (lost and not again)):
                     raise
                 again = True
-                continue
+                if lost:
+                    continue
         if clock() >= give_up:
             raise BackendUnavailable(f"{backend!r}: too many decisions about one lock at once") from error
         await backend.pause(AGAIN)
+
+
+async def _session(backend: MySQLBackend, *, contended: bool) -> Session:
+    session = await backend.sessions.take() if contended else None
+    return session or await backend.sessions.main()
+
+
+async def _answers(backend: MySQLBackend, session: Session, packet: str, timeout: float) -> list[Result]:
+    """Have it carried out; a session of its own is given back when it has been, whatever becomes of the caller."""
+    work = backend.undisturbed(session, packet, timeout, atomic=True, repeat=False)
+    if not session.contended:
+        return await work
+    deciding = backend.sessions.spawn(work, "aiolock-mysql-decide-apart")
+    deciding.add_done_callback(lambda _: backend.sessions.give(session))
+    await asyncio.wait([deciding])
+    if deciding.cancelled():
+        raise BackendUnavailable("the client is closed")
+    answers: list[Result] = deciding.result()
+    return answers

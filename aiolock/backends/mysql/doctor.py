@@ -31,6 +31,7 @@ SETTINGS = (
     "max_statement_time",
     "max_execution_time",
     "innodb_rollback_on_timeout",
+    "innodb_snapshot_isolation",
     "rpl_semi_sync_master_enabled",
     "rpl_semi_sync_source_enabled",
 )
@@ -211,18 +212,38 @@ def _transactions(facts: Mapping[str, str], mode: str) -> list[Finding]:
     """Of the row mode, whose transactions may be the caller's; those of ours have nothing to lose, and begin anew."""
     if mode != "row":
         return []
+    return [_rollback(facts), *_snapshots(facts)]
+
+
+def _rollback(facts: Mapping[str, str]) -> Finding:
     name = "innodb_rollback_on_timeout"
     if not _on(facts, name):
-        return [
-            Finding(Level.OK, name, "a lock that is not to be had leaves the rest of a transaction as it was")
-        ]
+        return Finding(
+            Level.OK, name, "a lock that is not to be had leaves the rest of a transaction as it was"
+        )
+    return Finding(
+        Level.NOTE,
+        name,
+        "it is on: a lock that is not to be had would end your whole transaction, so connection= is refused; other locks "
+        "do not mind",
+        "switch it off, which needs a restart of the server, or lock without connection=",
+    )
+
+
+def _snapshots(facts: Mapping[str, str]) -> list[Finding]:
+    """Only where the server has it; our own transactions are READ COMMITTED, and do not mind."""
+    name = "innodb_snapshot_isolation"
+    if name not in facts:
+        return []
+    if not _on(facts, name):
+        return [Finding(Level.OK, name, "a transaction may lock what is younger than what it has read")]
     return [
         Finding(
             Level.NOTE,
             name,
-            "it is on: a lock that is not to be had would end your whole transaction, so connection= is refused; other locks "
-            "do not mind",
-            "switch it off, which needs a restart of the server, or lock without connection=",
+            "it is on: with connection=, the first lock of a name that nobody has used before rolls back a transaction of "
+            "yours that has read something already (DeadlockDetected)",
+            "take locks before anything else, use READ COMMITTED, or begin again with aiolock.mysql.retry_on_conflict()",
         )
     ]
 

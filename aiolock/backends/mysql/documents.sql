@@ -27,7 +27,7 @@ SELECT DISTINCT client FROM {bids} WHERE lock_id = {id} AND state = 5 AND expire
 
 -- name: watch
 -- What was written before is in the answer, what is written later wakes us.
-DELETE FROM {bids} WHERE lock_id = {id} AND expires_at <= UTC_TIMESTAMP(6);
+DELETE b FROM {bids} AS b FORCE INDEX (lock_id) WHERE b.lock_id = {id} AND b.expires_at <= UTC_TIMESTAMP(6);
 INSERT INTO {bids} (owner, lock_id, client, state, arrival, mode, weight, block, label, ttl, claim, token, since,
   expires_at)
 VALUES ({owner}, {id}, {client}, 5, 0, '', 0, 0, '', {ttl}, 0, 0, UTC_TIMESTAMP(6),

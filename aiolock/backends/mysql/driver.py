@@ -93,7 +93,7 @@ class Driver(aiomysql.Connection):  # type: ignore[misc]  # the driver is untype
         self._wire.prepare(statement, heard)
 
     def repeat(self, number: int, heard: Heard) -> None:
-        """As :meth:`ask`, for a prepared statement that answers one large integer."""
+        """As :meth:`ask`, for a prepared statement that answers one integer."""
         self._wire.execute(number, heard)
 
     def forget(self, number: int) -> None:

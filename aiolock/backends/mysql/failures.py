@@ -19,17 +19,21 @@ __all__ = [
     "NO_SUCH_TABLE",
     "NO_SUCH_VARIABLE",
     "OUTDATED",
+    "Late",
     "Outdated",
     "code",
     "deadly",
+    "hit",
+    "locked",
     "translate",
 ]
 
 DEADLOCK = {1213, 3058}
 OUTDATED = {1020}
 """A row is younger than what the transaction has read; with `innodb_snapshot_isolation` the server undoes all of it then."""
-INTERRUPTED = {1317, 1969, 3024}
-"""Somebody ended the statement: KILL QUERY, or a limit of time."""
+INTERRUPTED = {1048, 1105, 1210, 1317, 1969, 3024}
+"""Somebody ended the statement: KILL QUERY, or a limit of time. In the middle of an expression, the value of a subquery is NULL then,
+which a column refuses (1048), and SLEEP (1210, MySQL); and MySQL has no number for the end of an UPDATE of a join (1105)."""
 NO_SUCH_TABLE = {1146}
 NO_SUCH_COLUMN = {1054}
 NO_SUCH_VARIABLE = {1193}
@@ -43,6 +47,10 @@ NO_USE = {2026, 2061}
 """TLS, or a way of logging in, that one of both sides has not: there is no second try that could help."""
 ENDING = {1053, 1077, 1079, 1152, 1158, 1159, 1160, 1161, 1184, 1927, 2006, 2013, 2014, 2027, 2055, 4031}
 """The connection is over, or nobody knows what comes on it next."""
+
+
+class Late(BackendUnavailable):
+    """No answer in time: the server is silent, or the statement waits for somebody who has a row locked."""
 
 
 class Outdated(DeadlockDetected):
@@ -68,6 +76,16 @@ def deadly(error: Exception) -> bool:
     """Whether the connection on which this was raised is of no more use."""
     number = code(error)
     return number in ENDING or not number or 2000 <= number < 3000
+
+
+def hit(error: BaseException) -> bool:
+    """Whether somebody ended the statement that failed with this error of ours, and nothing else is known to be wrong."""
+    return code(error.__cause__) in INTERRUPTED
+
+
+def locked(error: BaseException) -> bool:
+    """Whether a statement that failed with this error of ours waited, as far as is known, for a row that somebody has."""
+    return isinstance(error, Late) or code(error.__cause__) in NOT_NOW
 
 
 def translate(error: Exception, address: str) -> LockError:

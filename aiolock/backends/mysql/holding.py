@@ -73,7 +73,7 @@ class HoldingClaim(TurnClaim):
         backend = self._backend
         # How old the grant is nobody knows; an answer of the session that has it is evidence.
         sent = backend.settings.clock()
-        answers = await session.run(self._confirm(), backend.settings.command_timeout)
+        answers = await backend.undisturbed(session, self._confirm())
         if self._place is not place:
             return None
         if not self._confirmed(answers):

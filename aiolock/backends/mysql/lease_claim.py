@@ -14,12 +14,14 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from aiolock.backends.mysql.connection import Session
+from aiolock.backends.mysql.driver import Result
+from aiolock.backends.mysql.failures import NOT_NOW, code, locked
 from aiolock.backends.mysql.holding import BLOCK
 from aiolock.backends.mysql.place import Place, Queue, Stand
 from aiolock.backends.mysql.statements import quote
-from aiolock.backends.mysql.turns import TurnClaim, left
+from aiolock.backends.mysql.turns import RETRY, TurnClaim, left
 from aiolock.contract import Bid, Grant
-from aiolock.errors import BackendError
+from aiolock.errors import BackendError, BackendUnavailable
 
 if TYPE_CHECKING:
     from aiolock.backends.mysql.lease import LeaseMode
@@ -141,13 +143,38 @@ class LeaseClaim(TurnClaim):
             turnstile=quote(self.turnstile),
             put_back=int(put_back),
         )
-        sent = backend.settings.clock()
-        answers = await backend.undisturbed(session, packet)
+        answers, sent = await self._carefully(packet, session)
         token, remaining, passed, _ = answers[-1].rows[0]
         self._look = remaining / 1_000_000
         if not token:
             return None, bool(passed)
         return backend.granted(self, int(token), count, sent), bool(passed)
+
+    async def _carefully(self, packet: str, session: Session | None) -> tuple[list[Result], float]:
+        """Have a packet carried out that changes the row; its answers, and when it was sent.
+
+        Once somebody has had the row locked for long, others of ours are not to wait behind this for it.
+        """
+        backend, key = self._backend, self.key
+        clock, timeout = backend.settings.clock, backend.settings.command_timeout
+        give_up = clock() + timeout
+        while True:
+            careful = backend.crowded.has(key, clock())
+            probe = f"{backend.statements('unlocked', id=quote(key))}; " if careful else ""
+            sent = clock()
+            try:
+                return await backend.ask(probe + packet, session), sent
+            except BackendUnavailable as error:
+                if locked(error):
+                    backend.crowded.add(key, clock())
+                if code(error.__cause__) not in NOT_NOW or clock() >= give_up:
+                    raise
+            except asyncio.CancelledError:
+                # Whoever asks may have less time than the statement.
+                if not careful and clock() - sent >= timeout / 2:
+                    backend.crowded.add(key, clock())
+                raise
+            await backend.pause(RETRY)
 
     # --- waiting
 
@@ -211,7 +238,7 @@ class LeaseClaim(TurnClaim):
             )
             if session is not None and session is self._turn:
                 packet += "; " + backend.statements("put_back", turnstile=quote(self.turnstile))
-            await backend.ask(packet, session)
+            await self._carefully(packet, session)
         if self._turn is not None and session is self._turn:
             self._forget(self._turn)
         self._turn = None

@@ -9,13 +9,14 @@ three times within the claim of a grant.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
 from itertools import islice
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from aiolock.backends.mysql.bed import Bed, insist, interrupted
 from aiolock.backends.mysql.connection import Session
 from aiolock.backends.mysql.statements import quote
+from aiolock.backends.mysql.stragglers import FRESH
 from aiolock.contract import Grant, claim_time
 from aiolock.errors import BackendError, LockError
 
@@ -31,12 +32,17 @@ SHORTEST_STAY = 3.0
 """A place lives so many seconds without a word at least; `sharing.sql` says the same."""
 LONGEST = 1.0
 """At most so many seconds between looks."""
-HELD, WAITING = 2, (0, 5)
-"""The states of a confirmed hold, and of places and watches."""
+GRANTED, HELD, WAITING = 1, 2, (0, 5)
+"""The states of a grant, of a confirmed hold, and of places and watches."""
 ACROSS = 0.2
 """The same where a grant may come from another node of a cluster, which cannot wake us."""
 RETRY = (0.05, 0.15)
-"""Seconds between looks while there is no session to sleep in."""
+"""Seconds between looks while there is no session to sleep in, or while somebody keeps a row locked."""
+SHARE = 0.25
+"""For how many seconds all wait for a decision about the lock of one of them."""
+SOON = (0.003, 0.01)
+"""The same while a row is locked, as it is for a moment by every decision."""
+NEVER = (0.0, 0.0)
 
 
 class Watch(Protocol):
@@ -65,6 +71,10 @@ class Listener:
         """When it was last looked for holds that are over."""
         self._look = LONGEST
         self._stayed = 0.0
+        self._pause = NEVER
+        """How long to wait before the next look, because somebody has something locked that is to be seen to."""
+        self._deciding: set[str] = set()
+        """Locks about which a decision of the listener's is under way."""
 
     # --- who waits
 
@@ -168,6 +178,10 @@ class Listener:
             try:
                 searches = not self._doubts and await self._bed.sleep(session, self._look, self._news())
                 await self._hear(session, searches=searches)
+                if self._pause != NEVER:
+                    # There is no sleep while a grant is not confirmed, or something is over and still there.
+                    pause, self._pause = self._pause, NEVER
+                    await backend.pause(pause)
             except BackendError as error:
                 if not interrupted(session, error):
                     raise
@@ -193,16 +207,32 @@ class Listener:
         for owner, key, family, name in granted.rows:
             if owner not in taken:
                 # Its bid arrived after it was given up: nobody will ask for it.
-                await self._sharing.bury(str(owner), str(key), str(family), str(name))
+                burial = self._sharing.bury(str(owner), str(key), str(family), str(name))
+                await self._decide(str(key), burial)
         now = backend.settings.clock()
         if searches or now - self._searched >= self._look:
             self._searched = now
             [over] = await session.run(backend.statements("hear_ends", client=client), timeout)
-            for key, family, name in over.rows:
-                await self._sharing.advance(str(key), str(family), str(name))
+            for lock in over.rows:
+                words = tuple(map(str, lock))
+                await self._decide(words[0], self._sharing.advance(*words))
         for watch in await self._changed(session):
             self.forget(watch)
             watch.event.set()
+
+    async def _decide(self, key: str, deciding: Coroutine[Any, Any, None]) -> None:
+        """A decision about a lock, in the time of all who wait only while that is short: somebody may have a row of it locked."""
+        if key in self._deciding:
+            deciding.close()
+        else:
+            task = self._sharing.backend.sessions.spawn(deciding, "aiolock-mysql-advance")
+            self._deciding.add(key)
+            task.add_done_callback(lambda _: self._deciding.discard(key))
+            if (await asyncio.wait([task], timeout=SHARE))[0]:
+                # Raises what it raised.
+                task.result()
+                return
+        self._pause = RETRY
 
     async def _changed(self, session: Session) -> list[Watch]:
         """The watches whose documents have another stamp than they know."""
@@ -218,23 +248,29 @@ class Listener:
     async def _take(self, session: Session, granted: set[str]) -> set[str]:
         """Confirm grants, and what may be one, for the claims that wait for them; who these are."""
         backend = self._sharing.backend
-        timeout = backend.settings.command_timeout
+        clock, timeout = backend.settings.clock, backend.settings.command_timeout
         doubts, self._doubts = self._doubts, set()
         mine = sorted(owner for owner in granted | doubts if owner in self._claims)
         try:
             for start in range(0, len(mine), BATCH):
                 batch = mine[start : start + BATCH]
                 words = ", ".join(map(quote, batch))
-                sent = backend.settings.clock()
-                await insist(session, backend.statements("confirm_bids", owners=words), timeout)
+                packet = backend.statements("confirm_bids", owners=words, count=len(batch))
+                await insist(session, packet, timeout)
+                asked = clock()
                 [bids] = await insist(session, backend.statements("bids", owners=words), timeout)
-                stand = {str(owner): (int(state), int(token)) for owner, state, token in bids.rows}
+                stand = {str(owner): tuple(map(int, row)) for owner, *row in bids.rows}
                 for owner in batch:
-                    state, token = stand.get(owner, (None, 0))
+                    state, token, left = stand.get(owner, (None, 0, 0))
                     if (claim := self._claims.get(owner)) is None:
                         continue
                     if state == HELD:
+                        # Perhaps not confirmed by us, nor now.
+                        sent = asked - (claim.bid.ttl - left / 1_000_000)
                         self.hand(claim, claim.granted(token, sent))
+                    elif state == GRANTED:
+                        # Somebody has it locked at this moment.
+                        self._pause = max(self._pause, SOON)
                     elif state not in WAITING:
                         # It was taken away before it was known here, or is over.
                         claim.event.set()
@@ -258,8 +294,14 @@ class Listener:
         for start in range(0, len(owners), BATCH):
             batch = owners[start : start + BATCH]
             words = ", ".join(map(quote, batch))
-            await insist(session, backend.statements("stay", owners=words), timeout)
+            packet = backend.statements("stay", owners=words, count=len(batch))
+            await insist(session, packet, timeout)
             [bids] = await insist(session, backend.statements("bids", owners=words), timeout)
-            found = {str(owner) for owner, state, _ in bids.rows if int(state) in WAITING}
-            for owner in set(batch) - found:
+            found = {str(owner): int(left) for owner, state, _, left in bids.rows if int(state) in WAITING}
+            for owner, left in found.items():
+                claim = self._claims.get(owner)
+                if claim is not None and left < FRESH * max(SHORTEST_STAY, claim.bid.ttl) * 1_000_000:
+                    # Somebody has it locked at this moment: at the next look again.
+                    self._stayed = 0.0
+            for owner in set(batch) - found.keys():
                 waiting[owner].event.set()

@@ -8,9 +8,9 @@ from __future__ import annotations
 from functools import lru_cache
 
 import pymysql.err
-from pymysql.constants import COMMAND, CR
+from pymysql.constants import COMMAND, CR, ER
 
-__all__ = ["closing", "error_of", "execution", "frame", "known_frame", "lost", "preparing"]
+__all__ = ["closing", "dropped", "error_of", "execution", "frame", "known_frame", "lost", "preparing"]
 
 MOST = 0xFFFFFF
 """Bytes of one packet; what is longer goes into several."""
@@ -49,6 +49,12 @@ def lost(error: Exception | None) -> Exception:
     """What those hear who are not answered."""
     said: Exception = pymysql.err.OperationalError(CR.CR_SERVER_LOST, "the connection was lost")
     said.__cause__ = error
+    return said
+
+
+def dropped() -> Exception:
+    """What those hear of whose statements the server has dropped some; as it says itself when it ends one."""
+    said: Exception = pymysql.err.OperationalError(ER.QUERY_INTERRUPTED, "the server dropped the rest")
     return said
 
 

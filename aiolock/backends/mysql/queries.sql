@@ -42,6 +42,10 @@ SELECT IF(owner <=> {owner}, token, 0), TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP
   IF(NOT owner <=> {owner} AND @turn = 1 AND {put_back}, RELEASE_LOCK({turnstile}), 0)
 FROM {table} WHERE id = {id}
 
+-- name: unlocked
+-- An error if somebody has the row locked; without a transaction, nothing stays.
+SELECT id FROM {table} WHERE id = {id} FOR UPDATE NOWAIT
+
 -- name: leave
 -- It ends now, or later if it is kept for nobody.
 UPDATE {table} SET owner = NULL, expires_at = UTC_TIMESTAMP(6) + INTERVAL {keep} MICROSECOND
@@ -112,7 +116,8 @@ OR (t.expires_at > '9999-01-01' AND t.since < UTC_TIMESTAMP(6) - INTERVAL {idle}
 -- name: purge
 -- Bids go before the rows of their locks, and the row of a lock that has any stays. It waits for nobody's row: whoever has
 -- one locked keeps it, and whoever waits for one finds none, and makes it anew.
-DELETE FROM {bids} WHERE lock_id IN ({ids}) AND expires_at < UTC_TIMESTAMP(6) - INTERVAL {idle} MICROSECOND;
+DELETE b FROM {bids} AS b FORCE INDEX (lock_id)
+WHERE b.lock_id IN ({ids}) AND b.expires_at < UTC_TIMESTAMP(6) - INTERVAL {idle} MICROSECOND;
 DELETE t FROM
   (SELECT id FROM {table} FORCE INDEX (PRIMARY) WHERE id IN ({ids}) LIMIT {count} FOR UPDATE SKIP LOCKED) AS free
 STRAIGHT_JOIN {table} AS t FORCE INDEX (PRIMARY) ON t.id = free.id
@@ -124,7 +129,8 @@ SELECT id FROM {documents} WHERE namespace = {namespace} AND id > {after}
 
 -- name: purge_documents
 -- With the watches of clients that are gone.
-DELETE FROM {bids} WHERE lock_id IN ({ids}) AND expires_at < UTC_TIMESTAMP(6) - INTERVAL {idle} MICROSECOND;
+DELETE b FROM {bids} AS b FORCE INDEX (lock_id)
+WHERE b.lock_id IN ({ids}) AND b.expires_at < UTC_TIMESTAMP(6) - INTERVAL {idle} MICROSECOND;
 DELETE FROM {documents} WHERE id IN ({ids}) AND expires_at < UTC_TIMESTAMP(6) - INTERVAL {idle} MICROSECOND
 
 -- name: names

@@ -162,7 +162,7 @@ class RowClaim(HoldingClaim):
         try:
             for _ in range(2):
                 sent = backend.settings.clock()
-                answers = await session.run(packet, backend.settings.command_timeout, silence=silence)
+                answers = await backend.undisturbed(session, packet, silence=silence)
                 if self._confirmed(answers):
                     return self._held(session, answers, sent)
                 await self._mode.make_row(self.bid, self.lock)

@@ -94,8 +94,8 @@ def _text(data: bytes) -> str:
 
 
 def prepared_number(packet: bytes) -> int | None:
-    """The only value of a row of a prepared statement, which must be a large integer."""
-    if len(packet) == 10 and packet[:2] == b"\0\0":
+    """The only value of a row of a prepared statement, which must be an integer; that of GET_LOCK is not a large one."""
+    if len(packet) in (6, 10) and packet[:2] == b"\0\0":
         return int.from_bytes(packet[2:], "little", signed=True)
     if packet == b"\0\4":
         return None

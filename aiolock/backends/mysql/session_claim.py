@@ -220,7 +220,7 @@ class SessionClaim(HoldingClaim):
         if backend.clock_stands:
             packet = f"{packet}; {backend.statements('confirm')}"
         sent = backend.settings.clock()
-        answers = await session.run(packet, backend.settings.command_timeout)
+        answers = await backend.undisturbed(session, packet)
         if (given := int(answers[0].rows[0][0] or 0)) <= 0:
             session.locks.pop(self.lock, None)
             self._asked = None

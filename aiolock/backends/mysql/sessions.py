@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 
 from aiolock.backends.mysql.connection import Session
 from aiolock.backends.mysql.driver import Result
+from aiolock.backends.mysql.failures import hit
+from aiolock.backends.mysql.late import end_late_statement
 from aiolock.clock import Clock
 from aiolock.errors import BackendError, BackendUnavailable
 
@@ -91,7 +93,9 @@ class Sessions:
     async def _open_shared(self, role: str, silence: int = 0) -> Session:
         task = self._opening.get(role)
         if task is None:
-            task = self._opening[role] = self.spawn(self._open(silence), "aiolock-mysql-connect")
+            task = self._opening[role] = self.spawn(
+                self._open(silence, last_resort=role == "control"), "aiolock-mysql-connect"
+            )
             task.add_done_callback(lambda done: self._opened(role, done))
         return await _outcome(task)
 
@@ -100,18 +104,32 @@ class Sessions:
         if not task.cancelled() and task.exception() is None:
             self._shared[role] = task.result()
 
-    async def _open(self, silence: int = 0) -> Session:
+    async def _open(self, silence: int = 0, *, last_resort: bool = False) -> Session:
+        """A new one; nobody ends a late statement of the ``last_resort``, by which those of all others are ended."""
         if self.closed:
             raise BackendUnavailable("the client is closed")
-        session = self._make(self._end, silence)
-        answers = await session.open(self._timeout)
+        give_up = self.clock() + self._timeout
+        while True:
+            session = self._make(self._end, silence)
+            try:
+                answers = await session.open(self._timeout)
+                break
+            except BackendUnavailable as error:
+                # Somebody ended the statement that sets it up.
+                if not hit(error) or self.clock() >= give_up:
+                    raise
         self._all.add(session)
         try:
             self._check(answers)
         except BaseException:
             session.quit()
             raise
+        if not last_resort:
+            session.interrupt = self._interrupt
         return session
+
+    def _interrupt(self, session: Session) -> None:
+        self.spawn(end_late_statement(session, self.control, self._timeout), "aiolock-mysql-late")
 
     # --- those in line
 

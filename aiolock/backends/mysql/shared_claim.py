@@ -160,19 +160,20 @@ class SharedClaim(Claim):
 
     async def _confirm(self) -> Grant | None:
         backend = self._sharing.backend
-        sent = backend.settings.clock()
-        answers = await backend.ask(backend.statements("confirm_bid", owner=quote(self.owner)))
-        rows = answers[-1].rows
-        if not rows:
+        statements, owner = backend.statements, quote(self.owner)
+        await backend.ask(statements("confirm_bids", owners=owner, count=1))
+        asked = backend.settings.clock()
+        [bids] = await backend.ask(statements("bids", owners=owner))
+        if not bids.rows:
             self._placed = False
             return None
-        state, token = rows[0]
-        if int(state) == FORCED_OUT:
+        state, token, left = map(int, bids.rows[0][1:])
+        if state == FORCED_OUT:
             self._begin_anew()
-        if int(state) != HELD:
+        if state != HELD:
             return None
         self._sharing.listener.discard(self)
-        return self.granted(int(token), sent)
+        return self.granted(token, asked - (self.bid.ttl - left / 1_000_000))
 
     def _begin_anew(self) -> None:
         """The hold was taken away before we knew of it. Its row says so until it is over; we are somebody else from now on."""

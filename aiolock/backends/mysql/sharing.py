@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from aiolock.backends.mysql.decision import Outcome, Transaction, carried_out
 from aiolock.backends.mysql.desk import Desk, Wish
-from aiolock.backends.mysql.failures import NOT_NOW, code
 from aiolock.backends.mysql.listener import Listener
 from aiolock.backends.mysql.shared_claim import SharedClaim
 from aiolock.backends.mysql.statements import quote
@@ -32,7 +31,7 @@ from aiolock.contract import (
     Waiting,
     certain_until,
 )
-from aiolock.errors import BackendUnavailable, LockError
+from aiolock.errors import LockError
 
 if TYPE_CHECKING:
     from aiolock.backends.mysql.backend import MySQLBackend
@@ -43,6 +42,8 @@ log = logging.getLogger("aiolock")
 
 BATCH = 500
 """How many rows one statement renews."""
+SOON = ((0.003, 0.01), (0.01, 0.02))
+"""Seconds before rows are asked for again that were passed over: decisions take a few milliseconds."""
 DAY, MINUTE = timedelta(days=1), timedelta(minutes=1)
 GRANTED, HELD, FORCED = 1, 2, 3
 """States of bids; `sharing.sql` has the list."""
@@ -108,7 +109,7 @@ class Sharing:
             for step in ("step", *what.wants, "serve", *what.after, "outcome")
         )
         try:
-            answers, sent, again = await carried_out(self.backend, packet, repeat=repeat)
+            answers, sent, again = await carried_out(self.backend, packet, key, repeat=repeat)
         except BaseException:
             self.listener.doubt(waiting)
             raise
@@ -161,61 +162,54 @@ class Sharing:
     async def renew(self, claims: Sequence[SharedClaim]) -> dict[Claim, Renewal]:
         """All of them in a few statements, whatever their ttl; if some are gone, another one tells which.
 
-        Rows are locked for a moment by every decision about their lock, so this waits for them. One that somebody keeps locked is
-        asked for apart from then on, and the others without waiting for it.
+        Rows that somebody else has locked are passed over: for a moment by every decision about their lock, so those are asked
+        for again in a moment, and after that apart from the others, which wait for nobody.
         """
         answers: dict[Claim, Renewal] = {}
         apart = [claim for claim in claims if claim in self.stragglers]
         others = [claim for claim in claims if claim not in self.stragglers]
         for start in range(0, len(others), BATCH):
-            batch = others[start : start + BATCH]
-            try:
-                found = await self._renew(batch)
-            except LockError as error:
-                found = dict.fromkeys(batch, error)
-            for claim, answer in found.items():
-                if answer is None:
-                    apart.append(claim)
-                else:
-                    answers[claim] = answer
+            batch: Sequence[SharedClaim] = others[start : start + BATCH]
+            for pause in (*SOON, None):
+                try:
+                    found = await self._renew(batch)
+                except LockError as error:
+                    found = dict.fromkeys(batch, error)
+                answers.update({claim: answer for claim, answer in found.items() if answer is not None})
+                batch = [claim for claim, answer in found.items() if answer is None]
+                if not batch:
+                    break
+                if pause is not None:
+                    await self.backend.pause(pause)
+            apart += batch
         if apart:
             statements = self.backend.statements
             packets: dict[Claim, str] = {
-                claim: statements("confirm_bids", owners=quote(claim.owner)) for claim in apart
+                claim: statements("renew_bid", owner=quote(claim.owner)) for claim in apart
             }
             answers.update(await self.stragglers.ask(packets))
         return answers
 
     async def _renew(self, batch: Sequence[SharedClaim]) -> dict[SharedClaim, Renewal | None]:
-        """``None`` for those whose rows somebody has had locked for longer than the server waits, and has still."""
+        """``None`` for those that were passed over."""
         clock = self.backend.settings.clock
         # In the order of the rows, so that two of these do not wait for each other.
         words = {"owners": ", ".join(sorted(quote(claim.owner) for claim in batch)), "count": len(batch)}
         sent = clock()
-        waited = True
-        try:
-            changed = await self._ask_to_renew("renew_bids", batch, words)
-        except BackendUnavailable as error:
-            if code(error.__cause__) not in NOT_NOW:
-                raise
-            waited = False
-            sent = clock()
-            changed = await self._ask_to_renew("renew_free_bids", batch, words)
-        grants: dict[SharedClaim, Renewal | None] = {
-            claim: Grant(0, 0, certain_until(sent, claim.bid.ttl), demand=True) for claim in batch
-        }
-        if changed == len(batch):
-            return grants
-        asked = clock()
+        if await self._ask_to_renew(batch, words) == len(batch):
+            return {claim: Grant(0, 0, certain_until(sent, claim.bid.ttl), demand=True) for claim in batch}
+        sent = clock()
         [rows] = await self.backend.ask(self.backend.statements("renewed_bids", **words), urgent=True)
-        states = {str(owner): int(state) for owner, state, _ in rows.rows}
-        if not waited:
-            lasting = {str(owner): int(left) for owner, _, left in rows.rows}
-            grants = {claim: prolonged(lasting.get(claim.owner, 0), claim.bid.ttl, asked) for claim in batch}
-        return {claim: judge(states.get(claim.owner), grants[claim]) for claim in batch}
+        stand = {str(owner): (int(state), int(left)) for owner, state, left in rows.rows}
+        found: dict[SharedClaim, Renewal | None] = {}
+        for claim in batch:
+            state, left = stand.get(claim.owner, (None, 0))
+            found[claim] = judge(state, prolonged(left, claim.bid.ttl, sent))
+        return found
 
-    async def _ask_to_renew(self, name: str, batch: Sequence[SharedClaim], words: dict[str, Any]) -> int:
-        renewed, requests = await self.backend.ask(self.backend.statements(name, **words), urgent=True)
+    async def _ask_to_renew(self, batch: Sequence[SharedClaim], words: dict[str, Any]) -> int:
+        packet = self.backend.statements("renew_bids", **words)
+        renewed, requests = await self.backend.ask(packet, urgent=True)
         wanted = {str(owner): str(reason) for owner, reason in requests.rows}
         for claim in batch:
             self.request(claim, wanted.get(claim.owner))

@@ -3,6 +3,7 @@
 -- Every decision is one transaction: `step`, what somebody wants, `serve`, COMMIT, what came of it. It begins with the row of the
 -- lock, so decisions come one after the other; the row is changed, so that two nodes of a cluster cannot both decide.
 -- A read weighs 1, a write as much as the capacity, permits as many as they are: then one sum says who fits.
+-- What locks rows says by which key: a scan of a small table would wait for rows of other locks.
 
 -- name: step
 -- Tokens are at least 64 times the clock in microseconds, as everywhere; a row that was purged comes back with greater ones.
@@ -11,7 +12,7 @@ INSERT INTO {table} (id, namespace, family, name, label, token, since, expires_a
 VALUES ({id}, {namespace}, {family}, {name}, '',
   64 * TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)), UTC_TIMESTAMP(6), UTC_TIMESTAMP(6), {limit}, {limit})
 ON DUPLICATE KEY UPDATE token = GREATEST(token, VALUES(token)), expires_at = VALUES(expires_at);
-DELETE FROM {bids} WHERE lock_id = {id} AND expires_at <= UTC_TIMESTAMP(6)
+DELETE b FROM {bids} AS b FORCE INDEX (lock_id) WHERE b.lock_id = {id} AND b.expires_at <= UTC_TIMESTAMP(6)
 
 -- name: settle
 -- A semaphore has the limit of its first user until somebody sets another. What nobody uses is forgotten: a limit that
@@ -47,9 +48,10 @@ SELECT {place} AS place, _ascii{owner} AS owner, _ascii{mode} AS mode, {weight} 
 -- word, and carry out the rest: outside of one, nobody enters. For the same reason two may have arrived with one number.
 SET @began = UTC_TIMESTAMP(6);
 UPDATE (SELECT owner, state, SUM(weight) OVER line AS upto, SUM(IF(state = 0, block, 0)) OVER line - block AS before_it
-  FROM {bids} WHERE lock_id = {id} AND state IN (0, 1, 2, 4) WINDOW line AS (ORDER BY state = 0, arrival, owner)) AS q
-JOIN {table} AS t ON t.id = {id} AND q.upto <= t.capacity
-JOIN {bids} AS b ON b.owner = q.owner
+  FROM {bids} FORCE INDEX (lock_id) WHERE lock_id = {id} AND state IN (0, 1, 2, 4)
+  WINDOW line AS (ORDER BY state = 0, arrival, owner)) AS q
+STRAIGHT_JOIN {table} AS t ON t.id = {id} AND q.upto <= t.capacity
+STRAIGHT_JOIN {bids} AS b FORCE INDEX (PRIMARY) ON b.owner = q.owner
 SET b.state = IF(b.owner IN ({ours}), 2, 1), b.token = t.token + 1 + q.before_it, b.since = UTC_TIMESTAMP(6),
   b.expires_at = UTC_TIMESTAMP(6) + INTERVAL IF(b.owner IN ({ours}), b.ttl, b.claim) MICROSECOND
 WHERE q.state = 0 /*M!100000 AND @@in_transaction */;
@@ -59,7 +61,7 @@ WHERE id = {id}
 
 -- name: withdraw
 -- Those who do not wait take no place.
-DELETE FROM {bids} WHERE owner IN ({trying}) AND state = 0
+DELETE b FROM {bids} AS b FORCE INDEX (PRIMARY) WHERE b.owner IN ({trying}) AND b.state = 0
 
 -- name: outcome
 -- Whether it was not undone; then, as it has been committed, the limits, how those stand who asked, who of ours is inside, and
@@ -71,13 +73,8 @@ FROM {table} AS t LEFT JOIN {bids} AS b ON b.lock_id = t.id
   AND (b.state = 1 OR b.state = 2 AND b.owner IN ({ours}) OR b.owner IN ({asking}))
 WHERE t.id = {id}
 
--- name: confirm_bid
-UPDATE {bids} SET state = 2, expires_at = UTC_TIMESTAMP(6) + INTERVAL ttl MICROSECOND
-WHERE owner = {owner} AND state IN (1, 2) AND expires_at > UTC_TIMESTAMP(6);
-SELECT state, token FROM {bids} WHERE owner = {owner} AND expires_at > UTC_TIMESTAMP(6)
-
 -- name: depart
-DELETE FROM {bids} WHERE owner IN ({leaving}) AND state <> 4
+DELETE b FROM {bids} AS b FORCE INDEX (PRIMARY) WHERE b.owner IN ({leaving}) AND b.state <> 4
 
 -- name: bury
 -- One that has been confirmed in the meantime is somebody's.
@@ -95,8 +92,8 @@ WHERE owner = {owner} AND state IN (1, 2)
 
 -- name: force_out
 -- They are told by their next renewal; until then the rows say so.
-DELETE FROM {bids} WHERE lock_id = {id} AND state = 4;
-UPDATE {bids} SET state = 3, expires_at = UTC_TIMESTAMP(6) + INTERVAL ttl MICROSECOND
+DELETE b FROM {bids} AS b FORCE INDEX (lock_id) WHERE b.lock_id = {id} AND b.state = 4;
+UPDATE {bids} FORCE INDEX (lock_id) SET state = 3, expires_at = UTC_TIMESTAMP(6) + INTERVAL ttl MICROSECOND
 WHERE lock_id = {id} AND state IN (1, 2)
 
 -- name: forced_out
@@ -106,16 +103,19 @@ SELECT DISTINCT client FROM {bids} WHERE lock_id = {id} AND state = 3
 UPDATE {table} SET capacity = {capacity}, since = UTC_TIMESTAMP(6) WHERE id = {id}
 
 -- name: confirm_bids
+-- It waits for nobody: rows that somebody else has locked are passed over, and found again by the next look.
+UPDATE (SELECT owner FROM {bids} FORCE INDEX (PRIMARY) WHERE owner IN ({owners}) LIMIT {count} FOR UPDATE SKIP LOCKED) AS free
+STRAIGHT_JOIN {bids} AS b FORCE INDEX (PRIMARY) ON b.owner = free.owner
+SET b.state = 2, b.expires_at = UTC_TIMESTAMP(6) + INTERVAL b.ttl MICROSECOND
+WHERE b.state IN (1, 2) AND b.expires_at > UTC_TIMESTAMP(6)
+
+-- name: renew_bid
+-- One that was passed over; it waits.
 UPDATE {bids} SET state = 2, expires_at = UTC_TIMESTAMP(6) + INTERVAL ttl MICROSECOND
-WHERE owner IN ({owners}) AND state IN (1, 2) AND expires_at > UTC_TIMESTAMP(6)
+WHERE owner = {owner} AND state IN (1, 2) AND expires_at > UTC_TIMESTAMP(6)
 
 -- name: renew_bids
-UPDATE {bids} SET state = 2, expires_at = UTC_TIMESTAMP(6) + INTERVAL ttl MICROSECOND
-WHERE owner IN ({owners}) AND state IN (1, 2) AND expires_at > UTC_TIMESTAMP(6);
-SELECT owner, requested FROM {bids} WHERE owner IN ({owners}) AND requested IS NOT NULL
-
--- name: renew_free_bids
--- The same, but for those that somebody else has locked at this moment.
+-- It waits for nobody: rows that somebody else has locked are passed over.
 UPDATE (SELECT owner FROM {bids} FORCE INDEX (PRIMARY) WHERE owner IN ({owners}) LIMIT {count} FOR UPDATE SKIP LOCKED) AS free
 STRAIGHT_JOIN {bids} AS b FORCE INDEX (PRIMARY) ON b.owner = free.owner
 SET b.state = 2, b.expires_at = UTC_TIMESTAMP(6) + INTERVAL b.ttl MICROSECOND
@@ -127,10 +127,10 @@ SELECT owner, state, TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires_at) FR
 WHERE owner IN ({owners}) AND expires_at > UTC_TIMESTAMP(6)
 
 -- name: bids
-SELECT owner, state, token FROM {bids} WHERE owner IN ({owners}) AND expires_at > UTC_TIMESTAMP(6)
+SELECT owner, state, token, TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires_at) FROM {bids} WHERE owner IN ({owners}) AND expires_at > UTC_TIMESTAMP(6)
 
 -- name: request_bids
-UPDATE {bids} SET requested = {reason}
+UPDATE {bids} FORCE INDEX (lock_id) SET requested = {reason}
 WHERE lock_id = {id} AND state IN (1, 2) AND expires_at > UTC_TIMESTAMP(6);
 SELECT COUNT(*) FROM {bids} WHERE lock_id = {id} AND state IN (1, 2) AND expires_at > UTC_TIMESTAMP(6)
 
@@ -180,9 +180,12 @@ SELECT IF(
       WHERE b.lock_id IN (SELECT w.lock_id FROM {bids} AS w WHERE w.client = {client} AND w.state = 0))))))
 
 -- name: stay
--- Places and watches live for a ttl, and at least 3 s, from the last word of their client.
-UPDATE {bids} SET expires_at = UTC_TIMESTAMP(6) + INTERVAL GREATEST(ttl, 3000000) MICROSECOND
-WHERE owner IN ({owners}) AND state IN (0, 5) AND expires_at > UTC_TIMESTAMP(6)
+-- Places and watches live for a ttl, and at least 3 s, from the last word of their client. Those that somebody else has locked at
+-- this moment are passed over: there are two more times.
+UPDATE (SELECT owner FROM {bids} FORCE INDEX (PRIMARY) WHERE owner IN ({owners}) LIMIT {count} FOR UPDATE SKIP LOCKED) AS free
+STRAIGHT_JOIN {bids} AS b FORCE INDEX (PRIMARY) ON b.owner = free.owner
+SET b.expires_at = UTC_TIMESTAMP(6) + INTERVAL GREATEST(b.ttl, 3000000) MICROSECOND
+WHERE b.state IN (0, 5) AND b.expires_at > UTC_TIMESTAMP(6)
 
 -- name: ring
 -- Only if it listens at this moment: else it looks before it sleeps.

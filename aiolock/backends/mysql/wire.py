@@ -2,6 +2,9 @@
 
 Several packets may be on their way; the server answers them one after the other. Whoever sent one is called with its
 answers, or with the error of the first statement that failed, as soon as the last byte is there: no task stands between.
+
+When KILL QUERY comes between two statements of a packet, the server drops the rest without a word. So when the answers stop in
+the middle, something is asked behind them: if its answer comes first, the rest was dropped.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from typing import Any, NamedTuple
 from aiolock.backends.mysql.packets import (
     MOST,
     closing,
+    dropped,
     error_of,
     execution,
     frame,
@@ -30,6 +34,8 @@ __all__ = ["Heard", "Result", "Wire"]
 
 OK, NULL, EOF, ERROR = 0x00, 0xFB, 0xFE, 0xFF
 """How packets begin, and a value that is none."""
+PAUSE = 0.1
+"""For how many seconds answers stop in the middle before it is asked whether there are more."""
 
 
 class Result(NamedTuple):
@@ -47,7 +53,7 @@ Heard = Callable[[list[Result] | Exception], None]
 class _Asked:
     """A packet that was sent, and what has been answered."""
 
-    __slots__ = ("heard", "number", "prepared", "results", "usual")
+    __slots__ = ("doubted", "heard", "number", "prepared", "results", "usual")
 
     def __init__(self, heard: Heard, number: int, *, usual: bool = False, prepared: bool = False) -> None:
         self.heard = heard
@@ -58,6 +64,8 @@ class _Asked:
         self.prepared = prepared
         """Whether its rows are those of a prepared statement."""
         self.results: list[Result] = []
+        self.doubted = 0
+        """How many answers there were when the last look found that they had stopped; below zero once it was asked."""
 
 
 class _Preparing(_Asked):
@@ -97,6 +105,8 @@ class Wire(asyncio.Protocol):
         self._rows: list[tuple[Any, ...]] = []
         self._usual: Usual | None = None
         """How the last answer looked to a statement that is asked again and again."""
+        self._timer: asyncio.TimerHandle | None = None
+        """Of the next look whether answers have stopped in the middle."""
         self.over = False
         """Nothing is answered any more."""
 
@@ -121,7 +131,7 @@ class Wire(asyncio.Protocol):
         self._transport.write(preparing(statement))
 
     def execute(self, number: int, heard: Heard) -> None:
-        """As :meth:`ask`, for a statement that was prepared, and answers one large integer."""
+        """As :meth:`ask`, for a statement that was prepared, and answers one integer."""
         if self.over:
             asyncio.get_running_loop().call_soon(heard, lost(None))
             return
@@ -173,8 +183,13 @@ class Wire(asyncio.Protocol):
                 return
             asked = self._asked[0]
             if data[begin + 3] != asked.number & 255:
-                self._lose()
-                return
+                if not self._stopped(asked) or data[begin + 3] != 1 or len(self._asked) == 1:
+                    self._lose()
+                    return
+                self._answer(asked, dropped())
+                if self.over:
+                    return
+                asked = self._asked[0]
             asked.number += 1
             packet = data[begin + 4 : start]
             if size == MOST or self._long:
@@ -195,6 +210,31 @@ class Wire(asyncio.Protocol):
             self._missing = 4 - (end - start)
         elif whole and first is not None and len(first.results) == 1:
             self._usual = Usual.learn(data, first.prepared)
+        if self._timer is None and self._asked and self._asked[0].results:
+            self._timer = asyncio.get_running_loop().call_later(PAUSE, self._look)
+
+    def _stopped(self, asked: _Asked) -> bool:
+        """Whether it has answers, and what comes next is another one's first packet, or the first of another answer."""
+        begun = self._left or self._columns or self._readers is not None or self._long
+        return (
+            bool(asked.results)
+            and not begun
+            and asked.number & 255 != 1
+            and not isinstance(asked, _Preparing)
+        )
+
+    def _look(self) -> None:
+        """Have the answers stopped? Most have come to their end long before anybody looks."""
+        self._timer = None
+        asked = self._asked[0] if self._asked else None
+        if self.over or asked is None or not asked.results or asked.doubted < 0:
+            return
+        if asked.doubted == len(asked.results) and self._stopped(asked):
+            asked.doubted = -1
+            self.ask("DO 0", _nothing)
+            return
+        asked.doubted = len(asked.results)
+        self._timer = asyncio.get_running_loop().call_later(PAUSE, self._look)
 
     def _read(self, asked: _Asked, packet: bytes) -> None:
         first = packet[0]
@@ -253,6 +293,7 @@ class Wire(asyncio.Protocol):
     def _lose(self, error: Exception | None = None) -> None:
         if self.over:
             return
+        self._no_look()
         self.over = True
         self._transport.abort()
         asked, self._asked = self._asked, deque()
@@ -262,5 +303,15 @@ class Wire(asyncio.Protocol):
 
     def close(self) -> None:
         """Nobody wants to hear anything any more."""
+        self._no_look()
         self.over = True
         self._asked.clear()
+
+    def _no_look(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def _nothing(outcome: list[Result] | Exception) -> None:
+    """Who hears what was asked only to see that it is answered."""

@@ -477,6 +477,14 @@ async def test_a_transaction_that_is_too_old_for_a_new_row_is_told_and_may_be_re
                 for error in failures:
                     assert "innodb_snapshot_isolation" in str(error)
                     assert str(pickle.loads(pickle.dumps(error))) == str(error)
+                # The doctor says so, to those whom it may happen to.
+                for mode, told in (("row", [Level.NOTE] * strict), ("lease", [])):
+                    doctor = aiolock.connect(server.url, mode=mode)
+                    found = [
+                        one for one in await doctor.diagnose() if one.subject == "innodb_snapshot_isolation"
+                    ]
+                    assert [one.level for one in found] == told
+                    assert all("retry_on_conflict" in one.advice for one in found)
                 # So it is for transactions of the client's own, which are repeated.
                 undone = translate(
                     pymysql.err.OperationalError(1020, "Record has changed since last read"), "x"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import warnings
 from random import Random
 
 import aiomysql
@@ -11,7 +12,7 @@ import pytest
 
 from aiolock import ConfigError, DeadlockDetected
 from aiolock.mysql import Conflict, compare_and_set, fenced_update, retry_on_conflict
-from tests.backends.mysql.tools import as_root
+from tests.backends.mysql.tools import Deaf, as_root
 
 
 @pytest.fixture
@@ -136,6 +137,124 @@ async def test_a_late_write_is_refused_also_in_a_transaction_that_still_sees_its
     assert not await fenced_update(old, "orders", {"id": 1}, {"state": "c"}, token=10)
     await old.rollback()
     assert await read(old) == ("b", 0, 20)
+
+
+async def strictly(connection, mode: str) -> None:
+    """Whether values that are too large are refused; MySQL warns of each change of it."""
+    async with connection.cursor(Deaf) as cursor:
+        await cursor.execute(f"SET SESSION sql_mode = '{mode}'")
+
+
+SMALL = ["TINYINT UNSIGNED", "INT", "INT UNSIGNED", "DOUBLE", "VARCHAR(5)"]
+"""Kinds of columns in which no token has room."""
+TOKEN = 114_900_000_000_000_065
+"""As they are: 64 times a time in µs, and one more."""
+
+
+@pytest.mark.parametrize("mode", ["", "STRICT_TRANS_TABLES"])
+@pytest.mark.parametrize("kind", SMALL)
+async def test_a_column_that_is_too_small_for_a_token_is_an_error_and_writes_nothing(connect, kind, mode):
+    connection = await connect()
+    await strictly(connection, mode)
+    async with connection.cursor() as cursor:
+        await cursor.execute(f"ALTER TABLE orders ADD mark {kind} NOT NULL DEFAULT 0")
+    await connection.begin()
+    assert await fenced_update(connection, "orders", {"id": 2}, {"state": "a"}, token=5)
+    with warnings.catch_warnings():
+        # The driver says what the server says of values that it clips.
+        warnings.simplefilter("ignore")
+        for token in (TOKEN, TOKEN + 1):
+            with pytest.raises(ConfigError, match=r"column 'mark' cannot hold tokens.*BIGINT UNSIGNED"):
+                await fenced_update(
+                    connection, "orders", {"id": 1}, {"state": "b"}, token=token, column="mark"
+                )
+    # The transaction goes on.
+    await connection.commit()
+    assert [float(number) for number in await read(connection, "mark")] == [0]
+    assert (await read(connection))[0] == "new"
+    assert (await read(connection, number=2))[0] == "a"
+
+
+@pytest.mark.parametrize("kind", ["BIGINT", "BIGINT UNSIGNED", "DECIMAL(20)", "DECIMAL(20, 2)"])
+async def test_a_column_that_is_large_enough_has_the_token(connect, kind):
+    connection = await connect()
+    await strictly(connection, "")
+    async with connection.cursor() as cursor:
+        await cursor.execute(f"ALTER TABLE orders ADD mark {kind} NOT NULL DEFAULT 0")
+    assert await fenced_update(connection, "orders", {"id": 1}, {"state": "b"}, token=TOKEN, column="mark")
+    assert not await fenced_update(
+        connection, "orders", {"id": 1}, {"state": "a"}, token=TOKEN - 1, column="mark"
+    )
+    assert [int(number) for number in await read(connection, "mark")] == [TOKEN]
+
+
+@pytest.mark.parametrize("mode", ["", "STRICT_TRANS_TABLES"])
+async def test_a_version_that_has_come_to_its_end_is_an_error_and_not_the_same_again(connect, mode):
+    connection = await connect()
+    await strictly(connection, mode)
+    async with connection.cursor() as cursor:
+        await cursor.execute("ALTER TABLE orders ADD changes TINYINT NOT NULL DEFAULT 126")
+    assert await compare_and_set(connection, "orders", {"id": 1}, 126, {"n": 1}, column="changes")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(2):
+            with pytest.raises(ConfigError, match=r"column 'changes' cannot hold the version 128.*BIGINT"):
+                await compare_and_set(connection, "orders", {"id": 1}, 127, {"n": 2}, column="changes")
+    assert await read(connection, "n, changes") == (1, 127)
+
+
+async def test_a_mode_in_which_it_is_not_seen_what_was_stored_is_refused(connect, mariadb):
+    connection = await connect()
+    async with connection.cursor() as cursor:
+        [[version]] = await as_root(mariadb, "SELECT VERSION()")
+        if "MariaDB" not in version:
+            # Others do not have it.
+            with pytest.raises(pymysql.err.Error):
+                await cursor.execute("SET SESSION sql_mode = 'SIMULTANEOUS_ASSIGNMENT'")
+            return
+        await cursor.execute("SET SESSION sql_mode = 'SIMULTANEOUS_ASSIGNMENT'")
+    with pytest.raises(ConfigError, match="SIMULTANEOUS_ASSIGNMENT"):
+        await fenced_update(connection, "orders", {"id": 1}, {"state": "b"}, token=TOKEN)
+    with pytest.raises(ConfigError, match="SIMULTANEOUS_ASSIGNMENT"):
+        await compare_and_set(connection, "orders", {"id": 1}, 0, {"state": "b"})
+    assert await read(connection) == ("new", 0, 0)
+
+
+async def test_an_error_about_another_column_is_the_servers_own(connect):
+    connection = await connect()
+    await strictly(connection, "STRICT_TRANS_TABLES")
+    with pytest.raises(aiomysql.DataError, match="'n'"):
+        await fenced_update(connection, "orders", {"id": 1}, {"n": 2**40}, token=5)
+    with pytest.raises(aiomysql.DataError, match="'n'"):
+        await compare_and_set(connection, "orders", {"id": 1}, 0, {"n": 2**40})
+
+
+async def test_a_row_that_changed_under_a_transaction_is_a_conflict_also_with_snapshot_isolation(connect):
+    """False by itself; with innodb_snapshot_isolation, which MySQL has not, the server's error 1020. Both end in one success."""
+    old, new = await connect(), await connect()
+    async with old.cursor() as cursor:
+        await cursor.execute("SHOW VARIABLES LIKE 'innodb_snapshot_isolation'")
+        if await cursor.fetchall():
+            await cursor.execute("SET SESSION innodb_snapshot_isolation = ON")
+    seen: list[tuple] = []
+
+    async def step() -> None:
+        await old.begin()
+        try:
+            n, version = await read(old, "n, version")
+            seen.append((n, version))
+            if len(seen) == 1:
+                assert await compare_and_set(new, "orders", {"id": 1}, version, {"n": n + 1})
+            if not await compare_and_set(old, "orders", {"id": 1}, version, {"n": n + 1}):
+                raise Conflict("orders 1")
+            await old.commit()
+        except BaseException:
+            await old.rollback()
+            raise
+
+    await retry_on_conflict(step, attempts=3, pause=0.001)
+    assert seen == [(0, 0), (1, 1)]
+    assert await read(new, "n, version") == (2, 2)
 
 
 async def test_a_conflict_is_told_from_any_other_failure():

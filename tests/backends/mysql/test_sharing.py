@@ -359,6 +359,10 @@ def test_settings_lead_to_findings():
     assert level({}, "mode", "session") is Level.NOTE
     assert level({"max_statement_time": "10"}, "max_statement_time") is Level.NOTE
     assert level({"max_connections": "20"}, "max_connections") is Level.NOTE
+    assert level({"innodb_snapshot_isolation": "OFF"}, "innodb_snapshot_isolation", "row") is Level.OK
+    assert level({"innodb_snapshot_isolation": "ON"}, "innodb_snapshot_isolation", "row") is Level.NOTE
+    for mode, facts in (("row", {}), ("lease", {"innodb_snapshot_isolation": "ON"})):
+        assert "innodb_snapshot_isolation" not in {one.subject for one in findings(facts, mode)}
 
 
 def test_weights_make_one_rule_of_all_kinds():

@@ -8,8 +8,10 @@ import random
 import pymysql.err
 import pytest
 
+from aiolock.backends.mysql import wire
 from aiolock.backends.mysql.packets import MOST
 from aiolock.backends.mysql.wire import Result, Wire
+from tests.contract.staging import until
 
 
 class Transport:
@@ -81,7 +83,7 @@ RESULTS = [Result((), 3), Result(((42, "ü", b"\xfe\xff"), (None, None, None)), 
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_answers_do_not_depend_on_the_pieces_they_come_in(seed):
+async def test_the_answers_do_not_depend_on_the_pieces_they_come_in(seed):
     rng, line = random.Random(seed), Line()
     for _ in range(3):
         line.ask()
@@ -94,7 +96,7 @@ def test_the_answers_do_not_depend_on_the_pieces_they_come_in(seed):
     assert not line.ends
 
 
-def test_an_error_is_the_end_of_one_packet_and_not_of_the_connection():
+async def test_an_error_is_the_end_of_one_packet_and_not_of_the_connection():
     line = Line()
     line.ask()
     line.ask()
@@ -108,7 +110,7 @@ def test_an_error_is_the_end_of_one_packet_and_not_of_the_connection():
     assert isinstance(line.heard[-1], pymysql.err.OperationalError)
 
 
-def test_what_is_longer_than_a_packet_goes_and_comes_in_several():
+async def test_what_is_longer_than_a_packet_goes_and_comes_in_several():
     line = Line()
     line.ask("x" * MOST)
     head, rest = line.transport.written[:4], line.transport.written[4 + MOST :]
@@ -131,7 +133,7 @@ def test_what_is_longer_than_a_packet_goes_and_comes_in_several():
     ],
     ids=["number", "file", "short", "no end of columns"],
 )
-def test_what_is_out_of_step_ends_the_connection(data):
+async def test_what_is_out_of_step_ends_the_connection(data):
     line = Line()
     line.ask()
     line.ask()
@@ -160,6 +162,52 @@ async def test_who_asks_after_the_end_hears_of_it():
     assert [error.args[0] for error in line.heard] == [2013]
 
 
+# --- answers that stop in the middle
+
+
+async def test_the_rest_of_a_packet_that_the_server_has_dropped_is_an_error_and_no_more(monkeypatch):
+    monkeypatch.setattr(wire, "PAUSE", 0.001)
+    line = Line()
+    line.ask("SET @a = 1; SELECT 2")
+    line.wire.data_received(packets(ok(more=True)))
+    line.transport.written = b""
+    await until(lambda: line.transport.written)
+    assert line.transport.written.endswith(b"\x03DO 0")
+    # What was asked behind it is answered, so it is over.
+    line.wire.data_received(packets(ok()))
+    assert [error.args[0] for error in line.heard] == [1317]
+    line.ask()
+    line.wire.data_received(packets(b"\x01", NUMBER, end(), text(b"5"), end()))
+    assert line.heard[1:] == [[Result(((5,),), 1)]]
+    assert not line.ends
+
+
+async def test_an_answer_that_is_late_in_the_middle_is_whole(monkeypatch):
+    monkeypatch.setattr(wire, "PAUSE", 0.001)
+    line = Line()
+    line.ask("SET @a = 1; SELECT 2")
+    line.wire.data_received(packets(ok(more=True)))
+    line.transport.written = b""
+    await until(lambda: line.transport.written)
+    rest = packets(b"\x01", NUMBER, end(), text(b"5"), end(), first=2)
+    line.wire.data_received(rest + packets(ok()))
+    assert line.heard == [[Result((), 0), Result(((5,),), 1)]]
+    assert not line.ends
+
+
+async def test_nothing_is_asked_behind_answers_that_come_in_time(monkeypatch):
+    monkeypatch.setattr(wire, "PAUSE", 0.001)
+    line = Line()
+    line.ask("SET @a = 1; SELECT 2")
+    line.wire.data_received(packets(ok(more=True)))
+    line.wire.data_received(packets(ok(), first=2))
+    line.ask("SELECT SLEEP(100)")
+    line.transport.written = b""
+    await asyncio.sleep(0.02)
+    assert line.transport.written == b""
+    line.wire.close()
+
+
 # --- statements that are sent again and again
 
 
@@ -167,8 +215,8 @@ def usual(value: bytes) -> bytes:
     return packets(b"\x01", NUMBER, end(), text(value), end())
 
 
-def prepared(value: int | None) -> bytes:
-    row = b"\0\4" if value is None else b"\0\0" + value.to_bytes(8, "little", signed=True)
+def prepared(value: int | None, size: int = 8) -> bytes:
+    row = b"\0\4" if value is None else b"\0\0" + value.to_bytes(size, "little", signed=True)
     return packets(b"\x01", NUMBER, end(), row, end())
 
 
@@ -199,7 +247,7 @@ def test_an_answer_is_the_same_whatever_the_one_before_it_looked_like(answer, ro
     assert not line.ends
 
 
-def test_an_error_or_the_next_answer_is_not_taken_for_the_usual_one():
+async def test_an_error_or_the_next_answer_is_not_taken_for_the_usual_one():
     line = Line()
     again(line, usual(b"42"))
     line.wire.ask("SELECT 1", line.heard.append, usual=True)
@@ -212,7 +260,7 @@ def test_an_error_or_the_next_answer_is_not_taken_for_the_usual_one():
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_usual_answers_may_come_in_pieces(seed):
+async def test_usual_answers_may_come_in_pieces(seed):
     rng, line = random.Random(seed), Line()
     again(line, usual(b"0"))
     for number in range(1, 30):
@@ -238,8 +286,11 @@ def test_a_statement_is_prepared_repeated_and_forgotten():
     for value in (6, 7, None, -8):
         line.wire.execute(9, line.heard.append)
         line.wire.data_received(prepared(value))
+    # As that of GET_LOCK is.
+    line.wire.execute(9, line.heard.append)
+    line.wire.data_received(prepared(1, 4))
     again(line, usual(b"9"))
-    assert [one[0].rows[0][0] for one in line.heard] == [5, 6, 7, None, -8, 9]
+    assert [one[0].rows[0][0] for one in line.heard] == [5, 6, 7, None, -8, 1, 9]
     line.transport.written = b""
     line.wire.forget(9)
     assert line.transport.written == b"\5\0\0\0\x19\x09\0\0\0"
