@@ -212,7 +212,8 @@ class Client:
     async def open(self) -> Self:
         """Connect, within the ``command_timeout``; the same as entering ``async with``.
 
-        Raises :class:`BackendUnavailable`, :class:`BackendRefused`, or :class:`UnsafeBackend` if ``require=`` asks
+        Raises :class:`BackendUnavailable`, :class:`BackendRefused`, :class:`ConfigError` if several addresses of a quorum
+        turn out to lead to one server, or :class:`UnsafeBackend` if ``require=`` asks
         for more than the deployment promises. Cancelling it leaves nothing open, and it may be tried again.
         """
         runtime = self._runtime

@@ -10,8 +10,10 @@ from random import Random
 from typing import Any, TypeVar
 
 from aiolock.backends.quorum.claim import QuorumClaim
+from aiolock.backends.quorum.holding import Holding
 from aiolock.backends.quorum.member import Member
 from aiolock.backends.quorum.rules import combined, majority, promised, rotation
+from aiolock.backends.quorum.twins import check_twins
 from aiolock.backends.quorum.vote import Say, Vote
 from aiolock.contract import (
     Backend,
@@ -70,7 +72,8 @@ class QuorumBackend(Backend):
         self.notices = Notices()
         self.random = Random()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._leaving: set[asyncio.Task[None]] = set()
+        self._leaving: dict[asyncio.Task[None], float] = {}
+        """What gives something back, and since when."""
 
     def __repr__(self) -> str:
         return f"<QuorumBackend {', '.join(map(repr, self._members))}>"
@@ -99,13 +102,27 @@ class QuorumBackend(Backend):
         there = [member for member in self._members if member.open]
         if len(there) < self.needed:
             raise self.failure([member.failure for member in self._members if member.failure is not None])
+        await self._check_twins(there)
         self.capabilities = promised([member.backend.capabilities for member in there])
         for member in self._members:
             if member.open:
                 self._opened(member)
             else:
                 log.warning("%r cannot be reached, going on without it: %s", member, member.failure)
-                self.spawn(member.open_later(self.random, self._opened), "aiolock-quorum-open")
+                self.spawn(self._open_later(member), "aiolock-quorum-open")
+
+    async def _open_later(self, member: Member) -> None:
+        def suits() -> Coroutine[Any, Any, None]:
+            return self._check_twins([*(other for other in self._members if other.open), member])
+
+        await member.open_later(self.random, suits)
+        if member.open:
+            self._opened(member)
+
+    async def _check_twins(self, members: Sequence[Member]) -> None:
+        settings = self.settings
+        backends = [member.backend for member in members]
+        await check_twins(backends, ttl=settings.ttl, limit=settings.command_timeout / 2, later=self._leave)
 
     def _opened(self, member: Member) -> None:
         self.spawn(self._listen(member), "aiolock-quorum-notices")
@@ -113,15 +130,22 @@ class QuorumBackend(Backend):
         self.notices.put(Notice(News.DOUBT))
 
     async def aclose(self) -> None:
-        """Finish what is being given back, if that is quick, and close every server."""
+        """Finish what is being given back, unless that has had its time, and close every server."""
         if self._leaving:
-            await asyncio.wait(set(self._leaving), timeout=self.settings.command_timeout / 2)
+            now = self.settings.clock()
+            limits = {
+                task: since + self.settings.command_timeout / 2 - now for task, since in self._leaving.items()
+            }
+            if late := [task for task, limit in limits.items() if limit > 0]:
+                await asyncio.wait(late, timeout=max(limits.values()))
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
         closing = [asyncio.ensure_future(member.backend.aclose()) for member in self._members if member.open]
+        for member in self._members:
+            member.open = False
         if closing:
             await asyncio.wait(closing)
 
@@ -138,14 +162,14 @@ class QuorumBackend(Backend):
             task.exception()
 
     def failure(self, errors: Sequence[Exception]) -> BackendError:
-        """What to say when too few servers can be asked, and why the first of them cannot."""
+        """What to say when too few servers can be asked, and why they cannot."""
         kind = (
             BackendRefused
             if errors and all(isinstance(one, BackendRefused) for one in errors)
             else BackendUnavailable
         )
         retryable = not errors or any(getattr(one, "retryable", True) for one in errors)
-        why = f": {errors[0]}" if errors else ""
+        why = f": {'; '.join(dict.fromkeys(map(str, errors)))}" if errors else ""
         failure = kind(
             f"{len(errors)} of {len(self._members)} servers cannot be asked, and {self.needed} are needed{why}",
             retryable=retryable,
@@ -172,10 +196,16 @@ class QuorumBackend(Backend):
 
     def free(self, vote: Vote, keep: float = 0) -> asyncio.Task[None]:
         """Give back a vote, in the background, for as long as its server could keep it."""
-        task = self.spawn(self._free(vote, keep), "aiolock-quorum-clean-up")
-        self._leaving.add(task)
-        task.add_done_callback(self._leaving.discard)
+        return self._leave(self._free(vote, keep))
+
+    def _leave(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self.spawn(work, "aiolock-quorum-clean-up")
+        self._leaving[task] = self.settings.clock()
+        task.add_done_callback(self._left)
         return task
+
+    def _left(self, task: asyncio.Task[None]) -> None:
+        self._leaving.pop(task, None)
 
     async def _free(self, vote: Vote, keep: float) -> None:
         if vote.task is not None and vote.open:
@@ -187,7 +217,7 @@ class QuorumBackend(Backend):
         give_up, pause = clock() + vote.claim.bid.ttl, 0.02
         while True:
             try:
-                await vote.claim.release(keep)
+                await vote.member.hear(vote.claim.release(keep))
             except BackendError as error:
                 if not error.retryable or clock() >= give_up:
                     log.info(
@@ -233,19 +263,24 @@ class QuorumBackend(Backend):
 
     async def _renew(self, member: Member, votes: Sequence[Vote], sent: float) -> None:
         try:
-            answers: Sequence[Renewal] = await member.backend.renew([vote.claim for vote in votes])
+            answers: Sequence[Renewal] = await member.hear(
+                member.backend.renew([vote.claim for vote in votes])
+            )
         except Exception as error:  # noqa: BLE001 - whatever a server does to us, it is only one of several
             answers = [error] * len(votes)
         for vote, answer in zip(votes, answers, strict=True):
-            if isinstance(answer, Grant):
-                vote.take(answer, sent)
-            elif isinstance(answer, Exception):
+            if isinstance(answer, Exception):
                 vote.error = answer
+            elif vote.say is not Say.YES:
+                # It was lost, or given back, while the question was under way.
+                pass
+            elif isinstance(answer, Grant):
+                vote.take(answer, sent)
             else:
                 vote.lose(answer)
                 self._weakened(vote.owner)
 
-    def _weakened(self, claim: QuorumClaim) -> None:
+    def _weakened(self, claim: Holding) -> None:
         """A vote was lost, and the others may be certain for less time than its holder believes."""
         if not claim.given_back and claim.lost() is None and claim.until < claim.promised:
             now = self.settings.clock()
@@ -293,28 +328,38 @@ class QuorumBackend(Backend):
 
         async def one(member: Member) -> T:
             member.check()
-            return await ask(member.backend)
+            return await member.hear(ask(member.backend))
 
         asked = [self.spawn(one(member), "aiolock-quorum-look") for member in self._members]
+        # Who did not answer the last time is not waited for if the others are enough.
+        vital = [
+            task
+            for task, member in zip(asked, self._members, strict=True)
+            if member.open and not member.silent
+        ]
         try:
-            await asyncio.wait(asked)
+            if len(vital) >= self.needed:
+                await asyncio.wait(vital)
+            if len([task for task in asked if task.done() and task.exception() is None]) < self.needed:
+                await asyncio.wait(asked)
         finally:
             for task in asked:
                 task.cancel()
-        errors = [error for task in asked if (error := task.exception()) is not None]
+        heard = [task for task in asked if task.done() and not task.cancelled()]
+        errors = [error for task in heard if (error := task.exception()) is not None]
         for error in errors:
             if not isinstance(error, BackendError):
                 raise error
-        answers = [task.result() for task in asked if task.exception() is None]
+        answers = [task.result() for task in heard if task.exception() is None]
         if len(answers) < self.needed:
             raise self.failure([error for error in errors if isinstance(error, BackendError)])
         return answers
 
     async def inspect(self, name: str, family: Family) -> LockInfo:
-        """Who is inside as most servers see it; who waits as the first one does."""
+        """Who is inside as most servers see it; who waits as the first one does, or others."""
         start = rotation(name, len(self._members))
         infos = await self._all(lambda backend: backend.inspect(name, family))
-        # With some missing, the line may be at another one than usual: the longest is shown.
+        # With some missing, nobody knows which is the first: the longest line is likely to be that of most.
         if len(infos) == len(self._members):
             infos = infos[start:] + infos[:start]
         else:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from random import Random
+from typing import TypeVar
 
 from aiolock.contract import Backend, Claim, Grant
-from aiolock.errors import BackendError, BackendUnavailable
+from aiolock.errors import BackendError, BackendUnavailable, ConfigError
 
 __all__ = ["Member"]
+
+T = TypeVar("T")
 
 log: logging.Logger = logging.getLogger("aiolock")
 
@@ -27,6 +30,8 @@ class Member:
         """Whether its backend could be opened; from then on it reconnects by itself."""
         self.failure: BackendError | None = None
         """Why it could not."""
+        self.silent = False
+        """Whether the last question was not answered."""
 
     def __repr__(self) -> str:
         return self.backend.address or repr(self.backend)
@@ -41,12 +46,31 @@ class Member:
     async def attempt(self, claim: Claim, *, wait: bool) -> Grant | None:
         """As the claim's."""
         self.check()
-        return await claim.attempt(wait)
+        return await self.hear(claim.attempt(wait))
 
-    async def try_to_open(self) -> None:
-        """Open it; what can be better later is remembered instead of raised. Cancelling it leaves nothing open."""
+    async def hear(self, answer: Awaitable[T]) -> T:
+        """An answer of its backend, or its error; whether there was one is remembered."""
+        try:
+            said = await answer
+        except BackendUnavailable:
+            self.silent = True
+            raise
+        except BackendError:
+            self.silent = False
+            raise
+        self.silent = False
+        return said
+
+    async def try_to_open(self, suits: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Open it; what can be better later is remembered instead of raised. Cancelling it leaves nothing open.
+
+        ``suits`` raises if it may not take part; it does not before.
+        """
+        self.open = False
         try:
             await self.backend.open()
+            if suits is not None:
+                await suits()
         except BackendError as error:
             self.failure = error
             await self.backend.aclose()
@@ -56,16 +80,21 @@ class Member:
             await self.backend.aclose()
             raise
         else:
-            self.open, self.failure = True, None
+            self.open, self.silent, self.failure = True, False, None
 
-    async def open_later(self, random: Random, opened: Callable[[Member], None]) -> None:
-        """Try again until it is open, and say so."""
+    async def open_later(self, random: Random, suits: Callable[[], Awaitable[None]]) -> None:
+        """Try again until it is open, or until it is clear that it never will take part."""
         pause, most = AGAIN
         while not self.open:
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(2 * pause, most)
+            before = str(self.failure)
             try:
-                await self.try_to_open()
+                await self.try_to_open(suits)
             except BackendError as error:
-                log.warning("%r does not take part: %s", self, error)
-        opened(self)
+                # Somebody has to do something about it, and may.
+                if str(error) != before:
+                    log.warning("%r does not take part: %s", self, error)
+            except ConfigError as error:
+                log.error("%r will not take part: %s", self, error)  # noqa: TRY400 - where it was found is no news
+                return

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from zlib import crc32
 
-from aiolock.contract import Holder, LockInfo
+from aiolock.contract import Holder, LockInfo, Waiting
 
 __all__ = ["certain", "combined", "majority", "promised", "rotation"]
 
@@ -40,9 +40,10 @@ def promised(capabilities: Sequence[frozenset[str]]) -> frozenset[str]:
 
 
 def combined(infos: Sequence[LockInfo], needed: int) -> LockInfo:
-    """How a lock looks that several servers know, of which the first one's line counts.
+    """How a lock looks that several servers know.
 
-    A holder is whoever is one on ``needed`` of them; the others are on their way in or out.
+    A holder is whoever is one on ``needed`` of them; the others are on their way in or out. The line is that of the first,
+    and whoever waits at another one only, because the first was away, comes behind it.
     """
     first = infos[0]
     counts = [Counter(_who(holder) for holder in info.holders) for info in infos]
@@ -55,7 +56,18 @@ def combined(infos: Sequence[LockInfo], needed: int) -> LockInfo:
         holders += _merged(
             [holder for info in infos for holder in info.holders if _who(holder) == who], times, needed
         )
-    return LockInfo(first.name, tuple(holders), first.waiters, first.family)
+    line: list[Waiting] = []
+    for info in infos:
+        known = Counter(map(_whom, line))
+        for waiting in info.waiters:
+            known[_whom(waiting)] -= 1
+            if known[_whom(waiting)] < 0:
+                line.append(waiting)
+    return LockInfo(first.name, tuple(holders), tuple(line), first.family)
+
+
+def _whom(waiting: Waiting) -> tuple[str, str]:
+    return waiting.label, waiting.mode
 
 
 def _who(holder: Holder) -> tuple[str, str]:

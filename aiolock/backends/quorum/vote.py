@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -12,9 +13,12 @@ from aiolock.contract import Bid, Claim, Grant
 from aiolock.errors import LossReason
 
 if TYPE_CHECKING:
-    from aiolock.backends.quorum.claim import QuorumClaim
+    from aiolock.backends.quorum.holding import Holding
 
-__all__ = ["Say", "Vote"]
+__all__ = ["LOOK", "Say", "Vote"]
+
+LOOK = 2.0
+"""Seconds after which a place in line is looked at, whatever its server has told."""
 
 
 class Say(Enum):
@@ -46,7 +50,7 @@ class Vote:
         "waited",
     )
 
-    def __init__(self, member: Member, owner: QuorumClaim, bid: Bid) -> None:
+    def __init__(self, member: Member, owner: Holding, bid: Bid) -> None:
         self.member = member
         self.owner = owner
         self.claim: Claim = member.backend.claim(bid)
@@ -81,30 +85,42 @@ class Vote:
         """Whether it is certainly ours."""
         return self.say is Say.YES and self.until > now
 
-    def ask(self, *, wait: bool) -> None:
-        """Ask the server, in a task of the client."""
+    def ask(self, *, wait: bool, stay: bool = False) -> None:
+        """Ask the server, in a task of the client, which with ``stay`` goes on until the vote is ours."""
         self.asked, self.waited = True, self.waited or wait
         self.say = Say.NOTHING
-        self.task = self.owner.backend.spawn(self._ask(wait=wait), "aiolock-quorum-ask")
+        self.task = self.owner.backend.spawn(self._ask(wait=wait, stay=stay), "aiolock-quorum-ask")
 
-    async def _ask(self, *, wait: bool) -> None:
-        sent = self.owner.backend.settings.clock()
-        try:
-            grant = await self.member.attempt(self.claim, wait=wait)
-        except Exception as error:  # noqa: BLE001 - whatever a server does to us, it is only one of several
-            self.say, self.error = Say.ERROR, error
-            return
+    async def _ask(self, *, wait: bool, stay: bool) -> None:
+        clock = self.owner.backend.settings.clock
+        while True:
+            sent = clock()
+            try:
+                grant = await self.member.attempt(self.claim, wait=wait)
+            except Exception as error:  # noqa: BLE001 - whatever a server does to us, it is only one of several
+                self.say, self.error = Say.ERROR, error
+                return
+            if grant is not None or not stay:
+                break
+            self.say = Say.IN_LINE if self.say is Say.NOTHING else self.say
+            await self.changed()
         if grant is None:
             self.say = Say.IN_LINE if wait else Say.NO
-        elif self.say is Say.NOTHING:
+        elif self.say in (Say.NOTHING, Say.IN_LINE):
             # Else the loss was told before the grant was.
             self.take(grant, sent)
         self.owner.voted(self)
 
+    async def changed(self) -> None:
+        """Wait in line until it may be ours; not for ever, because the server may be silent."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LOOK):
+                await self.claim.changed()
+
     def take(self, grant: Grant, sent: float) -> None:
         """It is ours, by the answer to a question that was sent then."""
         self.say, self.grant, self.error = Say.YES, grant, None
-        self.until, self.heard = max(self.until, grant.until), sent
+        self.until, self.heard = max(self.until, grant.until), max(self.heard, sent)
 
     async def answered(self) -> Say:
         """Wait for the question under way, and return what the server says. Cancelling it leaves the question alone."""
