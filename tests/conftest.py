@@ -15,7 +15,7 @@ import signal
 
 import pytest
 
-from tests.servers import EXTERNAL, MYSQLD, SERVERS, ServerMissing, mysqld
+from tests.servers import EXTERNAL, MYSQLD, REDIS, SERVERS, ServerMissing, mysqld, redis_server
 
 # Loops read this when they are made.
 os.environ["PYTHONASYNCIODEBUG"] = "1"
@@ -89,11 +89,13 @@ def pytest_configure(config):
             EXTERNAL[server] = url
             SERVERS.add(server)
     collect_ignore[:] = [folder for server, folder in PREVIEWS.items() if server not in SERVERS]
-    if MYSQLD:
-        try:
+    try:
+        if MYSQLD:
             mysqld()
-        except ServerMissing as error:
-            raise pytest.UsageError(str(error)) from error
+        if REDIS:
+            redis_server()
+    except ServerMissing as error:
+        raise pytest.UsageError(str(error)) from error
     if crowded(config):
         collect_ignore.append(ALONE)
 
@@ -112,6 +114,8 @@ def pytest_report_header(config):
     lines = [f"servers: this run is about memory, {', '.join(sorted(SERVERS))}{note}"]
     if MYSQLD and "mariadb" not in EXTERNAL:
         lines.append(f"servers: in place of MariaDB: {mysqld()}")
+    if REDIS:
+        lines.append(f"servers: in place of the installed Redis: {redis_server()}")
     if EXTERNAL:
         lines.append(
             f"servers: {', '.join(sorted(EXTERNAL))} by URL; what kills, freezes or restarts a server, or needs one with "

@@ -25,6 +25,7 @@ from tests.processes import READY_WITHIN, Child, Server, ServerFailed, ServerMis
 __all__ = [
     "EXTERNAL",
     "MYSQLD",
+    "REDIS",
     "SERVERS",
     "Certificates",
     "ExternalMariaDB",
@@ -35,6 +36,7 @@ __all__ = [
     "ServerMissing",
     "ZooKeeper",
     "mysqld",
+    "redis_server",
 ]
 
 SERVERS = set(os.environ.get("AIOLOCK_SERVERS", "redis").split())
@@ -64,12 +66,31 @@ def mysqld() -> str:
     return said
 
 
+REDIS = os.environ.get("AIOLOCK_REDIS", "")
+"""The path of the Redis or Valkey that is started instead of the installed one: `AIOLOCK_REDIS=/usr/bin/valkey-server make test`."""
+
+
+def redis_server() -> str:
+    """What the program in `REDIS` says about itself; refused if it is neither."""
+    try:
+        done = subprocess.run([REDIS, "--version"], capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise ServerMissing(f"AIOLOCK_REDIS={REDIS} cannot be run: {error}") from error
+    said = done.stdout.strip()
+    if done.returncode or not said.startswith(("Redis server v=", "Valkey server v=")):
+        raise ServerMissing(
+            f"AIOLOCK_REDIS={REDIS} must be the server of a Redis or Valkey, but it says: {said or done.stderr!r}"
+        )
+    return said
+
+
 class Redis(Server):
-    """One Redis (or Valkey) without persistence, unless `appendonly`.
+    """One Redis (or Valkey, see `REDIS`) without persistence, unless `appendonly`.
 
     `users` are lines of an ACL file ("user app on >secret ~* &* +@all"). `extra` are further words of the command line.
     `tls=True` makes certificates (`redis.certificates.ca`); a ready-made `Certificates` is used as it is.
     `unixsocket=True` makes `url` name the socket; the port is open all the same.
+    `sentinel=True` makes it a Sentinel that watches nobody.
     """
 
     def __init__(
@@ -83,16 +104,24 @@ class Redis(Server):
         appendonly: bool = False,
         maxmemory: str | None = None,
         maxmemory_policy: str = "noeviction",
+        sentinel: bool = False,
         extra: Sequence[str] = (),
     ) -> None:
-        binary = program("redis-server", "valkey-server", package="redis-server", server="redis")
+        binary = REDIS or program("redis-server", "valkey-server", package="redis-server", server="redis")
         super().__init__("redis")
         self.ports = [self._reserve(port)]
         self.password = password
         self.certificates: Certificates | None = None
         self.socket = str(self.folder / "redis.sock")
         self._unixsocket = unixsocket
-        argv = [binary, "--bind", "127.0.0.1", "--unixsocket", self.socket, "--dir", str(self.folder)]
+        self._sentinel = sentinel
+        argv = [binary]
+        if sentinel:
+            # It writes down there what it has learnt, and does not start without.
+            memory = self.folder / "sentinel.conf"
+            memory.touch()
+            argv += [str(memory), "--sentinel"]
+        argv += ["--bind", "127.0.0.1", "--unixsocket", self.socket, "--dir", str(self.folder)]
         argv += ["--save", "", "--appendonly", "yes" if appendonly else "no"]
         if tls:
             self.certificates = Certificates(self.folder / "tls") if tls is True else tls
@@ -126,7 +155,9 @@ class Redis(Server):
     def _answers(self, index: int) -> bool:
         # Asked over the socket, which is opened after the port and which no other process can have bound.
         login = "" if self.password is None else f"AUTH {self.password}\r\n"
-        answer = ask(self.socket, f"{login}PING\r\nQUIT\r\n".encode())
+        # A Sentinel does not know QUIT.
+        enough = {"enough": len("+PONG\r\n")} if self._sentinel else {}
+        answer = ask(self.socket, f"{login}PING\r\nQUIT\r\n".encode(), **enough)
         # An ACL that shuts us out answers as well; a server that still loads its data says -LOADING.
         return any(word in answer for word in (b"+PONG", b"-NOAUTH", b"-NOPERM"))
 

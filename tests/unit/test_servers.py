@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import ask, reserve_port
+from tests import servers
+from tests.processes import ask, program, reserve_port
 from tests.servers import MariaDB, Redis, ServerFailed, ServerMissing, ZooKeeper
 
 # `make test` names the servers that it has installed; the others are not looked for.
@@ -145,12 +146,34 @@ def test_a_server_that_cannot_start_says_what_its_log_says():
 
 
 def test_a_missing_program_is_named_with_its_package(monkeypatch):
+    monkeypatch.setattr(servers, "REDIS", "")
     monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
     with pytest.raises(
         ServerMissing,
         match=r"redis-server is not installed: run `make servers SERVERS=redis`.* package redis-server",
     ):
         Redis()
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [("/no/such/redis-server", "cannot be run"), (sys.executable, "must be the server of a Redis or Valkey")],
+)
+def test_a_program_that_is_no_redis_is_refused_with_what_it_says(monkeypatch, path, words):
+    monkeypatch.setattr(servers, "REDIS", path)
+    with pytest.raises(ServerMissing, match=rf"AIOLOCK_REDIS={path} {words}"):
+        servers.redis_server()
+
+
+def test_a_redis_that_is_named_is_started_in_place_of_the_installed_one(monkeypatch, tmp_path):
+    usual = servers.REDIS or program("redis-server", "valkey-server", package="redis-server", server="redis")
+    chosen = tmp_path / "chosen"
+    chosen.write_text(f'#!/bin/sh\necho $$ > {tmp_path}/pid\nexec {usual} "$@"\n')
+    chosen.chmod(0o755)
+    monkeypatch.setattr(servers, "REDIS", str(chosen))
+    assert servers.redis_server()
+    with Redis() as redis:
+        assert int((tmp_path / "pid").read_text()) == redis.pid
 
 
 def test_servers_die_with_a_parent_that_is_killed(tmp_path):

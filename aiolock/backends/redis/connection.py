@@ -47,6 +47,7 @@ class Connection(Link):
     __slots__ = (
         "_burst",
         "_limit",
+        "_mixed",
         "_moved",
         "_nobody",
         "_parked",
@@ -90,6 +91,8 @@ class Connection(Link):
         self._burst = False
         """The latest replies came together, so their readers will write together as well."""
         self._moved: BackendError | None = None
+        self._mixed = False
+        """A command is under way that is older than what was sent before it."""
 
     # --- for callers
 
@@ -197,12 +200,12 @@ class Connection(Link):
         count = 0
         try:
             while (reply := gets()) is not _NOTHING:
-                future, command, _ = popleft()
+                future, command, issued = popleft()
                 count += 1
                 if future.done():
                     continue
                 if type(reply) is ReplyError:
-                    self._refuse(future, command, reply)
+                    self._refuse(future, command, issued, reply)
                 elif (waking := answer(future, reply)) is not None:
                     wakings.append(waking)
         except (ProtocolError, IndexError) as error:
@@ -219,17 +222,22 @@ class Connection(Link):
             if mine:
                 self._flush()
 
-    def _refuse(self, future: asyncio.Future[Any], command: bytes, reply: ReplyError) -> None:
+    def _refuse(self, future: asyncio.Future[Any], command: bytes, issued: float, reply: ReplyError) -> None:
         text = str(reply)
         if text.startswith("NOSCRIPT") and (again := as_eval(command)) is not None:
-            self._waiting.append((future, again, self.received))
+            # Its caller has waited since then, and waits no longer because it is sent twice.
+            self._waiting.append((future, again, issued))
+            self._mixed = True
             if not self._scheduled:
                 self._schedule()
             return
         error = from_reply(text)
         error.__cause__ = ReplyError(text.partition(", with args beginning with")[0])
         _reject(future, error)
-        if text.startswith(("READONLY", "MASTERDOWN")) and self.received - self._since >= STABLE:
+        # Not of the reply: older servers put what a script has met behind words of their own.
+        if str(error).startswith(("READONLY", "MASTERDOWN")) and (
+            self._endpoint.moves or self.received - self._since >= STABLE
+        ):
             # What was the primary is none any more; whoever is, is found by connecting again.
             self._moved = error
 
@@ -280,6 +288,8 @@ class Connection(Link):
         for future, _, issued in pending:
             if issued > limit:
                 next_one = min(next_one, issued)
+                if self._mixed:
+                    continue
                 break
             _reject(
                 future,
@@ -288,6 +298,7 @@ class Connection(Link):
                     f"whether it executed this command is not known"
                 ),
             )
+        self._mixed = self._mixed and bool(pending or self._waiting)
         return next_one + self._timeout
 
 

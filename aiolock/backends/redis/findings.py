@@ -78,9 +78,13 @@ def _version(info: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _role(info: Mapping[str, str]) -> Iterator[Finding]:
-    if info.get("redis_mode") == "sentinel":
+    # Valkey has another word for it.
+    if "sentinel" in (info.get("redis_mode"), info.get("server_mode")):
         yield Finding(
-            Level.ERROR, "role", "this is a Sentinel, which keeps no data", "give the address of the primary"
+            Level.ERROR,
+            "role",
+            "this is a Sentinel, which keeps no data",
+            "use redis+sentinel://host:26379/service, or give the address of the primary",
         )
     elif info.get("cluster_enabled") == "1":
         yield Finding(

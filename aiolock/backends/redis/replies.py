@@ -105,8 +105,9 @@ _PHRASES: tuple[tuple[str, type[BackendError], bool, str], ...] = (
     ("unauthenticated", BackendRefused, False, _CODES["NOAUTH"][2]),
 )
 
-_IN_SCRIPT = re.compile(r"@user_script: ?\d+: -?([A-Z]+) ")
-"""Before version 7, the error of a command inside a script comes behind an ERR of the script."""
+_IN_SCRIPT = re.compile(r"(?:ERR .*)?@user_script: ?\d+: -?([A-Z]+) ")
+"""Before version 7, the error of a command inside a script comes behind an ERR of the script, or behind its line if the
+script itself has caught it."""
 
 
 def from_reply(text: str) -> BackendError:
@@ -114,7 +115,7 @@ def from_reply(text: str) -> BackendError:
     # What follows are arguments: they may be passwords or owner ids.
     text = text.partition(", with args beginning with")[0]
     code, _, words = text.partition(" ")
-    if code == "ERR" and (inner := _IN_SCRIPT.search(text)):
+    if inner := _IN_SCRIPT.match(text):
         code = inner[1]
     if code in _CODES:
         kind, retryable, sentence = _CODES[code]
@@ -129,7 +130,8 @@ def from_reply(text: str) -> BackendError:
             return kind(sentence, retryable=retryable)
     if "unknown command" in lower:
         return BackendRefused(
-            f"the server answered {text!r}: locks need Redis 6.2 or later, or a server that has the same scripts"
+            f"the server answered {text!r}: locks need Redis 6.2 or later, or a server that has the same scripts "
+            "(if it is a Sentinel, say redis+sentinel://host:26379/service)"
         )
     return BackendRefused(f"the server answered {text!r}")
 

@@ -28,7 +28,9 @@ class Server:
         self.answers = list(answers)
         self.story: list[Any] = []
         self.claims: dict[int, RedisClaim] = {}
-        self.clock = lambda: 50.0
+        self.now = 50.0
+        self.clock = lambda: self.now
+        self.settings = SimpleNamespace(command_timeout=1.0)
         self.wakeups = SimpleNamespace(
             pushed=True,
             add=lambda place: self.story.append("watched"),
@@ -206,6 +208,38 @@ async def test_giving_up_goes_on_until_it_was_heard(answers):
     ways = [entry for entry in server.given_up if entry != "unwatched"]
     assert len(ways) == 3
     assert len(set(ways)) == 1
+
+
+async def test_a_hold_that_is_gone_is_left_within_the_time_of_one_step():
+    server = Server(GRANT)
+    await server.claim.attempt(wait=True)
+    said: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    def release(claim: RedisClaim) -> asyncio.Future[int]:
+        server.story.append("release")
+        return said
+
+    server.release = release  # type: ignore[method-assign]
+    releasing = asyncio.create_task(server.claim.release())
+    await asyncio.sleep(0)
+    # It has used up its time, and the server is silent from now on.
+    server.now += 1.0
+    said.set_result(-2)
+    async with asyncio.timeout(20):
+        with pytest.raises(BackendUnavailable, match="within 1 s"):
+            await releasing
+    server.answers = [0]
+    await server.claim.release()
+    assert server.claims == {}
+    assert server.given_up == ["release", ("leave", False, 0), ("leave", False, 0)]
+
+
+async def test_a_hold_that_is_gone_is_left_at_once_if_there_is_time():
+    server = Server(GRANT, -2, 0)
+    await server.claim.attempt(wait=True)
+    await server.claim.release()
+    assert server.claims == {}
+    assert server.given_up == ["release", ("leave", False, 0)]
 
 
 # --- being granted

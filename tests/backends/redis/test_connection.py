@@ -238,6 +238,44 @@ async def test_a_forgotten_script_is_sent_in_full_for_each_call_that_needs_it(se
         assert connection.in_flight == 0
 
 
+async def test_a_forgotten_script_has_no_more_time_for_being_sent_again():
+    flushed, sent_again = asyncio.Event(), asyncio.Event()
+
+    async def respond(reader, writer):
+        await reader.readuntil(b"PING\r\n")
+        writer.write(b"+PONG\r\n")
+        await reader.readuntil(b"EVALSHA\r\n")
+        await flushed.wait()
+        writer.write(b"-NOSCRIPT No matching script.\r\n")
+        await reader.readuntil(b"EVAL\r\n")
+        sent_again.set()
+        await reader.read()
+        writer.close()
+
+    now = 100.0
+    async with await asyncio.start_server(respond, "127.0.0.1", 0) as other:
+        endpoint = Endpoint(f"redis://127.0.0.1:{other.sockets[0].getsockname()[1]}")
+        connection = Connection(endpoint, clock=lambda: now, command_timeout=1.0)
+        await connection.open()
+        early = connection.script(Script(ECHO), ("key",), ("a", "b"))
+        now = 100.4
+        late = connection.call("ECHO", "late")
+        now = 100.8
+        flushed.set()
+        async with asyncio.timeout(20):
+            await sent_again.wait()
+        now = 101.02
+        connection._timer.cancel()
+        connection._tick()
+        assert isinstance(early.exception(), BackendUnavailable)
+        assert not late.done()
+        now = 101.42
+        connection._timer.cancel()
+        connection._tick()
+        assert isinstance(late.exception(), BackendUnavailable)
+        await connection.aclose()
+
+
 async def test_a_forgotten_script_of_a_caller_who_left_is_not_sent_again(server):
     script = Script("return redis.call('INCR', KEYS[1])")
     async with connected(server) as connection:

@@ -206,11 +206,11 @@ async def test_a_primary_that_becomes_a_replica_refuses_and_may_come_back(mortal
 
 
 async def test_a_server_that_still_loads_its_data_is_waited_for(connect):
-    slow = ("--key-load-delay", "2000", "--loading-process-events-interval-bytes", "1024")
-    with Redis(extra=slow) as server:
+    # Each step of its log is a step of loading, a thousand of them pass between two looks at its connections.
+    slow = ("--aof-use-rdb-preamble", "no", "--key-load-delay", "-2")
+    with Redis(appendonly=True, extra=slow) as server:
         async with redis.asyncio.Redis(port=server.port) as overseer:
-            await overseer.mset({f"filler{n}": "x" * 100 for n in range(1500)})
-            await overseer.save()
+            await overseer.eval("for n = 1, 60000 do redis.call('SET', KEYS[1], n) end", 1, "filler")
             server.kill()
             # `restart` waits until it serves; this is about the time before.
             server.children[0].start()
@@ -248,7 +248,8 @@ async def test_a_server_with_no_connection_to_spare_says_so(mortal, master, conn
 
 
 async def test_a_server_that_is_busy_with_a_script_is_waited_for(mortal, master, connect):
-    await master.config_set("busy-reply-threshold", "50")
+    # Its name before version 7, which all have kept.
+    await master.config_set("lua-time-limit", "50")
     async with connect(mortal.url, ttl=300, command_timeout=5) as client:
         endless = asyncio.create_task(_endless(mortal.port))
         with pytest.raises(BackendUnavailable, match="SCRIPT KILL"):

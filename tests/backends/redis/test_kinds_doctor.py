@@ -12,7 +12,7 @@ from aiolock.backends.redis import RedisBackend
 from aiolock.backends.redis.findings import SETTINGS, Facts, judge
 from aiolock.clock import system_clock
 from aiolock.contract import Finding, Settings
-from aiolock.errors import BackendUnavailable
+from aiolock.errors import BackendRefused, BackendUnavailable
 from aiolock.info import Level
 from tests.backends.redis.staging import descriptors
 from tests.contract.deployments import least_rights
@@ -65,6 +65,7 @@ def test_a_fit_deployment_needs_no_advice():
             "Valkey 8.1.0",
         ),
         ("role", Level.ERROR, {"info": {"redis_mode": "sentinel"}}, "Sentinel"),
+        ("role", Level.ERROR, {"info": {"redis_mode": "", "server_mode": "sentinel"}}, "Sentinel"),
         ("role", Level.ERROR, {"info": {"cluster_enabled": "1"}}, "Cluster"),
         ("role", Level.ERROR, {"info": {"role": "slave"}}, "read-only replica"),
         ("scripts", Level.ERROR, {"trouble": "NOPERM: no"}, "they fail: NOPERM: no"),
@@ -189,6 +190,18 @@ async def test_a_cluster_where_no_client_can_be_opened_is_looked_at_all_the_same
         found = await levels(server.url)
         assert found["role"] is found["scripts"] is Level.ERROR
         assert "rights" not in found
+
+
+async def test_a_sentinel_is_recognised_by_the_doctor_and_guessed_by_the_client():
+    with Redis(sentinel=True) as server:
+        backend = backend_of(server.url)
+        with pytest.raises(BackendRefused, match="Sentinel"):
+            await backend.open()
+        await backend.aclose()
+        findings = await backend_of(server.url).diagnose()
+        assert [finding.text for finding in findings if finding.subject == "role"] == [
+            "this is a Sentinel, which keeps no data"
+        ]
 
 
 async def test_every_account_is_told_what_it_lacks():
