@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
 
-__all__ = ["CONTROL", "MUTANTS", "Mutant", "hunt"]
+__all__ = ["CONTROL", "MUTANTS", "Mutant", "find", "hunt", "plant"]
 
 ROOT = Path(__file__).parent.parent
 SEEDS = 400
@@ -43,7 +43,7 @@ class Mutant:
     old: str
     new: str
     check: str = "schedules"
-    """The schedules, or a test as pytest addresses it."""
+    """The schedules, those of a quorum, or a test as pytest addresses it."""
     begin: int = 0
     """The seed to begin with: shortly before the first that notices it, as long as the worlds are what they are."""
 
@@ -56,6 +56,7 @@ class Mutant:
 
 WATCHDOG = "tests/unit/test_watchdog.py::"
 MACHINE = "tests/unit/test_machine.py::"
+QUORUM = "quorum schedules"
 
 MUTANTS = (
     Mutant(
@@ -80,8 +81,8 @@ MUTANTS = (
     Mutant(
         "renewal stops at the first error",
         "aiolock.watchdog",
-        "pause = term.patience(term.ttl / 10, now)",
-        "pause = math.inf",
+        "now + term.patience(term.ttl / 10, now) * share",
+        "math.inf",
         WATCHDOG + "test_unknown_is_not_lost",
     ),
     Mutant(
@@ -242,6 +243,35 @@ MUTANTS = (
         "alive=lambda:",
         WATCHDOG + "test_a_forked_child_never_renews",
     ),
+    Mutant(
+        "half of the servers are enough",
+        "aiolock.backends.quorum.rules",
+        "return servers // 2 + 1",
+        "return servers // 2",
+        QUORUM,
+    ),
+    Mutant(
+        "the longest vote says until when a quorum is certain",
+        "aiolock.backends.quorum.rules",
+        "ordered[needed - 1] if",
+        "ordered[0] if",
+        QUORUM,
+    ),
+    Mutant(
+        "a renewal counts that too few servers have heard",
+        "aiolock.backends.quorum.holding",
+        "        if len(fresh) < self.backend.needed:\n            return None\n",
+        "        fresh *= self.backend.needed\n",
+        QUORUM,
+        begin=20,
+    ),
+    Mutant(
+        "a release leaves one vote behind",
+        "aiolock.backends.quorum.holding",
+        "for vote in self._votes if vote.known}",
+        "for vote in self._votes[1:] if vote.known}",
+        QUORUM,
+    ),
 )
 
 CONTROL = Mutant("a harmless change", "aiolock.watchdog", "LOOK = 0.25\n", "LOOK = 0.2\n")
@@ -263,14 +293,21 @@ def plant(mutant: Mutant) -> None:
     importlib.machinery.SourceFileLoader.get_code = get_code  # type: ignore[method-assign]
 
 
+def find(name: str) -> Mutant:
+    """The one of that name."""
+    return next(mutant for mutant in (*MUTANTS, CONTROL) if mutant.name == name)
+
+
 def check(mutant: Mutant) -> str | None:
     """Run the check of a mutant; what it complained of, or ``None`` if nothing."""
     plant(mutant)
-    if mutant.check == "schedules":
-        from tests import schedules
+    if mutant.check in {"schedules", QUORUM}:
+        from tests import quorum_schedules, schedules
 
         logging.disable()
-        return next(iter(schedules.explore(range(mutant.begin, mutant.begin + SEEDS)).violations), None)
+        world = quorum_schedules.QuorumWorld if mutant.check == QUORUM else schedules.World
+        seeds = range(mutant.begin, mutant.begin + SEEDS)
+        return next(iter(schedules.explore(seeds, world=world).violations), None)
     import pytest
 
     with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere):
@@ -327,7 +364,7 @@ def main() -> int:
         return 0
     if options.plant is None:
         return bool(hunt(MUTANTS if options.part is None else MUTANTS[options.part :: PARTS]))
-    complaint = check(next(mutant for mutant in (*MUTANTS, CONTROL) if mutant.name == options.plant))
+    complaint = check(find(options.plant))
     print(complaint or "nothing was noticed")
     return CAUGHT if complaint else 0
 

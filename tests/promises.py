@@ -89,6 +89,10 @@ class Promises:
         self._acted: dict[str, int] = {}
         self._forced_until: dict[str, float] = {}
         self._left: set[str] = set()
+        self.remember(server)
+
+    def remember(self, server: Server) -> None:
+        """Notice whatever is given up at this server."""
         leave = server.machine.leave
 
         def remember(key: tuple[str, str], request: Request, *rest: Any, **options: Any) -> None:
@@ -119,6 +123,10 @@ class Promises:
         else:
             self.violated("loop", f"{context.get('message')}: {error!r}")
 
+    def forget(self) -> None:
+        """Of what was given up until now, a server that has lost its data knows nothing."""
+        self._left.clear()
+
     # --- exemptions
 
     def exempt(self, name: str, seconds: float) -> None:
@@ -135,7 +143,7 @@ class Promises:
     # --- belief, tokens, acts
 
     def look(self) -> None:
-        """Every belief ends before its hold on the server does, and who left is not there."""
+        """Every belief ends before its hold on the server does."""
         for lease, op in self.open.items():
             if lease.held and not self.forced(op.name):
                 claim: Any = lease._term.claim
@@ -145,7 +153,11 @@ class Promises:
                     self.violated(op, f"believes in {lease!r}, and the server has {hold}")
                     # Once is enough.
                     self.exempt(op.name, lease.ttl)
-        for lock in self.server.machine.locks.values():
+        self.look_at(self.server)
+
+    def look_at(self, server: Server) -> None:
+        """Who left is not there."""
+        for lock in server.machine.locks.values():
             if not self._left.isdisjoint((*lock.holds, *lock.queue)):
                 self.violated("server", f"took up a request that was given up: {lock}")
                 self._left.clear()

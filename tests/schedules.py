@@ -63,6 +63,7 @@ class Peer:
         self.command_timeout = network.unit * random.choice([1 / 3, 1 / 3, 2.0])
         self.line = Line(network, self.host, self.command_timeout)
         self.backend = MemoryBackend(server=server, transport=self.line.carry)
+        self.backends = [self.backend]
         self.client = Client(
             self.backend,
             ttl=network.unit,
@@ -90,6 +91,7 @@ class World:
         clock = VirtualClock(offset=5e6, rate=random.uniform(0.995, 1.005))
         self.server = Server(self.network, clock, self.look)
         self.outcome = Outcome(seed)
+        self.servers = [self.server]
         self.promises = Promises(self.server, self.outcome)
         self.log, self.violated = self.promises.log, self.promises.violated
         self.names = random.sample(KINDS, random.choice([1, 2, 3]))
@@ -286,8 +288,9 @@ class World:
         nothing = self.promises.nothing
         if self.healthy:
             await asyncio.sleep(0.35 * self.unit)
-            self.server.advance()
-            nothing("server", "locks", self.server.machine.locks)
+            for server in self.servers:
+                server.advance()
+                nothing("server", "locks", server.machine.locks)
         await asyncio.sleep(3 * self.unit)
         for peer in self.peers:
             runtime = peer.client._runtime
@@ -299,29 +302,32 @@ class World:
             nothing(peer.host.name, "terms", len(watchdog), any(watchdog._calm.values()), watchdog._watched)
         # A place of which nobody could say that it was given up lapses when its turn has come, one after the other.
         for _ in range(4 + self.count):
-            self.server.advance()
+            for server in self.servers:
+                server.advance()
             await asyncio.sleep(2 * self.unit)
-        nothing("server", "locks", self.server.machine.locks)
+        for server in self.servers:
+            nothing("server", "locks", server.machine.locks)
         await asyncio.sleep(LATEST)
         for peer in self.peers:
-            if self.healthy and peer.backend._claims:
-                # Errors and the frames that they went through hold each other.
-                gc.collect()
-                nothing(peer.host.name, "registrations", list(peer.backend._claims))
+            for backend in peer.backends if self.healthy else ():
+                if backend._claims:
+                    # Errors and the frames that they went through hold each other.
+                    gc.collect()
+                    nothing(peer.host.name, "registrations", list(backend._claims))
         for peer in self.peers:
             if peer.host not in self.promises.closed:
                 await self.nemesis.close(peer)
             nothing(peer.host.name, "tasks", peer.client._runtime.tasks)
-        if self.healthy:
-            nothing("server", "watches", self.server.machine.papers.watchers)
+        for server in self.servers if self.healthy else ():
+            nothing("server", "watches", server.machine.papers.watchers)
         nothing("loop", "tasks", asyncio.all_tasks() - {asyncio.current_task()})
 
 
-def play(seed: int) -> Outcome:
+def play(seed: int, world: type[World] = World) -> Outcome:
     """Live through the world of a seed."""
 
     async def main() -> Outcome:
-        return await World(seed).live()
+        return await world(seed).live()
 
     with warnings.catch_warnings():
         warnings.simplefilter("error", ResourceWarning)
@@ -331,11 +337,11 @@ def play(seed: int) -> Outcome:
             return Outcome(seed, violations=[f"deadlock: {error}"])
 
 
-def explore(seeds: range, *, patience: int = 1) -> Outcome:
+def explore(seeds: range, *, patience: int = 1, world: type[World] = World) -> Outcome:
     """Live through many worlds until ``patience`` of them were violated; the sums of what happened."""
     total = Outcome(seeds.start)
     for seed in seeds:
-        outcome = play(seed)
+        outcome = play(seed, world)
         total.seconds += outcome.seconds
         total.grants += outcome.grants
         total.losses += outcome.losses
@@ -349,7 +355,7 @@ def explore(seeds: range, *, patience: int = 1) -> Outcome:
     return total
 
 
-def main() -> int:
+def main(world: type[World] = World) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.schedules", description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, help="print the log of this world")
     parser.add_argument("--seeds", type=int, default=2000, help="how many worlds")
@@ -358,14 +364,15 @@ def main() -> int:
     options = parser.parse_args()
     logging.getLogger("aiolock").addHandler(logging.NullHandler())
     if options.seed is not None:
-        outcome = play(options.seed)
+        outcome = play(options.seed, world)
         for moment, who, what in outcome.log:
             print(f"{moment:12.6f}  {who:20}  {what}")
         for violation in outcome.violations:
             print(f"violated: {violation}")
         return bool(outcome.violations)
     start = time.monotonic()
-    total = explore(range(options.start, options.start + options.seeds), patience=options.patience)
+    seeds = range(options.start, options.start + options.seeds)
+    total = explore(seeds, patience=options.patience, world=world)
     for violation in total.violations:
         print(violation)
     took = time.monotonic() - start

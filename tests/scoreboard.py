@@ -7,6 +7,7 @@ tests that stand on their own. What nothing measures yet is named.
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from pathlib import Path
 from tests.faults.history import NEVER, History, load
 from tests.faults.run import Plan, run
 from tests.faults.verdict import RESTART, Verdict
+from tests.mutants import MUTANTS
 
 ROOT = Path(__file__).parent.parent
 NOT_YET = "not measured"
@@ -69,6 +71,11 @@ class Board:
             self._exclusion,
         )
         yield "the same: ZooKeeper, MariaDB", "0 outside", lambda: NOT_YET
+        yield (
+            "exclusion, ownership violations: quorum of three Redis",
+            "0 outside; >= 50 faults, >= 2,000 grants",
+            lambda: quorum(max(15, 60 * self._scale), self._seed),
+        )
         yield "stale writes accepted by the guard, forced", "0 of >= 500; unfenced > 0", self._stale
         yield "told in time (loss without a stop)", "100 % of >= 300; margin >= 2 % of ttl", self._told
         yield "told after a stop or a blocked loop", "200; p99 <= 20 ms", self._after_stops
@@ -95,11 +102,16 @@ class Board:
             "injective or InvalidName",
             lambda: tests("tests/contract/test_names.py", "-k", "redis or corpus or no_name"),
         )
-        yield "planted bugs caught", "28 of 28", mutants
+        yield "planted bugs caught", f"{len(MUTANTS)} of {len(MUTANTS)}", mutants
         yield (
             "simulated schedules",
             ">= 5,000 seeds, 0 violations",
             lambda: schedules(int(5_000 * self._scale)),
+        )
+        yield (
+            "the same for a quorum",
+            ">= 2,000 seeds, 0 violations",
+            lambda: schedules(int(2_000 * self._scale), "tests.quorum_schedules"),
         )
         yield "passwords shown; bad TLS; least-privileged account", "0; refused; green", lambda: NOT_YET
         yield "foreign or late renewals and releases that succeed", "0 of 10,000", self._foreign
@@ -200,8 +212,17 @@ def tests(*words: str) -> str:
     return _last(sys.executable, "-m", "pytest", "-q", "--no-header", *words)
 
 
-def schedules(seeds: int) -> str:
-    return _last(sys.executable, "-m", "tests.schedules", "--seeds", str(max(10, seeds)))
+def quorum(seconds: float, seed: int) -> str:
+    """A history run on three servers, of every kind that they have."""
+    words = ("--seconds", f"{seconds:g}", "--seed", f"{seed}", "--processes", "6", "--kinds", "all", "--json")
+    shown = json.loads(_output(sys.executable, "-m", "tests.faults.quorum_site", "quorum", *words))
+    inside = sum(count for name, count in shown["inside"].items() if name != "tokens")
+    faults = sum(shown["faults"].values())
+    return f"{shown['violations']} outside, {inside} inside; {faults} faults, {shown['grants']:,} grants"
+
+
+def schedules(seeds: int, program: str = "tests.schedules") -> str:
+    return _last(sys.executable, "-m", program, "--seeds", str(max(10, seeds)))
 
 
 def mutants() -> str:

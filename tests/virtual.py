@@ -115,9 +115,14 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         elif host.asleep > timer.asleep:
             timer.when += host.asleep - timer.asleep
             timer.asleep = host.asleep
-            super().call_at(timer.when, self._ring, timer)
+            super().call_at(timer.when, self._ring_again, timer.handle)
         else:
             timer.callback(*timer.args)
+
+    def _ring_again(self, handle: asyncio.TimerHandle) -> None:
+        # It forgets its timer when it is cancelled, and with it what the timer would have called.
+        if not handle.cancelled():
+            self._ring(*handle._args)
 
     def _run_once(self) -> None:
         # A stop begins between two passes; the ready queue must not shrink during one.

@@ -26,15 +26,18 @@ TRAP_FOR = 2.0
 
 
 class Victim(Protocol):
-    """A worker: the process of the moment, its place in the crew, its link, and what can be done to it."""
+    """A worker: the process of the moment, its place in the crew, its links, and what can be done to it."""
 
     name: str
-    proxy: Proxy
+    proxies: list[Proxy]
     busy: asyncio.Lock
     """Held by the arm that hurts it."""
     trap: Trap | None
 
     def signal(self, number: int) -> None: ...
+
+    def links(self, rng: random.Random) -> list[Proxy]:
+        """Those of its proxies that a fault is for."""
 
     async def replace(self) -> None:
         """Wait for the death of the process, and start another in its place."""
@@ -180,10 +183,12 @@ class Nemesis:
     async def _vanish(self, rng: random.Random, _name: str) -> bool:
         """The machine is gone: the server sees no closing."""
         async with self._somebody(rng) as victim:
-            victim.proxy.blackhole()
+            for proxy in victim.proxies:
+                proxy.blackhole()
             self._slay(victim)
             await asyncio.sleep(rng.uniform(1, 2) * self.ttl)
-            victim.proxy.heal()
+            for proxy in victim.proxies:
+                proxy.heal()
             await victim.replace()
             return True
 
@@ -222,7 +227,8 @@ class Nemesis:
 
     async def _delay(self, rng: random.Random, _name: str) -> bool:
         async with self._somebody(rng) as victim:
-            lanes = rng.choice(([victim.proxy.up], [victim.proxy.down], [victim.proxy.up, victim.proxy.down]))
+            ways = rng.choice((("up",), ("down",), ("up", "down")))
+            lanes = _lanes(victim.links(rng), *ways)
             with self._cut(victim):
                 latency = rng.choice((rng.uniform(0.01, 0.3), rng.uniform(0.3, 1.5) * self.shortest))
                 for lane in lanes:
@@ -234,7 +240,7 @@ class Nemesis:
 
     async def _slices(self, rng: random.Random, _name: str) -> bool:
         async with self._somebody(rng) as victim:
-            lanes = (victim.proxy.up, victim.proxy.down)
+            lanes = _lanes(victim.links(rng), "up", "down")
             for lane in lanes:
                 lane.slices = rng.choice((1, 3, 7))
             await asyncio.sleep(rng.uniform(0.2, 0.5))
@@ -244,21 +250,25 @@ class Nemesis:
 
     async def _reset(self, rng: random.Random, _name: str) -> bool:
         async with self._somebody(rng) as victim:
+            links = victim.links(rng)
             with self._cut(victim):
-                victim.proxy.reset_all()
-                victim.proxy.refuse = rng.random() < 0.5
+                refuse = rng.random() < 0.5
+                for proxy in links:
+                    proxy.reset_all()
+                    proxy.refuse = refuse
                 await asyncio.sleep(rng.uniform(0.05, 0.5))
-                victim.proxy.refuse = False
+                for proxy in links:
+                    proxy.refuse = False
             return True
 
     async def _half_open(self, rng: random.Random, _name: str) -> bool:
         """The server's side closes and the client does not hear of it, until it asks."""
         async with self._somebody(rng) as victim:
+            links = victim.links(rng)
             with self._cut(victim):
-                before = victim.proxy.connections
-                severed = victim.proxy.reset_all(victim.proxy.down)
+                expected = [proxy.connections + proxy.reset_all(proxy.down) for proxy in links]
                 for _ in range(60):
-                    if victim.proxy.connections >= before + severed:
+                    if all(proxy.connections >= count for proxy, count in zip(links, expected, strict=True)):
                         break
                     await asyncio.sleep(0.1)
             return True
@@ -266,8 +276,8 @@ class Nemesis:
     async def _blackhole(self, moment: Moment | None, way: str, rng: random.Random, _name: str) -> bool:
         """What was held arrives late, or never, and then the connection breaks, as no stream goes on with a hole."""
         async with self._somebody(rng) as victim:
-            proxy = victim.proxy
-            lanes: list[Lane] = {"up": [proxy.up], "down": [proxy.down]}.get(way, [proxy.up, proxy.down])
+            links = victim.links(rng)
+            lanes = _lanes(links, *(("up", "down") if way == "both" else (way,)))
             with self._cut(victim):
                 if not await self._do(victim, moment, lambda: [lane.blackhole() for lane in lanes]):
                     return False
@@ -276,22 +286,24 @@ class Nemesis:
                 for lane in lanes:
                     lane.heal(release=late)
                 if not late:
-                    proxy.reset_all()
+                    for proxy in links:
+                        proxy.reset_all()
             return True
 
     async def _lose_reply(self, rng: random.Random, _name: str, *, cut: bool) -> bool:
         """An answer about a lock is lost, or arrives in part, and its connection breaks."""
         async with self._somebody(rng) as victim:
+            lane = rng.choice(victim.proxies).down
             with self._cut(victim):
                 if cut:
-                    lost = victim.proxy.down.cut_after(rng.randrange(1, 12), self.site.reply)
+                    lost = lane.cut_after(rng.randrange(1, 12), self.site.reply)
                 else:
-                    lost = victim.proxy.down.drop_next(1, self.site.reply, reset=True)
+                    lost = lane.drop_next(1, self.site.reply, reset=True)
                 try:
                     async with asyncio.timeout(TRAP_FOR):
                         await lost.wait()
                 except TimeoutError:
-                    victim.proxy.down.accidents.clear()
+                    lane.accidents.clear()
             return lost.is_set()
 
     # --- the server
@@ -334,6 +346,10 @@ class Nemesis:
         # Clients that lose a young connection wait for longer and longer: the next one is to find them calm.
         await asyncio.sleep(2)
         return True
+
+
+def _lanes(links: Iterable[Proxy], *ways: str) -> list[Lane]:
+    return [proxy.up if way == "up" else proxy.down for proxy in links for way in ways]
 
 
 def send(pid: int, number: int) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
 import hiredis
 import redis
@@ -30,13 +31,13 @@ REPLAYABLE = RENEWS | {each.sha.encode() for each in (RELEASE, LEAVE, many.RELEA
 
 
 class RedisSite:
-    """One private server without persistence, and an administrator's connection that no proxy can hurt."""
+    """One private server, without persistence unless asked for, and an administrator's connection that no proxy can hurt."""
 
     framing = staticmethod(resp_frames)
     namespace = "history"
 
-    def __init__(self) -> None:
-        self.server = Redis(users=USERS)
+    def __init__(self, **options: Any) -> None:
+        self.server = Redis(users=USERS, **options)
         self.busy = asyncio.Lock()
         """Held by whoever hurts the whole server."""
         self._sent: deque[tuple[float, bytes]] = deque(maxlen=2_000)
@@ -126,14 +127,23 @@ class RedisSite:
 
     async def hygiene(self, names: Sequence[str], ttl: float) -> list[str]:
         """After all workers have left: nobody alive is known; every lock can be had; then nobody holds, waits or listens."""
+        found = self.alive()
+        async with aiolock.connect(self.server.url, namespace=self.namespace, ttl=5) as client:
+            found += await all_can_be_had(client, names, 3 * ttl)
+        return found + await self.left()
+
+    def alive(self) -> list[str]:
+        """Whoever still holds or waits."""
         with self.admin() as admin:
-            found = [
+            return [
                 f"hygiene: {alive} in {key!r}"
                 for key in admin.scan_iter()
                 for alive in self._alive(admin, key)
             ]
-        async with aiolock.connect(self.server.url, namespace=self.namespace, ttl=5) as client:
-            found += await all_can_be_had(client, names, 3 * ttl)
+
+    async def left(self) -> list[str]:
+        """Whoever still listens or is connected, and what the keys have that nobody needs."""
+        found: list[str] = []
         with self.admin() as admin:
             for _ in range(100):
                 channels, clients = admin.pubsub_channels(), admin.client_list()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import random
 import shutil
 import signal
 import sys
@@ -20,6 +21,7 @@ import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from tests.faults.guard import Counter, Guard
@@ -29,6 +31,7 @@ from tests.faults.nemesis import Nemesis, Trap, send
 from tests.faults.proxy import Proxy
 from tests.faults.redis_site import RedisSite
 from tests.faults.verdict import Verdict, judge
+from tests.mutants import MUTANTS
 from tests.processes import program
 
 SITES = {"redis": RedisSite}
@@ -55,33 +58,46 @@ class Plan:
     kinds: tuple[str, ...] = ("mutex",)
     """Of the locks, in turn."""
     only: tuple[str, ...] = ()
+    plant: str | None = None
     keep: Path | None = None
 
 
 class Member:
-    """A place in the crew: one worker at a time, behind a proxy that outlives it."""
+    """A place in the crew: one worker at a time, behind proxies that outlive it, one for each server that it knows."""
 
     def __init__(self, run: Run, number: int) -> None:
         self.run, self.number, self.generation = run, number, -1
         self.busy = asyncio.Lock()
         self.trap: Trap | None = None
-        self.proxy = Proxy(
-            "127.0.0.1",
-            run.site.server.port,
-            framing=run.site.framing,
-            on_frame=self._frame,
-            seed=run.plan.seed * 1_000 + number * 2,
-        )
+        self.proxies = [
+            Proxy(
+                "127.0.0.1",
+                part.server.port,
+                framing=part.framing,
+                on_frame=partial(self._frame, part),
+                seed=run.plan.seed * 1_000 + number * 2 + place * 100,
+            )
+            for place, part in enumerate(run.parts)
+        ]
+        for place, proxy in enumerate(self.proxies, start=1):
+            # Where several servers are one, clients bring their addresses into an order: the same for everybody.
+            proxy.host = f"127.0.0.{place}"
         self._process: asyncio.subprocess.Process
 
     @property
     def name(self) -> str:
         return f"worker{self.number}.{self.generation}"
 
-    def _frame(self, direction: str, frame: bytes) -> None:
-        self.run.site.overhear(direction, frame)
+    def _frame(self, part: RedisSite, direction: str, frame: bytes) -> None:
+        part.overhear(direction, frame)
         if self.trap is not None:
             self.trap.frame(direction, frame)
+
+    def links(self, rng: random.Random) -> list[Proxy]:
+        """What a fault of the network hurts: most often one of them."""
+        if len(self.proxies) == 1:
+            return self.proxies
+        return rng.sample(self.proxies, rng.choice((1, 1, 2, len(self.proxies))))
 
     def signal(self, number: int) -> None:
         send(self._process.pid, number)
@@ -89,8 +105,12 @@ class Member:
     async def start(self) -> None:
         run = self.run
         self.generation += 1
+        urls = [
+            part.url(proxy.host, proxy.port, self.number, run.plan.seed)
+            for part, proxy in zip(run.parts, self.proxies, strict=True)
+        ]
         settings = {
-            "url": run.site.url(self.proxy.host, self.proxy.port, self.number, run.plan.seed),
+            "url": urls if len(urls) > 1 else urls[0],
             "namespace": run.site.namespace,
             "guard": str(run.guard.path),
             "history": str(run.folder / f"{self.name}.jsonl"),
@@ -102,11 +122,12 @@ class Member:
             "tasks": run.plan.tasks,
             "until": run.until,
         }
+        worker = ("tests.faults.planted", run.plan.plant) if run.plan.plant else ("tests.faults.worker",)
         setpriv = program("setpriv", package="util-linux", server=run.plan.server)
         with (run.folder / f"{self.name}.log").open("wb") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *(setpriv, "--pdeathsig", "KILL", "--"),
-                *(sys.executable, "-X", "faulthandler", "-m", "tests.faults.worker", json.dumps(settings)),
+                *(sys.executable, "-X", "faulthandler", "-m", *worker, json.dumps(settings)),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -148,6 +169,8 @@ class Run:
     def __init__(self, plan: Plan, folder: Path) -> None:
         self.plan, self.folder = plan, folder
         self.site = SITES[plan.server]()
+        self.parts = getattr(self.site, "parts", [self.site])
+        """The sites of the servers that are one here."""
         self.names = name_locks(plan.names, plan.kinds)
         self.pen = Recorder(folder / "nemesis.jsonl", "nemesis")
         self.guard = WatchedGuard(folder / "guard.sock", Recorder(folder / "guard.jsonl", "guard"))
@@ -161,11 +184,12 @@ class Run:
             self.until = time.monotonic() + plan.seconds
             crew = [Member(self, number) for number in range(plan.processes)]
             for member in crew:
-                await stack.enter_async_context(member.proxy)
+                for proxy in member.proxies:
+                    await stack.enter_async_context(proxy)
                 await member.start()
             await self._all_open(crew)
             self.guard.crew = crew
-            nemesis = Nemesis(
+            nemesis = getattr(site, "nemesis", Nemesis)(
                 site, crew, self.pen, seed=plan.seed, ttls=TTLS, names=self.names, only=plan.only
             )
             await nemesis.rage(self.until - CALM, plan.arms)
@@ -186,6 +210,7 @@ class Run:
             others=others,
             replayed=site.replayed,
             capacity=capacity(self.names),
+            fenced=getattr(site, "fenced", True),
         )
 
     async def _all_open(self, crew: Sequence[Member]) -> None:
@@ -227,6 +252,12 @@ def main() -> int:
     )
     parser.add_argument(
         "--only", action="append", default=[], metavar="FAULT", help="nothing but these faults"
+    )
+    parser.add_argument(
+        "--plant",
+        choices=[mutant.name for mutant in MUTANTS],
+        metavar="NAME",
+        help="a bug for the workers: see `python -m tests.mutants --list`",
     )
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="where the histories are to stay")
     parser.add_argument("--json", action="store_true")

@@ -100,10 +100,11 @@ def judge(
     replayed: int,
     capacity: Mapping[str, int] | None = None,
     breaking: float = 0.0,
+    fenced: bool = True,
 ) -> Verdict:
     """`verified`: seconds after a restart in which everybody finds out; `others`: what was found at the server;
     `capacity`: how many permits the semaphores have, by name; `breaking`: where a hold ends with its connection, seconds
-    within which a client hears that its own has ended, 0 where it does not."""
+    within which a client hears that its own has ended, 0 where it does not; `fenced`: whether tokens are promised to rise."""
     look = partial(checker.exclusion, capacity=capacity, grace=0)
     exceptions = _exceptions(history, verified)
     if breaking:
@@ -116,7 +117,7 @@ def judge(
             _sighted(clock, exceptions, look),
         ),
         "told in time": (checker.told(told), _sighted(told, exceptions, checker.told)),
-        "tokens": (_tokens(clock), _tokens(_without_grants(clock, exceptions))),
+        "tokens": (_tokens(clock), _tokens(_without_grants(clock, exceptions)) if fenced else []),
         "guard": (_guard(history, guard),) * 2,
         "ownership": ([each for each in others if each.startswith("ownership")],) * 2,
         "calls in time": (_calls(told, command_timeout),) * 2,
@@ -127,7 +128,7 @@ def judge(
     }
     margins = checker.margins(_run_out(told, exceptions))
     by_clocks = checker.margins(_unstopped(_run_out(clock, exceptions)))
-    tokens = everything["tokens"][1]
+    tokens = everything["tokens"][1 if fenced else 0]
     return Verdict(
         seed=seed,
         seconds=(history.end - history.start) / 1e9,

@@ -36,7 +36,7 @@ PATIENCE = 1.5
 
 @dataclass(frozen=True)
 class Settings:
-    url: str
+    url: str | list[str]
     namespace: str
     guard: str
     history: str

@@ -1,0 +1,61 @@
+"""A quarter of a minute in which servers, links and processes fail, and nobody is wrong about a lock; and that the run could tell."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+SECONDS = 15
+
+
+def history(keep: Path, *words: str) -> dict[str, Any]:
+    """One run, in a process of its own: asyncio's debug mode would slow the proxies down. The last of equal words counts."""
+    words = ("--seconds", f"{SECONDS}", "--processes", "5", "--names", "9", "--json", *words)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.faults.quorum_site", "quorum", *words, "--keep", str(keep)],
+        cwd=ROOT,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONASYNCIODEBUG"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=150,
+    )
+    assert done.stdout, done.stderr
+    shown: dict[str, Any] = json.loads(done.stdout)
+    return shown
+
+
+def enough(shown: dict[str, Any]) -> bool:
+    """Whether it was a test: much went wrong, servers included, and much of every kind was granted."""
+    servers = sum(count for name, count in shown["faults"].items() if "a server" in name)
+    kinds = {"mutex", "reentrant", "read", "write"}
+    much = sum(shown["faults"].values()) >= 10 and shown["grants"] >= 100
+    return much and servers >= 1 and set(shown["grants_by_mode"]) == kinds
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_nobody_is_wrong_while_servers_links_and_processes_fail(tmp_path):
+    """Of three servers one at a time is killed, emptied, frozen or cut off, beside all that goes wrong elsewhere."""
+    shown = history(tmp_path / "histories", "--kinds", "all")
+    if not enough(shown):
+        # This machine has much else to do: too little has happened to say anything.
+        shown = history(tmp_path / "longer", "--kinds", "all", "--seconds", "45")
+    assert shown["outside"] == {name: [] for name in shown["outside"]}
+    assert shown["fenced"]["stale"] == 0
+    assert enough(shown), shown
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_a_majority_that_is_none_is_found_out(tmp_path):
+    """The same with a planted bug, so that the run above proves something."""
+    shown = history(tmp_path / "histories", "--plant", "half of the servers are enough", "--seconds", "10")
+    assert shown["outside"]["exclusion (by own clock)"]
