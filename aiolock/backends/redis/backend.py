@@ -30,9 +30,10 @@ from aiolock.backends.redis.recent import Recent
 from aiolock.backends.redis.replies import NotSent
 from aiolock.backends.redis.scripts import source
 from aiolock.backends.redis.sentinel import SCHEMES as SENTINELS
-from aiolock.backends.redis.sentinel import Place, Sentinels
+from aiolock.backends.redis.sentinel import Sentinels
 from aiolock.backends.redis.switching import Switching
 from aiolock.backends.redis.wakeups import Wakeups
+from aiolock.backends.redis.watcher import Place
 from aiolock.contract import (
     Backend,
     Bid,
@@ -204,8 +205,8 @@ class RedisBackend(Backend):
         # Whatever happened in between, the server may be another one, or have lost what it knew.
         self._pairing.forget()
         if self.recent is not None:
-            for claim in self.recent.take():
-                claim.leave_again()
+            for claim, keep in self.recent.again():
+                claim.leave_again(keep)
         self._notices.put(Notice(News.DOUBT))
         self._look_at_everything()
 
@@ -269,8 +270,8 @@ class RedisBackend(Backend):
 
     def leave(self, claim: RedisClaim, *, bury: bool, keep: float) -> asyncio.Future[Any]:
         """Give up whatever there is."""
-        if self.recent is not None and not keep:
-            self.recent.add(claim)
+        if self.recent is not None:
+            self.recent.add(claim, keep)
         return self._link().script(
             LEAVE, (claim.key,), (claim.request, self._floor, int(bury), round(keep * 1000))
         )

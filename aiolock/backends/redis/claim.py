@@ -176,9 +176,9 @@ class RedisClaim(Claim):
         """What :meth:`attempt` would find."""
         return None if self._ear is None else self._ear.take()
 
-    def leave_again(self) -> None:
+    def leave_again(self, keep: float) -> None:
         """Another server may not have heard of the release; nobody waits for this."""
-        self._backend.leave(self, bury=False, keep=0)
+        self._backend.leave(self, bury=False, keep=keep)
 
     async def release(self, keep: float = 0) -> None:
         """Give up the hold, the place, or what may still arrive, whichever there is."""

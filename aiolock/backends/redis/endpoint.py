@@ -26,14 +26,14 @@ from redis.exceptions import NoPermissionError
 from aiolock.backends.redis.replies import from_driver
 from aiolock.errors import BackendError, ConfigError, shorten
 
-__all__ = ["Endpoint"]
+__all__ = ["QUOTE", "Endpoint"]
 
 _TLS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname")
 _IN_URL = ("username", "password", "db", "client_name", *_TLS)
 _OPTIONS = (*_IN_URL, "credential_provider")
 _CERT_REQS = ("required", "optional", "none")
 
-_QUOTE = "write characters such as / ? # @ : in a user name or password as %2F %3F %23 %40 %3A"
+QUOTE = "write characters such as / ? # @ : in a user name or password as %2F %3F %23 %40 %3A"
 
 _OURS: dict[str, Any] = {
     # RESP2, because nothing of RESP3 is needed here and pushes would only have to be told from replies.
@@ -203,9 +203,9 @@ def _from_url(url: str, options: Mapping[str, Any]) -> tuple[type[AbstractConnec
         port = parts.port
     except ValueError:
         # Not chained: the text of this error may be a piece of a password.
-        raise ConfigError(f"the address is not a URL; {_QUOTE}") from None
+        raise ConfigError(f"the address is not a URL; {QUOTE}") from None
     if parts.fragment or "@" in parts.query:
-        raise ConfigError(f"the address is not a URL of Redis; {_QUOTE}")
+        raise ConfigError(f"the address is not a URL of Redis; {QUOTE}")
     given: dict[str, Any] = {}
     if parts.username:
         given["username"] = unquote(parts.username)
@@ -222,7 +222,7 @@ def _from_url(url: str, options: Mapping[str, Any]) -> tuple[type[AbstractConnec
             )
         kind = SSLConnection if parts.scheme == "rediss" else Connection
         if "@" in parts.path or (parts.netloc and not parts.hostname):
-            raise ConfigError(f"the address names no host, as in redis://host:6379/0; {_QUOTE}")
+            raise ConfigError(f"the address names no host, as in redis://host:6379/0; {QUOTE}")
         kwargs["host"] = parts.hostname or "localhost"
         kwargs["port"] = 6379 if port is None else port
         if path := parts.path.strip("/"):
@@ -249,7 +249,7 @@ def _from_url(url: str, options: Mapping[str, Any]) -> tuple[type[AbstractConnec
 
 def _socket_path(parts: SplitResult) -> str:
     if parts.netloc and not parts.netloc.endswith("@"):
-        raise ConfigError(f"the path of a socket begins with a slash, as in unix:///run/redis.sock; {_QUOTE}")
+        raise ConfigError(f"the path of a socket begins with a slash, as in unix:///run/redis.sock; {QUOTE}")
     path = unquote(parts.path)
     if len(path) < 2:
         raise ConfigError("the address names no socket, as in unix:///run/redis.sock?db=0")
@@ -288,7 +288,7 @@ def _database(value: object) -> int:
     text = str(value)
     if isinstance(value, bool) or not text.isascii() or not text.isdigit():
         # Not repeated: behind a slash in a password it would be its other half.
-        raise ConfigError(f"the database must be a number, as in redis://host:6379/0; {_QUOTE}")
+        raise ConfigError(f"the database must be a number, as in redis://host:6379/0; {QUOTE}")
     return int(text)
 
 

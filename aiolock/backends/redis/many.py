@@ -97,8 +97,8 @@ class Many:
 
     def leave(self, claim: RedisClaim, *, bury: bool, keep: float) -> asyncio.Future[Any]:
         """Give up whatever there is."""
-        if self._backend.recent is not None and not keep:
-            self._backend.recent.add(claim)
+        if self._backend.recent is not None:
+            self._backend.recent.add(claim, keep)
         words = claim.request, self._backend.floor, int(bury), round(keep * 1000)
         return self._backend.send(LEAVE, (claim.key,), words)
 

@@ -17,21 +17,23 @@ MOST = 4096
 
 
 class Recent:
-    """Claims that were released within their ttl."""
+    """Claims that were released within their ttl, and for how long their locks stay taken by nobody."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._released: OrderedDict[RedisClaim, float] = OrderedDict()
+        self._released: OrderedDict[RedisClaim, tuple[float, float]] = OrderedDict()
 
-    def add(self, claim: RedisClaim) -> None:
-        """It is being given back."""
-        self._released[claim] = self._clock() + claim.ttl
-        if len(self._released) > MOST:
-            self._released.popitem(last=False)
+    def add(self, claim: RedisClaim, keep: float = 0) -> None:
+        """It is being given back, and its lock stays taken for ``keep`` seconds."""
+        released, now = self._released, self._clock()
+        known = released.get(claim)
+        # Said again it is no older: nobody renews it since the first time.
+        released[claim] = known[0] if known else now + claim.ttl, now + keep
+        # In the order in which they came, which is near to that in which they end.
+        while released and (len(released) > MOST or next(iter(released.values()))[0] <= now):
+            released.popitem(last=False)
 
-    def take(self) -> list[RedisClaim]:
-        """Those that may still be held somewhere, once."""
+    def again(self) -> list[tuple[RedisClaim, float]]:
+        """Those that may still be held somewhere, and for how many seconds more each lock stays taken."""
         now = self._clock()
-        found = [claim for claim, end in self._released.items() if end > now]
-        self._released.clear()
-        return found
+        return [(claim, max(0.0, kept - now)) for claim, (end, kept) in self._released.items() if end > now]

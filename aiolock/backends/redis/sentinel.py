@@ -13,18 +13,16 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 from weakref import WeakKeyDictionary
 
-from hiredis import ProtocolError, Reader, ReplyError
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import NoPermissionError, ReadOnlyError
 
-from aiolock.backends.redis.commands import encode
-from aiolock.backends.redis.endpoint import Endpoint
-from aiolock.backends.redis.replies import from_reply
+from aiolock.backends.redis.endpoint import QUOTE, Endpoint
+from aiolock.backends.redis.watcher import CHANNEL, RIGHTS, Place, hears, named
 from aiolock.contract import Finding
-from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, ConfigError, shorten
+from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, ConfigError
 from aiolock.info import Level
 
-__all__ = ["SCHEMES", "Place", "Sentinels", "named"]
+__all__ = ["SCHEMES", "Sentinels"]
 
 SCHEMES = {"redis+sentinel": "redis", "rediss+sentinel": "rediss"}
 """Those of addresses that name Sentinels, and of the connections that are made."""
@@ -37,11 +35,8 @@ FEWEST = 3
 """Sentinels that a service should have."""
 SHARE = 0.5
 """Of the time to connect, for asking the Sentinels."""
-
-_NOTHING = object()
-
-Place = tuple[str, int]
-"""A host and a port."""
+LATE = 10.0
+"""Seconds for which a Sentinel may not have heard yet that a primary was replaced, nor that primary itself."""
 
 
 class Sentinels(Endpoint):
@@ -54,7 +49,7 @@ class Sentinels(Endpoint):
     :param options: those of :class:`Endpoint`.
     """
 
-    __slots__ = ("places", "service", "watchers")
+    __slots__ = ("_failed", "_latest", "_replaced", "places", "service", "watchers")
 
     moves = True
 
@@ -73,8 +68,17 @@ class Sentinels(Endpoint):
         service, _, db = path.partition("/")
         if not service or not hosts:
             raise ConfigError(
-                "the address of Sentinels names hosts and a service, as in redis+sentinel://h1:26379,h2:26379/service/0"
+                "the address of Sentinels names hosts and a service, as in redis+sentinel://h1:26379,h2:26379/service/0; "
+                f"{QUOTE}"
             )
+        if "@" in account:
+            # As it is after a name and password before each of the hosts.
+            raise ConfigError(
+                f"name and password of the servers stand once, before the first of the Sentinels; {QUOTE}"
+            )
+        if "#" in service:
+            raise ConfigError("write # in the name of a service as %23")
+        places = [host.strip() for host in hosts.split(",")]
         theirs: dict[str, Any] = {"username": sentinel_username, "password": sentinel_password}
         kept = []
         for word in query.split("&") if mark else ():
@@ -91,48 +95,75 @@ class Sentinels(Endpoint):
         self.service = unquote(service)
         self.places: WeakKeyDictionary[asyncio.Protocol, Place] = WeakKeyDictionary()
         """Where those are connected who are, as Sentinels call it."""
+        self._failed: Place | None = None
+        """Where it was tried in vain."""
+        self._latest: Place | None = None
+        """What a Sentinel said last, unasked."""
+        self._replaced: dict[Place, float] = {}
+        """Who was the primary, and until when (by the loop's clock) whoever names it is late."""
         files = {name: value for name, value in self._kwargs.items() if name.startswith("ssl_")}
-        self.watchers = [Endpoint(_of_sentinel(kind, host), **theirs, **files) for host in hosts.split(",")]
+        self.watchers = [Endpoint(_of_sentinel(kind, host), **theirs, **files) for host in places]
+        if len({watcher.address for watcher in self.watchers}) < len(places):
+            raise ConfigError("one of the Sentinels is named twice in the address")
         user = f"{self._kwargs['username']}@" if self._kwargs.get("username") else ""
-        self.address = f"{scheme}://{user}{hosts}/{service}/{self._kwargs.get('db') or 0}"
+        self.address = f"{scheme}://{user}{','.join(places)}/{service}/{self._kwargs.get('db') or 0}"
 
     async def connect(self, timeout: float, protocol: asyncio.Protocol) -> asyncio.WriteTransport:
         """As that of one server, to the one that most Sentinels name, if it says itself that it is the primary."""
         loop = asyncio.get_running_loop()
-        end = loop.time() + timeout
+        end, latest = loop.time() + timeout, self._latest
         host, port = place = await self.primary(SHARE * timeout)
         primary = _Primary.__new__(_Primary)
         primary._set(self._kind, self._kwargs | {"host": host, "port": port})  # noqa: SLF001 - its own class
         try:
             transport = await primary.connect(max(0.0, end - loop.time()), protocol)
         except BackendError as error:
+            self._failed = place
             # Who was the primary may still be named for a while; soon it is another one.
             kind = BackendUnavailable if isinstance(error.__cause__, ReadOnlyError) else type(error)
             failure = kind(f"{self.address}: {error}", retryable=error.retryable)
             raise failure from error.__cause__
+        if self._latest is not latest and self._latest != place:
+            # Said while we were on our way, and who is on the way cannot be told to leave.
+            transport.set_protocol(asyncio.Protocol())
+            transport.abort()
+            raise BackendUnavailable(f"{self.address}: another server has taken over")
         self.places[protocol] = place
         return transport
+
+    def learn(self, new: Place, old: Place | None = None) -> None:
+        """A Sentinel says who the primary is, and who it was before; others may name that one for a while."""
+        self._latest = new
+        self._replaced.pop(new, None)
+        if old is not None and old != new:
+            self._replaced[old] = asyncio.get_running_loop().time() + LATE
 
     async def look(self, timeout: float) -> list[Finding]:
         """Whether they all answer soon, and name the same primary."""
         soon = min(timeout, SOON)
-        asked = [asyncio.ensure_future(named(one, self.service, soon)) for one in self.watchers]
+        asked = [asyncio.ensure_future(self._look_at(one, soon)) for one in self.watchers]
         try:
             await asyncio.wait(asked)
         finally:
             for one in asked:
                 one.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
         silent = [error for one in asked if (error := one.exception()) is not None]
-        places = {one.result() for one in asked if one.exception() is None}
+        found = [one.result() for one in asked if one.exception() is None]
+        places, deaf = {place for place, _ in found}, not all(told for _, told in found)
         count = len(asked)
         if len(places) > 1:
-            text = f"they name {len(places)} different primaries: there is a failover, or some of them are cut off"
+            them = ", ".join(sorted(f"{host} {port}" for host, port in places))
+            text = f"they name {len(places)} different primaries ({them}): there is a failover, or some of them are cut off"
             return [
                 Finding(Level.WARNING, "sentinels", text, "look again; if it stays so, see SENTINEL CKQUORUM")
             ]
         if silent:
             text = f"{len(silent)} of {count} cannot be asked: {silent[0]}"
             return [Finding(Level.WARNING, "sentinels", text, "bring it back, or take it out of the address")]
+        if deaf:
+            text = f"an account may not subscribe to {CHANNEL}: a failover is noticed only when the old primary hears of it"
+            return [Finding(Level.WARNING, "sentinels", text, f"grant it {RIGHTS} at all of them")]
         if count < FEWEST:
             text = f"the address names {count}: if it is away, nobody finds the primary"
             return [
@@ -141,31 +172,48 @@ class Sentinels(Endpoint):
         return [Finding(Level.OK, "sentinels", f"all {count} answer, and name the same primary")]
 
     async def primary(self, timeout: float) -> Place:
-        """Where most of those say that it is who answer in time, or all who can be asked."""
+        """Where most of those say that it is who answer in time, or all who can be asked.
+
+        Who names one that was replaced a moment ago is not counted. Raises :class:`BackendUnavailable`, or
+        :class:`BackendRefused` if all of them refuse. Cancelling it leaves no socket behind.
+        """
         asked: list[asyncio.Future[Place]] = [
             asyncio.ensure_future(named(one, self.service, timeout)) for one in self.watchers
         ]
         try:
             left: set[asyncio.Future[Place]] = set(asked)
             while left:
-                more = GRACE if _said(asked) else None
+                more = GRACE if self._counted(asked) else None
                 done, left = await asyncio.wait(left, timeout=more, return_when=asyncio.FIRST_COMPLETED)
                 if not done:
                     break
-                for place, count in _said(asked).items():
+                for place, count in self._counted(asked).items():
                     if 2 * count > len(asked):
                         return place
         finally:
             for one in asked:
                 one.cancel()
             await asyncio.gather(*asked, return_exceptions=True)
-        if said := _said(asked):
-            return said.most_common(1)[0][0]
+        if said := self._counted(asked):
+            # Of two that as many name, one may be gone.
+            return max(said, key=lambda place: (said[place], place != self._failed))
+        if _said(asked):
+            raise BackendUnavailable(f"{self.address}: no Sentinel that answers knows the new primary yet")
         errors = [error for one in asked if isinstance(error := one.exception(), BackendError)]
         known = [error for error in errors if isinstance(error, BackendRefused)]
         first = (known or errors)[0]
         failure = type(first) if len(known) in {0, len(asked)} else BackendUnavailable
         raise failure(f"{self.address}: no Sentinel names the primary: {first}") from first.__cause__
+
+    async def _look_at(self, watcher: Endpoint, timeout: float) -> tuple[Place, bool]:
+        """Whom one of them names, and whether we hear of it when that changes."""
+        return await named(watcher, self.service, timeout), await hears(watcher, timeout)
+
+    def _counted(self, asked: list[asyncio.Future[Place]]) -> Counter[Place]:
+        """How many have named which place so far that was not replaced a moment ago."""
+        now = asyncio.get_running_loop().time()
+        self._replaced = {place: until for place, until in self._replaced.items() if now < until}
+        return Counter({place: count for place, count in _said(asked).items() if place not in self._replaced})
 
 
 class _Primary(Endpoint):
@@ -179,62 +227,8 @@ class _Primary(Endpoint):
         with contextlib.suppress(NoPermissionError):
             # Who may not ask learns it from what the server says to the first lock.
             role = await driver.read_response()
-            if role[0] not in {b"master", "master"}:
+            if not role or role[0] not in {b"master", "master"}:
                 raise ReadOnlyError("READONLY it is not the primary any more, or not yet")
-
-
-class _Question(asyncio.Protocol):
-    """One command and its answer."""
-
-    def __init__(self) -> None:
-        self.answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._reader = Reader(notEnoughData=_NOTHING)
-
-    def data_received(self, data: bytes) -> None:
-        """Take in what came."""
-        try:
-            self._reader.feed(data)
-            reply = self._reader.gets()
-        except ProtocolError as error:
-            reply = error
-        if reply is _NOTHING or self.answer.done():
-            return
-        if isinstance(reply, ReplyError):
-            refused = from_reply(str(reply))
-            refused.__cause__ = reply
-            self.answer.set_exception(refused)
-        elif isinstance(reply, Exception):
-            self.answer.set_exception(reply)
-        else:
-            self.answer.set_result(reply)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """No answer comes any more."""
-        if not self.answer.done():
-            self.answer.set_exception(exc or ConnectionResetError("the connection broke"))
-
-
-async def named(sentinel: Endpoint, service: str, timeout: float) -> Place:
-    """Where one Sentinel says that the primary is, within ``timeout`` seconds; raises :class:`BackendError`."""
-    try:
-        async with asyncio.timeout(timeout):
-            question = _Question()
-            transport = await sentinel.connect(timeout, question)
-            try:
-                transport.write(encode("SENTINEL", "GET-MASTER-ADDR-BY-NAME", service))
-                reply = await question.answer
-            finally:
-                transport.abort()
-    except BackendError:
-        raise
-    except Exception as error:
-        raise BackendUnavailable(
-            f"{sentinel} did not answer: {str(error) or type(error).__name__}"
-        ) from error
-    if reply is None:
-        raise BackendRefused(f"{sentinel} watches no service that is called {shorten(service)}")
-    host, port = (part.decode() for part in reply)
-    return host, int(port)
 
 
 def _said(asked: list[asyncio.Future[Place]]) -> Counter[Place]:
@@ -248,6 +242,6 @@ def _of_sentinel(kind: str, host: str) -> str:
     """The address of one of them."""
     url = f"{kind}://{host}"
     try:
-        return url if urlsplit(url).port else f"{url}:{PORT}"
+        return url if urlsplit(url).port is not None else f"{url}:{PORT}"
     except ValueError:
         raise ConfigError("one of the addresses of Sentinels is no host and port, as h1:26379 is") from None

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
 from aiolock.backends.redis.endpoint import Endpoint
 from aiolock.backends.redis.pubsub import Subscriber
-from aiolock.backends.redis.sentinel import Place, Sentinels, named
+from aiolock.backends.redis.sentinel import Sentinels
+from aiolock.backends.redis.watcher import CHANNEL, RIGHTS, Place, named
 from aiolock.clock import Clock
 from aiolock.errors import BackendError
 
 __all__ = ["Switching"]
 
-CHANNEL = "+switch-master"
+log = logging.getLogger("aiolock")
+
 AGAIN = 1.0
 """Seconds after which a Sentinel that could not be reached is tried again."""
 
@@ -28,7 +31,8 @@ AGAIN = 1.0
 class Switching:
     """A subscription at each of them; ``switched(place)`` is called with host and port of a primary that took over.
 
-    Also when a subscription is back after a time in which nothing was heard: then with those of whoever is named now there.
+    Also when a subscription is back after a time in which nothing was heard, if that Sentinel names another one than we
+    use: then with those of whoever most of them name now.
     """
 
     def __init__(
@@ -38,6 +42,7 @@ class Switching:
         self._timeout = command_timeout
         self._switched = switched
         self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
         self._subscribers = [
             Subscriber(
                 one,
@@ -57,6 +62,7 @@ class Switching:
 
     async def aclose(self) -> None:
         """End all subscriptions."""
+        self._closed = True
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -65,6 +71,10 @@ class Switching:
         await asyncio.gather(*(subscriber.aclose() for subscriber in self._subscribers))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        if self._closed:
+            # A subscription came back while another one was being closed.
+            work.close()
+            return
         task = asyncio.get_running_loop().create_task(work, name="aiolock-redis-sentinel")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -75,19 +85,34 @@ class Switching:
                 await subscriber.open()
             except BackendError:
                 await asyncio.sleep(AGAIN)
-            else:
-                return
+                continue
+            if subscriber.denied is not None:
+                log.warning(
+                    "%s: an account may not hear there of a failover, which is then noticed late; grant it %s",
+                    self._endpoint,
+                    RIGHTS,
+                )
+            return
 
     def _heard(self, payload: bytes) -> None:
         # The service, where its primary was, and where it is.
         words = payload.decode("utf-8", "replace").rsplit(" ", 4)
-        if len(words) == 5 and words[0] == self._endpoint.service and words[4].isdecimal():
-            self._switched((words[3], int(words[4])))
+        if len(words) != 5 or words[0] != self._endpoint.service:
+            return
+        with contextlib.suppress(ValueError):
+            old, new = (words[1], int(words[2])), (words[3], int(words[4]))
+            self._endpoint.learn(new, old)
+            self._switched(new)
 
     def _up(self, sentinel: Endpoint) -> None:
         self._spawn(self._ask(sentinel))
 
     async def _ask(self, sentinel: Endpoint) -> None:
-        # Another one may know better, and then it says so.
+        # What another one says counts as well, so this one need not be asked until it answers.
         with contextlib.suppress(BackendError):
-            self._switched(await named(sentinel, self._endpoint.service, self._timeout))
+            place = await named(sentinel, self._endpoint.service, self._timeout)
+            if any(place != other for other in list(self._endpoint.places.values())):
+                # One that was away itself may name who was the primary before.
+                place = await self._endpoint.primary(self._timeout)
+                self._endpoint.learn(place)
+                self._switched(place)
