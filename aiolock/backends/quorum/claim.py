@@ -164,9 +164,9 @@ class QuorumClaim(Holding):
         """The grant that the votes make together."""
         self._give_up, self._line, self._won_it = math.inf, None, True
         grants = [vote.grant for vote in self._votes if vote.say is Say.YES and vote.grant is not None]
-        for number, vote in enumerate(self._votes):
-            if vote.say is Say.IN_LINE:
-                self._replace(number)
+        for vote in self._votes:
+            if vote.say in (Say.IN_LINE, Say.NO) and not vote.open:
+                vote.ask(wait=True, stay=True)
         # Those of the server that decides rise; what another one's clock makes of it is beside the point.
         first, self.promised = grants[0], self.until
         self._token = first.token

@@ -64,8 +64,8 @@ class Holding(Claim):
 
     def voted(self, vote: Vote) -> None:
         """An answer came that nobody may be waiting for any more: no place in line is left behind for nothing."""
-        if vote.say is Say.IN_LINE and self._won_it and vote in self._votes:
-            self._replace(self._votes.index(vote))
+        if vote.say is Say.IN_LINE and self._won_it and not self.given_back and vote in self._votes:
+            vote.ask(wait=True, stay=True)
 
     def _without_majority(self) -> BackendError:
         """Why too few servers can be asked."""
