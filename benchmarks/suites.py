@@ -75,13 +75,19 @@ def _mysql(options: Options) -> Iterator[Context]:
 def _compare(options: Options) -> Iterator[Fleet]:
     with ExitStack() as stack:
         crew = stack.enter_context(Crew())
-        redis, one, three, mariadb = (
+        redis, first, second, third, one, three, mariadb = (
             options.context(Context, stack.enter_context(server), crew)
-            for server in (Redis(), roomy_zookeeper(), roomy_zookeeper(3), durable_mariadb())
+            for server in (
+                *(Redis() for _ in range(4)),
+                roomy_zookeeper(),
+                roomy_zookeeper(3),
+                durable_mariadb(),
+            )
         )
         members = {
             "memory://": Member("aiolock", None),
             "Redis": Member("aiolock", redis),
+            "Redis, 3 servers as one": Member("aiolock", first, f" {second.url} {third.url}"),
             "ZooKeeper, 1 server": Member("aiolock", one),
             "ZooKeeper, 3 servers": Member("aiolock", three),
             "MariaDB, lease": Member("aiolock", mariadb, "?mode=lease"),

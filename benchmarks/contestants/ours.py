@@ -9,7 +9,13 @@ import aiolock
 from aiolock import queue
 from benchmarks.contestants.base import SEATS, Contestant, OneByOne, parts
 
-__all__ = ["InMemory", "Ours", "OursAnew", "OursPlain", "OursWithoutPassing"]
+__all__ = ["InMemory", "Ours", "OursAnew", "OursPlain", "OursWithoutPassing", "connect"]
+
+
+def connect(url: str, **options: Any) -> aiolock.Client:
+    """A client of a server, or of several that are one, with spaces between their addresses."""
+    first, *others = url.split()
+    return aiolock.connect([first, *others] if others else first, namespace="bench", **options)
 
 
 class Ours(Contestant):
@@ -20,7 +26,7 @@ class Ours(Contestant):
         self._fair = fair
 
     async def __aenter__(self) -> Self:
-        self.client = await aiolock.connect(self.url, namespace="bench", ttl=self.ttl).open()
+        self.client = await connect(self.url, ttl=self.ttl).open()
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import time
 
 import aiolock
+from benchmarks.contestants.ours import connect
 from benchmarks.worker import Stage
 
 __all__ = ["heir", "victim"]
@@ -13,14 +14,14 @@ __all__ = ["heir", "victim"]
 
 async def victim(stage: Stage, url: str, name: str, ttl: float) -> None:
     """Take the lock, say so, and keep it until we are killed."""
-    async with aiolock.connect(url, namespace="bench", ttl=ttl) as client, client.lock(name):
+    async with connect(url, ttl=ttl) as client, client.lock(name):
         await stage.pause()
         await asyncio.Event().wait()
 
 
 async def heir(stage: Stage, url: str, name: str, ttl: float) -> float:
     """Wait for a lock that somebody holds: when we got it."""
-    async with aiolock.connect(url, namespace="bench", ttl=ttl) as client:
+    async with connect(url, ttl=ttl) as client:
 
         async def wait() -> tuple[aiolock.Lease, float]:
             return await client.lock(name).acquire(), time.monotonic()
