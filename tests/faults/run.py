@@ -192,7 +192,7 @@ class Run:
             nemesis = getattr(site, "nemesis", Nemesis)(
                 site, crew, self.pen, seed=plan.seed, ttls=TTLS, names=self.names, only=plan.only
             )
-            await nemesis.rage(self.until - CALM, plan.arms)
+            await nemesis.rage(self.until - CALM - getattr(site, "place", 0.0), plan.arms)
             others = [each for member in crew for each in await member.end()]
             others += await site.hygiene(self.names, max(TTLS))
         history = load(self.folder.glob("*.jsonl"))
@@ -211,6 +211,7 @@ class Run:
             replayed=site.replayed,
             capacity=capacity(self.names),
             fenced=getattr(site, "fenced", True),
+            place=getattr(site, "place", 0.0),
         )
 
     async def _all_open(self, crew: Sequence[Member]) -> None:

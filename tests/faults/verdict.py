@@ -101,10 +101,12 @@ def judge(
     capacity: Mapping[str, int] | None = None,
     breaking: float = 0.0,
     fenced: bool = True,
+    place: float = 0.0,
 ) -> Verdict:
     """`verified`: seconds after a restart in which everybody finds out; `others`: what was found at the server;
     `capacity`: how many permits the semaphores have, by name; `breaking`: where a hold ends with its connection, seconds
-    within which a client hears that its own has ended, 0 where it does not; `fenced`: whether tokens are promised to rise."""
+    within which a client hears that its own has ended, 0 where it does not; `fenced`: whether tokens are promised to rise;
+    `place`: seconds for which the place of a dead waiter stands at least. Three of them may be in front of somebody."""
     look = partial(checker.exclusion, capacity=capacity, grace=0)
     exceptions = _exceptions(history, verified)
     if breaking:
@@ -121,7 +123,7 @@ def judge(
         "guard": (_guard(history, guard),) * 2,
         "ownership": ([each for each in others if each.startswith("ownership")],) * 2,
         "calls in time": (_calls(told, command_timeout),) * 2,
-        "progress": (_progress(history, 3 * ttl + 2),) * 2,
+        "progress": (_progress(history, 3 * max(ttl, place) + 2),) * 2,
         "hygiene": ([each for each in others if each.startswith("hygiene")] + _left(history),) * 2,
         "errors": ([f"errors: {e['process']}: {e['what']}" for e in history.events if e["kind"] == "error"],)
         * 2,

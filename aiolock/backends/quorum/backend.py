@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import replace
-from random import Random
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import TypeVar
 
 from aiolock.backends.quorum.claim import QuorumClaim
 from aiolock.backends.quorum.holding import Holding
+from aiolock.backends.quorum.looking import all_of, findings, seen
 from aiolock.backends.quorum.member import Member
-from aiolock.backends.quorum.rules import combined, majority, promised, rotation
-from aiolock.backends.quorum.twins import check_twins
+from aiolock.backends.quorum.members import Members
 from aiolock.backends.quorum.vote import Say, Vote
 from aiolock.contract import (
     Backend,
@@ -30,13 +28,8 @@ from aiolock.contract import (
 )
 from aiolock.errors import (
     BackendError,
-    BackendRefused,
-    BackendUnavailable,
-    ConfigError,
     UnsupportedKind,
-    shorten,
 )
-from aiolock.info import Level
 from aiolock.notices import Notices
 
 __all__ = ["QuorumBackend"]
@@ -44,9 +37,6 @@ __all__ = ["QuorumBackend"]
 log: logging.Logger = logging.getLogger("aiolock")
 
 T = TypeVar("T")
-
-FEWEST = 3
-"""With two servers, each of them would be able to stop everything."""
 
 
 class QuorumBackend(Backend):
@@ -58,71 +48,27 @@ class QuorumBackend(Backend):
     name = "quorum"
 
     def __init__(self, members: Sequence[Backend]) -> None:
-        if not isinstance(members, list | tuple) or not all(isinstance(one, Backend) for one in members):
-            raise ConfigError(f"members must be a list of backends, not {shorten(members)}")
-        if len(members) < FEWEST:
-            raise ConfigError(
-                f"a quorum needs at least {FEWEST} servers, so that it works without one of them, not {len(members)}"
-            )
-        if len({id(one) for one in members}) < len(members):
-            raise ConfigError("a quorum needs a backend of its own for each server: one is named twice")
-        self._members = [Member(one) for one in members]
-        self.needed = majority(len(members))
+        self.members = Members(members)
+        self.needed = self.members.needed
         """How many votes are more than half."""
+        self.random = self.members.random
+        self.spawn = self.members.spawn
+        self.failure = self.members.failure
         self.notices = Notices()
-        self.random = Random()
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._leaving: dict[asyncio.Task[None], float] = {}
-        """What gives something back, and since when."""
 
     def __repr__(self) -> str:
-        return f"<QuorumBackend {', '.join(map(repr, self._members))}>"
+        return f"<QuorumBackend {self.members!r}>"
 
     # --- opening and closing
 
     def bind(self, settings: Settings) -> None:
-        """Each server gets half of the time, so that there is some left for what its silence means."""
+        """The same for all of them."""
         super().bind(settings)
-        theirs = replace(settings, command_timeout=settings.command_timeout / 2, require=frozenset())
-        for member in self._members:
-            member.backend.bind(theirs)
+        self.members.bind(settings)
 
     async def open(self) -> None:
-        """Open those that can be reached, which must be most; the others are tried again until they are there."""
-        tries = [self.spawn(member.try_to_open(), "aiolock-quorum-open") for member in self._members]
-        try:
-            await asyncio.wait(tries)
-        finally:
-            for one in tries:
-                one.cancel()
-            await asyncio.wait(tries)
-        for one in tries:
-            # What nobody can retry is an error in the address of that server, or in its rights.
-            one.result()
-        there = [member for member in self._members if member.open]
-        if len(there) < self.needed:
-            raise self.failure([member.failure for member in self._members if member.failure is not None])
-        await self._check_twins(there)
-        self.capabilities = promised([member.backend.capabilities for member in there])
-        for member in self._members:
-            if member.open:
-                self._opened(member)
-            else:
-                log.warning("%r cannot be reached, going on without it: %s", member, member.failure)
-                self.spawn(self._open_later(member), "aiolock-quorum-open")
-
-    async def _open_later(self, member: Member) -> None:
-        def suits() -> Coroutine[Any, Any, None]:
-            return self._check_twins([*(other for other in self._members if other.open), member])
-
-        await member.open_later(self.random, suits)
-        if member.open:
-            self._opened(member)
-
-    async def _check_twins(self, members: Sequence[Member]) -> None:
-        settings = self.settings
-        backends = [member.backend for member in members]
-        await check_twins(backends, ttl=settings.ttl, limit=settings.command_timeout / 2, later=self._leave)
+        """Open most of them."""
+        self.capabilities = await self.members.open(self._opened)
 
     def _opened(self, member: Member) -> None:
         self.spawn(self._listen(member), "aiolock-quorum-notices")
@@ -131,51 +77,7 @@ class QuorumBackend(Backend):
 
     async def aclose(self) -> None:
         """Finish what is being given back, unless that has had its time, and close every server."""
-        if self._leaving:
-            now = self.settings.clock()
-            limits = {
-                task: since + self.settings.command_timeout / 2 - now for task, since in self._leaving.items()
-            }
-            if late := [task for task, limit in limits.items() if limit > 0]:
-                await asyncio.wait(late, timeout=max(limits.values()))
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
-        closing = [asyncio.ensure_future(member.backend.aclose()) for member in self._members if member.open]
-        for member in self._members:
-            member.open = False
-        if closing:
-            await asyncio.wait(closing)
-
-    def spawn(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-        """Run ``work`` until it ends or everything is closed."""
-        task = asyncio.get_running_loop().create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-        return task
-
-    def _done(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()
-
-    def failure(self, errors: Sequence[Exception]) -> BackendError:
-        """What to say when too few servers can be asked, and why they cannot."""
-        kind = (
-            BackendRefused
-            if errors and all(isinstance(one, BackendRefused) for one in errors)
-            else BackendUnavailable
-        )
-        retryable = not errors or any(getattr(one, "retryable", True) for one in errors)
-        why = f": {'; '.join(dict.fromkeys(map(str, errors)))}" if errors else ""
-        failure = kind(
-            f"{len(errors)} of {len(self._members)} servers cannot be asked, and {self.needed} are needed{why}",
-            retryable=retryable,
-        )
-        failure.__cause__ = errors[0] if errors else None
-        return failure
+        await self.members.aclose()
 
     # --- claims
 
@@ -191,21 +93,11 @@ class QuorumBackend(Backend):
 
     def order(self, bid: Bid) -> list[Member]:
         """The servers, the one that decides about this lock first."""
-        start = rotation(bid.name, len(self._members))
-        return self._members[start:] + self._members[:start]
+        return self.members.order(bid.name)
 
     def free(self, vote: Vote, keep: float = 0) -> asyncio.Task[None]:
         """Give back a vote, in the background, for as long as its server could keep it."""
-        return self._leave(self._free(vote, keep))
-
-    def _leave(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = self.spawn(work, "aiolock-quorum-clean-up")
-        self._leaving[task] = self.settings.clock()
-        task.add_done_callback(self._left)
-        return task
-
-    def _left(self, task: asyncio.Task[None]) -> None:
-        self._leaving.pop(task, None)
+        return self.members.leave(self._free(vote, keep))
 
     async def _free(self, vote: Vote, keep: float) -> None:
         if vote.task is not None and vote.open:
@@ -238,7 +130,7 @@ class QuorumBackend(Backend):
         mine = [claim for claim in claims if isinstance(claim, QuorumClaim)]
         sent = self.settings.clock()
         rounds = []
-        for member in self._members:
+        for member in self.members.all:
             votes = [
                 vote
                 for claim in mine
@@ -323,81 +215,23 @@ class QuorumBackend(Backend):
 
     # --- what people ask
 
-    async def _all(self, ask: Callable[[Backend], Awaitable[T]]) -> list[T]:
-        """The answers of all servers that gave one, which must be most, in their order."""
-
-        async def one(member: Member) -> T:
-            member.check()
-            return await member.hear(ask(member.backend))
-
-        asked = [self.spawn(one(member), "aiolock-quorum-look") for member in self._members]
-        # Who did not answer the last time is not waited for if the others are enough.
-        vital = [
-            task
-            for task, member in zip(asked, self._members, strict=True)
-            if member.open and not member.silent
-        ]
-        try:
-            if len(vital) >= self.needed:
-                await asyncio.wait(vital)
-            if len([task for task in asked if task.done() and task.exception() is None]) < self.needed:
-                await asyncio.wait(asked)
-        finally:
-            for task in asked:
-                task.cancel()
-        heard = [task for task in asked if task.done() and not task.cancelled()]
-        errors = [error for task in heard if (error := task.exception()) is not None]
-        for error in errors:
-            if not isinstance(error, BackendError):
-                raise error
-        answers = [task.result() for task in heard if task.exception() is None]
-        if len(answers) < self.needed:
-            raise self.failure([error for error in errors if isinstance(error, BackendError)])
-        return answers
-
     async def inspect(self, name: str, family: Family) -> LockInfo:
-        """Who is inside as most servers see it; who waits as the first one does, or others."""
-        start = rotation(name, len(self._members))
-        infos = await self._all(lambda backend: backend.inspect(name, family))
-        # With some missing, nobody knows which is the first: the longest line is likely to be that of most.
-        if len(infos) == len(self._members):
-            infos = infos[start:] + infos[:start]
-        else:
-            infos.sort(key=lambda info: -len(info.waiters))
-        return combined(infos, self.needed)
+        """Who is inside as most servers see it."""
+        return await seen(self.members, name, family)
 
     async def force_release(self, name: str, family: Family) -> bool:
         """At every server."""
-        return any(await self._all(lambda backend: backend.force_release(name, family)))
+        return any(await all_of(self.members, lambda backend: backend.force_release(name, family)))
 
     async def request_release(self, name: str, family: Family, reason: str) -> bool:
         """At every server."""
-        return any(await self._all(lambda backend: backend.request_release(name, family, reason)))
+        return any(await all_of(self.members, lambda backend: backend.request_release(name, family, reason)))
 
     async def names(self, pattern: str) -> list[tuple[str, Family]]:
         """Whatever any server knows."""
-        return sorted(
-            {name for names in await self._all(lambda backend: backend.names(pattern)) for name in names}
-        )
+        found = await all_of(self.members, lambda backend: backend.names(pattern))
+        return sorted({name for names in found for name in names})
 
     async def diagnose(self) -> list[Finding]:
         """What each of them says of itself, and which are away."""
-        asked = [self.spawn(_findings(member), "aiolock-quorum-look") for member in self._members]
-        try:
-            await asyncio.wait(asked)
-        finally:
-            for one in asked:
-                one.cancel()
-        return [finding for one in asked for finding in one.result()]
-
-
-async def _findings(member: Member) -> list[Finding]:
-    try:
-        found = await member.backend.diagnose()
-    except BackendError as error:
-        found = [
-            Finding(
-                Level.ERROR, "connection", f"{error}", "bring it back: the others can lose fewer until then"
-            )
-        ]
-    return [replace(finding, subject=f"{member!r} {finding.subject}") for finding in found]
+        return await findings(self.members)

@@ -34,6 +34,8 @@ class MariaDBSite:
     framing = staticmethod(mysql_frames)
     namespace = "history"
     mode = "lease"
+    place = 3.0
+    """The page says so, of locks that several may be in."""
 
     def __init__(self) -> None:
         self.server = MariaDB(extra=["--innodb-flush-log-at-trx-commit=2", "--max-connections=500"])
@@ -145,6 +147,7 @@ class SessionSite(MariaDBSite):
     """The same with user locks; the end of the holder's connection and a restart are its page's exceptions."""
 
     mode = "session"
+    place = 0.0
     breaking = 0.1
     """The next one may be in before the holder has read that its connection has ended."""
     spares = frozenset({"half-open"})

@@ -42,7 +42,7 @@ async def storm(clients, names: list[str], count: int, random: Random, pause) ->
 async def settled(clients) -> None:
     """Wait until the clients have nothing to do any more."""
     for client in clients:
-        await until(lambda client=client: not client._backend._leaving)
+        await until(lambda client=client: not client._backend.members.leaving)
         await until(lambda client=client: not client._runtime.cleanups)
         assert not client._runtime.shared
         assert not client._runtime.contenders

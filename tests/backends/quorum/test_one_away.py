@@ -91,14 +91,14 @@ async def test_who_did_not_answer_once_is_not_waited_for_again(three, how):
     async with three.client(ttl=300, command_timeout=20) as client:
         async with three.away(how, 0):
             name = three.name(0)
-            quick = client._backend._members[0]
+            quick = client._backend.members.all[0]
             quick.silent = True  # what any question to it that was not answered would have left
             async with asyncio.timeout(PATIENCE):
                 for _ in range(many):
                     async with client.lock(name):
                         pass
                 assert quick.silent
-        await until(lambda: not client._backend._leaving)
+        await until(lambda: not client._backend.members.leaving)
 
         async def heard_again() -> bool:
             async with client.lock(name):

@@ -47,7 +47,7 @@ async def test_one_that_turns_out_to_be_another_when_it_is_there_never_takes_par
             await until(lambda: any("are the same one" in line for line in caplog.messages))
         lease = await client.lock("x").acquire()
         assert (await three.votes("x"))[2] == "-"
-        assert not client._backend._members[2].open
+        assert not client._backend.members.all[2].open
         await lease.release()
         await gets_the_lock(client, "x")
     await three.nothing_is_left()
