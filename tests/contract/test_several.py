@@ -17,14 +17,15 @@ async def all_free(client, *names: str) -> None:
     assert client.stats()["held"] == client.stats()["waiting"] == 0
 
 
-async def test_all_are_held_and_all_are_released(client, rival):
+async def test_all_are_held_and_all_are_released(deployment, client, rival):
     async with lock_all(client.lock("b"), client.lock("a"), client.lock("c")) as lease:
         assert [part.name for part in lease.parts] == ["a", "b", "c"]
         assert lease.name == "a, b, c"
         assert lease.held
         assert not lease.lost
         assert 0 < lease.remaining() <= lease.ttl
-        assert len({part.token for part in lease.parts}) == 3
+        # Of several servers as one, another decides about each lock.
+        assert len({part.token for part in lease.parts}) == 3 or "fencing" not in deployment.promises
         assert not hasattr(lease, "token")
         with pytest.raises(AttributeError, match="each of its parts has one"):
             _ = lease.token
