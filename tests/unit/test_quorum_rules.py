@@ -11,8 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiolock.backends.quorum.rules import certain, combined, majority, promised, rotation
+from aiolock.backends.memory import MemoryBackend, MemoryServer
+from aiolock.backends.quorum import QuorumBackend, member
+from aiolock.backends.quorum.rules import certain, combined, lacking, majority, promised, rotation
+from aiolock.client import Client
 from aiolock.contract import Holder, LockInfo, Waiting
+from aiolock.errors import BackendUnavailable
+from tests.contract.staging import until
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -63,6 +68,35 @@ def test_a_server_may_fail_over_to_the_others_if_it_remembers_its_votes_when_it_
     writes = frozenset({"exclusion", "survives-restart"})
     assert promised([writes] * 3) == {"exclusion", "survives-restart", "survives-failover"}
     assert promised([writes, writes, writes - {"survives-restart"}]) == {"exclusion"}
+
+
+def test_who_comes_later_has_to_promise_what_is_required():
+    one = frozenset({"exclusion", "survives-restart"})
+    assert lacking(frozenset({"exclusion", "survives-failover"}), one) == frozenset()
+    assert lacking(frozenset({"survives-failover"}), frozenset({"exclusion"})) == {"survives-restart"}
+    assert lacking(frozenset({"no-eviction"}), one) == {"no-eviction"}
+
+
+async def test_who_comes_later_and_does_not_promise_it_takes_no_part(monkeypatch, caplog):
+    class Late(MemoryBackend):
+        tries = 0
+        capabilities = MemoryBackend.capabilities - {"no-eviction"}
+
+        async def open(self):
+            self.tries += 1
+            if self.tries == 1:
+                raise BackendUnavailable("not yet")
+            await super().open()
+
+    monkeypatch.setattr(member, "AGAIN", (0.01, 0.01))
+    late = Late(server=MemoryServer())
+    others = [MemoryBackend(server=MemoryServer()) for _ in range(2)]
+    async with Client(QuorumBackend([*others, late]), require={"no-eviction"}) as client:
+        await until(lambda: late.tries > 2)
+        assert not client._backend.members.all[2].open
+        async with client.lock("x"):
+            pass
+    assert "does not promise no-eviction" in caplog.text
 
 
 def test_a_holder_is_inside_at_most_servers():

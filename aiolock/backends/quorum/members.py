@@ -10,10 +10,17 @@ from random import Random
 from typing import Any, TypeVar
 
 from aiolock.backends.quorum.member import Member
-from aiolock.backends.quorum.rules import majority, promised, rotation
+from aiolock.backends.quorum.rules import lacking, majority, promised, rotation
 from aiolock.backends.quorum.twins import check_twins
 from aiolock.contract import Backend, Settings
-from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, ConfigError, shorten
+from aiolock.errors import (
+    BackendError,
+    BackendRefused,
+    BackendUnavailable,
+    ConfigError,
+    UnsafeBackend,
+    shorten,
+)
 
 __all__ = ["Members"]
 
@@ -53,6 +60,7 @@ class Members:
 
     def bind(self, settings: Settings) -> None:
         """Each server gets half of the time, so that there is some left for what its silence means."""
+        self._required = settings.require
         self.settings = replace(settings, command_timeout=settings.command_timeout / 2, require=frozenset())
         for member in self.all:
             member.backend.bind(self.settings)
@@ -92,8 +100,11 @@ class Members:
         return promised([member.backend.capabilities for member in there])
 
     async def _open_later(self, member: Member, opened: Callable[[Member], None]) -> None:
-        def suits() -> Coroutine[Any, Any, None]:
-            return self._check_twins([*(other for other in self.all if other.open), member])
+        async def suits() -> None:
+            missing = lacking(self._required, member.backend.capabilities)
+            if missing:
+                raise UnsafeBackend(f"{member!r} does not promise {', '.join(sorted(missing))}")
+            await self._check_twins([*(other for other in self.all if other.open), member])
 
         await member.open_later(self.random, suits)
         if member.open:

@@ -9,7 +9,7 @@ from zlib import crc32
 
 from aiolock.contract import Holder, LockInfo, Waiting
 
-__all__ = ["certain", "combined", "majority", "promised", "rotation"]
+__all__ = ["certain", "combined", "lacking", "majority", "promised", "rotation"]
 
 NOT_KEPT = frozenset({"fencing", "fifo"})
 """What each server may promise and all of them together cannot: a majority that has not seen the last token gives out
@@ -37,6 +37,14 @@ def promised(capabilities: Sequence[frozenset[str]]) -> frozenset[str]:
     together = frozenset.intersection(*capabilities) - NOT_KEPT
     # Without that, one that has died and comes back has forgotten whom it gave its vote.
     return together | {"survives-failover"} if "survives-restart" in together else together
+
+
+def lacking(required: frozenset[str], capabilities: frozenset[str]) -> frozenset[str]:
+    """What one server, that comes to the others later, would have to promise for all of them to keep what is required."""
+    needed = required - {"survives-failover"}
+    if needed != required:
+        needed |= {"survives-restart"}
+    return needed - capabilities
 
 
 def combined(infos: Sequence[LockInfo], needed: int) -> LockInfo:
