@@ -23,7 +23,7 @@ from aiolock.cli.statuses import LOST, of_child
 from aiolock.cli.table import seconds
 from aiolock.cli.terminal import Terminal
 from aiolock.clock import system_clock
-from aiolock.errors import LossReason, shorten
+from aiolock.errors import LockLost, LossReason, shorten
 from aiolock.lease import Lease
 
 __all__ = ["Supervisor"]
@@ -89,8 +89,6 @@ class Supervisor:
             task.add_done_callback(lambda _: self._inbox.wake.set())
         try:
             while not ended.done():
-                if losing.done() and self._lost is None:
-                    self._lost = losing.result()
                 self._mind_the_lock()
                 while (number := self._inbox.take()) is not None:
                     self._on_signal(number)
@@ -152,7 +150,17 @@ class Supervisor:
             return 1.0
         return next_look(self._remaining, self._lease.ttl, self._kill_after, self._since_term, self._policy)
 
+    def _learn_why(self) -> None:
+        # Asked, because the task that waits for it hears it a few passes of the loop later: until then it would look as if
+        # the term had run out, of which a command is killed at once.
+        if self._lost is None:
+            try:
+                self._lease.check()
+            except LockLost as loss:
+                self._lost = loss.reason
+
     def _mind_the_lock(self) -> None:
+        self._learn_why()
         lease = self._lease
         if self._switch is not None and not (self._forced and self._asked_at is not None):
             left = self._kill_after + GRACE if self._forced else guarded(lease.remaining(), lease.ttl)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+import aiolock
 from aiolock.cli.child import Child, Switch
 from aiolock.cli.guard import Group
 from aiolock.cli.inbox import Inbox
@@ -23,6 +24,7 @@ from aiolock.cli.supervise import Supervisor
 from aiolock.cli.terminal import Terminal
 from aiolock.clock import system_clock
 from tests.cli.conftest import until, waits_for_a_signal
+from tests.contract.staging import passes, verdict
 
 TTL = 3.0
 
@@ -198,6 +200,9 @@ class Ending:
     def remaining(self) -> float:
         return self.left
 
+    def check(self) -> None:
+        pass
+
     async def wait(self) -> int:
         self.left = 0.0
         return -signal.SIGKILL
@@ -225,6 +230,44 @@ async def test_a_command_that_the_guard_has_killed_was_stopped_for_the_lock(guar
         if switch is not None:
             await switch.stop()
     assert ("the command was killed, because lock 'x' had ended" in told.getvalue()) is guarded
+
+
+class Obeying:
+    """A command that ends when it is told to."""
+
+    pid = 0
+    group = Group(2**22 + 1)
+
+    def __init__(self) -> None:
+        self.told: list[int] = []
+        self._ended = asyncio.Event()
+
+    async def wait(self) -> int:
+        await self._ended.wait()
+        return 0
+
+    def send(self, number: int) -> bool:
+        self.told.append(number)
+        self._ended.set()
+        return True
+
+
+@pytest.mark.parametrize("later", range(6))
+async def test_a_command_may_end_in_good_order_whatever_else_happens_in_the_moment_of_force(later):
+    """As when it is time to look at the lock, and the loss has not been told to everybody yet."""
+    inbox, child = Inbox(), Obeying()
+    async with aiolock.connect("memory://") as client:
+        lease = await client.lock("x").acquire()
+        supervisor = Supervisor(
+            child, lease, inbox, Terminal(), None, Output(err=io.StringIO()), kill_after=10, policy="term"
+        )
+        running = asyncio.create_task(supervisor.run())
+        await passes(10)
+        inbox.wake.set()
+        await passes(later)
+        verdict(lease, "force-released")
+        assert await running == 75
+    assert child.told[0] == signal.SIGTERM
 
 
 def test_children_of_the_command_do_not_outlive_the_lock(alone):
