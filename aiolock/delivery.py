@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextvars import Context
 from typing import Any, Final, NoReturn
 
-__all__ = ["Waking", "answer", "current_task", "read_little", "wake", "wake_soon"]
+__all__ = ["Waking", "answer", "current_task", "read_little", "wake", "wake_now", "wake_soon"]
 
 Future = asyncio.Future[Any]
 Waking = tuple[Any, Context, Future]
@@ -75,6 +75,18 @@ def wake(wakings: list[Waking]) -> None:
             context.run(step, future)
         except BaseException as error:  # noqa: BLE001 - it is raised again by the loop
             future.get_loop().call_soon(_again, error)
+
+
+def wake_now(waking: Waking) -> None:
+    """As :func:`wake`, for one."""
+    step, context, future = waking
+    if current_task(future.get_loop()) is not None:
+        wake_soon(waking)
+        return
+    try:
+        context.run(step, future)
+    except BaseException as error:  # noqa: BLE001 - see above
+        future.get_loop().call_soon(_again, error)
 
 
 def wake_soon(waking: Waking) -> None:

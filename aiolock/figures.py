@@ -82,8 +82,10 @@ class Histogram:
         """Count ``value``, which stands for ``weight`` values like it."""
         self._counts[bisect_left(self._bounds, value)] += weight
         self._total += value * weight
-        self._least = min(self._least, value)
-        self._most = max(self._most, value)
+        if value < self._least:
+            self._least = value
+        if value > self._most:
+            self._most = value
 
     def look(self) -> Distribution:
         """What was counted so far."""

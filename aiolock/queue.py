@@ -363,7 +363,7 @@ class Cohort:
         now = runtime.clock()
         weight, begun = self._weight, self._since
         claim = None
-        if not keep and self._line and self._may_pass(term, now) and self._hand_over(now):
+        if not keep and self._line is not None and self._may_pass(term, now) and self._hand_over(now):
             since = term.claim.demanded_at
             self._passes += since is not None and since <= now
             runtime.stats.passed += 1
@@ -382,7 +382,7 @@ class Cohort:
         return (
             term.renewed
             and not self._requested
-            and may_pass(term.left, term.until - now, term.ttl, self._passes, waited)
+            and may_pass(term.left, term.until - now, self._bid.ttl, self._passes, waited)
         )
 
     def _yield_claim(self, term: Term, *, at_once: bool = True) -> Claim | None:
@@ -397,9 +397,13 @@ class Cohort:
         if not live:
             self._end()
             return claim
-        self._claim = self.runtime.backend.claim(self._bid) if heir is None else heir
-        self._drive(placed=heir is not None)
-        return claim if heir is None else None
+        if heir is None:
+            self._claim = self.runtime.backend.claim(self._bid)
+            self._drive(placed=False)
+            return claim
+        self._claim = heir
+        self._drive(placed=True)
+        return None
 
     def weaken(self, lease: Lease) -> Cohort:
         """The hold of ``lease`` becomes a read hold, of a cohort that nobody else joins; who waits here bids anew."""

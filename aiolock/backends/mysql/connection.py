@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from aiolock.backends.mysql.address import Address
-from aiolock.backends.mysql.command import Command, Told
+from aiolock.backends.mysql.command import Command
 from aiolock.backends.mysql.driver import Driver, Result
 from aiolock.backends.mysql.failures import INTERRUPTED, Late, code, deadly, translate
 from aiolock.clock import Clock
@@ -59,6 +59,8 @@ class Session:
         """Whether that is under way: nothing is sent that it could hit."""
         self._timer: asyncio.TimerHandle | None = None
         self._over = False
+        self._hear = self._heard
+        """Who is told what the server answers: one for all that is sent."""
         self.id = 0
         self.locks: dict[str, Any] = {}
         """The user locks of this session, or those that it may have, and for whom."""
@@ -175,27 +177,30 @@ class Session:
         if self.alive:
             self._take(Command(packet, timeout))
 
-    def line_up(self, packet: str, limit: float | None, heard: Told) -> None:
-        """Send a packet that waits for others; ``heard`` is called with its answers or an error, for at most ``limit`` seconds."""
-        driver = self._driver
-        if driver is None or self._over:
-            heard(BackendUnavailable(f"{self._address.text}: the connection is closed"))
-            return
-        command = Command(packet, math.inf if limit is None else limit)
-        command.heard, command.blocks = heard, True
-        if limit is None and self.free:
-            # As `_take`, on the shortest way.
-            self._current = command
-            if packet == self._repeated:
-                if self._prepared is not None:
-                    driver.repeat(self._prepared, self._heard)
-                    return
-                driver.prepare(packet, self._learn)
-            else:
-                self._repeat(driver, packet)
-            driver.ask(packet, self._heard, usual=True)
-        else:
+    def line_up(self, command: Command) -> None:
+        """Send a packet that waits for others; who waits is told by the command's ``heard``."""
+        if not self.alive:
+            command.tell(BackendUnavailable(f"{self._address.text}: the connection is closed"))
+        elif command.timeout < math.inf or not self.at_once(command):
             self._take(command)
+
+    def at_once(self, command: Command) -> bool:
+        """The same, if it can be sent now; whether that is so. As :meth:`_take`, on the shortest way."""
+        driver = self._driver
+        if driver is None or not self.free:
+            return False
+        packet = command.packet
+        if packet != self._repeated:
+            self._repeat(driver, packet)
+        elif (prepared := self._prepared) is not None:
+            driver.repeat(prepared, self._hear)
+            self._current = command
+            return True
+        else:
+            driver.prepare(packet, self._learn)
+        driver.ask(packet, self._hear, usual=True)
+        self._current = command
+        return True
 
     def _repeat(self, driver: Driver, packet: str) -> None:
         """It may be sent again and again from now on; the second time, it is prepared."""
@@ -238,7 +243,7 @@ class Session:
                 command.late = asyncio.get_running_loop().time() + command.timeout
                 if self._timer is None or command.late < self._timer.when():
                     self._arm(command.late)
-            driver.ask(packet, self._heard, usual=command.blocks)
+            driver.ask(packet, self._hear, usual=command.blocks)
 
     def _heard(self, outcome: list[Result] | Exception) -> None:
         if self._over:

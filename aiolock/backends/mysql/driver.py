@@ -43,6 +43,9 @@ class Driver(aiomysql.Connection):  # type: ignore[misc]  # the driver is untype
     _writer: Any
     _wire: Wire
 
+    repeat: Callable[[int, Heard], None]
+    """As :meth:`ask`, for a prepared statement that answers one integer: what goes from hand to hand does so by this."""
+
     def __del__(self) -> None:
         """Do nothing: whoever owns a connection closes it; a forked child must not."""
 
@@ -63,6 +66,7 @@ class Driver(aiomysql.Connection):  # type: ignore[misc]  # the driver is untype
                 if hasattr(socket, option):
                     sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
         self._wire = Wire(transport, ended)
+        self.repeat = self._wire.execute
         at_end, failed = self._reader.at_eof(), self._reader.exception()
         transport.set_protocol(self._wire)
         if at_end or failed is not None:
@@ -91,10 +95,6 @@ class Driver(aiomysql.Connection):  # type: ignore[misc]  # the driver is untype
     def prepare(self, statement: str, heard: Heard) -> None:
         """Have the server prepare a statement; ``heard`` is told its number, or an error."""
         self._wire.prepare(statement, heard)
-
-    def repeat(self, number: int, heard: Heard) -> None:
-        """As :meth:`ask`, for a prepared statement that answers one integer."""
-        self._wire.execute(number, heard)
 
     def forget(self, number: int) -> None:
         """A prepared statement is of no more use."""

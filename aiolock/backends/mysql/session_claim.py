@@ -49,7 +49,7 @@ class SessionMode(HoldingMode):
         super().__init__(backend)
         # A lock that goes from hand to hand is asked for thousands of times a second.
         self.lock = lru_cache(KNOWN)(self._lock)
-        self.ways = lru_cache(KNOWN)(self._ways)
+        self.queue = lru_cache(KNOWN)(self._queue)
 
     @cached_property
     def lookout(self) -> Lookout:
@@ -60,17 +60,17 @@ class SessionMode(HoldingMode):
         """The user lock of a lock."""
         return f"aiolock:s:{self.backend.key(name, family)}"
 
-    def _ways(self, lock: str, label: str, ttl: float) -> tuple[Queue, str]:
-        """How to stand in line for a user lock, and what gives it back and stands in line again."""
+    def _queue(self, lock: str, label: str, ttl: float) -> Queue:
+        """How to stand in line for a user lock, and how to give it back and stand in line again."""
         statements, quoted, who = self.backend.statements, quote(lock), label.encode().hex()
-        queue = Queue(
+        return Queue(
             lock,
             statements("queue_up", lock=quoted, who=who),
             statements("put_back", turnstile=quoted),
             self.backend.settings.command_timeout,
             silence=self.silence(ttl),
+            pass_on=statements("pass_on", lock=quoted, who=who),
         )
-        return queue, statements("pass_on", lock=quoted, who=who)
 
     def proof(self, claims: Sequence[HoldingClaim]) -> str:
         """Ask for each by name: somebody may have made the session let go of them all."""
@@ -146,8 +146,8 @@ class SessionClaim(HoldingClaim):
     async def attempt(self, wait: bool) -> Grant | None:
         """As said."""
         place = self._place
-        if place is not None and place.stand is _TURN and place.session is not None and place.session.alive:
-            grant = self._turn_that_came(place)
+        if place is not None and place.session is not None and place.session.alive:
+            grant = self.take_pushed()
             if grant is not None:
                 return grant
         return await super().attempt(wait)
@@ -164,15 +164,13 @@ class SessionClaim(HoldingClaim):
         return True
 
     def take_pushed(self) -> Grant | None:
-        """What :meth:`attempt` would find."""
-        place = self._place
-        return self._turn_that_came(place) if place is not None and place.stand is _TURN else None
-
-    def _turn_that_came(self, place: Place) -> Grant | None:
         """The grant of a turn that came so soon that the time of the request is evidence enough.
 
         As :meth:`_held`, on the shortest way: a lock that goes from hand to hand waits for nothing else.
         """
+        place = self._place
+        if place is None or place.stand is not _TURN:
+            return None
         session, bid, backend = place.session, self.bid, self._backend
         now, until, given = backend.settings.clock(), place.sent + bid.certain, place.answers[0].rows[0][0]
         if session is None or given < 0 or until - now < bid.ttl / 2 or backend.clock_stands:
@@ -184,23 +182,22 @@ class SessionClaim(HoldingClaim):
         count = 1
         if not bid.fair:
             count, self.demanded_at = BLOCK, now + ALONE
-        return Grant(given * BLOCK, count, until, demand=False)
+        return Grant(given * BLOCK, count, until, False)  # noqa: FBT003 - as above, on the shortest way
 
     def give_way(self) -> Claim | None:
         """In the session that waited for the lock: one that has others besides must not block."""
         session, lock = self._asked, self.lock
         if session is None or not session.contended or session.locks.get(lock) is not self:
             return None
-        if self._giving is not None or not session.free:
+        if self._giving is not None:
+            return None
+        place = self._stood
+        if place is None:
+            place = Place(self._backend.sessions, self._line, line_up=False)
+        if not place.pass_on(session):
             return None
         self._over = True
         self._asked = self.session = None
-        queue, packet = self._mode.ways(lock, self.bid.label, self.bid.ttl)
-        place = self._stood
-        if place is None:
-            place = Place(self._backend.sessions, queue, session, packet)
-        else:
-            place.again(session, packet)
         heir = SessionClaim(self._mode, self.bid)
         heir._place = place  # noqa: SLF001 - one of us
         return heir
@@ -233,8 +230,11 @@ class SessionClaim(HoldingClaim):
 
     def _line_up(self) -> Place:
         self._user = -1
-        queue, _ = self._mode.ways(self.lock, self.bid.label, self.bid.ttl)
-        return Place(self._backend.sessions, queue)
+        return Place(self._backend.sessions, self._line)
+
+    @property
+    def _line(self) -> Queue:
+        return self._mode.queue(self.lock, self.bid.label, self.bid.ttl)
 
     @property
     def _pause(self) -> float:
@@ -261,4 +261,4 @@ class SessionClaim(HoldingClaim):
         return pause
 
     def _put_back(self) -> str:
-        return self._mode.ways(self.lock, self.bid.label, self.bid.ttl)[0].put_back
+        return self._line.put_back

@@ -27,7 +27,7 @@ from aiolock.backends.mysql.packets import (
     preparing,
 )
 from aiolock.backends.mysql.rows import Reader, number_at, prepared_number, readers, row_of
-from aiolock.backends.mysql.usual import MORE_RESULTS, Usual
+from aiolock.backends.mysql.usual import ANY, BINARY, MORE_RESULTS, TEXT, Usual
 from aiolock.delivery import read_little
 
 __all__ = ["Heard", "Result", "Wire"]
@@ -53,16 +53,13 @@ Heard = Callable[[list[Result] | Exception], None]
 class _Asked:
     """A packet that was sent, and what has been answered."""
 
-    __slots__ = ("doubted", "heard", "number", "prepared", "results", "usual")
+    __slots__ = ("doubted", "heard", "number", "results", "shape")
 
-    def __init__(self, heard: Heard, number: int, *, usual: bool = False, prepared: bool = False) -> None:
+    def __init__(self, heard: Heard, number: int, shape: int = ANY) -> None:
         self.heard = heard
         self.number = number
         """That of the next packet of the answer."""
-        self.usual = usual
-        """Whether it will be asked again."""
-        self.prepared = prepared
-        """Whether its rows are those of a prepared statement."""
+        self.shape = shape
         self.results: list[Result] = []
         self.doubted = 0
         """How many answers there were when the last look found that they had stopped; below zero once it was asked."""
@@ -119,7 +116,7 @@ class Wire(asyncio.Protocol):
             asyncio.get_running_loop().call_soon(heard, lost(None))
             return
         data, number = known_frame(packet) if usual else frame(packet)
-        self._asked.append(_Asked(heard, number, usual=usual))
+        self._asked.append(_Asked(heard, number, TEXT if usual else ANY))
         self._transport.write(data)
 
     def prepare(self, statement: str, heard: Heard) -> None:
@@ -135,8 +132,9 @@ class Wire(asyncio.Protocol):
         if self.over:
             asyncio.get_running_loop().call_soon(heard, lost(None))
             return
-        self._asked.append(_Asked(heard, 1, usual=True, prepared=True))
+        # What is behind the writing is not waited for by the server, and nothing is read before we are done.
         self._transport.write(execution(number))
+        self._asked.append(_Asked(heard, 1, BINARY))
 
     def forget(self, number: int) -> None:
         """A prepared statement is of no more use; nothing is answered."""
@@ -147,6 +145,18 @@ class Wire(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Take apart what came."""
+        usual, waiting = self._usual, self._asked
+        if usual is not None and waiting and not self._missing:
+            # Whoever waits for such an answer waits for nothing else, so this is the shortest way.
+            asked = waiting[0]
+            if (
+                asked.shape == usual.shape
+                and asked.number == 1
+                and (number := usual.number(data)) is not None
+            ):
+                waiting.popleft()
+                asked.heard([Result(((number,),), 1)])
+                return
         if self._missing:
             self._parts.append(data)
             self._missing -= len(data)
@@ -155,21 +165,9 @@ class Wire(asyncio.Protocol):
             data = b"".join(self._parts)
             self._parts.clear()
             self._missing = 0
-        elif (usual := self._usual) is not None:
-            # Whoever waits for such an answer waits for nothing else, so this is the shortest way.
-            waiting = self._asked
-            if (
-                waiting
-                and waiting[0].usual
-                and waiting[0].number == 1
-                and waiting[0].prepared == usual.prepared
-                and (number := usual.number(data)) is not None
-            ):
-                waiting.popleft().heard([Result(((number,),), 1)])
-                return
         start, end = 0, len(data)
         first = self._asked[0] if self._asked else None
-        whole = first is not None and first.usual and first.number == 1
+        whole = first is not None and first.shape and first.number == 1
         while end - start >= 4:
             size = data[start] | data[start + 1] << 8 | data[start + 2] << 16
             begin, start = start, start + 4 + size
@@ -209,7 +207,7 @@ class Wire(asyncio.Protocol):
             self._parts.append(data[start:])
             self._missing = 4 - (end - start)
         elif whole and first is not None and len(first.results) == 1:
-            self._usual = Usual.learn(data, first.prepared)
+            self._usual = Usual.learn(data, first.shape)
         if self._timer is None and self._asked and self._asked[0].results:
             self._timer = asyncio.get_running_loop().call_later(PAUSE, self._look)
 
@@ -251,7 +249,7 @@ class Wire(asyncio.Protocol):
         elif self._columns:
             if first != EOF:
                 raise ValueError(first)
-            self._readers = () if asked.prepared else readers(self._columns)
+            self._readers = () if asked.shape == BINARY else readers(self._columns)
             self._columns = []
         elif self._readers is not None:
             if first == EOF and len(packet) < 9:
@@ -259,7 +257,7 @@ class Wire(asyncio.Protocol):
                 asked.results.append(Result(rows, len(rows)))
                 self._next(asked, packet[3] | packet[4] << 8)
             else:
-                row = (prepared_number(packet),) if asked.prepared else row_of(packet, self._readers)
+                row = (prepared_number(packet),) if asked.shape == BINARY else row_of(packet, self._readers)
                 self._rows.append(row)
         elif first == OK:
             changed, place = number_at(packet, 1)
