@@ -8,7 +8,15 @@ from typing import Any
 
 from benchmarks.contestants.base import Contestant
 from benchmarks.contestants.curator import Curator
-from benchmarks.contestants.mysql import ForUpdate, GetLock, GetLockInTurns, InsertDelete, Polling, SelectOne
+from benchmarks.contestants.mysql import (
+    ForUpdate,
+    ForUpdateAsPublished,
+    GetLock,
+    GetLockInTurns,
+    InsertDelete,
+    Polling,
+    SelectOne,
+)
 from benchmarks.contestants.ours import InMemory, Ours, OursAnew, OursPlain, OursWithoutPassing
 from benchmarks.contestants.plain import Asyncio
 from benchmarks.contestants.redis import CoRedis, RedisPy
@@ -36,6 +44,7 @@ _KNOWN: dict[str, Callable[..., Any]] = {
     "coredis": CoRedis,
     "curator": Curator,
     "for update": ForUpdate,
+    "for update, as published": ForUpdateAsPublished,
     "get_lock": GetLock,
     "get_lock, in turns": GetLockInTurns,
     "insert + delete, random wait": InsertDelete,

@@ -15,7 +15,15 @@ from urllib.parse import urlsplit
 
 from benchmarks.contestants.base import Contestant
 
-__all__ = ["ForUpdate", "GetLock", "GetLockInTurns", "InsertDelete", "Polling", "SelectOne"]
+__all__ = [
+    "ForUpdate",
+    "ForUpdateAsPublished",
+    "GetLock",
+    "GetLockInTurns",
+    "InsertDelete",
+    "Polling",
+    "SelectOne",
+]
 
 SHARED = 10
 """Connections of a process whose waiters sleep between tries, and so can share them."""
@@ -79,7 +87,7 @@ class _ByHand(Contestant):
 class _Block:
     """For ``async with``, again and again."""
 
-    def __init__(self, owner: _ByHand, name: str) -> None:
+    def __init__(self, owner: _ByHand | ForUpdateAsPublished, name: str) -> None:
         self._owner = owner
         self._name = name
 
@@ -110,7 +118,10 @@ class SelectOne(_ByHand):
 
 
 class ForUpdate(_ByHand):
-    """``SELECT … FOR UPDATE`` in an open transaction: a connection for whoever holds or waits."""
+    """``SELECT … FOR UPDATE`` in an open transaction: a connection for whoever holds or waits.
+
+    Nothing that is not needed: no pool, and a transaction that begins by itself.
+    """
 
     autocommit = False
 
@@ -118,6 +129,43 @@ class ForUpdate(_ByHand):
     async def block(self, name: str) -> AsyncIterator[None]:
         async with self._connection() as connection:
             await _run(connection, "SELECT name FROM rows_by_hand WHERE name = %s FOR UPDATE", name)
+            yield
+            await connection.commit()
+
+
+class ForUpdateAsPublished(Contestant):
+    """The recipe as the books have it: a connection from the driver's pool, ``BEGIN``, ``SELECT … FOR UPDATE``, ``COMMIT``."""
+
+    async def __aenter__(self) -> Self:
+        import aiomysql
+
+        parts = urlsplit(self.url)
+        # As many as there are contenders: whoever waits for this pool may wait for ever.
+        self._pool = await aiomysql.create_pool(
+            maxsize=1000, host=parts.hostname, port=parts.port, user=parts.username, db=parts.path.strip("/")
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._pool.terminate()
+        await self._pool.wait_closed()
+
+    async def prepare(self, names: Sequence[str]) -> None:
+        async with ForUpdate(self.url) as rows:
+            await rows.prepare(names)
+        await super().prepare(names)
+
+    def lock(self, name: str) -> Any:
+        return _Block(self, name)
+
+    @asynccontextmanager
+    async def block(self, name: str) -> AsyncIterator[None]:
+        """One turn."""
+        async with self._pool.acquire() as connection:
+            await connection.begin()
+            async with connection.cursor() as cursor:
+                await cursor.execute("SELECT name FROM rows_by_hand WHERE name = %s FOR UPDATE", name)
+                await cursor.fetchone()
             yield
             await connection.commit()
 
