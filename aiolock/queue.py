@@ -382,7 +382,7 @@ class Cohort:
         return (
             term.renewed
             and not self._requested
-            and may_pass(term.left, term.until - now, self._bid.ttl, self._passes, waited)
+            and may_pass(term.left, term.until - now, term.ttl, self._passes, waited)
         )
 
     def _yield_claim(self, term: Term, *, at_once: bool = True) -> Claim | None:

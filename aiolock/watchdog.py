@@ -79,7 +79,7 @@ class Term:
         self.until: float = grant.until
         # As `_due`, in place: this is done for every acquire.
         due, soon = grant.until - 2 / 3 * claim.bid.ttl, now + (grant.until - now) / 3
-        self.due: float = max(due, soon)
+        self.due: float = max(soon, due)
 
     @property
     def ttl(self) -> float:
