@@ -10,11 +10,13 @@ Everything is synchronous and needs no test framework; `make servers` installs t
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
+import socket
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Self
 from urllib.parse import quote, unquote, urlsplit
@@ -31,6 +33,7 @@ __all__ = [
     "ExternalMariaDB",
     "MariaDB",
     "Redis",
+    "RedisCluster",
     "Server",
     "ServerFailed",
     "ServerMissing",
@@ -160,6 +163,128 @@ class Redis(Server):
         answer = ask(self.socket, f"{login}PING\r\nQUIT\r\n".encode(), **enough)
         # An ACL that shuts us out answers as well; a server that still loads its data says -LOADING.
         return any(word in answer for word in (b"+PONG", b"-NOAUTH", b"-NOPERM"))
+
+
+class RedisCluster(Server):
+    """Nodes of a Redis (or Valkey) Cluster: primaries that share the slots, then `replicas` for each of them.
+
+    `options` are those of each node, as of `Redis`; `extra` more words of its command line. Nodes are told apart by their
+    numbers: 0 to `primaries - 1` begin as primaries, and number n + primaries follows n.
+    """
+
+    def __init__(
+        self,
+        primaries: int = 3,
+        replicas: int = 0,
+        *,
+        spare: int = 0,
+        node_timeout: int = 1000,
+        password: str | None = None,
+        extra: Sequence[str] = (),
+        **options: Any,
+    ) -> None:
+        super().__init__("cluster")
+        self._primaries, self._replicas = primaries, replicas
+        self.password = password
+        self._built = False
+        cluster = ["--cluster-enabled", "yes", "--cluster-node-timeout", str(node_timeout)]
+        cluster += ["--repl-diskless-sync-delay", "0", "--cluster-replica-validity-factor", "0"]
+        login = [] if password is None else ["--masterauth", password]
+        self.nodes = []
+        for number in range(primaries * (1 + replicas) + spare):
+            port = self._with_bus()
+            node = Redis(port=port, password=password, extra=[*cluster, *login, *extra], **options)
+            self._resources.callback(node.close)
+            self.nodes.append(node)
+            self.ports.append(port)
+            self.children += node.children
+            assert len(self.children) == number + 1
+
+    def _with_bus(self) -> int:
+        """A port of which the one 10,000 above, where nodes talk to each other, is free as well."""
+        while True:
+            port = self._reserve()
+            with socket.socket() as probe:
+                try:
+                    probe.bind(("127.0.0.1", port + 10_000))
+                except OSError:
+                    continue
+            return port
+
+    def ask(self, index: int, *words: object) -> Any:
+        """The answer of one node."""
+        import redis  # noqa: PLC0415 - only this needs a driver
+
+        with redis.Redis(port=self.ports[index], password=self.password, decode_responses=True) as client:
+            return client.execute_command(*words)
+
+    def start(self, index: int | None = None) -> Self:
+        super().start(index)
+        if not self._built:
+            self._build()
+        return self
+
+    def _build(self) -> None:
+        primaries = self._primaries
+        for number in range(primaries):
+            first, last = (16384 * part // primaries for part in (number, number + 1))
+            # One range in one word is for version 7 and later.
+            self.ask(number, "CLUSTER", "ADDSLOTS", *range(first, last))
+            self.ask(number, "CLUSTER", "SET-CONFIG-EPOCH", number + 1)
+        for port in self.ports[1:]:
+            self.ask(0, "CLUSTER", "MEET", "127.0.0.1", port)
+        everybody = range(len(self.ports))
+        self.until(lambda: all(len(self.known(number)) == len(self.ports) for number in everybody))
+        for number in range(primaries, primaries * (1 + self._replicas)):
+            self.ask(number, "CLUSTER", "REPLICATE", self.id((number - primaries) % primaries))
+        self.until(lambda: all(self.sound(number) for number in everybody))
+        self._built = True
+
+    def known(self, index: int) -> list[list[str]]:
+        """What one node knows of all of them, itself included: id, address, flags, … of each."""
+        lines = self.ask(index, "CLUSTER", "NODES")
+        if isinstance(lines, dict):
+            return [[one["node_id"], address, one["flags"]] for address, one in lines.items()]
+        return [line.split(" ") for line in str(lines).splitlines()]
+
+    def id(self, index: int) -> str:
+        return str(self.ask(index, "CLUSTER", "MYID"))
+
+    def sound(self, index: int) -> bool:
+        """Whether one node finds that all is well, and its replicas have what it has."""
+        info = self.ask(index, "CLUSTER", "INFO")
+        state = info["cluster_state"] if isinstance(info, dict) else str(info).split(":")[1].split()[0]
+        if state != "ok":
+            return False
+        role = self.ask(index, "ROLE")
+        if role[0] in {"slave", b"slave"}:
+            return role[3] in {"connected", b"connected"}
+        if index < self._primaries and self._replicas:
+            return len(role[2]) == self._replicas
+        return True
+
+    @staticmethod
+    def until(enough: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + READY_WITHIN
+        while True:
+            with contextlib.suppress(Exception):
+                if enough():
+                    return
+            if time.monotonic() > deadline:
+                raise ServerFailed(f"the cluster did not become what it should within {READY_WITHIN:g} s")
+            time.sleep(0.02)
+
+    @property
+    def hosts(self) -> str:
+        return ",".join(f"127.0.0.1:{port}" for port in self.ports[: self._primaries])
+
+    @property
+    def url(self) -> str:
+        login = "" if self.password is None else f":{quote(self.password, safe='')}@"
+        return f"redis+cluster://{login}{self.hosts}"
+
+    def _answers(self, index: int) -> bool:
+        return self.nodes[index]._answers(0)
 
 
 class MariaDB(Server):

@@ -26,6 +26,7 @@ class _Entry(NamedTuple):
 
 
 _REDIS = _Entry("aiolock.backends.redis:RedisBackend", "redis", independent=True)
+_CLUSTER = _Entry("aiolock.backends.redis.cluster:ClusterBackend", "redis", hosts=True)
 _MYSQL = _Entry("aiolock.backends.mysql:MySQLBackend", "mysql")
 
 SCHEMES = {
@@ -34,6 +35,8 @@ SCHEMES = {
     "rediss": _REDIS,
     "redis+sentinel": _REDIS._replace(independent=False, hosts=True),
     "rediss+sentinel": _REDIS._replace(independent=False, hosts=True),
+    "redis+cluster": _CLUSTER,
+    "rediss+cluster": _CLUSTER,
     "redis+unix": _REDIS,
     "unix": _REDIS,
     "mysql": _MYSQL,

@@ -12,12 +12,13 @@ from typing import Any
 
 from aiolock.backends.redis.capabilities import is_allowed, judge, probe
 from aiolock.backends.redis.claim import RedisClaim
-from aiolock.backends.redis.commands import Arg, Script
+from aiolock.backends.redis.commands import Arg, Script, Wire
 from aiolock.backends.redis.connection import Connection
 from aiolock.backends.redis.doctor import examine
 from aiolock.backends.redis.document import Documents, RedisDocument
 from aiolock.backends.redis.endpoint import Endpoint
 from aiolock.backends.redis.forms import ENTER, MOST_TOKENS, RELEASE, Forms, request
+from aiolock.backends.redis.link import Link
 from aiolock.backends.redis.listing import busy
 from aiolock.backends.redis.many import ASK as ASK_MANY
 from aiolock.backends.redis.many import FAMILIES, Many
@@ -87,7 +88,7 @@ class RedisBackend(Backend):
     name = "Redis"
 
     def __init__(self, url: str | None = None, *, client: Any = None, **options: Any) -> None:
-        self._endpoint = Endpoint.of(client) if client is not None else _endpoint(url, options)
+        self._endpoint = Endpoint.of(client) if client is not None else self._where(url, options)
         self.address = str(self._endpoint)
         self._process = secrets.token_hex(16)
         self._count = 0
@@ -95,6 +96,8 @@ class RedisBackend(Backend):
         """The highest token that this client has seen in its namespace."""
         self._pairing = Pairing()
         self._notices = Notices()
+        self._wire: Wire | None = None
+        """Where commands go."""
         self._connection: Connection | None = None
         self._subscriber: Subscriber | None = None
         self._switching: Switching | None = None
@@ -103,7 +106,12 @@ class RedisBackend(Backend):
         self.wakeups: Wakeups
 
     def __repr__(self) -> str:
-        return f"<RedisBackend {self._endpoint!r}>"
+        return f"<{type(self).__name__} {self._endpoint!r}>"
+
+    def _where(self, url: str | None, options: dict[str, Any]) -> Endpoint:
+        if isinstance(url, str) and url.partition("://")[0].lower() in SENTINELS:
+            return Sentinels(url, **options)
+        return Endpoint(url, **options)
 
     # --- opening and closing
 
@@ -128,16 +136,19 @@ class RedisBackend(Backend):
             async with asyncio.timeout(limit + GRACE):
                 await self._open()
         except TimeoutError as error:
-            for link in (self._connection, self._subscriber):
-                if link is not None and link.failure is not None:
+            for link in self._links():
+                if link.failure is not None:
                     raise link.failure from link.failure.__cause__
             raise BackendUnavailable(
                 f"{self._endpoint} did not answer everything that it was asked within {limit:g} s"
             ) from error
 
+    def _links(self) -> list[Link]:
+        return [link for link in (self._connection, self._subscriber) if link is not None]
+
     async def _open(self) -> None:
         settings = self.settings
-        connection = self._connection = Connection(
+        connection = self._wire = self._connection = Connection(
             self._endpoint,
             clock=settings.clock,
             command_timeout=settings.command_timeout,
@@ -184,7 +195,7 @@ class RedisBackend(Backend):
         for part in (self._switching, self._subscriber, self._connection):
             if part is not None:
                 await part.aclose()
-        self._switching = self._subscriber = self._connection = None
+        self._switching = self._subscriber = self._connection = self._wire = None
         self._documents.look()
         self.claims.clear()
 
@@ -197,9 +208,9 @@ class RedisBackend(Backend):
             ):
                 link.leave()
 
-    def _link(self) -> Connection:
-        assert self._connection is not None  # noqa: S101 - the client lets nobody in before open and after aclose
-        return self._connection
+    def _link(self) -> Wire:
+        assert self._wire is not None  # noqa: S101 - the client lets nobody in before open and after aclose
+        return self._wire
 
     def _up(self) -> None:
         # Whatever happened in between, the server may be another one, or have lost what it knew.
@@ -255,7 +266,7 @@ class RedisBackend(Backend):
         bid, terms = claim.bid, self.wakeups.terms
         if wait and ticket < 0:
             form = self._forms.form(bid, terms)
-            return self._connection.issue(form.enter % (claim.number, self._floor))  # type: ignore[union-attr] # it is open
+            return self._wire.issue(form.enter % (claim.number, self._floor))  # type: ignore[union-attr] # it is open
         most = 1 if bid.fair else MOST_TOKENS
         place = f"{terms} {ticket}" if wait else ""
         words = claim.request, claim.ttl_ms, most, self._floor, bid.label, place
@@ -266,7 +277,7 @@ class RedisBackend(Backend):
         if self.recent is not None:
             self.recent.add(claim)
         form = self._forms.form(claim.bid, self.wakeups.terms)
-        return self._connection.issue(form.release % (claim.number, self._floor))  # type: ignore[union-attr] # it is open
+        return self._wire.issue(form.release % (claim.number, self._floor))  # type: ignore[union-attr] # it is open
 
     def leave(self, claim: RedisClaim, *, bury: bool, keep: float) -> asyncio.Future[Any]:
         """Give up whatever there is."""
@@ -301,16 +312,20 @@ class RedisBackend(Backend):
                 answers += [error] * len(batch)
             else:
                 self.learn(states[0], sent)
-                for claim, state in zip(batch, states[1:], strict=True):
-                    if type(state) is list:
-                        state = self._told(state)
-                    until = certain_until(sent, claim.ttl)
-                    answer: Renewal = GONE[state] if state <= 0 else Grant(0, 0, until, demand=state == 2)
-                    answers.append(answer)
+                answers += [
+                    self.renewed(claim, state, sent) for claim, state in zip(batch, states[1:], strict=True)
+                ]
         if mine and many:
             found: dict[Claim, Renewal] = dict(zip((*mine, *many), answers, strict=True))
             return [found[claim] for claim in claims]
         return answers
+
+    def renewed(self, claim: RedisClaim, state: int | list[Any], sent: float) -> Renewal:
+        """What the server says of a hold that was asked for at ``sent``."""
+        if type(state) is list:
+            state = self._told(state)
+        assert type(state) is int  # noqa: S101 - our own script says nothing else
+        return GONE[state] if state <= 0 else Grant(0, 0, certain_until(sent, claim.ttl), demand=state == 2)
 
     def _told(self, answer: list[Any]) -> int:
         """What a renewal says of a hold that was asked to let go."""
@@ -394,7 +409,7 @@ class RedisBackend(Backend):
 
     async def names(self, pattern: str) -> list[tuple[str, Family]]:
         """By ``SCAN``, and a look at each key."""
-        return await busy(self, self._prefix, pattern)
+        return await busy(self, (self.call,), self._prefix, pattern)
 
     async def diagnose(self) -> list[Finding]:
         """Over connections of its own, so that it is right also where opening fails."""
@@ -416,7 +431,7 @@ class RedisBackend(Backend):
     @property
     def usable(self) -> bool:
         """Whether there is a connection, or one will be."""
-        return self._connection is not None
+        return self._wire is not None
 
     @property
     def process(self) -> str:
@@ -432,12 +447,6 @@ class RedisBackend(Backend):
     def floor(self) -> int:
         """The highest token that this client has seen."""
         return self._floor
-
-
-def _endpoint(url: str | None, options: dict[str, Any]) -> Endpoint:
-    if isinstance(url, str) and url.partition("://")[0].lower() in SENTINELS:
-        return Sentinels(url, **options)
-    return Endpoint(url, **options)
 
 
 def _text(value: bytes) -> str:

@@ -33,8 +33,9 @@ def parse_info(text: str) -> dict[str, str]:
     return dict(line.split(":", 1) for line in text.splitlines() if ":" in line and not line.startswith("#"))
 
 
-def judge(info: Mapping[str, str], *, pushed: bool) -> Verdict:
-    """What a server with this INFO promises; raises :class:`BackendRefused` for one that is too old or read-only."""
+def judge(info: Mapping[str, str], *, pushed: bool, cluster: bool = False) -> Verdict:
+    """What a server with this INFO promises, or a node of a ``cluster``; raises :class:`BackendRefused` for one that is too
+    old or read-only, or that is addressed as what it is not."""
     promises = {"exclusion", "fencing", "fifo", "keep"}
     warnings = []
     if pushed:
@@ -53,8 +54,10 @@ def judge(info: Mapping[str, str], *, pushed: bool) -> Verdict:
         )
     if info.get("role") == "slave":
         raise BackendRefused("this server is a read-only replica; locks need the primary", retryable=True)
-    if info.get("cluster_enabled") == "1":
-        raise BackendRefused("this server is part of a Redis Cluster, which this version does not support")
+    if info.get("cluster_enabled") == "1" and not cluster:
+        raise BackendRefused(
+            "this server is a node of a Redis Cluster: use redis+cluster:// with the addresses of its nodes"
+        )
     policy = info.get("maxmemory_policy")
     if policy == "noeviction":
         promises.add("no-eviction")

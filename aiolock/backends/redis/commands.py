@@ -5,12 +5,14 @@ The two commands of a free lock are too frequent even for that: ``forms`` has th
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import hiredis
 
-__all__ = ["Arg", "Script", "as_eval", "encode"]
+__all__ = ["Arg", "Script", "Wire", "as_eval", "encode"]
 
 Arg = str | bytes | int
 
@@ -63,6 +65,22 @@ class Script:
         )
         self._heads[keys, args] = found = (head, len(b"*%d\r\n" % (keys + args)))
         return found
+
+
+class Wire(Protocol):
+    """Where commands go: a connection to a server, or to all nodes of a cluster."""
+
+    def issue(self, command: bytes) -> asyncio.Future[Any]:
+        """Issue a command that is encoded already."""
+        ...
+
+    def call(self, *args: Arg) -> asyncio.Future[Any]:
+        """Issue a command."""
+        ...
+
+    def script(self, script: Script, keys: Sequence[Arg], args: Sequence[Arg] = ()) -> asyncio.Future[Any]:
+        """Issue a script."""
+        ...
 
 
 def as_eval(command: bytes) -> bytes | None:

@@ -24,7 +24,7 @@ from aiolock.clock import Clock
 from aiolock.delivery import Waking, answer, wake
 from aiolock.errors import BackendError, BackendUnavailable
 
-__all__ = ["Connection", "Script", "State"]
+__all__ = ["LIMIT", "Connection", "Script", "State"]
 
 CHUNK = 32
 """So many commands of one pass are written before it ends: the server works on them while we issue the others."""
@@ -152,6 +152,25 @@ class Connection(Link):
             self._write_out()
         return future
 
+    def reissue(self, future: asyncio.Future[Any], command: bytes, issued: float, *before: bytes) -> None:
+        """Issue a command that another server has not executed, right behind what has to come ``before`` it.
+
+        It is not younger for that, and whoever reissues it sees to its time.
+        """
+        if self._transport is None:
+            self._parked.appendleft((future, command, issued))
+            return
+        self._waiting.extend((self._nobody, first, issued) for first in before)
+        self._waiting.append((future, command, issued))
+        self._mixed = True
+        if not self._scheduled:
+            self._schedule()
+
+    def reclaim(self) -> list[Slot]:
+        """Take back what waits for a connection."""
+        parked, self._parked = self._parked, deque()
+        return [slot for slot in parked if not slot[0].done()]
+
     def _schedule(self) -> None:
         self._scheduled = True
         assert self._loop is not None  # noqa: S101 - it is open
@@ -203,6 +222,8 @@ class Connection(Link):
                 future, command, issued = popleft()
                 count += 1
                 if future.done():
+                    if type(reply) is ReplyError:
+                        self._unheard(command, issued, reply)
                     continue
                 if type(reply) is ReplyError:
                     self._refuse(future, command, issued, reply)
@@ -240,6 +261,9 @@ class Connection(Link):
         ):
             # What was the primary is none any more; whoever is, is found by connecting again.
             self._moved = error
+
+    def _unheard(self, command: bytes, issued: float, reply: ReplyError) -> None:
+        """A command was refused of which nobody waits for the answer."""
 
     # --- the life of the connection
 

@@ -31,8 +31,11 @@ GRACE = 0.05
 """Seconds that all of it may take longer than it should."""
 
 
-async def examine(endpoint: Endpoint, probe: Script, settings: Settings) -> list[Finding]:
-    """Ask everything within the command timeout, and say what it means; ``probe`` says which commands are refused.
+async def examine(
+    endpoint: Endpoint, probe: Script, settings: Settings, key: str = "", *, cluster: bool = False
+) -> list[Finding]:
+    """Ask everything within the command timeout, and say what it means; ``probe`` says which commands are refused, of
+    ``key`` where it matters which.
 
     Raises :class:`BackendUnavailable` or :class:`BackendRefused` if the server cannot be talked to at all.
     """
@@ -42,7 +45,8 @@ async def examine(endpoint: Endpoint, probe: Script, settings: Settings) -> list
         # Each step has the same limit, and a better sentence: this is for their sum.
         async with asyncio.timeout(limit + GRACE):
             await connection.open()
-            facts = await _ask(connection, probe, settings)
+            facts = await _ask(connection, probe, settings, key)
+            facts.cluster = cluster
             facts.pushed = await _is_pushed(endpoint, settings)
     except TimeoutError as error:
         raise BackendUnavailable(
@@ -53,8 +57,8 @@ async def examine(endpoint: Endpoint, probe: Script, settings: Settings) -> list
     return judge(facts, settings.ttl)
 
 
-async def _ask(connection: Connection, probe: Script, settings: Settings) -> Facts:
-    key = f"{settings.namespace}:1:probe:{{{secrets.token_hex(8)}}}"
+async def _ask(connection: Connection, probe: Script, settings: Settings, key: str) -> Facts:
+    key = key or f"{settings.namespace}:1:probe:{{{secrets.token_hex(8)}}}"
     rights = connection.call("EVAL", probe.source, "1", key)
     sections = ("server", "clients", "memory", "persistence", "replication", "cluster")
     asked = [connection.call("INFO", section) for section in sections]

@@ -67,7 +67,7 @@ class Documents:
         self._count += 1
         backend = self._backend
         request = f"{backend.process}{self._count:x}"
-        words = (value, stamp, request, round(keep * 1000), self._seen, backend.channels)
+        words = (value, stamp, request, round(keep * 1000), self._seen)
         written = await backend.send(WRITE, (key,), words)
         return None if written is None else self._saw(written)
 

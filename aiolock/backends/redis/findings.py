@@ -37,6 +37,8 @@ class Facts:
     lists: bool = True
     """Whether SCAN may be used."""
     pushed: bool = True
+    cluster: bool = False
+    """Whether it is asked as a node of a cluster."""
     ahead: float | None = None
     """Seconds by which the server's clock is ahead of ours."""
     trips: list[float] = field(default_factory=list)
@@ -48,7 +50,7 @@ def judge(facts: Facts, ttl: float) -> list[Finding]:
     info, settings = facts.info, facts.settings
     return [
         *_version(info),
-        *_role(info),
+        *_role(info, cluster=facts.cluster),
         *_rights(facts),
         *_eviction(info),
         *_persistence(info, settings),
@@ -77,7 +79,7 @@ def _version(info: Mapping[str, str]) -> Iterator[Finding]:
         yield Finding(Level.OK, "version", f"this is {name} {known}")
 
 
-def _role(info: Mapping[str, str]) -> Iterator[Finding]:
+def _role(info: Mapping[str, str], *, cluster: bool) -> Iterator[Finding]:
     # Valkey has another word for it.
     if "sentinel" in (info.get("redis_mode"), info.get("server_mode")):
         yield Finding(
@@ -86,12 +88,12 @@ def _role(info: Mapping[str, str]) -> Iterator[Finding]:
             "this is a Sentinel, which keeps no data",
             "use redis+sentinel://host:26379/service, or give the address of the primary",
         )
-    elif info.get("cluster_enabled") == "1":
+    elif info.get("cluster_enabled") == "1" and not cluster:
         yield Finding(
             Level.ERROR,
             "role",
-            "this server is part of a Redis Cluster, which this version does not support",
-            "use a standalone server",
+            "this server is a node of a Redis Cluster, and locks are on all its nodes",
+            "use redis+cluster:// with the addresses of its nodes",
         )
     elif info.get("role") == "slave":
         yield Finding(
@@ -101,7 +103,8 @@ def _role(info: Mapping[str, str]) -> Iterator[Finding]:
             "give the address of the primary",
         )
     elif info:
-        yield Finding(Level.OK, "role", "this is a standalone primary")
+        what = "a primary of a cluster" if cluster else "a standalone primary"
+        yield Finding(Level.OK, "role", f"this is {what}")
 
 
 def _rights(facts: Facts) -> Iterator[Finding]:

@@ -35,7 +35,9 @@ class Form:
 
     __slots__ = ("bid", "enter", "key", "place", "release")
 
-    def __init__(self, bid: Bid, key: str, process: str, place: str) -> None:
+    def __init__(
+        self, bid: Bid, key: str, process: str, place: str, scripts: tuple[Script, Script] = (ENTER, RELEASE)
+    ) -> None:
         self.bid: Bid = bid
         self.key: str = key
         self.place: str = place
@@ -43,17 +45,18 @@ class Form:
         ttl, most = round(bid.ttl * 1000), 1 if bid.fair else MOST_TOKENS
         key_and_request = f"{_literal(key)}${len(request(process, 0))}\r\n{process}:%012x\r\n"
         last = _literal(bid.label, f"{place} -1")
-        enter = f"{ENTER.head(1, 6)}{key_and_request}{_literal(ttl, most)}{_FLOOR}{last}"
+        enter = f"{scripts[0].head(1, 6)}{key_and_request}{_literal(ttl, most)}{_FLOOR}{last}"
         self.enter: bytes = enter.encode()
-        self.release: bytes = f"{RELEASE.head(1, 2)}{key_and_request}{_FLOOR}".encode()
+        self.release: bytes = f"{scripts[1].head(1, 2)}{key_and_request}{_FLOOR}".encode()
 
 
 class Forms:
     """Those of the bids that were used lately."""
 
-    __slots__ = ("_forms", "_prefix", "_process")
+    __slots__ = ("_forms", "_prefix", "_process", "_scripts")
 
-    def __init__(self, prefix: str, process: str) -> None:
+    def __init__(self, prefix: str, process: str, scripts: tuple[Script, Script] = (ENTER, RELEASE)) -> None:
+        self._scripts = scripts
         self._prefix = prefix
         self._process = process
         self._forms: dict[int, Form] = {}
@@ -65,7 +68,7 @@ class Forms:
         if form is None or form.bid is not bid or form.place is not place:
             if len(self._forms) >= KEPT:
                 self._forms.clear()
-            form = self._forms[id(bid)] = Form(bid, self.key(bid), self._process, place)
+            form = self._forms[id(bid)] = Form(bid, self.key(bid), self._process, place, self._scripts)
         return form
 
     def key(self, bid: Bid) -> str:

@@ -164,15 +164,7 @@ class Link(asyncio.Protocol, ABC):
         Raises :class:`BackendRefused` at once for what will not change by itself, else :class:`BackendUnavailable`.
         Cancelling it leaves neither task nor socket behind.
         """
-        self._guard()
-        if self.state is not State.CLOSED:
-            raise RuntimeError(f"{self!r} was opened already")
-        self._loop = loop = asyncio.get_running_loop()
-        self.failure, self._pause = None, 0.0
-        self._become(State.CONNECTING)
-        first = self._first = loop.create_future()
-        self._task = loop.create_task(self._connect(), name="aiolock-redis-connect")
-        self._arm(min(PING_EVERY, self._timeout))
+        first = self.begin()
         try:
             async with asyncio.timeout(self._timeout):
                 await first
@@ -188,6 +180,22 @@ class Link(asyncio.Protocol, ABC):
             raise failure from failure.__cause__
         finally:
             self._first = None
+
+    def begin(self) -> asyncio.Future[None]:
+        """Connect without anybody waiting for it; the future says that it is connected, or why that will not be.
+
+        What has to be done about a refusal may be done later, so it is tried again until it is closed.
+        """
+        self._guard()
+        if self.state is not State.CLOSED:
+            raise RuntimeError(f"{self!r} was opened already")
+        self._loop = loop = asyncio.get_running_loop()
+        self.failure, self._pause = None, 0.0
+        self._become(State.CONNECTING)
+        first = self._first = loop.create_future()
+        self._task = loop.create_task(self._connect(), name="aiolock-redis-connect")
+        self._arm(min(PING_EVERY, self._timeout))
+        return first
 
     async def aclose(self) -> None:
         """Give up the connection and what waits for it, within about a second. Idempotent; never raises.

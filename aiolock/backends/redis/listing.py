@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Awaitable, Callable, Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aiolock.contract import Family, LockInfo
 from aiolock.errors import BackendRefused, BackendUnavailable, shorten
@@ -42,8 +43,13 @@ def key_pattern(prefix: str, pattern: str) -> str:
     return f"{prefix}*:{{{literal}*"
 
 
-async def busy(backend: RedisBackend, prefix: str, pattern: str) -> list[tuple[str, Family]]:
-    """Every lock that is held or waited for and whose name matches a glob pattern, sorted.
+Call = Callable[..., Awaitable[Any]]
+
+
+async def busy(
+    backend: RedisBackend, calls: Sequence[Call], prefix: str, pattern: str
+) -> list[tuple[str, Family]]:
+    """Every lock that is held or waited for and whose name matches a glob pattern, sorted; ``calls`` ask each server.
 
     Raises :class:`BackendRefused` if they are more than 10,000, and :class:`BackendUnavailable` if it takes longer
     than the command timeout.
@@ -51,7 +57,9 @@ async def busy(backend: RedisBackend, prefix: str, pattern: str) -> list[tuple[s
     limit = backend.settings.command_timeout
     try:
         async with asyncio.timeout(limit):
-            found = await _scan(backend, prefix, pattern)
+            found: set[tuple[str, Family]] = set()
+            for call in calls:
+                await _scan(call, prefix, pattern, found)
             return sorted(await _busy_ones(backend, list(found)))
     except TimeoutError as error:
         raise BackendUnavailable(
@@ -59,13 +67,10 @@ async def busy(backend: RedisBackend, prefix: str, pattern: str) -> list[tuple[s
         ) from error
 
 
-async def _scan(backend: RedisBackend, prefix: str, pattern: str) -> set[tuple[str, Family]]:
-    found: set[tuple[str, Family]] = set()
+async def _scan(call: Call, prefix: str, pattern: str, found: set[tuple[str, Family]]) -> None:
     cursor = b"0"
     while True:
-        cursor, keys = await backend.call(
-            "SCAN", cursor, "MATCH", key_pattern(prefix, pattern), "COUNT", STEP
-        )
+        cursor, keys = await call("SCAN", cursor, "MATCH", key_pattern(prefix, pattern), "COUNT", STEP)
         for key in keys:
             lock = split(key.decode("utf-8", "replace"), prefix)
             if lock is not None and fnmatchcase(lock[0], pattern):
@@ -75,7 +80,7 @@ async def _scan(backend: RedisBackend, prefix: str, pattern: str) -> set[tuple[s
                 f"more than {MOST:,} locks match {shorten(pattern)}: narrow the pattern", retryable=False
             )
         if cursor == b"0":
-            return found
+            return
 
 
 async def _busy_ones(backend: RedisBackend, locks: list[tuple[str, Family]]) -> list[tuple[str, Family]]:

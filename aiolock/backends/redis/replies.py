@@ -99,6 +99,12 @@ _PHRASES: tuple[tuple[str, type[BackendError], bool, str], ...] = (
         False,
         "a password was given, but the server has none for the default user: leave it out, or name the user",
     ),
+    (
+        "cluster support disabled",
+        BackendRefused,
+        False,
+        "this server is no node of a cluster: use redis:// with its address",
+    ),
     ("invalid password", BackendRefused, False, _CODES["WRONGPASS"][2]),
     ("user executing the script can't", BackendRefused, False, _RIGHTS),
     ("acl failure in script", BackendRefused, False, _RIGHTS),

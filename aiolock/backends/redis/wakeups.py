@@ -29,7 +29,7 @@ ASKING = 0.1
 LIFE = 3.0
 """Least seconds that a place stands without a heartbeat."""
 BATCH = 1000
-"""How many locks one call looks after: a lock takes the server about 10 µs, so that others wait for 10 ms, or for 17 on a busy
+"""How many locks one call looks after on one server: a lock takes the server about 10 µs, so that others wait for 10 ms, or for 17 on a busy
 machine."""
 SLACK = 100
 """How many outdated entries the agenda may have beside as many as valid ones."""
@@ -77,6 +77,8 @@ class Wakeups:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
         self._pushed = True
+        self.batch = BATCH
+        """How many locks one call looks after."""
         self.period = PERIOD
         """Seconds between heartbeats."""
         self.life_ms = round(3 * PERIOD * 1000)
@@ -188,8 +190,8 @@ class Wakeups:
                 del self._ends[key]
                 due.append(key)
         due = list(dict.fromkeys(due))
-        for start in range(0, len(due), BATCH):
-            self._ask(due[start : start + BATCH])
+        for start in range(0, len(due), self.batch):
+            self._ask(due[start : start + self.batch])
         self._arm()
 
     def _ask(self, keys: list[str]) -> None:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
-from hiredis import ProtocolError, Reader, ReplyError
-
-from aiolock.backends.redis.commands import encode
 from aiolock.backends.redis.endpoint import Endpoint
-from aiolock.backends.redis.replies import from_reply
-from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, shorten
+from aiolock.backends.redis.question import asked
+from aiolock.errors import BackendError, BackendRefused, shorten
 
 __all__ = ["CHANNEL", "RIGHTS", "Place", "hears", "named"]
 
@@ -24,39 +20,6 @@ Place = tuple[str, int]
 
 _LOGIN = "Sentinels have passwords of their own, sentinel_password= and perhaps sentinel_username="
 _NO_SENTINEL = "is no Sentinel: the address names those, which tell where the servers are"
-
-_NOTHING = object()
-
-
-class _Question(asyncio.Protocol):
-    """One command and its answer."""
-
-    def __init__(self) -> None:
-        self.answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._reader = Reader(notEnoughData=_NOTHING)
-
-    def data_received(self, data: bytes) -> None:
-        """Take in what came."""
-        try:
-            self._reader.feed(data)
-            reply = self._reader.gets()
-        except ProtocolError as error:
-            reply = error
-        if reply is _NOTHING or self.answer.done():
-            return
-        if isinstance(reply, ReplyError):
-            refused = from_reply(str(reply))
-            refused.__cause__ = reply
-            self.answer.set_exception(refused)
-        elif isinstance(reply, Exception):
-            self.answer.set_exception(reply)
-        else:
-            self.answer.set_result(reply)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """No answer comes any more."""
-        if not self.answer.done():
-            self.answer.set_exception(exc or ConnectionResetError("the connection broke"))
 
 
 async def named(sentinel: Endpoint, service: str, timeout: float) -> Place:
@@ -85,24 +48,10 @@ async def hears(sentinel: Endpoint, timeout: float) -> bool:
 
 async def _asked(sentinel: Endpoint, timeout: float, *words: str) -> Any:
     """The answer to one command, within ``timeout`` seconds; raises :class:`BackendError`."""
-    end = asyncio.get_running_loop().time() + timeout
-    question = _Question()
     try:
-        transport = await sentinel.connect(timeout, question)
-        try:
-            async with asyncio.timeout_at(end):
-                transport.write(encode(*words))
-                return await question.answer
-        finally:
-            transport.abort()
+        return await asked(sentinel, timeout, *words)
     except BackendError as error:
         raise _of_sentinels(error, sentinel) from error.__cause__
-    except TimeoutError as error:
-        raise BackendUnavailable(f"{sentinel} did not answer within {timeout:g} s") from error
-    except Exception as error:
-        raise BackendUnavailable(
-            f"{sentinel} did not answer: {str(error) or type(error).__name__}"
-        ) from error
 
 
 def _of_sentinels(error: BackendError, sentinel: Endpoint) -> BackendError:

@@ -1,10 +1,11 @@
 -- doc_write: replace a document, if it is still the version that was read.
 -- KEYS[1] the document. ARGV: 1 value, 2 stamp of the version that it replaces (empty: there must be none), 3 request,
--- 4 keep in ms, 5 floor (the highest time in a stamp that was seen), 6 prefix of channels.
+-- 4 keep in ms, 5 floor (the highest time in a stamp that was seen).
 -- Returns the new stamp, or nothing if it was another version. Tells the processes that watch.
 -- Safe: compare and set in one atomic step on one key. A stamp is a time in µs that only grows, and the request that wrote
 -- it, so no two writes have the same one, also if the document was forgotten in between. Begins with a write that needs
 -- no memory only where there is a version already.
+-- include channel
 local doc = KEYS[1]
 local all, field = redis.call('HGETALL', doc), {}
 for i = 1, #all, 2 do field[all[i]] = all[i + 1] end
@@ -19,7 +20,7 @@ redis.call('PEXPIRE', doc, ARGV[4])
 for name, till in pairs(field) do
   local process = string.match(name, '^w:(%x+)$')
   if process and tonumber(till) > now then
-    redis.pcall('PUBLISH', ARGV[6] .. process, 'c ' .. doc)
+    redis.pcall('PUBLISH', channel(doc, process), 'c ' .. doc)
   elseif process then
     redis.call('HDEL', doc, name)
   end

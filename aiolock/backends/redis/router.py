@@ -1,0 +1,389 @@
+"""Commands find the node that serves their slot, also while slots move and nodes fail.
+
+Whoever issues a command knows nothing of this: its future gets an answer, from whichever node gives one within the
+command timeout. A node that says ``MOVED``, ``ASK``, ``TRYAGAIN`` or ``CLUSTERDOWN`` has executed nothing, so asking
+again, elsewhere or in a moment, is safe. What is under way on a connection that breaks is not asked again: nobody knows
+whether that was executed, and those who asked do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from aiolock.backends.redis.chart import Chart
+from aiolock.backends.redis.commands import Arg, Script, encode
+from aiolock.backends.redis.connection import LIMIT
+from aiolock.backends.redis.link import Forks
+from aiolock.backends.redis.node import Node
+from aiolock.backends.redis.replies import NotSent, from_reply
+from aiolock.backends.redis.scripts import clustered
+from aiolock.backends.redis.seeds import Seeds
+from aiolock.backends.redis.slots import SLOTS, Layout, Place, key_of, redirection, slot_of
+from aiolock.clock import Clock
+from aiolock.errors import BackendError, BackendUnavailable
+
+__all__ = ["Router", "in_cluster"]
+
+log = logging.getLogger("aiolock")
+
+EAGER = 2
+"""So many times a command is sent on at once; then nodes contradict each other, and it waits in between."""
+PAUSE = 0.01
+LONGEST_PAUSE = 0.2
+"""Seconds before a command is tried again, doubled from the first to the longest."""
+AGAIN = 0.05
+LONGEST_AGAIN = 1.0
+"""Seconds between questions for the chart while something is wrong, doubled as well."""
+TOLD = 2.0
+"""Seconds for which the node that says MOVED is believed rather than others, who may not have heard of it yet."""
+GUEST = 30.0
+"""Seconds for which a node is kept that was sent something, but has no slot."""
+
+_ASKING = encode("ASKING")
+_scripts: dict[Script, Script] = {}
+
+
+def in_cluster(script: Script) -> Script:
+    """What a script is at a node of a cluster."""
+    if script not in _scripts:
+        _scripts[script] = Script(clustered(script.source.decode()))
+    return _scripts[script]
+
+
+@dataclass(eq=False, slots=True)
+class _Trip:
+    """A command that was sent to the wrong node, or to none."""
+
+    command: bytes
+    issued: float
+    late: asyncio.TimerHandle
+    hops: int = 0
+    """How often it was sent on since it waited last."""
+    pauses: int = 0
+    error: BackendError | None = None
+    again: asyncio.TimerHandle | None = None
+    """Set while it is nowhere under way."""
+
+
+class Router:
+    """What :class:`Connection` is to one server, for a cluster.
+
+    ``on_node(node)`` is called when there is a new one, before it is connected, ``on_up(node)`` whenever one can be sent
+    commands, ``on_moved(slots)`` when slots have got another node, ``on_change()`` when a connection has come or gone.
+    """
+
+    def __init__(
+        self,
+        seeds: Seeds,
+        *,
+        clock: Clock,
+        command_timeout: float,
+        channel: str,
+        scripts: Iterable[Script],
+        on_node: Callable[[Node], object],
+        on_up: Callable[[Node], object],
+        on_moved: Callable[[set[int]], object],
+        on_change: Callable[[], object],
+    ) -> None:
+        self._seeds = seeds
+        self._clock = clock
+        self._timeout = command_timeout
+        self._channel = channel
+        self._scripts = tuple(in_cluster(script) for script in scripts)
+        self._on_node = on_node
+        self._on_up = on_up
+        self._on_moved = on_moved
+        self._on_change = on_change
+        self._random = Random()
+        self._chart = Chart(seeds, command_timeout)
+        self._table: list[Node | None] = [None] * SLOTS
+        self._told: dict[int, tuple[Node, float]] = {}
+        self._guests: dict[Place, float] = {}
+        self._trips: dict[asyncio.Future[Any], _Trip] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._looking: asyncio.Task[None] | None = None
+        self._wanted = False
+        self._closed = False
+        self._fork = Forks.generation
+        self.subscribes = True
+        """Whether nodes that come later are listened to."""
+        self.nodes: dict[Place, Node] = {}
+        self.layout: Layout | None = None
+        """The latest that was found."""
+
+    # --- for callers: see Connection
+
+    def issue(self, command: bytes) -> asyncio.Future[Any]:
+        """Issue an encoded command about one key."""
+        key = key_of(command)
+        assert key is not None  # noqa: S101 - what is about no key is asked of a node
+        return self._issue(slot_of(key), command)
+
+    def script(self, script: Script, keys: Sequence[Arg], args: Sequence[Arg] = ()) -> asyncio.Future[Any]:
+        """Issue a script with one key."""
+        key = keys[0]
+        command = in_cluster(script).encode(keys, args)
+        return self._issue(slot_of(key.encode() if isinstance(key, str) else bytes(key)), command)
+
+    def call(self, *args: Arg) -> asyncio.Future[Any]:
+        """Issue a command about one key."""
+        return self.issue(encode(*args))
+
+    def node(self, key: str) -> Node | None:
+        """Who serves a key, as far as we know."""
+        return self._table[slot_of(key.encode())]
+
+    def _issue(self, slot: int, command: bytes) -> asyncio.Future[Any]:
+        node = self._table[slot]
+        if node is not None:
+            node.pair()
+            return node.connection.issue(command)
+        if self._fork != Forks.generation:
+            raise RuntimeError(
+                "this connection was made before a fork, and a forked child must not use it: connect anew in the child"
+            )
+        if self._closed:
+            raise RuntimeError("this client is closed")
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        if len(self._trips) >= LIMIT:
+            _reject(future, NotSent(f"overloaded: {LIMIT} commands to {self._seeds} wait already"))
+            return future
+        trip = self._trip(future, command, self._clock())
+        trip.error = BackendUnavailable(f"no node serves slot {slot}")
+        self._hold(future, trip)
+        return future
+
+    # --- opening and closing
+
+    async def open(self) -> None:
+        """Find out who the nodes are, and begin to connect; raises :class:`BackendError` if none of them tells."""
+        self._apply(await self._chart.ask(self.nodes.values()))
+
+    async def aclose(self) -> None:
+        """Close every connection; whoever still waits gets an error."""
+        self._closed = True
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        for future in list(self._trips):
+            _reject(future, NotSent(f"the connection to {self._seeds} was closed"))
+        nodes, self.nodes = list(self.nodes.values()), {}
+        self._table = [None] * SLOTS
+        await asyncio.gather(*(node.aclose() for node in nodes))
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run something until it ends, or everything is closed."""
+        task = asyncio.get_running_loop().create_task(work, name="aiolock-redis-cluster")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    # --- commands that came to the wrong node
+
+    def redirect(
+        self, node: Node, future: asyncio.Future[Any], command: bytes, issued: float, text: str
+    ) -> None:
+        """Send on what a node has not executed, for one of the reasons of :data:`REDIRECTIONS`."""
+        trip = self._trips.get(future) or self._trip(future, command, issued)
+        if future.done():
+            return
+        trip.command, trip.hops = command, trip.hops + 1
+        trip.error = from_reply(text)
+        where = redirection(text, node.host)
+        if text.startswith("ASK ") and where is not None:
+            target = self._guest(where[1])
+            if target.ready and trip.hops <= EAGER:
+                target.connection.reissue(future, command, issued, _ASKING)
+                return
+        else:
+            self.look()
+        if text.startswith("MOVED ") and where is not None:
+            found = self.nodes.get(where[1])
+            if found is not None and found is not node:
+                self._told[where[0]] = found, self._clock() + TOLD
+                self._assign({where[0]: found})
+                if trip.hops <= EAGER:
+                    found.connection.reissue(future, command, issued)
+                    return
+        self._hold(future, trip)
+
+    def _trip(self, future: asyncio.Future[Any], command: bytes, issued: float) -> _Trip:
+        loop = asyncio.get_running_loop()
+        left = max(0.0, issued + self._timeout - self._clock())
+        trip = self._trips[future] = _Trip(command, issued, loop.call_later(left, self._late, future))
+        future.add_done_callback(self._arrived)
+        if left <= 0:
+            self._late(future)
+        return trip
+
+    def _arrived(self, future: asyncio.Future[Any]) -> None:
+        trip = self._trips.pop(future)
+        trip.late.cancel()
+        if trip.again is not None:
+            trip.again.cancel()
+
+    def _late(self, future: asyncio.Future[Any]) -> None:
+        trip = self._trips.get(future)
+        if trip is None or future.done():
+            return
+        why = f": {trip.error}" if trip.error is not None else ""
+        if trip.again is not None or not (trip.hops or trip.pauses):
+            error: BackendError = NotSent(
+                f"{self._seeds}: no node took this command within {self._timeout:g} s{why}"
+            )
+        else:
+            error = BackendUnavailable(
+                f"{self._seeds} did not answer within {self._timeout:g} s; whether it executed this command is not known"
+            )
+        error.__cause__ = trip.error
+        _reject(future, error)
+
+    def _hold(self, future: asyncio.Future[Any], trip: _Trip) -> None:
+        """Try it again in a moment."""
+        if future.done():
+            return
+        trip.hops, trip.pauses = 0, trip.pauses + 1
+        pause = min(PAUSE * 2 ** min(trip.pauses, 8), LONGEST_PAUSE) * self._random.uniform(0.5, 1.0)
+        trip.again = asyncio.get_running_loop().call_later(pause, self._retry, future)
+        self.look()
+
+    def _retry(self, future: asyncio.Future[Any]) -> None:
+        trip = self._trips.get(future)
+        if trip is None or future.done():
+            return
+        trip.again = None
+        key = key_of(trip.command)
+        node = self._table[slot_of(key)] if key is not None else None
+        if node is None:
+            self._hold(future, trip)
+        else:
+            node.connection.reissue(future, trip.command, trip.issued)
+
+    def _guest(self, place: Place) -> Node:
+        """A node that has a key of a slot which is not yet its own."""
+        self._guests[place] = self._clock() + GUEST
+        if place not in self.nodes:
+            self._add(place)
+        return self.nodes[place]
+
+    # --- who serves what
+
+    def look(self) -> None:
+        """Find out anew who serves what; several times at once is once."""
+        self._wanted = True
+        if (self._looking is None or self._looking.done()) and not self._closed:
+            self._looking = self.spawn(self._look())
+
+    async def _look(self) -> None:
+        pause = AGAIN
+        while True:
+            self._wanted = False
+            try:
+                layout = await self._chart.ask(self.nodes.values())
+            except BackendError as error:
+                log.debug("%s", error)
+            else:
+                self._apply(layout)
+            # The least that lies between two questions, also if there is nothing wrong any more.
+            await asyncio.sleep(pause * self._random.uniform(0.5, 1.0))
+            pause = min(2 * pause, LONGEST_AGAIN)
+            if not (self._wanted or self._is_wanting()):
+                return
+
+    def _is_wanting(self) -> bool:
+        """Whether somebody waits for a better chart."""
+        lame = any(node.slots and not node.ready for node in self.nodes.values())
+        return lame or any(trip.again is not None for trip in self._trips.values())
+
+    def _apply(self, layout: Layout) -> None:
+        if self._closed:
+            return
+        now = self._clock()
+        self._told = {slot: (node, end) for slot, (node, end) in self._told.items() if now < end}
+        owners: dict[int, Node] = {}
+        for first, last, place in layout.ranges:
+            if place not in self.nodes:
+                self._add(place)
+            owners.update(dict.fromkeys(range(first, last + 1), self.nodes[place]))
+        for slot, (node, _) in self._told.items():
+            if self.nodes.get(node.place) is node:
+                owners[slot] = node
+        self.layout = layout
+        self._assign({slot: owners.get(slot) for slot in range(SLOTS)})
+        self._guests = {place: end for place, end in self._guests.items() if now < end}
+        for place, node in list(self.nodes.items()):
+            if not node.slots and place not in self._guests:
+                del self.nodes[place]
+                self.spawn(self._retire(node))
+            elif not node.ready:
+                self._reclaim(node)
+
+    def _add(self, place: Place) -> None:
+        node = self.nodes[place] = Node(
+            place,
+            (self._seeds.at(place), self._seeds.at(place)),
+            self,
+            channel=self._channel,
+            clock=self._clock,
+            command_timeout=self._timeout,
+            scripts=self._scripts,
+            on_up=self._on_up,
+            on_change=self._changed,
+        )
+        self._on_node(node)
+        node.begin(subscribe=self.subscribes)
+
+    def _changed(self) -> None:
+        if not self._closed and any(node.slots and not node.ready for node in self.nodes.values()):
+            self.look()
+        self._on_change()
+
+    def _assign(self, owners: dict[int, Node | None]) -> None:
+        table, moved = self._table, set()
+        for slot, node in owners.items():
+            before = table[slot]
+            if before is node:
+                continue
+            table[slot] = node
+            moved.add(slot)
+            if before is not None:
+                before.slots.discard(slot)
+            if node is not None:
+                node.slots.add(slot)
+        if moved:
+            self._on_moved(moved)
+
+    def _reclaim(self, node: Node) -> None:
+        """What waits for a node that cannot be reached goes to the one that has its slot now."""
+        for future, command, issued in node.connection.reclaim():
+            key = key_of(command)
+            owner = self._table[slot_of(key)] if key is not None else node
+            if owner is None or owner is node:
+                node.connection.reissue(future, command, issued)
+            else:
+                if future not in self._trips:
+                    self._trip(future, command, issued).hops = 1
+                owner.connection.reissue(future, command, issued)
+
+    async def _retire(self, node: Node) -> None:
+        """Close a node that has no slot any more, when it has had its time to answer what it was asked."""
+        try:
+            self._reclaim(node)
+            await asyncio.sleep(self._timeout)
+            log.debug("%r has no slot any more", node)
+        finally:
+            await node.aclose()
+            self._on_change()
+
+
+def _reject(future: asyncio.Future[Any], error: BackendError) -> None:
+    if not future.done():
+        future.set_exception(error)
+        future.exception()  # looked at: whoever does not wait need not be warned
