@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.contract.deployments import Deployment, registry
+from tests.contract.deployments import WHOLE, Deployment, registry
 from tests.contract.primitives import NEEDS
 
 
@@ -28,6 +28,10 @@ def pytest_collection_modifyitems(config, items):
             needs = needs.get(params.get("act"))
         words = {needs} if isinstance(needs, str) else needs or set()
         there = words <= server.kinds | server.promises
+        module = getattr(item, "module", None)
+        there = there and (
+            WHOLE or server.part is None or getattr(module, "__name__", "").rpartition(".")[2] in server.part
+        )
         there = there and (server.shows or not getattr(item.module, "COMPARES", False))
         (kept if there else left).append(item)
     if left:

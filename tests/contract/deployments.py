@@ -7,11 +7,12 @@ independently of the backend's own words, and the contract asserts the negation 
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Self
 from urllib.parse import unquote, urlsplit
@@ -21,6 +22,8 @@ from aiolock import BackendUnavailable, Client, Lease
 from aiolock.backends.memory import MemoryBackend, MemoryServer
 from aiolock.backends.memory.server import shared
 from aiolock.backends.quorum import QuorumBackend
+from aiolock.backends.redis.cluster import ClusterBackend
+from aiolock.backends.redis.seeds import NodeEndpoint, Seeds
 from aiolock.queue import PASSES
 from tests import servers
 from tests.faults.proxy import Proxy
@@ -33,6 +36,10 @@ WORDS = frozenset({"exclusion", "fencing", "fifo", "keep", "push"})
 
 KINDS = frozenset({"read-write", "semaphore", "documents", "requests", "names"})
 """What a backend may have beside the mutex: kinds of holds, documents (latch, barrier), requests to let go, a list."""
+
+
+WHOLE = bool(os.environ.get("AIOLOCK_WHOLE_CONTRACT"))
+"""Whether deployments that run a part of the contract by default run all of it: `AIOLOCK_WHOLE_CONTRACT=1 pytest …`."""
 
 
 class Deployment(ABC):
@@ -59,6 +66,10 @@ class Deployment(ABC):
     """Whether a lock can be taken by force from another client."""
     external: ClassVar[bool] = False
     """Whether it can also be a server that is there already."""
+    part: ClassVar[frozenset[str] | None] = None
+    """The modules of the contract that are run for it by default; all if it does not say."""
+    clocks: ClassVar[int] = 1
+    """By how many clocks tokens are made. Where there are several, locks of different names may have the same tokens."""
     prolongs: ClassVar[bool] = True
     """Whether a renewal that somebody asks for gives the full ttl at once."""
 
@@ -352,6 +363,75 @@ class RedisQuorum(Redis):
         return aiolock.connect([server.url for server in self._three], **options)
 
 
+class RedisCluster(Redis):
+    """Three primaries that share the slots."""
+
+    name = "redis-cluster"
+    external = False
+    slow = 2.0
+    clocks = 3
+    # What follows from the state of one key is the same as on one server, and is tested there; see WHOLE.
+    part = frozenset({"test_exclusion", "test_queueing", "test_kinds", "test_several", "test_inspection"})
+
+    @contextmanager
+    def running(self) -> Iterator[Self]:
+        with servers.RedisCluster() as cluster:
+            self._cluster = cluster
+            yield self
+
+    def make(self, **options: Any) -> Client:
+        return aiolock.connect(self._cluster.url, **options)
+
+    @asynccontextmanager
+    async def through(self, **options: Any) -> AsyncIterator[tuple[Client, Callable[[bool], None]]]:
+        """Each node behind a proxy of its own."""
+        async with AsyncExitStack() as stack:
+            proxies = {
+                port: await stack.enter_async_context(Proxy("127.0.0.1", port))
+                for port in self._cluster.ports
+            }
+
+            def cut(refused: bool) -> None:
+                for proxy in proxies.values():
+                    proxy.refuse = refused
+                    if refused:
+                        proxy.reset_all()
+                    else:
+                        proxy.blackhole()
+
+            ways = {port: proxy.port for port, proxy in proxies.items()}
+            settings = {"namespace": self.namespace, "ttl": self.ttl, **options}
+            async with Client(Detoured(self._cluster.url, ways), **settings) as client:
+                yield client, cut
+                for proxy in proxies.values():
+                    proxy.refuse = False
+                    proxy.reset_all()
+                    proxy.heal(release=False)
+
+
+class _DetouredSeeds(Seeds):
+    """The nodes of a cluster at other ports than they say."""
+
+    def __init__(self, url: str, ways: dict[int, int]) -> None:
+        self._ways = ways
+        super().__init__(url)
+
+    def at(self, place: tuple[str, int]) -> NodeEndpoint:
+        return super().at((place[0], self._ways[place[1]]))
+
+
+class Detoured(ClusterBackend):
+    """A client of a cluster that finds its nodes behind other ports."""
+
+    def __init__(self, url: str, ways: dict[int, int]) -> None:
+        self._ways = ways
+        super().__init__(url)
+
+    def _where(self, url: str | None, options: dict[str, Any]) -> Seeds:
+        self._seeds = _DetouredSeeds(str(url), self._ways)
+        return self._seeds
+
+
 class RedisWithLeastRights(Redis):
     """The account of the documentation, and no right more."""
 
@@ -501,6 +581,7 @@ _ALL: tuple[type[Deployment], ...] = (
     RedisWithoutPubSub,
     RedisWithLeastRights,
     RedisQuorum,
+    RedisCluster,
     ZooKeeper,
     ZooKeeperEnsemble,
     MariaDB,

@@ -70,14 +70,20 @@ class ClusterBackend(RedisBackend):
         # What is in one call has to be in one slot, and two locks seldom are.
         self.wakeups.batch = self._many.wakeups.batch = 1
         self._recent = self.recent = Recent(settings.clock)
-        self._publishes = True
-        self._opened = False
         self._moved: set[int] = set()
         self._moving: asyncio.TimerHandle | None = None
-        self._router = Router(
+        self._router: Router | None = None
+
+    # --- opening and closing
+
+    async def _open(self) -> None:
+        settings = self.settings
+        limit = settings.command_timeout
+        self._publishes, self._opened = True, False
+        router = self._router = Router(
             self._seeds,
             clock=settings.clock,
-            command_timeout=settings.command_timeout,
+            command_timeout=limit,
             channel=self._channels + self._process,
             scripts=SCRIPTS,
             on_node=self._new,
@@ -85,16 +91,11 @@ class ClusterBackend(RedisBackend):
             on_moved=self._slots_moved,
             on_change=self._change,
         )
-        self._renewals = Renewals(self, self._router)
-
-    # --- opening and closing
-
-    async def _open(self) -> None:
-        router, limit = self._router, self.settings.command_timeout
+        self._renewals = Renewals(self, router)
         soon = asyncio.get_running_loop().time() + SHARE * limit
         await router.open()
         self._wire = router
-        await self._some(soon)
+        await _some(router, soon)
         promised, away = await self._promises(soon + (1 - SHARE) * limit / 2)
         for node, why in away:
             text = "%s: %s cannot be used, and its locks cannot be had until it can: %s"
@@ -106,25 +107,10 @@ class ClusterBackend(RedisBackend):
         if away:
             router.look()
 
-    async def _some(self, soon: float) -> None:
-        """Until every node is connected, or ``soon`` has come and one is; raises what one of them refuses."""
-        loop, router = asyncio.get_running_loop(), self._router
-        left = {first for node in router.nodes.values() for first in node.begun}
-        while left:
-            some = any(node.settled for node in router.nodes.values())
-            wait = max(0.0, soon - loop.time()) if some or loop.time() < soon else None
-            done, left = await asyncio.wait(left, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
-            for one in done:
-                one.result()
-            if not done and some:
-                return
-
     async def _promises(self, soon: float) -> tuple[frozenset[str], list[tuple[Node, BackendError | None]]]:
         """What all nodes promise that say so until ``soon``, and those that do not, with the reason."""
         loop = asyncio.get_running_loop()
-        asked = {
-            node: loop.create_task(self._judged(node)) for node in self._router.nodes.values() if node.ready
-        }
+        asked = {node: loop.create_task(self._judged(node)) for node in self._nodes if node.ready}
         try:
             if asked:
                 await asyncio.wait(asked.values(), timeout=max(0.0, soon - loop.time()))
@@ -134,7 +120,7 @@ class ClusterBackend(RedisBackend):
             await asyncio.gather(*asked.values(), return_exceptions=True)
         verdicts: list[Verdict] = []
         away: list[tuple[Node, BackendError | None]] = []
-        for node in self._router.nodes.values():
+        for node in self._nodes:
             judged = asked.get(node)
             error = node.connection.failure if judged is None else None
             if judged is not None and not judged.cancelled():
@@ -177,15 +163,21 @@ class ClusterBackend(RedisBackend):
                 text = "%s: %s has taken over locks, and does not promise %s as the others do"
                 log.warning(text, self._endpoint, shown(node.place), ", ".join(sorted(missing)))
 
+    @property
+    def _nodes(self) -> list[Node]:
+        return [] if self._router is None else list(self._router.nodes.values())
+
     def _links(self) -> list[Link]:
-        return [node.connection for node in self._router.nodes.values()]
+        return [node.connection for node in self._nodes]
 
     async def aclose(self) -> None:
         """Close all connections."""
         if self._moving is not None:
             self._moving.cancel()
-        self._wire = None
-        await self._router.aclose()
+            self._moving = None
+        router, self._router, self._wire = self._router, None, None
+        if router is not None:
+            await router.aclose()
         await super().aclose()
 
     # --- what nodes and slots do
@@ -195,15 +187,16 @@ class ClusterBackend(RedisBackend):
 
     def _change(self) -> None:
         """A connection has come or gone."""
-        nodes = self._router.nodes.values()
+        nodes = self._nodes
         self._hear(pushed=self._publishes and all(node.subscriber.subscribed for node in nodes if node.ready))
         self._look_at_everything()
 
     def _node_up(self, node: Node) -> None:
         # It may be another server now, or have lost what it knew.
         self._doubt(node.slots)
-        if self._opened and node.connection.generation == 1:
-            self._router.spawn(self._judge_later(node))
+        router = self._router
+        if self._opened and router is not None and node.connection.generation == 1:
+            router.spawn(self._judge_later(node))
 
     def _slots_moved(self, slots: set[int]) -> None:
         # Slots move one after the other, and everybody's commands tell of it: that is one occasion.
@@ -241,9 +234,23 @@ class ClusterBackend(RedisBackend):
 
     async def names(self, pattern: str) -> list[tuple[str, Family]]:
         """Every node that has slots is asked."""
-        calls = [node.connection.call for node in self._router.nodes.values() if node.slots]
+        calls = [node.connection.call for node in self._nodes if node.slots]
         return await busy(self, calls, self._prefix, pattern)
 
     async def diagnose(self) -> list[Finding]:
         """Every node, and who serves what."""
         return await examine(self._seeds, PROBE, self.settings)
+
+
+async def _some(router: Router, soon: float) -> None:
+    """Until every node is connected, or ``soon`` has come and one is; raises what one of them refuses."""
+    loop = asyncio.get_running_loop()
+    left = {first for node in router.nodes.values() for first in node.begun}
+    while left:
+        some = any(node.settled for node in router.nodes.values())
+        wait = max(0.0, soon - loop.time()) if some or loop.time() < soon else None
+        done, left = await asyncio.wait(left, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
+        for one in done:
+            one.result()
+        if not done and some:
+            return

@@ -23,7 +23,7 @@ from aiolock.backends.redis.node import Node
 from aiolock.backends.redis.replies import NotSent, from_reply
 from aiolock.backends.redis.scripts import clustered
 from aiolock.backends.redis.seeds import Seeds
-from aiolock.backends.redis.slots import SLOTS, Layout, Place, key_of, redirection, slot_of
+from aiolock.backends.redis.slots import SLOTS, Layout, Place, key_of, redirection, shown, slot_of
 from aiolock.clock import Clock
 from aiolock.errors import BackendError, BackendUnavailable
 
@@ -195,8 +195,14 @@ class Router:
         if future.done():
             return
         trip.command, trip.hops = command, trip.hops + 1
-        trip.error = from_reply(text)
         where = redirection(text, node.host)
+        if where is None:
+            trip.error = from_reply(text)
+        else:
+            code, place = text.partition(" ")[0], shown(where[1])
+            trip.error = BackendUnavailable(
+                f"{shown(node.place)} says that slot {where[0]} is at {place} ({code})"
+            )
         if text.startswith("ASK ") and where is not None:
             target = self._guest(where[1])
             if target.ready and trip.hops <= EAGER:

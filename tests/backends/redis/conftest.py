@@ -11,7 +11,7 @@ import pytest
 import redis.asyncio
 
 import aiolock
-from tests.servers import Redis
+from tests.servers import Redis, RedisCluster
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +25,13 @@ def server():
 def mortal():
     """One for this test alone, which may do to it what it likes."""
     with Redis() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def cluster():
+    """Three primaries for all tests of the run, who may move slots to and fro."""
+    with RedisCluster(extra=["--cluster-require-full-coverage", "no"]) as running:
         yield running
 
 

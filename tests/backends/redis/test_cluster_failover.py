@@ -1,0 +1,173 @@
+"""Nodes of a cluster that die, hang, come back and hand over: what their holders and waiters see, and what others do not."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+
+import aiolock
+from aiolock import BackendError, BackendUnavailable
+from tests.backends.redis.moving import named, nothing_is_left, owner, slot_of_name
+from tests.contract.staging import PATIENCE, queued, until
+from tests.servers import RedisCluster
+
+
+@pytest.fixture(scope="module")
+def doubled():
+    """Three primaries, each with a replica; tests leave all six running, in whatever roles."""
+    with RedisCluster(3, 1, node_timeout=500) as running:
+        yield running
+
+
+def replica_of(cluster: RedisCluster, primary: int) -> int:
+    """The one replica of a node."""
+    me = cluster.id(primary)
+    for index in range(len(cluster.ports)):
+        for words in cluster.known(index):
+            if "myself" in words[2] and len(words) > 3 and words[3] == me:
+                return index
+    raise AssertionError("it has no replica")
+
+
+def copied(cluster: RedisCluster, primary: int) -> None:
+    """Until the replica has what the primary has."""
+    assert cluster.ask(primary, "WAIT", 1, 5000) == 1
+
+
+def cut(cluster: RedisCluster, primary: int) -> int:
+    """What is written from now on is not copied; the replica has to be thawed."""
+    replica = replica_of(cluster, primary)
+    copied(cluster, primary)
+    cluster.freeze(replica)
+    cluster.ask(primary, "CLIENT", "KILL", "TYPE", "replica")
+    return replica
+
+
+def back(cluster: RedisCluster, index: int) -> None:
+    """A node comes back; on return everything is as whole as it was."""
+    cluster.start(index)
+    everybody = range(len(cluster.ports))
+    cluster.until(lambda: all(cluster.sound(one) for one in everybody))
+
+    def whole() -> bool:
+        masters = [one for one in everybody if cluster.ask(one, "ROLE")[0] == "master"]
+        return len(masters) == 3 and all(
+            len(cluster.ask(one, "ROLE")[2]) == len(everybody) // 3 - 1 for one in masters
+        )
+
+    cluster.until(whole)
+
+
+async def answers(client: aiolock.Client, name: str) -> None:
+    """Until a lock can be asked for again."""
+
+    async def asked() -> bool:
+        with contextlib.suppress(BackendError):
+            await client.lock(name).inspect()
+            return True
+        return False
+
+    await until(asked)
+
+
+@pytest.mark.parametrize("way", ["ordered", "killed"])
+async def test_what_was_copied_outlives_the_primary(doubled, connect, namespace, way):
+    async with connect(doubled.url, ttl=30) as client, connect(doubled.url, ttl=30) as rival:
+        name = named(doubled, 0 if way == "ordered" else owner(doubled, 0))
+        primary = owner(doubled, slot_of_name(name))
+        async with client.lock(name) as lease:
+            waiter = asyncio.create_task(rival.lock(name).acquire())
+            await queued(client.lock(name), 1)
+            copied(doubled, primary)
+            replica = replica_of(doubled, primary)
+            if way == "ordered":
+                doubled.ask(replica, "CLUSTER", "FAILOVER")
+            else:
+                doubled.kill(primary)
+            await until(lambda: doubled.ask(replica, "ROLE")[0] == "master")
+            await answers(client, name)
+            await lease.renew()
+            [holder] = (await rival.lock(name).inspect()).holders
+            assert holder.token == lease.token
+            assert not waiter.done()
+        async with asyncio.timeout(PATIENCE):
+            following = await waiter
+        assert following.token > lease.token
+        await following.release()
+        assert client.stats()["lost"] == rival.stats()["lost"] == 0
+    await nothing_is_left(doubled, namespace)
+    if way == "killed":
+        back(doubled, primary)
+
+
+async def test_what_was_not_copied_is_lost_or_said_again(doubled, connect):
+    async with connect(doubled.url, ttl=60) as client, connect(doubled.url, ttl=60) as rival:
+        primary = owner(doubled, 16383)
+        name, other = named(doubled, primary), named(doubled, primary)
+        given_back = await client.lock(name).acquire()
+        permit = await client.semaphore(name, 1).acquire()
+        replica = cut(doubled, primary)
+        await given_back.release()
+        await permit.release()
+        kept = await client.lock(other).acquire()
+        doubled.kill(primary)
+        doubled.thaw(replica)
+        async with asyncio.timeout(PATIENCE):
+            assert await kept.wait_lost() == "revoked"
+            await answers(rival, name)
+            # Far less than the ttl for which the new primary would keep what it believes to be held.
+            async with rival.lock(name) as lease, rival.semaphore(name, 1), rival.lock(other) as following:
+                assert lease.token > given_back.token
+                assert following.token > kept.token
+        back(doubled, primary)
+
+
+@pytest.mark.parametrize("way", ["killed", "frozen"])
+async def test_a_node_that_is_away_disturbs_nobody_who_needs_another(cluster, connect, way):
+    options = {"ttl": 1.5, "command_timeout": 5}
+    async with (
+        connect(cluster.url, **options) as client,
+        connect(cluster.url, ttl=30) as rival,
+    ):
+        away, other = named(cluster, 1), named(cluster, 2)
+        gone = await client.lock(away, ttl=60).acquire()
+        waiter = asyncio.create_task(rival.lock(away).acquire())
+        await queued(rival.lock(away), 1)
+        async with client.lock(other) as lease:
+            (cluster.kill if way == "killed" else cluster.freeze)(1)
+            asked = asyncio.create_task(client.lock(away).inspect())
+            # Twice the ttl of a hold that is renewed together with one that cannot be.
+            wanted = client.stats()["renewals"] + 20
+            async with asyncio.timeout(PATIENCE):
+                while client.stats()["renewals"] < wanted:
+                    with contextlib.suppress(BackendError):
+                        await gone.renew() if way == "frozen" else await asyncio.sleep(0.05)
+                    async with rival.lock(f"{other} too"):
+                        pass
+            assert lease.held
+            with pytest.raises(BackendUnavailable):
+                await asked
+            if way == "killed":
+                with pytest.raises(BackendUnavailable):
+                    await rival.lock(f"{away}").inspect()
+        assert not waiter.done()
+        async with connect(cluster.url, command_timeout=2) as late, late.lock(other):
+            assert "no-eviction" not in late._backend.capabilities
+        if way == "killed":
+            back(cluster, 1)
+        else:
+            cluster.thaw(1)
+            await answers(client, away)
+            assert gone.held
+            await gone.release()
+        async with asyncio.timeout(PATIENCE):
+            await (await waiter).release()
+
+
+async def test_without_any_node_there_is_no_cluster(connect):
+    with RedisCluster(1) as cluster:
+        url = cluster.url
+    with pytest.raises(BackendUnavailable, match="no node says who serves what"):
+        await connect(url, command_timeout=1).open()
