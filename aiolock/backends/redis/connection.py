@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import itemgetter
 from random import Random
 from typing import Any
 
@@ -158,7 +159,8 @@ class Connection(Link):
         It is not younger for that, and whoever reissues it sees to its time.
         """
         if self._transport is None:
-            self._parked.appendleft((future, command, issued))
+            # Whoever looks for what is overdue stops at the first that is not.
+            self._parked = deque(sorted([*self._parked, (future, command, issued)], key=itemgetter(2)))
             return
         self._waiting.extend((self._nobody, first, issued) for first in before)
         self._waiting.append((future, command, issued))
@@ -166,10 +168,18 @@ class Connection(Link):
         if not self._scheduled:
             self._schedule()
 
-    def reclaim(self) -> list[Slot]:
-        """Take back what waits for a connection."""
+    def reclaim(self, stays: Callable[[bytes], bool]) -> list[Slot]:
+        """Take back the commands that wait for a connection, and need not stay."""
         parked, self._parked = self._parked, deque()
-        return [slot for slot in parked if not slot[0].done()]
+        gone = []
+        for slot in parked:
+            if slot[0].done():
+                continue
+            if stays(slot[1]):
+                self._parked.append(slot)
+            else:
+                gone.append(slot)
+        return gone
 
     def _schedule(self) -> None:
         self._scheduled = True

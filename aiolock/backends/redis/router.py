@@ -368,15 +368,19 @@ class Router:
 
     def _reclaim(self, node: Node) -> None:
         """What waits for a node that cannot be reached goes to the one that has its slot now."""
-        for future, command, issued in node.connection.reclaim():
+
+        def owner(command: bytes) -> Node | None:
             key = key_of(command)
-            owner = self._table[slot_of(key)] if key is not None else node
-            if owner is None or owner is node:
-                node.connection.reissue(future, command, issued)
-            else:
-                if future not in self._trips:
-                    self._trip(future, command, issued).hops = 1
-                owner.connection.reissue(future, command, issued)
+            return node if key is None else self._table[slot_of(key)]
+
+        for future, command, issued in node.connection.reclaim(
+            lambda command: owner(command) in {node, None}
+        ):
+            trip = self._trips.get(future) or self._trip(future, command, issued)
+            trip.hops += 1
+            found = owner(command)
+            if found is not None and not future.done():
+                found.connection.reissue(future, command, issued)
 
     async def _retire(self, node: Node) -> None:
         """Close a node that has no slot any more, when it has had its time to answer what it was asked."""
