@@ -75,15 +75,19 @@ class Move:
     def end(self) -> Self:
         """The target has the slot: from now on the source sends everybody there (MOVED)."""
         target = self.cluster.id(self.target)
-        # Whoever is told by others alone may believe the wrong one for good when slots move fast.
-        others = {
+        masters = [
             index
             for index in range(len(self.cluster.ports))
             if self.cluster.ask(index, "ROLE")[0] == "master"
-        }
-        for index in (self.target, self.source, *(others - {self.target, self.source})):
+        ]
+        for index in (self.target, *(one for one in masters if one != self.target)):
             self.cluster.ask(index, "CLUSTER", "SETSLOT", self.slot, "NODE", target)
+        # The next slot that moves does so with a higher number than this one, or nodes may contradict each other for good.
+        self.cluster.until(lambda: len({self._epochs(index) for index in masters}) == 1)
         return self
+
+    def _epochs(self, index: int) -> tuple[tuple[str, str], ...]:
+        return tuple(sorted((words[0], words[6]) for words in self.cluster.known(index)))
 
     def all(self) -> Self:
         """From the beginning to the end."""
