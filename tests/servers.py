@@ -169,7 +169,7 @@ class RedisCluster(Server):
     """Nodes of a Redis (or Valkey) Cluster: primaries that share the slots, then `replicas` for each of them.
 
     `options` are those of each node, as of `Redis`; `extra` more words of its command line. Nodes are told apart by their
-    numbers: 0 to `primaries - 1` begin as primaries, and number n + primaries follows n.
+    numbers: 0 to `primaries - 1` begin as primaries, number n + primaries follows n, and the last `spare` serve no slot.
     """
 
     def __init__(
@@ -180,10 +180,15 @@ class RedisCluster(Server):
         spare: int = 0,
         node_timeout: int = 1000,
         password: str | None = None,
+        tls: bool = False,
         extra: Sequence[str] = (),
         **options: Any,
     ) -> None:
         super().__init__("cluster")
+        self.certificates: Certificates | None = None
+        if tls:
+            self.certificates = options["tls"] = Certificates(self.folder / "tls")
+            extra = ["--tls-cluster", "yes", "--tls-replication", "yes", *extra]
         self._primaries, self._replicas = primaries, replicas
         self.password = password
         self._built = False
@@ -191,14 +196,13 @@ class RedisCluster(Server):
         cluster += ["--repl-diskless-sync-delay", "0", "--cluster-replica-validity-factor", "0"]
         login = [] if password is None else ["--masterauth", password]
         self.nodes = []
-        for number in range(primaries * (1 + replicas) + spare):
+        for _ in range(primaries * (1 + replicas) + spare):
             port = self._with_bus()
             node = Redis(port=port, password=password, extra=[*cluster, *login, *extra], **options)
             self._resources.callback(node.close)
             self.nodes.append(node)
             self.ports.append(port)
             self.children += node.children
-            assert len(self.children) == number + 1
 
     def _with_bus(self) -> int:
         """A port of which the one 10,000 above, where nodes talk to each other, is free as well."""
@@ -215,7 +219,10 @@ class RedisCluster(Server):
         """The answer of one node."""
         import redis  # noqa: PLC0415 - only this needs a driver
 
-        with redis.Redis(port=self.ports[index], password=self.password, decode_responses=True) as client:
+        tls: dict[str, Any] = {"ssl": True, "ssl_cert_reqs": "none"} if self.certificates else {}
+        with redis.Redis(
+            port=self.ports[index], password=self.password, decode_responses=True, **tls
+        ) as client:
             return client.execute_command(*words)
 
     def start(self, index: int | None = None) -> Self:
@@ -242,23 +249,18 @@ class RedisCluster(Server):
 
     def known(self, index: int) -> list[list[str]]:
         """What one node knows of all of them, itself included: id, address, flags, … of each."""
-        lines = self.ask(index, "CLUSTER", "NODES")
-        if isinstance(lines, dict):
-            return [[one["node_id"], address, one["flags"]] for address, one in lines.items()]
-        return [line.split(" ") for line in str(lines).splitlines()]
+        return [line.split(" ") for line in str(self.ask(index, "CLUSTER", "NODES")).splitlines()]
 
     def id(self, index: int) -> str:
         return str(self.ask(index, "CLUSTER", "MYID"))
 
     def sound(self, index: int) -> bool:
         """Whether one node finds that all is well, and its replicas have what it has."""
-        info = self.ask(index, "CLUSTER", "INFO")
-        state = info["cluster_state"] if isinstance(info, dict) else str(info).split(":")[1].split()[0]
-        if state != "ok":
+        if "cluster_state:ok" not in str(self.ask(index, "CLUSTER", "INFO")):
             return False
         role = self.ask(index, "ROLE")
-        if role[0] in {"slave", b"slave"}:
-            return role[3] in {"connected", b"connected"}
+        if role[0] == "slave":
+            return bool(role[3] == "connected")
         if index < self._primaries and self._replicas:
             return len(role[2]) == self._replicas
         return True
@@ -281,7 +283,7 @@ class RedisCluster(Server):
     @property
     def url(self) -> str:
         login = "" if self.password is None else f":{quote(self.password, safe='')}@"
-        return f"redis+cluster://{login}{self.hosts}"
+        return f"{'rediss' if self.certificates else 'redis'}+cluster://{login}{self.hosts}"
 
     def _answers(self, index: int) -> bool:
         return self.nodes[index]._answers(0)

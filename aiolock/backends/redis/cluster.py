@@ -133,6 +133,9 @@ class ClusterBackend(RedisBackend):
                 error = found
             away.append((node, error))
         if not verdicts:
+            if self._trouble is not None:
+                # They do answer: that the cluster is down, for example.
+                raise BackendUnavailable(f"{self._endpoint}: {self._trouble}") from self._trouble
             raise away[0][1] or BackendUnavailable(f"{self._endpoint}: no node answers")
         for warning in dict.fromkeys(warning for verdict in verdicts for warning in verdict.warnings):
             log.warning("%s: %s", self._endpoint, warning)
@@ -162,6 +165,10 @@ class ClusterBackend(RedisBackend):
             if missing:
                 text = "%s: %s has taken over locks, and does not promise %s as the others do"
                 log.warning(text, self._endpoint, shown(node.place), ", ".join(sorted(missing)))
+
+    @property
+    def _trouble(self) -> BackendError | None:
+        return None if self._router is None else self._router.trouble
 
     @property
     def _nodes(self) -> list[Node]:

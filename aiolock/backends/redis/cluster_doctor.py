@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 from aiolock.backends.redis.chart import Chart
 from aiolock.backends.redis.commands import Script
@@ -23,7 +24,9 @@ WORST = (Level.ERROR, Level.WARNING, Level.NOTE, Level.OK)
 
 async def examine(seeds: Seeds, probe: Script, settings: Settings) -> list[Finding]:
     """Ask every primary, within the command timeout; raises :class:`BackendError` if no node tells who they are."""
-    layout = await Chart(seeds, SHARE * settings.command_timeout).ask(())
+    limit = settings.command_timeout
+    layout = await Chart(seeds, SHARE * limit).ask(())
+    settings = replace(settings, command_timeout=(1 - SHARE) * limit)
     asked: list[asyncio.Future[list[Finding]]] = [
         asyncio.ensure_future(
             examine_one(

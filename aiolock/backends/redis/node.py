@@ -93,11 +93,9 @@ class Node:
     def __repr__(self) -> str:
         return f"<Node {shown(self.place)}, {self.connection.state.value}>"
 
-    def begin(self, *, subscribe: bool) -> None:
+    def begin(self) -> None:
         """Connect in the background."""
-        self.begun = [self.connection.begin()]
-        if subscribe:
-            self.begun.append(self.subscriber.begin())
+        self.begun = [self.connection.begin(), self.subscriber.begin()]
 
     async def aclose(self) -> None:
         """Close both connections."""

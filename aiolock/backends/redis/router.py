@@ -36,6 +36,8 @@ EAGER = 2
 PAUSE = 0.01
 LONGEST_PAUSE = 0.2
 """Seconds before a command is tried again, doubled from the first to the longest."""
+MOST = 2000
+"""So many of them are tried again in a second."""
 AGAIN = 0.05
 LONGEST_AGAIN = 1.0
 """Seconds between questions for the chart while something is wrong, doubled as well."""
@@ -110,8 +112,8 @@ class Router:
         self._wanted = False
         self._closed = False
         self._fork = Forks.generation
-        self.subscribes = True
-        """Whether nodes that come later are listened to."""
+        self.trouble: BackendError | None = None
+        """Why a command was not executed where it was sent, the latest."""
         self.nodes: dict[Place, Node] = {}
         self.layout: Layout | None = None
         """The latest that was found."""
@@ -203,6 +205,7 @@ class Router:
             trip.error = BackendUnavailable(
                 f"{shown(node.place)} says that slot {where[0]} is at {place} ({code})"
             )
+        self.trouble = trip.error
         if text.startswith("ASK ") and where is not None:
             target = self._guest(where[1])
             if target.ready and trip.hops <= EAGER:
@@ -256,7 +259,8 @@ class Router:
         if future.done():
             return
         trip.hops, trip.pauses = 0, trip.pauses + 1
-        pause = min(PAUSE * 2 ** min(trip.pauses, 8), LONGEST_PAUSE) * self._random.uniform(0.5, 1.0)
+        pause = max(min(PAUSE * 2 ** min(trip.pauses, 8), LONGEST_PAUSE), len(self._trips) / MOST)
+        pause *= self._random.uniform(0.5, 1.0)
         trip.again = asyncio.get_running_loop().call_later(pause, self._retry, future)
         self.look()
 
@@ -344,7 +348,7 @@ class Router:
             on_change=self._changed,
         )
         self._on_node(node)
-        node.begin(subscribe=self.subscribes)
+        node.begin()
 
     def _changed(self) -> None:
         if not self._closed and any(node.slots and not node.ready for node in self.nodes.values()):

@@ -1,0 +1,370 @@
+"""A cluster as its clients see it: addresses, nodes, rights, what is promised, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+import redis
+import redis.asyncio
+
+import aiolock
+from aiolock import BackendRefused, BackendUnavailable, ConfigError, UnsafeBackend
+from aiolock.backends.redis.cluster import ClusterBackend
+from aiolock.backends.redis.cluster_doctor import summed_up
+from aiolock.backends.redis.commands import Script, encode
+from aiolock.backends.redis.slots import key_in, key_of, parse, redirection, slot_of
+from aiolock.contract import Finding
+from aiolock.info import Level
+from tests.backends.redis.moving import Move, named
+from tests.contract.deployments import least_rights
+from tests.contract.staging import PATIENCE, queued, until
+from tests.servers import Redis, RedisCluster
+
+# --- slots, and what nodes say of them
+
+
+@pytest.mark.parametrize(
+    "key", [b"a", b"", b"{}a", b"x{}{y}", b"a{b}c{d}", b"aiolock:1:lock:{order:42}", "ключ".encode()]
+)
+def test_slots_are_those_of_the_driver(key):
+    assert slot_of(key) == redis.crc.key_slot(key)
+
+
+def test_a_lock_and_its_document_are_in_one_slot():
+    assert slot_of(b"n:1:sem:{x}") == slot_of(b"n:1:latch.doc:{x}") == slot_of(b"other:1:lock:{x}")
+
+
+def test_a_key_can_be_found_in_any_slot():
+    for slot in (0, 1, 12345, 16383):
+        assert slot_of(key_in({slot}, "aiolock:1:probe:").encode()) == slot
+
+
+def test_the_key_of_a_command_is_found_on_the_wire():
+    script = Script("return 1\n")
+    assert key_of(script.encode(("k{x}",), ("1", "a\r\nb"))) == b"k{x}"
+    assert key_of(encode("EVAL", "return\n1", 1, "k", "v")) == b"k"
+    assert key_of(encode("HMGET", "doc", "value", "stamp")) == b"doc"
+    assert key_of(encode("TIME")) is None
+
+
+def test_an_answer_to_cluster_slots_is_understood():
+    reply = [
+        [5461, 16383, [b"10.0.0.2", 7001, b"id2", [b"hostname", b"b"]], [b"10.0.0.4", 7003, b"id4"]],
+        [0, 5460, [b"", 7000, b"id1"]],
+    ]
+    layout = parse(reply, "here")
+    assert layout.primaries == (("here", 7000), ("10.0.0.2", 7001))
+    assert layout.replicas == ((("10.0.0.2", 7001), 1), (("here", 7000), 0))
+    assert layout.covered == 16384
+    # A node that does not know its own address says nothing at all.
+    assert parse([[0, 1, [None, 7000, b"id"]]], "::1").primaries == (("::1", 7000),)
+
+
+@pytest.mark.parametrize("reply", [None, b"OK", [[1]], [[0, 1, [b"h", b"x"]]], 7, [[0, 1, []]]])
+def test_what_is_no_answer_is_not_taken_for_one(reply):
+    with pytest.raises(ValueError, match="no answer"):
+        parse(reply, "h")
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("MOVED 3999 127.0.0.1:6381", (3999, ("127.0.0.1", 6381))),
+        ("ASK 3999 ::1:6381", (3999, ("::1", 6381))),
+        ("MOVED 1 :6381", (1, ("me", 6381))),
+        ("MOVED 1 ?:6381", None),
+        ("MOVED 1", None),
+        ("CLUSTERDOWN Hash slot not served", None),
+    ],
+)
+def test_where_a_node_sends_us(text, where):
+    assert redirection(text, "me") == where
+
+
+# --- addresses
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("redis+cluster://", "names some of its nodes"),
+        ("redis+cluster:///0", "names some of its nodes"),
+        ("redis+cluster://h1:7000,", "no host and port"),
+        ("redis+cluster://h1:secret", "no host and port"),
+        ("redis+cluster://h1:7000,h1:7000", "named twice"),
+        ("redis+cluster://me:secret@h1:7000,me:secret@h2:7000", "stand once"),
+        ("redis+cluster://h1:7000/1", "database 0 alone"),
+        ("redis+cluster://h1:7000?db=1", "database 0 alone"),
+        ("redis+cluster://h1:7000/secret", "database must be a number"),
+        ("redis+cluster://h1:7000?ssl_ca_certs=x", "rediss"),
+        ("redis+cluster://h1:7000?wrong=1", "no parameter of a Redis URL"),
+        ("redis+cluster://me:sec/ret@h1:7000", "%2F"),
+    ],
+)
+def test_addresses_that_cannot_be_meant(url, says):
+    with pytest.raises(ConfigError, match=says) as caught:
+        aiolock.connect(url)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["redis+cluster://h1", "redis+cluster://h1:7000,h2:7001/0", "rediss+cluster://h1,[::1]:7?db=0"]
+)
+def test_addresses_that_are_right(url):
+    assert isinstance(aiolock.connect(url)._backend, ClusterBackend)
+
+
+def test_an_address_is_shown_without_its_password():
+    backend = aiolock.connect("redis+cluster://me:secret@h1:7000,[::1]:7")._backend
+    assert "redis+cluster://me@h1:7000,[::1]:7" in repr(backend)
+    assert "secret" not in repr(backend) + backend.address + "".join(map(repr, backend._seeds.seeds))
+
+
+def test_options_may_be_given_beside_the_address():
+    backend = aiolock.connect("redis+cluster://h1", username="me", password="secret")._backend
+    assert "me@h1" in backend.address
+    with pytest.raises(ConfigError, match="no option of Redis"):
+        aiolock.connect("redis+cluster://h1", wrong=1)
+    with pytest.raises(ConfigError, match="addressed by its nodes"):
+        aiolock.connect("redis+cluster://h1", client=object())
+    with pytest.raises(ConfigError, match="cannot be one server of a quorum"):
+        aiolock.connect(["redis+cluster://h1", "redis://h2", "redis://h3"])
+
+
+# --- nodes
+
+
+async def test_one_address_is_enough_and_those_that_are_away_are_not_missed(cluster, connect):
+    with Redis() as gone:
+        port = gone.port
+    async with connect(f"redis+cluster://127.0.0.1:{port},127.0.0.1:{cluster.ports[2]}") as client:
+        assert len(client._backend._router.nodes) == 3
+        async with asyncio.timeout(PATIENCE):
+            for index in range(3):
+                async with client.lock(named(cluster, index)):
+                    pass
+
+
+async def test_a_cluster_is_not_a_server_and_a_server_is_no_cluster(cluster, connect):
+    with Redis() as server, pytest.raises(BackendRefused, match="no node of a cluster: use redis://"):
+        await connect(f"redis+cluster://127.0.0.1:{server.port}", command_timeout=2).open()
+    with pytest.raises(BackendRefused, match="redis\\+cluster://"):
+        await connect(f"redis://127.0.0.1:{cluster.port}").open()
+    findings = await connect(f"redis://127.0.0.1:{cluster.port}")._backend.diagnose()
+    [role] = [finding for finding in findings if finding.subject == "role"]
+    assert (role.level, role.advice) == (
+        Level.ERROR,
+        "use redis+cluster:// with the addresses of its nodes",
+    )
+
+
+async def test_a_node_of_no_cluster_yet_is_said_to_be_that(connect):
+    with (
+        Redis(extra=("--cluster-enabled", "yes")) as server,
+        pytest.raises(BackendUnavailable, match="knows of nobody who serves any slot"),
+    ):
+        await connect(f"redis+cluster://127.0.0.1:{server.port}", command_timeout=1).open()
+
+
+async def test_a_cluster_that_is_down_says_so_and_holds_outlive_that(connect):
+    with RedisCluster(2, node_timeout=200) as cluster:
+        name = named(cluster, 0)
+        async with connect(cluster.url, command_timeout=0.5) as client, client.lock(name, ttl=60) as lease:
+            cluster.kill(1)
+            RedisCluster.until(lambda: "cluster_state:fail" in str(cluster.ask(0, "CLUSTER", "INFO")))
+            with pytest.raises(BackendUnavailable, match="the cluster is down"):
+                await client.lock(name).inspect()
+            with pytest.raises(BackendUnavailable, match="the cluster is down"):
+                await connect(f"redis+cluster://127.0.0.1:{cluster.port}", command_timeout=0.5).open()
+            cluster.start(1)
+            async with asyncio.timeout(PATIENCE):
+                while True:
+                    with contextlib.suppress(BackendUnavailable):
+                        await lease.renew()
+                        break
+            assert lease.held
+
+
+async def test_what_one_node_does_not_promise_the_cluster_does_not(cluster, connect):
+    async with connect(cluster.url, require={"no-eviction", "push", "fencing", "fifo", "keep"}):
+        pass
+    cluster.ask(1, "CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+    try:
+        async with connect(cluster.url) as client:
+            assert "no-eviction" not in client._backend.capabilities
+        with pytest.raises(UnsafeBackend, match="no-eviction"):
+            await connect(cluster.url, require={"no-eviction"}).open()
+        found = {finding.subject: finding for finding in await client._backend.diagnose()}
+    finally:
+        cluster.ask(1, "CONFIG", "SET", "maxmemory-policy", "noeviction")
+    assert found["maxmemory-policy"].text.startswith(f"at 127.0.0.1:{cluster.ports[1]}: it is allkeys-lru")
+    assert found["nodes"].text == "all 3 primaries answer"
+    assert found["slots"].text == "all 16384 are served"
+    assert found["role"].text == "this is a primary of a cluster"
+    assert found["failover"].level is Level.NOTE
+    assert len([finding for finding in found.values() if finding.subject == "version"]) == 1
+
+
+def test_findings_of_many_nodes_are_summed_up():
+    def say(level: Level, text: str) -> list[Finding]:
+        return [Finding(level, "clock", text)]
+
+    a, b, c = (("h", port) for port in (1, 2, 3))
+    same = summed_up({a: say(Level.OK, "fine"), b: say(Level.OK, "fine too")})
+    assert [(finding.level, finding.text) for finding in same] == [(Level.OK, "fine")]
+    [worst] = summed_up({a: say(Level.OK, "x"), b: say(Level.WARNING, "bad"), c: say(Level.WARNING, "worse")})
+    assert (worst.level, worst.text) == (Level.WARNING, "at h:2, h:3: bad")
+
+
+async def test_locks_are_listed_from_all_nodes(cluster, connect):
+    async with connect(cluster.url) as client:
+        names = sorted(named(cluster, index) for index in (0, 0, 1, 1, 2, 2))
+        leases = [await client.lock(name).acquire() for name in names]
+        assert [name for name, _ in await client._backend.names("*")] == names
+        for lease in leases:
+            await lease.release()
+        assert await client._backend.names("*") == []
+
+
+# --- pushes and clocks
+
+
+async def test_every_push_is_heard_once_from_the_node_that_sends_it(cluster, connect, namespace):
+    """A cluster brings messages to all its nodes; a second copy would be judged by a wrong clock."""
+    async with connect(cluster.url) as one, connect(cluster.url) as other:
+        backend = other._backend
+        heard: list[tuple[int, bytes]] = []
+        for node in backend._router.nodes.values():
+            take = node.on_message
+
+            def listen(payload: bytes, port: int = node.place[1], take=take) -> None:
+                heard.append((port, payload))
+                take(payload)
+
+            node.on_message = listen
+        for index in range(3):
+            name = named(cluster, index)
+            async with one.lock(name):
+                waiter = asyncio.create_task(other.lock(name).acquire())
+                await queued(one.lock(name), 1)
+            await (await waiter).release()
+            # By now every copy that there is has come: they leave the node before the answer to the next command.
+            async with other.lock(name):
+                pass
+            grants = [port for port, payload in heard if payload.startswith(b"g ")]
+            assert grants == [cluster.ports[index]]
+            heard.clear()
+
+
+async def test_who_listens_at_another_node_is_not_counted_and_hears_nothing(cluster, connect, namespace):
+    """Else a place would be dropped, because nobody is there, and its owner would believe that it was granted."""
+    async with connect(cluster.url) as one, connect(cluster.url) as other:
+        name = named(cluster, 0)
+        node = other._backend._router.node(f"{{{name}}}")
+        async with one.lock(name):
+            waiter = asyncio.create_task(other.lock(name).acquire())
+            await queued(one.lock(name), 1)
+            pushed: list[bytes] = []
+            for every in other._backend._router.nodes.values():
+                every.on_message = pushed.append
+            node.subscriber.leave()
+        # Its other two connections stand; it finds its place dropped, and comes back.
+        async with asyncio.timeout(PATIENCE):
+            await (await waiter).release()
+        assert not [payload for payload in pushed if payload.startswith(b"g ")]
+
+
+async def test_each_node_is_paired_with_its_own_clock_alone(cluster, connect):
+    async with connect(cluster.url) as client:
+        router = client._backend._router
+        nodes = list(router.nodes.values())
+        await until(lambda: all(node.pairing.latest is not None for node in nodes))
+        before = [node.pairing.latest for node in nodes]
+        name = named(cluster, 0)
+        async with client.lock(name):
+            # What any answer says of time is not used: it may come from where a slot has moved to.
+            Move(cluster, name).all()
+        async with client.lock(name):
+            pass
+        client._backend.learn(1, 0.0)
+        assert [node.pairing.latest for node in nodes] == before
+        for node in nodes:
+            node.connection.leave()
+            assert node.pairing.latest is None
+
+
+async def test_a_node_that_has_got_another_s_address_is_connected_to_anew(cluster, connect):
+    async with connect(cluster.url) as client:
+        [node, *_] = client._backend._router.nodes.values()
+        generation = node.connection.generation
+        # As if who answers at that address had changed between the two connections.
+        node._endpoints[0].node = "somebody else"
+        node.subscriber.leave()
+        await until(lambda: node.connection.generation > generation and node.settled)
+        assert node._endpoints[0].node == node._endpoints[1].node
+        async with client.lock(named(cluster, 0)):
+            pass
+
+
+# --- rights, passwords, TLS
+
+RIGHTS = "+cluster|slots +cluster|myid +asking"
+
+
+async def test_the_documented_rights_are_enough_also_while_a_slot_moves(cluster, connect):
+    users = {
+        "least": f"{least_rights('least', 'f*')} {RIGHTS}",
+        "lost": f"{least_rights('lost', 'f*')} +cluster|slots",
+        "blind": f"{least_rights('blind', 'f*')} +cluster|myid",
+        "mute": f"{least_rights('mute', 'f*', without='+publish')} {RIGHTS}",
+    }
+    for index in range(3):
+        for line in users.values():
+            _, *words = line.split(" ")
+            cluster.ask(index, "ACL", "SETUSER", *words)
+    hosts = cluster.hosts
+    try:
+        async with (
+            connect(f"redis+cluster://least:password@{hosts}") as client,
+            connect(f"redis+cluster://mute:password@{hosts}") as mute,
+        ):
+            assert "push" in client._backend.capabilities
+            assert "push" not in mute._backend.capabilities
+            name = named(cluster, 0)
+            async with client.lock(name):
+                waiter = asyncio.create_task(mute.lock(name).acquire())
+                await queued(client.lock(name), 1)
+                move = Move(cluster, name).begin().keys()
+                await client.lock(name).inspect()
+            async with asyncio.timeout(PATIENCE):
+                await (await waiter).release()
+                move.end()
+                async with client.lock(name):
+                    pass
+            assert await client._backend.names("*") == []
+            found = {finding.subject: finding for finding in await client._backend.diagnose()}
+            assert found["rights"].level is Level.OK
+        for user in ("lost", "blind"):
+            with pytest.raises(BackendRefused, match="NOPERM"):
+                await connect(f"redis+cluster://{user}:password@{hosts}", command_timeout=2).open()
+    finally:
+        for index in range(3):
+            cluster.ask(index, "ACL", "DELUSER", *users)
+
+
+async def test_a_password_is_not_shown_and_tls_is_for_all_nodes(connect, caplog):
+    with RedisCluster(2, tls=True, password="hunter2") as cluster:
+        assert cluster.certificates is not None
+        ca = str(cluster.certificates.ca)
+        async with connect(cluster.url, ssl_ca_certs=ca) as client, client.lock("x"), client.lock("y"):
+            assert "hunter2" not in repr(client._backend)
+        with pytest.raises(BackendRefused, match="not trusted"):
+            await connect(cluster.url, command_timeout=2).open()
+        for wrong in ("", ":hunter3@"):
+            with pytest.raises(BackendRefused) as caught:
+                url = f"rediss+cluster://{wrong}{cluster.hosts}"
+                await connect(url, ssl_ca_certs=ca, command_timeout=2).open()
+            assert "hunter" not in str(caught.value)
+    assert "hunter" not in caplog.text
