@@ -312,9 +312,8 @@ class RedisBackend(Backend):
                 answers += [error] * len(batch)
             else:
                 self.learn(states[0], sent)
-                answers += [
-                    self.renewed(claim, state, sent) for claim, state in zip(batch, states[1:], strict=True)
-                ]
+                for claim, state in zip(batch, states[1:], strict=True):
+                    answers.append(self.renewed(claim, state, sent))
         if mine and many:
             found: dict[Claim, Renewal] = dict(zip((*mine, *many), answers, strict=True))
             return [found[claim] for claim in claims]
