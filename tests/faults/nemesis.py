@@ -80,6 +80,7 @@ class Nemesis:
     ) -> None:
         self.site, self.crew, self.pen, self.seed = site, crew, pen, seed
         self.ttl, self.shortest = max(ttls), min(ttls)
+        self.names = names
         self.slow = {name.encode() for name in names[len(names) * 3 // 4 :]}
         only = set(only)
         spared = getattr(site, "spares", ())

@@ -36,8 +36,8 @@ class RedisSite:
     framing = staticmethod(resp_frames)
     namespace = "history"
 
-    def __init__(self, **options: Any) -> None:
-        self.server = Redis(users=USERS, **options)
+    def __init__(self, *, server: Redis | None = None, **options: Any) -> None:
+        self.server = Redis(users=USERS, **options) if server is None else server
         self.busy = asyncio.Lock()
         """Held by whoever hurts the whole server."""
         self._sent: deque[tuple[float, bytes]] = deque(maxlen=2_000)
@@ -146,17 +146,19 @@ class RedisSite:
         found: list[str] = []
         with self.admin() as admin:
             for _ in range(100):
-                channels, clients = admin.pubsub_channels(), admin.client_list()
-                if not channels and len(clients) == 1:
+                channels, clients = admin.pubsub_channels(), self.others(admin)
+                if not channels and not clients:
                     break
                 await asyncio.sleep(0.02)
             found += [f"hygiene: somebody still listens to {channel!r}" for channel in channels]
-            found += [
-                f"hygiene: still connected: {client['name'] or client['addr']}" for client in clients[1:]
-            ]
+            found += [f"hygiene: still connected: {client['name'] or client['addr']}" for client in clients]
             for key in admin.scan_iter():
                 found += [f"hygiene: {complaint} in {key!r}" for complaint in self._left(admin, key)]
         return found
+
+    def others(self, admin: redis.Redis) -> list[dict[str, Any]]:
+        """Who is connected, beside who asks."""
+        return [one for one in admin.client_list() if one["cmd"] != "client|list" and one["cmd"] != "client"]
 
     @staticmethod
     def _alive(admin: redis.Redis, key: bytes) -> list[str]:

@@ -122,7 +122,7 @@ class Member:
             "tasks": run.plan.tasks,
             "until": run.until,
         }
-        worker = ("tests.faults.planted", run.plan.plant) if run.plan.plant else ("tests.faults.worker",)
+        worker = ("tests.faults.planted", run.plan.plant) if run.plan.plant else (run.worker,)
         setpriv = program("setpriv", package="util-linux", server=run.plan.server)
         with (run.folder / f"{self.name}.log").open("wb") as log:
             self._process = await asyncio.create_subprocess_exec(
@@ -169,6 +169,7 @@ class Run:
     def __init__(self, plan: Plan, folder: Path) -> None:
         self.plan, self.folder = plan, folder
         self.site = SITES[plan.server]()
+        self.worker = getattr(self.site, "worker", "tests.faults.worker")
         self.parts = getattr(self.site, "parts", [self.site])
         """The sites of the servers that are one here."""
         self.names = name_locks(plan.names, plan.kinds)
