@@ -93,7 +93,7 @@ class ClusterBackend(RedisBackend):
         )
         self._renewals = Renewals(self, router)
         soon = asyncio.get_running_loop().time() + SHARE * limit
-        await router.open()
+        await router.nodes.open()
         self._wire = router
         await _some(router, soon)
         promised, away = await self._promises(soon + (1 - SHARE) * limit / 2)
@@ -105,7 +105,7 @@ class ClusterBackend(RedisBackend):
         self._opened = True
         self._change()
         if away:
-            router.look()
+            router.nodes.look()
 
     async def _promises(self, soon: float) -> tuple[frozenset[str], list[tuple[Node, BackendError | None]]]:
         """What all nodes promise that say so until ``soon``, and those that do not, with the reason."""
@@ -172,7 +172,7 @@ class ClusterBackend(RedisBackend):
 
     @property
     def _nodes(self) -> list[Node]:
-        return [] if self._router is None else list(self._router.nodes.values())
+        return [] if self._router is None else list(self._router.nodes.all.values())
 
     def _links(self) -> list[Link]:
         return [node.connection for node in self._nodes]
@@ -203,7 +203,7 @@ class ClusterBackend(RedisBackend):
         self._doubt(node.slots)
         router = self._router
         if self._opened and router is not None and node.connection.generation == 1:
-            router.spawn(self._judge_later(node))
+            router.nodes.spawn(self._judge_later(node))
 
     def _slots_moved(self, slots: set[int]) -> None:
         # Slots move one after the other, and everybody's commands tell of it: that is one occasion.
@@ -252,9 +252,9 @@ class ClusterBackend(RedisBackend):
 async def _some(router: Router, soon: float) -> None:
     """Until every node is connected, or ``soon`` has come and one is; raises what one of them refuses."""
     loop = asyncio.get_running_loop()
-    left = {first for node in router.nodes.values() for first in node.begun}
+    left = {first for node in router.nodes.all.values() for first in node.begun}
     while left:
-        some = any(node.settled for node in router.nodes.values())
+        some = any(node.settled for node in router.nodes.all.values())
         wait = max(0.0, soon - loop.time()) if some or loop.time() < soon else None
         done, left = await asyncio.wait(left, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
         for one in done:

@@ -9,27 +9,24 @@ whether that was executed, and those who asked do.
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from aiolock.backends.redis.chart import Chart
 from aiolock.backends.redis.commands import Arg, Script, encode
 from aiolock.backends.redis.connection import LIMIT
 from aiolock.backends.redis.link import Forks
 from aiolock.backends.redis.node import Node
+from aiolock.backends.redis.nodes import Nodes
 from aiolock.backends.redis.replies import NotSent, from_reply
 from aiolock.backends.redis.scripts import clustered
 from aiolock.backends.redis.seeds import Seeds
-from aiolock.backends.redis.slots import SLOTS, Layout, Place, key_of, redirection, shown, slot_of
+from aiolock.backends.redis.slots import key_of, redirection, shown, slot_of
 from aiolock.clock import Clock
 from aiolock.errors import BackendError, BackendUnavailable
 
 __all__ = ["Router", "in_cluster"]
-
-log = logging.getLogger("aiolock")
 
 EAGER = 2
 """So many times a command is sent on at once; then nodes contradict each other, and it waits in between."""
@@ -38,13 +35,6 @@ LONGEST_PAUSE = 0.2
 """Seconds before a command is tried again, doubled from the first to the longest."""
 MOST = 2000
 """So many of them are tried again in a second."""
-AGAIN = 0.05
-LONGEST_AGAIN = 1.0
-"""Seconds between questions for the chart while something is wrong, doubled as well."""
-TOLD = 2.0
-"""Seconds for which the node that says MOVED is believed rather than others, who may not have heard of it yet."""
-GUEST = 30.0
-"""Seconds for which a node is kept that was sent something, but has no slot."""
 
 _ASKING = encode("ASKING")
 _scripts: dict[Script, Script] = {}
@@ -73,11 +63,7 @@ class _Trip:
 
 
 class Router:
-    """What :class:`Connection` is to one server, for a cluster.
-
-    ``on_node(node)`` is called when there is a new one, before it is connected, ``on_up(node)`` whenever one can be sent
-    commands, ``on_moved(slots)`` when slots have got another node, ``on_change()`` when a connection has come or gone.
-    """
+    """What :class:`Connection` is to one server, for a cluster; ``options`` are those of its :class:`Nodes`."""
 
     def __init__(
         self,
@@ -85,38 +71,25 @@ class Router:
         *,
         clock: Clock,
         command_timeout: float,
-        channel: str,
         scripts: Iterable[Script],
-        on_node: Callable[[Node], object],
-        on_up: Callable[[Node], object],
-        on_moved: Callable[[set[int]], object],
-        on_change: Callable[[], object],
+        **options: Any,
     ) -> None:
         self._seeds = seeds
         self._clock = clock
         self._timeout = command_timeout
-        self._channel = channel
-        self._scripts = tuple(in_cluster(script) for script in scripts)
-        self._on_node = on_node
-        self._on_up = on_up
-        self._on_moved = on_moved
-        self._on_change = on_change
         self._random = Random()
-        self._chart = Chart(seeds, command_timeout)
-        self._table: list[Node | None] = [None] * SLOTS
-        self._told: dict[int, tuple[Node, float]] = {}
-        self._guests: dict[Place, float] = {}
         self._trips: dict[asyncio.Future[Any], _Trip] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._looking: asyncio.Task[None] | None = None
-        self._wanted = False
-        self._closed = False
         self._fork = Forks.generation
         self.trouble: BackendError | None = None
         """Why a command was not executed where it was sent, the latest."""
-        self.nodes: dict[Place, Node] = {}
-        self.layout: Layout | None = None
-        """The latest that was found."""
+        self.nodes = Nodes(
+            seeds,
+            self,
+            clock=clock,
+            command_timeout=command_timeout,
+            scripts=map(in_cluster, scripts),
+            **options,
+        )
 
     # --- for callers: see Connection
 
@@ -138,10 +111,10 @@ class Router:
 
     def node(self, key: str) -> Node | None:
         """Who serves a key, as far as we know."""
-        return self._table[slot_of(key.encode())]
+        return self.nodes.table[slot_of(key.encode())]
 
     def _issue(self, slot: int, command: bytes) -> asyncio.Future[Any]:
-        node = self._table[slot]
+        node = self.nodes.table[slot]
         if node is not None:
             node.pair()
             return node.connection.issue(command)
@@ -149,7 +122,7 @@ class Router:
             raise RuntimeError(
                 "this connection was made before a fork, and a forked child must not use it: connect anew in the child"
             )
-        if self._closed:
+        if self.nodes.closed:
             raise RuntimeError("this client is closed")
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         if len(self._trips) >= LIMIT:
@@ -160,32 +133,11 @@ class Router:
         self._hold(future, trip)
         return future
 
-    # --- opening and closing
-
-    async def open(self) -> None:
-        """Find out who the nodes are, and begin to connect; raises :class:`BackendError` if none of them tells."""
-        self._apply(await self._chart.ask(self.nodes.values()))
-
     async def aclose(self) -> None:
         """Close every connection; whoever still waits gets an error."""
-        self._closed = True
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await self.nodes.aclose()
         for future in list(self._trips):
             _reject(future, NotSent(f"the connection to {self._seeds} was closed"))
-        nodes, self.nodes = list(self.nodes.values()), {}
-        self._table = [None] * SLOTS
-        await asyncio.gather(*(node.aclose() for node in nodes))
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run something until it ends, or everything is closed."""
-        task = asyncio.get_running_loop().create_task(work, name="aiolock-redis-cluster")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
     # --- commands that came to the wrong node
 
@@ -207,20 +159,17 @@ class Router:
             )
         self.trouble = trip.error
         if text.startswith("ASK ") and where is not None:
-            target = self._guest(where[1])
+            target = self.nodes.guest(where[1])
             if target.ready and trip.hops <= EAGER:
                 target.connection.reissue(future, command, issued, _ASKING)
                 return
         else:
-            self.look()
+            self.nodes.look()
         if text.startswith("MOVED ") and where is not None:
-            found = self.nodes.get(where[1])
-            if found is not None and found is not node:
-                self._told[where[0]] = found, self._clock() + TOLD
-                self._assign({where[0]: found})
-                if trip.hops <= EAGER:
-                    found.connection.reissue(future, command, issued)
-                    return
+            found = self.nodes.told(*where)
+            if found is not None and found is not node and trip.hops <= EAGER:
+                found.connection.reissue(future, command, issued)
+                return
         self._hold(future, trip)
 
     def _trip(self, future: asyncio.Future[Any], command: bytes, issued: float) -> _Trip:
@@ -262,7 +211,7 @@ class Router:
         pause = max(min(PAUSE * 2 ** min(trip.pauses, 8), LONGEST_PAUSE), len(self._trips) / MOST)
         pause *= self._random.uniform(0.5, 1.0)
         trip.again = asyncio.get_running_loop().call_later(pause, self._retry, future)
-        self.look()
+        self.nodes.look()
 
     def _retry(self, future: asyncio.Future[Any]) -> None:
         trip = self._trips.get(future)
@@ -270,112 +219,23 @@ class Router:
             return
         trip.again = None
         key = key_of(trip.command)
-        node = self._table[slot_of(key)] if key is not None else None
+        node = self.nodes.table[slot_of(key)] if key is not None else None
         if node is None:
             self._hold(future, trip)
         else:
             node.connection.reissue(future, trip.command, trip.issued)
 
-    def _guest(self, place: Place) -> Node:
-        """A node that has a key of a slot which is not yet its own."""
-        self._guests[place] = self._clock() + GUEST
-        if place not in self.nodes:
-            self._add(place)
-        return self.nodes[place]
+    @property
+    def waits(self) -> bool:
+        """Whether a command waits for a node that takes it."""
+        return any(trip.again is not None for trip in self._trips.values())
 
-    # --- who serves what
-
-    def look(self) -> None:
-        """Find out anew who serves what; several times at once is once."""
-        self._wanted = True
-        if (self._looking is None or self._looking.done()) and not self._closed:
-            self._looking = self.spawn(self._look())
-
-    async def _look(self) -> None:
-        pause = AGAIN
-        while True:
-            self._wanted = False
-            try:
-                layout = await self._chart.ask(self.nodes.values())
-            except BackendError as error:
-                log.debug("%s", error)
-            else:
-                self._apply(layout)
-            # The least that lies between two questions, also if there is nothing wrong any more.
-            await asyncio.sleep(pause * self._random.uniform(0.5, 1.0))
-            pause = min(2 * pause, LONGEST_AGAIN)
-            if not (self._wanted or self._is_wanting()):
-                return
-
-    def _is_wanting(self) -> bool:
-        """Whether somebody waits for a better chart."""
-        lame = any(node.slots and not node.ready for node in self.nodes.values())
-        return lame or any(trip.again is not None for trip in self._trips.values())
-
-    def _apply(self, layout: Layout) -> None:
-        if self._closed:
-            return
-        now = self._clock()
-        self._told = {slot: (node, end) for slot, (node, end) in self._told.items() if now < end}
-        owners: dict[int, Node] = {}
-        for first, last, place in layout.ranges:
-            if place not in self.nodes:
-                self._add(place)
-            owners.update(dict.fromkeys(range(first, last + 1), self.nodes[place]))
-        for slot, (node, _) in self._told.items():
-            if self.nodes.get(node.place) is node:
-                owners[slot] = node
-        self.layout = layout
-        self._assign({slot: owners.get(slot) for slot in range(SLOTS)})
-        self._guests = {place: end for place, end in self._guests.items() if now < end}
-        for place, node in list(self.nodes.items()):
-            if not node.slots and place not in self._guests:
-                del self.nodes[place]
-                self.spawn(self._retire(node))
-            elif not node.ready:
-                self._reclaim(node)
-
-    def _add(self, place: Place) -> None:
-        node = self.nodes[place] = Node(
-            place,
-            (self._seeds.at(place), self._seeds.at(place)),
-            self,
-            channel=self._channel,
-            clock=self._clock,
-            command_timeout=self._timeout,
-            scripts=self._scripts,
-            on_up=self._on_up,
-            on_change=self._changed,
-        )
-        self._on_node(node)
-        node.begin()
-
-    def _changed(self) -> None:
-        if not self._closed and any(node.slots and not node.ready for node in self.nodes.values()):
-            self.look()
-        self._on_change()
-
-    def _assign(self, owners: dict[int, Node | None]) -> None:
-        table, moved = self._table, set()
-        for slot, node in owners.items():
-            before = table[slot]
-            if before is node:
-                continue
-            table[slot] = node
-            moved.add(slot)
-            if before is not None:
-                before.slots.discard(slot)
-            if node is not None:
-                node.slots.add(slot)
-        if moved:
-            self._on_moved(moved)
-
-    def _reclaim(self, node: Node) -> None:
+    def reclaim(self, node: Node) -> None:
         """What waits for a node that cannot be reached goes to the one that has its slot now."""
 
         def owner(command: bytes) -> Node | None:
             key = key_of(command)
-            return node if key is None else self._table[slot_of(key)]
+            return node if key is None else self.nodes.table[slot_of(key)]
 
         for future, command, issued in node.connection.reclaim(
             lambda command: owner(command) in {node, None}
@@ -385,16 +245,6 @@ class Router:
             found = owner(command)
             if found is not None and not future.done():
                 found.connection.reissue(future, command, issued)
-
-    async def _retire(self, node: Node) -> None:
-        """Close a node that has no slot any more, when it has had its time to answer what it was asked."""
-        try:
-            self._reclaim(node)
-            await asyncio.sleep(self._timeout)
-            log.debug("%r has no slot any more", node)
-        finally:
-            await node.aclose()
-            self._on_change()
 
 
 def _reject(future: asyncio.Future[Any], error: BackendError) -> None:

@@ -140,7 +140,7 @@ async def test_one_address_is_enough_and_those_that_are_away_are_not_missed(clus
     with Redis() as gone:
         port = gone.port
     async with connect(f"redis+cluster://127.0.0.1:{port},127.0.0.1:{cluster.ports[2]}") as client:
-        assert len(client._backend._router.nodes) == 3
+        assert len(client._backend._router.nodes.all) == 3
         async with asyncio.timeout(PATIENCE):
             for index in range(3):
                 async with client.lock(named(cluster, index)):
@@ -166,25 +166,6 @@ async def test_a_node_of_no_cluster_yet_is_said_to_be_that(connect):
         pytest.raises(BackendUnavailable, match="knows of nobody who serves any slot"),
     ):
         await connect(f"redis+cluster://127.0.0.1:{server.port}", command_timeout=1).open()
-
-
-async def test_a_cluster_that_is_down_says_so_and_holds_outlive_that(connect):
-    with RedisCluster(2, node_timeout=200) as cluster:
-        name = named(cluster, 0)
-        async with connect(cluster.url, command_timeout=0.5) as client, client.lock(name, ttl=60) as lease:
-            cluster.kill(1)
-            RedisCluster.until(lambda: "cluster_state:fail" in str(cluster.ask(0, "CLUSTER", "INFO")))
-            with pytest.raises(BackendUnavailable, match="the cluster is down"):
-                await client.lock(name).inspect()
-            with pytest.raises(BackendUnavailable, match="the cluster is down"):
-                await connect(f"redis+cluster://127.0.0.1:{cluster.port}", command_timeout=0.5).open()
-            cluster.start(1)
-            async with asyncio.timeout(PATIENCE):
-                while True:
-                    with contextlib.suppress(BackendUnavailable):
-                        await lease.renew()
-                        break
-            assert lease.held
 
 
 async def test_what_one_node_does_not_promise_the_cluster_does_not(cluster, connect):
@@ -236,7 +217,7 @@ async def test_every_push_is_heard_once_from_the_node_that_sends_it(cluster, con
     async with connect(cluster.url) as one, connect(cluster.url) as other:
         backend = other._backend
         heard: list[tuple[int, bytes]] = []
-        for node in backend._router.nodes.values():
+        for node in backend._router.nodes.all.values():
             take = node.on_message
 
             def listen(payload: bytes, port: int = node.place[1], take=take) -> None:
@@ -267,7 +248,7 @@ async def test_who_listens_at_another_node_is_not_counted_and_hears_nothing(clus
             waiter = asyncio.create_task(other.lock(name).acquire())
             await queued(one.lock(name), 1)
             pushed: list[bytes] = []
-            for every in other._backend._router.nodes.values():
+            for every in other._backend._router.nodes.all.values():
                 every.on_message = pushed.append
             node.subscriber.leave()
         # Its other two connections stand; it finds its place dropped, and comes back.
@@ -279,7 +260,7 @@ async def test_who_listens_at_another_node_is_not_counted_and_hears_nothing(clus
 async def test_each_node_is_paired_with_its_own_clock_alone(cluster, connect):
     async with connect(cluster.url) as client:
         router = client._backend._router
-        nodes = list(router.nodes.values())
+        nodes = list(router.nodes.all.values())
         await until(lambda: all(node.pairing.latest is not None for node in nodes))
         before = [node.pairing.latest for node in nodes]
         name = named(cluster, 0)
@@ -297,7 +278,7 @@ async def test_each_node_is_paired_with_its_own_clock_alone(cluster, connect):
 
 async def test_a_node_that_has_got_another_s_address_is_connected_to_anew(cluster, connect):
     async with connect(cluster.url) as client:
-        [node, *_] = client._backend._router.nodes.values()
+        [node, *_] = client._backend._router.nodes.all.values()
         generation = node.connection.generation
         # As if who answers at that address had changed between the two connections.
         node._endpoints[0].node = "somebody else"
@@ -354,8 +335,8 @@ async def test_the_documented_rights_are_enough_also_while_a_slot_moves(cluster,
             cluster.ask(index, "ACL", "DELUSER", *users)
 
 
-async def test_a_password_is_not_shown_and_tls_is_for_all_nodes(connect, caplog):
-    with RedisCluster(2, tls=True, password="hunter2") as cluster:
+async def test_a_password_is_not_shown_tls_is_for_all_and_a_cluster_that_is_down_says_so(connect, caplog):
+    with RedisCluster(2, node_timeout=200, tls=True, password="hunter2") as cluster:
         assert cluster.certificates is not None
         ca = str(cluster.certificates.ca)
         async with connect(cluster.url, ssl_ca_certs=ca) as client, client.lock("x"), client.lock("y"):
@@ -367,4 +348,23 @@ async def test_a_password_is_not_shown_and_tls_is_for_all_nodes(connect, caplog)
                 url = f"rediss+cluster://{wrong}{cluster.hosts}"
                 await connect(url, ssl_ca_certs=ca, command_timeout=2).open()
             assert "hunter" not in str(caught.value)
+        async with connect(cluster.url, ssl_ca_certs=ca, command_timeout=0.5) as client:
+            slots = client._backend._router.nodes.all["127.0.0.1", cluster.port].slots
+            name = next(name for name in map(str, range(100)) if slot_of(name.encode()) in slots)
+            async with client.lock(name, ttl=60) as lease:
+                cluster.kill(1)
+                RedisCluster.until(lambda: "cluster_state:fail" in str(cluster.ask(0, "CLUSTER", "INFO")))
+                with pytest.raises(BackendUnavailable, match="the cluster is down"):
+                    await client.lock(name).inspect()
+                url = cluster.url.partition(",")[0]
+                with pytest.raises(BackendUnavailable, match="the cluster is down"):
+                    await connect(url, ssl_ca_certs=ca, command_timeout=0.5).open()
+                cluster.start(1)
+                async with asyncio.timeout(PATIENCE):
+                    while True:
+                        with contextlib.suppress(BackendUnavailable):
+                            await lease.renew()
+                            break
+                # It has outlived that, and so does who waits.
+                assert lease.held
     assert "hunter" not in caplog.text

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from contextlib import AsyncExitStack
 
 import pytest
 
 import aiolock
 from aiolock import BackendError, BackendUnavailable
 from tests.backends.redis.moving import named, nothing_is_left, owner, slot_of_name
+from tests.contract.deployments import Detoured
 from tests.contract.staging import PATIENCE, queued, until
+from tests.faults.proxy import Proxy
 from tests.servers import Redis, RedisCluster
 
 
@@ -171,3 +174,31 @@ async def test_without_any_node_there_is_no_cluster(connect):
         url = f"redis+cluster://127.0.0.1:{gone.port}"
     with pytest.raises(BackendUnavailable, match="no node says who serves what"):
         await connect(url, command_timeout=0.5).open()
+
+
+async def test_an_answer_that_is_late_counts_all_the_same(cluster, namespace):
+    """A node far away, and a near one: each renewal waits for the far one for a moment only, and finds its answer the next time."""
+    async with AsyncExitStack() as stack:
+        ways = {}
+        for port in cluster.ports:
+            proxy = await stack.enter_async_context(Proxy("127.0.0.1", port))
+            ways[port] = proxy.port
+            if port == cluster.ports[0]:
+                far = proxy
+        options = {"namespace": namespace, "ttl": 0.8, "command_timeout": 10}
+        async with aiolock.Client(Detoured(cluster.url, ways), **options) as client:
+            late, early = named(cluster, 0), named(cluster, 1)
+            async with client.lock(late) as one, client.lock(early) as other:
+                far.up.delay = 0.2
+                terms = {one._term.until}, {other._term.until}
+                async with asyncio.timeout(PATIENCE):
+                    while min(map(len, terms)) < 5:
+                        terms[0].add(one._term.until)
+                        terms[1].add(other._term.until)
+                        await asyncio.sleep(0.01)
+                assert one.held
+                assert other.held
+                far.up.delay = 0
+            await until(lambda: not client._runtime.cleanups)
+            assert client.stats()["lost"] == 0
+        far.heal(release=True)
