@@ -89,7 +89,13 @@ async def test_what_was_copied_outlives_the_primary(doubled, connect, namespace,
                 doubled.ask(replica, "CLUSTER", "FAILOVER")
             else:
                 doubled.kill(primary)
+                node = client._backend._router.node(f"{{{name}}}")
+                await until(lambda: not node.ready)
+                # Asked while there is nobody to ask: answered by whoever takes over.
+                asked = asyncio.create_task(client.lock(name).inspect())
             await until(lambda: doubled.ask(replica, "ROLE")[0] == "master")
+            if way == "killed":
+                assert (await asked).locked
             await answers(client, name)
             await lease.renew()
             [holder] = (await rival.lock(name).inspect()).holders
@@ -136,12 +142,13 @@ async def test_a_node_that_is_away_disturbs_nobody_who_needs_another(cluster, co
     ):
         away, other, another = named(cluster, 1), named(cluster, 2), named(cluster, 0)
         gone = await client.lock(away, ttl=60).acquire()
+        short = await client.lock(named(cluster, 1)).acquire()
         waiter = asyncio.create_task(rival.lock(away).acquire())
         await queued(rival.lock(away), 1)
         async with client.lock(other) as lease:
             (cluster.kill if way == "killed" else cluster.freeze)(1)
             asked = asyncio.create_task(client.lock(away).inspect())
-            # For more than its ttl, it is renewed together with one that cannot be.
+            # For more than its ttl, it is renewed; the one that was renewed together with it cannot be, and ends.
             terms = {lease._term.until}
             async with asyncio.timeout(PATIENCE):
                 while len(terms) < 5:
@@ -149,6 +156,7 @@ async def test_a_node_that_is_away_disturbs_nobody_who_needs_another(cluster, co
                     async with rival.lock(another):
                         await asyncio.sleep(0.01)
             assert lease.held
+            assert await short.wait_lost() == "expired"
             asked.cancel()
             with contextlib.suppress(asyncio.CancelledError, BackendUnavailable):
                 await asked

@@ -10,6 +10,7 @@ import pytest
 
 import aiolock
 from aiolock.backends.redis.router import Router
+from aiolock.contract import MUTEX, Bid, permits
 from tests.backends.redis.moving import Move, named, nothing_is_left, slot_of_name
 from tests.contract.staging import PATIENCE, passes, queued, until
 
@@ -239,3 +240,36 @@ async def test_what_was_sent_on_is_forgotten(cluster, two):
         assert isinstance(router, Router)
         await passes(3)
         assert not router._trips
+
+
+@pytest.mark.parametrize("kind", [MUTEX, permits(1, 1)], ids=["lock", "semaphore"])
+async def test_a_release_that_nobody_waits_for_reaches_the_new_home(cluster, two, kind):
+    """By the backend's own means: what a client cleans up would be asked for again."""
+    one, other = two
+    name = named(cluster, 0)
+    claim = one._backend.claim(Bid(name, kind, 60.0, "somebody"))
+    assert await claim.attempt(wait=False)
+    Move(cluster, name).all()
+    releasing = asyncio.create_task(claim.release())
+    await passes(1)
+    releasing.cancel()
+    await asyncio.wait([releasing])
+    assert releasing.cancelled()
+    lock = other.lock(name) if kind is MUTEX else other.semaphore(name, 1)
+    async with asyncio.timeout(PATIENCE), lock:
+        pass
+
+
+async def test_who_holds_a_lock_that_did_not_come_along_is_told(cluster, two):
+    one, other = two
+    name = named(cluster, 0)
+    lease = await one.lock(name, ttl=60).acquire()
+    move = Move(cluster, name).begin()
+    cluster.ask(move.source, "DEL", one._backend._prefix + f"lock:{{{name}}}")
+    move.end()
+    # Far from its next renewal; the first command that is sent on tells that the slot is elsewhere.
+    async with asyncio.timeout(PATIENCE / 4):
+        assert not (await one.lock(neighbour(name)).inspect()).locked
+        assert await lease.wait_lost() == "revoked"
+    async with other.lock(name) as following:
+        assert following.token > lease.token
