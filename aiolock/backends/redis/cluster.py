@@ -136,7 +136,10 @@ class ClusterBackend(RedisBackend):
             if self._trouble is not None:
                 # They do answer: that the cluster is down, for example.
                 raise BackendUnavailable(f"{self._endpoint}: {self._trouble}") from self._trouble
-            raise away[0][1] or BackendUnavailable(f"{self._endpoint}: no node answers")
+            why = away[0][1] if away else None
+            raise BackendUnavailable(
+                f"{self._endpoint}: none of the addresses that its nodes announce can be used: {why or 'nobody answers'}"
+            ) from why
         for warning in dict.fromkeys(warning for verdict in verdicts for warning in verdict.warnings):
             log.warning("%s: %s", self._endpoint, warning)
         return frozenset.intersection(*(verdict.capabilities for verdict in verdicts)), away

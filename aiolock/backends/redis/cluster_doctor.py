@@ -68,7 +68,11 @@ def _nodes(layout: Layout, silent: dict[Place, BackendError]) -> list[Finding]:
         [place, error], *_ = silent.items()
         text = f"{len(silent)} of {count} primaries cannot be asked, so their locks cannot be had: {shown(place)}: {error}"
         return [Finding(Level.ERROR, "nodes", text, "bring it back, or have a replica take over")]
-    return [Finding(Level.OK, "nodes", f"all {count} primaries answer")]
+    return [
+        Finding(
+            Level.OK, "nodes", f"all {count} primaries answer" if count > 1 else "the one primary answers"
+        )
+    ]
 
 
 def _slots_of(layout: Layout) -> list[Finding]:

@@ -54,7 +54,7 @@ def judge(facts: Facts, ttl: float) -> list[Finding]:
         *_rights(facts),
         *_eviction(info),
         *_persistence(info, settings),
-        *_replicas(info, settings),
+        *_replicas(info, settings, cluster=facts.cluster),
         *_clients(info),
         *_clock(facts),
         *_round_trip(facts, ttl),
@@ -215,11 +215,16 @@ def _sync(policy: str | None) -> Iterator[Finding]:
         )
 
 
-def _replicas(info: Mapping[str, str], settings: Mapping[str, str | None]) -> Iterator[Finding]:
+def _replicas(
+    info: Mapping[str, str], settings: Mapping[str, str | None], *, cluster: bool
+) -> Iterator[Finding]:
     count = info.get("connected_slaves")
     if count is None:
         text = UNKNOWN_INFO if not info else "the server does not tell it"
         yield Finding(Level.NOTE, "replicas", f"{text} whether there are any", GRANT_INFO)
+        return
+    if count == "0" and cluster:
+        # Of a cluster that is said once, with what follows from it.
         return
     if count == "0":
         yield Finding(
