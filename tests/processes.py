@@ -61,28 +61,41 @@ def ask(address: str | tuple[str, int], question: bytes = b"", *, enough: int = 
     return answer
 
 
-def reserve_port(until: contextlib.ExitStack) -> int:
+def reserve_port(until: contextlib.ExitStack, above: int = 0) -> int:
     """A free loopback port that nobody who asks here is given again before `until` is closed.
+
+    With `above`, so is the one so far above it.
 
     A server that is down for a while must find its port free when it comes back. So ports are taken from below the
     range out of which the kernel serves outgoing connections (a client that retries a dead loopback port inside that
     range can even connect to itself), and each is marked by an abstract socket, a name that ends with its process.
     """
     lowest_outgoing = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    highest = lowest_outgoing if lowest_outgoing > 12_000 else 32_768
+    highest = lowest_outgoing if lowest_outgoing > 12_000 + above else 32_768
     for _ in range(1_000):
-        port = random.SystemRandom().randrange(10_000, highest)
-        mark = socket.socket(socket.AF_UNIX)
-        try:
-            mark.bind(f"\0aiolock-test-port-{port}")
-            with socket.socket() as probe:
-                probe.bind(("127.0.0.1", port))
-        except OSError:
-            mark.close()
-            continue
-        until.enter_context(mark)
+        port = random.SystemRandom().randrange(10_000, highest - above)
+        with contextlib.ExitStack() as marks:
+            try:
+                for each in {port, port + above}:
+                    marks.enter_context(_marked(each))
+            except OSError:
+                continue
+            until.push(marks.pop_all())
         return port
     raise ServerFailed(f"no free loopback port was found between 10000 and {highest}")
+
+
+def _marked(port: int) -> socket.socket:
+    """The mark of a port that is free; raises :class:`OSError` if it is not."""
+    mark = socket.socket(socket.AF_UNIX)
+    try:
+        mark.bind(f"\0aiolock-test-port-{port}")
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+    except OSError:
+        mark.close()
+        raise
+    return mark
 
 
 class Child:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -22,7 +21,17 @@ from typing import Any, NoReturn, Self
 from urllib.parse import quote, unquote, urlsplit
 
 from tests.certificates import Certificates
-from tests.processes import READY_WITHIN, Child, Server, ServerFailed, ServerMissing, ask, missing, program
+from tests.processes import (
+    READY_WITHIN,
+    Child,
+    Server,
+    ServerFailed,
+    ServerMissing,
+    ask,
+    missing,
+    program,
+    reserve_port,
+)
 
 __all__ = [
     "EXTERNAL",
@@ -170,6 +179,7 @@ class RedisCluster(Server):
 
     `options` are those of each node, as of `Redis`; `extra` more words of its command line. Nodes are told apart by their
     numbers: 0 to `primaries - 1` begin as primaries, number n + primaries follows n, and the last `spare` serve no slot.
+    `strangers` have not met yet, and serve nothing.
     """
 
     def __init__(
@@ -181,6 +191,7 @@ class RedisCluster(Server):
         node_timeout: int = 1000,
         password: str | None = None,
         tls: bool = False,
+        strangers: bool = False,
         extra: Sequence[str] = (),
         **options: Any,
     ) -> None:
@@ -191,29 +202,19 @@ class RedisCluster(Server):
             extra = ["--tls-cluster", "yes", "--tls-replication", "yes", *extra]
         self._primaries, self._replicas = primaries, replicas
         self.password = password
-        self._built = False
+        self._built = strangers
         cluster = ["--cluster-enabled", "yes", "--cluster-node-timeout", str(node_timeout)]
         cluster += ["--repl-diskless-sync-delay", "0", "--cluster-replica-validity-factor", "0"]
         login = [] if password is None else ["--masterauth", password]
         self.nodes = []
         for _ in range(primaries * (1 + replicas) + spare):
-            port = self._with_bus()
+            # Nodes talk to each other at the port that is so far above.
+            port = reserve_port(self._resources, 10_000)
             node = Redis(port=port, password=password, extra=[*cluster, *login, *extra], **options)
             self._resources.callback(node.close)
             self.nodes.append(node)
             self.ports.append(port)
             self.children += node.children
-
-    def _with_bus(self) -> int:
-        """A port of which the one 10,000 above, where nodes talk to each other, is free as well."""
-        while True:
-            port = self._reserve()
-            with socket.socket() as probe:
-                try:
-                    probe.bind(("127.0.0.1", port + 10_000))
-                except OSError:
-                    continue
-            return port
 
     def ask(self, index: int, *words: object) -> Any:
         """The answer of one node."""

@@ -35,6 +35,7 @@ class Sender(Traffic, Protocol):
     @property
     def waits(self) -> bool:
         """Whether a command waits for a node that takes it."""
+        ...
 
     def reclaim(self, node: Node) -> None:
         """Send elsewhere what waits for a node and is not its business any more."""

@@ -162,7 +162,7 @@ async def test_a_cluster_is_not_a_server_and_a_server_is_no_cluster(cluster, con
 
 async def test_a_node_of_no_cluster_yet_is_said_to_be_that(connect):
     with (
-        Redis(extra=("--cluster-enabled", "yes")) as server,
+        RedisCluster(1, strangers=True) as server,
         pytest.raises(BackendUnavailable, match="knows of nobody who serves any slot"),
     ):
         await connect(f"redis+cluster://127.0.0.1:{server.port}", command_timeout=1).open()
@@ -348,7 +348,7 @@ async def test_a_password_is_not_shown_tls_is_for_all_and_a_cluster_that_is_down
                 url = f"rediss+cluster://{wrong}{cluster.hosts}"
                 await connect(url, ssl_ca_certs=ca, command_timeout=2).open()
             assert "hunter" not in str(caught.value)
-        async with connect(cluster.url, ssl_ca_certs=ca, command_timeout=0.5) as client:
+        async with connect(cluster.url, ssl_ca_certs=ca, command_timeout=1) as client:
             slots = client._backend._router.nodes.all["127.0.0.1", cluster.port].slots
             name = next(name for name in map(str, range(100)) if slot_of(name.encode()) in slots)
             async with client.lock(name, ttl=60) as lease:
@@ -358,7 +358,7 @@ async def test_a_password_is_not_shown_tls_is_for_all_and_a_cluster_that_is_down
                     await client.lock(name).inspect()
                 url = cluster.url.partition(",")[0]
                 with pytest.raises(BackendUnavailable, match="the cluster is down"):
-                    await connect(url, ssl_ca_certs=ca, command_timeout=0.5).open()
+                    await connect(url, ssl_ca_certs=ca, command_timeout=1).open()
                 cluster.start(1)
                 async with asyncio.timeout(PATIENCE):
                     while True:
