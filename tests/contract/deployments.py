@@ -371,7 +371,7 @@ class RedisCluster(Redis):
     slow = 2.0
     clocks = 3
     # What follows from the state of one key is the same as on one server, and is tested there; see WHOLE.
-    part = frozenset({"test_exclusion", "test_queueing", "test_several", "test_inspection"})
+    part = frozenset({"test_exclusion", "test_queueing", "test_inspection"})
 
     @contextmanager
     def running(self) -> Iterator[Self]:

@@ -192,12 +192,12 @@ async def test_an_answer_that_is_late_counts_all_the_same(cluster, namespace):
     async with AsyncExitStack() as stack:
         proxies = [await stack.enter_async_context(Proxy("127.0.0.1", port)) for port in cluster.ports]
         ways = {port: proxy.port for port, proxy in zip(cluster.ports, proxies, strict=True)}
-        options = {"namespace": namespace, "ttl": 1.5, "command_timeout": 10}
+        options = {"namespace": namespace, "ttl": 1.0, "command_timeout": 10}
         async with aiolock.Client(Detoured(cluster.url, ways), **options) as client:
             names = [named(cluster, index) for index in range(3)]
             leases = await asyncio.gather(*(client.lock(name).acquire() for name in names))
             for far in proxies[1:]:
-                far.up.delay = 0.35
+                far.up.delay = 0.25
             terms: list[set[float]] = [set() for _ in leases]
             async with asyncio.timeout(PATIENCE):
                 while min(map(len, terms)) < 4:
