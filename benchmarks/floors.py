@@ -181,7 +181,7 @@ class _BareLock:
     ) -> None:
         # What the backend would send is asked of the backend itself, once; only the request changes after that.
         tape = _Tape()
-        backend._connection = tape  # type: ignore[assignment]
+        backend._wire = tape  # type: ignore[assignment]
         claim = backend.claim(Bid(name, MUTEX, 30.0, "floor:1"))
         backend.enter(claim, wait=True, ticket=-1)
         backend.release(claim)
