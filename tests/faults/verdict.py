@@ -109,10 +109,8 @@ def judge(
     `place`: seconds for which the place of a dead waiter stands at least. Three of them may be in front of somebody."""
     look = partial(checker.exclusion, capacity=capacity, grace=0)
     exceptions = _exceptions(history, verified)
-    if breaking:
-        history = _breaking(history, breaking)
-    # A hold ends when its holder was told (who did not get to run, for whatever reason, was blind), or by its clock.
-    told, clock = history, by_clock(history)
+    told, clock = views(history, breaking)
+    history = told
     everything = {
         "exclusion (by own clock)": (
             look(clock),
@@ -154,6 +152,12 @@ def judge(
 
 
 # Views of a history
+
+
+def views(history: History, breaking: float) -> tuple[History, History]:
+    """A hold ends when its holder was told (who did not get to run, for whatever reason, was blind), or by its clock."""
+    told, clock = history, by_clock(history)
+    return (_breaking(told, breaking), _breaking(clock, breaking)) if breaking else (told, clock)
 
 
 def by_clock(history: History) -> History:

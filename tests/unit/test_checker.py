@@ -12,6 +12,7 @@ from tests.faults import checker
 from tests.faults.checker import FENCED, MUTEX, READ_WRITE, REENTRANT, Op, linearizable, operations, semaphore
 from tests.faults.guard import Guard, GuardClient
 from tests.faults.history import NEVER, History, Recorder, load
+from tests.faults.verdict import views
 
 
 class Story:
@@ -630,3 +631,17 @@ async def test_a_leaving_client_is_no_error_and_a_leaving_guard_is_one(tmp_path)
     with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
         await client.read("x", "a", 1, fenced=True)
     client.close()
+
+
+@pytest.mark.parametrize(("breaking", "overlaps"), [(0.0, 1), (0.1, 0)])
+def test_a_connection_that_breaks_excuses_its_holder_by_every_clock(breaking, overlaps):
+    """Where a hold ends with its connection, the next one may be in before the holder has read of that."""
+    story = (
+        Story()
+        .attempt("a", 1000, 1010, 1)
+        .note(1020, "cut", target="a")
+        .attempt("b", 1000, 1030, 2, until=1080)
+    )
+    story.note(1040, "lost", "a", id="a#1", until=1_040_000_000, reason="session")
+    for view in views(History(story.events), breaking):
+        assert len(checker.exclusion(view, grace=0)) == overlaps
