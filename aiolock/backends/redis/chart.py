@@ -11,7 +11,7 @@ from typing import Any
 from aiolock.backends.redis.node import Node
 from aiolock.backends.redis.question import asked
 from aiolock.backends.redis.seeds import NodeEndpoint, Seeds
-from aiolock.backends.redis.slots import Layout, parse
+from aiolock.backends.redis.slots import Layout, Place, parse
 from aiolock.errors import BackendError, BackendRefused, BackendUnavailable
 
 __all__ = ["Chart"]
@@ -64,7 +64,7 @@ class Chart:
         end = asyncio.get_running_loop().time() + timeout
         said: list[Layout] = []
         try:
-            while left and 2 * max(Counter(said).values(), default=0) <= len(answers):
+            while left and 2 * max(_voices(said).values(), default=0) <= len(answers):
                 rest = max(0.0, end - asyncio.get_running_loop().time())
                 done, left = await asyncio.wait(
                     left, timeout=min(GRACE, rest) if said else rest, return_when=asyncio.FIRST_COMPLETED
@@ -77,8 +77,8 @@ class Chart:
                 one.cancel()
             await asyncio.gather(*answers, return_exceptions=True)
         if said:
-            count = Counter(said)
-            return max(count, key=lambda layout: (count[layout], layout.covered))
+            voices = _voices(said)
+            return max(said, key=lambda layout: (voices[layout.ranges], layout.covered))
         errors = [
             error
             for one in answers
@@ -90,6 +90,11 @@ class Chart:
         first = (known or errors)[0]
         kind = type(first) if len(known) in {0, len(answers)} else BackendUnavailable
         raise kind(f"{self._seeds}: no node says who serves what: {first}") from first.__cause__
+
+
+def _voices(said: Iterable[Layout]) -> Counter[tuple[tuple[int, int, Place], ...]]:
+    """How many say that the slots are so; of replicas one may have heard and another one not."""
+    return Counter(layout.ranges for layout in said)
 
 
 async def _of_stranger(node: NodeEndpoint, timeout: float) -> Layout:

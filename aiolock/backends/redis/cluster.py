@@ -217,7 +217,10 @@ class ClusterBackend(RedisBackend):
     def _settle(self) -> None:
         moved, self._moved, self._moving = self._moved, set(), None
         self._doubt(moved)
-        self._look_at_everything()
+        # Not at everything: there may be thousands who wait, and in a resharding there is such an occasion every moment.
+        for wakeups in (self.wakeups, self._many.wakeups):
+            wakeups.soon(lambda key: slot_of(key.encode()) in moved)
+        self._documents.look()
 
     def _doubt(self, slots: AbstractSet[int]) -> None:
         """Who serves these now may not know of everything."""

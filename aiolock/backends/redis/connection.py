@@ -56,6 +56,7 @@ class Connection(Link):
         "_reader",
         "_scheduled",
         "_scripts",
+        "_shuffled",
         "_waiting",
     )
 
@@ -88,6 +89,8 @@ class Connection(Link):
         """Issued in this pass of the loop, and not written yet."""
         self._parked: deque[Slot] = deque()
         """Issued while there was no connection."""
+        self._shuffled = False
+        """They are not in the order in which they were issued."""
         self._scheduled = False
         self._burst = False
         """The latest replies came together, so their readers will write together as well."""
@@ -159,8 +162,9 @@ class Connection(Link):
         It is not younger for that, and whoever reissues it sees to its time.
         """
         if self._transport is None:
-            # Whoever looks for what is overdue stops at the first that is not.
-            self._parked = deque(sorted([*self._parked, (future, command, issued)], key=itemgetter(2)))
+            # Put in order by whoever needs that, once for all of them: there may be thousands.
+            self._shuffled = self._shuffled or bool(self._parked and self._parked[-1][2] > issued)
+            self._parked.append((future, command, issued))
             return
         self._waiting.extend((self._nobody, first, issued) for first in before)
         self._waiting.append((future, command, issued))
@@ -170,7 +174,7 @@ class Connection(Link):
 
     def reclaim(self, stays: Callable[[bytes], bool]) -> list[Slot]:
         """Take back the commands that wait for a connection, and need not stay."""
-        parked, self._parked = self._parked, deque()
+        parked, self._parked = self._in_order(), deque()
         gone = []
         for slot in parked:
             if slot[0].done():
@@ -180,6 +184,13 @@ class Connection(Link):
             else:
                 gone.append(slot)
         return gone
+
+    def _in_order(self) -> deque[Slot]:
+        """What is parked, the oldest first."""
+        if self._shuffled:
+            self._parked = deque(sorted(self._parked, key=itemgetter(2)))
+            self._shuffled = False
+        return self._parked
 
     def _schedule(self) -> None:
         self._scheduled = True
@@ -284,7 +295,7 @@ class Connection(Link):
         self._nobody.cancel()
         self._reader = Reader(notEnoughData=_NOTHING)
         self._burst, self._moved = False, None
-        parked, self._parked = self._parked, deque()
+        parked, self._parked = self._in_order(), deque()
         # What overtakes is as old as what it overtakes: whoever looks for what is overdue stops at the first that is not.
         since = parked[0][2] if parked else self._clock()
         self._waiting.extend((self._nobody, script.load, since) for script in self._scripts)
@@ -312,7 +323,7 @@ class Connection(Link):
 
     def _expire(self, now: float) -> float:
         limit = now - self._timeout
-        parked, pending = self._parked, self._pending
+        parked, pending = self._in_order(), self._pending
         while parked and parked[0][2] <= limit:
             why = self.failure or f"{self._endpoint} does not answer"
             late = NotSent(f"there was no connection for {self._timeout:g} s: {why}")

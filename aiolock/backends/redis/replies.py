@@ -105,6 +105,8 @@ _PHRASES: tuple[tuple[str, type[BackendError], bool, str], ...] = (
         False,
         "this server is no node of a cluster: use redis:// with its address",
     ),
+    # With cluster-allow-reads-when-down a script begins, and is stopped at its first write.
+    ("while the cluster is down", BackendUnavailable, True, _CODES["CLUSTERDOWN"][2]),
     ("invalid password", BackendRefused, False, _CODES["WRONGPASS"][2]),
     ("user executing the script can't", BackendRefused, False, _RIGHTS),
     ("acl failure in script", BackendRefused, False, _RIGHTS),

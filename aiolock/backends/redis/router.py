@@ -148,6 +148,10 @@ class Router:
         trip = self._trips.get(future) or self._trip(future, command, issued)
         if future.done():
             return
+        if self.nodes.closed:
+            # Nobody may connect to a node any more.
+            _reject(future, NotSent(f"the connection to {self._seeds} was closed"))
+            return
         trip.command, trip.hops = command, trip.hops + 1
         where = redirection(text, node.host)
         if where is None:

@@ -86,6 +86,6 @@ def _place(kind: str, host: str) -> Place:
         port = parts.port
     except ValueError:
         port, parts = None, None
-    if parts is None or not parts.hostname or "/" in host:
+    if parts is None or not parts.hostname or set("/#@\\ ") & set(host):
         raise ConfigError("one of the addresses of nodes is no host and port, as h1:7000 is") from None
     return parts.hostname, PORT if port is None else port

@@ -141,6 +141,13 @@ class Wakeups:
         self._next_beat = self._clock()
         self._arm()
 
+    def soon(self, concerned: Callable[[str], bool]) -> None:
+        """Look at once at the locks of which something may have been missed."""
+        now = self._clock()
+        for key in self._waiting:
+            if concerned(key):
+                self._look_at(key, now, move=False)
+
     def close(self) -> None:
         """No more timers."""
         self._waiting.clear()

@@ -11,10 +11,13 @@ import redis.asyncio
 
 import aiolock
 from aiolock import BackendRefused, BackendUnavailable, ConfigError, UnsafeBackend
+from aiolock.backends.redis.chart import Chart
 from aiolock.backends.redis.cluster import ClusterBackend
 from aiolock.backends.redis.cluster_doctor import summed_up
 from aiolock.backends.redis.commands import Script, encode
-from aiolock.backends.redis.slots import key_in, key_of, parse, redirection, slot_of
+from aiolock.backends.redis.replies import NotSent
+from aiolock.backends.redis.seeds import Seeds
+from aiolock.backends.redis.slots import Layout, Place, key_in, key_of, parse, redirection, slot_of
 from aiolock.contract import Finding
 from aiolock.info import Level
 from tests.backends.redis.moving import Move, named
@@ -83,6 +86,22 @@ def test_where_a_node_sends_us(text, where):
     assert redirection(text, "me") == where
 
 
+async def test_what_most_say_of_the_slots_counts_whatever_they_know_of_replicas():
+    def says(place: Place, replicas: int) -> asyncio.Future[Layout]:
+        answer: asyncio.Future[Layout] = asyncio.get_running_loop().create_future()
+        answer.set_result(Layout(((0, 16383, place),), ((place, replicas),)))
+        return answer
+
+    old, new = ("h", 1), ("h", 2)
+    chart = Chart(Seeds("redis+cluster://h1"), 1.0)
+    for answers in (
+        [says(old, 1), says(new, 0), says(new, 1)],
+        [says(new, 0), says(new, 1), says(old, 1)],
+    ):
+        layout = await chart._most(answers, 1.0)
+        assert layout.primaries == (new,)
+
+
 # --- addresses
 
 
@@ -93,6 +112,8 @@ def test_where_a_node_sends_us(text, where):
         ("redis+cluster:///0", "names some of its nodes"),
         ("redis+cluster://h1:7000,", "no host and port"),
         ("redis+cluster://h1:secret", "no host and port"),
+        ("redis+cluster://h1:7000#secret", "no host and port"),
+        ("redis+cluster://h1 h2", "no host and port"),
         ("redis+cluster://h1:7000,h1:7000", "named twice"),
         ("redis+cluster://me:secret@h1:7000,me:secret@h2:7000", "stand once"),
         ("redis+cluster://h1:7000/1", "database 0 alone"),
@@ -207,6 +228,21 @@ async def test_locks_are_listed_from_all_nodes(cluster, connect):
         for lease in leases:
             await lease.release()
         assert await client._backend.names("*") == []
+
+
+async def test_who_is_sent_on_while_everything_is_closed_connects_to_nobody(cluster, connect):
+    client = await connect(cluster.url).open()
+    router = client._backend._router
+    [node, *_] = router.nodes.all.values()
+    await client.aclose()
+    for text in (f"ASK 1 127.0.0.1:{cluster.port}", f"MOVED 1 127.0.0.1:{cluster.port}", "TRYAGAIN"):
+        future = asyncio.get_running_loop().create_future()
+        router.redirect(node, future, encode("HMGET", "k", "f"), client._backend.clock(), text)
+        with pytest.raises(NotSent):
+            await future
+        await asyncio.sleep(0)
+        assert not router.nodes.all
+        assert not router._trips
 
 
 # --- pushes and clocks

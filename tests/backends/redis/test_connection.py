@@ -344,6 +344,36 @@ async def test_what_was_issued_but_not_written_when_it_broke_is_sent_by_the_next
             await first
 
 
+async def test_what_was_sent_on_to_who_is_not_connected_yet_is_put_in_order_once(server, monkeypatch):
+    """It may be thousands of commands, as when a node of a cluster takes over: nobody else may stand still for them."""
+    sortings = 0
+
+    def counted(*args, **options):
+        nonlocal sortings
+        sortings += 1
+        return sorted(*args, **options)
+
+    monkeypatch.setattr(connection_module, "sorted", counted, raising=False)
+    connection = Connection(
+        Endpoint(f"redis://127.0.0.1:{server.port}"), clock=system_clock, command_timeout=30.0
+    )
+    loop, now = asyncio.get_running_loop(), system_clock()
+    first = connection.begin()
+    try:
+        ages = [number * 7919 % 10_007 for number in range(10_000)]
+        answers = [loop.create_future() for _ in ages]
+        for age, answer in zip(ages, answers, strict=True):
+            connection.reissue(answer, encode("RPUSH", "in order", age), now + age / 10_007)
+        assert ages != sorted(ages)
+        await first
+        await asyncio.gather(*answers)
+        found = await connection.call("LRANGE", "in order", 0, -1)
+        assert list(map(int, found)) == sorted(ages)
+        assert sortings <= 3
+    finally:
+        await connection.aclose()
+
+
 async def test_a_call_does_not_wait_for_a_connection_for_ever(server):
     async with (
         Proxy("127.0.0.1", server.port) as proxy,

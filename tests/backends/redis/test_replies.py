@@ -50,6 +50,12 @@ FINAL, FOR_NOW = False, True
         ("BUSY Redis is busy running a script.", BackendUnavailable, FOR_NOW, "SCRIPT KILL"),
         ("MASTERDOWN Link with MASTER is down", BackendUnavailable, FOR_NOW, "replica"),
         ("CLUSTERDOWN The cluster is down", BackendUnavailable, FOR_NOW, "slots"),
+        (
+            "ERR Script attempted to execute a write command while the cluster is down and readonly script: 0123",
+            BackendUnavailable,
+            FOR_NOW,
+            "slots",
+        ),
         ("MOVED 3999 127.0.0.1:6381", BackendRefused, FINAL, "redis+cluster://"),
         ("ASK 3999 127.0.0.1:6381", BackendRefused, FINAL, "redis+cluster://"),
         ("NOREPLICAS Not enough good replicas to write.", BackendRefused, FOR_NOW, "min-replicas"),

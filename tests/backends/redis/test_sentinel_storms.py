@@ -445,6 +445,11 @@ class Load:
             with contextlib.suppress(BackendError, aiolock.LockLost):
                 await lease.release()
 
+    async def works(self) -> None:
+        """Until all are served at the present primary, however long that takes on this machine."""
+        enough = len(self.holds) + 2 * len(self._tasks)
+        await until(lambda: len(self.holds) >= enough)
+
     async def end(self) -> None:
         """Everybody is served, and stops."""
         self.over = True
@@ -499,11 +504,13 @@ async def test_failovers_under_load_serve_everybody_and_grant_nothing_twice_that
         async with connect(watched.url, ttl=10) as one, connect(watched.url, ttl=10) as other:
             load = Load([one, other])
             try:
+                await load.works()
                 await asyncio.to_thread(fail_over, watched, watched.first, watched.second, "order")
+                await load.works()
                 await asyncio.to_thread(fail_over, watched, watched.second, watched.first, "freeze")
+                await load.works()
             finally:
                 await load.end()
         gc.collect()
     assert load.twice(promotions, slack=1.0) == []
-    assert len(load.holds) > 100
     assert descriptors() <= before

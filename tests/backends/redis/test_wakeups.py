@@ -240,6 +240,18 @@ async def test_an_answer_that_says_to_go_on_is_followed_at_once(server):
 
 
 @in_virtual_time
+async def test_only_those_of_which_something_may_have_been_missed_are_looked_at(server):
+    for key in "xyz":
+        server.wakeups.add(Place(key))
+    server.wakeups.soon(lambda key: key in {"y", "nobody waits for it"})
+    server.wakeups.soon(lambda key: key == "z")
+    await asyncio.sleep(SOON)
+    assert [keys for _, keys, *_ in server.beats] == [["y", "z"]]
+    await asyncio.sleep(PERIOD)
+    assert server.times == [0.0, PERIOD]
+
+
+@in_virtual_time
 async def test_an_earlier_look_is_not_put_off_by_a_claim_nor_made_twice(server):
     server.wakeups.claimed("x", 0.5)
     server.wakeups.claimed("x", 3.0)
