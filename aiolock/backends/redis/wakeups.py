@@ -31,6 +31,8 @@ LIFE = 3.0
 BATCH = 1000
 """How many locks one call looks after on one server: a lock takes the server about 10 µs, so that others wait for 10 ms, or for 17 on a busy
 machine."""
+CALLS = 5000
+"""Most calls in a second for heartbeats, as long as no place ends for that: more would leave no time for anything else."""
 SLACK = 100
 """How many outdated entries the agenda may have beside as many as valid ones."""
 
@@ -186,8 +188,9 @@ class Wakeups:
         self._timer, self._timer_at = None, math.inf
         now = self._clock()
         if now >= self._next_beat:
-            self._next_beat = now + self.period
             due = list(self._waiting)
+            crowd = len(due) / self.batch / CALLS
+            self._next_beat = now + max(self.period, min(crowd, self.life_ms / 3000))
         else:
             due = []
         agenda = self._agenda

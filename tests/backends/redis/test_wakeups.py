@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import pairwise
 from random import Random
 from typing import Any
 
 import pytest
 
+from aiolock.backends.redis import wakeups
 from aiolock.backends.redis.wakeups import ASKING, BATCH, LIFE, PERIOD, SLACK, Wakeups
 from aiolock.errors import BackendUnavailable
 from tests import virtual
@@ -157,6 +159,29 @@ async def test_many_locks_are_looked_after_in_batches(server):
     server.wakeups.now()
     await asyncio.sleep(SOON)
     assert [len(keys) for _, keys, *_ in server.beats] == [BATCH, BATCH, 1]
+
+
+async def _crowded(server):
+    server.wakeups.batch = 1
+    server.wakeups.pushed = False
+    for number in range(5):
+        server.wakeups.add(Place(str(number)))
+    await asyncio.sleep(5 + SOON)
+    assert 30 <= len(server.beats) <= 60
+    # But often enough that every place stands.
+    for number in range(200):
+        server.wakeups.add(Place(str(number)))
+    await asyncio.sleep(LIFE)
+    server.beats.clear()
+    await asyncio.sleep(4 * LIFE)
+    times = [when for when, [key], *_ in server.beats if key == "7"]
+    assert max(after - before for before, after in pairwise(times)) <= LIFE / 2
+    assert {life for *_, life in server.beats} == {LIFE * 1000}
+
+
+def test_so_many_calls_that_nothing_else_had_time_are_not_made(monkeypatch):
+    monkeypatch.setattr(wakeups, "CALLS", 10)
+    in_virtual_time(_crowded)()
 
 
 @in_virtual_time
