@@ -201,8 +201,10 @@ class Router:
                 f"{self._seeds}: no node took this command within {self._timeout:g} s{why}"
             )
         else:
+            before = f" (before that: {trip.error})" if trip.error is not None else ""
             error = BackendUnavailable(
-                f"{self._seeds} did not answer within {self._timeout:g} s; whether it executed this command is not known"
+                f"{self._seeds} did not answer within {self._timeout:g} s; "
+                f"whether it executed this command is not known{before}"
             )
         error.__cause__ = trip.error
         _reject(future, error)

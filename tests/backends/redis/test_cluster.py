@@ -170,7 +170,7 @@ async def test_one_address_is_enough_and_those_that_are_away_are_not_missed(clus
 
 async def test_a_cluster_is_not_a_server_and_a_server_is_no_cluster(cluster, connect):
     with Redis() as server, pytest.raises(BackendRefused, match="no node of a cluster: use redis://"):
-        await connect(f"redis+cluster://127.0.0.1:{server.port}", command_timeout=2).open()
+        await connect(f"redis+cluster://127.0.0.1:{server.port}").open()
     with pytest.raises(BackendRefused, match="redis\\+cluster://"):
         await connect(f"redis://127.0.0.1:{cluster.port}").open()
     findings = await connect(f"redis://127.0.0.1:{cluster.port}")._backend.diagnose()
@@ -186,7 +186,7 @@ async def test_a_node_of_no_cluster_yet_is_said_to_be_that(connect):
         RedisCluster(1, strangers=True) as server,
         pytest.raises(BackendUnavailable, match="knows of nobody who serves any slot"),
     ):
-        await connect(f"redis+cluster://127.0.0.1:{server.port}", command_timeout=1).open()
+        await connect(f"redis+cluster://127.0.0.1:{server.port}").open()
 
 
 async def test_what_one_node_does_not_promise_the_cluster_does_not(cluster, connect):
@@ -365,26 +365,26 @@ async def test_the_documented_rights_are_enough_also_while_a_slot_moves(cluster,
             assert found["rights"].level is Level.OK
         for user in ("lost", "blind"):
             with pytest.raises(BackendRefused, match="NOPERM"):
-                await connect(f"redis+cluster://{user}:password@{hosts}", command_timeout=2).open()
+                await connect(f"redis+cluster://{user}:password@{hosts}").open()
     finally:
         for index in range(3):
             cluster.ask(index, "ACL", "DELUSER", *users)
 
 
 async def test_a_password_is_not_shown_tls_is_for_all_and_a_cluster_that_is_down_says_so(connect, caplog):
-    with RedisCluster(2, node_timeout=200, tls=True, password="hunter2") as cluster:
+    with RedisCluster(2, node_timeout=500, tls=True, password="hunter2") as cluster:
         assert cluster.certificates is not None
         ca = str(cluster.certificates.ca)
         async with connect(cluster.url, ssl_ca_certs=ca) as client, client.lock("x"), client.lock("y"):
             assert "hunter2" not in repr(client._backend)
         with pytest.raises(BackendRefused, match="not trusted"):
-            await connect(cluster.url, command_timeout=2).open()
+            await connect(cluster.url).open()
         for wrong in ("", ":hunter3@"):
             with pytest.raises(BackendRefused) as caught:
                 url = f"rediss+cluster://{wrong}{cluster.hosts}"
-                await connect(url, ssl_ca_certs=ca, command_timeout=2).open()
+                await connect(url, ssl_ca_certs=ca).open()
             assert "hunter" not in str(caught.value)
-        async with connect(cluster.url, ssl_ca_certs=ca, command_timeout=1) as client:
+        async with connect(cluster.url, ssl_ca_certs=ca, command_timeout=2.5) as client:
             slots = client._backend._router.nodes.all["127.0.0.1", cluster.port].slots
             name = next(name for name in map(str, range(100)) if slot_of(name.encode()) in slots)
             async with client.lock(name, ttl=60) as lease:
@@ -393,8 +393,14 @@ async def test_a_password_is_not_shown_tls_is_for_all_and_a_cluster_that_is_down
                 with pytest.raises(BackendUnavailable, match="the cluster is down"):
                     await client.lock(name).inspect()
                 url = cluster.url.partition(",")[0]
-                with pytest.raises(BackendUnavailable, match="the cluster is down"):
-                    await connect(url, ssl_ca_certs=ca, command_timeout=1).open()
+
+                async def told() -> bool:
+                    # On a busy machine a client may have no time to hear more than that nobody is at the other address.
+                    with pytest.raises(BackendUnavailable) as caught:
+                        await connect(url, ssl_ca_certs=ca, command_timeout=2).open()
+                    return "the cluster is down" in str(caught.value)
+
+                await until(told)
                 cluster.start(1)
                 async with asyncio.timeout(PATIENCE):
                     while True:
