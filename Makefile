@@ -9,6 +9,8 @@ PYTHON ?= python3
 SERVERS ?= redis mariadb zookeeper
 # Other Pythons that `make pythons` looks for
 PYTHONS ?= 3.12 3.13
+# Parts of `make matrix`: `pythons`, and servers that are downloaded to ~/.cache/aiolock
+MATRIX ?= pythons mysql9.7 mariadb11.8
 # More arguments for pytest
 PYTEST_ARGS ?=
 # What `make bench` measures: suites, --quick, --out DIR; `.venv/bin/python -m benchmarks --help` lists them
@@ -17,10 +19,10 @@ BENCH_ARGS ?= all
 RUN := .venv/bin/python
 INSTALL := $(RUN) -m pip install --quiet --editable
 
-.PHONY: help demo demo-flash-sale test lint types pythons docs bench scoreboard servers clean distclean
+.PHONY: help demo demo-flash-sale test lint types pythons matrix docs bench scoreboard servers clean distclean
 
 help:
-	@echo "make demo | demo-flash-sale | test | lint | types | pythons | docs | bench | scoreboard | servers | clean | distclean"
+	@echo "make demo | demo-flash-sale | test | lint | types | pythons | matrix | docs | bench | scoreboard | servers | clean | distclean"
 
 demo: .venv/demo.stamp
 	$(RUN) -m aiolock demo
@@ -47,6 +49,10 @@ types: .venv/dev.stamp
 
 pythons: servers
 	AIOLOCK_SERVERS="$(SERVERS)" tests/pythons.sh $(PYTHONS)
+
+# SERVERS is what the other Pythons are tested with, MATRIX says what is tested
+matrix: .venv/dev.stamp servers
+	AIOLOCK_SERVERS="$(SERVERS)" PYTHON="$(RUN)" PYTHONS="$(PYTHONS)" tests/matrix.sh $(MATRIX)
 
 docs: .venv/docs.stamp
 	$(RUN) -m sphinx --quiet --fail-on-warning --keep-going --builder html docs build/docs

@@ -14,6 +14,7 @@ from typing import Any
 
 from benchmarks.measure import Goal, Report, Series
 from tests.processes import program
+from tests.servers import MYSQLD
 
 __all__ = [
     "as_json",
@@ -66,7 +67,7 @@ def _servers(suites: Sequence[str]) -> list[str]:
         said = subprocess.run([java, "-version"], capture_output=True, text=True, check=True).stderr
         found.append(said.partition("\n")[0])
     if set(suites) - {"redis", "zookeeper"}:
-        mariadb = program("mariadbd", package="mariadb-server-core", server="mariadb")
+        mariadb = MYSQLD or program("mariadbd", package="mariadb-server-core", server="mariadb")
         found.append(subprocess.check_output([mariadb, "--version"], text=True).partition("  ")[2].strip())
     return found
 

@@ -74,6 +74,10 @@ ALONE = "backends/mysql"
 """Its tests change settings of the whole server and count its connections."""
 
 
+GALERA = "backends/mysql/test_galera.py"
+"""Its nodes are of the MariaDB for which the provider was built, which is the installed one."""
+
+
 def crowded(config) -> bool:
     """Whether several processes would use somebody's MySQL at once."""
     return "mariadb" in EXTERNAL and bool(
@@ -92,6 +96,7 @@ def pytest_configure(config):
     try:
         if MYSQLD:
             mysqld()
+            collect_ignore.append(GALERA)
         if REDIS:
             redis_server()
     except ServerMissing as error:
@@ -114,6 +119,10 @@ def pytest_report_header(config):
     lines = [f"servers: this run is about memory, {', '.join(sorted(SERVERS))}{note}"]
     if MYSQLD and "mariadb" not in EXTERNAL:
         lines.append(f"servers: in place of MariaDB: {mysqld()}")
+    if MYSQLD and "mariadb" in SERVERS:
+        lines.append(
+            f"servers: tests/{GALERA} is left out: its nodes would be the installed MariaDB, not that server"
+        )
     if REDIS:
         lines.append(f"servers: in place of the installed Redis: {redis_server()}")
     if EXTERNAL:

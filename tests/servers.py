@@ -11,8 +11,10 @@ Everything is synchronous and needs no test framework; `make servers` installs t
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import pwd
+import re
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -47,6 +49,8 @@ __all__ = [
     "ServerFailed",
     "ServerMissing",
     "ZooKeeper",
+    "is_mysql",
+    "mariadb_name",
     "mysqld",
     "redis_server",
 ]
@@ -59,11 +63,13 @@ EXTERNAL: dict[str, str] = {}
 its siblings put their addresses here, under the words of `SERVERS`."""
 
 MYSQLD = os.environ.get("AIOLOCK_MYSQLD", "")
-"""The path of a MySQL server program that plays MariaDB: `AIOLOCK_MYSQLD=/usr/sbin/mysqld make test SERVERS=mariadb`."""
+"""The path of the MySQL or MariaDB program that is started instead of the installed MariaDB:
+`AIOLOCK_MYSQLD=/usr/sbin/mysqld make test SERVERS=mariadb`."""
 
 
+@functools.cache
 def mysqld() -> str:
-    """What the program in `MYSQLD` says about itself; refused if it is no MySQL, because another one is set up differently."""
+    """Return the answer of the program in `MYSQLD` to `--version`; refused if it is neither MySQL nor MariaDB."""
     try:
         done = subprocess.run(
             [MYSQLD, "--no-defaults", "--version"], capture_output=True, text=True, check=False
@@ -71,11 +77,26 @@ def mysqld() -> str:
     except OSError as error:
         raise ServerMissing(f"AIOLOCK_MYSQLD={MYSQLD} cannot be run: {error}") from error
     said = done.stdout.strip()
-    if done.returncode or " Ver " not in said or "MariaDB" in said:
+    if done.returncode or not re.search(r" Ver \d+\.\d+", said):
         raise ServerMissing(
-            f"AIOLOCK_MYSQLD={MYSQLD} must be the server of a MySQL, but it says: {said or done.stderr!r}"
+            f"AIOLOCK_MYSQLD={MYSQLD} must be the server program of a MySQL or MariaDB, but it says: "
+            f"{said or done.stderr!r}"
         )
     return said
+
+
+def is_mysql() -> bool:
+    """Tell whether :class:`MariaDB` starts a MySQL: its options and its installation are different."""
+    return MYSQLD != "" and "MariaDB" not in mysqld()
+
+
+def mariadb_name() -> str:
+    """Return the name of what :class:`MariaDB` starts for test ids: mariadb, or such as mysql9.7 if `MYSQLD` names it."""
+    if not MYSQLD or "mariadb" in EXTERNAL:
+        return "mariadb"
+    version = re.search(r" Ver (\d+\.\d+)", mysqld())
+    assert version is not None  # noqa: S101 - mysqld() has looked
+    return ("mysql" if is_mysql() else "mariadb") + version[1]
 
 
 REDIS = os.environ.get("AIOLOCK_REDIS", "")
@@ -291,7 +312,7 @@ class RedisCluster(Server):
 
 
 class MariaDB(Server):
-    """One MariaDB, or the MySQL that `MYSQLD` names, with an empty database `test` and a root without password.
+    """One MariaDB, or the server that `MYSQLD` names, with an empty database `test` and a root without password.
 
     `init` are SQL statements run at every start (accounts, grants), each on one line; `extra` are further options.
     """
@@ -299,10 +320,9 @@ class MariaDB(Server):
     def __init__(
         self, *, port: int | None = None, init: Sequence[str] = (), extra: Sequence[str] = ()
     ) -> None:
-        binary = install = MYSQLD
-        if not MYSQLD:
-            binary = program("mariadbd", package="mariadb-server-core", server="mariadb")
-            install = program("mariadb-install-db", package="mariadb-server-core", server="mariadb")
+        mysql = is_mysql()
+        binary = MYSQLD or program("mariadbd", package="mariadb-server-core", server="mariadb")
+        install = binary if mysql else self._installer()
         super().__init__("mariadb")
         self.ports = [self._reserve(port)]
         self.socket = str(self.folder / "mariadb.sock")
@@ -315,7 +335,7 @@ class MariaDB(Server):
         statements = self.folder / "init.sql"
         statements.write_text("".join(f"{line}\n" for line in ("CREATE DATABASE IF NOT EXISTS test;", *init)))
         common = ["--no-defaults", self.user(), f"--datadir={self._data}", f"--tmpdir={scratch}"]
-        if MYSQLD:
+        if mysql:
             common += ["--loose-innodb-redo-log-capacity=8M"]
             making = ["--initialize-insecure"]
             serving = ["--mysqlx=OFF", "--secure-file-priv=NULL"]
@@ -331,6 +351,15 @@ class MariaDB(Server):
     @property
     def url(self) -> str:
         return f"mysql://root@127.0.0.1:{self.port}/test"
+
+    @staticmethod
+    def _installer() -> str:
+        """Return the program that makes a MariaDB's system tables: that of `MYSQLD` stands beside it or in its `bin`."""
+        folder = Path(MYSQLD).absolute().parent
+        for beside in (folder, folder.parent / "bin") if MYSQLD else ():
+            if (found := beside / "mariadb-install-db").exists():
+                return str(found)
+        return program("mariadb-install-db", package="mariadb-server-core", server="mariadb")
 
     @staticmethod
     def user() -> str:

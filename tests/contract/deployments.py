@@ -500,7 +500,7 @@ class ZooKeeperEnsemble(ZooKeeper):
 class MariaDB(Deployment):
     """MariaDB in the lease mode: rows with an expiry, and turnstiles to wait at."""
 
-    name = "mariadb"
+    name = servers.mariadb_name()
     needs = "mariadb"
     slow = 2.0
     passes = 64  # nobody tells a holder that others wait
@@ -529,7 +529,7 @@ class MariaDB(Deployment):
 class MariaDBSessions(MariaDB):
     """The session mode: locks are user locks, which end with the connection that has them."""
 
-    name = "mariadb-session"
+    name = f"{MariaDB.name}-session"
     kinds = frozenset()
     promises = WORDS - {"fencing", "keep"}
     shows = False
@@ -541,7 +541,7 @@ class MariaDBSessions(MariaDB):
 class MariaDBRows(MariaDBSessions):
     """The row mode: locks are row locks of open transactions, each of which has a connection."""
 
-    name = "mariadb-row"
+    name = f"{MariaDB.name}-row"
     many = 80
     forces = False
     query = "?mode=row&connections=100"
