@@ -104,9 +104,11 @@ def _decode(entry: Entry) -> tuple[Body, dict[str, int]] | None:
         return {}, {}
     try:
         whole = json.loads(entry.value)
-        return (whole["body"], whole["seen"]) if whole["v"] == 1 else None
-    except (ValueError, TypeError, KeyError):
+        if whole["v"] != 1 or type(whole["body"]) is not dict or type(whole["seen"]) is not dict:
+            return None
+    except (ValueError, TypeError, KeyError, RecursionError):
         return None
+    return whole["body"], whole["seen"]
 
 
 def settle(future: asyncio.Future[Any], answer: Any = None, error: Exception | None = None) -> None:

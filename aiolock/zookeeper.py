@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from aiolock.contract import Claim
 from aiolock.errors import ConfigError, UnsupportedKind, shorten
 from aiolock.lease import Lease
 
@@ -19,13 +18,14 @@ __all__ = ["fenced_set", "node"]
 async def fenced_set(lease: Lease, path: str, data: bytes, *, version: int | None = None) -> int | None:
     """Replace the data of a node, if ``lease`` is still held as the ensemble sees it.
 
-    :param lease: of a client of ``zookeeper://``; any kind of lock.
+    :param lease: of a client of ``zookeeper://``; any kind of lock, but not with ``recipe=simple``.
     :param path: the absolute path of a node that exists, below the chroot of the client's address.
     :param data: at most a megabyte.
     :param version: write only if this is the version of the data; ``None`` is any.
 
     Returns the new version, or ``None`` if the data has another version than the one that was named. Raises
-    :class:`LockLost` if the hold has ended (:class:`RuntimeError` if it was released), :class:`BackendRefused` if there is no such node or no right to write to it, and
+    :class:`LockLost` if the hold has ended (:class:`RuntimeError` if it was released), :class:`UnsupportedKind` with
+    ``recipe=simple`` and on other servers, :class:`BackendRefused` if there is no such node or no right to write to it, and
     :class:`BackendUnavailable` if no answer came within the ``command_timeout``: then nobody knows whether it was written,
     and reading tells. Cancelling it leaves that open as well.
     """
@@ -39,9 +39,9 @@ async def fenced_set(lease: Lease, path: str, data: bytes, *, version: int | Non
 def node(lease: Lease) -> str:
     """The absolute path of the node that stands for ``lease``, chroot included, for a transaction of one's own.
 
-    It is unique: no other hold ever has a node of this name. With kazoo: ``transaction.check(node(lease), -1)``, then the
+    No other hold ever has a node of this path. With kazoo: ``transaction.check(node(lease), -1)``, then the
     writes, then ``commit()``. After :meth:`Lease.downgrade` it is another one. Raises :class:`LockLost` if the hold has
-    ended, as far as this process knows.
+    ended, as far as this process knows, and :class:`UnsupportedKind` as :func:`fenced_set` does.
     """
     claim = _claim(lease)
     lease.check()
@@ -67,7 +67,13 @@ def _claim(lease: Any) -> Any:
         raise ConfigError(f"a lease is needed, not {shorten(lease)}")
     if hasattr(lease, "parts"):
         raise ConfigError("a lease of several locks has several nodes: name one of its parts")
-    claim: Claim = lease._term.claim  # noqa: SLF001 - what only this server has is no part of a lease
+    claim: Any = lease._term.claim  # noqa: SLF001 - what only this server has is no part of a lease
     if not hasattr(claim, "fenced_set"):
         raise UnsupportedKind("node for a lease", type(claim).__name__, "only zookeeper:// has")
+    if not claim.unique:
+        raise UnsupportedKind(
+            "node of a lease's own",
+            "zookeeper with recipe=simple",
+            "there the node of every holder has the same path: use the default recipe, or compare lease.token",
+        )
     return claim

@@ -17,13 +17,29 @@ from aiolock.aiohttp import CLIENT, cleanup_ctx, locked
 PAID: web.AppKey[dict[int, int]] = web.AppKey("paid", dict)
 
 
+class Bank:
+    """Stands for a payment provider: requests with one idempotency key are charged once."""
+
+    def __init__(self) -> None:
+        self.charged: set[str] = set()
+
+    async def charge(self, idempotency_key: str) -> None:
+        await asyncio.sleep(0.01)
+        self.charged.add(idempotency_key)
+
+
+bank = Bank()
+
+
 @locked(lambda request: f"order:{int(request.match_info['order_id'])}", timeout=2)
 async def pay(request: web.Request, lease: Lease) -> web.Response:
     """409 if it takes longer than two seconds to be next; 503 if the lock is lost on the way."""
     order, paid = int(request.match_info["order_id"]), request.app[PAID]
     if order in paid:
         raise web.HTTPGone(text="this order is paid")
-    await asyncio.sleep(0.01)  # the bank; it gets the fencing token as an idempotency key
+    # The key is the order's id, the same in every retry. A fencing token is another one for each request: the customer
+    # would pay twice if this process died after the charge.
+    await bank.charge(idempotency_key=f"order:{order}")
     paid[order] = lease.token
     return web.json_response({"order": order, "token": lease.token})
 

@@ -22,6 +22,20 @@ URL = os.environ.get("AIOLOCK_URL", "memory://")
 paid: dict[int, int] = {}
 
 
+class Bank:
+    """Stands for a payment provider: requests with one idempotency key are charged once."""
+
+    def __init__(self) -> None:
+        self.charged: set[str] = set()
+
+    async def charge(self, idempotency_key: str) -> None:
+        await asyncio.sleep(0.01)
+        self.charged.add(idempotency_key)
+
+
+bank = Bank()
+
+
 @asynccontextmanager
 async def own(app: FastAPI) -> AsyncIterator[None]:
     """What the application does by itself at its start: here, the client is open already."""
@@ -40,7 +54,9 @@ async def pay(order_id: int, lease: OrderLease) -> dict[str, int]:
     """409 if it takes longer than two seconds to be next; 503 if the lock is lost on the way."""
     if order_id in paid:
         raise HTTPException(410, "this order is paid")
-    await asyncio.sleep(0.01)  # the bank; it gets the fencing token as an idempotency key
+    # The key is the order's id, the same in every retry. A fencing token is another one for each request: the customer
+    # would pay twice if this process died after the charge.
+    await bank.charge(idempotency_key=f"order:{order_id}")
     paid[order_id] = lease.token
     return {"order": order_id, "token": lease.token}
 

@@ -49,7 +49,7 @@ ABOUT = {
 Every lock of the namespace that is held or waited for.
 """,
     "inspect": """\
-Who holds a lock, since when and under which token; and who waits, in order.
+Who holds a lock, since when and under which token; and who waits, in order. Exit status 1 if nobody holds it.
 """,
     "watch": """\
 A live table in a terminal (Ctrl-C ends it); otherwise a line of JSON for every change that a look finds.

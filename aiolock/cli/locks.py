@@ -174,21 +174,21 @@ async def _in_use(locks: Sequence[Lock]) -> list[tuple[Lock, LockInfo]]:
 
 
 async def inspect(options: argparse.Namespace, output: Output) -> int:
-    """Who holds a lock, and who waits for it in which order."""
+    """Who holds a lock, and who waits for it in which order; status 1 if nobody holds it."""
     client = settings.connect(options)
     candidates = _candidates(client, options)
     async with client:
         found = [info for _, info in await _in_use(candidates)]
+    status = 0 if any(info.holders for info in found) else NOT_ACQUIRED
     if output.json:
         output.document({"name": options.name, "locks": [as_json(info) for info in found]})
-        return 0
+        return status
     if not found:
         output.line(f"{clean(options.name)}: nobody holds it and nobody waits")
-        return 0
     for info in found:
         for line in _describe(info, output):
             output.line(line)
-    return 0
+    return status
 
 
 def _describe(info: LockInfo, output: Output) -> list[str]:

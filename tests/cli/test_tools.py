@@ -64,10 +64,11 @@ def test_inspect_tells_holder_and_line(shell):
     assert "1. in line: second" in out
     [lock] = shell.json("inspect", "x", "--family", "lock")["locks"]
     assert 0 < lock["holders"][0]["remaining"] <= 30
-    assert shell.json("inspect", "x", "--family", "sem")["locks"] == []
+    status, out, err = shell.run("inspect", "x", "--family", "sem", "--json")
+    assert (status, json.loads(out), err) == (1, {"name": "x", "locks": []}, "")
     let_go(holder)
     assert waiter.end()[0] == 0
-    assert shell.run("inspect", "x") == (0, "x: nobody holds it and nobody waits\n", "")
+    assert shell.run("inspect", "x") == (1, "x: nobody holds it and nobody waits\n", "")
 
 
 def test_names_cannot_drive_a_terminal(shell):

@@ -129,6 +129,46 @@ async def test_the_aiohttp_application_takes_one_payment(redis):
         assert await buyers(address) == [200] + [410] * 9
 
 
+class Dies(dict):
+    """A record of payments whose process dies once, after the bank and before it is written."""
+
+    died = False
+
+    def __setitem__(self, order: int, token: int) -> None:
+        if not self.died:
+            self.died = True
+            raise ZeroDivisionError
+        super().__setitem__(order, token)
+
+
+async def retried(address: str) -> list[int]:
+    # A server closes the connection after an error of the application.
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as session:
+        statuses = []
+        for _ in range(3):
+            async with session.post(f"{address}/orders/7/pay") as response:
+                statuses.append(response.status)
+    return statuses
+
+
+async def test_a_payment_that_is_retried_is_charged_once_by_fastapi(redis, monkeypatch):
+    monkeypatch.setenv("AIOLOCK_URL", redis.url)
+    fastapi_app = importlib.reload(importlib.import_module("examples.fastapi_app"))
+    monkeypatch.setattr(fastapi_app, "paid", Dies())
+    async with sites.asgi(fastapi_app.app) as address:
+        assert await retried(address) == [500, 200, 410]
+    assert fastapi_app.bank.charged == {"order:7"}
+
+
+async def test_a_payment_that_is_retried_is_charged_once_by_aiohttp(redis, monkeypatch):
+    monkeypatch.setattr(aiohttp_app, "bank", aiohttp_app.Bank())
+    app = aiohttp_app.make_app(redis.url)
+    app[aiohttp_app.PAID] = Dies()
+    async with sites.aiohttp(app) as address:
+        assert await retried(address) == [500, 200, 410]
+    assert aiohttp_app.bank.charged == {"order:7"}
+
+
 # --- metrics
 
 

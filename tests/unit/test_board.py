@@ -228,6 +228,28 @@ async def test_a_document_that_grows_too_long_is_refused():
         assert await board(client._runtime, "x", Family.LATCH, 60).change(lambda body: (None, body)) == {}
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"[" * 60_000,
+        b"9" * 5000,
+        b"{}",
+        b"null",
+        b"\xff",
+        b'{"v":1,"seen":[],"body":{}}',
+        b'{"v":1,"seen":{},"body":[]}',
+        b'{"v":2,"seen":{},"body":{}}',
+    ],
+)
+async def test_a_document_that_another_program_wrote_is_refused(value):
+    async with connect(MemoryServer()) as client:
+        document = client._backend.document("x", Family.LATCH)
+        assert await document.write(value, "", 60) is not None
+        with pytest.raises(aiolock.BackendRefused, match="not written by this version"):
+            await client.latch("x", 3).count_down()
+        await document.aclose()
+
+
 async def test_a_board_that_has_ended_takes_no_wishes():
     async with connect(MemoryServer()) as client:
         work = board(client._runtime, "x", Family.LATCH, 60)

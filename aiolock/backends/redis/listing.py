@@ -31,10 +31,13 @@ def split(key: str, prefix: str) -> tuple[str, Family] | None:
     if not key.startswith(prefix) or not mark or not name.endswith("}"):
         return None
     try:
-        return unescape(name[:-1]), Family(family)
+        kind = Family(family)
     except ValueError:
         # A document, a probe, or of a later version.
         return None
+    lock = unescape(name[:-1])
+    # Another program may have written a key that no lock's name is escaped to.
+    return (lock, kind) if escape(lock) == name[:-1] else None
 
 
 def key_pattern(prefix: str, pattern: str) -> str:

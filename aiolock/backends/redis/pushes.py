@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,8 @@ __all__ = ["GONE", "Pushes"]
 GONE: Mapping[int, LossReason] = {0: "revoked", -1: "force-released"}
 """What ``renew`` says of a hold that is not ours any more."""
 
+_NUMBER = re.compile(r"-?[0-9]{1,18}")
+
 
 class Pushes:
     """From a message to the claim that it is about. What is nobody's is dropped: anybody may write into our channel."""
@@ -35,11 +38,11 @@ class Pushes:
         self._clock = backend.settings.clock
 
     def heard(self, payload: bytes) -> None:
-        """Take in one message."""
+        """Take in one message; one that is not as the scripts write it is dropped."""
         what, _, rest = payload.decode("utf-8", "replace").partition(" ")
         request, *numbers = rest.split(" ")
         claim = self._named(request)
-        if what == "g" and len(numbers) == 5:
+        if what == "g" and len(numbers) == 5 and all(map(_NUMBER.fullmatch, numbers)):
             self._pushed(claim, *(int(number) for number in numbers))
         elif what == "d" and claim is not None and claim.demanded_at is None:
             claim.demanded_at = self._clock()
@@ -47,7 +50,9 @@ class Pushes:
             self._notices.put(Notice(News.LOST, claim, "force-released"))
         elif what == "a" and claim is not None and claim.taken:
             # As long as nobody works under it, there is nobody to tell: the next renewal says it again.
-            self._asked(claim, *rest.split(" ", 2)[1:])
+            _, stamp, reason = (*rest.split(" ", 2), "", "")[:3]
+            if _NUMBER.fullmatch(stamp):
+                self._asked(claim, int(stamp), reason)
         elif what == "c":
             self._documents.heard(rest)
 
@@ -59,8 +64,8 @@ class Pushes:
         except ValueError:
             return None
 
-    def _asked(self, claim: RedisClaim, stamp: str, reason: str) -> None:
-        if (when := int(stamp)) > claim.asked:
+    def _asked(self, claim: RedisClaim, when: int, reason: str) -> None:
+        if when > claim.asked:
             claim.asked = when
             self._notices.put(Notice(News.REQUESTED, claim, text=reason))
 

@@ -16,6 +16,7 @@ from aiozk import exc
 from aiolock.backends.zookeeper import wire
 from aiolock.backends.zookeeper.contenders import SIMPLE, Place, places, queue
 from aiolock.backends.zookeeper.outcomes import said
+from aiolock.backends.zookeeper.paths import component as encoded
 from aiolock.backends.zookeeper.paths import name_of
 from aiolock.backends.zookeeper.records import REVOKE, Note, Record
 from aiolock.backends.zookeeper.rules import inside
@@ -160,7 +161,8 @@ class Desk:
             (family, component)
             for family, folder in zip(FAMILIES, folders, strict=True)
             for component in (folder.children if folder is not None else ())
-            if fnmatchcase(name_of(component), pattern)
+            # Another program may have made a node whose name does not come from a lock's name.
+            if component == encoded(name_of(component)) and fnmatchcase(name_of(component), pattern)
         ]
         lists = await self._each(
             [wire.listing(f"{base}/{family.value}/{component}", watch=False) for family, component in found]

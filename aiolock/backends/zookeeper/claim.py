@@ -52,6 +52,11 @@ class QueueClaim(WaitingClaim):
         """Whether we know for certain which node is ours."""
         return True
 
+    @property
+    def unique(self) -> bool:
+        """Whether no other hold ever has a node of the same path, so that its presence proves this hold."""
+        return True
+
     # --- asking
 
     async def attempt(self, wait: bool) -> Grant | None:

@@ -25,10 +25,10 @@ LAST = 2**31 - 2**20
 
 _QUEUED = ((("-lock-", "__lock__"), Mode.MUTEX),)
 _SHARED = ((("__READ__", "__rlock__"), Mode.READ), (("__WRIT__", "__lock__"), Mode.WRITE))
-_PERMITS = re.compile(r"-permits-(\d{1,10})-$")
+_PERMITS = re.compile(r"-permits-([0-9]{1,10})-$")
 
-_NUMBERED = re.compile(r"\d{10}$|-\d{9}$")
-"""As the server ends a name, also after its numbers have wrapped."""
+_NUMBERED = re.compile(r"[0-9]{10}$|-[0-9]{9}$")
+"""As the server ends a name, also after its numbers have wrapped: ASCII digits, never other digits of Unicode."""
 
 
 class Place(NamedTuple):
@@ -83,7 +83,7 @@ def places(family: Family, children: Iterable[str]) -> tuple[list[Place], list[s
     plain = family is not Family.RW and family is not Family.SEMAPHORE
     for name in children:
         digits = name[-10:]
-        if not digits.isdigit():
+        if not (digits.isascii() and digits.isdigit()):
             others.append(name)
         elif plain and name[-16:-10] == "-lock-":
             found.append(Place(int(digits), Mode.MUTEX, name))

@@ -52,16 +52,20 @@ class Note:
         return cls(label, said.get("attempt", ""), _number(said.get("token")), _text(said.get("asked")))
 
 
+_DIGITS = re.compile(r"[0-9]{1,19}")
+
+
 def _number(text: str | None) -> int:
-    return int(text) if text is not None and text.isdecimal() else 0
+    return int(text) if text is not None and _DIGITS.fullmatch(text) else 0
 
 
 def _text(text: str | None) -> str | None:
     if text is None:
         return None
     try:
-        return str(json.loads(text))
-    except ValueError:
+        # An escape such as \\ud800 makes a lone surrogate, which no stream and no server takes.
+        return str(json.loads(text)).encode("utf-8", "replace").decode()
+    except (ValueError, RecursionError):
         return ""
 
 

@@ -31,6 +31,11 @@ class SimpleClaim(QueueClaim):
 
     __slots__ = ()
 
+    @property
+    def unique(self) -> bool:
+        """Every holder's node has the same path: a check for it proves that there is a holder, not which one."""
+        return False
+
     async def attempt(self, wait: bool) -> Grant | None:
         """Create the node; one round trip if nobody has."""
         async with self._backend.bounded():

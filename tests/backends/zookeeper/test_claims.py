@@ -544,6 +544,26 @@ async def test_a_stranger_that_would_not_wait_for_us_is_refused(client, tools, n
         pass
 
 
+@pytest.mark.parametrize("digit", ["\u00b2", "\u0663"])
+async def test_a_child_whose_name_ends_in_other_digits_is_no_contender(client, tools, digit):
+    session = tools.session_of(client)
+    async with client.lock("x"):
+        pass
+    child = f"{tools.path('x')}/_c_zz-lock-{digit * 10}"
+    await session.ask(wire.create(child, b"token=\xb2", wire.OPEN, sequential=False))
+    # Neither is a child of the folder whose name does not come from a lock's name.
+    await session.ask(wire.persistent(f"{tools.path('x')[:-1]}%ff", b"", wire.OPEN))
+    await session.ask(
+        wire.persistent(f"{tools.path('x')[:-1]}%ff/{child[-16:-10]}0000000001", b"", wire.OPEN)
+    )
+    async with client.lock("x", timeout=5) as lease:
+        assert await client.lock("x").try_acquire() is None
+        info = await client.lock("x").inspect()
+        assert [holder.token for holder in info.holders] == [lease.token]
+        assert [info.name for info in await client.locks()] == ["x"]
+    assert await client.locks() == []
+
+
 async def test_a_note_that_somebody_left_there_harms_nobody(client, tools):
     async with client.lock("x"):
         pass

@@ -8,6 +8,7 @@ from uuid import UUID
 import pytest
 
 from aiolock.backends.zookeeper.contenders import LAST, SIMPLE, places, prefix, queue, reader
+from aiolock.backends.zookeeper.records import Note
 from aiolock.backends.zookeeper.rules import RULES, Verdict, after, decide, inside, next_in_line
 from aiolock.contract import MUTEX, READ, WRITE, Family, Kind, Mode, permits
 from aiolock.errors import BackendRefused
@@ -85,6 +86,34 @@ def test_names_that_are_no_contenders_are_told_apart():
     found, others = places(Family.LOCK, [node(1, 4), "note", "-1"])
     assert [place.sequence for place in found] == [4]
     assert others == ["note", "-1"]
+
+
+@pytest.mark.parametrize("digits", ["\u00b2" * 10, "\u0663" * 10, "\uff11" * 10, "000000000\u00b2"])
+def test_only_ascii_digits_are_numbers_of_the_server(digits):
+    """Any client may create such a child. It is no contender, whatever `str.isdigit` and `int` take for a digit."""
+    for head in (node(1, 4)[:-10], "_c_0b2c-__READ__", "_c_0b2c-permits-1-", "note"):
+        for family in (Family.LOCK, Family.RW, Family.SEMAPHORE, Family.ELECTION):
+            assert queue("/x", family, [head + digits]) == []
+    assert places(Family.SEMAPHORE, ["_c_0b2c-permits-\u0663-0000000001"])[0] == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "token=" + "9" * 5000,
+        "token=\u00b2",
+        "asked=" + "[" * 60_000,
+        "asked=" + "9" * 5000,
+        "asked={",
+        'asked="\\ud800"',
+        "=",
+    ],
+)
+def test_the_data_of_a_node_is_read_without_trust(line):
+    note = Note.decode(b"label\n" + line.encode())
+    assert note.label == "label"
+    assert note.token == 0
+    (note.asked or "").encode()
 
 
 def test_nobody_waits_for_oneself():
