@@ -159,8 +159,6 @@ def prepare() -> None:
     """Make it known, with times in which its nodes and their proxies can answer."""
     run.SITES["cluster"] = ClusterSite  # type: ignore[assignment]  # alike, not related
     run.TTLS[:] = TTLS
-    run.COMMAND_TIMEOUTS[:] = [max(TTLS) / 3, max(TTLS)]
-    run.CALM = 2 * max(TTLS) + 2.5
 
 
 def main() -> int:

@@ -24,6 +24,9 @@ from tests.faults.redis_site import RedisSite
 TRAP_FOR = 2.0
 """Seconds to wait for the moment that a fault is meant for."""
 
+REPLAYED = 1_500
+"""Late requests that are sent again at a time, at most."""
+
 
 class Victim(Protocol):
     """A worker: the process of the moment, its place in the crew, its links, and what can be done to it."""
@@ -150,7 +153,7 @@ class Nemesis:
 
     @asynccontextmanager
     async def _somebody(self, rng: random.Random):
-        victim = rng.choice(self.crew)
+        victim = rng.choice([each for each in self.crew if not each.busy.locked()] or self.crew)
         async with victim.busy:
             yield victim
 
@@ -321,7 +324,11 @@ class Nemesis:
 
     async def _replay(self, _rng: random.Random, _name: str) -> bool:
         async with self.site.busy:
-            return self.site.replay(older=3 * self.ttl, most=20) > 0
+            done = 0
+            while done < REPLAYED and (some := self.site.replay(older=3 * self.ttl, most=20)):
+                done += some
+                await asyncio.sleep(0)  # the proxies forward meanwhile
+            return done > 0
 
     async def _freeze(self, share: tuple[float, float], rng: random.Random, name: str) -> bool:
         async with self.site.busy:

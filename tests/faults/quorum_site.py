@@ -283,8 +283,6 @@ def prepare() -> None:
     run.SITES["quorum"] = QuorumSite  # type: ignore[assignment]  # alike, not related
     run.KINDS = tuple(kind for kind in KINDS if kind != "permits")
     run.TTLS[:] = TTLS
-    run.COMMAND_TIMEOUTS[:] = [max(TTLS) / 3, max(TTLS)]
-    run.CALM = 2 * max(TTLS) + 2.5
 
 
 def main() -> int:

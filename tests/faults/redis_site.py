@@ -40,7 +40,7 @@ class RedisSite:
         self.server = Redis(users=USERS, **options) if server is None else server
         self.busy = asyncio.Lock()
         """Held by whoever hurts the whole server."""
-        self._sent: deque[tuple[float, bytes]] = deque(maxlen=2_000)
+        self._sent: deque[tuple[float, bytes]] = deque(maxlen=10_000)
         self.replayed = 0
         self.foreign: list[str] = []
         """Replayed requests of nobody that changed somebody's hold."""

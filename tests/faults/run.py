@@ -36,10 +36,7 @@ from tests.processes import program
 
 SITES = {"redis": RedisSite}
 TTLS = [0.5, 0.8, 1.0]
-COMMAND_TIMEOUTS = [max(TTLS) / 3, max(TTLS)]
-"""Of every other worker; the second lets what is late arrive after a hold is over."""
-CALM = 4.5
-"""Seconds at the end in which nothing more goes wrong: what the killed ones had, holds and places, is over then."""
+"""Seconds; of holds, unless the plan says otherwise."""
 END_WITHIN = 20.0
 """Seconds after the end in which a worker has to be gone."""
 
@@ -60,6 +57,8 @@ class Plan:
     only: tuple[str, ...] = ()
     plant: str | None = None
     keep: Path | None = None
+    ttls: tuple[float, ...] | None = None
+    """Of holds, in seconds, if not those of the site."""
 
 
 class Member:
@@ -117,8 +116,8 @@ class Member:
             "process": self.name,
             "seed": f"{run.plan.seed}/{self.name}",
             "names": run.names,
-            "ttls": TTLS,
-            "command_timeout": COMMAND_TIMEOUTS[self.number % 2],
+            "ttls": run.ttls,
+            "command_timeout": run.command_timeouts[self.number % 2],
             "tasks": run.plan.tasks,
             "until": run.until,
         }
@@ -173,6 +172,11 @@ class Run:
         self.parts = getattr(self.site, "parts", [self.site])
         """The sites of the servers that are one here."""
         self.names = name_locks(plan.names, plan.kinds)
+        self.ttls = list(plan.ttls or TTLS)
+        self.command_timeouts = [max(self.ttls) / 3, max(self.ttls)]
+        """Of every other worker; with the second, a late answer arrives after its hold is over."""
+        self.calm = 2 * max(self.ttls) + 2.5
+        """Seconds without faults at the end: the holds and queue entries of killed workers expire within them."""
         self.pen = Recorder(folder / "nemesis.jsonl", "nemesis")
         self.guard = WatchedGuard(folder / "guard.sock", Recorder(folder / "guard.jsonl", "guard"))
         self.until = 0.0
@@ -191,11 +195,11 @@ class Run:
             await self._all_open(crew)
             self.guard.crew = crew
             nemesis = getattr(site, "nemesis", Nemesis)(
-                site, crew, self.pen, seed=plan.seed, ttls=TTLS, names=self.names, only=plan.only
+                site, crew, self.pen, seed=plan.seed, ttls=self.ttls, names=self.names, only=plan.only
             )
-            await nemesis.rage(self.until - CALM - getattr(site, "place", 0.0), plan.arms)
+            await nemesis.rage(self.until - self.calm - getattr(site, "place", 0.0), plan.arms)
             others = [each for member in crew for each in await member.end()]
-            others += await site.hygiene(self.names, max(TTLS))
+            others += await site.hygiene(self.names, max(self.ttls))
         history = load(self.folder.glob("*.jsonl"))
         ends = {event["process"] for event in history.events if event["kind"] == "end"}
         others += [f"hygiene: {member.name} wrote no end" for member in crew if member.name not in ends]
@@ -204,10 +208,10 @@ class Run:
             history,
             self.guard,
             seed=plan.seed,
-            ttl=max(TTLS),
-            verified=site.verified_within(max(TTLS)),
+            ttl=max(self.ttls),
+            verified=site.verified_within(max(self.ttls)),
             breaking=getattr(site, "breaking", 0.0),
-            command_timeout=max(COMMAND_TIMEOUTS),
+            command_timeout=max(self.command_timeouts),
             others=others,
             replayed=site.replayed,
             capacity=capacity(self.names),

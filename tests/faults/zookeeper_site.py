@@ -161,8 +161,6 @@ def prepare() -> None:
     """Sessions are longer than the holds that other servers are tested with."""
     run.SITES["zookeeper"] = ZooKeeperSite  # type: ignore[assignment]  # alike, not related
     run.TTLS[:] = [SESSION]
-    run.COMMAND_TIMEOUTS[:] = [SESSION / 3, SESSION]
-    run.CALM = 2 * SESSION + 2
 
 
 def main() -> int:
