@@ -19,10 +19,10 @@ BENCH_ARGS ?= all
 RUN := .venv/bin/python
 INSTALL := $(RUN) -m pip install --quiet --editable
 
-.PHONY: help demo demo-flash-sale test lint types pythons matrix docs bench scoreboard servers clean distclean
+.PHONY: help demo demo-flash-sale test test-under-load lint types pythons matrix docs bench scoreboard servers clean distclean
 
 help:
-	@echo "make demo | demo-flash-sale | test | lint | types | pythons | matrix | docs | bench | scoreboard | servers | clean | distclean"
+	@echo "make demo | demo-flash-sale | test | test-under-load | lint | types | pythons | matrix | docs | bench | scoreboard | servers | clean | distclean"
 
 demo: .venv/demo.stamp
 	$(RUN) -m aiolock demo
@@ -34,6 +34,10 @@ demo-flash-sale: .venv/dev.stamp
 
 test: .venv/dev.stamp servers
 	AIOLOCK_SERVERS="$(SERVERS)" PYTHON="$(RUN)" tests/all.sh $(PYTEST_ARGS)
+
+# Unit tests and the contract beside eight busy processes per core; up to 40 minutes on two cores
+test-under-load: .venv/dev.stamp servers
+	AIOLOCK_SERVERS="$(SERVERS)" PYTHON="$(RUN)" tests/under_load.sh $(PYTEST_ARGS)
 
 lint: .venv/dev.stamp
 	$(RUN) -m ruff check .

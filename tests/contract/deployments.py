@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 from urllib.parse import unquote, urlsplit
 
+import pytest
+
 import aiolock
 from aiolock import BackendUnavailable, Client, Lease
 from aiolock.backends.memory import MemoryBackend, MemoryServer
@@ -590,10 +592,19 @@ _ALL: tuple[type[Deployment], ...] = (
 )
 
 
+CHOSEN = frozenset(os.environ.get("AIOLOCK_DEPLOYMENTS", "").split())
+"""Names of the deployments that the run is limited to: `AIOLOCK_DEPLOYMENTS="memory redis" pytest …`; empty for all."""
+
+
 def registry() -> tuple[type[Deployment], ...]:
-    """Those that this run is about. Asked for when tests are collected: the options of the run are known only then."""
+    """Deployments of this run. Asked for when tests are collected: the options of the run are known only then."""
+    if unknown := CHOSEN - {cls.name for cls in _ALL}:
+        raise pytest.UsageError(
+            f"AIOLOCK_DEPLOYMENTS: no {', '.join(sorted(unknown))} among {', '.join(cls.name for cls in _ALL)}"
+        )
     return tuple(
         cls
         for cls in _ALL
-        if cls.needs is None or (cls.needs in SERVERS and (cls.external or cls.needs not in EXTERNAL))
+        if (cls.needs is None or (cls.needs in SERVERS and (cls.external or cls.needs not in EXTERNAL)))
+        and (not CHOSEN or cls.name in CHOSEN)
     )
