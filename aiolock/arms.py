@@ -6,8 +6,11 @@ import asyncio
 from typing import Any
 
 from aiolock.errors import LockLost
+from aiolock.logs import Log, get_logger
 
 __all__ = ["Arm", "Arms"]
+
+log: Log = get_logger("aiolock.lost")
 
 Task = asyncio.Task[Any]
 
@@ -28,7 +31,10 @@ class Arm:
         """Cancel the task, once, unless it has left in the meantime."""
         if self.depth and not self.fired:
             self.fired = True
-            self.task.cancel("the lock was lost")
+            try:
+                self.task.cancel("the lock was lost")
+            except Exception:  # noqa: BLE001 - a task class of the application; the others are cancelled all the same
+                log.exception("cancelling %r failed", self.task)
 
     def settle(self, error: BaseException | None, lost: LockLost) -> LockLost | None:
         """What a block that ends with ``error`` has to raise instead, now that its lease is lost.

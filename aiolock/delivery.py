@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import sys
 from collections.abc import Callable
 from contextvars import Context
 from typing import Any, Final, NoReturn
 
-__all__ = ["Waking", "answer", "current_task", "read_little", "wake", "wake_now", "wake_soon"]
+__all__ = ["Waking", "answer", "current_task", "expect", "read_little", "wake", "wake_now", "wake_soon"]
 
 Future = asyncio.Future[Any]
 Waking = tuple[Any, Context, Future]
@@ -27,6 +28,11 @@ if sys.version_info < (3, 12):
 
 LITTLE = 65536
 """Bytes."""
+
+_expected: dict[asyncio.AbstractEventLoop, dict[object, float]] = {}
+"""When, by its loop, each timer is due that must be called before a task goes on."""
+_first: dict[asyncio.AbstractEventLoop, float] = {}
+"""The first of them for each loop."""
 
 _TASK: Final = asyncio.Task
 
@@ -59,16 +65,39 @@ def answer(future: Future, reply: Any) -> Waking | None:
     return None
 
 
+def expect(loop: asyncio.AbstractEventLoop, owner: object, when: float) -> None:
+    """Let no task go on at once from ``when`` on (``inf``: at any time), until the timer of ``owner`` has been called.
+
+    After a stop of the process the reply to a task is read before the timers that came due meanwhile are called. One of
+    them may have to cancel that task.
+    """
+    if loop not in _expected:
+        for closed in [other for other in list(_expected) if other.is_closed()]:
+            _expected.pop(closed, None)
+            _first.pop(closed, None)
+    timers = _expected.setdefault(loop, {})
+    if when < math.inf:
+        timers[owner] = when
+    else:
+        timers.pop(owner, None)
+    if timers:
+        _first[loop] = min(timers.values())
+    else:
+        _expected.pop(loop, None)
+        _first.pop(loop, None)
+
+
 def wake(wakings: list[Waking]) -> None:
     """Let tasks of one loop go on that awaited what is there now, one after the other.
 
     What a task does not keep to itself (:class:`KeyboardInterrupt`, :class:`SystemExit`) stops the loop, as ever, after
     the others had their turn.
     """
-    running = current_task(wakings[0][2].get_loop()) is not None
+    loop = wakings[0][2].get_loop()
+    # A write of the running task has led to a reply in one and the same step: no task may begin inside of another.
+    later = current_task(loop) is not None or loop.time() > _first.get(loop, math.inf)
     for step, context, future in wakings:
-        if running:
-            # Somebody's write has led to a reply in one and the same step: no task may begin inside of another.
+        if later:
             wake_soon((step, context, future))
             continue
         try:
@@ -79,14 +108,7 @@ def wake(wakings: list[Waking]) -> None:
 
 def wake_now(waking: Waking) -> None:
     """As :func:`wake`, for one."""
-    step, context, future = waking
-    if current_task(future.get_loop()) is not None:
-        wake_soon(waking)
-        return
-    try:
-        context.run(step, future)
-    except BaseException as error:  # noqa: BLE001 - see above
-        future.get_loop().call_soon(_again, error)
+    wake([waking])
 
 
 def wake_soon(waking: Waking) -> None:

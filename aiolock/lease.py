@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import sys
 import weakref
 from collections.abc import Callable, Coroutine, Iterable, Iterator
@@ -14,6 +13,7 @@ from typing import Any, Protocol, Self, TypeVar
 from aiolock.arms import Arm, Arms
 from aiolock.contract import Claim, Kind, Mode
 from aiolock.errors import LockLost, LossReason, UnsupportedKind, shorten
+from aiolock.logs import Log, get_logger
 from aiolock.options import OnLoss, check_seconds
 from aiolock.requests import ReleaseRequest
 from aiolock.runtime import Runtime, State, in_async_generator
@@ -21,7 +21,7 @@ from aiolock.watchdog import Term
 
 __all__ = ["Home", "Lease", "ReleaseRequest", "Terms"]
 
-log: logging.Logger = logging.getLogger("aiolock.lost")
+log: Log = get_logger("aiolock.lost")
 
 Task = asyncio.Task[Any]
 
@@ -492,9 +492,11 @@ class Lease:
         if self._lost is not None:
             # Overstayed, and told so; now its ttl has ended as well.
             return
-        runtime = self._home.runtime
-        runtime.stats.lost += 1
-        runtime.stats.losses[reason] += 1
+        self.mark_lost(reason)
+        self.fire()
+        stats = self._home.runtime.stats
+        stats.lost += 1
+        stats.losses[reason] += 1
         log.warning(
             "lost %s (%s), token %d",
             shorten(self.name),
@@ -502,8 +504,6 @@ class Lease:
             self.token,
             extra={"lock": self.name, "kind": str(self.kind), "reason": reason, "token": self.token},
         )
-        self.mark_lost(reason)
-        self.fire()
 
     def fire(self) -> None:
         """Cancel every task that is armed."""

@@ -500,10 +500,10 @@ class Cohort:
         """Tell the holder, and let those who wait begin anew."""
         lease = None if self._lease is None else self._lease()
         self._lease = None
-        # Also if the server says that the hold is gone: a request on its way may have taken a place since.
-        self._clean_up(self._yield_claim(term, at_once=False))
         if lease is not None:
             lease.lose(reason)
+        # Also if the server says that the hold is gone: a request on its way may have taken a place since.
+        self._clean_up(self._yield_claim(term, at_once=False))
 
     def term_overstayed(self, term: Term) -> None:  # noqa: ARG002 - a keeper may have several terms
         """The holder is told; the lock stays until it leaves or the ttl ends, so that it can leave in order."""

@@ -7,7 +7,6 @@ here, end with the client, and an error in one of them is logged instead of lost
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import weakref
 from collections import defaultdict
@@ -22,6 +21,7 @@ from aiolock.contract import Backend, Claim
 from aiolock.delivery import current_task
 from aiolock.errors import BackendError, LossReason, shorten
 from aiolock.figures import FIRST, THIN, Histogram, no_losses
+from aiolock.logs import Log, get_logger
 from aiolock.watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Contender", "Runtime", "State", "Stats", "current_task", "in_async_generator"]
 
-log: logging.Logger = logging.getLogger("aiolock")
+log: Log = get_logger("aiolock")
 
 
 class State(Enum):
@@ -179,7 +179,12 @@ class Runtime:
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Run ``work`` as a task of the client."""
-        task = asyncio.get_running_loop().create_task(work, name=name)
+        try:
+            task = asyncio.get_running_loop().create_task(work, name=name)
+        except BaseException:
+            # Raised by a task factory of the application.
+            work.close()
+            raise
         self.tasks.add(task)
         task.add_done_callback(self._ended)
         return task

@@ -1,32 +1,41 @@
-"""Terms, and the one task of a client that renews them and tells when they end.
+"""Terms, and the timer of a client by which they are renewed, or lost when they end.
 
 A :class:`Term` is arithmetic without a clock: until when a hold is certain, and when to ask again. The
 :class:`Watchdog` looks at the clock, asks the backend for many terms at once, and ends a term when the server says
 so or when its time is over, whichever is first. Unknown is not lost: an error or silence leads to another request,
 sooner, until the term ends.
+
+A term that is over is ended inside the callback of a timer, with no task in between. After a stop of the process all
+timers that came due are called in one pass of the loop, before the first task that waited for a timer or a socket goes
+on, so that the work under the lease is cancelled instead of continued.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextvars import Context, copy_context
 from itertools import chain
 from random import Random
 from typing import Any, Protocol
 
 from aiolock.clock import Clock
 from aiolock.contract import Claim, Grant, News, Notice, Renewal
+from aiolock.delivery import expect
 from aiolock.errors import LossReason, shorten
 from aiolock.figures import SHARES, Histogram
+from aiolock.logs import Log, get_logger
+from aiolock.suspend import Timer, open_timer
 
 __all__ = ["Keeper", "Term", "Watchdog"]
 
-log: logging.Logger = logging.getLogger("aiolock.renew")
+log: Log = get_logger("aiolock.renew")
 
 LOOK = 0.25
 """Seconds between looks at the clock while anything is held: timers stand still during suspend, the clock does not."""
+AFTER = 0.01
+"""Seconds by which the timer that runs during suspend is set later than that of the loop: it is not to come first."""
 
 
 class Keeper(Protocol):
@@ -107,7 +116,7 @@ class Term:
 
 
 class Watchdog:
-    """The one renewal task of a client."""
+    """Renews the terms of one client, and ends them."""
 
     def __init__(
         self,
@@ -131,9 +140,13 @@ class Watchdog:
         self._new: dict[Term, None] = {}
         self._calm: dict[float, dict[Term, None]] = {}
         self._watched: dict[Term, None] = {}
-        self._alarm: asyncio.Future[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """The loop on which timers are set; none before the first :meth:`run` and after the end of the client."""
+        self._context: Context | None = None
+        self._listening = False
         self._timer: asyncio.TimerHandle | None = None
         self._next_look = math.inf
+        self._boot_timer: Timer | None = None
         self.renewals: int = 0
         self.failures: int = 0
         self.losses: int = 0
@@ -153,7 +166,7 @@ class Watchdog:
         term.claim.term = term
         self._new[term] = None
         term.queue = self._new
-        if term.due < self._next_look and self._alarm is not None:
+        if term.due < self._next_look and self._loop is not None:
             self._set_timer(term.due)
 
     def discard(self, term: Term) -> None:
@@ -191,7 +204,7 @@ class Watchdog:
                 queue = calm
         queue[term] = None
         term.queue = queue
-        if term.event < self._next_look and self._alarm is not None:
+        if term.event < self._next_look and self._loop is not None:
             self._set_timer(term.event)
 
     def _lift(self, term: Term) -> None:
@@ -211,38 +224,82 @@ class Watchdog:
         else:
             self._learn(term, answer, self._clock())
 
+    # --- the timer
+
     def _set_timer(self, when: float) -> None:
+        loop = self._loop
+        assert loop is not None  # noqa: S101 - all callers have looked
+        if not self._listening:
+            # The task that listens was cancelled from outside, and cost the leases of that time.
+            self._listening = True
+            self._spawn(self.run(), "aiolock-watchdog")
         if self._timer is not None:
             self._timer.cancel()
         now = self._clock()
         self._next_look = min(when, now + LOOK)
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(max(0.0, self._next_look - now), self._wake)
+        delay = max(0.0, self._next_look - now)
+        # Not in the context of the task that acquires: it would be kept, by one timer after the other.
+        self._timer = loop.call_later(delay, self._look, context=self._context)
+        expect(loop, self, self._timer.when())
+        if self._boot_timer is not None:
+            self._boot_timer.set(self._next_look + AFTER)
 
-    def _wake(self) -> None:
-        if self._alarm is not None and not self._alarm.done():
-            self._alarm.set_result(None)
+    def _unset_timer(self) -> None:
+        self._next_look = math.inf
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._loop is not None:
+            expect(self._loop, self, math.inf)
 
-    # --- the task
+    def _look(self) -> None:
+        """Look at the clock: end what is over, renew what is due, and set the timer again if anything is held."""
+        self._unset_timer()
+        if self._loop is None or not self._alive():
+            return
+        try:
+            self._judge()
+            # With nothing held there is nothing to look at: the next `add` sets the timer.
+            if len(self):
+                self._set_timer(self._next_event())
+        except Exception as error:  # noqa: BLE001 - a defect here must not leave a lease that is only believed in
+            self._lose_all(repr(error))
+
+    def _lose_all(self, why: str) -> None:
+        terms = list(self._terms())
+        for term in terms:
+            self.lose(term, "closed")
+        if terms:
+            log.error(
+                "renewal ended (%s): %d leases of this client are lost",
+                why,
+                len(terms),
+                extra={"locks": len(terms)},
+            )
 
     async def run(self) -> None:
-        """Renew and judge until cancelled."""
-        loop = asyncio.get_running_loop()
-        listener = self._spawn(self._listen(), "aiolock-notices")
+        """Listen to the server until cancelled, while the timer does the rest.
+
+        Cancelling it ends all terms, unless the client is closed: it can no longer tell of losses.
+        """
+        loop = self._loop = asyncio.get_running_loop()
+        self._context = self._context or copy_context()
+        self._listening = True
+        if self._boot_timer is None:
+            self._boot_timer = open_timer(loop, self._clock, self._look)
+        if len(self):
+            self._set_timer(self._next_event())
         try:
-            while self._alive():
-                self._alarm = loop.create_future()
-                # With nothing held there is nothing to look at: the next `add` sets the timer.
-                self._next_look = math.inf
-                if len(self):
-                    self._set_timer(self._next_event())
-                await self._alarm
-                await self._look()
+            await self._listen()
         finally:
-            self._alarm = None
-            if self._timer is not None:
-                self._timer.cancel()
-            listener.cancel()
+            self._listening = False
+            if self._alive():
+                self._lose_all("its task was cancelled by the program")
+            else:
+                self._unset_timer()
+                self._loop = None
+                if self._boot_timer is not None:
+                    self._boot_timer.close()
 
     def _next_event(self) -> float:
         # A new dict as well: an emptied one keeps the size that it had.
@@ -255,7 +312,7 @@ class Watchdog:
         heads += [term.event for term in self._watched]
         return min(heads, default=math.inf)
 
-    async def _look(self) -> None:
+    def _judge(self) -> None:
         now = self._clock()
         if self._next_event() > now:
             return
@@ -267,10 +324,6 @@ class Watchdog:
                     break
                 due.append(term)
         due += [term for term in self._watched if term.event <= now]
-        if any(term.until <= now and term.asked for term in due):
-            # A verdict comes after the replies that have already been received.
-            await asyncio.sleep(0)
-            now = self._clock()
         ask: list[Term] = []
         for term in due:
             if term.over:
@@ -283,17 +336,22 @@ class Watchdog:
                 self._lift(term)
                 term.renewed = False
                 self._settle(term)
-                term.keeper.term_overstayed(term)
+                self._tell(term, term.keeper.term_overstayed, term)
             elif term.due <= now + 0.02 * term.ttl:
                 ask.append(term)
         if ask:
             self._ask(ask, now)
 
+    # --- asking, and what is said unasked
+
     def _ask(self, terms: list[Term], now: float) -> None:
         for term in terms:
             # Silence is answered by asking again beside the first request, well before the term ends.
             self._await_answer(term, now + term.patience(term.ttl / 6, now))
-        self._spawn(self._round(terms), "aiolock-renewal")
+        try:
+            self._spawn(self._round(terms), "aiolock-renewal")
+        except Exception as error:  # noqa: BLE001 - the application's task factory; they are asked again
+            _warn(repr(error), terms, now)
 
     def _await_answer(self, term: Term, due: float) -> None:
         self._lift(term)
@@ -354,7 +412,7 @@ class Watchdog:
         elif notice.news is News.REQUESTED and notice.claim is not None:
             asked = getattr(notice.claim, "term", None)
             if isinstance(asked, Term):
-                asked.keeper.term_requested(asked, notice.text)
+                self._tell(asked, asked.keeper.term_requested, asked, notice.text)
         elif notice.news is News.DOUBT:
             doubtful = [term for term in self._terms() if term.renewed and notice.claim in (None, term.claim)]
             if doubtful:
@@ -364,8 +422,16 @@ class Watchdog:
         """End a term and tell its keeper; the only place where that happens."""
         if not term.over:
             self.discard(term)
+            # From here on it is not held, whatever becomes of telling the keeper.
+            term.until = min(term.until, self._clock())
             self.losses += 1
-            term.keeper.term_lost(term, reason)
+            self._tell(term, term.keeper.term_lost, term, reason)
+
+    def _tell(self, term: Term, tell: Callable[..., None], *what: object) -> None:
+        try:
+            tell(*what)
+        except Exception as error:  # noqa: BLE001 - one lease must not cost the others their renewal
+            log.error("telling the holder of %s failed", shorten(term.claim.bid.name), exc_info=error)
 
 
 def _warn(why: str, terms: Sequence[Term], now: float) -> None:

@@ -99,11 +99,11 @@ MUTANTS = (
         "        self._end()\n\n    def _clean_up",
     ),
     Mutant(
-        "the verdict comes before the replies that were received",
+        "the verdict waits for a pass of the loop",
         "aiolock.watchdog",
-        "            await asyncio.sleep(0)\n            now = self._clock()\n        ask:",
-        "            now = self._clock()\n        ask:",
-        WATCHDOG + "test_a_reply_that_was_received_is_read_before_the_verdict",
+        "loop.call_later(delay, self._look, ",
+        "loop.call_later(delay, lambda: loop.call_soon(self._look), ",
+        WATCHDOG + "test_work_that_sleeps_through_the_end_of_its_lease_in_a_stop_does_not_go_on",
     ),
     Mutant(
         "a late grant counts",

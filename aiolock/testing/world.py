@@ -163,7 +163,7 @@ class World:
     def _notice(self) -> None:
         self._server.serve()
         for client in list(self._clients):
-            client._runtime.watchdog._wake()  # noqa: SLF001 - timers do not know that the clock was moved
+            client._runtime.watchdog._look()  # noqa: SLF001 - timers do not know that the clock was moved
 
     # --- accidents
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
@@ -219,6 +220,55 @@ async def test_a_loop_blocked_by_somebody_else_cancels_the_block(deployment, cli
                 assert not lease.held
 
     await assert_lost(work(), rival)
+
+
+# --- code of the application that raises
+
+
+@pytest.fixture
+def logging_that_raises(monkeypatch):
+    """Every record of this package makes the application's LogRecord factory raise."""
+    plain = logging.getLogRecordFactory()
+    monkeypatch.setattr(logging, "raiseExceptions", False)
+
+    def factory(name, *rest, **options):
+        if name.partition(".")[0] == "aiolock":
+            raise KeyError("no request id in this context")
+        return plain(name, *rest, **options)
+
+    logging.setLogRecordFactory(factory)
+    yield
+    logging.setLogRecordFactory(plain)
+
+
+async def test_a_loss_is_told_and_others_are_renewed_although_logging_raises(
+    deployment, client, rival, logging_that_raises
+):
+    kept = await client.lock("kept", ttl=deployment.ttl_of(deployment.seconds(0.8))).acquire()
+    felt = asyncio.Event()
+
+    async def work() -> None:
+        async with client.lock("x") as lease:
+            losing = asyncio.create_task(deployment.lose(lease))
+            try:
+                await for_ever()
+            except asyncio.CancelledError:
+                assert lease.lost
+                assert not lease.held
+                felt.set()
+                raise
+            finally:
+                await losing
+
+    await assert_lost(work(), rival, deployment.reason)
+    assert felt.is_set()
+    renewals = client.stats()["renewals"]
+    await until(lambda: client.stats()["renewals"] >= renewals + 2)
+    if deployment.reason != "session":
+        assert kept.held
+    await client.aclose()
+    assert kept.lost
+    await gets_the_lock(rival, "kept")
 
 
 # --- an outer cancellation

@@ -15,12 +15,13 @@ import aiolock
 PACKAGE = Path(aiolock.__file__).parent
 
 ORDER = [
-    {"errors", "clock", "delivery"},
+    {"errors", "clock", "delivery", "logs"},
     {"names", "options", "kinds", "figures", "templates"},
     {"info", "document"},
     {"contract"},
     {"notices"},
     {"backends"},
+    {"suspend"},
     {"watchdog"},
     {"runtime"},
     {"arms", "requests"},
@@ -55,6 +56,7 @@ BACKENDS_MAY_IMPORT = {
     "info",
     "document",
     "delivery",
+    "logs",
 }
 
 DRIVERS = {"redis": {"redis", "hiredis"}, "zookeeper": {"aiozk"}, "mysql": {"aiomysql", "pymysql"}}

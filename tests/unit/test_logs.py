@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from pathlib import Path
 
 import pytest
 
@@ -54,6 +55,67 @@ async def test_nothing_is_logged_above_debug_when_all_goes_well(where, request, 
     assert loud == []
 
 
+async def test_fields_do_not_collide_with_those_of_the_application(caplog):
+    plain = logging.getLogRecordFactory()
+
+    def factory(*rest, **options):
+        record = plain(*rest, **options)
+        record.lock = record.kind = record.reason = record.token = "the application's"
+        return record
+
+    logging.setLogRecordFactory(factory)
+    try:
+        async with aiolock.connect("memory://logs", ttl=0.5) as client:
+            lease = await client.lock("a", max_hold=0.1).acquire()
+            other = await client.lock("b").acquire()
+            await lease.wait_lost()
+            renewals = client.stats()["renewals"]
+            await until(lambda: client.stats()["renewals"] >= renewals + 2)
+            assert other.held
+    finally:
+        logging.setLogRecordFactory(plain)
+    record = next(record for record in caplog.records if record.name == "aiolock.lost")
+    assert (record.token, record.aiolock_token) == ("the application's", lease.token)
+
+
+async def test_a_filter_that_raises_is_reported_as_logging_does(capsys, monkeypatch):
+    def refuse(record: logging.LogRecord) -> bool:
+        raise KeyError("no request id in this context")
+
+    logger = logging.getLogger("aiolock.lost")
+    logger.addFilter(refuse)
+    try:
+        for raising in (True, False):
+            monkeypatch.setattr(logging, "raiseExceptions", raising)
+            async with aiolock.connect("memory://logs") as client:
+                lease = await client.lock("a").acquire()
+                await client.lock("a").force_release()
+                await lease.wait_lost()
+            assert ("no request id in this context" in capsys.readouterr().err) == raising
+    finally:
+        logger.removeFilter(refuse)
+
+
+async def test_a_record_names_the_place_that_logs(caplog):
+    async with aiolock.connect("memory://logs") as client:
+        lease = await client.lock("a").acquire()
+        await client.lock("a").force_release()
+        await lease.wait_lost()
+    [record] = [record for record in caplog.records if record.name == "aiolock.lost"]
+    assert (record.filename, record.funcName) == ("lease.py", "lose")
+
+
+def test_every_logger_of_the_library_is_one_that_does_not_raise():
+    """Programs (the command line, the demonstration) may use ``logging`` as it is."""
+    package = Path(aiolock.__file__).parent
+    plain = [
+        path.relative_to(package).as_posix()
+        for path in sorted(package.rglob("*.py"))
+        if "logging.getLogger" in path.read_text() and path.relative_to(package).parts[0] != "cli"
+    ]
+    assert plain == ["demo.py", "logs.py", "stage.py"]
+
+
 async def test_a_loss_is_one_warning_with_fields(caplog):
     async with aiolock.connect("memory://logs") as client:
         lease = await client.lock("order:42").acquire()
@@ -61,8 +123,12 @@ async def test_a_loss_is_one_warning_with_fields(caplog):
         await lease.wait_lost()
     [record] = [record for record in caplog.records if record.name == "aiolock.lost"]
     assert record.levelno == logging.WARNING
-    assert (record.lock, record.reason, record.token) == ("order:42", "force-released", lease.token)
-    assert record.kind == "mutex"
+    assert (record.aiolock_lock, record.aiolock_reason, record.aiolock_token) == (
+        "order:42",
+        "force-released",
+        lease.token,
+    )
+    assert record.aiolock_kind == "mutex"
 
 
 async def test_a_renewal_that_failed_is_a_warning_with_fields(caplog):
@@ -80,8 +146,8 @@ async def test_a_renewal_that_failed_is_a_warning_with_fields(caplog):
         cut.clear()
     records = [record for record in caplog.records if record.name == "aiolock.renew"]
     assert records
-    assert {(record.levelno, record.lock, record.ttl) for record in records} == {
+    assert {(record.levelno, record.aiolock_lock, record.aiolock_ttl) for record in records} == {
         (logging.WARNING, "order:42", 0.3)
     }
-    assert all(record.left <= 0.3 for record in records)
-    assert {record.locks for record in records} == {1}
+    assert all(record.aiolock_left <= 0.3 for record in records)
+    assert {record.aiolock_locks for record in records} == {1}

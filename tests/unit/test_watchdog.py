@@ -205,7 +205,7 @@ async def test_an_outage_says_one_line_a_round_however_many_leases_there_are(sta
         await asyncio.sleep(TTL)
     assert len(stage.lost) == 1_000
     assert {count for _, count in stage.asked} == {1_000}
-    assert [record.locks for record in records] == [1_000] * len(stage.asked)
+    assert [record.aiolock_locks for record in records] == [1_000] * len(stage.asked)
     assert {record.getMessage() for record in records} == {"renewal of 'x' and 999 more failed: not now"}
     assert stage.watchdog.failures == 1_000 * len(records)
 
@@ -259,41 +259,109 @@ async def test_a_late_reply_to_an_old_request_does_not_shorten_a_term(stage):
     assert not stage.lost
 
 
+@pytest.mark.parametrize("rest", [0.003, 0.24, 5.0])
+@pytest.mark.parametrize("renewing", [False, True], ids=["no reply", "a reply in the socket"])
+def test_work_that_sleeps_through_the_end_of_its_lease_in_a_stop_does_not_go_on(rest, renewing):
+    """A host is stopped over the end of a term; all its timers are due when it goes on."""
+
+    @in_town
+    async def test(town):
+        host = Host("stopped")
+        client = await host.run(town.client())
+        steps: list[float] = []
+
+        async def work() -> None:
+            with pytest.raises(LockLost):
+                async with client.lock("x") as lease:
+                    while True:
+                        await asyncio.sleep(rest)
+                        if not lease.held:
+                            steps.append(town.clock())
+
+        working = host.run(work())
+        await asyncio.sleep(TTL / 3 - 1)
+        if renewing:
+            town.links[client].delay = 3.0
+            await asyncio.sleep(2)
+        host.stop()
+        await asyncio.sleep(2 * TTL)
+        host.resume()
+        await working
+        assert steps == []
+
+    test()
+
+
 @staged
-async def test_a_reply_that_was_received_is_read_before_the_verdict(stage):
-    """A host is stopped over the end of its term while the reply that prolongs it arrives."""
-    host = Host("stopped")
-    reply: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+async def test_a_keeper_that_raises_costs_no_other_lease_its_renewal(stage):
+    def fail(*what: object) -> None:
+        raise ZeroDivisionError
 
-    async def read() -> None:
-        await reply
+    stage.term_overstayed = stage.term_requested = fail
+    overstays, asked, lost, kept = (stage.hold() for _ in range(4))
+    stage.watchdog.limit(overstays, stage.clock() + 1)
+    stage.notices.put_nowait(Notice(News.REQUESTED, asked.claim))
+    await asyncio.sleep(2)
+    stage.term_lost = fail
+    stage.notices.put_nowait(Notice(News.LOST, lost.claim))
+    with said("aiolock.renew") as records:
+        await asyncio.sleep(10 * TTL)
+    assert kept.until > stage.clock()
+    assert lost.until <= stage.clock(), "it is not held, although its keeper was not told"
+    assert {record.getMessage() for record in records} == {"telling the holder of 'x' failed"}
 
-    async def slow(claims: Sequence[Claim]) -> list[Any]:
-        grants = [stage.yes(claim) for claim in claims]
-        # The reply passes through another task, as it does in a driver that has a reader.
-        await asyncio.create_task(read())
-        return grants
 
-    stage.watchdog._renew = slow
-    for task in stage.tasks:
-        task.cancel()
+@staged
+async def test_a_task_factory_that_raises_is_an_error_of_that_renewal(stage):
+    good, failures = stage.watchdog._spawn, iter(range(2))
 
-    async def own() -> Term:
-        stage.spawn(stage.watchdog.run(), "watchdog of the host")
-        return stage.hold()
+    def spawn(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        if next(failures, None) is not None:
+            work.close()
+            raise ZeroDivisionError
+        return good(work, name)
 
-    term = await host.run(own())
-    until = term.until
-    await asyncio.sleep(0.9 * TTL)
-    host.stop()
-    await asyncio.sleep(0.15 * TTL)
-    reply.set_result(None)
-    await asyncio.sleep(0.05 * TTL)
-    assert until < stage.clock() < certain_until(stage.start + TTL / 3, TTL)
-    host.resume()
-    await asyncio.sleep(SOON)
+    stage.watchdog._spawn = spawn
+    term = stage.hold()
+    await asyncio.sleep(10 * TTL)
     assert not stage.lost
-    assert term.until > until
+    assert term.until > stage.clock()
+
+
+@staged
+async def test_leases_are_lost_loudly_when_the_program_cancels_the_task_that_listens(stage):
+    terms = [stage.hold() for _ in range(3)]
+    await asyncio.sleep(TTL)
+    with said("aiolock.renew") as records:
+        for task in stage.tasks:
+            task.cancel()
+        await asyncio.sleep(SOON)
+    assert [(term, reason) for _, term, reason in stage.lost] == [(term, "closed") for term in terms]
+    [record] = records
+    assert (record.levelno, record.aiolock_locks) == (logging.ERROR, 3)
+    # Later leases are renewed, and told what the server says.
+    later = [stage.hold() for _ in range(2)]
+    await asyncio.sleep(10 * TTL)
+    assert len(stage.lost) == 3
+    stage.notices.put_nowait(Notice(News.LOST, later[0].claim))
+    await asyncio.sleep(SOON)
+    assert [term for _, term, _ in stage.lost[3:]] == [later[0]]
+    assert later[1].until > stage.clock()
+
+
+@staged
+async def test_a_defect_of_the_renewal_loses_every_lease_loudly(stage):
+    terms = [stage.hold() for _ in range(3)]
+    await asyncio.sleep(1)
+
+    def fail(terms: list[Term], now: float) -> None:
+        raise ZeroDivisionError
+
+    stage.watchdog._ask = fail
+    with said("aiolock.renew") as records:
+        await asyncio.sleep(TTL)
+    assert [(term, reason) for _, term, reason in stage.lost] == [(term, "closed") for term in terms]
+    assert [record.levelno for record in records] == [logging.ERROR]
 
 
 @staged

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from datetime import UTC
 from fnmatch import fnmatchcase
@@ -27,13 +26,14 @@ from aiolock.contract import (
     Renewal,
 )
 from aiolock.errors import BackendError
+from aiolock.logs import Log, get_logger
 
 if TYPE_CHECKING:
     from aiolock.backends.mysql.backend import MySQLBackend
 
 __all__ = ["LeaseMode"]
 
-log = logging.getLogger("aiolock")
+log: Log = get_logger("aiolock")
 
 SHARED = (Family.RW, Family.SEMAPHORE)
 """The families that several may be in."""

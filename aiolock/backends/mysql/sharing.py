@@ -7,7 +7,6 @@ by ending the sleep of its client's listener.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -32,13 +31,14 @@ from aiolock.contract import (
     certain_until,
 )
 from aiolock.errors import LockError
+from aiolock.logs import Log, get_logger
 
 if TYPE_CHECKING:
     from aiolock.backends.mysql.backend import MySQLBackend
 
 __all__ = ["Sharing", "judge"]
 
-log = logging.getLogger("aiolock")
+log: Log = get_logger("aiolock")
 
 BATCH = 500
 """How many rows one statement renews."""

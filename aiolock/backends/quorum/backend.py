@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -30,11 +29,12 @@ from aiolock.errors import (
     BackendError,
     UnsupportedKind,
 )
+from aiolock.logs import Log, get_logger
 from aiolock.notices import Notices
 
 __all__ = ["QuorumBackend"]
 
-log: logging.Logger = logging.getLogger("aiolock")
+log: Log = get_logger("aiolock")
 
 T = TypeVar("T")
 

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from random import Random
 from typing import TypeVar
 
 from aiolock.contract import Backend, Claim, Grant
 from aiolock.errors import BackendError, BackendUnavailable, ConfigError
+from aiolock.logs import Log, get_logger
 
 __all__ = ["Member"]
 
 T = TypeVar("T")
 
-log: logging.Logger = logging.getLogger("aiolock")
+log: Log = get_logger("aiolock")
 
 AGAIN = (0.5, 5.0)
 """Seconds between tries to open a server that could not be reached: at first, and at most."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from random import Random
@@ -21,10 +20,11 @@ from aiolock.errors import (
     UnsafeBackend,
     shorten,
 )
+from aiolock.logs import Log, get_logger
 
 __all__ = ["Members"]
 
-log: logging.Logger = logging.getLogger("aiolock")
+log: Log = get_logger("aiolock")
 
 T = TypeVar("T")
 

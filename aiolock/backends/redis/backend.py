@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -53,12 +52,13 @@ from aiolock.contract import (
     certain_until,
 )
 from aiolock.errors import BackendError, BackendUnavailable
+from aiolock.logs import Log, get_logger
 from aiolock.names import escape
 from aiolock.notices import Notices
 
 __all__ = ["RedisBackend"]
 
-log = logging.getLogger("aiolock")
+log: Log = get_logger("aiolock")
 
 LEAVE, RENEW, BEAT, FORCE, LOOK, ASK = (
     Script(source(name)) for name in ("leave", "renew", "beat", "force", "look", "ask")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
@@ -30,10 +29,11 @@ from aiolock.backends.redis.seeds import Seeds
 from aiolock.backends.redis.slots import SLOTS, key_in, shown, slot_of
 from aiolock.contract import Claim, Family, Finding, News, Notice, Renewal, Settings
 from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, ConfigError
+from aiolock.logs import Log, get_logger
 
 __all__ = ["ClusterBackend"]
 
-log = logging.getLogger("aiolock")
+log: Log = get_logger("aiolock")
 
 SHARE = 0.5
 """Of the time to open, for nodes that do not answer while others do."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import os
 from abc import ABC, abstractmethod
@@ -15,10 +14,11 @@ from aiolock.backends.redis.endpoint import Endpoint
 from aiolock.clock import Clock
 from aiolock.delivery import read_little
 from aiolock.errors import BackendError, BackendUnavailable
+from aiolock.logs import Log, get_logger
 
 __all__ = ["Forks", "Hook", "Link", "State", "settle"]
 
-log = logging.getLogger("aiolock")
+log: Log = get_logger("aiolock")
 
 PING_EVERY = 2.0
 """Seconds without a byte from the server after which it is asked for one."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Coroutine, Iterable
 from random import Random
 from typing import Any, Protocol
@@ -15,10 +14,11 @@ from aiolock.backends.redis.seeds import Seeds
 from aiolock.backends.redis.slots import SLOTS, Layout, Place
 from aiolock.clock import Clock
 from aiolock.errors import BackendError
+from aiolock.logs import Log, get_logger
 
 __all__ = ["Nodes"]
 
-log = logging.getLogger("aiolock")
+log: Log = get_logger("aiolock")
 
 AGAIN = 0.05
 LONGEST_AGAIN = 1.0

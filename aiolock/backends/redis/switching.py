@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
@@ -19,10 +18,11 @@ from aiolock.backends.redis.sentinel import Sentinels
 from aiolock.backends.redis.watcher import CHANNEL, RIGHTS, Place, named
 from aiolock.clock import Clock
 from aiolock.errors import BackendError
+from aiolock.logs import Log, get_logger
 
 __all__ = ["Switching"]
 
-log = logging.getLogger("aiolock")
+log: Log = get_logger("aiolock")
 
 AGAIN = 1.0
 """Seconds after which a Sentinel that could not be reached is tried again."""

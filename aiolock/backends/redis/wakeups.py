@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-import logging
 import math
 from collections.abc import Callable, Sequence
 from random import Random
@@ -17,10 +16,11 @@ from typing import Any, Protocol
 
 from aiolock.clock import Clock
 from aiolock.errors import BackendError
+from aiolock.logs import Log, get_logger
 
 __all__ = ["Place", "Wakeups"]
 
-log = logging.getLogger("aiolock")
+log: Log = get_logger("aiolock")
 
 PERIOD = 2.0
 """Most seconds between heartbeats."""

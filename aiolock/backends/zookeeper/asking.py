@@ -7,7 +7,6 @@ with a connection (watches) is not set up again either: whoever waits is woken a
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -20,10 +19,11 @@ from aiolock.backends.zookeeper.heartbeats import Heartbeats
 from aiolock.backends.zookeeper.outcomes import NotSent, SessionChanged
 from aiolock.clock import Clock
 from aiolock.errors import BackendRefused
+from aiolock.logs import Log, get_logger
 
 __all__ = ["Asking"]
 
-log = logging.getLogger("aiolock.zookeeper")
+log: Log = get_logger("aiolock.zookeeper")
 
 Future = asyncio.Future[Any]
 

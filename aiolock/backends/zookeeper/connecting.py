@@ -8,7 +8,6 @@ bytes have to say is written together.
 from __future__ import annotations
 
 import asyncio
-import logging
 import ssl
 from collections.abc import Callable, Sequence
 from struct import Struct
@@ -20,10 +19,11 @@ from aiolock.backends.zookeeper.address import Host
 from aiolock.backends.zookeeper.frames import INT, Event, Request, read_event
 from aiolock.backends.zookeeper.outcomes import InDoubt
 from aiolock.delivery import read_little
+from aiolock.logs import Log, get_logger
 
 __all__ = ["Connection", "Refused", "framed"]
 
-log = logging.getLogger("aiolock.zookeeper")
+log: Log = get_logger("aiolock.zookeeper")
 
 LONGEST = 2**27
 """Bytes that a message may have: what claims to be longer comes from a stranger."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from typing import NamedTuple
 
 from aiozk import exc
@@ -18,10 +17,11 @@ from aiolock.backends.zookeeper.outcomes import said
 from aiolock.backends.zookeeper.records import Note
 from aiolock.backends.zookeeper.session import Session
 from aiolock.errors import LockError, shorten
+from aiolock.logs import Log, get_logger
 
 __all__ = ["Janitor", "Remains", "find", "remove"]
 
-log = logging.getLogger("aiolock.zookeeper")
+log: Log = get_logger("aiolock.zookeeper")
 
 PAUSE = 0.05
 """Seconds after a failure."""

@@ -6,7 +6,6 @@ Session id and password are kept through every failure, and dropped only when a 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -22,10 +21,11 @@ from aiolock.backends.zookeeper.heartbeats import Heartbeats, interval
 from aiolock.backends.zookeeper.searching import Search, Unheard
 from aiolock.clock import Clock
 from aiolock.errors import BackendRefused
+from aiolock.logs import Log, get_logger
 
 __all__ = ["Session"]
 
-log = logging.getLogger("aiolock.zookeeper")
+log: Log = get_logger("aiolock.zookeeper")
 
 CLOSING = 1.0
 """Seconds that a server has to answer the request to close the session."""
