@@ -141,7 +141,8 @@ class LockAll:
                 # Only one to ask for: it is asked for as by itself, with its place in line at once.
                 lease = await self._in_order(got, end, timeout)
             else:
-                missing = await self._at_once(got, end)
+                # A single attempt is bounded by the command timeout, and that is what it may take with `timeout=0`.
+                missing = await self._at_once(got, None if timeout == 0 else end)
                 if missing is None:
                     lease = self._joint(got)
                 elif timeout == 0 or (end is not None and runtime.clock() >= end):
@@ -177,7 +178,8 @@ class LockAll:
     async def _at_once(self, got: list[Lease | None], end: float | None) -> str | None:
         """Ask for all that is missing, without waiting; the first name that was not to be had.
 
-        ``got`` is completed up to that one: what comes after it is given back. If it raises, all of it is.
+        ``got`` is completed up to that one: of what was missing, the rest is given back. Levels stay: the task has those
+        locks already, and would wait for itself if it asked for them without. If it raises, all of ``got`` is given back.
         """
         places = [place for place, lease in enumerate(got) if lease is None]
         asking: dict[int, asyncio.Task[Lease | None]] = {}
@@ -189,8 +191,7 @@ class LockAll:
                 asking[place] = loop.create_task(_once(self._parts[place]), name="aiolock-lock-all")
             left = None if end is None else max(0.0, end - runtime.clock())
             if asking:
-                # A single attempt is bounded by the command timeout, and that is what it may take with `timeout=0`.
-                await asyncio.wait(asking.values(), timeout=left or None)
+                await asyncio.wait(asking.values(), timeout=left)
             for task in asking.values():
                 if task.done() and (failed := task.exception()) is not None:
                     raise failed
@@ -201,8 +202,6 @@ class LockAll:
         for place, task in asking.items():
             if not task.done() or task.result() is None:
                 _call_off([asking[later] for later in places if later >= place])
-                release(got[place:])
-                got[place:] = [None] * (len(got) - place)
                 return self._parts[place][1].name
             got[place] = self._take(place, task.result())
         return None
@@ -216,7 +215,8 @@ class LockAll:
                 if got[place] is None:
                     runtime = inside(lock)[0]
                     runtime.guard()
-                    left = None if end is None else max(0.0, end - runtime.clock())
+                    # Only `timeout=0` may take a command timeout: a time that is over in between still is a time.
+                    left = timeout if not timeout or end is None else max(1e-9, end - runtime.clock())
                     got[place] = self._take(place, await ask(runtime, bid, terms, left))
                     if got[place] is None:
                         self._in_vain(bid.name, timeout)

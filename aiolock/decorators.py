@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import aclosing
 from typing import Any, ParamSpec, TypeVar, cast
 
-from aiolock.errors import ConfigError, LockLost, UnsupportedKind, shorten
+from aiolock.errors import ConfigError, LockLost, UnsupportedKind, name_of, shorten
 from aiolock.lock import Lock
 from aiolock.runtime import Runtime
 from aiolock.templates import Template
@@ -41,7 +41,7 @@ class Locked:
         unknown = [field for field in self._template.fields if field not in signature.parameters]
         if unknown:
             raise ConfigError(
-                f"{shorten(self._template.text)} must name parameters of {function.__qualname__}{signature}, "
+                f"{shorten(self._template.text)} must name parameters of {name_of(function)}{signature}, "
                 f"not {', '.join(unknown)}"
             )
 

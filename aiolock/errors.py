@@ -57,6 +57,11 @@ def shorten(name: object) -> str:
     return text if len(text) <= 120 else f"{text[:100]}…{text[-10:]}"
 
 
+def name_of(function: object) -> str:
+    """The name of a function as it may stand in a message; of what has none, such as a ``functools.partial``, its repr."""
+    return getattr(function, "__qualname__", None) or shorten(function)
+
+
 class LockError(Exception):
     """The base of every error of this library."""
 

@@ -175,6 +175,10 @@ class _Bundle:
         ]
         return _Several(claims) if claims else None
 
+    def shared(self) -> bool:
+        """Never asked: every part stands for itself."""
+        return False
+
     def weaken(self, lease: Lease) -> Home:
         """Never asked: a joint lease refuses it."""
         raise RuntimeError(f"{shorten(lease.name)} cannot be downgraded as one")

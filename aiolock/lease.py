@@ -49,6 +49,10 @@ class Home(Protocol):
     def leave(self, lease: Lease, keep: float = 0) -> Claim | None:
         """End the turn of ``lease``: pass the hold on, or return the claim that is to be released."""
 
+    def shared(self) -> bool:
+        """Test whether other levels of the hold are open, once one was released."""
+        ...
+
     def weaken(self, lease: Lease) -> Home:
         """The write hold of ``lease`` becomes a read hold, in a home of its own."""
         ...
@@ -343,6 +347,11 @@ class Lease:
         return not self._released and self._lost is None
 
     @property
+    def waited_for(self) -> bool:
+        """Test whether another request for the lock would have to wait for this lease or for a level of its hold."""
+        return not self.lost and (not self._released or self._home.shared())
+
+    @property
     def home(self) -> Home:
         """Where it goes back to."""
         return self._home
@@ -369,10 +378,12 @@ class Lease:
         runtime, task = self._home.runtime, self.entered_by
         if self.kind.exclusive:
             outer = self._blocks.setdefault(self.name, self)
-            if outer.entered_by is not task:
+            if outer.entered_by is not task or not outer.waited_for:
                 self._blocks[self.name] = self
         elif self.kind.mode is Mode.READ and task is not None:
-            runtime.reading.setdefault((task, self.name), self)
+            outer = runtime.reading.setdefault((task, self.name), self)
+            if not outer.waited_for:
+                runtime.reading[task, self.name] = self
 
     def end_block(self) -> None:
         """The block has ended, whatever kind the lease has by now."""

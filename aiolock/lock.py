@@ -171,7 +171,7 @@ class Lock:
     def _in_own_block(self) -> bool:
         task = self._runtime.guard()
         holder = None if self._inside is None else self._inside.get(self._bid.name)
-        return holder is not None and holder.entered_by is task
+        return holder is not None and holder.entered_by is task and holder.waited_for
 
     def _level(self) -> Lease | None:
         """Another level of a hold that this task is in already, for kinds that have such."""
@@ -185,7 +185,7 @@ class Lock:
         runtime = self._runtime
         task = runtime.guard()
         inside = self._inside
-        if inside and (outer := inside.get(self._bid.name)) and outer.entered_by is task:
+        if inside and (outer := inside.get(self._bid.name)) and outer.entered_by is task and outer.waited_for:
             raise RuntimeError(
                 f"this task is inside its own block of lock {shorten(self.name)} and would wait for itself for ever: "
                 "use reentrant_lock(), or pass the lease on"
@@ -210,7 +210,7 @@ class Lock:
         if inside is not None:
             name = self._bid.name
             outer = inside.get(name)
-            if outer is None or outer.entered_by is not task:
+            if outer is None or outer.entered_by is not task or not outer.waited_for:
                 inside[name] = lease
 
     def _leave(self, task: Task) -> Lease:

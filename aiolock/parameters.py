@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator
 from types import UnionType
 from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin
 
-from aiolock.errors import ConfigError, MissingDriver, shorten
+from aiolock.errors import ConfigError, MissingDriver, name_of, shorten
 from aiolock.templates import Template
 
 try:
@@ -85,7 +85,7 @@ def _find(
     if not found and field in path:
         return None
     found = found or [each for each in usable if each.name == field]
-    about = f"{shorten(template.text)} over {_called(function)}"
+    about = f"{shorten(template.text)} over {name_of(function)}"
     if not found:
         elsewhere = next((each for each in known if field in {each.name, *each.aliases}), None)
         if elsewhere is not None:
@@ -101,16 +101,12 @@ def _find(
     for other in others:
         if (other.place, other.annotation) != (first.place, first.annotation):
             raise ConfigError(
-                f"{about}: {_called(first.owner)} and {_called(other.owner)} declare {field} differently; declare it in "
-                f"{_called(function)} as well"
+                f"{about}: {name_of(first.owner)} and {name_of(other.owner)} declare {field} differently; declare it in "
+                f"{name_of(function)} as well"
             )
     if _is_many(first.annotation) or _model(first.annotation) is not None:
         raise ConfigError(f"{about}: {field} is more than one value ({first.annotation}); {HINT}")
     return first
-
-
-def _called(function: object) -> str:
-    return getattr(function, "__qualname__", None) or shorten(function)
 
 
 # --- what is declared

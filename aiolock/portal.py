@@ -71,8 +71,8 @@ class SyncClient:
         self._portal: BlockingPortal | None = None
         self._thread: Thread | None = None
         self._process = os.getpid()
-        self.blocks: dict[tuple[str, int], SyncLease] = {}
-        """The lease of each open block, by the name of its lock and its thread."""
+        self.blocks: dict[tuple[str, int], list[SyncLease]] = {}
+        """The leases of the open blocks, innermost last, by the name of their lock and their thread."""
 
     def __repr__(self) -> str:
         return f"<SyncClient around {self._client!r}>"
@@ -226,14 +226,19 @@ class SyncLock:
 
     def __enter__(self) -> SyncLease:
         lease = self.acquire()
-        self._client.blocks[self.name, get_ident()] = lease
+        self._client.blocks.setdefault((self.name, get_ident()), []).append(lease)
         return lease
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Release; raise :class:`LockLost` if the lease was lost, unless the block ends with an exception of its own."""
-        self._client.blocks.pop((self.name, get_ident())).__exit__(kind, error, trace)
+        key = self.name, get_ident()
+        leases = self._client.blocks[key]
+        lease = leases.pop()
+        if not leases:
+            del self._client.blocks[key]
+        lease.__exit__(kind, error, trace)
 
     def locked(self) -> bool:
         """Whether anybody holds it at this moment."""
@@ -248,7 +253,8 @@ class SyncLock:
         return self._client.run(self._lock.force_release)
 
     def _in_own_block(self) -> bool:
-        return (self.name, get_ident()) in self._client.blocks
+        leases = self._client.blocks.get((self.name, get_ident()), ())
+        return any(lease.waited_for for lease in leases)
 
     def _attempt(self, ask: Callable[[], Coroutine[Any, Any, Lease | None]]) -> SyncLease | None:
         attempt = _Attempt(ask)
@@ -308,6 +314,11 @@ class SyncLease:
     def lost(self) -> bool:
         """Whether the lease ended before it was released."""
         return self._lease.lost
+
+    @property
+    def waited_for(self) -> bool:
+        """Test whether another request for the lock would have to wait for this lease."""
+        return self._lease.waited_for
 
     def check(self) -> None:
         """Raise :class:`LockLost` if it is not certain that we hold the lock, :class:`RuntimeError` if it was released."""

@@ -376,6 +376,10 @@ class Cohort:
             stats.holds.record(now - begun, weight)
         return claim
 
+    def shared(self) -> bool:
+        """Test whether other levels of the hold are open: a cohort lends it to one lease at a time."""
+        return False
+
     def _may_pass(self, term: Term, now: float) -> bool:
         since = term.claim.demanded_at
         waited = None if since is None or since > now else now - since

@@ -59,6 +59,10 @@ class Levels:
         assert first is not None  # noqa: S101 - the lease that leaves is the first, or keeps it
         return self._home.leave(first, keep)
 
+    def shared(self) -> bool:
+        """Test whether levels are open."""
+        return self._open > 0
+
 
 class Level:
     """The home of a further lease of a hold: the levels, and the first lease, which it keeps alive."""
@@ -84,6 +88,10 @@ class Level:
     def leave(self, lease: Lease, keep: float = 0) -> Claim | None:
         """Leave this level, and with the last one the hold."""
         return self.levels.leave(lease, keep)
+
+    def shared(self) -> bool:
+        """Test whether levels are open."""
+        return self.levels.shared()
 
 
 class ReentrantLock(Lock):

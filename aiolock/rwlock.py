@@ -90,12 +90,12 @@ class _Side(Lock):
     def _writing(self) -> bool:
         """Whether this task is in a block of the write lock."""
         holder = self._runtime.inside[self.kind.family.value].get(self.name)
-        return holder is not None and holder.entered_by is self._task()
+        return holder is not None and holder.entered_by is self._task() and holder.waited_for
 
     def _reading(self) -> Lease | None:
         """The lease of the outermost read block that this task is in; not one that was released inside of it."""
         lease: Lease | None = self._runtime.reading.get((self._task(), self.name))
-        return lease if lease is not None and (lease.open or lease.lost) else None
+        return lease if lease is not None and (lease.waited_for or lease.lost) else None
 
     def _enter(self, lease: Lease, *, cancel: bool) -> None:
         super()._enter(lease, cancel=cancel)
@@ -160,13 +160,18 @@ class WriteLock(_Side):
 
     __slots__ = ()
 
+    def _waits_to_write(self) -> bool:
+        """Test whether this task is in a read block of the name that a writer has to wait for."""
+        outer = self._reading()
+        return outer is not None and outer.waited_for
+
     def _in_own_block(self) -> bool:
         self._runtime.guard()
-        return self._writing() or self._reading() is not None
+        return self._writing() or self._waits_to_write()
 
     def _ask(self, timeout: float | None) -> Coroutine[Any, Any, Lease | None]:
         self._runtime.guard()
-        if self._reading() is not None:
+        if self._waits_to_write():
             raise RuntimeError(
                 f"this task is inside its own read block of {shorten(self.name)}, and a read lock cannot become a write "
                 "lock: two readers who want that wait for each other for ever. Leave the read block and take write(); "

@@ -8,9 +8,12 @@ inside of the libraries that it uses.
 from __future__ import annotations
 
 import asyncio
+import os
+import sysconfig
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from inspect import isawaitable
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from aiolock.client import Client
@@ -34,6 +37,13 @@ GRACE = 5.0
 """Seconds for what has to end to end."""
 SHOWN = 20
 """So many faults are listed; the others are counted."""
+
+_LIBRARIES = (
+    *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    str(Path(__file__).parents[1]) + os.sep,
+    "<frozen",
+)
+"""Beginnings of the file names of code that is not the user's: the standard library, site-packages, aiolock."""
 
 Work = Callable[[], Coroutine[Any, Any, Any]]
 Check = Callable[[], Awaitable[object] | object]
@@ -237,12 +247,15 @@ class _Attempt(Coroutine[Any, Any, Any]):
 
 
 def _innermost(work: Any) -> str:
-    """Where the innermost of the coroutines that wait for each other stands."""
-    place = "?"
+    """The place of the innermost user frame among the coroutines that await each other; without one, of the innermost."""
+    frames = []
     while (frame := getattr(work, "cr_frame", None)) is not None:
-        place = f"{frame.f_code.co_qualname} ({frame.f_code.co_filename}:{frame.f_lineno})"
+        frames.append(frame)
         work = work.cr_await
-    return place
+    own = [frame for frame in frames if not frame.f_code.co_filename.startswith(_LIBRARIES)]
+    for frame in reversed(own or frames):
+        return f"{frame.f_code.co_qualname} ({frame.f_code.co_filename}:{frame.f_lineno})"
+    return "?"
 
 
 async def _left(clients: list[Client], before: set[asyncio.Task[Any]]) -> list[str]:

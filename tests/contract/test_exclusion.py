@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from aiolock import UnsafeBackend
+from aiolock import LockLost, UnsafeBackend
 from tests.contract.deployments import WORDS
-from tests.contract.staging import PATIENCE, gets_the_lock, nothing_remains, passes
+from tests.contract.staging import PATIENCE, gets_the_lock, nothing_remains, passes, until
 
 
 @pytest.mark.parametrize("fair", [False, True], ids=["plain", "fair"])
@@ -120,6 +120,43 @@ async def test_ones_own_block_is_known_until_its_outermost_level_ends(client):
     async with client.reentrant_lock("x"):
         async with client.reentrant_lock("x"):
             pass
+        with pytest.raises(RuntimeError, match="own block"):
+            await client.lock("x").acquire(timeout=PATIENCE)
+    await gets_the_lock(client, "x")
+
+
+async def test_after_a_release_inside_its_block_a_task_may_ask_again(client):
+    lock = client.lock("x")
+    async with lock as outer:
+        await outer.release()
+        async with asyncio.timeout(PATIENCE), lock as inner:
+            assert inner.token > outer.token
+            with pytest.raises(RuntimeError, match="own block"):
+                await lock.acquire()
+        again = await lock.try_acquire()
+        assert again is not None
+        async with again:
+            assert await lock.try_acquire() is None
+        async with asyncio.timeout(PATIENCE), await client.lock("x").acquire():
+            pass
+    await gets_the_lock(client, "x")
+
+
+async def test_after_a_loss_a_block_that_goes_on_may_ask_again(deployment, client):
+    lock = client.lock("x", on_loss="signal")
+    with pytest.raises(LockLost):
+        async with lock as outer:
+            await deployment.lose(outer)
+            await until(lambda: outer.lost)
+            async with asyncio.timeout(PATIENCE), lock as inner:
+                assert inner.token > outer.token
+    await gets_the_lock(client, "x")
+
+
+async def test_a_level_that_is_left_is_still_ones_own_block(client):
+    lock = client.reentrant_lock("x")
+    async with lock as outer, lock:
+        await outer.release()
         with pytest.raises(RuntimeError, match="own block"):
             await client.lock("x").acquire(timeout=PATIENCE)
     await gets_the_lock(client, "x")

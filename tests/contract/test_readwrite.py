@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from aiolock import LockLost
+from aiolock import LockLost, lock_all
 from tests.contract.staging import PATIENCE, passes, queued, until, waiting
 
 NEEDS = "read-write"
@@ -296,6 +296,27 @@ async def test_a_cancelled_downgrade_can_be_asked_for_again(client, rival, steps
 # --- one's own blocks
 
 
+async def test_a_read_level_is_kept_while_lock_all_waits_for_another_lock(client, rival):
+    """The writer waits for this task: asked for anew, the read lock would wait behind that writer."""
+    lock = client.rwlock("x")
+    busy = await rival.lock("a").acquire()
+
+    async def let_go() -> None:
+        await queued(client.lock("a"), 1)
+        await busy.release()
+
+    async with lock.read():
+        writer = asyncio.create_task(rival.rwlock("x").write().acquire())
+        await queued(lock.write(), 1)
+        releasing = asyncio.create_task(let_go())
+        async with asyncio.timeout(PATIENCE), lock_all(client.lock("a"), client.lock("b"), lock.read()):
+            assert not writer.done()
+        await releasing
+    async with asyncio.timeout(PATIENCE):
+        await (await writer).release()
+    await nothing_remains(client)
+
+
 async def test_a_reader_cannot_become_a_writer(client):
     lock = client.rwlock("x")
     async with lock.read():
@@ -309,6 +330,24 @@ async def test_a_reader_cannot_become_a_writer(client):
         with pytest.raises(RuntimeError, match="read block"):
             await lock.write().acquire()
     await (await lock.write().acquire(timeout=PATIENCE)).release()
+    await nothing_remains(client)
+
+
+async def test_after_a_release_inside_its_block_a_task_may_read_and_write(client):
+    lock = client.rwlock("x")
+    for side in (lock.read(), lock.write()):
+        async with side as outer:
+            await outer.release()
+            async with asyncio.timeout(PATIENCE), lock.write():
+                with pytest.raises(RuntimeError, match="own write block"):
+                    await lock.write().acquire(timeout=PATIENCE)
+            async with asyncio.timeout(PATIENCE), lock.read():
+                with pytest.raises(RuntimeError, match="own read block"):
+                    await lock.write().acquire(timeout=PATIENCE)
+    async with lock.read() as outer, lock.read():
+        await outer.release()
+        with pytest.raises(RuntimeError, match="own read block"):
+            await lock.write().acquire(timeout=PATIENCE)
     await nothing_remains(client)
 
 

@@ -226,6 +226,31 @@ async def test_a_lease_may_be_entered_and_handed_over(client):
     await all_free(client, "a", "b")
 
 
+async def released_when_waited_for(lease, lock) -> None:
+    await queued(lock, 1)
+    await lease.release()
+
+
+async def test_a_level_is_kept_while_another_lock_is_waited_for(client, rival):
+    """Asked for anew, it would be waited for by the very task that has it."""
+    both = lock_all(client.lock("a"), client.lock("b"), client.reentrant_lock("r"))
+    async with client.reentrant_lock("r") as outer:
+        for busy in "ab":
+            lease = await rival.lock(busy).acquire()
+            assert await both.try_acquire() is None
+            with pytest.raises(AcquireTimeout, match=f"'{busy}'"):
+                await both.acquire(timeout=0)
+            with pytest.raises(AcquireTimeout, match=f"'{busy}'"):
+                await both.acquire(timeout=0.05)
+            releasing = asyncio.create_task(released_when_waited_for(lease, client.lock(busy)))
+            async with asyncio.timeout(PATIENCE), both as joint:
+                assert joint.parts[-1].token == outer.token
+            await releasing
+        assert outer.held
+        assert await rival.lock("r").try_acquire() is None
+    await all_free(client, *"abr")
+
+
 async def test_ones_own_block_is_refused_in_both_directions(client):
     both = lock_all(client.lock("a"), client.lock("b"))
     async with client.lock("b"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 from collections.abc import AsyncIterator
 
@@ -180,6 +181,8 @@ async def test_what_cannot_be_decorated_is_refused_at_once(client):
             client.once("a", at_most=1)(wrong)
     with pytest.raises(ConfigError, match=r"must name parameters of .*fine\(order_id.*not order, user"):
         client.locked("{order}:{user}:{order_id}")(fine)
+    with pytest.raises(ConfigError, match=r"must name parameters of functools.partial\(.*not nope"):
+        client.locked("p:{nope}")(functools.partial(fine, 1))
     for template in (
         "{order_id",
         "{}",

@@ -145,6 +145,20 @@ def test_a_thread_inside_its_own_block_is_refused_instead_of_hanging(client):
         assert lease.held
 
 
+def test_a_thread_that_released_by_hand_may_ask_again_inside_its_block(client):
+    with client.lock("a") as outer:
+        outer.release()
+        with client.lock("a") as inner:
+            assert inner.token > outer.token
+            with pytest.raises(RuntimeError, match="inside its own block"):
+                client.lock("a").acquire()
+        again = client.lock("a").try_acquire()
+        assert again is not None
+        again.release()
+    with client.lock("a"):
+        pass
+
+
 def test_there_is_no_reentrant_lock(client):
     assert not hasattr(client, "reentrant_lock")
 

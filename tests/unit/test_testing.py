@@ -248,6 +248,9 @@ async def test_a_swallowed_cancellation_is_found_where_it_happens(way):
     with pytest.raises(AssertionError, match=r"swallowed") as caught:
         await interrupt_everywhere(work, ways=[way])
     assert f"{way} at await 1" in str(caught.value)
+    # The place is the user's, not where asyncio sleeps.
+    line = work.__code__.co_firstlineno + 2
+    assert f"{work.__qualname__} ({__file__}:{line})" in str(caught.value)
 
 
 async def test_a_lock_that_stays_is_found(world, monkeypatch):

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 import aiolock
-from aiolock import AcquireTimeout, BackendError, BackendUnavailable
+from aiolock import AcquireTimeout, BackendError, BackendUnavailable, lock_all
 from aiolock.backends.redis import link
 from tests.backends.redis.staging import (
     ENTERED,
@@ -186,6 +186,17 @@ async def test_n3_calls_into_a_black_hole_end_in_time(proxy, far):
                 await call
             assert since.seconds < bound + SOON
     proxy.heal()
+
+
+async def test_n3_a_time_that_is_over_at_once_is_a_time_for_several_locks_as_well(proxy, far):
+    async with far(ttl=300, command_timeout=60) as client:
+        proxy.blackhole()
+        for locks in ((client.lock("a"), client.lock("b")), (client.lock("a"),)):
+            since = Stopwatch()
+            with pytest.raises((AcquireTimeout, BackendUnavailable)):
+                await lock_all(*locks).acquire(timeout=1e-9)
+            assert since.seconds < SOON
+        proxy.heal()
 
 
 # --- N4, N5
