@@ -123,7 +123,7 @@ class Redis(Server):
     `users` are lines of an ACL file ("user app on >secret ~* &* +@all"). `extra` are further words of the command line.
     `tls=True` makes certificates (`redis.certificates.ca`); a ready-made `Certificates` is used as it is.
     `unixsocket=True` makes `url` name the socket; the port is open all the same.
-    `sentinel=True` makes it a Sentinel that watches nobody.
+    `sentinel=True` makes it a Sentinel that watches nobody. `prefix` are words before the program, such as `env NAME=value`.
     """
 
     def __init__(
@@ -139,6 +139,7 @@ class Redis(Server):
         maxmemory_policy: str = "noeviction",
         sentinel: bool = False,
         extra: Sequence[str] = (),
+        prefix: Sequence[str] = (),
     ) -> None:
         binary = REDIS or program("redis-server", "valkey-server", package="redis-server", server="redis")
         super().__init__("redis")
@@ -176,7 +177,7 @@ class Redis(Server):
             argv += ["--aclfile", str(acl)]
         if maxmemory is not None:
             argv += ["--maxmemory", maxmemory, "--maxmemory-policy", maxmemory_policy]
-        self.children = [Child([*argv, *extra], self.folder / "redis.log")]
+        self.children = [Child([*prefix, *argv, *extra], self.folder / "redis.log")]
 
     @property
     def url(self) -> str:

@@ -121,7 +121,7 @@ class RedisBackend(Backend):
         self._prefix = f"{settings.namespace}:1:"
         self._channels = f"{settings.namespace}:1:to:"
         self.clock = settings.clock
-        self.wakeups = Wakeups(self._beat, clock=settings.clock, random=Random())
+        self.wakeups = Wakeups(self._beat, self.tickets, clock=settings.clock, random=Random())
         self.recent = Recent(settings.clock) if self._endpoint.moves else None
         self._forms = Forms(self._prefix, self._process)
         self._many = Many(self)
@@ -355,6 +355,10 @@ class RedisBackend(Backend):
 
     def _beat(self, keys: Sequence[str], counts: Sequence[int], life: int) -> asyncio.Future[Any]:
         return self._link().script(BEAT, keys, (self._process, life, self._hears, self._floor, *counts))
+
+    def tickets(self, key: str, requests: Sequence[str]) -> asyncio.Future[Any]:
+        """Read the tickets of requests that should be in the queue of a lock."""
+        return self._link().call("HMGET", key, *[f"r:{request}" for request in requests])
 
     def renewal(self, batch: Sequence[RedisClaim]) -> asyncio.Future[Any]:
         """Ask for a full ttl for claims of one kind, in one call."""

@@ -69,7 +69,7 @@ class Many:
         self.settings = backend.settings
         self.clock = backend.settings.clock
         self.claims = backend.claims
-        self.wakeups = Wakeups(self._beat, clock=self.clock, random=Random())
+        self.wakeups = Wakeups(self._beat, backend.tickets, clock=self.clock, random=Random())
         """Heartbeats of their own: their script is another one."""
 
     # --- what a claim sends

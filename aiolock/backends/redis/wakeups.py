@@ -8,14 +8,16 @@ hold before it may end. All of it is timers and reply slots of the connection: t
 from __future__ import annotations
 
 import asyncio
+import functools
 import heapq
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any, Protocol
 
 from aiolock.clock import Clock
-from aiolock.errors import BackendError
+from aiolock.errors import BackendError, BackendRefused
 from aiolock.logs import Log, get_logger
 
 __all__ = ["Place", "Wakeups"]
@@ -33,6 +35,11 @@ BATCH = 1000
 machine."""
 CALLS = 5000
 """Most calls in a second for heartbeats, as long as no place ends for that: more would leave no time for anything else."""
+HANDED = 3 * PERIOD
+"""Longest provisional grant, in seconds, whose end is looked at by the process that handed the lock on. Waiters learn of a longer one with
+their heartbeats, well before it ends."""
+FEW = 32
+"""So many waiters of one lock ask again at once when one of their places may be gone; of more, the server says which."""
 SLACK = 100
 """How many outdated entries the agenda may have beside as many as valid ones."""
 
@@ -43,6 +50,11 @@ class Place(Protocol):
     @property
     def key(self) -> str:
         """The lock."""
+        ...
+
+    @property
+    def request(self) -> str:
+        """The request id."""
         ...
 
     @property
@@ -64,14 +76,23 @@ Beat = Callable[[Sequence[str], Sequence[int], int], "asyncio.Future[Any]"]
 lives."""
 
 
+Tickets = Callable[[str, Sequence[str]], "asyncio.Future[Any]"]
+"""Read which ticket each of these requests has in the queue of a lock; ``None`` for one that has none."""
+
+
 class Wakeups:
     """The waiting of one process on one server."""
 
-    def __init__(self, beat: Beat, *, clock: Clock, random: Random) -> None:
+    def __init__(self, beat: Beat, tickets: Tickets, *, clock: Clock, random: Random) -> None:
         self._beat = beat
+        self._tickets = tickets
         self._clock = clock
         self._random = random
         self._waiting: dict[str, set[Place]] = {}
+        self._ttls: Counter[float] = Counter()
+        """How many of them have which ttl."""
+        self._shortest = math.inf
+        """The shortest of these."""
         self._ends: dict[str, float] = {}
         """When a lock should be looked at before the next heartbeat."""
         self._agenda: list[tuple[float, str]] = []
@@ -92,21 +113,31 @@ class Wakeups:
 
     def add(self, place: Place) -> None:
         """Look after a place from now on."""
-        self._waiting.setdefault(place.key, set()).add(place)
-        if place.ttl < 3 * self.period:
-            self._pace()
+        places = self._waiting.setdefault(place.key, set())
+        if place not in places:
+            places.add(place)
+            self._ttls[place.ttl] += 1
+            if place.ttl < self._shortest:
+                self._shortest = place.ttl
+                self._pace()
         self._next_beat = min(self._next_beat, self._clock() + self.period)
         self._arm()
 
     def remove(self, place: Place) -> None:
         """It waits no longer."""
         places = self._waiting.get(place.key)
-        if places is not None:
-            places.discard(place)
-            if not places:
-                del self._waiting[place.key]
-                if not self._waiting:
-                    self._pace()
+        if places is None or place not in places:
+            return
+        places.remove(place)
+        if not places:
+            del self._waiting[place.key]
+            self._forget(place.key)
+        self._ttls[place.ttl] -= 1
+        if not self._ttls[place.ttl]:
+            del self._ttls[place.ttl]
+            if place.ttl == self._shortest:
+                self._shortest = min(self._ttls, default=math.inf)
+                self._pace()
 
     @property
     def pushed(self) -> bool:
@@ -119,8 +150,7 @@ class Wakeups:
         self._pace()
 
     def _pace(self) -> None:
-        shortest = min((place.ttl for places in self._waiting.values() for place in places), default=math.inf)
-        self.period = max(ASKING, min(shortest / 3, PERIOD)) if self._pushed else ASKING
+        self.period = max(ASKING, min(self._shortest / 3, PERIOD)) if self._pushed else ASKING
         life = round(max(3 * self.period, LIFE) * 1000)
         terms = f"{life} {'s' if self._pushed else 'n'}"
         if terms != self.terms:
@@ -135,8 +165,9 @@ class Wakeups:
         )
 
     def claimed(self, key: str, claim: float) -> None:
-        """Somebody was handed a lock: look whether it was confirmed when the claim of that many seconds is over."""
-        self._look_at(key, self._clock() + max(0.0, claim) + 0.002, move=False)
+        """The lock was handed on: look whether the grant was confirmed when its ``claim`` seconds are over."""
+        if claim <= HANDED:
+            self._look_at(key, self._clock() + max(0.0, claim) + 0.002, move=False)
 
     def now(self) -> None:
         """Look at everything at once: something may have been missed."""
@@ -153,6 +184,8 @@ class Wakeups:
     def close(self) -> None:
         """No more timers."""
         self._waiting.clear()
+        self._ttls.clear()
+        self._shortest = math.inf
         self._ends.clear()
         self._agenda.clear()
         self._next_beat = math.inf
@@ -164,11 +197,20 @@ class Wakeups:
         if known is None or move or when < known:
             self._ends[key] = when
             heapq.heappush(self._agenda, (when, key))
-            if len(self._agenda) > 2 * len(self._ends) + SLACK:
-                # Every move leaves an entry behind, which would stay until its time comes.
-                self._agenda = [(then, name) for name, then in self._ends.items()]
-                heapq.heapify(self._agenda)
+            self._tidy()
             self._arm()
+
+    def _forget(self, key: str) -> None:
+        """Drop the look at a lock that is waited for no more, unless it is due soon: it may be for a lock that was handed on."""
+        if self._ends.get(key, 0.0) > self._clock() + HANDED + 0.1:
+            del self._ends[key]
+            self._tidy()
+
+    def _tidy(self) -> None:
+        """Rebuild the agenda when most of it is outdated: every move leaves an entry behind until its time comes."""
+        if len(self._agenda) > 2 * len(self._ends) + SLACK:
+            self._agenda = [(then, name) for name, then in self._ends.items()]
+            heapq.heapify(self._agenda)
 
     def _arm(self) -> None:
         if not self._waiting:
@@ -227,7 +269,32 @@ class Wakeups:
             if not places:
                 continue
             if state == 2:
-                for place in list(places):
-                    place.wake()
+                self._missed(key, places)
             elif left:
                 self.ends(key, left / 1_000_000, first=state == 1)
+
+    def _missed(self, key: str, places: set[Place]) -> None:
+        """Wake the places of a lock of which something was missed: a grant, or a place that is gone."""
+        if len(places) <= FEW:
+            for place in list(places):
+                place.wake()
+            return
+        # Most likely one of them was handed the lock, and the message has not arrived yet: the others have nothing to ask.
+        listed = [place for place in places if place.placed]
+        for start in range(0, len(listed), BATCH):
+            some = listed[start : start + BATCH]
+            reply = self._tickets(key, [place.request for place in some])
+            reply.add_done_callback(functools.partial(self._looked_up, key, some))
+
+    def _looked_up(self, key: str, places: Sequence[Place], reply: asyncio.Future[Any]) -> None:
+        if reply.cancelled():
+            return
+        error = reply.exception()
+        if error is not None and not isinstance(error, BackendRefused):
+            # The connection tells us when it is back, and then we look at everything.
+            return
+        tickets = [None] * len(places) if error is not None else reply.result()
+        waiting = self._waiting.get(key, set())
+        for place, ticket in zip(places, tickets, strict=True):
+            if ticket is None and place.placed and place in waiting:
+                place.wake()

@@ -330,7 +330,7 @@ async def test_a_writer_who_cannot_be_reached_stops_nobody(lock, way):
 
 async def test_who_asks_instead_of_listening_is_let_in_without_a_message(pool):
     await pool.enter(A, (1, 1))
-    await pool.enter(B, (1, 1), place="600000 n -1")
+    await pool.enter(B, (1, 1), place="6000 n -1")
     assert await pool.release(A) == CLAIM
     assert await pool.inside() == {B}
     assert (await pool.beat("b", 1, hears="n"))[2] == 2
@@ -509,6 +509,62 @@ async def test_what_finds_nothing_writes_nothing(lock, admin):
     await lock.ask()
     await lock.look()
     assert not await admin.exists(lock.key)
+
+
+# --- a clock that is set back
+
+
+async def ahead(lock: ManyLock, *requests: str, seconds: int = 1000) -> None:
+    """These holds were granted or renewed by a clock that was so much ahead."""
+    later = seconds * 1_000_000
+    fields = await lock.fields()
+    for request in requests:
+        until_, _, rest = fields[f"h:{request}"].partition(" ")
+        await lock.admin.hset(lock.key, f"h:{request}", f"{int(until_) + later} {rest}")
+    for field in ("next", "swept"):
+        await lock.admin.hset(lock.key, field, int(fields[field]) + later)
+
+
+@pytest.mark.parametrize("way", ["attempt", "enter", "beat", "leave"])
+async def test_a_hold_ends_a_ttl_after_the_first_look_when_the_clock_was_set_back(lock, way):
+    await lock.enter(A, ttl=5000)
+    await lock.enter(B, ttl=7000)
+    for request in (C, D):
+        await lock.enter(request, WRITE, place="6000 s -1")
+    await ahead(lock, A, B)
+    if way == "beat":
+        assert (await lock.beat("c"))[0] <= 5_000_000
+    elif way == "leave":
+        await lock.leave(D)
+    else:
+        assert (await getattr(lock, way)("e:1", WRITE))[3] <= 5_000_000
+    seconds, micros = await lock.admin.time()
+    now = seconds * 1_000_000 + micros
+    fields = await lock.fields()
+    ends = [int(fields[f"h:{request}"].split(" ")[0]) - now for request in (A, B)]
+    assert ends[0] <= 5_000_000
+    assert 5_000_000 < ends[1] <= 7_000_000
+    assert int(fields["next"]) - now <= 5_000_000
+    assert int(fields["swept"]) <= now
+    # Both live, and lose nothing.
+    assert [await lock.renew(request) for request in (A, B)] == [2, 2]
+
+
+async def test_a_permit_that_is_kept_ends_in_time_when_the_clock_was_set_back(pool):
+    await pool.enter(A, (1, 1))
+    await pool.leave(A, keep=60_000)
+    [kept] = await pool.inside()
+    await ahead(pool, kept)
+    assert 50_000_000 < (await pool.attempt(B, (1, 1)))[3] <= 60_000_000
+
+
+async def test_holes_cost_a_newcomer_nothing_when_nobody_waits(pool, admin):
+    await pool.enter(A, (1, 1))
+    await pool.enter(B, (1, 1))
+    await admin.hset(pool.key, "tail", 9_000)
+    assert await pool.leave(B) == -1
+    await pool.release(A)
+    assert (await pool.attempt(C, (1, 1)))[0] == 1
 
 
 # --- a writer passes its hold on inside its process, and so has to know of others

@@ -9,6 +9,7 @@ import asyncio
 import random
 import re
 from collections import Counter
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -337,14 +338,72 @@ async def test_a_confirmed_grant_that_runs_out_parks_nobody(lock):
 
 async def test_many_who_cannot_be_reached_are_gone_through_in_steps(lock):
     await lock.enter(A)
-    for n in range(1500):
+    for n in range(1200):
         await lock.enter(f"b:{n:x}")
     await lock.listen("c")
     await lock.enter(C)
     assert await lock.release(A) == -1
     assert await lock.owner() is None
+    assert (await lock.beat("c"))[1] == -1
+    assert await lock.owner() is None
     assert (await lock.beat("c"))[1] > 0
     assert await lock.owner() == C
+
+
+@pytest.mark.parametrize("way", ["attempt", "enter"])
+async def test_nobody_enters_past_a_live_waiter_behind_many_who_cannot_be_reached(lock, way):
+    await lock.enter(A)
+    for n in range(1700):
+        await lock.enter(f"b:{n:x}")
+    await lock.listen("c")
+    await lock.enter(C)
+    assert await lock.release(A) == -1
+    # The lock is free, and two steps are not enough to look through all who are before the live one.
+    for n in range(2):
+        granted, ticket, _, left, _ = await getattr(lock, way)(f"d:{n}")
+        assert (granted, left) == (0, 0)
+        assert (ticket < 0) == (way == "attempt")
+        assert await lock.owner() is None
+    assert (await lock.attempt("e:1"))[0] == 0
+    assert await lock.owner() == C
+
+
+async def test_a_newcomer_enters_when_the_last_who_cannot_be_reached_was_looked_at(lock):
+    await lock.enter(A)
+    for n in range(700):
+        await lock.enter(f"b:{n:x}")
+    assert await lock.release(A) == -1
+    assert (await lock.attempt(C))[0] == 1
+
+
+async def test_holes_are_passed_over_by_whoever_leaves_and_by_heartbeats(lock, admin):
+    await lock.enter(A)
+    await lock.listen("c", "d")
+    await lock.enter(B)
+    # As many as no step looks at; nobody can fill them in a test, one by one.
+    await admin.hset(lock.key, "tail", 12_000)
+    await lock.enter(C)
+    assert await lock.leave(B) == -1
+    heads = [int((await lock.fields())["head"])]
+    while heads[-1] < 12_000:
+        # Whoever has no place goes on as well, because it was told to.
+        _, claim, state = await lock.beat("b" if len(heads) == 1 else "c", 0)
+        heads.append(int((await lock.fields())["head"]))
+        assert (claim, state) == ((0, 1) if heads[-1] == 12_000 else (-1, 0))
+    assert [after - before for before, after in pairwise([0, *heads])] == [5_000, 5_000, 2_000]
+    assert await lock.leave(C) == 0
+    assert (await lock.enter("d:1"))[4] == 1
+    await lock.release(A)
+    assert await lock.owner() == "d:1"
+
+
+async def test_holes_cost_a_newcomer_nothing_when_nobody_waits(lock, admin):
+    await lock.enter(A)
+    await lock.enter(B)
+    await admin.hset(lock.key, "tail", 9_000)
+    assert await lock.leave(B) == -1
+    await lock.release(A)
+    assert (await lock.attempt(C))[0] == 1
 
 
 # --- leaving
@@ -413,6 +472,76 @@ async def test_graves_are_cleared_when_they_are_old(lock, admin):
     await lock.leave(B, bury=True)
     graves = {field for field in await lock.fields() if field.startswith("x:")}
     assert graves == {"x:a:4", "x:b:1"}
+
+
+async def test_so_many_graves_stand_at_most_and_the_oldest_go_first(lock):
+    for n in range(400):
+        await lock.leave(f"a:{n:x}", bury=True)
+    graves = {field[2:] for field in await lock.fields() if field.startswith("x:")}
+    assert graves == {f"a:{n:x}" for n in range(150, 400)}
+    assert len(await lock.fields()) <= 2 * 250 + 2
+    # Whose grave is gone is a request like any other, and holds nothing for longer than its ttl.
+    assert (await lock.enter("a:0", ttl=100))[0] == 1
+    assert (await lock.enter("a:399"))[0] == 0
+
+
+# --- a clock that is set back
+
+
+async def ahead(lock: Lock, field: str, seconds: int) -> None:
+    """What is written was written by a clock that was so much ahead."""
+    value = (await lock.fields())[field]
+    number, _, rest = value.partition(" ")
+    await lock.admin.hset(lock.key, field, " ".join([str(int(number) + seconds * 1_000_000), rest]).strip())
+
+
+@pytest.mark.parametrize("way", ["attempt", "enter", "beat"])
+async def test_a_hold_ends_a_ttl_after_the_first_look_when_the_clock_was_set_back(lock, way):
+    await lock.enter(A, ttl=5000)
+    if way == "beat":
+        await lock.enter(B)
+    await ahead(lock, "until", 1000)
+    left = (await lock.beat("b"))[0] if way == "beat" else (await getattr(lock, way)(B))[3]
+    assert 4_000_000 < left <= 5_000_000
+    # A live holder loses nothing.
+    assert await lock.renew(A) in {1, 2}
+
+
+async def test_a_grant_that_was_pushed_stands_no_longer_than_a_ttl_when_the_clock_was_set_back(lock):
+    await lock.enter(A)
+    await lock.listen("b", "c")
+    await lock.enter(B, ttl=5000)
+    await lock.enter(C)
+    await lock.release(A)
+    await ahead(lock, "until", 1000)
+    assert (await lock.beat("c"))[0] <= 5_000_000
+
+
+async def test_a_hold_that_is_kept_ends_in_time_when_the_clock_was_set_back(lock):
+    await lock.enter(A)
+    await lock.leave(A, keep=60_000)
+    assert 50_000_000 < (await lock.attempt(B))[3] <= 60_000_000
+    await ahead(lock, "until", 1000)
+    assert 50_000_000 < (await lock.attempt(B))[3] <= 60_000_000
+
+
+async def test_who_only_asks_and_died_before_the_clock_was_set_back_is_passed_over(lock):
+    await lock.enter(A)
+    await lock.enter(B, place="6000 n -1")
+    await lock.enter(C, place="6000 n -1")
+    await ahead(lock, "p:b", 1000)
+    await lock.release(A)
+    assert await lock.owner() == C
+    # One that lives says so again, and comes back.
+    assert (await lock.beat("b", hears="n"))[2] == 2
+
+
+async def test_graves_from_before_the_clock_was_set_back_are_cleared(lock):
+    for n in range(4):
+        await lock.leave(f"a:{n}", bury=True)
+        await lock.admin.hset(lock.key, f"y:{n}", f"a:{n} {10**18}")
+    await lock.leave(B, bury=True)
+    assert {field for field in await lock.fields() if field.startswith("x:")} == {"x:b:1"}
 
 
 # --- renewing

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from aiolock.backends.redis import wakeups
-from aiolock.backends.redis.wakeups import ASKING, BATCH, LIFE, PERIOD, SLACK, Wakeups
-from aiolock.errors import BackendUnavailable
+from aiolock.backends.redis.wakeups import ASKING, BATCH, FEW, HANDED, LIFE, PERIOD, SLACK, Wakeups
+from aiolock.errors import BackendRefused, BackendUnavailable
 from tests import virtual
 
 SOON = 0.001
@@ -25,6 +25,7 @@ class Place:
 
     def __init__(self, key: str = "x", ttl: float = 30.0, *, placed: bool = True) -> None:
         self.key = key
+        self.request = f"p:{id(self):x}"
         self.ttl = ttl
         self.placed = placed
         self.woken = 0
@@ -43,7 +44,13 @@ class Server:
         self.answers: dict[str, list[int]] = {}
         self.error: Exception | None = None
         self.silent = False
-        self.wakeups = Wakeups(self.beat, clock=self.loop.time, random=Random(1))
+        self.gone: set[str] = set()
+        """Requests that have no place in any queue."""
+        self.asked: list[int] = []
+        """How many requests each question about tickets named."""
+        self.refuses: Exception | None = None
+        """The answer to questions about tickets."""
+        self.wakeups = Wakeups(self.beat, self.tickets, clock=self.loop.time, random=Random(1))
 
     @property
     def now(self) -> float:
@@ -60,6 +67,15 @@ class Server:
             reply.set_exception(self.error)
         elif not self.silent:
             reply.set_result([0, *(self.answers.get(key, [0, 0, 0]) for key in keys)])
+        return reply
+
+    def tickets(self, key: str, requests: Sequence[str]) -> asyncio.Future[Any]:
+        self.asked.append(len(requests))
+        reply: asyncio.Future[Any] = self.loop.create_future()
+        if self.refuses is not None:
+            reply.set_exception(self.refuses)
+        else:
+            reply.set_result([None if request in self.gone else b"7" for request in requests])
         return reply
 
 
@@ -211,6 +227,39 @@ async def test_who_may_have_been_granted_or_lost_its_place_asks_again(server):
 
 
 @in_virtual_time
+async def test_of_many_waiters_of_one_lock_only_those_ask_again_whose_places_are_gone(server):
+    places = [Place() for _ in range(BATCH + FEW)]
+    asking, left = Place(placed=False), Place()
+    for place in (*places, asking, left):
+        server.wakeups.add(place)
+    server.gone = {places[3].request, places[-1].request, asking.request, left.request}
+    server.answers["x"] = [5_000_000, 0, 2]
+    server.wakeups.now()
+    await asyncio.sleep(0)
+    server.wakeups.remove(left)
+    await asyncio.sleep(SOON)
+    assert sum(server.asked) == len(places)
+    assert max(server.asked) <= BATCH
+    assert [place for place in places if place.woken] == [places[3], places[-1]]
+    assert asking.woken == left.woken == 0
+
+
+@pytest.mark.parametrize("error", [BackendRefused("WRONGTYPE"), BackendUnavailable("gone")])
+def test_many_waiters_of_a_broken_key_ask_again_and_those_of_a_broken_connection_wait(error):
+    async def test(server):
+        places = [Place() for _ in range(2 * FEW)]
+        for place in places:
+            server.wakeups.add(place)
+        server.answers["x"] = [0, 0, 2]
+        server.refuses = error
+        server.wakeups.now()
+        await asyncio.sleep(SOON)
+        assert {place.woken for place in places} == {int(isinstance(error, BackendRefused))}
+
+    in_virtual_time(test)()
+
+
+@in_virtual_time
 async def test_the_first_in_line_looks_when_the_hold_ends_and_the_others_a_little_later(server):
     server.wakeups.add(Place("x"))
     server.wakeups.add(Place("y"))
@@ -296,6 +345,62 @@ async def test_looks_that_were_moved_do_not_pile_up(server):
     assert server.wakeups._ends.keys() == {"z", "x", *(f"y{n}" for n in range(10))}
     await asyncio.sleep(2)
     assert server.times == [1.002]
+
+
+@in_virtual_time
+async def test_locks_that_were_waited_for_once_leave_nothing_behind(server):
+    for n in range(20 * SLACK):
+        place = Place(f"x{n}", ttl=86_400)
+        server.wakeups.add(place)
+        server.wakeups.ends(place.key, 86_400, first=True)
+        server.wakeups.remove(place)
+        # The lock is handed on to a waiter of another process, whose provisional grant stands for a tenth of its ttl.
+        server.wakeups.claimed(place.key, 8640)
+    assert not server.wakeups._ends
+    assert len(server.wakeups._agenda) <= SLACK
+    await asyncio.sleep(10)
+    assert server.beats == []
+
+
+@in_virtual_time
+async def test_a_look_at_a_lock_that_was_handed_on_is_made_although_its_waiter_left(server):
+    server.wakeups.claimed("x", HANDED)
+    place = Place()
+    server.wakeups.add(place)
+    server.wakeups.remove(place)
+    await asyncio.sleep(2 * HANDED)
+    assert server.times == [HANDED + 0.002]
+
+
+@in_virtual_time
+async def test_the_pace_is_that_of_the_shortest_ttl_that_waits_now(server):
+    short, shorter, long = Place(ttl=0.9), Place(ttl=0.3), Place(ttl=30)
+    for place in (long, short, shorter, shorter):
+        server.wakeups.add(place)
+    assert server.wakeups.period == ASKING
+    server.wakeups.remove(shorter)
+    assert server.wakeups.period == pytest.approx(0.3)
+    server.wakeups.remove(short)
+    assert server.wakeups.period == PERIOD
+
+
+@in_virtual_time
+async def test_adding_a_waiter_takes_no_longer_when_there_are_many(server):
+    class Counted(Place):
+        looks = 0
+
+        @property
+        def ttl(self):
+            Counted.looks += 1
+            return 0.1
+
+        @ttl.setter
+        def ttl(self, ttl):
+            pass
+
+    for n in range(500):
+        server.wakeups.add(Counted(f"x{n}"))
+    assert Counted.looks <= 5 * 500
 
 
 @in_virtual_time

@@ -1,7 +1,7 @@
 -- leave: give up whatever a request has or may still get: its hold, its place, or its arrival.
 -- KEYS[1] the lock. ARGV: 1 request, 2 floor, 3 bury (1: what was sent before may still arrive, and must then change
 -- nothing), 4 keep (ms for which the hold stays, as nobody's).
--- Returns 0, ms of the claim of whoever got the lock, or -1 to go on.
+-- Returns 0, ms of the claim of whoever got the lock, or -1 to go on (by a heartbeat).
 -- Safe: compares the owner, in one atomic step, idempotent. Tombstones last 60 s, as does the key after them. Every write
 -- comes after one that needs no memory, so that a full server forgets nothing and keeps nothing.
 local lock, request = KEYS[1], ARGV[1]
@@ -14,16 +14,20 @@ local now = t[1] * 1000000 + t[2]
 local claim = 0
 if f[1] == request and ARGV[4] ~= '0' then
   redis.call('PEXPIRE', lock, ARGV[4] + 60000)
-  redis.call('HSET', lock, 'owner', '0:' .. string.match(request, '%x+$'), 'until', now + ARGV[4] * 1000, 'claim', 0)
+  redis.call('HSET', lock, 'owner', '0:' .. string.match(request, '%x+$'), 'until', now + ARGV[4] * 1000, 'claim', 0,
+    'ttl', ARGV[4])
 elseif f[1] == request then
   claim = serve(lock, now, '', tonumber(ARGV[2]))
 elseif f[4] then
   local mine = string.match(request, '^%x+')
   unplace(lock, f[4], request, mine, redis.call('HGET', lock, 'p:' .. mine) or '')
   if f[4] == f[2] then
+    -- So many holes at most that the server is not held up.
     local head, tail = tonumber(f[2]), tonumber(f[3])
-    while head < tail and redis.call('HEXISTS', lock, 'q:' .. head) == 0 do head = head + 1 end
+    local stop = math.min(tail, head + 5000)
+    head = skip(lock, head + 1, stop)
     redis.call('HSET', lock, 'head', head)
+    if head == stop and head < tail then claim = -1 end
   end
 end
 if ARGV[3] == '1' then

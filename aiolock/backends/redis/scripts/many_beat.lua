@@ -12,7 +12,7 @@ local t = redis.call('TIME')
 local now = t[1] * 1000000 + t[2]
 local answer = {now}
 for i, lock in ipairs(KEYS) do
-  local f = redis.pcall('HMGET', lock, 'used', 'limit', 'head', 'tail', 'next', 'p:' .. mine)
+  local f = redis.pcall('HMGET', lock, 'used', 'limit', 'head', 'tail', 'next', 'p:' .. mine, 'swept')
   -- A key that somebody made something else is for those to find out who wait for it; the others' places go on.
   local broken = f.err and string.find(f.err, 'WRONGTYPE', 1, true)
   if f.err and not broken then return f end
@@ -24,7 +24,7 @@ for i, lock in ipairs(KEYS) do
     stay(lock, ARGV[2] + 60000)
   end
   if f[3] ~= f[4] then
-    if f[5] and now >= tonumber(f[5]) then used = sweep(lock, now, mine) end
+    if due(now, f[5], f[7]) then used = sweep(lock, now, mine) end
     claim, used, handed = seat(lock, now, mine, tonumber(ARGV[4]), used, tonumber(f[2] or 0))
     f = redis.call('HMGET', lock, 'used', 'limit', 'head', 'tail', 'next')
   end

@@ -13,9 +13,9 @@ if not f[1] then return {f[5] and -1 or 0, now} end
 -- include place
 -- include many_hold
 -- include many_seat
-local weight, token, count, since, label = string.match(f[1], '^%d+ %d (%d+) (%d+) (%d+) (%d+) (.*)$')
+local weight, token, count, since, label = string.match(f[1], '^%d+ %d (%d+) (%d+) (%d+) (%d+) %d+ (.*)$')
 redis.call('HDEL', lock, 'h:' .. request)
-hold(lock, request, now + ARGV[2] * 1000, 0, 1, token, count, since, label)
+hold(lock, request, now + ARGV[2] * 1000, 0, 1, token, count, since, ARGV[2], label)
 local used = f[2] - weight + 1
 redis.call('HSET', lock, 'used', used)
 stay(lock, ARGV[2] + (f[4] or 60000))

@@ -11,7 +11,7 @@ local now, ttl, floor = t[1] * 1000000 + t[2], tonumber(ARGV[2]), tonumber(ARGV[
 local f
 local function read()
   f = redis.call('HMGET', lock, 'used', 'limit', 'first', 'head', 'tail', 'top', 'next', 'keep', 'h:' .. request,
-    'x:' .. request, 'r:' .. request)
+    'x:' .. request, 'r:' .. request, 'swept')
   return tonumber(f[1] or 0), tonumber(f[2] or ARGV[8])
 end
 -- include tokens
@@ -20,16 +20,17 @@ local used, limit = read()
 local function enter(waiting)
   local token, top = tokens(now, tonumber(f[6]), floor, tonumber(ARGV[3]))
   local ends = now + ttl * 1000
-  hold(lock, request, ends, 0, weight, token, top - token + 1, now, ARGV[5])
+  hold(lock, request, ends, 0, weight, token, top - token + 1, now, ttl, ARGV[5])
   redis.call('HSET', lock, 'used', used + weight, 'top', top, 'last', request, 'limit', f[2] or ARGV[8],
-    'first', f[3] or ARGV[8], 'next', used > 0 and f[7] and math.min(f[7], ends) or ends)
+    'first', f[3] or ARGV[8], 'next', used > 0 and f[7] and math.min(f[7], ends) or ends,
+    'swept', used > 0 and f[12] or now)
   stay(lock, ttl + (f[8] or 60000))
   return {1, token, top - token + 1, now, waiting}
 end
 -- A sweep that nobody needs may wait a minute: a hold that has run out and is in nobody's way is still its owner's.
-local swept = used == 0 or now < tonumber(f[7] or 0) + 60000000
+local quiet = used == 0 or now < tonumber(f[7] or 0) + 60000000
 local named = not f[2] or ARGV[8] == f[2] or ARGV[8] == (f[3] or ARGV[8])
-if f[4] == f[5] and not f[9] and not f[10] and named and used + weight <= limit and swept then return enter(0) end
+if f[4] == f[5] and not f[9] and not f[10] and named and used + weight <= limit and quiet then return enter(0) end
 local newcomer = not f[9] and not f[11] and (ARGV[6] == '' or string.sub(ARGV[6], -2) == '-1')
 if newcomer and not named then return {2, limit} end
 -- include place
@@ -39,7 +40,7 @@ if newcomer and not named then return {2, limit} end
 if f[10] then return {0, -1, now, 60000000, 0} end
 local more = 0
 if not f[9] then
-  if f[7] and now >= tonumber(f[7]) then used = sweep(lock, now, mine) end
+  if due(now, f[7], f[12]) then used = sweep(lock, now, mine) end
   if f[4] ~= f[5] then more = seat(lock, now, request, floor, used, limit) end
   used = read()
   if not f[9] and f[4] == f[5] and used + weight <= limit then return enter(0) end
@@ -48,7 +49,7 @@ local waiting = f[4] ~= f[5] and 1 or 0
 if f[9] then
   -- Our own grant, of which we may not have heard: from now on it stands for a full ttl.
   local token, count = string.match(f[9], '^%d+ %d %d+ (%d+) (%d+) ')
-  prolong(lock, request, f[9], now + ttl * 1000, f[7])
+  prolong(lock, request, f[9], now + ttl * 1000, ttl, f[7])
   stay(lock, ttl + (f[8] or 60000))
   return {1, tonumber(token), tonumber(count), now, waiting}
 end

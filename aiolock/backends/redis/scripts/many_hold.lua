@@ -1,17 +1,18 @@
 -- hold: one of the holders of a lock with many, as a field of its own. Part of the scripts that grant, prolong or keep.
 -- ``h:<request>`` is: until (µs), 1 while a pushed grant has not been confirmed, weight, first token, tokens, since (µs),
--- label. A hold weighs its permits, a reader 1, and a writer 2^30, which is the whole limit of a read-write lock: so one
+-- ttl (ms), label. A hold weighs its permits, a reader 1, and a writer 2^30, which is the whole limit of a read-write lock: so one
 -- rule is right for all of them, and a sum says whether somebody fits.
-local function hold(lock, request, ends, claim, weight, token, count, now, label)
+local function hold(lock, request, ends, claim, weight, token, count, now, ttl, label)
   redis.call('HSET', lock, 'h:' .. request,
-    string.format('%.0f %d %.0f %.0f %.0f %.0f %s', ends, claim, weight, token, count, now, label))
+    string.format('%.0f %d %.0f %.0f %.0f %.0f %.0f %s', ends, claim, weight, token, count, now, ttl, label))
 end
 
--- From now on it stands until then, and is confirmed. ``soonest`` is when the next hold ends, as far as is known; this
+-- From now on it stands until then, which is a ttl from now, and is confirmed. ``soonest`` is when the next hold ends, as far as is known; this
 -- one is earlier if it is being kept, or the clock was set back. Begins with a write that needs no memory.
-local function prolong(lock, request, record, ends, soonest)
+local function prolong(lock, request, record, ends, ttl, soonest)
   redis.call('HDEL', lock, 'h:' .. request)
-  redis.call('HSET', lock, 'h:' .. request, (string.gsub(record, '^%d+ %d', string.format('%.0f 0', ends))))
+  redis.call('HSET', lock, 'h:' .. request, (string.gsub(record, '^%d+ %d (%d+ %d+ %d+ %d+) %d+',
+    string.format('%.0f 0 %%1 %.0f', ends, ttl))))
   if tonumber(soonest or 0) > ends then redis.call('HSET', lock, 'next', ends) end
 end
 

@@ -5,7 +5,7 @@
 -- not pass, so the line is looked at as well. Every write comes after one that needs no memory.
 local lock, request = KEYS[1], ARGV[1]
 local mine = string.match(request, '^%x+')
-local f = redis.call('HMGET', lock, 'h:' .. request, 'r:' .. request, 'used', 'limit', 'next', 'head', 'tail')
+local f = redis.call('HMGET', lock, 'h:' .. request, 'r:' .. request, 'used', 'limit', 'next', 'head', 'tail', 'swept')
 -- include tokens
 -- include place
 -- include park
@@ -17,7 +17,7 @@ local t = redis.call('TIME')
 local now, used, claim = t[1] * 1000000 + t[2], tonumber(f[3] or 0), 0
 if f[1] and ARGV[4] ~= '0' then
   redis.call('HDEL', lock, 'h:' .. request)
-  prolong(lock, '0:' .. string.gsub(request, ':', ''), f[1], now + ARGV[4] * 1000, f[5])
+  prolong(lock, '0:' .. string.gsub(request, ':', ''), f[1], now + ARGV[4] * 1000, ARGV[4], f[5])
   stay(lock, ARGV[4] + 60000)
 elseif f[1] then
   used = used - string.match(f[1], '^%d+ %d (%d+)')
@@ -27,7 +27,7 @@ elseif f[2] then
   unplace(lock, f[2], request, mine, redis.call('HGET', lock, 'p:' .. mine) or '')
 end
 if (f[1] or f[2]) and f[6] ~= f[7] then
-  if f[5] and now >= tonumber(f[5]) then used = sweep(lock, now, mine) end
+  if due(now, f[5], f[8]) then used = sweep(lock, now, mine) end
   claim = seat(lock, now, '', tonumber(ARGV[2]), used, tonumber(f[4] or 0))
 end
 if ARGV[3] == '1' then

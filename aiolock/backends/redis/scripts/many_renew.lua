@@ -14,7 +14,7 @@ for i, lock in ipairs(KEYS) do
   -- A key that somebody made something else has cost its own hold, and must not cost those of the others.
   if f.err and not string.find(f.err, 'WRONGTYPE', 1, true) then return f end
   if f[1] then
-    prolong(lock, request, f[1], now + ttl * 1000, f[7])
+    prolong(lock, request, f[1], now + ttl * 1000, ttl, f[7])
     stay(lock, ttl + (f[4] or 60000))
     answer[i + 1] = f[2] == f[3] and 1 or 2
     -- Whoever was inside when it was asked for is told, as is whoever missed the message.

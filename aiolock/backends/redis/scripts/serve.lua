@@ -1,24 +1,32 @@
 -- serve: make the next in line the holder, with a short claim. Part of enter, release, leave, beat and force.
--- Returns for how many ms the claim stands, 0 if there is nobody, -1 if there is more to look through.
+-- Returns for how many ms the claim stands, 0 if there is nobody, -1 if there is more to look through: 500 places and 5,000
+-- holes are what one step looks at, so that the server is not held up. After -1 the lock is free, but not to be had by a
+-- newcomer, because a live waiter may be further back: the sender, or the next heartbeat of a waiter, goes on.
 -- A place whose process was not heard of for three heartbeats is dropped. One whose process is parked (flag k) or not
 -- subscribed any more is dropped too, but its client keeps the ticket and comes back to it: a count of 0 never means
--- dead. A count above 0 proves nothing, hence the claim. ``mine``, a process or a request, reads our answer and needs
+-- dead. A count above 0 proves nothing, hence the claim. The presence of a process that
+-- is not pushed to, and that reaches further than any heartbeat sets it (12 s), was said before the clock was set back, and
+-- counts as not heard of: a live process says it again. ``mine``, a process or a request, reads our answer and needs
 -- no push. Writes begin with one that needs no memory.
 -- include place
 local function serve(lock, now, mine, floor)
   redis.call('HDEL', lock, 'owner')
   local f = redis.call('HMGET', lock, 'head', 'tail', 'top')
   local head, tail = tonumber(f[1] or 0), tonumber(f[2] or 0)
-  for n = head, math.min(tail, head + 1000) - 1 do
+  local n, stop, most = head, math.min(tail, head + 5000), 500
+  while n < stop and most > 0 do
     local place = redis.call('HGET', lock, 'q:' .. n)
-    if place then
+    if not place then
+      n = skip(lock, n + 1, stop)
+    else
+      most = most - 1
       local request, process, ttl, block, seen, label =
         string.match(place, '^((%x+):%x+) (%d+) (%d+) (%d+) (.*)$')
       local presence = redis.call('HGET', lock, 'p:' .. process) or ''
       local life, hears = string.match(presence, '^(%d+) (%a)')
       local ours = process == mine or request == mine
       unplace(lock, n, request, process, presence)
-      if life and tonumber(life) >= now and (hears ~= 'k' or ours) then
+      if life and tonumber(life) >= now and (hears ~= 'k' or ours) and (hears ~= 'n' or ours or life - now <= 12000000) then
         local claim = math.min(tonumber(ttl), math.max(1000, math.floor(ttl / 10)))
         local token, top = tokens(now, tonumber(f[3]), math.max(floor, tonumber(seen)), tonumber(block))
         local waiting = n + 1 < tail and 1 or 0
@@ -26,13 +34,14 @@ local function serve(lock, now, mine, floor)
         if hears ~= 's' or ours or (tonumber(redis.pcall('PUBLISH', channel(lock, process),
             string.format('g %s %.0f %.0f %.0f %.0f %d', request, token, top - token + 1, now, claim, waiting))) or 0) > 0 then
           redis.call('HSET', lock, 'owner', request, 'until', now + claim * 1000, 'token', token, 'top', top,
-            'label', label, 'since', now, 'claim', 1, 'head', n + 1)
+            'label', label, 'since', now, 'claim', 1, 'ttl', ttl, 'head', n + 1)
           redis.call('PEXPIRE', lock, claim + 60000)
           return claim
         end
       end
+      n = n + 1
     end
   end
-  redis.call('HSET', lock, 'head', math.min(tail, head + 1000))
-  return tail > head + 1000 and -1 or 0
+  if n > head then redis.call('HSET', lock, 'head', n) end
+  return n < tail and -1 or 0
 end
