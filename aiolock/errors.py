@@ -190,7 +190,7 @@ class BackendRefused(BackendError):
 
 
 class UnsafeBackend(BackendError):
-    """The deployment does not promise what ``require=`` asks for."""
+    """The deployment does not promise what ``require=`` asks for, or its data has another format than this program's."""
 
     retryable: bool = False
 

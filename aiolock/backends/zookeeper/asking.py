@@ -18,7 +18,7 @@ from aiolock.backends.zookeeper.frames import Event
 from aiolock.backends.zookeeper.heartbeats import Heartbeats
 from aiolock.backends.zookeeper.outcomes import NotSent, SessionChanged
 from aiolock.clock import Clock
-from aiolock.errors import BackendRefused
+from aiolock.errors import BackendError
 from aiolock.logs import Log, get_logger
 
 __all__ = ["Asking"]
@@ -45,7 +45,7 @@ class Asking(session.Session):  # type: ignore[misc]
         self._on_change = on_change
         self._heartbeats: Heartbeats | None = None
         self._waiting: set[Future] = set()
-        self.failure: BackendRefused | None = None
+        self.failure: BackendError | None = None
         """Why no further attempt to connect is made."""
 
     @property
@@ -110,7 +110,7 @@ class Asking(session.Session):  # type: ignore[misc]
         while not condition():
             if self.failure is not None:
                 # One for each task: exceptions collect tracebacks, and must not be shared.
-                raise BackendRefused(str(self.failure)) from self.failure.__cause__
+                raise type(self.failure)(str(self.failure)) from self.failure.__cause__
             if self.closing:
                 raise NotSent
             future: Future = asyncio.get_running_loop().create_future()

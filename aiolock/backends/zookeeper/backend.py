@@ -17,6 +17,7 @@ from aiolock.backends.zookeeper.audience import Audience
 from aiolock.backends.zookeeper.bounded import Bounded
 from aiolock.backends.zookeeper.claim import QueueClaim
 from aiolock.backends.zookeeper.document import NodeDocument
+from aiolock.backends.zookeeper.format import FORMAT, agree
 from aiolock.backends.zookeeper.janitor import Janitor
 from aiolock.backends.zookeeper.limits import Limits
 from aiolock.backends.zookeeper.node import BLOCK
@@ -67,6 +68,7 @@ class ZooKeeperBackend(Backend):
 
     name = "zookeeper"
     capabilities = ALWAYS
+    format = FORMAT
 
     session: Session
     janitor: Janitor
@@ -124,7 +126,7 @@ class ZooKeeperBackend(Backend):
         self._base = f"{self._address.chroot}/{component(settings.namespace)}"
 
     async def open(self) -> None:
-        """Begin a session, and ask who belongs to the ensemble."""
+        """Begin a session, check the version of the data format, and ask who belongs to the ensemble."""
         self.session = Session(
             self._address,
             self._address.options.session_timeout or self.settings.ttl,
@@ -132,6 +134,7 @@ class ZooKeeperBackend(Backend):
             clock=self.settings.clock,
             random=self.random,
             on_change=self._changed,
+            on_begin=lambda send: agree(send, self._base, self.acl, self.format),
         )
         self.janitor = Janitor(self.session)
         self.desk = Desk(self.session, simple=self._simple, block=BLOCK)

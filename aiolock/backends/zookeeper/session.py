@@ -6,7 +6,7 @@ Session id and password are kept through every failure, and dropped only when a 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from random import Random
 from typing import Any
 
@@ -20,7 +20,7 @@ from aiolock.backends.zookeeper.connecting import Connection
 from aiolock.backends.zookeeper.heartbeats import Heartbeats, interval
 from aiolock.backends.zookeeper.searching import Search, Unheard
 from aiolock.clock import Clock
-from aiolock.errors import BackendRefused
+from aiolock.errors import BackendError, BackendRefused
 from aiolock.logs import Log, get_logger
 
 __all__ = ["Session"]
@@ -30,6 +30,8 @@ log: Log = get_logger("aiolock.zookeeper")
 CLOSING = 1.0
 """Seconds that a server has to answer the request to close the session."""
 
+Begin = Callable[[Callable[[Any], Awaitable[Any]]], Awaitable[None]]
+
 PAUSE = 0.4
 """Seconds between attempts, at most: a server that is back serves again within half a second."""
 
@@ -38,6 +40,8 @@ class Session(Asking):
     """aiozk's session with its own way to connect, to beat and to close.
 
     ``on_change`` is called after every change: connected, suspended, lost, and when the deadline becomes certain again.
+    ``on_begin`` is awaited in each new session, with a function that sends a request, before anything else is sent in that
+    session; a :class:`BackendError` from it is the end of all attempts.
     """
 
     def __init__(
@@ -49,6 +53,7 @@ class Session(Asking):
         clock: Clock,
         random: Random,
         on_change: Callable[[], None],
+        on_begin: Begin | None = None,
     ) -> None:
         super().__init__(timeout, clock, on_change)
         self._address = address
@@ -56,6 +61,9 @@ class Session(Asking):
         self._patience = patience
         """For how many seconds the callers of a first attempt wait."""
         self._random = random
+        self._on_begin = on_begin
+        self._begun: int | None = None
+        """The session for which ``on_begin`` has ended."""
         self._search = Search(address.hosts, random, self._attempt)
         self._beat_now = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -147,6 +155,7 @@ class Session(Asking):
                     return False
                 self._accept(conn, reply, sent)
                 await self._authenticate(conn)
+                await self._begin(conn)
         except TimeoutError as error:
             conn.die()
             raise error if conn.transport is None else Unheard(f"{host} did not answer in time") from error
@@ -180,6 +189,17 @@ class Session(Asking):
             self.failure = BackendRefused("the ensemble does not accept this user and password")
             self.failure.__cause__ = error
             raise
+
+    async def _begin(self, conn: Connection) -> None:
+        if self._on_begin is None or self._begun == self.session_id:
+            return
+        try:
+            await self._on_begin(lambda request: conn.send(request, self._number()))
+        except BackendError as error:
+            self.failure = error
+            self._tell()
+            raise
+        self._begun = self.session_id
 
     def _died(self, conn: Connection) -> None:
         if conn is self.conn and self.connected:

@@ -448,8 +448,10 @@ async def test_parents_are_containers_that_the_server_removes(tools, monkeypatch
         async with tools.connect(server.port) as client:
 
             async def reaped() -> bool:
-                names = (await tools.session_of(client).ask(wire.listing("/", watch=False))).children
-                return tools.namespace not in names
+                path = f"/{tools.namespace}"
+                return (await tools.session_of(client).ask(wire.listing(path, watch=False))).children == [
+                    "format"
+                ]
 
             for _ in range(3):
                 async with client.lock("x"):
@@ -463,7 +465,7 @@ async def test_parents_are_containers_that_the_server_removes(tools, monkeypatch
 async def test_z12_without_rights_every_call_says_so_and_nothing_loops(server, client, tools):
     url = f"zookeeper://me:secret@127.0.0.1:{server.port}"
     async with tools.session(url) as owner:
-        await owner.ask(wire.container(f"/{tools.namespace}", wire.CREATOR))
+        await owner.ask(wire.container(f"/{tools.namespace}/lock", wire.CREATOR))
         lock = client.lock("x", timeout=5)
         for call in (lock.acquire, lock.try_acquire):
             with pytest.raises(BackendRefused, match="right"):
