@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from aiolock import Client
     from aiolock.testing import World
 
@@ -26,6 +28,10 @@ def aiolock_world() -> World:
 
 
 @pytest.fixture
-def aiolock_client(aiolock_world: World) -> Client:
-    """A client of ``aiolock_world``, to be entered by the test: ``async with aiolock_client:``."""
-    return aiolock_world.connect()
+def aiolock_client(aiolock_world: World) -> Iterator[Client]:
+    """An open client of ``aiolock_world``: it opens on the event loop that uses it first, and is closed after the test."""
+    from aiolock.testing.opened import OpenedClient  # noqa: PLC0415 - see above
+
+    client = aiolock_world.connect_as(OpenedClient)
+    yield client
+    client.end()

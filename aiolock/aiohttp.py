@@ -48,8 +48,8 @@ CLIENT: web.AppKey[Client] = web.AppKey("aiolock", Client)
 def cleanup_ctx(source: Source, /, **options: Any) -> Callable[[web.Application], AsyncIterator[None]]:
     """For ``app.cleanup_ctx``: an open client in ``app[CLIENT]`` from start-up to clean-up.
 
-    :param source: a URL (``options`` are then those of :func:`aiolock.connect`), a client that is not open yet (good for
-        one start of the application), or a function that makes one for each start.
+    :param source: a URL (``options`` are then those of :func:`aiolock.connect`), a client that is not open, or a
+        function that makes one for each start.
 
     Raises :class:`ConfigError` and :class:`MissingDriver` at once, and when the application starts what
     :meth:`Client.open` raises.

@@ -31,7 +31,7 @@ ANSWERED: tuple[type[Exception], ...] = (AcquireTimeout, LockLost, BackendUnavai
 """The errors that are no defect of the application, and have an answer."""
 
 Source = str | Client | Callable[[], Client]
-"""Where an application gets its client: a URL, a client that is not open yet, or a function that makes one."""
+"""Where an application gets its client: a URL, a client that is not open, or a function that makes one."""
 
 
 class Answer(NamedTuple):

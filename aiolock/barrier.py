@@ -12,7 +12,7 @@ from aiolock.board import LATE, Board, Body, Late, board
 from aiolock.contract import Family
 from aiolock.errors import BarrierBroken, WaitTimeout, shorten
 from aiolock.options import check_timeout
-from aiolock.runtime import Runtime
+from aiolock.runtime import Generations
 
 __all__ = ["Barrier"]
 
@@ -39,14 +39,16 @@ class Barrier:
     waits has heard nothing of its client for its ttl.
     """
 
-    __slots__ = ("_label", "_name", "_parties", "_runtime", "_ttl")
+    __slots__ = ("_generations", "_name", "_own_label", "_parties", "_ttl")
 
-    def __init__(self, runtime: Runtime, name: str, parties: int, ttl: float, label: str) -> None:
-        self._runtime = runtime
+    def __init__(
+        self, generations: Generations, name: str, parties: int, ttl: float, label: str | None
+    ) -> None:
+        self._generations = generations
         self._name = name
         self._parties = parties
         self._ttl = ttl
-        self._label = label[:LABEL]
+        self._own_label = label
 
     @property
     def name(self) -> str:
@@ -57,6 +59,11 @@ class Barrier:
     def parties(self) -> int:
         """How many pass together."""
         return self._parties
+
+    @property
+    def _label(self) -> str:
+        label = self._generations.latest.label if self._own_label is None else self._own_label
+        return label[:LABEL]
 
     def __repr__(self) -> str:
         return f"<Barrier {shorten(self._name)} of {self._parties} ttl={self._ttl:g}>"
@@ -93,7 +100,7 @@ class Barrier:
         crew = _Crew.of(found, self._ttl)
         visit = _Visit(self._name, found, crew, self._arrive if limit != 0 else self._complete)
         # The last party still waits for the others to answer the roll call.
-        patience = limit if limit != 0 else self._runtime.command_timeout
+        patience = limit if limit != 0 else self._generations.latest.command_timeout
         try:
             answer = await found.wait(visit.look, patience, visit.arrival)
             if answer is LATE:
@@ -118,8 +125,9 @@ class Barrier:
         return rounds.complete(body, self._name, self._parties, me, party, self._ttl, self._label)
 
     def _board(self) -> Board:
-        self._runtime.guard()
-        return board(self._runtime, self._name, Family.BARRIER, KEEP)
+        runtime = self._generations.latest
+        runtime.guard()
+        return board(runtime, self._name, Family.BARRIER, KEEP)
 
 
 class _Crew:

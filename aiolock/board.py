@@ -148,6 +148,9 @@ class Board:
         )
         return _Rest(bid, self._idle)
 
+    def bury(self) -> None:
+        """Do nothing: a board holds nothing."""
+
     def _limit(self, future: asyncio.Future[Any]) -> None:
         timer = asyncio.get_running_loop().call_later(self._runtime.command_timeout, self._give_up, future)
 

@@ -20,12 +20,13 @@ class TransactionLock:
     nothing else does, also not the end of an ``async with`` block. Taking it twice in one transaction is harmless.
     """
 
-    __slots__ = ("_bid", "_loan", "_runtime", "_timeout")
+    __slots__ = ("_bid", "_connection", "_loan", "_runtime", "_timeout")
 
-    def __init__(self, runtime: Runtime, bid: Bid, loan: Loan, timeout: float | None) -> None:
+    def __init__(self, runtime: Runtime, bid: Bid, connection: object, timeout: float | None) -> None:
         self._runtime = runtime
         self._bid = bid
-        self._loan = loan
+        self._connection = connection
+        self._loan: Loan = runtime.backend.borrow(bid, connection)
         self._timeout = timeout
 
     @property
@@ -40,6 +41,14 @@ class TransactionLock:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {shorten(self.name)} {self.kind}>"
+
+    def _guard(self) -> None:
+        """Raise :class:`RuntimeError` unless the client may be used here; follow it to its latest opening."""
+        latest = self._runtime.generations.latest
+        if latest is not self._runtime:
+            self._runtime = latest
+            self._loan = latest.backend.borrow(self._bid, self._connection)
+        latest.guard()
 
     async def acquire(self, timeout: float | None = None) -> None:
         """Wait until the transaction has the lock.
@@ -59,14 +68,14 @@ class TransactionLock:
         that is :class:`BackendUnavailable`.
         """
         wait = self._timeout if timeout is None else check_timeout(timeout)
-        self._runtime.guard()
+        self._guard()
         if not await self._loan.take(wait):
             self._runtime.stats.timeouts += 1
             raise AcquireTimeout(self.name, wait or 0.0)
 
     async def try_acquire(self) -> bool:
         """Ask once; whether the transaction has the lock. Raises and cancels as :meth:`acquire` does."""
-        self._runtime.guard()
+        self._guard()
         return await self._loan.take(0)
 
     async def __aenter__(self) -> None:
@@ -83,5 +92,5 @@ class TransactionLock:
 
     async def inspect(self) -> LockInfo:
         """Who holds it and who waits, as far as the server knows; asked on the client's own connection."""
-        self._runtime.guard()
+        self._guard()
         return await self._runtime.backend.inspect(self._bid.name, self._bid.kind.family)

@@ -31,7 +31,7 @@ from aiolock.options import (
     check_timeout,
     check_ttl,
 )
-from aiolock.runtime import Runtime, State
+from aiolock.runtime import Generations, Runtime, State
 
 if TYPE_CHECKING:
     from aiolock.barrier import Barrier
@@ -138,7 +138,7 @@ def _check(
         "namespace": check_namespace(namespace),
         "ttl": ttl,
         "on_loss": check_on_loss(on_loss),
-        "label": f"{socket.gethostname()}:{os.getpid()}" if label is None else check_label(label),
+        "label": None if label is None else check_label(label),
         "require": frozenset(words),
         "command_timeout": check_seconds("command_timeout", command_timeout, 0.01),
     }
@@ -149,10 +149,10 @@ _bid = lru_cache(maxsize=512)(Bid)
 
 
 class Client:
-    """Locks on one server, for one event loop.
+    """Locks on one server, for one event loop at a time.
 
-    Made by :func:`connect`, or from a backend: ``Client(RedisBackend(client=my_redis))``. Used as ``async with``.
-    Its locks may be made before it is opened, and used after.
+    Made by :func:`connect`, or from a backend: ``Client(RedisBackend(client=my_redis))``. Used as ``async with``, as often
+    as needed: a client that was closed may be opened again. Its locks may be made before it is opened, and used after.
     """
 
     def __init__(
@@ -181,25 +181,37 @@ class Client:
         self._on_loss: OnLoss = options["on_loss"]
         self._terms = Terms(None, self._on_loss)
         self._require: frozenset[str] = options["require"]
-        self._backend = backend
-        self._watching: asyncio.Task[None] | None = None
-        self._end: asyncio.Task[None] | None = None
+        self._namespace: str = options["namespace"]
+        self._label: str | None = options["label"]
+        self._command_timeout: float = options["command_timeout"]
+        self._clock = clock
+        self._random = random
+        self._generations = Generations()
+        self._begin(backend)
+
+    def _begin(self, backend: Backend) -> None:
+        """Prepare an opening of its own; no I/O."""
+        label = f"{socket.gethostname()}:{os.getpid()}" if self._label is None else self._label
         backend.bind(
             Settings(
-                namespace=options["namespace"],
-                label=options["label"],
+                namespace=self._namespace,
+                label=label,
                 ttl=self._ttl,
-                command_timeout=options["command_timeout"],
-                clock=clock,
+                command_timeout=self._command_timeout,
+                clock=self._clock,
                 require=self._require,
             )
         )
+        self._backend = backend
+        self._watching: asyncio.Task[None] | None = None
+        self._end: asyncio.Task[None] | None = None
         self._runtime = Runtime(
             backend,
-            clock=clock,
-            random=random or Random(),
-            command_timeout=options["command_timeout"],
-            label=options["label"],
+            clock=self._clock,
+            random=self._random or Random(),
+            command_timeout=self._command_timeout,
+            label=label,
+            generations=self._generations,
         )
 
     def __repr__(self) -> str:
@@ -216,16 +228,18 @@ class Client:
         Raises :class:`BackendUnavailable`, :class:`BackendRefused`, :class:`ConfigError` if several addresses of a quorum
         turn out to lead to one server, or :class:`UnsafeBackend` if ``require=`` asks
         for more than the deployment promises. Cancelling it leaves nothing open, and it may be tried again.
+
+        A client that was closed may be opened again, also on another event loop and in a forked child: options, locks and
+        decorated functions go on working, leases of earlier openings stay lost. An event loop that was closed before
+        the client counts as its end. Raises :class:`RuntimeError` while the client is open.
         """
+        self._again()
         runtime = self._runtime
-        if runtime.forked or runtime.state is not State.NEW or runtime.loop is not None:
-            raise RuntimeError(
-                "this client cannot be opened: it was opened before, or made before a fork; connect anew"
-            )
         runtime.loop = asyncio.get_running_loop()
         runtime.thread = get_ident()
+        backend = self._backend
         try:
-            await self._backend.open()
+            await backend.open()
             missing = self._require - self._backend.capabilities
             if missing:
                 raise UnsafeBackend(
@@ -234,11 +248,31 @@ class Client:
                 )
         except BaseException:
             runtime.loop = None
-            await _to_the_end(self._backend.aclose())
+            await _to_the_end(backend.aclose())
             raise
         runtime.state = State.OPEN
         self._watching = runtime.spawn(runtime.watchdog.run(), "aiolock-watchdog")
         return self
+
+    def _again(self) -> None:
+        """Prepare the next opening, unless there is one that has not begun; :class:`RuntimeError` while one is open."""
+        runtime = self._runtime
+        unused = runtime.state is State.NEW and runtime.loop is None
+        if unused and not runtime.forked:
+            return
+        if not unused:
+            closing = self._end is not None and not (self._end.done() or self._end.get_loop().is_closed())
+            if closing or not runtime.over:
+                state = "being opened" if runtime.state is State.NEW else runtime.state.value
+                raise RuntimeError(
+                    "this client was open when the process was forked, and is the parent's: connect anew in the child"
+                    if runtime.forked
+                    else f"this client cannot be opened: it is {'closing' if closing else state}; each event loop "
+                    "needs a client of its own"
+                )
+            runtime.bury()
+        # In a forked child also what was never opened: parent and child must not have one random id.
+        self._begin(self._backend.again())
 
     async def aclose(self, timeout: float | None = None) -> None:
         """Lose what is still under a block (reason ``"closed"``), release every lease, finish pending clean-ups.
@@ -248,7 +282,12 @@ class Client:
         the waiting, not the closing.
         """
         limit = self._runtime.command_timeout if timeout is None else check_seconds("timeout", timeout, 0)
-        if self._runtime.forked or self._runtime.state is State.NEW:
+        runtime = self._runtime
+        if runtime.forked or runtime.state is State.NEW:
+            return
+        if self._end is None and runtime.over:
+            # The event loop was closed first.
+            runtime.bury()
             return
         if self._end is None:
             self._runtime.guard()
@@ -273,7 +312,7 @@ class Client:
                 task.cancel()
             if tasks:
                 await asyncio.wait(tasks)
-            await self._backend.aclose()
+            await runtime.backend.aclose()
 
     async def __aenter__(self) -> Self:
         return await self.open()
@@ -342,8 +381,7 @@ class Client:
                 )
             who = self._runtime.label if label is None else check_label(label)
             bid = Bid(name=check_name(name), kind=MUTEX, ttl=self._ttl, label=who, fair=True)
-            loan = self._backend.borrow(bid, connection)
-            return TransactionLock(self._runtime, bid, loan, check_timeout(timeout))
+            return TransactionLock(self._runtime, bid, connection, check_timeout(timeout))
         return self._lock(Lock, MUTEX, name, ttl, timeout, on_loss, fair, max_hold, label)
 
     def reentrant_lock(
@@ -395,7 +433,7 @@ class Client:
         """
         from aiolock.latch import Latch  # noqa: PLC0415
 
-        return Latch(self._runtime, check_name(name), check_count("count", count))
+        return Latch(self._generations, check_name(name), check_count("count", count))
 
     def barrier(
         self, name: str, parties: int, *, ttl: float | None = None, label: str | None = None
@@ -411,11 +449,11 @@ class Client:
         from aiolock.barrier import Barrier  # noqa: PLC0415
 
         return Barrier(
-            self._runtime,
+            self._generations,
             check_name(name),
             check_count("parties", parties, MAX_PARTIES),
             self._ttl if ttl is None else check_ttl(ttl),
-            self._runtime.label if label is None else check_label(label),
+            None if label is None else check_label(label),
         )
 
     def election(
@@ -447,7 +485,7 @@ class Client:
             max_hold=max_hold,
             label=label,
         )
-        return Election(self._runtime, campaign)
+        return Election(self._generations, campaign)
 
     def locked(self, template: str, **options: Unpack[LockOptions]) -> Locked:
         """Decorate a coroutine function or an async generator function: it has the lock while it runs.
@@ -490,7 +528,7 @@ class Client:
         if least > most:
             raise ConfigError(f"at_least must be at most at_most, which is {most:g}, not {least:g}")
         return Once(
-            self._runtime, self._lock(Lock, MUTEX, name, ttl=most, on_loss="cancel", label=label), least
+            self._generations, self._lock(Lock, MUTEX, name, ttl=most, on_loss="cancel", label=label), least
         )
 
     def _lock(

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
 from aiolock.clock import Clock
 from aiolock.delivery import Waking
@@ -244,6 +244,29 @@ class Backend(ABC):
     """What this deployment promises, in the words of ``require=``; complete after ``open``."""
 
     settings: Settings
+
+    _made: tuple[tuple[Any, ...], dict[str, Any]]
+    """The arguments of the constructor."""
+
+    def __new__(cls, *args: Any, **options: Any) -> Self:
+        """Remember the arguments, for :meth:`again`."""
+        self = super().__new__(cls)
+        self._made = args, options
+        return self
+
+    def again(self) -> Self:
+        """Return a new backend with the same configuration, for the next opening of its client; no I/O.
+
+        Whatever makes tokens grow across openings is passed on by those that keep it in the client.
+        """
+        args, options = self._made
+        return type(self)(*args, **options)
+
+    def abandon(self) -> None:  # noqa: B027 - most have nothing to do
+        """Forget this opening, whose event loop was closed without ``aclose``: no I/O, and nothing of that loop.
+
+        What the server keeps of it ends by its ttl; connections close when they are collected.
+        """
 
     def bind(self, settings: Settings) -> None:
         """Take over what the client decides. Called once, before ``open``, without I/O."""

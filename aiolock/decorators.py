@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 from aiolock.errors import ConfigError, LockLost, UnsupportedKind, name_of, shorten
 from aiolock.lock import Lock
-from aiolock.runtime import Runtime
+from aiolock.runtime import Generations
 from aiolock.templates import Template
 
 __all__ = ["Locked", "Once"]
@@ -89,10 +89,10 @@ class Locked:
 class Once:
     """What :meth:`Client.once` returns: decorates a coroutine function, a job that one worker does and others skip."""
 
-    __slots__ = ("_at_least", "_lock", "_runtime")
+    __slots__ = ("_at_least", "_generations", "_lock")
 
-    def __init__(self, runtime: Runtime, lock: Lock, at_least: float) -> None:
-        self._runtime = runtime
+    def __init__(self, generations: Generations, lock: Lock, at_least: float) -> None:
+        self._generations = generations
         self._lock = lock
         self._at_least = at_least
 
@@ -107,7 +107,7 @@ class Once:
 
         @functools.wraps(function)
         async def run(*args: P.args, **options: P.kwargs) -> R | None:
-            runtime = self._runtime
+            runtime = self._generations.latest
             runtime.guard()
             if self._at_least and "keep" not in runtime.backend.capabilities:
                 raise UnsupportedKind("once(at_least=…)", runtime.backend.name, "use at_least=0")

@@ -12,7 +12,7 @@ from aiolock.document import Document
 from aiolock.errors import BackendError, LockError, UnsupportedKind, shorten
 from aiolock.lease import Lease, Terms
 from aiolock.lock import Lock
-from aiolock.runtime import Runtime, State
+from aiolock.runtime import Generations, Runtime, State
 
 __all__ = ["Campaign", "Election"]
 
@@ -29,16 +29,20 @@ class Election:
     ``token`` is the number of the term, greater than that of every earlier one; its loss is told as that of every lease.
     """
 
-    __slots__ = ("_campaign", "_runtime")
+    __slots__ = ("_campaign", "_generations")
 
-    def __init__(self, runtime: Runtime, campaign: Campaign) -> None:
-        self._runtime = runtime
+    def __init__(self, generations: Generations, campaign: Campaign) -> None:
+        self._generations = generations
         self._campaign = campaign
 
     @property
     def name(self) -> str:
         """What it is about."""
         return self._campaign.name
+
+    @property
+    def _runtime(self) -> Runtime:
+        return self._generations.latest
 
     def __repr__(self) -> str:
         return f"<Election {shorten(self.name)}>"
@@ -166,19 +170,19 @@ class Campaign(Lock):
 
     def _won(self, lease: Lease) -> Lease:
         self.terms.add(lease)
-        self._tell()
-        lease.watch().add_done_callback(lambda _: self._tell())
+        runtime = lease.home.runtime
+        self._tell(runtime)
+        lease.watch().add_done_callback(lambda _: self._tell(runtime))
         return lease
 
-    def _tell(self) -> None:
+    def _tell(self, runtime: Runtime) -> None:
         """Hint to observers that there may be another leader; they look for themselves."""
-        runtime = self._runtime
         if not runtime.forked and runtime.state is State.OPEN:
-            runtime.spawn(self._hint(), "aiolock-election")
+            runtime.spawn(self._hint(runtime), "aiolock-election")
 
-    async def _hint(self) -> None:
+    async def _hint(self, runtime: Runtime) -> None:
         try:
-            document = self._runtime.backend.document(self.name, ELECTION.family)
+            document = runtime.backend.document(self.name, ELECTION.family)
         except UnsupportedKind:
             return
         try:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, nullcontext
 from types import FunctionType
 from typing import Annotated, Any, Unpack
 from weakref import WeakKeyDictionary
@@ -30,6 +30,7 @@ from aiolock.errors import ConfigError, MissingDriver, shorten
 from aiolock.handling import Wish, WishOptions
 from aiolock.lease import Lease
 from aiolock.parameters import Sources, all_below, name_from_route, routes_of
+from aiolock.runtime import State
 from aiolock.starlette import Lifespan, client_of, exception_handlers, refusal
 from aiolock.templates import Template
 
@@ -40,6 +41,12 @@ except ImportError as _missing:
     raise MissingDriver("fastapi", "fastapi") from _missing
 
 __all__ = ["LockClient", "client", "exception_handlers", "lifespan", "locked"]
+
+# From 0.106 to 0.117, a dependency ends when the function returns; from 0.118 on, it does so if it asks to, by a parameter
+# that 0.121 brought. The versions between are excluded.
+_UNTIL_RETURN: dict[str, Any] = (
+    {"scope": "function"} if "scope" in inspect.signature(Depends).parameters else {}
+)
 
 _HELD: WeakKeyDictionary[Any, Template | None] = WeakKeyDictionary()
 """The dependencies that hold locks, with what their names are made of if it is a template."""
@@ -54,12 +61,16 @@ def lifespan(
     also looks at every path operation with :func:`locked`, and raises :class:`ConfigError` for those that cannot work:
     generators, and templates with names that nothing in the request has or that have more than one value. FastAPI tells
     a dependency nothing of the function that it is for, so this is the first moment at which both are known.
+
+    If ``app.dependency_overrides`` replaces :func:`client`, the replacement is called instead, and the client that it
+    returns is opened: nothing connects to ``source``. So tests with FastAPI's ``TestClient`` need no server.
     """
     run = starlette.lifespan(source, inner, **options)
 
     def checked(app: Any) -> AbstractAsyncContextManager[Mapping[str, Any]]:
         _check(app)
-        return run(app)
+        make = _replacement(app)
+        return run(app) if make is None else starlette.around(make, inner)(app)
 
     return checked
 
@@ -114,7 +125,28 @@ def locked(name: str | Callable[..., Any], /, **options: Unpack[WishOptions]) ->
             yield lease
 
     _HELD[hold] = template
-    return Depends(hold, scope="function")
+    return Depends(hold, **_UNTIL_RETURN)
+
+
+def _replacement(app: Any) -> Callable[[], AbstractAsyncContextManager[Client]] | None:
+    """What makes the client that tests put in the place of the application's, if it can be known before a request."""
+    function = app.dependency_overrides.get(client)
+    if not isinstance(function, FunctionType) or inspect.signature(function).parameters:
+        return None
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        return None
+
+    def make() -> AbstractAsyncContextManager[Client]:
+        made = function()
+        if not isinstance(made, Client):
+            raise ConfigError(
+                f"what replaces the dependency `client` must return a client, not {shorten(made)}"
+            )
+        # One that the test has opened by itself is the test's to close.
+        is_open = made._runtime.state is State.OPEN and not made._runtime.over  # noqa: SLF001 - of one library
+        return nullcontext(made) if is_open else made
+
+    return make
 
 
 def _check(app: Any) -> None:

@@ -9,7 +9,7 @@ from aiolock.board import LATE, Board, Body, Step, board
 from aiolock.contract import Family
 from aiolock.errors import ConfigError, WaitTimeout, shorten
 from aiolock.options import check_count, check_request_id, check_timeout
-from aiolock.runtime import Runtime
+from aiolock.runtime import Generations
 
 __all__ = ["Latch", "counted", "left"]
 
@@ -61,10 +61,10 @@ class Latch:
     and one that nobody has counted down for so long begins anew.
     """
 
-    __slots__ = ("_count", "_name", "_runtime")
+    __slots__ = ("_count", "_generations", "_name")
 
-    def __init__(self, runtime: Runtime, name: str, count: int) -> None:
-        self._runtime = runtime
+    def __init__(self, generations: Generations, name: str, count: int) -> None:
+        self._generations = generations
         self._name = name
         self._count = count
 
@@ -144,5 +144,6 @@ class Latch:
         return answer
 
     def _board(self) -> Board:
-        self._runtime.guard()
-        return board(self._runtime, self._name, Family.LATCH, KEEP)
+        runtime = self._generations.latest
+        runtime.guard()
+        return board(runtime, self._name, Family.LATCH, KEEP)

@@ -528,6 +528,15 @@ class Lease:
         for lease in self._followers():
             lease.mark_lost(reason)
 
+    def bury(self) -> None:
+        """Be lost with the client's event loop, which was closed: neither its tasks nor its futures are touched."""
+        if self.open:
+            self._lost = "closed"
+            if self._more is not None:
+                self._more.watchers.clear()
+        for lease in self._followers():
+            lease.bury()
+
     def follow(self, lease: Lease) -> None:
         """Be lost with ``lease``, and be asked to let go with it."""
         more = lease._rest()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Coroutine
+from dataclasses import replace
+from threading import get_ident
 from types import TracebackType
 from typing import Any, Final, NoReturn
 
@@ -13,11 +15,13 @@ from aiolock.errors import AcquireTimeout, shorten
 from aiolock.lease import Lease, Terms
 from aiolock.options import check_reason, check_timeout
 from aiolock.queue import ask
-from aiolock.runtime import Runtime, current_task, in_async_generator
+from aiolock.runtime import Runtime, State, current_task, in_async_generator
 
 __all__ = ["UNSET", "Lock", "Unset"]
 
 Task = asyncio.Task[Any]
+
+_OPEN = State.OPEN
 
 _NOBODY: dict[Task, Lease] = {}
 """Of a lock object that nobody has entered yet; nothing is ever put in here."""
@@ -114,7 +118,9 @@ class Lock:
 
         An outer cancellation wins, then an exception of the block, which gets the loss as a note.
         """
-        task = current_task(self._runtime.loop) or self._task()
+        # The block may be one of an earlier opening of the client, in the loop of another thread.
+        runtime = self._runtime
+        task = (current_task(runtime.loop) if get_ident() == runtime.thread else None) or self._task()
         lease = self._leave(task)
         if not lease.quiet(task):
             rest = lease.leave(task, error)
@@ -125,8 +131,32 @@ class Lock:
             try:
                 await claim.release()
             except BaseException as trouble:
-                if not self._runtime.unreleased(claim, trouble):
+                if not runtime.unreleased(claim, trouble):
                     raise
+
+    # --- generations
+
+    def _follow(self) -> Runtime:
+        """Return the latest opening of the client, and use it from now on."""
+        before = self._runtime
+        runtime = self._runtime = before.generations.latest
+        if runtime is not before:
+            if self._inside is not None:
+                self._inside = runtime.inside[self._bid.kind.family.value]
+            if self._bid.label == before.label != runtime.label:
+                self._relabel(runtime.label)
+        return runtime
+
+    def _relabel(self, label: str) -> None:
+        """Ask in the name of a process that was forked."""
+        self._bid = replace(self._bid, label=label)
+
+    def _guard(self) -> Task | None:
+        """Return the running task if the client may be used here, else raise :class:`RuntimeError`."""
+        runtime = self._runtime
+        if runtime.state is not _OPEN:
+            runtime = self._follow()
+        return runtime.guard()
 
     # --- looking
 
@@ -136,7 +166,7 @@ class Lock:
 
     async def inspect(self) -> LockInfo:
         """Who holds it and who waits, in order, as the server sees it at this moment."""
-        self._runtime.guard()
+        self._guard()
         return await self._runtime.backend.inspect(self._bid.name, self._bid.kind.family)
 
     async def force_release(self) -> bool:
@@ -145,7 +175,7 @@ class Lock:
         The holder is told that its lease is lost, and the next waiter gets the lock. This is the one case in which
         two holds can overlap by design; fencing tokens still tell them apart.
         """
-        self._runtime.guard()
+        self._guard()
         return await self._runtime.backend.force_release(self._bid.name, self._bid.kind.family)
 
     async def request_release(self, reason: str = "") -> bool:
@@ -156,20 +186,20 @@ class Lock:
 
         Raises :class:`UnsupportedKind` on servers that cannot pass it on.
         """
-        self._runtime.guard()
+        self._guard()
         text = check_reason(reason)
         return await self._runtime.backend.request_release(self._bid.name, self._bid.kind.family, text)
 
     # --- blocks
 
     def _task(self) -> Task:
-        task = current_task(self._runtime.loop)
+        task = asyncio.current_task()
         if task is None:
             raise RuntimeError("locks are entered by tasks, and this code runs outside of one")
         return task
 
     def _in_own_block(self) -> bool:
-        task = self._runtime.guard()
+        task = self._guard()
         holder = None if self._inside is None else self._inside.get(self._bid.name)
         return holder is not None and holder.entered_by is task and holder.waited_for
 
@@ -183,6 +213,8 @@ class Lock:
 
     def _ask(self, timeout: float | None) -> Coroutine[Any, Any, Lease | None]:
         runtime = self._runtime
+        if runtime.state is not _OPEN:
+            runtime = self._follow()
         task = runtime.guard()
         inside = self._inside
         if inside and (outer := inside.get(self._bid.name)) and outer.entered_by is task and outer.waited_for:
@@ -198,7 +230,7 @@ class Lock:
 
     def _enter(self, lease: Lease, *, cancel: bool) -> None:
         runtime = self._runtime
-        task = current_task(runtime.loop) or self._task()
+        task = (current_task(runtime.loop) if get_ident() == runtime.thread else None) or self._task()
         lease.enter(task, cancel=cancel)
         entered = self._entered
         if entered is _NOBODY:

@@ -21,7 +21,7 @@ Part = tuple[Lock, Bid, Terms]
 
 def inside(lock: Lock) -> tuple[Runtime, Bid, Terms]:
     """What a lock is made of."""
-    return lock._runtime, lock._bid, lock._terms  # noqa: SLF001 - this and the lock are of one library
+    return lock._follow(), lock._bid, lock._terms  # noqa: SLF001 - this and the lock are of one library
 
 
 def merged(locks: Sequence[Lock]) -> list[Part]:

@@ -53,7 +53,9 @@ def connect(url: str, /, **options: Any) -> SyncClient:
 
 
 class SyncClient:
-    """Locks on one server, for any number of threads; made by :func:`connect`, or around a client not yet opened.
+    """Locks on one server, for any number of threads; made by :func:`connect`, or around a client that is not open.
+
+    It may be entered again after its block.
 
     An exception that a signal handler raises in a waiting thread (``KeyboardInterrupt``) cancels the call on the loop
     as the cancellation of a task would: whatever it had got is given back.
@@ -79,8 +81,10 @@ class SyncClient:
 
     def __enter__(self) -> Self:
         """Start the loop and connect; raises what :meth:`aiolock.Client.open` raises."""
-        if self._thread is not None:
-            raise RuntimeError("this client cannot be entered: it was entered before; connect anew")
+        if self._thread is not None and self._process == os.getpid():
+            raise RuntimeError("this client cannot be entered: it is open already")
+        self._process = os.getpid()
+        self.blocks.clear()
         ready: Future[BlockingPortal] = Future()
         self._thread = Thread(target=self._live, args=(ready,), name="aiolock-portal", daemon=True)
         self._thread.start()
@@ -122,6 +126,7 @@ class SyncClient:
         if portal is not None and self._thread is not None:
             portal.call(portal.stop, True)  # noqa: FBT003 - whatever still runs there is cancelled
             self._thread.join()
+        self._thread = None
 
     def lock(
         self,
@@ -147,7 +152,7 @@ class SyncClient:
             raise RuntimeError("this client is not open: enter it with `with`")
         if os.getpid() != self._process:
             # The thread with the loop has not come along: nobody would ever answer.
-            raise RuntimeError("this client was made before a fork: connect anew in the child")
+            raise RuntimeError("this client was opened before a fork: connect anew in the child")
         return self._portal.start_task_soon(work)
 
     def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:

@@ -537,6 +537,14 @@ class Cohort:
             self._driver.cancel()
         return self._claim
 
+    def bury(self) -> None:
+        """Mark the hold as lost without the event loop, which was closed."""
+        lease = None if self._lease is None else self._lease()
+        self._lease = self._term = None
+        self._ended = True
+        if lease is not None:
+            lease.bury()
+
 
 class _Borrower(weakref.ref[Lease]):
     """Whose turn it is, and of which cohort: a weak reference whose callback needs no bound method of its own."""
@@ -557,7 +565,7 @@ def _time_out(waiter: Waiter) -> None:
 
 def closed_error() -> RuntimeError:
     """What tasks hear that wait when their client is closed."""
-    return RuntimeError("the client was closed while this task waited for a lock: connect anew")
+    return RuntimeError("the client was closed while this task waited for a lock")
 
 
 def copy_of(error: Exception) -> BackendError:

@@ -108,7 +108,7 @@ class ReentrantLock(Lock):
 
     async def try_acquire(self) -> Lease | None:
         """As :meth:`Lock.try_acquire`; inside this task's own hold it returns another level of it."""
-        self._runtime.guard()
+        self._guard()
         levels = self._levels()
         if levels is not None:
             return levels.again()
@@ -116,7 +116,7 @@ class ReentrantLock(Lock):
         return None if lease is None else self._won(lease)
 
     def _ask(self, timeout: float | None) -> Coroutine[Any, Any, Lease | None]:
-        self._runtime.guard()
+        self._guard()
         levels = self._levels()
         return self._ask_first(super()._ask(timeout)) if levels is None else at_once(levels.again())
 

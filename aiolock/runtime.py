@@ -10,7 +10,7 @@ import asyncio
 import os
 import weakref
 from collections import defaultdict
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from enum import Enum
 from random import Random
 from threading import get_ident
@@ -27,13 +27,13 @@ from aiolock.watchdog import Watchdog
 if TYPE_CHECKING:
     from types import FrameType
 
-__all__ = ["Contender", "Runtime", "State", "Stats", "current_task", "in_async_generator"]
+__all__ = ["Contender", "Generations", "Runtime", "State", "Stats", "current_task", "in_async_generator"]
 
 log: Log = get_logger("aiolock")
 
 
 class State(Enum):
-    """The life of a client; it only goes forward."""
+    """The life of one opening of a client; it only goes forward."""
 
     NEW = "not open"
     OPEN = "open"
@@ -55,6 +55,10 @@ class Contender(Protocol):
 
     def close(self) -> Claim:
         """Tell waiters and holder that it is over, and return the claim to release."""
+        ...
+
+    def bury(self) -> None:
+        """Mark the hold as lost without the event loop, which was closed."""
         ...
 
 
@@ -108,12 +112,30 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_Forks.child)
 
 
+class Generations:
+    """The openings of one client, of which the latest is used: its lock objects outlive each of them."""
+
+    __slots__ = ("latest",)
+
+    def __init__(self) -> None:
+        self.latest: Runtime
+
+
 class Runtime:
-    """Shared by the locks, leases and queues of one client."""
+    """One opening of a client, shared by its locks, leases and queues."""
 
     def __init__(
-        self, backend: Backend, *, clock: Clock, random: Random, command_timeout: float, label: str
+        self,
+        backend: Backend,
+        *,
+        clock: Clock,
+        random: Random,
+        command_timeout: float,
+        label: str,
+        generations: Generations | None = None,
     ) -> None:
+        self.generations: Generations = Generations() if generations is None else generations
+        self.generations.latest = self
         self.backend = backend
         self.clock = clock
         self.random = random
@@ -139,6 +161,8 @@ class Runtime:
             weakref.WeakValueDictionary()
         )
         """The hold that a task may enter again."""
+        self.on_first_use: Callable[[], None] | None = None
+        """What opens the client when it is used before; for tests with a server in memory."""
         self.stats: Stats = Stats()
         self.forked: bool = False
         """Whether this process is a child that was forked after the client was made."""
@@ -160,22 +184,51 @@ class Runtime:
     def guard(self) -> asyncio.Task[Any] | None:
         """Return the running task if the client may be used here, else raise :class:`RuntimeError`."""
         if self.forked:
-            raise RuntimeError(
-                "this client was made before a fork, and a forked child must not use it: connect anew in the child"
+            hint = (
+                "connect anew in the child"
+                if self.state in (_OPEN, State.CLOSING)
+                else "open it in the child, with `async with`"
             )
+            raise RuntimeError(
+                f"this client was made before a fork, and a forked child must not use it: {hint}"
+            )
+        if self.state is State.NEW and self.on_first_use is not None:
+            self.on_first_use()
         if self.state is not _OPEN:
-            hint = "enter it with `async with` first" if self.state is State.NEW else "connect anew"
+            hint = "enter it with `async with` first" if self.state is State.NEW else "open it again first"
             raise RuntimeError(f"this client is {self.state.value}: {hint}")
         # Asking for the running loop is a system call on Python 3.11; a task of our loop that runs in its thread is
         # proof enough.
         loop = self.loop
         task = current_task(loop) if loop is not None and get_ident() == self.thread else None
         if task is None and asyncio.get_running_loop() is not loop:
+            if loop is not None and loop.is_closed():
+                raise RuntimeError(
+                    "the event loop in which this client was opened is closed: open it again first"
+                )
             raise RuntimeError(
                 "this client belongs to another event loop or thread; each loop needs a client of its own "
                 "(from synchronous code, use aiolock.portal)"
             )
         return task
+
+    @property
+    def over(self) -> bool:
+        """Whether another opening may follow: this one was closed, or its event loop was."""
+        if self.state is State.CLOSED:
+            return True
+        return self.loop is not None and self.loop.is_closed()
+
+    def bury(self) -> None:
+        """End an opening whose event loop was closed without ``aclose``: every lease is lost, and nothing is sent."""
+        if self.state is State.CLOSED:
+            return
+        self.state = State.CLOSED
+        for contender in self.everybody:
+            contender.bury()
+        self.tasks.clear()
+        self.cleanups.clear()
+        self.backend.abandon()
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Run ``work`` as a task of the client."""

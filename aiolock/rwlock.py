@@ -119,17 +119,17 @@ class ReadLock(_Side):
 
     async def try_acquire(self) -> Lease | None:
         """As :meth:`Lock.try_acquire`; inside this task's own read block it returns another level of that hold."""
-        self._runtime.guard()
+        self._guard()
         if (level := self._level()) is not None:
             return level
         return None if self._in_own_block() else await super().try_acquire()
 
     def _in_own_block(self) -> bool:
-        self._runtime.guard()
+        self._guard()
         return self._writing()
 
     def _ask(self, timeout: float | None) -> Coroutine[Any, Any, Lease | None]:
-        self._runtime.guard()
+        self._guard()
         if (level := self._level()) is not None:
             return at_once(level)
         if self._writing():
@@ -166,11 +166,11 @@ class WriteLock(_Side):
         return outer is not None and outer.waited_for
 
     def _in_own_block(self) -> bool:
-        self._runtime.guard()
+        self._guard()
         return self._writing() or self._waits_to_write()
 
     def _ask(self, timeout: float | None) -> Coroutine[Any, Any, Lease | None]:
-        self._runtime.guard()
+        self._guard()
         if self._waits_to_write():
             raise RuntimeError(
                 f"this task is inside its own read block of {shorten(self.name)}, and a read lock cannot become a write "

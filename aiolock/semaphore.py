@@ -11,7 +11,7 @@ from aiolock.lease import Lease, Terms
 from aiolock.lock import UNSET, Lock, Unset
 from aiolock.options import check_count, check_timeout
 from aiolock.queue import ask
-from aiolock.runtime import Runtime
+from aiolock.runtime import Runtime, State
 
 __all__ = ["Semaphore"]
 
@@ -84,15 +84,21 @@ class Semaphore(Lock):
 
         Ends within the client's ``command_timeout``. Cancelling it leaves open whether the server heard it.
         """
-        self._runtime.guard()
+        self._guard()
         await self._runtime.backend.set_limit(self.name, check_count("limit", limit))
 
     def _ask(self, timeout: float | None, count: int = 1) -> Coroutine[Any, Any, Lease | None]:
+        if self._runtime.state is not State.OPEN:
+            self._follow()
         bid = self._bids.get(count) if type(count) is int else None
         if bid is None:
             bid = self._bids[count] = self._bid_for(count)
-        self._runtime.guard()
+        self._guard()
         return ask(self._runtime, bid, self._terms, timeout)
+
+    def _relabel(self, label: str) -> None:
+        super()._relabel(label)
+        self._bids = {1: self._bid}
 
     def _bid_for(self, count: int) -> Bid:
         """What is asked for with ``count`` permits; :class:`ConfigError` if there cannot be so many."""

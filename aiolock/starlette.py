@@ -59,8 +59,8 @@ def lifespan(
 ) -> Callable[[Any], AbstractAsyncContextManager[dict[str, Any]]]:
     """A lifespan with an open client in it: ``FastAPI(lifespan=lifespan("redis://…"))``.
 
-    :param source: a URL (``options`` are then those of :func:`aiolock.connect`), a client that is not open yet (good for
-        one start of the application), or a function that makes one for each start.
+    :param source: a URL (``options`` are then those of :func:`aiolock.connect`), a client that is not open, or a
+        function that makes one for each start.
     :param inner: the application's own lifespan. It runs inside: the client is there as ``app.state.aiolock`` when it
         begins, and still there when it ends. What it yields is kept.
 
@@ -73,6 +73,13 @@ def lifespan(
         raise ConfigError(
             f"a lifespan is a function of the application that returns a context, not {shorten(inner)}"
         )
+    return around(make, inner)
+
+
+def around(
+    make: Callable[[], AbstractAsyncContextManager[Client]], inner: Lifespan | None
+) -> Callable[[Any], AbstractAsyncContextManager[dict[str, Any]]]:
+    """The lifespan in which the client of ``make`` is there, with ``inner`` in it."""
 
     @asynccontextmanager
     async def run(app: Any) -> AsyncIterator[dict[str, Any]]:

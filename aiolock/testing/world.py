@@ -22,6 +22,7 @@ from aiolock.testing.virtual import START, VirtualLoop
 __all__ = ["World", "lose"]
 
 T = TypeVar("T")
+C = TypeVar("C", bound=Client)
 
 LANDING = 25
 """After so many passes of the loop, everything that was on its way has arrived."""
@@ -116,7 +117,11 @@ class World:
 
     def connect(self, **options: Any) -> Client:
         """A client of this server, to be entered with ``async with``; takes the options of :class:`aiolock.Client`."""
-        client = Client(_Backend(self._server), clock=self.now, random=Random(0), **options)
+        return self.connect_as(Client, **options)
+
+    def connect_as(self, cls: type[C], **options: Any) -> C:
+        """The same, of a subclass of :class:`aiolock.Client`."""
+        client = cls(_Backend(self._server), clock=self.now, random=Random(0), **options)
         self._clients.add(client)
         return client
 

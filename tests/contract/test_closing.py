@@ -38,19 +38,6 @@ async def test_a_closed_client_refuses_everything(deployment):
     for call in calls:
         with pytest.raises(RuntimeError, match="closed"):
             await call()
-    with pytest.raises(RuntimeError):
-        await client.open()
-    with pytest.raises(RuntimeError):
-        async with client:
-            pass
-
-
-async def test_a_client_is_opened_once(deployment):
-    async with deployment.connect() as client:
-        with pytest.raises(RuntimeError, match="opened before"):
-            await client.open()
-        async with client.lock("x"):
-            pass
 
 
 async def test_closing_twice_or_in_two_tasks_is_closing_once(deployment):

@@ -1,4 +1,4 @@
-"""The tests that the page about testing shows pass, as they stand there."""
+"""The tests that the pages about testing show pass, as they stand there, without a server."""
 
 from __future__ import annotations
 
@@ -7,12 +7,21 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
+
 from tests.unit.test_docs import ROOT, blocks
 
+NOWHERE = "redis://127.0.0.1:1/0"
+"""Nothing listens there."""
 
-def test_the_tests_of_the_page_pass(tmp_path):
-    page = ROOT / "docs/how-to/test-your-code.md"
-    program = "\n\n".join(textwrap.dedent(text) for _, text in blocks(page))
+
+@pytest.mark.parametrize("page", ["test-your-code", "fastapi"])
+def test_the_tests_of_the_page_pass(tmp_path, page):
+    path = ROOT / f"docs/how-to/{page}.md"
+    program = "\n\n".join(textwrap.dedent(text) for _, text in blocks(path))
+    # The page goes on with other applications.
+    program = program.partition("from contextlib import asynccontextmanager")[0]
+    program = program.replace("redis://127.0.0.1:6379/0", NOWHERE)
     (tmp_path / "test_page.py").write_text("import asyncio\nimport aiolock\n" + program)
     argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "pytest_aiolock"]
     done = subprocess.run(

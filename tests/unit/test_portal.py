@@ -223,16 +223,21 @@ def test_closing_wakes_whoever_waits(connect):
         client.lock("a").acquire()
 
 
-def test_a_client_is_entered_once(connect):
+def test_a_client_is_entered_again_after_its_block_and_not_inside_of_it(connect):
     client = connect()
-    with pytest.raises(RuntimeError, match="is not open: enter it with `with`"):
-        client.lock("a").locked()
-    with client:
-        with pytest.raises(RuntimeError, match="entered before"), client:
-            pytest.fail("entered twice")
-        assert not client.lock("a").locked()
-    with pytest.raises(RuntimeError, match="entered before"), client:
-        pytest.fail("entered again")
+    lock = client.lock("a")
+    tokens = []
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="is not open: enter it with `with`"):
+            lock.locked()
+        with client:
+            with pytest.raises(RuntimeError, match="is open already"), client:
+                pytest.fail("entered twice")
+            with lock as lease:
+                tokens.append(lease.token)
+            kept = lock.acquire()
+        assert kept.lost
+    assert tokens == sorted(set(tokens))
 
 
 def test_its_thread_ends_with_it(connect):

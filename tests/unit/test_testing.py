@@ -415,6 +415,51 @@ def test_the_fixtures_work_with_nothing_but_pytest(tmp_path):
     assert "2 passed" in done.stdout
 
 
+def test_the_client_of_the_fixture_is_open(tmp_path):
+    done = pytest_run(
+        tmp_path,
+        """
+        import asyncio
+        import pytest
+
+        @pytest.fixture
+        def lock(aiolock_client):
+            return aiolock_client.lock("x", ttl=10)
+
+        async def test_without_entering_it(aiolock_client, lock):
+            async with lock as lease:
+                assert lease.held
+            assert aiolock_client.stats()["acquired"] == 1
+
+        async def test_with_a_lease_that_is_never_given_back(aiolock_client, lock):
+            test_with_a_lease_that_is_never_given_back.lease = await lock.acquire()
+
+        async def test_entered_all_the_same(aiolock_client, lock):
+            async with lock:
+                pass
+            async with aiolock_client, lock:
+                pass
+            with pytest.raises(RuntimeError, match="closed"):
+                await lock.acquire()
+
+        def test_without_a_plugin(aiolock_client, lock, aiolock_world):
+            async def main():
+                async with lock as lease:
+                    await aiolock_world.advance(100)
+                    assert lease.held
+            asyncio.run(main())
+        """,
+        "-p",
+        "pytest_asyncio",
+        "-o",
+        "asyncio_mode=auto",
+        "-W",
+        "error::pytest.PytestUnraisableExceptionWarning",
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "4 passed" in done.stdout
+
+
 def test_nothing_is_imported_before_a_fixture_is_used(tmp_path):
     done = pytest_run(
         tmp_path,

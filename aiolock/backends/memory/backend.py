@@ -99,6 +99,11 @@ class MemoryBackend(Backend):
         self._server.detach(self._id)
         self._claims.clear()
 
+    def abandon(self) -> None:
+        """Give back what the tasks of a closed loop held or waited for: none of them will run again."""
+        self._server.abandon(self._id)
+        self._claims.clear()
+
     def claim(self, bid: Bid) -> MemoryClaim:
         """A new claim; every kind is there."""
         self._count += 1

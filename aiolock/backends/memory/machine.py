@@ -214,6 +214,18 @@ class Machine:
         self._serve(key, lock, now)
         self._prune(key)
 
+    def abandon(self, prefix: str, now: float) -> None:
+        """Give up every hold and queue position of requests whose id begins with ``prefix``; not what is kept."""
+        for key in list(self.locks):
+            lock = self._at(key, now)
+            for owner in [each for each, hold in lock.holds.items() if each.startswith(prefix)]:
+                if not lock.holds[owner].kept:
+                    del lock.holds[owner]
+            for waiter in [each for each in lock.queue if each.startswith(prefix)]:
+                del lock.queue[waiter]
+            self._serve(key, lock, now)
+            self._prune(key)
+
     # --- what administrators ask
 
     def force(self, key: Key, now: float) -> bool:

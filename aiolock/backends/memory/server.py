@@ -35,6 +35,11 @@ class MemoryServer:
         with self._mutex:
             self._machine.papers.left(client)
 
+    def abandon(self, client: str) -> None:
+        """The client is gone for certain: give back its holds and its queue positions."""
+        self.detach(client)
+        self.ask(lambda machine, now: machine.abandon(f"{client}:", now))
+
     def ask(self, question: Callable[[Machine, float], T]) -> T:
         """One atomic step of the machine, and the messages that it leads to."""
         with self._mutex:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from aiolock.backends.quorum.claim import QuorumClaim
 from aiolock.backends.quorum.holding import Holding
@@ -60,6 +60,15 @@ class QuorumBackend(Backend):
         return f"<QuorumBackend {self.members!r}>"
 
     # --- opening and closing
+
+    def again(self) -> Self:
+        """The same, of new backends for the same servers."""
+        return type(self)([member.backend.again() for member in self.members.all])
+
+    def abandon(self) -> None:
+        """Every member for itself."""
+        for member in self.members.all:
+            member.backend.abandon()
 
     def bind(self, settings: Settings) -> None:
         """The same for all of them."""

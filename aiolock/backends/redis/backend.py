@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from random import Random
-from typing import Any
+from typing import Any, Self
 
 from aiolock.backends.redis.capabilities import is_allowed, judge, probe
 from aiolock.backends.redis.claim import RedisClaim
@@ -114,6 +114,12 @@ class RedisBackend(Backend):
         return Endpoint(url, **options)
 
     # --- opening and closing
+
+    def again(self) -> Self:
+        """The same server, in a client that knows the highest token."""
+        backend = super().again()
+        backend.saw(self._floor)
+        return backend
 
     def bind(self, settings: Settings) -> None:
         """Work out the names of keys and channels."""
