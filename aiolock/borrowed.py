@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import secrets
 from types import TracebackType
 
 from aiolock.contract import Bid, Kind, Loan, LockInfo
-from aiolock.errors import AcquireTimeout, shorten
+from aiolock.errors import AcquireTimeout, LockLost, shorten
 from aiolock.options import check_timeout
 from aiolock.runtime import Runtime
 
@@ -16,11 +17,12 @@ class TransactionLock:
     """Mutual exclusion for the rest of a transaction that the caller has begun and will end.
 
     Made by ``client.lock(name, connection=...)``. It has no lease: nothing is renewed, no token is handed out, and
-    nothing is sent on the connection but to take it. The transaction's ``COMMIT`` or ``ROLLBACK`` gives it back, and
-    nothing else does, also not the end of an ``async with`` block. Taking it twice in one transaction is harmless.
+    nothing is sent on the connection but to take it, and at the end of an ``async with`` block to see that it is there. The
+    end of the block does not give it back: the transaction's ``COMMIT`` or ``ROLLBACK`` does, and whatever else ends the
+    transaction. Taking it twice in one transaction is harmless.
     """
 
-    __slots__ = ("_bid", "_connection", "_loan", "_runtime", "_timeout")
+    __slots__ = ("_bid", "_connection", "_loan", "_marks", "_runtime", "_timeout")
 
     def __init__(self, runtime: Runtime, bid: Bid, connection: object, timeout: float | None) -> None:
         self._runtime = runtime
@@ -28,6 +30,8 @@ class TransactionLock:
         self._connection = connection
         self._loan: Loan = runtime.backend.borrow(bid, connection)
         self._timeout = timeout
+        self._marks: list[str] = []
+        """The savepoints of the blocks that were entered, the innermost last."""
 
     @property
     def name(self) -> str:
@@ -67,9 +71,11 @@ class TransactionLock:
         server does not end the wait within 2 seconds, the connection is closed; so it is at the end of the timeout, where
         that is :class:`BackendUnavailable`.
         """
-        wait = self._timeout if timeout is None else check_timeout(timeout)
+        await self._acquire(self._timeout if timeout is None else check_timeout(timeout))
+
+    async def _acquire(self, wait: float | None, mark: str = "") -> None:
         self._guard()
-        if not await self._loan.take(wait):
+        if not await self._loan.take(wait, mark):
             self._runtime.stats.timeouts += 1
             raise AcquireTimeout(self.name, wait or 0.0)
 
@@ -79,12 +85,23 @@ class TransactionLock:
         return await self._loan.take(0)
 
     async def __aenter__(self) -> None:
-        await self.acquire()
+        """As :meth:`acquire`; with a savepoint behind it, which goes when the lock goes."""
+        mark = f"aiolock_{secrets.token_hex(8)}"
+        await self._acquire(self._timeout, mark)
+        self._marks.append(mark)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Do nothing: the transaction goes on, and so does the lock."""
+        """See that the transaction has had the lock all the time; it goes on, and so does the lock.
+
+        Raises :class:`LockLost` if it has not: it was committed or rolled back inside the block, by you or by a statement that
+        does so implicitly, or back to a savepoint from before the block, or its connection was lost. An exception of the
+        block is raised as it is, and nothing is sent. Cancelling it leaves the connection in step.
+        """
+        mark = self._marks.pop()
+        if error is None and not await self._loan.keeps(mark):
+            raise LockLost(self.name, "transaction")
 
     async def locked(self) -> bool:
         """Whether anybody holds it at this moment; asked on the client's own connection."""

@@ -188,10 +188,18 @@ class Loan(ABC):
     """A lock inside a transaction on somebody else's connection, which ends it."""
 
     @abstractmethod
-    async def take(self, timeout: float | None) -> bool:
+    async def take(self, timeout: float | None, mark: str = "") -> bool:
         """Wait for it for at most ``timeout`` seconds (``None``: for ever, 0: ask once); whether it was to be had.
 
-        Nothing is sent on the connection afterwards. Cancelling it ends the wait at the server as well.
+        A ``mark`` is the name of what is left in the transaction, for :meth:`keeps`. Nothing else is sent on the connection
+        afterwards. Cancelling it ends the wait at the server as well.
+        """
+
+    @abstractmethod
+    async def keeps(self, mark: str) -> bool:
+        """Return whether the transaction has had the lock since it was marked; remove the mark.
+
+        Cancelling it leaves the connection in step.
         """
 
 

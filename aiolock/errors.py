@@ -45,7 +45,7 @@ __all__ = [
     "WaitTimeout",
 ]
 
-LossReason = Literal["expired", "revoked", "session", "max_hold", "force-released", "closed"]
+LossReason = Literal["expired", "revoked", "session", "max_hold", "force-released", "closed", "transaction"]
 
 
 def shorten(name: object) -> str:
@@ -130,14 +130,16 @@ _WHY: dict[str, str] = {
     "max_hold": "it was held for longer than its max_hold",
     "force-released": "somebody released it by force",
     "closed": "its client was closed",
+    "transaction": "your transaction was committed or rolled back inside the block (also by a statement that commits "
+    "implicitly, such as DDL), or a savepoint from before the block was rolled back to or released",
 }
 
 
 class LockLost(LockError):
     """A lease ended before the work under it did.
 
-    ``reason`` is one of ``"expired"``, ``"revoked"``, ``"session"``, ``"max_hold"``, ``"force-released"`` and
-    ``"closed"``. What was done under the lease after that moment may have overlapped with another holder.
+    ``reason`` is one of ``"expired"``, ``"revoked"``, ``"session"``, ``"max_hold"``, ``"force-released"``,
+    ``"closed"`` and ``"transaction"``. What was done under the lease after that moment may have overlapped with another holder.
     """
 
     def __init__(self, name: str, reason: LossReason) -> None:

@@ -123,7 +123,7 @@ async def compare_and_set(
         raise ConfigError(f"version must be the whole number that was read, not {shorten(version)}")
     _check_values(values, column, "compare_and_set() counts it up by one")
     sets = [f"{_quoted(name)} = %s" for name in values]
-    where = [*_where(key), f"{_quoted(column)} = %s"]
+    where = [*_where(key), f"{_exact(column)} = %s"]
     sets += [f"{_quoted(column)} = {_quoted(column)} + 1", _whole(column)]
     statement = f"UPDATE {_table(table)} SET {', '.join(sets)} WHERE {' AND '.join(where)}"  # noqa: S608 - names are checked
     words = (*values.values(), version + 1, *key.values(), version)
@@ -153,9 +153,9 @@ async def fenced_update(
     """
     if type(token) is not int:
         raise ConfigError(f"token must be the token of a lease, not {shorten(token)}")
-    fence = _quoted(column)
+    fence = _exact(column)
     _check_values(values, column, "fenced_update() writes the token to it")
-    sets = [*(f"{_quoted(name)} = %s" for name in values), f"{fence} = %s", _whole(column)]
+    sets = [*(f"{_quoted(name)} = %s" for name in values), f"{_quoted(column)} = %s", _whole(column)]
     where = " AND ".join(_where(key))
     statement = f"UPDATE {_table(table)} SET {', '.join(sets)} WHERE {where} AND {fence} <= %s"  # noqa: S608 - names are checked
     async with connection.cursor() as cursor:
@@ -213,6 +213,11 @@ def _number(error: Exception) -> int:
     return number if type(number) is int and "DatabaseError" in named else 0
 
 
+def _exact(column: str) -> str:
+    """The value of a column for comparisons: a server compares numbers with text, and with other inexact types, as doubles."""
+    return f"CAST({_quoted(column)} AS DECIMAL(30))"
+
+
 def _whole(column: str) -> str:
     """An assignment behind that of ``column``, which refuses the statement if another number was stored than was meant.
 
@@ -220,7 +225,7 @@ def _whole(column: str) -> str:
     one sees what was stored.
     """
     name = _quoted(column)
-    return f"{name} = IF(CAST({name} AS DECIMAL(30)) = %s, {name}, {_REFUSED})"
+    return f"{name} = IF({_exact(column)} = %s, {name}, {_REFUSED})"
 
 
 async def _changed(cursor: Any, statement: str, words: tuple[Any, ...], column: str, what: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -64,6 +65,29 @@ async def test_waiters_are_shown_in_the_order_in_which_they_will_be_served(deplo
     await asyncio.gather(*tasks)
     for other in clients:
         await other.aclose()
+    await nothing_remains(client, "x")
+
+
+async def test_the_order_of_waiters_is_that_of_their_coming_whatever_their_connections_were_before(
+    deployment, client
+):
+    """Clients wait once in one order, which some servers' lists of connections keep, and then in another."""
+    order = [3, 1, 4, 0, 2]
+    async with AsyncExitStack() as stack:
+        clients = [
+            await stack.enter_async_context(deployment.connect(label=str(number))) for number in sorted(order)
+        ]
+        for numbers in (sorted(order), order):
+            holder = await client.lock("x", fair=True).acquire()
+            tasks = []
+            for place, number in enumerate(numbers):
+                tasks.append(asyncio.create_task(gets_the_lock(clients[number], "x")))
+                await queued(client.lock("x"), place + 1)
+            for _ in range(2):
+                info = await client.lock("x").inspect()
+                assert [waiter.label for waiter in info.waiters] == [str(number) for number in numbers]
+            await holder.release()
+            await asyncio.gather(*tasks)
     await nothing_remains(client, "x")
 
 

@@ -22,7 +22,7 @@ from aiolock.backends.mysql.gate import Gate
 from aiolock.backends.mysql.guest import Guests
 from aiolock.backends.mysql.lease import LeaseMode
 from aiolock.backends.mysql.loan import RowLoan
-from aiolock.backends.mysql.probe import GALERA, cluster, promises, refuse, variables
+from aiolock.backends.mysql.probe import GALERA, cluster, processlist, promises, refuse, variables
 from aiolock.backends.mysql.row_claim import RowMode
 from aiolock.backends.mysql.session_claim import SessionMode
 from aiolock.backends.mysql.sessions import Sessions
@@ -123,6 +123,10 @@ class MySQLBackend(Asking):
         """Whether SYSDATE is NOW here, and says when a statement began instead of what the time is."""
         self.rolls_back = False
         """Whether the server ends a whole transaction when one of its statements has waited for too long."""
+        self.processlist = ""
+        """The table with the sessions of the server and their statements."""
+        self.fine_times = False
+        """Whether that table says to less than a second how long statements have been running."""
         self.crowded = Crowded()
         self.guests = Guests()
         """Connections of callers on which something of ours is under way."""
@@ -161,6 +165,8 @@ class MySQLBackend(Asking):
         self.galera = cluster(facts) == GALERA
         self.clock_stands = not int(answers[-1].rows[0][1])
         self.rolls_back = facts.get("innodb_rollback_on_timeout", "OFF").upper() in {"ON", "1"}
+        self.processlist = processlist(facts)
+        self.fine_times = "MariaDB" in facts.get("version", "")
         self.capabilities = promises(facts, self.mode.name)
 
     async def open(self) -> None:

@@ -12,13 +12,16 @@ import pymysql.err
 from aiolock.errors import BackendRefused, BackendUnavailable, DeadlockDetected, LockError, shorten
 
 __all__ = [
+    "ACCOUNT_LIMIT",
     "DENIED",
     "INTERRUPTED",
     "NOT_NOW",
     "NO_SUCH_COLUMN",
+    "NO_SUCH_SAVEPOINT",
     "NO_SUCH_TABLE",
     "NO_SUCH_VARIABLE",
     "OUTDATED",
+    "XA_ENDED",
     "Late",
     "Outdated",
     "code",
@@ -40,9 +43,15 @@ NO_SUCH_VARIABLE = {1193}
 DENIED = {1044, 1045, 1095, 1142, 1143, 1227, 1698}
 BUSY = {1040, 1041, 1203, 1205, 1226, 3572}
 """Too many connections, out of memory for a thread, a lock wait that took too long."""
+ACCOUNT_LIMIT = {1203, 1226}
+"""The account has as many connections as it may have."""
 NOT_NOW = {1205, 3572}
 """A row lock that is not to be had now."""
-READ_ONLY = {1290, 1792, 1836}
+READ_ONLY = {1290, 1836}
+READ_ONLY_TRANSACTION = {1792}
+NO_SUCH_SAVEPOINT = {1305}
+XA_ENDED = {1399}
+"""An XA transaction that takes no more statements, and has its locks until XA COMMIT or XA ROLLBACK."""
 NO_USE = {2026, 2061}
 """TLS, or a way of logging in, that one of both sides has not: there is no second try that could help."""
 ENDING = {1053, 1077, 1079, 1152, 1158, 1159, 1160, 1161, 1184, 1927, 2006, 2013, 2014, 2027, 2055, 4031}
@@ -98,6 +107,10 @@ def translate(error: Exception, address: str) -> LockError:
         return Outdated([address])
     if number in READ_ONLY:
         return BackendRefused(f"{text}; locks need a server that takes writes")
+    if number in READ_ONLY_TRANSACTION:
+        return BackendRefused(
+            f"{text}; the transaction is READ ONLY, and cannot lock a row: begin one that may write"
+        )
     if isinstance(error, asyncio.TimeoutError | OSError) or number in INTERRUPTED | BUSY or deadly(error):
         return BackendRefused(text) if number in NO_USE else BackendUnavailable(text)
     return BackendRefused(text)

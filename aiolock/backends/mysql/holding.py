@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from aiolock.backends.mysql.connection import Session
 from aiolock.backends.mysql.driver import Result
-from aiolock.backends.mysql.looking import waiters
+from aiolock.backends.mysql.looking import in_line
 from aiolock.backends.mysql.place import Place
 from aiolock.backends.mysql.statements import quote
 from aiolock.backends.mysql.turns import TurnClaim
@@ -232,10 +232,10 @@ class HoldingMode(ABC):
 
     async def look(self, name: str, family: Family, lock: str, waiting: str) -> LockInfo:
         """The session that has a user lock, and the statements that wait; labels and tokens are not at the server."""
-        packet = self.backend.statements("user", lock=quote(lock), pattern=quote(waiting))
-        holder, others = await self.backend.ask(packet)
+        words = {"processlist": self.backend.processlist, "lock": quote(lock), "pattern": quote(waiting)}
+        holder, others = await self.backend.ask(self.backend.statements("user", **words))
         holders = tuple(self._holder(lock, *row) for row in holder.rows)
-        return LockInfo(name, holders, waiters(others.rows), family)
+        return LockInfo(name, holders, await in_line(self.backend, others.rows), family)
 
     def _holder(self, lock: str, number: int, user: str, host: str) -> Holder:
         session = self.backend.sessions.find(number)

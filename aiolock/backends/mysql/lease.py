@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiolock.backends.mysql.connection import Session
 from aiolock.backends.mysql.lease_claim import LeaseClaim
-from aiolock.backends.mysql.looking import waiters
+from aiolock.backends.mysql.looking import in_line
 from aiolock.backends.mysql.renewing import Renewing
 from aiolock.backends.mysql.shared_claim import SharedClaim
 from aiolock.backends.mysql.sharing import Sharing
@@ -115,10 +115,10 @@ class LeaseMode:
         statements = self.backend.statements
         row = statements("inspect", id=quote(key))
         prefix = statements("line_up", turnstile=quote(f"aiolock:t:{key}"), who="%")
-        answers = await self.backend.ask(f"{row}; {statements('waiters', pattern=quote(prefix))}")
-        return LockInfo(
-            name, tuple(_holder(row) for row in answers[0].rows), waiters(answers[1].rows), family
-        )
+        listing = statements("waiters", processlist=self.backend.processlist, pattern=quote(prefix))
+        answers = await self.backend.ask(f"{row}; {listing}")
+        waiting = await in_line(self.backend, answers[1].rows)
+        return LockInfo(name, tuple(_holder(row) for row in answers[0].rows), waiting, family)
 
     async def force_release(self, name: str, family: Family) -> bool:
         """Free the row; then end the session of the holder, which tells it at once and wakes the next."""

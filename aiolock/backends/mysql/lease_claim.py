@@ -21,7 +21,7 @@ from aiolock.backends.mysql.place import Place, Queue, Stand
 from aiolock.backends.mysql.statements import quote
 from aiolock.backends.mysql.turns import RETRY, TurnClaim, left
 from aiolock.contract import Bid, Grant
-from aiolock.errors import BackendError, BackendUnavailable
+from aiolock.errors import BackendError, BackendRefused, BackendUnavailable
 
 if TYPE_CHECKING:
     from aiolock.backends.mysql.lease import LeaseMode
@@ -208,6 +208,9 @@ class LeaseClaim(TurnClaim):
                 return
             try:
                 remaining, user = await self._mode.look(self)
+            except BackendRefused:
+                # Whoever waits is told: the table was dropped, for example, so no row will ever be free.
+                raise
             except BackendError:
                 # The server cannot be asked. Whoever asks again will say so.
                 if place.session is not None and not place.session.alive:

@@ -18,7 +18,7 @@ from aiolock.backends.mysql.connection import Session
 from aiolock.backends.mysql.statements import quote
 from aiolock.backends.mysql.stragglers import FRESH
 from aiolock.contract import Grant, claim_time
-from aiolock.errors import BackendError, LockError
+from aiolock.errors import BackendError, BackendRefused, LockError
 
 if TYPE_CHECKING:
     from aiolock.backends.mysql.shared_claim import SharedClaim
@@ -158,6 +158,12 @@ class Listener:
             while self._claims or self._watches:
                 try:
                     await self._turn()
+                except BackendRefused:
+                    # The table was dropped, for example. All ask again, and hear why it was refused.
+                    waiting: list[SharedClaim | Watch] = [*self._claims.values(), *self._watches.values()]
+                    for one in waiting:
+                        one.event.set()
+                    await backend.pause(RETRY)
                 except LockError:
                     # The server cannot be asked, or somebody ended the statement that was asked instead of the sleep.
                     await backend.pause(RETRY)

@@ -3,6 +3,9 @@
 The row is made beforehand on a connection of ours. On the caller's, a look tells that it is to the same server and has a
 transaction, and then the row is asked for without waiting. Only if somebody has it, it is waited for, and only if that
 wait could be ended again: a caller who is cancelled, or whose time is over, gets the connection back in step.
+
+A block puts a savepoint behind the lock. Whatever takes the lock from the transaction (its end, also an implicit one; going back to
+an earlier savepoint) takes the savepoint as well, so the end of the block can tell.
 """
 
 from __future__ import annotations
@@ -16,11 +19,14 @@ from aiomysql.cursors import Cursor
 from aiolock.backends.mysql.asking import UNDONE
 from aiolock.backends.mysql.failures import (
     INTERRUPTED,
+    NO_SUCH_SAVEPOINT,
     NO_SUCH_VARIABLE,
     NOT_NOW,
     OUTDATED,
+    XA_ENDED,
     Outdated,
     code,
+    deadly,
     translate,
 )
 from aiolock.backends.mysql.guest import Guest
@@ -77,8 +83,11 @@ class RowLoan(Loan):
         self._bid = bid
         self._key = mode.backend.key(bid.name, bid.kind.family)
         self._connection = connection
+        self._there = ""
+        self._number = 0
+        """The server and the number of the session that has the lock."""
 
-    async def take(self, timeout: float | None) -> bool:
+    async def take(self, timeout: float | None, mark: str = "") -> bool:
         """Lock the row in the transaction."""
         backend = self._backend
         if backend.rolls_back:
@@ -89,13 +98,42 @@ class RowLoan(Loan):
         patience = backend.settings.command_timeout if timeout == 0 else timeout
         late = None if patience is None else asyncio.get_running_loop().time() + patience
         try:
-            return await self._take(late, wait=timeout != 0)
+            return await self._take(late, mark, wait=timeout != 0)
         except TimeoutError as error:
             if timeout == 0:
                 raise BackendUnavailable(f"{backend.address}: no answer within {patience:g} s") from error
             return False
 
-    async def _take(self, late: float | None, *, wait: bool) -> bool:
+    async def keeps(self, mark: str) -> bool:
+        """Release the savepoint, if it is there."""
+        backend = self._backend
+        if backend.guests.closed:
+            # There is nobody to ask any more; the transaction is the caller's.
+            return True
+        guest = Guest(backend, self._connection)
+        guest.there, guest.number = self._there, self._number
+        patience = backend.settings.command_timeout
+        try:
+            return await guest.run(self._look_back(mark), asyncio.get_running_loop().time() + patience)
+        except TimeoutError as error:
+            raise BackendUnavailable(f"{backend.address}: no answer within {patience:g} s") from error
+
+    async def _look_back(self, mark: str) -> bool:
+        try:
+            async with self._connection.cursor(Cursor) as cursor:
+                await cursor.execute(self._backend.statements("loan_check", mark=mark))
+        except RuntimeError:
+            raise
+        except Exception as error:
+            number = code(error)
+            if number in NO_SUCH_SAVEPOINT or deadly(error):
+                return False
+            if number in XA_ENDED:
+                return True
+            raise translate(error, self._backend.address) from error
+        return True
+
+    async def _take(self, late: float | None, mark: str, *, wait: bool) -> bool:
         """The same; raises :class:`TimeoutError` at ``late``, by the loop's clock."""
         backend = self._backend
         guest = Guest(backend, self._connection)
@@ -104,8 +142,9 @@ class RowLoan(Loan):
         misses = 0
         while True:
             asked = backend.settings.clock()
-            answer = await guest.run(self._lock(guest, here), late)
+            answer = await guest.run(self._lock(guest, here, mark), late)
             if answer is Answer.TAKEN:
+                self._there, self._number = guest.there, guest.number
                 return True
             if answer is Answer.MISSING:
                 # Somebody deleted it just now.
@@ -151,7 +190,7 @@ class RowLoan(Loan):
             await self._mode.make_row(self._bid, self._key)
         return Where(*map(str, where))
 
-    async def _lock(self, guest: Guest, here: Where) -> Answer:
+    async def _lock(self, guest: Guest, here: Where, mark: str) -> Answer:
         """Look, and lock; by a task of the client."""
         statements = self._backend.statements
         statement = (
@@ -167,7 +206,11 @@ class RowLoan(Loan):
                 if guest.leaving:
                     return Answer.BUSY
                 await cursor.execute(statement)
-                return Answer.MISSING if await cursor.fetchone() is None else Answer.TAKEN
+                if await cursor.fetchone() is None:
+                    return Answer.MISSING
+                if mark:
+                    await cursor.execute(statements("loan_mark", mark=mark))
+                return Answer.TAKEN
         except (LockError, RuntimeError):
             raise
         except Exception as error:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from aiolock.backends.mysql.driver import Result
 from aiolock.errors import BackendRefused, UnsafeBackend
 
-__all__ = ["GALERA", "cluster", "promises", "refuse", "variables"]
+__all__ = ["GALERA", "cluster", "processlist", "promises", "refuse", "variables"]
 
 GALERA = "Galera"
 
@@ -54,3 +55,20 @@ def promises(facts: Mapping[str, str], mode: str) -> frozenset[str]:
         if facts.get("innodb_flush_log_at_trx_commit") == "1":
             words.add("survives-restart")
     return frozenset(words)
+
+
+def processlist(facts: Mapping[str, str]) -> str:
+    """Return the table with the server's sessions that can be read whatever their statements contain.
+
+    The one in `information_schema` is utf8mb3 on MySQL, and refuses itself while a statement with an emoji runs (error
+    3854); the other one came with MySQL 8.0.22.
+    """
+    version = facts.get("version", "")
+    numbers = tuple(map(int, re.findall(r"\d+", version)[:3]))
+    if (
+        "MariaDB" in version
+        or numbers < (8, 0, 22)
+        or facts.get("performance_schema", "OFF") not in {"ON", "1"}
+    ):
+        return "information_schema.processlist"
+    return "performance_schema.processlist"

@@ -9,7 +9,8 @@ SET SESSION wait_timeout={wait_timeout}, lock_wait_timeout={patience}, innodb_lo
   time_zone='+00:00', sql_mode='STRICT_TRANS_TABLES,NO_ENGINE_SUBSTITUTION';
 SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED;
 SHOW GLOBAL VARIABLES WHERE Variable_name IN ('read_only', 'super_read_only', 'innodb_read_only', 'wsrep_on',
-  'group_replication_single_primary_mode', 'innodb_flush_log_at_trx_commit', 'innodb_rollback_on_timeout', 'version');
+  'group_replication_single_primary_mode', 'innodb_flush_log_at_trx_commit', 'innodb_rollback_on_timeout',
+  'performance_schema', 'version');
 SELECT CONNECTION_ID(), SLEEP(0.0001) = 0 AND SYSDATE(6) > NOW(6)
 
 -- name: turn
@@ -92,7 +93,13 @@ FROM {table} WHERE id = {id} AND expires_at > UTC_TIMESTAMP(6)
 
 -- name: waiters
 -- Statements of the same account are visible without any right.
-SELECT * FROM information_schema.processlist WHERE ID <> CONNECTION_ID() AND INFO LIKE {pattern}
+SELECT * FROM {processlist} WHERE ID <> CONNECTION_ID() AND INFO LIKE {pattern}
+
+-- name: arrivals
+-- When the statements of these sessions began, where the account may see it. MySQL's list of processes counts whole seconds.
+SELECT t.PROCESSLIST_ID, s.TIMER_START FROM performance_schema.threads AS t
+JOIN performance_schema.events_statements_current AS s ON s.THREAD_ID = t.THREAD_ID
+WHERE t.PROCESSLIST_ID IN ({sessions})
 
 -- name: force
 UPDATE {table} SET forced = owner, owner = NULL, expires_at = UTC_TIMESTAMP(6)
@@ -184,8 +191,8 @@ SELECT CONCAT_WS(',', {held}), @@GLOBAL.read_only IN ('0', 'OFF')
 SELECT @@GLOBAL.read_only IN ('0', 'OFF')
 
 -- name: user
-SELECT ID, USER, HOST FROM information_schema.processlist WHERE ID = IS_USED_LOCK({lock});
-SELECT * FROM information_schema.processlist WHERE ID <> CONNECTION_ID() AND INFO LIKE {pattern}
+SELECT ID, USER, HOST FROM {processlist} WHERE ID = IS_USED_LOCK({lock});
+SELECT * FROM {processlist} WHERE ID <> CONNECTION_ID() AND INFO LIKE {pattern}
 
 -- name: row_exists
 -- Reads past locks, which an INSERT would wait for.
@@ -223,8 +230,8 @@ SELECT id FROM {whole} WHERE id = {id} FOR UPDATE NOWAIT
 SHOW GLOBAL VARIABLES WHERE Variable_name IN ('server_uuid', 'server_uid')
 
 -- name: server
--- Which server it is, in a word.
-SHA1(CONCAT_WS('/', @@hostname, @@port, @@datadir, @@GLOBAL.server_id{numbers}))
+-- Which server it is, in a word. By SHA2, because MySQL 9.6 removed SHA1 and MD5.
+SHA2(CONCAT_WS('/', @@hostname, @@port, @@datadir, @@GLOBAL.server_id{numbers}), 256)
 
 -- name: loan_row
 -- On a session of ours: whether there is a row to lock, and where.
@@ -234,6 +241,13 @@ SELECT {server}, CONCAT(@@hostname, ':', @@port)
 -- name: loan_look
 -- On the caller's connection: whose it is, and where. The end of its answer says whether there is a transaction.
 SELECT CONNECTION_ID(), {server}, CONCAT(@@hostname, ':', @@port)
+
+-- name: loan_mark
+-- Behind the lock: when the transaction ends, or goes back to where it had no lock, this is gone as well.
+SAVEPOINT {mark}
+
+-- name: loan_check
+RELEASE SAVEPOINT {mark}
 
 -- name: loan_end
 -- Only on the server that was meant: elsewhere the number is a stranger's.

@@ -13,7 +13,7 @@ from aiolock.backends.mysql.connection import Session
 from aiolock.backends.mysql.driver import Result
 from aiolock.backends.mysql.failures import NOT_NOW, code
 from aiolock.backends.mysql.holding import HoldingClaim, HoldingMode
-from aiolock.backends.mysql.looking import waiters
+from aiolock.backends.mysql.looking import in_line
 from aiolock.backends.mysql.place import Place, Queue
 from aiolock.backends.mysql.statements import quote
 from aiolock.backends.mysql.turns import left
@@ -78,9 +78,11 @@ class RowMode(HoldingMode):
     async def inspect(self, name: str, family: Family) -> LockInfo:
         """Whether somebody holds it, and the statements that wait."""
         key = self.backend.key(name, family)
-        packet = self.backend.statements("waiters", pattern=quote(self.line(key, "%")))
-        others = await self.backend.ask(packet)
-        return LockInfo(name, await self._holders(key), waiters(others[0].rows), family)
+        backend = self.backend
+        words = {"processlist": backend.processlist, "pattern": quote(self.line(key, "%"))}
+        [others] = await backend.ask(backend.statements("waiters", **words))
+        waiting = await in_line(backend, others.rows)
+        return LockInfo(name, await self._holders(key), waiting, family)
 
     async def _holders(self, key: str) -> tuple[Holder, ...]:
         claim = self.own(key)
@@ -146,6 +148,12 @@ class RowClaim(HoldingClaim):
             except BackendUnavailable:
                 if session.alive or last:
                     raise
+        if (refusal := sessions.shut_out) is not None:
+            # Without a connection for the hold it is not to be had, free or not.
+            raise BackendUnavailable(
+                f"{refusal}: in this mode each hold and each waiter needs a connection beside the client's own, and the "
+                "server refuses it: raise MAX_USER_CONNECTIONS of the account, or use ?mode=lease"
+            ) from refusal
         if wait:
             return None
         raise BackendUnavailable(

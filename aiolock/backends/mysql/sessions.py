@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from aiolock.backends.mysql.connection import Session
 from aiolock.backends.mysql.driver import Result
-from aiolock.backends.mysql.failures import hit
+from aiolock.backends.mysql.failures import ACCOUNT_LIMIT, code, hit
 from aiolock.backends.mysql.late import end_late_statement
 from aiolock.clock import Clock
 from aiolock.errors import BackendError, BackendUnavailable
@@ -51,6 +51,8 @@ class Sessions:
         self._opening: dict[str, asyncio.Task[Session]] = {}
         self._idle: list[Session] = []
         self._in_line = 0
+        self.refusal: BackendError | None = None
+        """Why the last session for the line could not be opened; ``None`` once one could."""
         self._closing: set[asyncio.Task[Any]] = set()
         self.closed = False
 
@@ -156,7 +158,9 @@ class Sessions:
         try:
             session = await self._open()
             session.contended = True
-        except BackendError:
+            self.refusal = None
+        except BackendError as error:
+            self.refusal = error
             return None
         finally:
             if session is None:
@@ -171,6 +175,15 @@ class Sessions:
     def room(self) -> bool:
         """Whether another one may be had."""
         return bool(self._idle) or self._in_line < self._most
+
+    @property
+    def shut_out(self) -> BackendError | None:
+        """The error with which the server refused a session for the line, because of a limit of the account, if there is
+        no other one."""
+        refusal = self.refusal
+        if self._in_line or refusal is None or code(refusal.__cause__) not in ACCOUNT_LIMIT:
+            return None
+        return refusal
 
     def give(self, session: Session) -> None:
         """Take back one that has no lock and no command; nobody pings it, so the server ends it when it is not used."""

@@ -18,6 +18,7 @@ from aiolock import (
     BackendUnavailable,
     ConfigError,
     DeadlockDetected,
+    LockLost,
     UnsafeBackend,
     UnsupportedKind,
 )
@@ -132,6 +133,94 @@ async def test_a_cancellation_that_races_the_commit_leaves_the_connection_in_ste
     await client.lock("x", connection=holder).acquire()
 
 
+@pytest.mark.parametrize("autocommit", [True, False])
+@pytest.mark.parametrize(
+    "ending",
+    [
+        "COMMIT",
+        "ROLLBACK",
+        "COMMIT AND CHAIN",
+        "CREATE TABLE {table} (a INT)",
+        "ROLLBACK TO SAVEPOINT before_the_lock",
+        "BEGIN",
+    ],
+)
+async def test_a_lock_that_ends_inside_its_block_is_told_at_the_end_of_it(
+    client, connect, ending, autocommit
+):
+    mine = await connect(autocommit=autocommit)
+    await mine.begin()
+    await run(mine, "SAVEPOINT before_the_lock")
+    with pytest.raises(LockLost, match="savepoint") as caught:
+        async with client.lock("x", connection=mine):
+            await run(mine, ending.format(table=f"early{'_bids' * autocommit}"))
+            # Others may be inside already, also with a transaction of ours.
+            if not autocommit:
+                await run(mine, "SELECT 1 FROM aiolock")
+    assert (caught.value.name, caught.value.reason) == ("x", "transaction")
+    assert await run(mine, "SELECT 7") == ((7,),)
+
+
+async def test_the_end_of_the_connection_inside_a_block_is_told_as_well(client, connect, mariadb):
+    mine = await connect()
+    with pytest.raises(LockLost):
+        async with client.lock("x", connection=mine):
+            await as_root(mariadb, f"KILL {mine.thread_id()}")
+            await until(lambda: free(client, "x"))
+
+
+async def free(client, name: str) -> bool:
+    return not await client.lock(name).locked()
+
+
+async def test_savepoints_of_the_block_and_blocks_in_the_block_do_not_end_the_lock(client, connect):
+    mine = await connect()
+    await run(mine, "CREATE TABLE IF NOT EXISTS work (n INT)")
+    await mine.begin()
+    lock = client.lock("x", connection=mine)
+    async with lock, lock, client.lock("y", connection=mine), client.lock("x", connection=mine):
+        await run(mine, "SAVEPOINT mine")
+        await run(mine, "INSERT INTO work VALUES (1)")
+        async with client.lock("z", connection=mine):
+            await run(mine, "SAVEPOINT deeper")
+            await run(mine, "INSERT INTO work VALUES (2)")
+            await run(mine, "ROLLBACK TO SAVEPOINT deeper")
+        await run(mine, "ROLLBACK TO SAVEPOINT mine")
+        await run(mine, "RELEASE SAVEPOINT mine")
+        assert await client.lock("x").try_acquire() is None
+    await mine.rollback()
+
+
+async def test_an_exception_of_the_block_is_raised_as_it_is_and_nothing_is_sent(client, connect):
+    mine = await connect()
+    error = ValueError("of the block")
+    with pytest.raises(ValueError, match="of the block") as caught:
+        async with client.lock("x", connection=mine):
+            await mine.rollback()
+            raise error
+    assert caught.value is error
+
+
+async def test_a_transaction_that_is_read_only_is_told_so(client, connect):
+    mine = await connect()
+    async with client.lock("x", connection=await connect()):
+        pass
+    await run(mine, "START TRANSACTION READ ONLY")
+    with pytest.raises(BackendRefused, match="the transaction is READ ONLY"):
+        await client.lock("x", connection=mine).acquire()
+    await mine.rollback()
+
+
+async def test_an_xa_transaction_has_the_lock_until_its_end(client, connect, place):
+    mine = await connect(autocommit=True)
+    await run(mine, f"XA START '{place.namespace}'")
+    async with client.lock("x", connection=mine):
+        await run(mine, f"XA END '{place.namespace}'")
+    assert await client.lock("x").try_acquire() is None
+    await run(mine, f"XA ROLLBACK '{place.namespace}'")
+    assert await free(client, "x")
+
+
 async def test_nothing_is_sent_on_the_connection_but_to_take_the_lock(client, connect, place):
     mine = await connect()
     lock = client.lock("x", connection=mine)
@@ -143,7 +232,10 @@ async def test_nothing_is_sent_on_the_connection_but_to_take_the_lock(client, co
     before = await questions()
     async with lock:
         await asyncio.sleep(2)
-    # The lock's two statements and the question itself.
+    # The lock's two statements, its savepoint, the look at the end of the block, and the question itself.
+    assert await questions() - before == 5
+    before = await questions()
+    await lock.acquire()
     assert await questions() - before == 3
     settings = await run(mine, "SELECT @@SESSION.wait_timeout, @@GLOBAL.wait_timeout")
     assert settings[0][0] == settings[0][1]

@@ -7,6 +7,7 @@ import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import aiomysql
 import pytest
 
 import aiolock
@@ -253,7 +254,7 @@ async def test_purging_finds_any_number_of_rows_and_spares_those_of_others(place
         held = await client.lock("held").acquire()
         for namespace in (place.namespace, "others"):
             rows = ", ".join(
-                f"(SHA1('{place.namespace}/{namespace}/{number}'), '{namespace}', 'lock', '{number}', '', {number}, "
+                f"(LEFT(SHA2('{place.namespace}/{namespace}/{number}', 256), 40), '{namespace}', 'lock', '{number}', '', {number}, "
                 "'2020-01-01', '2020-01-01')"
                 for number in range(count)
             )
@@ -443,3 +444,48 @@ async def test_other_kinds_are_refused_before_any_io(mode):
     ):
         with pytest.raises(UnsupportedKind, match=r"use \?mode=lease"):
             await asked
+
+
+@pytest.mark.parametrize("user", ["app", "root"])
+@pytest.mark.parametrize("mode", ["lease", "session", "row"])
+async def test_looks_are_answered_while_a_statement_with_an_emoji_runs(place, mariadb, mode, user):
+    """MySQL's information_schema.processlist is refused then, if the account may see that statement."""
+    statement = "SELECT GET_LOCK('elsewhere', 30) /* \U0001f512 */"
+    login = {**mariadb.admin, "db": "test", "charset": "utf8mb4"}
+    if user == "app":
+        login |= {"user": "app", "password": PASSWORD}
+    holder, other = await aiomysql.connect(**login), await aiomysql.connect(**login)
+    async with (
+        place.connect(mode) as client,
+        place.connect(mode, label="\U0001f511") as rival,
+        holder.cursor() as cursor,
+        other.cursor() as busy,
+    ):
+        await cursor.execute(statement)
+        task = asyncio.create_task(busy.execute(statement))
+        await until(lambda: runs(mariadb, user, statement))
+        lease = await client.lock("\U0001f512").acquire()
+        waiter = asyncio.create_task(rival.lock("\U0001f512").acquire())
+        await until(lambda: waits(client.lock("\U0001f512")))
+        info = await client.lock("\U0001f512").inspect()
+        assert [one.label for one in info.waiters] == ["\U0001f511"]
+        assert len(info.holders) == 1
+        if mode == "lease":
+            assert [one.name for one in await client.locks()] == ["\U0001f512"]
+        assert not task.done()
+        await lease.release()
+        await (await waiter).release()
+        await cursor.execute("SELECT RELEASE_ALL_LOCKS()")
+        await task
+    holder.close()
+    other.close()
+
+
+async def runs(mariadb, user: str, statement: str) -> bool:
+    return any(
+        text and text[:40] == statement[:40] for _, state, text in await sessions(mariadb, user) if state
+    )
+
+
+async def waits(lock) -> bool:
+    return bool((await lock.inspect()).waiters)

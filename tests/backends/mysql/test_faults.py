@@ -405,6 +405,77 @@ async def test_too_many_connections_is_unavailable_and_waiters_try_instead(maria
             await as_root(mariadb, "SET GLOBAL max_connections = 151")
 
 
+@pytest.mark.parametrize("how", ["acquire", "try"])
+async def test_an_account_with_one_connection_hears_why_the_row_mode_cannot_lock(mariadb, place, how):
+    """The other modes need no more than one."""
+    await as_root(mariadb, "CREATE USER one@'%' WITH MAX_USER_CONNECTIONS 1")
+    try:
+        await as_root(mariadb, "GRANT ALL ON test.* TO one@'%'")
+        for mode in MODES:
+            url = f"mysql://one@{mariadb.host}:{mariadb.port}/test?mode={mode}"
+            async with (
+                place.connect(mode) as rival,
+                aiolock.connect(url, namespace=place.namespace, ttl=5) as client,
+            ):
+                held = await rival.lock("x").acquire()
+                if mode == "row":
+                    with pytest.raises(BackendUnavailable, match=r"1226.*MAX_USER_CONNECTIONS"):
+                        await client.lock("x").acquire(timeout=PATIENCE if how == "acquire" else 0)
+                elif how == "acquire":
+                    waiter = asyncio.create_task(client.lock("x").acquire(timeout=PATIENCE))
+                    await asyncio.sleep(0.1)
+                    await held.release()
+                    await (await waiter).release()
+                await held.release()
+    finally:
+        await as_root(mariadb, "DROP USER one@'%'")
+
+
+def _lock(client):
+    return client.lock("x")
+
+
+def _semaphore(client):
+    return client.semaphore("x", 1)
+
+
+def _write(client):
+    return client.rwlock("x").write()
+
+
+@pytest.mark.parametrize("kind", [_lock, _semaphore, _write])
+async def test_a_waiter_whose_table_is_dropped_hears_the_reason(mariadb, place, kind):
+    async with (
+        place.connect(table="absent", ttl=3) as holder,
+        place.connect(table="absent", ttl=3) as client,
+    ):
+        try:
+            lease = await kind(holder).acquire()
+            waiter = asyncio.create_task(kind(client).acquire(timeout=PATIENCE))
+            await until(lambda: has_waiter(kind(client)))
+        finally:
+            await as_root(mariadb, "DROP TABLE absent, absent_bids, absent_documents")
+        with pytest.raises(BackendRefused, match="1146"):
+            await waiter
+        await lease.release()
+
+
+async def has_waiter(lock) -> bool:
+    return bool((await lock.inspect()).waiters)
+
+
+async def test_who_waits_for_a_latch_whose_table_is_dropped_hears_the_reason(mariadb, place):
+    async with place.connect(table="absent", ttl=3) as client:
+        try:
+            await client.latch("x", 2).count_down()
+            waiter = asyncio.create_task(client.latch("x", 2).wait(timeout=PATIENCE))
+            await asyncio.sleep(0.2)
+        finally:
+            await as_root(mariadb, "DROP TABLE absent, absent_bids, absent_documents")
+        with pytest.raises(BackendRefused, match="1146"):
+            await waiter
+
+
 # --- being let in
 
 
