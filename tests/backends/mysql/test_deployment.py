@@ -25,6 +25,11 @@ from tests.contract.staging import PATIENCE, gets_the_lock, nothing_remains, que
 PAGE = Path(__file__).parents[3] / "docs" / "backends" / "mysql.md"
 
 
+def granted() -> list[str]:
+    """Return the GRANT statements of the page."""
+    return re.findall(r"^GRANT .*?;$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+
+
 async def count(place) -> int:
     return len(await sessions(place.server))
 
@@ -132,7 +137,7 @@ async def test_an_idle_client_keeps_its_session(place):
 async def test_the_least_rights_are_enough(place, mariadb):
     """With the tables made by an administrator, in an account that has the rights that the page gives and no others."""
     await as_root(mariadb, ddl("given"))
-    grants = re.findall(r"^GRANT .*?;$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    grants = [grant for grant in granted() if "`database`" in grant]
     assert len(grants) == 3
     for grant in grants:
         await as_root(
@@ -479,6 +484,38 @@ async def test_looks_are_answered_while_a_statement_with_an_emoji_runs(place, ma
         await task
     holder.close()
     other.close()
+
+
+@pytest.mark.parametrize("mode", ["lease", "session"])
+async def test_with_the_rights_of_the_page_waiters_are_shown_in_the_order_of_their_coming(
+    place, mariadb, mode
+):
+    """Also those that came within one second, on connections that are in another order."""
+    await as_root(mariadb, "CREATE USER seer@'%'")
+    try:
+        for grant in ["GRANT ALL ON test.* TO app@'%'", *granted()]:
+            if "`database`" not in grant:
+                await as_root(mariadb, grant.replace("app@", "seer@"))
+        url = f"mysql://seer@{mariadb.host}:{mariadb.port}/test?mode={mode}"
+        options = {"namespace": place.namespace, "ttl": 10}
+        async with (
+            place.connect(mode) as holder,
+            aiolock.connect(url, label="0", **options) as first,
+            aiolock.connect(url, label="1", **options) as second,
+            aiolock.connect(url, label="2", **options) as third,
+        ):
+            for order in ([first, second, third], [third, first, second]):
+                lease = await holder.lock("x").acquire()
+                waiters = []
+                for place_in_line, client in enumerate(order, start=1):
+                    waiters.append(asyncio.create_task(gets_the_lock(client, "x")))
+                    await queued(first.lock("x"), place_in_line)
+                shown = [one.label for one in (await first.lock("x").inspect()).waiters]
+                assert shown == (["0", "1", "2"] if order[0] is first else ["2", "0", "1"])
+                await lease.release()
+                await asyncio.gather(*waiters)
+    finally:
+        await as_root(mariadb, "DROP USER seer@'%'")
 
 
 async def runs(mariadb, user: str, statement: str) -> bool:
