@@ -114,6 +114,9 @@ class Claim(ABC):
 
     __slots__ = ("bid", "demanded_at", "term")
 
+    asks_again: bool = False
+    """Whether a grant that came later than its own end stands for a full ttl again when the same claim asks once more."""
+
     def __init__(self, bid: Bid) -> None:
         self.bid: Bid = bid
         self.demanded_at: float | None = None

@@ -171,9 +171,9 @@ class Cohort:
                 "the link is slower than that, choose a longer ttl"
             )
         if grant is not None:
-            self._renounce()
+            self._outdated()
         waiter = self._line_up(terms, first=True)
-        self._drive(placed=grant is None)
+        self._drive(placed=grant is None, again=grant is not None)
         return await self._wait(waiter, None if timeout is None else max(0.0, timeout - (clock() - start)))
 
     def join(self, terms: Terms, timeout: float | None) -> Coroutine[Any, Any, Lease | None]:
@@ -239,9 +239,10 @@ class Cohort:
 
     # --- waiting at the server
 
-    def _drive(self, *, placed: bool) -> None:
+    def _drive(self, *, placed: bool, again: bool = False) -> None:
+        """Have a task of the client ask and wait; ``again`` says that the claim was asked for before."""
         if not (placed and self._doze()):
-            driver = self.runtime.spawn(self._wait_at_server(placed), "aiolock-wait")
+            driver = self.runtime.spawn(self._wait_at_server(placed, again), "aiolock-wait")
             # Where tasks begin at once, it may have ended before it is known here.
             self._driver = None if driver.done() else driver
 
@@ -257,7 +258,7 @@ class Cohort:
         self._dozing = False
         grant, now = self._claim.take_pushed(), self.runtime.clock()
         if grant is None or grant.until <= now:
-            self._drive(placed=False)
+            self._drive(placed=False, again=True)
             return None
         self._begin(grant, now)
         head = None if self._line is None else self._line.next()
@@ -267,9 +268,9 @@ class Cohort:
         waiter, terms = head
         return answer(waiter, self._lend(terms, now))
 
-    async def _wait_at_server(self, placed: bool) -> None:
+    async def _wait_at_server(self, placed: bool, again: bool) -> None:
         try:
-            grant = await self._granted(placed)
+            grant = await self._granted(placed, again)
         except asyncio.CancelledError:
             self._driver = None
             self._desert()
@@ -288,8 +289,12 @@ class Cohort:
                 return
         self._desert()
 
-    async def _granted(self, placed: bool) -> Grant | None:
-        """Ask and wait until there is a grant, or nobody who wants it."""
+    async def _granted(self, placed: bool, again: bool) -> Grant | None:
+        """Ask and wait until there is a grant, or no waiter is left; cancelling it leaves the claim to its caller.
+
+        Claims that ask again take turns, a few at a time: when thousands of locks become free at once, each answer then comes
+        long before its grant ends, however short the ttl is.
+        """
         runtime = self.runtime
         pause = 0.02
         while self._live() and not runtime.forked:
@@ -297,23 +302,30 @@ class Cohort:
                 if self._doze():
                     return None
                 await self._claim.changed()
+            again = again or placed
             try:
-                grant = await self._claim.attempt(wait=True)
+                if again:
+                    async with runtime.asking:
+                        grant = await self._claim.attempt(wait=True)
+                else:
+                    grant = await self._claim.attempt(wait=True)
             except BackendError as error:
                 if not error.retryable or not self._lasting:
                     raise
                 await asyncio.sleep(pause * runtime.random.uniform(0.5, 1.0))
                 pause = min(2 * pause, 1.0)
-                placed = False
+                placed, again = False, True
                 continue
-            pause = 0.02
             if grant is None:
+                pause = 0.02
                 placed = True
             elif grant.until > runtime.clock():
                 return grant
             else:
-                self._renounce()
-                placed = False
+                self._outdated()
+                await asyncio.sleep(pause * runtime.random.uniform(0.5, 1.0))
+                pause = min(2 * pause, 1.0)
+                placed, again = False, True
         return None
 
     # --- the hold
@@ -487,10 +499,11 @@ class Cohort:
         if claim is not None:
             self.runtime.clean_up(claim)
 
-    def _renounce(self) -> None:
-        """A grant came later than its own term: it is no success."""
-        self.runtime.clean_up(self._claim)
-        self._claim = self.runtime.backend.claim(self._bid)
+    def _outdated(self) -> None:
+        """A grant came later than its own end, which is no success: the claim asks again, or a new one does."""
+        if not self._claim.asks_again:
+            self.runtime.clean_up(self._claim)
+            self._claim = self.runtime.backend.claim(self._bid)
 
     def _fail(self, error: Exception) -> None:
         if self._ended:

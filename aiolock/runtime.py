@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Contender", "Generations", "Runtime", "State", "Stats", "current_task", "in_async_generator"]
 
+ASKING = 100
+"""How many claims of one client ask again at the same time: few enough to be answered within a short ttl, and enough for a slow link."""
+
 log: Log = get_logger("aiolock")
 
 
@@ -164,6 +167,8 @@ class Runtime:
         self.on_first_use: Callable[[], None] | None = None
         """What opens the client when it is used before; for tests with a server in memory."""
         self.stats: Stats = Stats()
+        self.asking: asyncio.Semaphore = asyncio.Semaphore(ASKING)
+        """Turns of the claims that ask again."""
         self.forked: bool = False
         """Whether this process is a child that was forked after the client was made."""
         _Forks.runtimes.add(self)

@@ -261,6 +261,8 @@ class MemoryClaim(Claim):
         "request",
     )
 
+    asks_again = True
+
     def __init__(self, backend: MemoryBackend, bid: Bid, request: str) -> None:
         super().__init__(bid)
         self._backend = backend

@@ -67,6 +67,8 @@ class RedisClaim(Claim):
         "number",
     )
 
+    asks_again = True
+
     def __init__(self, backend: RedisBackend | Many, bid: Bid, number: int) -> None:
         # Instead of super().__init__, which costs as much as all of this.
         self.bid = bid
@@ -250,8 +252,8 @@ class RedisClaim(Claim):
 
     @property
     def waiting(self) -> bool:
-        """Whether a grant that is pushed now finds somebody who wants it."""
-        return self._stage is PLACED or (self._stage is ASKED and self._doubts > 0)
+        """Whether a grant that is pushed now is wanted."""
+        return self._stage is PLACED or (self._doubts > 0 and (self._stage is ASKED or self._stage is HELD))
 
     @property
     def taken(self) -> bool:

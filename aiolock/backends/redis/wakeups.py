@@ -11,7 +11,7 @@ import asyncio
 import functools
 import heapq
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any, Protocol
@@ -96,6 +96,15 @@ class Wakeups:
         self._ends: dict[str, float] = {}
         """When a lock should be looked at before the next heartbeat."""
         self._agenda: list[tuple[float, str]] = []
+        self._batches: deque[list[str]] = deque()
+        """What the next calls look after. On one server there is one call at a time: what others issue meanwhile waits for one call
+        only, and a server that is slower than the heartbeats is not buried under them."""
+        self._calls = 0
+        """How many calls are under way."""
+        self._began = 0.0
+        """When the latest round of heartbeats began."""
+        self._overdue = False
+        """The next one is due before that one has ended."""
         self._next_beat = math.inf
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
@@ -188,6 +197,7 @@ class Wakeups:
         self._shortest = math.inf
         self._ends.clear()
         self._agenda.clear()
+        self._batches.clear()
         self._next_beat = math.inf
         if self._timer is not None:
             self._timer.cancel()
@@ -229,30 +239,63 @@ class Wakeups:
     def _look(self) -> None:
         self._timer, self._timer_at = None, math.inf
         now = self._clock()
-        if now >= self._next_beat:
+        due: list[str] = []
+        if now < self._next_beat:
+            pass
+        elif self._busy:
+            self._overdue = True
+            self._next_beat = now + self.period
+        else:
+            self._began = now
             due = list(self._waiting)
             crowd = len(due) / self.batch / CALLS
             self._next_beat = now + max(self.period, min(crowd, self.life_ms / 3000))
-        else:
-            due = []
+        urgent: list[str] = []
         agenda = self._agenda
         while agenda and agenda[0][0] <= now:
             when, key = heapq.heappop(agenda)
             if self._ends.get(key) == when:
                 del self._ends[key]
-                due.append(key)
-        due = list(dict.fromkeys(due))
-        for start in range(0, len(due), self.batch):
-            self._ask(due[start : start + self.batch])
+                urgent.append(key)
+        due = list(dict.fromkeys((*urgent, *due)))
+        batches = [due[start : start + self.batch] for start in range(0, len(due), self.batch)]
+        if urgent:
+            self._batches.extendleft(reversed(batches))
+        else:
+            self._batches.extend(batches)
+        self._send()
         self._arm()
+
+    @property
+    def _busy(self) -> bool:
+        """Whether a round of heartbeats on one server has not ended yet."""
+        return self.batch > 1 and bool(self._calls or self._batches)
+
+    def _send(self) -> None:
+        """Make the next calls: one on one server, all in a cluster, where one node must not hold up the others."""
+        while self._batches and (self.batch == 1 or not self._calls):
+            self._ask(self._batches.popleft())
+
+    def _answered(self) -> None:
+        """A call has ended, in whatever way."""
+        self._calls -= 1
+        self._send()
+        if self._overdue and not self._busy:
+            # Others get as much of the server's time as the round took.
+            now = self._clock()
+            self._overdue = False
+            self._next_beat = min(self._next_beat, now + min(now - self._began, self.life_ms / 3000))
+            self._arm()
 
     def _ask(self, keys: list[str]) -> None:
         # A place whose attempt is under way is not counted on: nobody knows whether it stands.
         counts = [sum(place.placed for place in self._waiting.get(key, ())) for key in keys]
         reply = self._beat(keys, counts, self.life_ms)
+        self._calls += 1
         reply.add_done_callback(lambda future: self._heard(keys, future))
 
     def _heard(self, keys: list[str], reply: asyncio.Future[Any]) -> None:
+        self._answered()
         if reply.cancelled():
             return
         error = reply.exception()

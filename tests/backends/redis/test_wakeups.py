@@ -177,6 +177,44 @@ async def test_many_locks_are_looked_after_in_batches(server):
     assert [len(keys) for _, keys, *_ in server.beats] == [BATCH, BATCH, 1]
 
 
+@in_virtual_time
+async def test_a_server_that_is_slower_than_the_heartbeats_is_asked_one_call_at_a_time(server):
+    replies: list[tuple[list[str], asyncio.Future[Any]]] = []
+    most = 0
+
+    def beat(keys, counts, life):
+        nonlocal most
+        reply: asyncio.Future[Any] = server.loop.create_future()
+        replies.append((list(keys), reply))
+        most = max(most, sum(not other.done() for _, other in replies))
+        # As long as three heartbeats.
+        server.loop.call_later(6, reply.set_result, [0, *([0, 0, 0] for _ in keys)])
+        return reply
+
+    server.wakeups._beat = beat
+    for n in range(2 * BATCH):
+        server.wakeups.add(Place(f"x{n}"))
+    await asyncio.sleep(40)
+    # In a round there are two calls, and a pause follows.
+    assert most == 1
+    assert 4 <= len(replies) <= 7
+    assert [len(keys) for keys, _ in replies[:4]] == [BATCH] * 4
+    # What is due now goes before the rest of a round.
+    server.wakeups.claimed("urgent", 0.0)
+    await asyncio.sleep(12)
+    assert any(keys[0] == "urgent" for keys, _ in replies[-3:])
+
+
+@in_virtual_time
+async def test_a_node_of_a_cluster_that_does_not_answer_holds_up_no_heartbeat_of_others(server):
+    server.wakeups.batch = 1
+    server.silent = True
+    for n in range(3):
+        server.wakeups.add(Place(f"x{n}"))
+    await asyncio.sleep(3 * PERIOD + SOON)
+    assert len(server.beats) == 9
+
+
 async def _crowded(server):
     server.wakeups.batch = 1
     server.wakeups.pushed = False
