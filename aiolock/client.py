@@ -305,6 +305,7 @@ class Client:
             deadline = loop.time() + limit
             while runtime.cleanups and (left := deadline - loop.time()) > 0:
                 await asyncio.wait(set(runtime.cleanups), timeout=left)
+            await runtime.backend.settle(deadline - loop.time())
         finally:
             runtime.state = State.CLOSED
             tasks = [task for task in runtime.tasks if not task.done()]

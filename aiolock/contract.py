@@ -292,6 +292,9 @@ class Backend(ABC):
         Cancelling it leaves nothing open.
         """
 
+    async def settle(self, timeout: float) -> None:  # noqa: B027 - most have nothing to wait for
+        """Wait for what is given back in the background, for at most ``timeout`` seconds; cancelling it stops the waiting."""
+
     @abstractmethod
     async def aclose(self) -> None:
         """Close every connection and end every task. Never raises; safe in every state."""

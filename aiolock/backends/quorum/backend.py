@@ -84,8 +84,12 @@ class QuorumBackend(Backend):
         # Votes that were missing are asked for with the next renewals.
         self.notices.put(Notice(News.DOUBT))
 
+    async def settle(self, timeout: float) -> None:
+        """Wait for votes that are given back, unless they have had their time."""
+        await self.members.settle(timeout)
+
     async def aclose(self) -> None:
-        """Finish what is being given back, unless that has had its time, and close every server."""
+        """Close every server."""
         await self.members.aclose()
 
     # --- claims

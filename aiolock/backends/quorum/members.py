@@ -115,15 +115,16 @@ class Members:
         backends = [member.backend for member in members]
         await check_twins(backends, ttl=settings.ttl, limit=settings.command_timeout, later=self.leave)
 
+    async def settle(self, timeout: float) -> None:
+        """Wait for what is given back, for at most ``timeout`` seconds, and for each no longer than a command may take."""
+        now = self.settings.clock()
+        limits = {task: since + self.settings.command_timeout - now for task, since in self.leaving.items()}
+        limit = min(timeout, max(limits.values(), default=0.0))
+        if limit > 0:
+            await asyncio.wait(limits, timeout=limit)
+
     async def aclose(self) -> None:
-        """Finish what is being given back, unless that has had its time, and close every server."""
-        if self.leaving:
-            now = self.settings.clock()
-            limits = {
-                task: since + self.settings.command_timeout - now for task, since in self.leaving.items()
-            }
-            if late := [task for task, limit in limits.items() if limit > 0]:
-                await asyncio.wait(late, timeout=max(limits.values()))
+        """End what is under way, and close every server."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

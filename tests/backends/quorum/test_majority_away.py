@@ -145,3 +145,16 @@ async def test_a_wrong_password_at_one_of_them_is_an_error_at_open(three, number
         return not any(one["user"] == "careful" for each in lists for one in each)
 
     await until(closed)
+
+
+async def test_closing_takes_no_longer_than_it_may_when_no_server_answers(three):
+    """However long a command may take: what a frozen server does not hear ends by its ttl."""
+    async with contextlib.AsyncExitStack() as stack:
+        client = await three.client(ttl=300, command_timeout=200.0).open()
+        lease = await client.lock("x").acquire()
+        for number in range(3):
+            await stack.enter_async_context(three.away("frozen", number))
+        watch = Stopwatch()
+        await client.aclose(0.2)
+        assert lease.lost
+        assert 0.2 <= watch.seconds < 0.2 + SOON

@@ -60,7 +60,7 @@ async def test_grants_that_came_too_late_are_asked_for_again_by_the_same_request
             released = [asyncio.ensure_future(lease.release()) for lease in held]
             await asyncio.wait(released)
             # The client is held up for longer than any grant stands.
-            time.sleep(stopped)
+            time.sleep(stopped)  # noqa: ASYNC251
         # Each was asked for once more, and now and then once again.
         assert enters.sent <= 2 * MANY
         assert enters.most <= ASKING
