@@ -237,10 +237,11 @@ class Watchdog:
             self._timer.cancel()
         now = self._clock()
         self._next_look = min(when, now + LOOK)
-        delay = max(0.0, self._next_look - now)
+        # Asked of the loop's clock, not of the timer: uvloop returns one without `when` if it is due already.
+        due = loop.time() + max(0.0, self._next_look - now)
         # Not in the context of the task that acquires: it would be kept, by one timer after the other.
-        self._timer = loop.call_later(delay, self._look, context=self._context)
-        expect(loop, self, self._timer.when())
+        self._timer = loop.call_at(due, self._look, context=self._context)
+        expect(loop, self, due)
         if self._boot_timer is not None:
             self._boot_timer.set(self._next_look + AFTER)
 

@@ -58,6 +58,7 @@ class Session:
         self._interrupted = False
         """Whether that is under way: nothing is sent that it could hit."""
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = math.inf
         self._over = False
         self._hear = self._heard
         """Who is told what the server answers: one for all that is sent."""
@@ -241,7 +242,7 @@ class Session:
                 packet = f"SET SESSION wait_timeout={command.silence}; {packet}"
             if command.timeout < math.inf:
                 command.late = asyncio.get_running_loop().time() + command.timeout
-                if self._timer is None or command.late < self._timer.when():
+                if self._timer is None or command.late < self._timer_at:
                     self._arm(command.late)
             driver.ask(packet, self._hear, usual=command.blocks)
 
@@ -309,6 +310,8 @@ class Session:
         if self._timer is not None:
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_at(when, self._look)
+        # uvloop returns a handle without `when` for a time that has passed.
+        self._timer_at = when
 
     def _look(self) -> None:
         """One timer for all commands: most are over long before it."""
