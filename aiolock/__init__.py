@@ -41,6 +41,7 @@ if typing.TYPE_CHECKING:
     from aiolock.reentrant import ReentrantLock
     from aiolock.rwlock import ReadLock, RWLock, WriteLock
     from aiolock.semaphore import Semaphore
+    from aiolock.signals import run_until_signal
 
 __version__ = "0.1.0"
 
@@ -79,6 +80,7 @@ __all__ = [
     "WriteLock",
     "connect",
     "lock_all",
+    "run_until_signal",
 ]
 
 _LATER = {
@@ -94,6 +96,7 @@ _LATER = {
     "TransactionLock": "borrowed",
     "WriteLock": "rwlock",
     "lock_all": "combine",
+    "run_until_signal": "signals",
 }
 """What most programs do not use is imported when it is first asked for."""
 

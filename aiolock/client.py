@@ -31,6 +31,7 @@ from aiolock.options import (
     check_timeout,
     check_ttl,
 )
+from aiolock.outages import Outages
 from aiolock.runtime import Generations, Runtime, State
 
 if TYPE_CHECKING:
@@ -192,6 +193,7 @@ class Client:
     def _begin(self, backend: Backend) -> None:
         """Prepare an opening of its own; no I/O."""
         label = f"{socket.gethostname()}:{os.getpid()}" if self._label is None else self._label
+        outages = Outages(self._clock)
         backend.bind(
             Settings(
                 namespace=self._namespace,
@@ -200,6 +202,7 @@ class Client:
                 command_timeout=self._command_timeout,
                 clock=self._clock,
                 require=self._require,
+                outages=outages,
             )
         )
         self._backend = backend
@@ -213,6 +216,7 @@ class Client:
             label=label,
             generations=self._generations,
         )
+        outages.in_use = self._runtime.in_use
 
     def __repr__(self) -> str:
         return f"<Client of {self._backend.name}, {self._runtime.state.value}>"

@@ -19,6 +19,7 @@ from aiolock.document import Document
 from aiolock.errors import LossReason, UnsupportedKind
 from aiolock.info import Finding, Holder, LockInfo, Waiting
 from aiolock.kinds import ELECTION, MUTEX, READ, WRITE, Family, Kind, Mode, permits
+from aiolock.outages import Outages
 
 __all__ = [
     "ELECTION",
@@ -236,6 +237,8 @@ class Settings:
     command_timeout: float
     clock: Clock
     require: frozenset[str] = frozenset()
+    outages: Outages | None = None
+    """Where lost connections are reported."""
 
 
 class Backend(ABC):

@@ -186,6 +186,10 @@ class Runtime:
         """All that ask for or have a claim."""
         return [*self.shared.values(), *self.contenders]
 
+    def in_use(self) -> bool:
+        """Test whether something holds or waits for a lock."""
+        return bool(self.shared or self.contenders)
+
     def guard(self) -> asyncio.Task[Any] | None:
         """Return the running task if the client may be used here, else raise :class:`RuntimeError`."""
         if self.forked:

@@ -27,4 +27,4 @@ async def main(name: str = "nightly report") -> str | None:
 
 
 if __name__ == "__main__":
-    print(asyncio.run(main()) or "somebody else does it, or did it a moment ago")
+    print(asyncio.run(aiolock.run_until_signal(main())) or "somebody else does it, or did it a moment ago")

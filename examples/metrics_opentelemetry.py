@@ -107,4 +107,4 @@ async def main(seconds: float = 3600) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    asyncio.run(aiolock.run_until_signal(main()))

@@ -108,4 +108,4 @@ async def main(port: int = 9100) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    asyncio.run(aiolock.run_until_signal(main()))

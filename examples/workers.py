@@ -64,4 +64,4 @@ async def main(workers: int = 4) -> Ledger:
 
 
 if __name__ == "__main__":
-    print(asyncio.run(main()).balances)
+    print(asyncio.run(aiolock.run_until_signal(main())).balances)

@@ -119,6 +119,10 @@ class Deployment(ABC):
                 else:
                     proxy.blackhole()
 
+            def heal() -> None:
+                proxy.refuse = False
+
+            cut.heal = heal
             self.way = proxy.host, proxy.port
             try:
                 client = self.connect(**options)
@@ -364,6 +368,31 @@ class RedisQuorum(Redis):
     def make(self, **options: Any) -> Client:
         return aiolock.connect([server.url for server in self._three], **options)
 
+    @asynccontextmanager
+    async def through(self, **options: Any) -> AsyncIterator[tuple[Client, Callable[[bool], None]]]:
+        """One of them behind a proxy."""
+        async with Proxy("127.0.0.1", self._three[0].port) as proxy:
+
+            def cut(refused: bool) -> None:
+                proxy.refuse = refused
+                if refused:
+                    proxy.reset_all()
+                else:
+                    proxy.blackhole()
+
+            def heal() -> None:
+                proxy.refuse = False
+
+            cut.heal = heal
+            urls = [f"redis://127.0.0.1:{proxy.port}/0", *(server.url for server in self._three[1:])]
+            async with aiolock.connect(
+                urls, **{"namespace": self.namespace, "ttl": self.ttl, **options}
+            ) as client:
+                yield client, cut
+                proxy.refuse = False
+                proxy.reset_all()
+                proxy.heal(release=False)
+
 
 class RedisCluster(Redis):
     """Three primaries that share the slots."""
@@ -373,7 +402,7 @@ class RedisCluster(Redis):
     slow = 2.0
     clocks = 3
     # What follows from the state of one key is the same as on one server, and is tested there; see WHOLE.
-    part = frozenset({"test_exclusion", "test_queueing", "test_inspection"})
+    part = frozenset({"test_exclusion", "test_queueing", "test_inspection", "test_outages"})
 
     @contextmanager
     def running(self) -> Iterator[Self]:
@@ -401,6 +430,11 @@ class RedisCluster(Redis):
                     else:
                         proxy.blackhole()
 
+            def heal() -> None:
+                for proxy in proxies.values():
+                    proxy.refuse = False
+
+            cut.heal = heal
             ways = {port: proxy.port for port, proxy in proxies.items()}
             settings = {"namespace": self.namespace, "ttl": self.ttl, **options}
             async with Client(Detoured(self._cluster.url, ways), **settings) as client:

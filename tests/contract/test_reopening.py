@@ -81,7 +81,7 @@ def kinds(client: Client, deployment: Deployment) -> dict[str, Callable[[], Awai
         "once": run,
         "lock_all": lambda: block(both),
     }
-    if "rwlock" in deployment.kinds:
+    if "read-write" in deployment.kinds:
         sides = client.rwlock("rw").read(), client.rwlock("rw").write()
         uses["rwlock"] = lambda: block(*sides)
     if "semaphore" in deployment.kinds:
@@ -93,7 +93,7 @@ def kinds(client: Client, deployment: Deployment) -> dict[str, Callable[[], Awai
             await lease.release()
 
         uses["semaphore"] = permits
-    if "election" in deployment.kinds:
+    if "fencing" in deployment.promises:
         election = client.election("e")
 
         async def lead() -> None:
@@ -103,10 +103,9 @@ def kinds(client: Client, deployment: Deployment) -> dict[str, Callable[[], Awai
                 assert leader.token == term.token or not deployment.shows
 
         uses["election"] = lead
-    if "latch" in deployment.kinds:
-        latch = client.latch("l", 3)
+    if "documents" in deployment.kinds:
+        latch = client.latch("l", 9)
         uses["latch"] = latch.count_down
-    if "barrier" in deployment.kinds:
         barrier = client.barrier("b", 1)
         uses["barrier"] = lambda: barrier.wait(timeout=20)
     return uses

@@ -17,7 +17,7 @@ PACKAGE = Path(aiolock.__file__).parent
 ORDER = [
     {"errors", "clock", "delivery", "logs"},
     {"names", "options", "kinds", "figures", "templates"},
-    {"info", "document"},
+    {"info", "document", "outages", "signals"},
     {"contract"},
     {"notices"},
     {"backends"},
@@ -57,6 +57,7 @@ BACKENDS_MAY_IMPORT = {
     "document",
     "delivery",
     "logs",
+    "outages",
 }
 
 DRIVERS = {"redis": {"redis", "hiredis"}, "zookeeper": {"aiozk"}, "mysql": {"aiomysql", "pymysql"}}
@@ -236,6 +237,7 @@ def test_public_is_what_is_listed():
         "WriteLock",
         "connect",
         "lock_all",
+        "run_until_signal",
     ]
     assert sorted(aiolock.__all__) == sorted(json.loads(fresh(program)))
 

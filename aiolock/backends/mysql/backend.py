@@ -153,12 +153,22 @@ class MySQLBackend(Asking):
             wait_timeout=silence,
             patience=max(1, math.ceil(self.settings.command_timeout)),
         )
+
+        def lost(session: Session) -> None:
+            outages = self.settings.outages
+            # Those that are neither used nor needed may be ended by the server.
+            if outages is not None and session.lost and (session.locks or not session.contended):
+                outages.down(self, self.address, "the session ended")
+            ended(session)
+
         patience = self.settings.ttl if self.mode.name != "lease" else 0.0
-        session = Session(self._address, setup, self.settings.clock, ended, patience)
+        session = Session(self._address, setup, self.settings.clock, lost, patience)
         session.silence = silence
         return session
 
     def _check(self, answers: list[Result]) -> None:
+        if self.settings.outages is not None:
+            self.settings.outages.up(self, self.address)
         facts = variables(answers)
         refuse(facts, self.mode.name, self._address.text)
         self.across = cluster(facts) != ""

@@ -69,6 +69,8 @@ class Session:
         """After how many seconds without a word the server ends it, as far as it has answered; 0: not known."""
         self.contended = False
         """Whether it may block, and counts as one in line."""
+        self.lost = False
+        """Whether it ended otherwise than by :meth:`quit`."""
         self.used = 0.0
         """When the server last answered."""
 
@@ -382,6 +384,7 @@ class Session:
         if self._over:
             return
         self._over = True
+        self.lost = not quit_first
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

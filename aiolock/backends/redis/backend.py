@@ -162,6 +162,7 @@ class RedisBackend(Backend):
             on_up=self._up,
             on_down=self._pairing.forget,
         )
+        connection.outages = settings.outages
         await connection.open()
         channel = self._channels + self._process
         publishing = connection.call("PUBLISH", channel, "")
@@ -176,6 +177,7 @@ class RedisBackend(Backend):
             on_up=self._subscribed,
             on_down=self._unsubscribed,
         )
+        subscriber.outages = settings.outages
         if isinstance(self._endpoint, Sentinels):
             self._switching = Switching(
                 self._endpoint,

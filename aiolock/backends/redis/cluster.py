@@ -193,6 +193,7 @@ class ClusterBackend(RedisBackend):
     # --- what nodes and slots do
 
     def _new(self, node: Node) -> None:
+        node.connection.outages = node.subscriber.outages = self.settings.outages
         node.on_message = Pushes(self, self._notices, node.pairing, self._documents).heard
 
     def _change(self) -> None:

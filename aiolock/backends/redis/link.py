@@ -15,6 +15,7 @@ from aiolock.clock import Clock
 from aiolock.delivery import read_little
 from aiolock.errors import BackendError, BackendUnavailable
 from aiolock.logs import Log, get_logger
+from aiolock.outages import Outages
 
 __all__ = ["Forks", "Hook", "Link", "State", "settle"]
 
@@ -96,6 +97,7 @@ class Link(asyncio.Protocol, ABC):
         "_transport",
         "failure",
         "generation",
+        "outages",
         "received",
         "state",
     )
@@ -132,6 +134,8 @@ class Link(asyncio.Protocol, ABC):
         self.state = State.CLOSED
         self.generation = 0
         """How often it came up."""
+        self.outages: Outages | None = None
+        """Where it is told that the connection was lost and that it is back."""
         self.received = 0.0
         """When the latest bytes arrived, by the injected clock."""
 
@@ -205,6 +209,8 @@ class Link(asyncio.Protocol, ABC):
         if self._fork != Forks.generation or self.state is State.CLOSED:
             return
         self._become(State.CLOSED)
+        if self.outages is not None:
+            self.outages.forget(self, str(self._endpoint))
         transport, self._transport = self._transport, None
         task, self._task = self._task, None
         if self._timer is not None:
@@ -280,6 +286,8 @@ class Link(asyncio.Protocol, ABC):
         self.generation += 1
         self.failure = None
         self._become(State.READY)
+        if self.outages is not None:
+            self.outages.up(self, str(self._endpoint))
         if self._first is not None:
             settle(self._first)
         if self._on_up is not None:
@@ -295,6 +303,9 @@ class Link(asyncio.Protocol, ABC):
         was = self.state
         self.failure = error
         self._become(state)
+        if was is State.READY and state is State.BROKEN and self.outages is not None:
+            # Before those who wait are told, so that they count.
+            self.outages.down(self, str(self._endpoint), error.__cause__ or error)
         if self._clock() - self._since >= STABLE:
             self._pause = FIRST_PAUSE
         self._pause = max(self._pause, pause)

@@ -112,6 +112,7 @@ class ZooKeeperBackend(Backend):
         self._lasting: dict[Bid, Bid] = {}
         """What bids have become lately: a lock asks with the same one again and again."""
         self._opened = False
+        self._connected = False
         self.may_write = True
         """Whether we may write to the nodes of locks, for all that we know."""
         self.forgets = True
@@ -227,6 +228,13 @@ class ZooKeeperBackend(Backend):
         return await self.audience.notice()
 
     def _changed(self) -> None:
+        outages, session = self.settings.outages, self.session
+        if outages is not None and session.connected is not self._connected:
+            self._connected = session.connected
+            if self._connected:
+                outages.up(self, str(self._address))
+            elif not session.closing:
+                outages.down(self, str(self._address), "the connection broke")
         self.audience.changed(self.session)
 
     # --- what people ask
