@@ -35,13 +35,13 @@ unpack() { # PACKAGE VERSION
         -o Dir::Etc::preferencesparts=/dev/null -o Dir::Etc::preferences=/dev/null
         -o "Dir::State::lists=$new/apt/lists" -o "Dir::State::status=$new/apt/status"
         -o "Dir::State::extended_states=$new/apt/extended_states" -o "Dir::Cache=$new/apt/cache"
-        -o "Dir::Log=$new/apt" -o Debug::NoLocking=1 -o APT::Sandbox::User= -o Acquire::Languages=none
+        -o "Dir::Log=$new/apt" -o APT::Update::Error-Mode=any -o Debug::NoLocking=1 -o APT::Sandbox::User= -o Acquire::Languages=none
         -o Acquire::IndexTargets::deb::Contents-deb::DefaultEnabled=false
         -o Acquire::IndexTargets::deb::DEP-11::DefaultEnabled=false)
     "${apt[@]}" update >"$new/apt/log" 2>&1 ||
         give_up "apt-get could not read the lists of sid at $mirror: $(tail -n 1 "$new/apt/log")"
-    have=$("${apt[@]}" --print-uris -y --no-install-recommends install "$package" 2>/dev/null |
-        sed -n "s|.*/${package}_\([0-9.]*\).*|\1|p")
+    have=$("${apt[@]}" --print-uris -y --no-install-recommends install "$package" 2>>"$new/apt/log" |
+        sed -n "s|.*/${package}_\([0-9.]*\).*|\1|p") || true
     case $have in
         "$version" | "$version".*) ;;
         '') give_up "Debian sid at $mirror has no package $package for this machine" ;;
