@@ -10,7 +10,7 @@ import asyncio
 from typing import Any, Final
 
 from aiolock.clock import Clock
-from aiolock.contract import Bid, Claim, Family, Grant, Kind, Mode
+from aiolock.contract import Bid, Claim, Family, Grant, Kind, Mode, Release
 from aiolock.errors import BackendUnavailable, shorten
 from aiolock.pen import Body, Step, settle
 from aiolock.queue import closed_error, copy_of
@@ -224,6 +224,7 @@ class _Rest(Claim):
     async def changed(self) -> None:
         """Never waited for."""
 
-    async def release(self, keep: float = 0) -> None:  # noqa: ARG002 - there is nothing to keep
+    async def release(self, keep: float = 0) -> Release:  # noqa: ARG002 - there is nothing to keep
         """Wait until nothing is left to write."""
         await asyncio.shield(self._idle)
+        return Release.RELEASED

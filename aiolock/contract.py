@@ -40,6 +40,7 @@ __all__ = [
     "Mode",
     "News",
     "Notice",
+    "Release",
     "Renewal",
     "Settings",
     "Waiting",
@@ -110,6 +111,17 @@ Renewal = Grant | LossReason | Exception
 """The answer to a renewal: still ours, gone and why, or not known."""
 
 
+class Release(Enum):
+    """The server's answer to a release."""
+
+    RELEASED = "released"
+    """There was something to give up, or nothing was ever asked for."""
+    NOT_OURS = "not ours"
+    """The server knew no hold of this claim, and no earlier copy of the release can have ended it."""
+    UNKNOWN = "unknown"
+    """The server knows of no hold any more; nothing follows from it, because an earlier copy may have ended it."""
+
+
 class Claim(ABC):
     """One bid of one client at the server, from the first attempt to the release; not used again after it."""
 
@@ -162,13 +174,25 @@ class Claim(ABC):
         return None
 
     @abstractmethod
-    async def release(self, keep: float = 0) -> None:
+    async def release(self, keep: float = 0) -> Release:
         """Give up the hold, or the place in the queue, whichever there is or may be.
 
         Right when nobody knows whether the last attempt succeeded; idempotent. With ``keep``, the hold stays for
         that many more seconds but is nobody's. Ends within the command timeout; cancelling it leaves open whether
         the server heard it, and it may be called again.
+
+        The answer is about a hold that was granted; of a place in the queue it says nothing. It is
+        :attr:`Release.NOT_OURS` only if this is the first copy of the release that can have reached the server.
         """
+
+    def begin_release(self, keep: float = 0) -> Release | None:  # noqa: ARG002 - for those who can
+        """Send the request of :meth:`release` now, on the connection of the client's next request; a plain function.
+
+        The answer, or :attr:`Release.UNKNOWN` if it has yet to come: then :meth:`release` waits for it instead of asking
+        again, and is to be called. ``None`` if it cannot be sent at this moment, and nothing was done. Right while an
+        :meth:`attempt` is under way if that is cancelled in the same step.
+        """
+        return None
 
     def give_way(self) -> Claim | None:
         """Give up this hold, and have a new claim for the same bid wait behind everybody, in one step at the server: that claim.

@@ -116,11 +116,15 @@ class Once:
                 return None
             lease.stop_renewing()
             begin = runtime.clock()
+            error: BaseException | None = None
             try:
                 with lease.guard():
                     return await function(*args, **options)
+            except BaseException as caught:
+                error = caught
+                raise
             finally:
                 # What is late by now needs no keeping; and a cancelled job counts like any other.
-                await lease.release(keep=max(0.0, begin + self._at_least - runtime.clock()))
+                await lease.close(error, keep=max(0.0, begin + self._at_least - runtime.clock()))
 
         return run

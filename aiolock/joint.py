@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Coroutine, Sequence
 from typing import Any, NoReturn
 
-from aiolock.contract import Claim, Grant, Kind
+from aiolock.contract import Claim, Grant, Kind, Release
 from aiolock.errors import LockLost, LossReason, UnsupportedKind, shorten
 from aiolock.lease import Home, Lease, Task
 from aiolock.options import OnLoss
@@ -137,6 +137,13 @@ class JointLease(Lease):
             part.abandon()
         super().abandon()
 
+    def disown(self) -> bool:
+        """Learn that a part was not ours any more when it was released, which that part has reported."""
+        if self._lost is None and any(part.lost for part in self.parts):
+            self._lost = "revoked"
+            return True
+        return False
+
     def expire(self) -> None:
         """The term of a part is over, and the watchdog has not come to say so."""
         for part in self.parts:
@@ -170,9 +177,7 @@ class _Bundle:
 
     def leave(self, lease: Lease, keep: float = 0) -> Claim | None:  # noqa: ARG002 - there is one lease for a bundle
         """End the turns of all; what is left to release is one claim for whoever releases it."""
-        claims = [
-            (part.home.runtime, claim) for part in self._parts if (claim := part.give_back(keep)) is not None
-        ]
+        claims = [(part, claim) for part in self._parts if (claim := part.give_back(keep)) is not None]
         return _Several(claims) if claims else None
 
     def shared(self) -> bool:
@@ -185,11 +190,11 @@ class _Bundle:
 
 
 class _Several(Claim):
-    """Claims that are released together, each by its own client: another one of them may be closed by now."""
+    """Claims that are released together, each by the client of its lease: another one of them may be closed by now."""
 
     __slots__ = ("_claims",)
 
-    def __init__(self, claims: Sequence[tuple[Runtime, Claim]]) -> None:
+    def __init__(self, claims: Sequence[tuple[Lease, Claim]]) -> None:
         super().__init__(max((claim.bid for _, claim in claims), key=lambda bid: bid.ttl))
         self._claims = dict.fromkeys(claims)
         """Those that no client sees to yet."""
@@ -201,22 +206,23 @@ class _Several(Claim):
     async def changed(self) -> None:
         """Never waited for."""
 
-    async def release(self, keep: float = 0) -> None:
+    async def release(self, keep: float = 0) -> Release:
         """Release all of them at the same time; what a client cannot release now, it goes on trying."""
         try:
             results = await asyncio.gather(
-                *(self._one(runtime, claim, keep) for runtime, claim in self._claims), return_exceptions=True
+                *(self._one(part, claim, keep) for part, claim in self._claims), return_exceptions=True
             )
         except BaseException:
             # Those whose turn had not come: a task that is cancelled before its first step never runs.
-            for runtime, claim in self._claims:
-                runtime.clean_up(claim, keep)
+            for part, claim in self._claims:
+                part.home.runtime.clean_up(claim, keep, part)
             self._claims.clear()
             raise
         for result in results:
             if isinstance(result, BaseException):
                 raise result
+        return Release.NOT_OURS if any(results) else Release.RELEASED
 
-    async def _one(self, runtime: Runtime, claim: Claim, keep: float) -> None:
-        del self._claims[runtime, claim]
-        await runtime.release(claim, keep)
+    async def _one(self, part: Lease, claim: Claim, keep: float) -> bool:
+        del self._claims[part, claim]
+        return await part.home.runtime.release(claim, part, keep)

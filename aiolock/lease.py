@@ -151,7 +151,7 @@ class Lease:
 
     @property
     def lost(self) -> bool:
-        """Whether the lease ended before it was released."""
+        """Whether the lease ended before it was released, as far as is known: the server's answer to the release may say so."""
         return self._lost is not None or (not self._released and not self.held)
 
     def check(self) -> None:
@@ -173,7 +173,7 @@ class Lease:
     async def wait_lost(self) -> LossReason | None:
         """Wait until the lease ends: why it was lost, or ``None`` if it was released in good order.
 
-        Cancelling it changes nothing.
+        It ends when the release begins, and does not wait for the server's answer. Cancelling it changes nothing.
         """
         if self.open:
             self._home.runtime.guard()
@@ -212,9 +212,10 @@ class Lease:
     async def release(self, keep: float = 0) -> None:
         """Give the lock back, to the next local task or to the server; idempotent.
 
-        With ``keep``, the lock stays taken for that many more seconds, by nobody. Says nothing if the lease was
-        already lost, and raises nothing if the server cannot be reached: the client goes on trying in the background.
-        Cancelling it stops the waiting, not the release.
+        With ``keep``, the lock stays taken for that many more seconds, by nobody. Raises nothing if the lease was lost, also
+        if the server says so only in answer to this: then ``lost`` is true afterwards, and it is logged and counted. Raises
+        nothing if the server cannot be reached: the client goes on trying in the background. Cancelling it stops the
+        waiting, not the release.
 
         Raises :class:`UnsupportedKind` if ``keep`` is asked of a server that cannot.
         """
@@ -229,7 +230,7 @@ class Lease:
             runtime.guard()
         claim = self.give_back(keep)
         if claim is not None:
-            await runtime.release(claim, keep)
+            await runtime.release(claim, self, keep)
 
     async def downgrade(self) -> None:
         """Turn this write lease into a read lease, without a moment in which somebody else can write.
@@ -398,7 +399,27 @@ class Lease:
         if not self.quiet(task):
             return self._leave(task, error)
         claim = self.end()
-        return None if claim is None else self._home.runtime.release(claim)
+        return None if claim is None else self.give_up(claim, task, error)
+
+    async def close(self, error: BaseException | None, keep: float = 0) -> None:
+        """Release at the end of work that was no block and ended with ``error``; raise :class:`LockLost` as a block does."""
+        before = self._lost
+        await self.release(keep)
+        if self._lost != before:
+            await self.tell_loss(_this_task(), error)
+
+    async def give_up(self, claim: Claim, task: Task, error: BaseException | None) -> None:
+        """Release ``claim`` at the end of the block of ``task``; raise :class:`LockLost` if it turns out to be lost."""
+        if await self._home.runtime.release(claim, self):
+            await self.tell_loss(task, error)
+
+    async def tell_loss(self, task: Task, error: BaseException | None) -> None:
+        """Raise :class:`LockLost` at the end of a block of ``task`` whose release said so, unless the block's ``error`` wins."""
+        verdict = Arm(task).settle(error, self._loss())
+        if verdict is not None:
+            # A cancellation from outside that is still on its way wins.
+            await asyncio.sleep(0)
+            raise verdict from error
 
     def quiet(self, task: Task) -> bool:
         """Whether the block of ``task`` ends as usual: nothing happened, and nobody else is concerned."""
@@ -444,8 +465,8 @@ class Lease:
                     # A cancellation from outside that is still on its way wins.
                     await asyncio.sleep(0)
                     raise verdict from error
-        elif (claim := self.give_back()) is not None:
-            await runtime.release(claim)
+        elif (claim := self.give_back()) is not None and await runtime.release(claim, self) and owner is task:
+            await self.tell_loss(task, error)
         if owner is not task:
             raise RuntimeError(
                 f"the block of lock {shorten(self.name)} was left in another task than the one that entered it; "
@@ -496,7 +517,19 @@ class Lease:
     def abandon(self) -> None:
         """Give the hold back without waiting: nobody will work under it."""
         if (claim := self.give_back()) is not None:
-            self._home.runtime.clean_up(claim)
+            self._home.runtime.clean_up(claim, lease=self)
+
+    def disown(self) -> bool:
+        """Learn that the server has answered the release with "not yours"; whether the lease was lost by that.
+
+        It was not if its term is over by now: the server may have ended it in good order. Nobody works under it any more,
+        so nobody is cancelled.
+        """
+        if self._lost is not None or self._term.until <= self._home.runtime.clock():
+            return False
+        self._lost = "revoked"
+        self._report("revoked")
+        return True
 
     def lose(self, reason: LossReason) -> None:
         """The hold is not certain any more: tell whoever works under it."""
@@ -505,6 +538,10 @@ class Lease:
             return
         self.mark_lost(reason)
         self.fire()
+        self._report(reason)
+
+    def _report(self, reason: LossReason) -> None:
+        """Count and log a loss."""
         stats = self._home.runtime.stats
         stats.lost += 1
         stats.losses[reason] += 1

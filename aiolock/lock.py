@@ -10,7 +10,7 @@ from threading import get_ident
 from types import TracebackType
 from typing import Any, Final, NoReturn
 
-from aiolock.contract import Bid, Kind, LockInfo
+from aiolock.contract import Bid, Kind, LockInfo, Release
 from aiolock.errors import AcquireTimeout, shorten
 from aiolock.lease import Lease, Terms
 from aiolock.options import check_reason, check_timeout
@@ -21,7 +21,8 @@ __all__ = ["UNSET", "Lock", "Unset"]
 
 Task = asyncio.Task[Any]
 
-_OPEN = State.OPEN
+_OPEN, _NOT_OURS = State.OPEN, Release.NOT_OURS
+"""Looking a member up in its class costs 0.2 µs on Python 3.11."""
 
 _NOBODY: dict[Task, Lease] = {}
 """Of a lock object that nobody has entered yet; nothing is ever put in here."""
@@ -116,7 +117,9 @@ class Lock:
     ) -> None:
         """Release, and wait for that until the first cancellation; raise :class:`LockLost` if the lease was lost.
 
-        An outer cancellation wins, then an exception of the block, which gets the loss as a note.
+        It was lost as well if the server answers the release with "not yours", unless an earlier copy of it may have been
+        carried out or the term is over by then. An outer cancellation wins, then an exception of the block, which gets the
+        loss as a note.
         """
         # The block may be one of an earlier opening of the client, in the loop of another thread.
         runtime = self._runtime
@@ -127,12 +130,15 @@ class Lock:
             if rest is not None:
                 await rest
         elif (claim := lease.end()) is not None:
-            # As `Runtime.release`, one coroutine less.
+            # As `Lease.give_up`, two coroutines less.
             try:
-                await claim.release()
+                answer = await claim.release()
             except BaseException as trouble:
-                if not runtime.unreleased(claim, trouble):
+                if not runtime.unreleased(claim, trouble, lease):
                     raise
+            else:
+                if answer is _NOT_OURS and lease.disown():
+                    await lease.tell_loss(task, error)
 
     # --- generations
 

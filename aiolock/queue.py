@@ -229,10 +229,16 @@ class Cohort:
         self._line.give_up(waiter)
         if self._line:
             return
-        if self._driver is not None:
+        driver = self._driver
+        if driver is not None and self._claim.begin_release() is not None:
+            # The server knows, or is told before anything else that this task asks: there is nothing to wait for.
+            self._driver = None
+            driver.cancel()
+            self._desert()
+        elif driver is not None:
             # It ends by what it looks at; this only hurries it. Not at once: a task that is cancelled before its
             # first step never runs, and would leave the clean-up undone.
-            asyncio.get_running_loop().call_soon(self._driver.cancel)
+            asyncio.get_running_loop().call_soon(driver.cancel)
         elif self._dozing:
             self._dozing = False
             self._desert()

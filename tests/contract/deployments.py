@@ -11,7 +11,7 @@ import os
 import re
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -22,13 +22,16 @@ import pytest
 import aiolock
 from aiolock import BackendUnavailable, Client, Lease
 from aiolock.backends.memory import MemoryBackend, MemoryServer
+from aiolock.backends.memory.machine import Machine
 from aiolock.backends.memory.server import shared
 from aiolock.backends.quorum import QuorumBackend
+from aiolock.backends.quorum.vote import Say
 from aiolock.backends.redis.cluster import ClusterBackend
 from aiolock.backends.redis.seeds import NodeEndpoint, Seeds
+from aiolock.contract import Family
 from aiolock.queue import PASSES
 from tests import servers
-from tests.faults.proxy import Proxy
+from tests.faults.proxy import Frames, Proxy, length_frames, mysql_frames, raw, resp_frames
 from tests.servers import EXTERNAL, SERVERS
 
 REDIS_PAGE = Path(__file__).parents[2] / "docs" / "backends" / "redis.md"
@@ -72,6 +75,8 @@ class Deployment(ABC):
     """The modules of the contract that are run for it by default; all if it does not say."""
     clocks: ClassVar[int] = 1
     """By how many clocks tokens are made. Where there are several, locks of different names may have the same tokens."""
+    prompt: ClassVar[bool] = True
+    """Whether what is given up at the end of a timeout has left the server before the client's next request arrives."""
     prolongs: ClassVar[bool] = True
     """Whether a renewal that somebody asks for gives the full ttl at once."""
 
@@ -148,6 +153,31 @@ class Deployment(ABC):
         account = "".join(parts.netloc.rpartition("@")[:2])
         return parts._replace(netloc=f"{account}{self.way[0]}:{self.way[1]}").geturl()
 
+    framing: ClassVar[Callable[[], Frames]] = raw
+    """Where an answer of the server ends."""
+
+    @asynccontextmanager
+    async def over(self, **options: Any) -> AsyncIterator[tuple[Client, Way]]:
+        """An open client, and its way to the server, on which single answers can be lost."""
+        place = urlsplit(self.url()).netloc.rpartition("@")[2].partition(",")[0].rpartition(":")
+        async with Proxy(place[0], int(place[2]), framing=self.framing) as proxy:
+            self.way = proxy.host, proxy.port
+            try:
+                client = self.connect(**options)
+            finally:
+                self.way = None
+            async with client:
+                yield client, Proxied([proxy])
+
+    async def forget(self, lease: Lease) -> None:
+        """Make the server forget the hold of `lease`, which is told to nobody where the server can be silent about it."""
+        for part in getattr(lease, "parts", [lease]):
+            await self._forget(part._term.claim)
+
+    async def _forget(self, claim: Any) -> None:
+        async with self.connect(label="administrator") as client:
+            assert await client._runtime.backend.force_release(claim.bid.name, claim.bid.kind.family)
+
     reason: ClassVar[str] = "force-released"
     """Why a lease is lost that `lose` takes away."""
 
@@ -156,6 +186,41 @@ class Deployment(ABC):
         async with self.connect(label="administrator") as client:
             for part in getattr(lease, "parts", [lease]):
                 assert await client._runtime.backend.force_release(part.name, part.kind.family)
+
+
+class Way(ABC):
+    """What lies between a client and its server."""
+
+    @abstractmethod
+    def lose_answer(self) -> None:
+        """Lose the next answer of the server, after it has done what it was asked for."""
+
+    @abstractmethod
+    def hold(self) -> None:
+        """Keep all answers back."""
+
+    @abstractmethod
+    def let_go(self) -> None:
+        """Deliver what was kept back."""
+
+
+class Proxied(Way):
+    """A proxy before each server."""
+
+    def __init__(self, proxies: Sequence[Proxy]) -> None:
+        self._proxies = proxies
+
+    def lose_answer(self) -> None:
+        for proxy in self._proxies:
+            proxy.down.drop_next(reset=True)
+
+    def hold(self) -> None:
+        for proxy in self._proxies:
+            proxy.down.blackhole()
+
+    def let_go(self) -> None:
+        for proxy in self._proxies:
+            proxy.down.heal()
 
 
 class Memory(Deployment):
@@ -169,6 +234,16 @@ class Memory(Deployment):
     def server(self) -> MemoryServer:
         """What is behind that."""
         return shared("contract")
+
+    @asynccontextmanager
+    async def over(self, **options: Any) -> AsyncIterator[tuple[Client, Way]]:
+        link = Cuttable()
+        settings = {"namespace": self.namespace, "ttl": self.ttl, **options}
+        async with Client(MemoryBackend(server=self.server(), transport=link), **settings) as client:
+            yield client, Linked([link])
+
+    async def _forget(self, claim: Any) -> None:
+        _drop(self.server(), claim)
 
     @asynccontextmanager
     async def through(self, **options: Any) -> AsyncIterator[tuple[Client, Callable[[bool], None]]]:
@@ -220,6 +295,15 @@ class Link:
             step()
 
 
+def _drop(server: MemoryServer, claim: Any) -> None:
+    def step(machine: Machine, now: float) -> None:
+        lock = machine._at(claim.key, now)
+        del lock.holds[claim.request.id]
+        machine._serve(claim.key, lock, now)
+
+    server.ask(step)
+
+
 def _answer(future: asyncio.Future[Any], answer: Any) -> None:
     if not future.done():
         future.set_result(answer)
@@ -232,13 +316,23 @@ class Cuttable(Link):
         super().__init__()
         self._refused: bool | None = None
         self._mended: asyncio.Event = asyncio.Event()
+        self.deaf = False
+        """Whether the next answer is lost."""
+        self.gate = asyncio.Event()
+        """Set while answers are delivered."""
+        self.gate.set()
 
     async def __call__(self, step: Any) -> Any:
         if self._refused is False:
             await self._mended.wait()
         if self._refused:
             raise BackendUnavailable("connection refused")
-        return await super().__call__(step)
+        answer = await super().__call__(step)
+        if self.deaf:
+            self.deaf = False
+            raise BackendUnavailable("the connection broke")
+        await self.gate.wait()
+        return answer
 
     def cut(self, refused: bool) -> None:
         """Nothing gets through any more."""
@@ -250,10 +344,30 @@ class Cuttable(Link):
         self._mended.set()
 
 
+class Linked(Way):
+    """The links of a client to servers in this process."""
+
+    def __init__(self, links: Sequence[Cuttable]) -> None:
+        self._links = links
+
+    def lose_answer(self) -> None:
+        for link in self._links:
+            link.deaf = True
+
+    def hold(self) -> None:
+        for link in self._links:
+            link.gate.clear()
+
+    def let_go(self) -> None:
+        for link in self._links:
+            link.gate.set()
+
+
 class FarMemory(Memory):
     """The same server behind a link with delays: everything that a network lets happen in between, happens."""
 
     name = "memory-far"
+    prompt = False  # a request takes several passes of the loop to leave
     slow = 1.5
 
     def __init__(self) -> None:
@@ -271,6 +385,7 @@ class MemoryQuorum(Memory):
     """Three servers inside this process, each behind a link with delays, of which two are a majority."""
 
     name = "memory-quorum"
+    prompt = False
     slow = 2.0
     promises = WORDS - {"fencing", "fifo"}
     kinds = frozenset({"read-write", "requests", "names"})
@@ -301,6 +416,21 @@ class MemoryQuorum(Memory):
             for link in links:
                 link.mend()
 
+    @asynccontextmanager
+    async def over(self, **options: Any) -> AsyncIterator[tuple[Client, Way]]:
+        links = [Cuttable() for _ in self._servers]
+        members = [
+            MemoryBackend(server=one, transport=link) for one, link in zip(self._servers, links, strict=True)
+        ]
+        settings = {"namespace": self.namespace, "ttl": self.ttl, **options}
+        async with Client(QuorumBackend(members), **settings) as client:
+            yield client, Linked(links)
+
+    async def _forget(self, claim: Any) -> None:
+        for vote in claim.votes:
+            if vote.say is Say.YES:
+                _drop(vote.claim._backend._server, vote.claim)
+
 
 class Redis(Deployment):
     """A Redis of its own, without persistence."""
@@ -309,6 +439,7 @@ class Redis(Deployment):
     needs = "redis"
     slow = 1.5
     external = True
+    framing = resp_frames
 
     @contextmanager
     def running(self) -> Iterator[Self]:
@@ -329,6 +460,17 @@ class Redis(Deployment):
 
     def make(self, **options: Any) -> Client:
         return aiolock.connect(self.found(), **options)
+
+    async def _forget(self, claim: Any) -> None:
+        await _delete(EXTERNAL.get("redis") or self._server.url, claim.key)
+
+
+async def _delete(url: str, key: str) -> None:
+    """As a user who may do everything."""
+    from redis.asyncio import Redis as Driver  # noqa: PLC0415 - only runs about Redis have a driver
+
+    async with Driver.from_url(url) as driver:
+        assert await driver.delete(key)
 
 
 class RedisWithoutPubSub(Redis):
@@ -392,6 +534,23 @@ class RedisQuorum(Redis):
                 proxy.refuse = False
                 proxy.reset_all()
                 proxy.heal(release=False)
+
+    @asynccontextmanager
+    async def over(self, **options: Any) -> AsyncIterator[tuple[Client, Way]]:
+        async with AsyncExitStack() as stack:
+            proxies = [
+                await stack.enter_async_context(Proxy("127.0.0.1", server.port, framing=self.framing))
+                for server in self._three
+            ]
+            urls = [f"redis://127.0.0.1:{proxy.port}/0" for proxy in proxies]
+            settings = {"namespace": self.namespace, "ttl": self.ttl, **options}
+            async with aiolock.connect(urls, **settings) as client:
+                yield client, Proxied(proxies)
+
+    async def _forget(self, claim: Any) -> None:
+        for vote in claim.votes:
+            if vote.say is Say.YES:
+                await _delete(vote.member.backend.address, vote.claim.key)
 
 
 class RedisCluster(Redis):
@@ -495,6 +654,7 @@ class ZooKeeper(Deployment):
     """A single ZooKeeper; holds live as long as their session, whatever ttl their lock asks for."""
 
     name = "zookeeper"
+    framing = length_frames
     needs = "zookeeper"
     promises = WORDS - {"keep"}
     slow = 10.0
@@ -537,12 +697,24 @@ class MariaDB(Deployment):
     """MariaDB in the lease mode: rows with an expiry, and turnstiles to wait at."""
 
     name = servers.mariadb_name()
+    prompt = False  # a waiter blocks in a statement on another connection, which is ended first
     needs = "mariadb"
+    framing = mysql_frames
     slow = 2.0
     passes = 64  # nobody tells a holder that others wait
     many = 1_000  # each is a row that is written to a disk
     external = True
     query: ClassVar[str] = ""
+
+    async def _forget(self, claim: Any) -> None:
+        async with self.connect(label="administrator") as client:
+            backend = client._runtime.backend
+            if claim.bid.kind.family in (Family.RW, Family.SEMAPHORE):
+                packet = f"DELETE FROM aiolock_bids WHERE owner = '{claim.owner}'"
+            else:
+                packet = f"DELETE FROM aiolock WHERE id = '{claim.key}' AND owner = '{claim.owner}'"
+            [answer] = await backend.ask(packet)
+            assert answer.changed == 1
 
     @contextmanager
     def running(self) -> Iterator[Self]:
@@ -573,6 +745,10 @@ class MariaDBSessions(MariaDB):
     reason = "session"
     """A foreign session that is ended says nothing about who did it."""
 
+    async def _forget(self, claim: Any) -> None:
+        """As something does that stands between us and the server, and uses the session for others in between."""
+        await claim.session.run("DO RELEASE_ALL_LOCKS()", 20.0)
+
 
 class MariaDBRows(MariaDBSessions):
     """The row mode: locks are row locks of open transactions, each of which has a connection."""
@@ -592,6 +768,9 @@ class MariaDBRows(MariaDBSessions):
             yield self
 
     async def lose(self, lease: Lease) -> None:
+        await self._forget(lease._term.claim)
+
+    async def _forget(self, claim: Any) -> None:
         """Which transaction has a row only administrators may see: one of them ends its connection."""
         import aiomysql  # noqa: PLC0415 - only runs about MariaDB have a driver
 
@@ -604,7 +783,7 @@ class MariaDBRows(MariaDBSessions):
         )
         try:
             async with connection.cursor() as cursor:
-                await cursor.execute(f"KILL {lease._term.claim.session.id}")
+                await cursor.execute(f"KILL {claim.session.id}")
         finally:
             connection.close()
 

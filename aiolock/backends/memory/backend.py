@@ -27,6 +27,7 @@ from aiolock.contract import (
     LockInfo,
     News,
     Notice,
+    Release,
     Renewal,
     Waiting,
     certain_until,
@@ -38,6 +39,9 @@ from aiolock.notices import Notices
 __all__ = ["MemoryBackend", "Transport"]
 
 T = TypeVar("T")
+
+_RELEASED = Release.RELEASED
+"""Looking a member up in its class costs 0.2 µs on Python 3.11."""
 
 Transport = Callable[[Callable[[], Any]], Awaitable[Any]]
 """How a step reaches the server and its answer comes back; simulations put delays and losses here."""
@@ -81,6 +85,8 @@ class MemoryBackend(Backend):
         if transport is not None and not callable(transport):
             raise ConfigError(f"transport must be a coroutine function, not {shorten(transport)}")
         self._transport = transport
+        self.near: MemoryServer | None = self._server if transport is None else None
+        """The server, if nothing lies between it and its clients."""
         self._id = secrets.token_hex(16)
         self._count = 0
         self._claims: WeakValueDictionary[str, MemoryClaim] = WeakValueDictionary()
@@ -251,6 +257,7 @@ class MemoryClaim(Claim):
 
     __slots__ = (
         "__weakref__",
+        "_answer",
         "_backend",
         "_changed",
         "_doubts",
@@ -283,6 +290,8 @@ class MemoryClaim(Claim):
         """How many attempts were sent and not answered."""
         self.asked: str | None = None
         """Why it was asked to let go, if it was."""
+        self._answer: Release | None = None
+        """The answer to the release; UNKNOWN from its sending."""
 
     async def attempt(self, wait: bool) -> Grant | None:
         """Enter the machine, or take a grant that was pushed."""
@@ -330,12 +339,30 @@ class MemoryClaim(Claim):
         self.request = replace(self.request, mode=READ.mode.value, block=1)
         return self.granted(answer, sent)
 
-    async def release(self, keep: float = 0) -> None:
+    async def release(self, keep: float = 0) -> Release:
         """Leave the machine."""
+        if self._backend.near is not None:
+            return self._leave(self._backend.near, keep)
+        first, self._answer = self._answer is None, Release.UNKNOWN
         bury = self._doubts > 0
-        await self._backend.ask(
+        held = await self._backend.ask(
             lambda machine, now: machine.leave(self.key, self.request, now, keep, bury=bury)
         )
+        return _RELEASED if held else Release.NOT_OURS if first else Release.UNKNOWN
+
+    def begin_release(self, keep: float = 0) -> Release | None:
+        """Leave the machine, if it is only a function call away."""
+        near = self._backend.near
+        return None if near is None else self._leave(near, keep)
+
+    def _leave(self, server: MemoryServer, keep: float) -> Release:
+        if self._answer is None:
+            bury = self._doubts > 0
+            held = server.ask(
+                lambda machine, now: machine.leave(self.key, self.request, now, keep, bury=bury)
+            )
+            self._answer = _RELEASED if held else Release.NOT_OURS
+        return self._answer
 
     def push(self, answer: Answer, age: float) -> None:
         """The server made us the holder while we waited, ``age`` seconds ago."""

@@ -192,8 +192,8 @@ class Machine:
         self._serve(key, lock, now)
         return Answer(hold.token, 1, request.ttl, bool(lock.queue))
 
-    def leave(self, key: Key, request: Request, now: float, keep: float = 0, *, bury: bool = False) -> None:
-        """Give up the hold or the place of a request; with ``bury``, refuse it if it arrives once more.
+    def leave(self, key: Key, request: Request, now: float, keep: float = 0, *, bury: bool = False) -> bool:
+        """Give up the hold or the place of a request; whether it had a hold. With ``bury``, refuse it if it arrives once more.
 
         A client buries when it asked without hearing the answer: what it sent may still be on its way.
         """
@@ -213,6 +213,7 @@ class Machine:
             self._use(self.limits[key], now)
         self._serve(key, lock, now)
         self._prune(key)
+        return hold is not None
 
     def abandon(self, prefix: str, now: float) -> None:
         """Give up every hold and queue position of requests whose id begins with ``prefix``; not what is kept."""

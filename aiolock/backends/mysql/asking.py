@@ -66,7 +66,7 @@ class Asking(Backend):
         """
         timeout = self.settings.command_timeout
         if session is not None:
-            return await self.undisturbed(session, packet)
+            return await self.undisturbed(session, packet, repeat=repeat)
         session = await self.sessions.main()
         sent = self.settings.clock()
         try:

@@ -42,6 +42,8 @@ class Outcome(NamedTuple):
     changed: tuple[int, ...]
     """How many rows each statement changed."""
     sent: float
+    inside: frozenset[str] | None
+    """Of those who left, who was inside until then; ``None`` if that is not known."""
 
 
 async def carried_out(

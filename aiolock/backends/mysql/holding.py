@@ -99,35 +99,44 @@ class HoldingClaim(TurnClaim):
         self.session = session
         return self._holding.grant(self, int(answers[-1].rows[0][0]), sent)
 
-    async def _release(self, keep: float) -> None:  # noqa: ARG002 - refused above: no such capability
+    async def _release(self, keep: float) -> bool | None:  # noqa: ARG002 - refused above: no such capability
         session = self._asked
+        held: bool | None = None
         if session is not None and session.alive:
             try:
-                await self._give_back(session)
+                held = await self._give_back(session)
             except BackendUnavailable:
                 # What ends the session ends the hold.
                 if session.alive:
                     raise
+        elif session is not None:
+            held = False
         self._asked = self.session = None
         await self._leave_place()
+        return held
 
-    async def _give_back(self, session: Session) -> None:
-        """Have the session let go of the lock; it may be used for others then.
+    async def _give_back(self, session: Session) -> bool | None:
+        """Have the session let go of the lock; it may be used for others then. Whether it had it, if that is known.
 
         Once asked for, it is done for as long as the session lives, whatever becomes of the caller. Not twice: behind it
         somebody else of ours may have lined up in the same session, and would lose what it got.
         """
         if self._giving is None or self._giving[0] is not session:
             self._giving = (session, asyncio.get_running_loop().create_future())
-            await session.run(
+            answers = await session.run(
                 self._put_back(),
                 self._backend.settings.command_timeout,
                 then=lambda: self._given_back(session),
             )
-            return
+            return self._had(answers)
         giving = self._giving[1]
         while session.alive and not giving.done():
             await asyncio.wait([giving], timeout=AGAIN)
+        return None
+
+    def _had(self, answers: list[Result]) -> bool:  # noqa: ARG002 - a session that is there has what it took
+        """Whether the session had the lock, by its answers to the giving back."""
+        return True
 
     @abstractmethod
     def _put_back(self) -> str:

@@ -150,10 +150,13 @@ class LeaseClaim(TurnClaim):
             return None, bool(passed)
         return backend.granted(self, int(token), count, sent), bool(passed)
 
-    async def _carefully(self, packet: str, session: Session | None) -> tuple[list[Result], float]:
+    async def _carefully(
+        self, packet: str, session: Session | None, *, repeat: bool = True
+    ) -> tuple[list[Result], float]:
         """Have a packet carried out that changes the row; its answers, and when it was sent.
 
-        Once somebody has had the row locked for long, others of ours are not to wait behind this for it.
+        Once somebody has had the row locked for long, others of ours are not to wait behind this for it. With
+        ``repeat=False``, it is not sent again if it may have been carried out.
         """
         backend, key = self._backend, self.key
         clock, timeout = backend.settings.clock, backend.settings.command_timeout
@@ -163,7 +166,7 @@ class LeaseClaim(TurnClaim):
             probe = f"{backend.statements('unlocked', id=quote(key))}; " if careful else ""
             sent = clock()
             try:
-                return await backend.ask(probe + packet, session), sent
+                return await backend.ask(probe + packet, session, repeat=repeat), sent
             except BackendUnavailable as error:
                 if locked(error):
                     backend.crowded.add(key, clock())
@@ -227,7 +230,8 @@ class LeaseClaim(TurnClaim):
 
     # --- leaving
 
-    async def _release(self, keep: float) -> None:
+    async def _release(self, keep: float) -> bool | None:
+        held: bool | None = None
         backend, place = self._mode.backend, self._place
         session = self._turn
         if session is None and place is not None and place.stand is Stand.TURN:
@@ -239,13 +243,22 @@ class LeaseClaim(TurnClaim):
             packet = backend.statements(
                 "leave", id=quote(self.key), owner=quote(self.owner), keep=round(keep * 1_000_000)
             )
-            if session is not None and session is self._turn:
+            both = session is not None and session is self._turn
+            if both:
                 packet += "; " + backend.statements("put_back", turnstile=quote(self.turnstile))
-            await self._carefully(packet, session)
+            try:
+                answers, _ = await self._carefully(packet, session, repeat=False)
+                held = answers[-2 if both else -1].changed > 0
+            except BackendUnavailable:
+                # It may have been carried out, so nothing follows from the answer to another copy.
+                if session is not None and not session.alive:
+                    session = None
+                await self._carefully(packet, session)
         if self._turn is not None and session is self._turn:
             self._forget(self._turn)
         self._turn = None
         await self._leave_place()
+        return held
 
     def _forget(self, session: Session) -> None:
         session.locks.pop(self.turnstile, None)

@@ -173,6 +173,10 @@ SELECT IF(@@GLOBAL.read_only NOT IN ('0', 'OFF'), -1,
 SELECT IF(GET_LOCK({lock}, 31536000) = 1, IF(@@GLOBAL.read_only IN ('0', 'OFF'),
   TIMESTAMPDIFF(MICROSECOND, '1970-01-01', SYSDATE(6)), -1), 0) AS t /*{who}*/
 
+-- name: release
+-- Whether the session had it.
+SELECT RELEASE_LOCK({lock})
+
 -- name: pass_on
 -- Give it back, and line up again behind those who wait: one statement, whose only answer is the next turn. If it is
 -- ended, nobody knows how far it came: one more RELEASE_LOCK is right in every case.

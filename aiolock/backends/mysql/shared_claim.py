@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from aiolock.backends.mysql.decision import Transaction
 from aiolock.backends.mysql.desk import Wish
 from aiolock.backends.mysql.statements import quote
-from aiolock.contract import READ, Bid, Claim, Grant, Mode, claim_time
+from aiolock.contract import READ, Bid, Claim, Grant, Mode, Release, claim_time
 from aiolock.errors import ConfigError, LockLost, shorten
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ class SharedClaim(Claim):
 
     __slots__ = (
         "_asked",
+        "_left",
         "_over",
         "_placed",
         "_sharing",
@@ -74,6 +75,8 @@ class SharedClaim(Claim):
         self._placed = False
         """Whether it has a place in line, as far as we know."""
         self._over = False
+        self._left = False
+        """Whether a copy of the release may have been sent."""
 
     @property
     def weight(self) -> int:
@@ -205,18 +208,25 @@ class SharedClaim(Claim):
 
     # --- leaving
 
-    async def release(self, keep: float = 0) -> None:
+    async def release(self, keep: float = 0) -> Release:
         """Give up the hold or the place, whichever there is or may be, and serve who is next."""
         if self._over:
-            return
+            return Release.RELEASED
+        first, self._left = not self._left, True
+        held: bool | None = True
         self._sharing.listener.discard(self)
         if self._asked:
-            await self._sharing.backend.within(self._release(keep))
+            held = await self._sharing.backend.within(self._release(keep))
         self._over = True
+        if held:
+            return Release.RELEASED
+        return Release.NOT_OURS if first and held is False else Release.UNKNOWN
 
-    async def _release(self, keep: float) -> None:
+    async def _release(self, keep: float) -> bool | None:
         if not keep:
-            await self._sharing.ask(self, Wish.LEAVE)
-            return
+            outcome = await self._sharing.ask(self, Wish.LEAVE)
+            return None if outcome.inside is None else self.owner in outcome.inside
         words = self.words() | {"owner": quote(self.owner), "keep": round(keep * 1_000_000)}
-        await self._sharing.decide(self.key, Transaction(["keep"], [], words, []))
+        outcome = await self._sharing.decide(self.key, Transaction(["keep"], [], words, []))
+        # After the three statements of `step`.
+        return None if outcome.inside is None else outcome.changed[3] > 0

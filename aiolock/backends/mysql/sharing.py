@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiolock.backends.mysql.decision import Outcome, Transaction, carried_out
 from aiolock.backends.mysql.desk import Desk, Wish
+from aiolock.backends.mysql.driver import Result
 from aiolock.backends.mysql.listener import Listener
 from aiolock.backends.mysql.shared_claim import SharedClaim
 from aiolock.backends.mysql.statements import quote
@@ -131,6 +132,7 @@ class Sharing:
             (int(declared), int(capacity)),
             tuple(answer.changed for answer in answers),
             sent,
+            None if again else _inside(what, answers),
         )
 
     async def advance(self, key: str, family: str, name: str) -> None:
@@ -273,6 +275,15 @@ class Sharing:
         key = self.backend.key(name, Family.SEMAPHORE)
         words = self._words(key, Family.SEMAPHORE.value, name) | {"capacity": limit}
         await self.decide(key, Transaction(["resize"], [], words, []))
+
+
+def _inside(what: Transaction, answers: Sequence[Result]) -> frozenset[str]:
+    """Who was inside of those who left."""
+    if "depart" not in what.wants:
+        return frozenset()
+    # After the three statements of `step`, and one for each want before it.
+    rows = answers[3 + list(what.wants).index("depart")].rows
+    return frozenset(str(owner) for (owner,) in rows)
 
 
 def _listed(owners: Iterable[str]) -> str:

@@ -74,6 +74,8 @@ FROM {table} AS t LEFT JOIN {bids} AS b ON b.lock_id = t.id
 WHERE t.id = {id}
 
 -- name: depart
+-- Who of them is inside, for those who believe that they are.
+SELECT owner FROM {bids} FORCE INDEX (PRIMARY) WHERE owner IN ({leaving}) AND state IN (1, 2);
 DELETE b FROM {bids} AS b FORCE INDEX (PRIMARY) WHERE b.owner IN ({leaving}) AND b.state <> 4
 
 -- name: bury

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from aiolock.backends.mysql.connection import Session
 from aiolock.backends.mysql.place import Place, Stand
-from aiolock.contract import Bid, Claim, Grant
+from aiolock.contract import Bid, Claim, Grant, Release
 from aiolock.errors import BackendUnavailable
 
 if TYPE_CHECKING:
@@ -26,13 +26,15 @@ RETRY = (0.05, 0.15)
 class TurnClaim(Claim):
     """A claim with at most one place in line."""
 
-    __slots__ = ("_backend", "_over", "_place", "leaving")
+    __slots__ = ("_backend", "_left", "_over", "_place", "leaving")
 
     def __init__(self, backend: MySQLBackend, bid: Bid) -> None:
         super().__init__(bid)
         self._backend = backend
         self._place: Place | None = None
         self._over = False
+        self._left = False
+        """Whether a copy of the release may have been sent."""
         self.leaving: asyncio.Future[None] | None = None
         """Done when a release under way has ended."""
 
@@ -110,20 +112,24 @@ class TurnClaim(Claim):
 
     # --- leaving
 
-    async def release(self, keep: float = 0) -> None:
+    async def release(self, keep: float = 0) -> Release:
         """Give up the hold, or the place in line, whichever there is or may be."""
         if self._over:
-            return
+            return Release.RELEASED
+        first, self._left = not self._left, True
         self.leaving = leaving = asyncio.get_running_loop().create_future()
         try:
-            await self._backend.within(self._release(keep))
+            held = await self._backend.within(self._release(keep))
         finally:
             leaving.set_result(None)
         self._over = True
+        if held:
+            return Release.RELEASED
+        return Release.NOT_OURS if first and held is False else Release.UNKNOWN
 
     @abstractmethod
-    async def _release(self, keep: float) -> None:
-        """The same, in no particular time."""
+    async def _release(self, keep: float) -> bool | None:
+        """The same, in no particular time; whether there was a hold, if that is known."""
 
 
 async def left(holder: object) -> None:

@@ -22,6 +22,7 @@ from aiolock.contract import (
     LockInfo,
     News,
     Notice,
+    Release,
     Renewal,
     Settings,
 )
@@ -108,21 +109,23 @@ class QuorumBackend(Backend):
         """The servers, the one that decides about this lock first."""
         return self.members.order(bid.name)
 
-    def free(self, vote: Vote, keep: float = 0) -> asyncio.Task[None]:
-        """Give back a vote, in the background, for as long as its server could keep it."""
+    def free(self, vote: Vote, keep: float = 0) -> asyncio.Task[Release]:
+        """Give back a vote, in the background, for as long as its server could keep it; what it said of the vote."""
+        if vote.member.open and not vote.open:
+            vote.claim.begin_release(keep)
         return self.members.leave(self._free(vote, keep))
 
-    async def _free(self, vote: Vote, keep: float) -> None:
+    async def _free(self, vote: Vote, keep: float) -> Release:
         if vote.task is not None and vote.open:
             vote.task.cancel()
             await asyncio.wait([vote.task])
         if not vote.member.open:
-            return
+            return Release.UNKNOWN
         clock = self.settings.clock
         give_up, pause = clock() + vote.claim.bid.ttl, 0.02
         while True:
             try:
-                await vote.member.hear(vote.claim.release(keep))
+                return await vote.member.hear(vote.claim.release(keep))
             except BackendError as error:
                 if not error.retryable or clock() >= give_up:
                     log.info(
@@ -130,9 +133,7 @@ class QuorumBackend(Backend):
                         vote.member,
                         error,
                     )
-                    return
-            else:
-                return
+                    return Release.UNKNOWN
             await asyncio.sleep(pause * self.random.uniform(0.5, 1.0))
             pause = min(2 * pause, 1.0)
 

@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING
 
 from aiolock.backends.quorum.holding import SLACK, Holding
 from aiolock.backends.quorum.vote import LOOK, Say, Vote
-from aiolock.contract import Bid, Grant, claim_time
+from aiolock.contract import Bid, Grant, Release, claim_time
 from aiolock.errors import BackendUnavailable
 
 if TYPE_CHECKING:
     from aiolock.backends.quorum.backend import QuorumBackend
+    from aiolock.backends.quorum.member import Member
 
 __all__ = ["QuorumClaim"]
 
@@ -203,7 +204,6 @@ class QuorumClaim(Holding):
             for line in lines:
                 line.cancel()
 
-    async def release(self, keep: float = 0) -> None:
-        """Give back every vote. Done when most servers know, and the others had as much time again."""
+    def _leave(self, keep: float) -> dict[asyncio.Task[Release], Member]:
         self._give_up = math.inf
-        await super().release(keep)
+        return super()._leave(keep)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from aiolock.backends.quorum.rules import certain
 from aiolock.backends.quorum.vote import Say, Vote
-from aiolock.contract import READ, Bid, Claim, Grant
+from aiolock.contract import READ, Bid, Claim, Grant, Release
 from aiolock.errors import BackendError, BackendUnavailable, LockLost, LossReason
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Holding(Claim):
         """Whether most votes were ours once."""
         self._token = 0
         """Of the grant that they made."""
-        self._leaving: dict[asyncio.Task[None], Member] | None = None
+        self._leaving: dict[asyncio.Task[Release], Member] | None = None
         self.asked = ""
         """Why it was asked to let go."""
         self.promised = -math.inf
@@ -150,19 +150,36 @@ class Holding(Claim):
 
     # --- leaving
 
-    async def release(self, keep: float = 0) -> None:
-        """Give back every vote. Done when most servers know, and the others had as much time again."""
+    def begin_release(self, keep: float = 0) -> Release | None:
+        """Begin at every server; where a question is under way, that is ended first."""
+        self._leave(keep)
+        return Release.UNKNOWN
+
+    def _leave(self, keep: float) -> dict[asyncio.Task[Release], Member]:
         backend = self.backend
         if self._leaving is None:
             self._leaving = {backend.free(vote, keep): vote.member for vote in self._votes if vote.known}
+        return self._leaving
+
+    async def release(self, keep: float = 0) -> Release:
+        """Give back every vote. Done when most servers know, and the others had as much time again.
+
+        It was not ours if so many servers knew no vote for us that the others are no majority.
+        """
+        backend, leaving = self.backend, self._leave(keep)
         begun = self._now
         left = backend.settings.command_timeout
         if not await self._left(left):
             raise BackendUnavailable(f"{backend!r}: too few servers know that it was given back")
-        slow = [task for task, member in self._leaving.items() if not (task.done() or member.silent)]
+        slow = [task for task, member in leaving.items() if not (task.done() or member.silent)]
         took = self._now - begun
         if slow and took < left:
             await asyncio.wait(slow, timeout=min(left - took, took + SLACK))
+        answers = [task.result() for task in leaving if task.done() and not task.cancelled()]
+        without = len(self._votes) - len(leaving) + answers.count(Release.NOT_OURS)
+        if without > len(self._votes) - backend.needed:
+            return Release.NOT_OURS
+        return Release.RELEASED if answers.count(Release.RELEASED) >= backend.needed else Release.UNKNOWN
 
     async def _left(self, limit: float) -> bool:
         """Whether within so many seconds so many servers are free of us that others can have a majority."""

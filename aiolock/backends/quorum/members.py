@@ -52,7 +52,7 @@ class Members:
         """How many votes are more than half."""
         self.random = Random()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self.leaving: dict[asyncio.Task[None], float] = {}
+        self.leaving: dict[asyncio.Task[Any], float] = {}
         """What gives something back, and since when."""
 
     def __repr__(self) -> str:
@@ -164,12 +164,12 @@ class Members:
         failure.__cause__ = errors[0] if errors else None
         return failure
 
-    def leave(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def leave(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Give something back by ``work``, in the background."""
         task = self.spawn(work, "aiolock-quorum-clean-up")
         self.leaving[task] = self.settings.clock()
         task.add_done_callback(self._left)
         return task
 
-    def _left(self, task: asyncio.Task[None]) -> None:
+    def _left(self, task: asyncio.Task[Any]) -> None:
         self.leaving.pop(task, None)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+from typing import TYPE_CHECKING, Any
 
 from aiozk import exc
 
@@ -17,7 +18,7 @@ from aiolock.backends.zookeeper.records import Record
 from aiolock.backends.zookeeper.rules import Rule, Verdict, decide
 from aiolock.backends.zookeeper.waiting import WaitingClaim
 from aiolock.backends.zookeeper.watches import CHILDREN
-from aiolock.contract import Bid, Grant
+from aiolock.contract import Bid, Grant, Release
 from aiolock.errors import BackendUnavailable
 
 if TYPE_CHECKING:
@@ -29,13 +30,17 @@ __all__ = ["QueueClaim"]
 class QueueClaim(WaitingClaim):
     """A bid that enters by a rule over the queue."""
 
-    __slots__ = ("_hold", "_rule")
+    __slots__ = ("_begun", "_hold", "_left", "_rule")
 
     def __init__(self, backend: ZooKeeperBackend, bid: Bid, path: str, rule: Rule) -> None:
         super().__init__(backend, bid, path)
         self._rule = rule
         self._hold: Hold | None = None
         """What we do as the holder, while we are."""
+        self._begun: asyncio.Future[Any] | None = None
+        """The reply to a deletion that was sent before anyone waited for it."""
+        self._left = False
+        """Whether a copy of the release may have been sent."""
 
     @property
     def held(self) -> bool:
@@ -129,6 +134,7 @@ class QueueClaim(WaitingClaim):
     def _begin_anew(self) -> None:
         super()._begin_anew()
         self._hold = None
+        self._left = False
 
     # --- as the holder
 
@@ -157,38 +163,80 @@ class QueueClaim(WaitingClaim):
 
     # --- leaving
 
-    async def release(self, keep: float = 0) -> None:  # noqa: ARG002 - a capability that is not promised
+    async def release(self, keep: float = 0) -> Release:  # noqa: ARG002 - a capability that is not promised
         """Delete the node, or whatever a create may have left; what cannot be done now is the janitor's."""
-        farewell = self.held and self.settled and self.demanded_at is not None
+        begun, self._begun = self._begun, None
+        farewell = self._farewell() if begun is None else None
         self.end()
-        if not self._sent or self._gone():
-            return
+        if not self._sent:
+            return Release.RELEASED
+        first, self._left = begun is not None or not self._left, True
+        if begun is None and self._gone():
+            # What was there ended with its session.
+            return Release.NOT_OURS if first else Release.UNKNOWN
         remains = self._remains(self._node)
+        found: bool | None = None
         try:
             async with self._backend.bounded():
-                if not (farewell and await self._say_farewell()):
-                    await remove(self._session, remains)
-        except BackendUnavailable:
+                if begun is None and farewell is not None:
+                    begun = self._session.ask(farewell, self.owner)
+                if begun is not None:
+                    found = await self._deleted(begun)
+                if found is None:
+                    found = await remove(self._session, remains)
+        except BackendUnavailable as error:
+            # Not sent, because the session has ended: the hold ended with it.
+            found = False if isinstance(error.__cause__, SessionChanged) else None
             self._backend.janitor.take(remains)
         self._begin_anew()
+        if found:
+            return Release.RELEASED
+        return Release.NOT_OURS if first and found is False else Release.UNKNOWN
 
-    async def _say_farewell(self) -> bool:
-        """Delete the node and say in the same step that everybody up to it has gone; whether nothing is left to do."""
-        if not self.bid.kind.exclusive or not self._backend.may_write:
-            return False
+    def begin_release(self, keep: float = 0) -> Release | None:  # noqa: ARG002 - as above
+        """Send the deletion of a node whose name is known."""
+        if self._begun is None:
+            if not self._sent or self._node is None or not self.settled or self._remains(self._node).attempt:
+                return None
+            request = self._farewell() or wire.delete(self.own)
+            try:
+                self._begun = self._session.ask(request, self.owner)
+            except exc.ZKError:
+                return None
+            # Whoever waited for it may be gone when the client is closed.
+            self._begun.add_done_callback(lambda reply: reply.cancelled() or reply.exception())
+            self._left = True
+            self.end()
+        return Release.UNKNOWN
+
+    def _farewell(self) -> Any:
+        """What deletes the node of a holder and says in the same step that everybody up to it has gone; if that is of use."""
+        if (
+            not (self.held and self.settled and self.demanded_at is not None)
+            or not self.bid.kind.exclusive
+            or not self._backend.may_write
+        ):
+            return None
         assert self._node is not None  # noqa: S101 - a holder has one
         floor = Record(floor=int(self._node[-10:])).encode()
-        requests = wire.put(self._path, floor), wire.delete(self.own)
+        return wire.together(wire.put(self._path, floor), wire.delete(self.own))
+
+    async def _deleted(self, begun: asyncio.Future[Any]) -> bool | None:
+        """Whether the node was there, by the reply to its deletion; ``None`` if it was not carried out."""
+        problem: exc.ResponseError | None = None
         try:
-            reply = await self._session.ask(wire.together(*requests), self.owner)
+            reply = await begun
         except exc.ResponseError as error:
-            problem: exc.ResponseError | None = error
+            problem = error
         else:
-            problem = wire.failure(reply)
+            if hasattr(reply, "responses"):
+                problem = wire.failure(reply)
         if isinstance(problem, exc.NoAuth):
             # The right to write to the lock's node is no need: those who wait read the list instead.
             self._backend.may_write = False
-        return problem is None or isinstance(problem, exc.NoNode)
+        if problem is None:
+            return True
+        return False if isinstance(problem, exc.NoNode) else None
 
     def end(self) -> None:
         """Nothing that happens at the server concerns us any more."""

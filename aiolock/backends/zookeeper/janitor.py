@@ -53,13 +53,16 @@ async def find(session: Session, remains: Remains) -> list[str]:
     )
 
 
-async def remove(session: Session, remains: Remains) -> None:
-    """Delete what is there; nothing is there afterwards, unless this raises."""
+async def remove(session: Session, remains: Remains) -> bool:
+    """Delete what is there; nothing is there afterwards, unless this raises. Whether anything was."""
     if remains.attempt and not await _is_ours(session, remains):
-        return
+        return False
+    found = False
     for name in [remains.node] if remains.node is not None else await find(session, remains):
         with contextlib.suppress(exc.NoNode):
             await session.ask(wire.delete(f"{remains.path}/{name}"), remains.owner)
+            found = True
+    return found
 
 
 async def _is_ours(session: Session, remains: Remains) -> bool:

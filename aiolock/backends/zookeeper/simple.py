@@ -95,8 +95,8 @@ class SimpleClaim(QueueClaim):
         else:
             self._sent = False
 
-    async def _say_farewell(self) -> bool:
-        return False
+    def _farewell(self) -> None:
+        return None
 
     def _remains(self, node: str | None) -> Remains:  # noqa: ARG002 - the name is always the same
         return Remains(self.owner or 0, self._path, SIMPLE, SIMPLE, self._attempt)

@@ -1,7 +1,8 @@
 -- leave: give up whatever a request has or may still get: its hold, its place, or its arrival.
 -- KEYS[1] the lock. ARGV: 1 request, 2 floor, 3 bury (1: what was sent before may still arrive, and must then change
 -- nothing), 4 keep (ms for which the hold stays, as nobody's).
--- Returns 0, ms of the claim of whoever got the lock, or -1 to go on (by a heartbeat).
+-- Returns -2 if there was no hold of ours, else 0, ms of the claim of whoever got the lock, or -1 to go on (by a
+-- heartbeat).
 -- Safe: compares the owner, in one atomic step, idempotent. Tombstones last 60 s, as does the key after them. Every write
 -- comes after one that needs no memory, so that a full server forgets nothing and keeps nothing.
 local lock, request = KEYS[1], ARGV[1]
@@ -11,7 +12,7 @@ local f = redis.call('HMGET', lock, 'owner', 'head', 'tail', 'r:' .. request, 'u
 -- include bury
 local t = redis.call('TIME')
 local now = t[1] * 1000000 + t[2]
-local claim = 0
+local claim = f[1] == request and 0 or -2
 if f[1] == request and ARGV[4] ~= '0' then
   redis.call('PEXPIRE', lock, ARGV[4] + 60000)
   redis.call('HSET', lock, 'owner', '0:' .. string.match(request, '%x+$'), 'until', now + ARGV[4] * 1000, 'claim', 0,

@@ -1,6 +1,6 @@
 -- many_leave: give up whatever a request has or may still get: its hold, its place, or its arrival.
 -- KEYS[1] the lock. ARGV: 1 request, 2 floor, 3 bury (as for leave), 4 keep (ms for which the hold stays, as nobody's).
--- Returns 0, ms of the shortest claim of those who were let in, or -1 to go on.
+-- Returns ms of the shortest claim of those who were let in, or -1 to go on; else 0, or -2 if there was no hold of ours.
 -- Safe: takes only its own fields, in one atomic step, idempotent. A place that is left may be the one that others could
 -- not pass, so the line is looked at as well. Every write comes after one that needs no memory.
 local lock, request = KEYS[1], ARGV[1]
@@ -34,4 +34,5 @@ if ARGV[3] == '1' then
   bury(lock, request, now)
   stay(lock, 120000)
 end
+if claim == 0 and not f[1] then return -2 end
 return claim
