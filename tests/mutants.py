@@ -129,8 +129,8 @@ MUTANTS = (
     Mutant(
         "a cancellation is swallowed by the release",
         "aiolock.runtime",
-        "        self.clean_up(claim, keep)\n        return trouble\n",
-        "        self.clean_up(claim, keep)\n        return True\n",
+        "        self.clean_up(claim, keep, lease)\n        return trouble\n",
+        "        self.clean_up(claim, keep, lease)\n        return True\n",
     ),
     Mutant(
         "loss is told, but the block is not cancelled",

@@ -344,10 +344,7 @@ class MemoryClaim(Claim):
         if self._backend.near is not None:
             return self._leave(self._backend.near, keep)
         first, self._answer = self._answer is None, Release.UNKNOWN
-        bury = self._doubts > 0
-        held = await self._backend.ask(
-            lambda machine, now: machine.leave(self.key, self.request, now, keep, bury=bury)
-        )
+        held = await self._backend.ask(self._leaving(keep))
         return _RELEASED if held else Release.NOT_OURS if first else Release.UNKNOWN
 
     def begin_release(self, keep: float = 0) -> Release | None:
@@ -357,12 +354,12 @@ class MemoryClaim(Claim):
 
     def _leave(self, server: MemoryServer, keep: float) -> Release:
         if self._answer is None:
-            bury = self._doubts > 0
-            held = server.ask(
-                lambda machine, now: machine.leave(self.key, self.request, now, keep, bury=bury)
-            )
-            self._answer = _RELEASED if held else Release.NOT_OURS
+            self._answer = _RELEASED if server.ask(self._leaving(keep)) else Release.NOT_OURS
         return self._answer
+
+    def _leaving(self, keep: float) -> Callable[[Machine, float], bool]:
+        bury = self._doubts > 0
+        return lambda machine, now: machine.leave(self.key, self.request, now, keep, bury=bury)
 
     def push(self, answer: Answer, age: float) -> None:
         """The server made us the holder while we waited, ``age`` seconds ago."""
