@@ -201,7 +201,16 @@ class LockAll:
             raise
         for place, task in asking.items():
             if not task.done() or task.result() is None:
-                _call_off([asking[later] for later in places if later >= place])
+                late = [asking[later] for later in places if later >= place]
+                unanswered = any(not other.done() for other in late)
+                _call_off(late)
+                if unanswered:
+                    try:
+                        # They take back what they asked for in the next pass, before this task asks for anything else.
+                        await asyncio.sleep(0)
+                    except BaseException:
+                        release(got)
+                        raise
                 return self._parts[place][1].name
             got[place] = self._take(place, task.result())
         return None
