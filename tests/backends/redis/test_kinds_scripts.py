@@ -218,8 +218,8 @@ async def test_nobody_releases_renews_downgrades_or_leaves_what_is_not_his(lock,
     assert await lock.release(other) == -2
     assert await lock.renew(other) == 0
     assert (await lock.downgrade(other))[0] == 0
-    assert await lock.leave(other) == 0
-    assert await lock.leave(other, keep=5000) == 0
+    assert await lock.leave(other) == -2
+    assert await lock.leave(other, keep=5000) == -2
     assert await lock.fields() == before
 
 
@@ -427,7 +427,7 @@ async def test_what_is_gone_is_not_downgraded(lock):
 async def test_a_hold_that_is_kept_weighs_as_much_and_is_nobodys(pool):
     await pool.enter(A, (3, 5))
     assert await pool.leave(A, keep=5000) == 0
-    assert await pool.leave(A, keep=90_000) == 0
+    assert await pool.leave(A, keep=90_000) == -2
     assert await pool.release(A) == -2
     assert await pool.renew(A) == 0
     # Two processes may have given their requests the same number.

@@ -267,8 +267,8 @@ async def test_nobody_releases_renews_or_leaves_what_is_not_his(lock, other):
     before = await lock.fields()
     assert await lock.release(other) == -2
     assert await lock.renew(other) == 0
-    assert await lock.leave(other) == 0
-    assert await lock.leave(other, keep=5000) == 0
+    assert await lock.leave(other) == -2
+    assert await lock.leave(other, keep=5000) == -2
     assert await lock.fields() == before
 
 
@@ -391,7 +391,7 @@ async def test_holes_are_passed_over_by_whoever_leaves_and_by_heartbeats(lock, a
         heads.append(int((await lock.fields())["head"]))
         assert (claim, state) == ((0, 1) if heads[-1] == 12_000 else (-1, 0))
     assert [after - before for before, after in pairwise([0, *heads])] == [5_000, 5_000, 2_000]
-    assert await lock.leave(C) == 0
+    assert await lock.leave(C) == -2
     assert (await lock.enter("d:1"))[4] == 1
     await lock.release(A)
     assert await lock.owner() == "d:1"
@@ -438,7 +438,7 @@ async def test_leaving_as_the_holder_hands_on(lock):
 async def test_a_hold_that_is_kept_is_nobodys_until_it_ends(lock, admin):
     await lock.enter(A)
     assert await lock.leave(A, keep=5000) == 0
-    assert await lock.leave(A, keep=90_000) == 0
+    assert await lock.leave(A, keep=90_000) == -2
     assert await lock.owner() == "0:1"
     assert await lock.renew(A) == 0
     assert await lock.release(A) == -2
