@@ -16,7 +16,7 @@ from aiolock.cli.inbox import JOB, LEAVE, Inbox
 from aiolock.cli.locks import ask, choose, kind_of
 from aiolock.cli.loss import check_kill_after, default_kill_after, fitting, guarded
 from aiolock.cli.output import Output
-from aiolock.cli.statuses import CANNOT_RUN, NOT_FOUND, Ended, ended_by, of_exec
+from aiolock.cli.statuses import CANNOT_RUN, LOST, NOT_FOUND, Ended, ended_by, of_exec
 from aiolock.cli.supervise import Supervisor
 from aiolock.cli.table import seconds
 from aiolock.cli.terminal import Terminal
@@ -100,13 +100,26 @@ async def _guarded(
     async with inbox.listen(*LEAVE):
         try:
             lease = await _acquire(lock, options, inbox, output)
-            return await _work(options, lease, command, kill_after, inbox, output)
+            status = await _work(options, lease, command, kill_after, inbox, output)
+            told = lease.lost
         except Ended as end:
             if end.signal:
                 limit = min(limit, HURRY)
             raise
         finally:
             await close(client, lease, inbox, limit)
+    if lease.lost and not told:
+        output.message(
+            f"lock {shorten(lease.name)} was lost before the command had ended, which the server says only now: another "
+            "holder may have been at work beside it",
+            event="lost",
+            name=lease.name,
+            token=lease.token,
+            reason="revoked",
+        )
+        if status == 0 and options.on_loss != "warn":
+            return LOST
+    return status
 
 
 async def _acquire(lock: Lock, options: argparse.Namespace, inbox: Inbox, output: Output) -> Lease:

@@ -50,7 +50,7 @@ TABLE = f"""\
 exit status:
   of run: that of the command (128+n if signal n killed it), or
   {NOT_ACQUIRED:3}    the lock was not free in time (another number with -E)
-  {LOST:3}    the lock was lost, and the command was stopped
+  {LOST:3}    the lock was lost, and the command was stopped or had overlapped
   {CANNOT_RUN:3}    the command cannot be run
   {NOT_FOUND:3}    there is no such command
   128+n  signal n came before the command was started, or while the lock was given back

@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -372,3 +373,27 @@ def test_a_signal_that_cannot_be_passed_on_is_not_silent(shell, stopper):
     assert "cannot be sent SIGTERM" in process.complaint()
     stopper.touch()
     assert process.end()[0] == 0
+
+
+FORGET = """\
+import sys, redis
+driver = redis.Redis.from_url(sys.argv[1])
+keys = list(driver.scan_iter(match=f"*{sys.argv[2]}*"))
+assert len(keys) >= 1
+driver.delete(*keys)
+sys.exit(int(sys.argv[3]))
+"""
+"""Deletes the lock under which it runs, as lost data would."""
+
+
+@pytest.mark.parametrize(
+    ("status", "policy", "expected"), [(0, "term", 75), (3, "term", 3), (0, "kill", 75), (0, "warn", 0)]
+)
+def test_a_loss_that_only_the_release_finds_is_said_and_ends_a_success_with_75(
+    shell, status, policy, expected
+):
+    url = shell.environment["AIOLOCK_URL"]
+    command = (sys.executable, "-c", FORGET, url, shell.namespace, str(status))
+    found, _, err = shell.run("run", "--ttl", "30", "--on-loss", policy, "x", "--", *command)
+    assert found == expected, err
+    assert "lock 'x' was lost before the command had ended" in err

@@ -243,7 +243,7 @@ class Memory(Deployment):
             yield client, Linked([link])
 
     async def _forget(self, claim: Any) -> None:
-        _drop(self.server(), claim)
+        drop(self.server(), claim)
 
     @asynccontextmanager
     async def through(self, **options: Any) -> AsyncIterator[tuple[Client, Callable[[bool], None]]]:
@@ -295,7 +295,7 @@ class Link:
             step()
 
 
-def _drop(server: MemoryServer, claim: Any) -> None:
+def drop(server: MemoryServer, claim: Any) -> None:
     def step(machine: Machine, now: float) -> None:
         lock = machine._at(claim.key, now)
         del lock.holds[claim.request.id]
@@ -429,7 +429,7 @@ class MemoryQuorum(Memory):
     async def _forget(self, claim: Any) -> None:
         for vote in claim.votes:
             if vote.say is Say.YES:
-                _drop(vote.claim._backend._server, vote.claim)
+                drop(vote.claim._backend._server, vote.claim)
 
 
 class Redis(Deployment):
@@ -462,10 +462,10 @@ class Redis(Deployment):
         return aiolock.connect(self.found(), **options)
 
     async def _forget(self, claim: Any) -> None:
-        await _delete(EXTERNAL.get("redis") or self._server.url, claim.key)
+        await delete(EXTERNAL.get("redis") or self._server.url, claim.key)
 
 
-async def _delete(url: str, key: str) -> None:
+async def delete(url: str, key: str) -> None:
     """As a user who may do everything."""
     from redis.asyncio import Redis as Driver  # noqa: PLC0415 - only runs about Redis have a driver
 
@@ -550,7 +550,7 @@ class RedisQuorum(Redis):
     async def _forget(self, claim: Any) -> None:
         for vote in claim.votes:
             if vote.say is Say.YES:
-                await _delete(vote.member.backend.address, vote.claim.key)
+                await delete(vote.member.backend.address, vote.claim.key)
 
 
 class RedisCluster(Redis):

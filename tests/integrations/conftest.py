@@ -9,6 +9,8 @@ from typing import NamedTuple
 import pytest
 
 import aiolock
+from aiolock.backends.memory.server import shared
+from tests.contract.deployments import delete, drop
 from tests.servers import Redis
 
 
@@ -20,6 +22,13 @@ class Deployment(NamedTuple):
 
     def connect(self, **options: object) -> aiolock.Client:
         return aiolock.connect(self.url, namespace=self.namespace, **options)
+
+    async def forget(self, lease: aiolock.Lease) -> None:
+        """Have the server drop the hold of `lease`, and tell nobody."""
+        if self.url.startswith("memory:"):
+            drop(shared(self.namespace), lease._term.claim)
+        else:
+            await delete(self.url, lease._term.claim.key)
 
 
 @pytest.fixture(scope="session")

@@ -92,6 +92,17 @@ async def test_the_client_lives_as_long_as_the_application(app, http):
         await app[CLIENT].lock("report").acquire()
 
 
+async def test_a_loss_that_only_the_release_finds_is_answered_503(app, deployment, http):
+    @locked("order:{order_id}")
+    async def pay(request: web.Request, lease: aiolock.Lease) -> web.Response:
+        await deployment.forget(lease)
+        return web.Response(text="done")
+
+    app.router.add_get("/{order_id}", pay)
+    async with sites.aiohttp(app) as address, http.get(f"{address}/7") as response:
+        assert response.status == 503
+
+
 async def test_a_loss_cancels_the_handler_and_is_answered_503(app, rival, http):
     entered = asyncio.Event()
 

@@ -206,6 +206,17 @@ async def test_a_lock_that_is_taken_is_a_conflict_with_a_hint_when_to_try_again(
         assert "order:7" not in await response.text()
 
 
+async def test_a_loss_that_only_the_release_finds_is_answered_503(app, deployment, http):
+    @app.post("/orders/{order_id}")
+    async def pay(order_id: int, lease: Order) -> str:
+        await deployment.forget(lease)
+        return "done"
+
+    async with asgi(app) as address, http.post(f"{address}/orders/7") as response:
+        assert response.status == 503
+        assert response.headers["Retry-After"] == "7"
+
+
 async def test_a_loss_cancels_the_function_and_is_answered_503(app, rival, http, desk):
     @app.post("/orders/{order_id}")
     async def pay(order_id: int, lease: Order) -> str:

@@ -175,6 +175,32 @@ def test_leaving_a_lost_block_raises_the_loss(client):
     assert not client.lock("a").locked()
 
 
+def forget(client, name: str) -> None:
+    """Have the server drop its hold, and tell nobody."""
+    server = client._client._backend.near
+
+    def step(machine, now: float) -> None:
+        [key] = [key for key in machine.locks if key[1] == name]
+        machine.locks[key].holds.clear()
+
+    server.ask(step)
+
+
+def test_a_block_whose_hold_the_server_forgot_raises_at_its_end(client):
+    with pytest.raises(aiolock.LockLost) as caught, client.lock("a") as lease:
+        forget(client, "a")
+    assert caught.value.reason == "revoked"
+    assert lease.lost
+    assert client.stats()["losses"]["revoked"] == 1
+
+
+def test_a_release_by_hand_of_what_the_server_forgot_does_not_raise(client):
+    lease = client.lock("a").acquire()
+    forget(client, "a")
+    lease.release()
+    assert lease.lost
+
+
 def test_an_exception_of_the_block_wins_and_gets_the_loss_as_a_note(client):
     with pytest.raises(ZeroDivisionError) as caught, client.lock("a") as lease:
         client.lock("a").force_release()
