@@ -33,6 +33,7 @@ from aiolock.options import (
 )
 from aiolock.outages import Outages
 from aiolock.runtime import Generations, Runtime, State
+from aiolock.tasks import start
 
 if TYPE_CHECKING:
     from aiolock.barrier import Barrier
@@ -62,7 +63,7 @@ _closing: set[asyncio.Task[None]] = set()
 
 
 def _keep(closing: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-    task = asyncio.get_running_loop().create_task(closing, name="aiolock-close")
+    task = start(closing, "aiolock-close")
     _closing.add(task)
     task.add_done_callback(_closing.discard)
     return task
@@ -582,8 +583,8 @@ class Client:
         self._runtime.guard()
         names = await self._backend.names(_check_pattern(pattern))
         infos: list[LockInfo] = []
-        for start in range(0, len(names), LOOKS):
-            infos += await _together(self._backend.inspect(*each) for each in names[start : start + LOOKS])
+        for first in range(0, len(names), LOOKS):
+            infos += await _together(self._backend.inspect(*each) for each in names[first : first + LOOKS])
         # Some were given back in the meantime.
         return [info for info in infos if info.holders or info.waiters]
 

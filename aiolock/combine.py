@@ -9,13 +9,14 @@ from types import TracebackType
 from typing import NoReturn
 
 from aiolock.errors import AcquireTimeout, shorten
+from aiolock.frames import in_async_generator
 from aiolock.joint import JointLease
 from aiolock.lease import Lease
 from aiolock.lock import UNSET, Lock, Task, Unset
 from aiolock.merging import Part, inside, merged
 from aiolock.options import OnLoss, check_on_loss, check_timeout
 from aiolock.queue import ask
-from aiolock.runtime import in_async_generator
+from aiolock.tasks import start
 
 __all__ = ["LockAll", "lock_all"]
 
@@ -186,9 +187,8 @@ class LockAll:
         try:
             runtime = inside(self._parts[0][0])[0]
             runtime.guard()
-            loop = asyncio.get_running_loop()
             for place in places:
-                asking[place] = loop.create_task(_once(self._parts[place]), name="aiolock-lock-all")
+                asking[place] = start(_once(self._parts[place]), "aiolock-lock-all")
             left = None if end is None else max(0.0, end - runtime.clock())
             if asking:
                 await asyncio.wait(asking.values(), timeout=left)

@@ -13,10 +13,11 @@ from typing import Any, Protocol, Self, TypeVar
 from aiolock.arms import Arm, Arms
 from aiolock.contract import Claim, Kind, Mode
 from aiolock.errors import LockLost, LossReason, UnsupportedKind, shorten
+from aiolock.frames import in_async_generator
 from aiolock.logs import Log, get_logger
 from aiolock.options import OnLoss, check_seconds
 from aiolock.requests import ReleaseRequest
-from aiolock.runtime import Runtime, State, in_async_generator
+from aiolock.runtime import Runtime, State
 from aiolock.watchdog import Term
 
 __all__ = ["Home", "Lease", "ReleaseRequest", "Terms"]
@@ -295,8 +296,8 @@ class Lease:
         task = _this_task()
         self.check()
         self._home.runtime.guard()
-        # The frames above are this function's, the context manager's, and its user's.
-        arm = Arm(task) if in_async_generator(sys._getframe(2)) else self._all_arms().take(task)  # noqa: SLF001
+        # The frames above are this function's and the context manager's.
+        arm = Arm(task) if in_async_generator(sys._getframe(2), sync=True) else self._all_arms().take(task)  # noqa: SLF001
         error: BaseException | None = None
         try:
             yield self

@@ -12,10 +12,11 @@ from typing import Any, Final, NoReturn
 
 from aiolock.contract import Bid, Kind, LockInfo, Release
 from aiolock.errors import AcquireTimeout, shorten
+from aiolock.frames import in_async_generator
 from aiolock.lease import Lease, Terms
 from aiolock.options import check_reason, check_timeout
 from aiolock.queue import ask
-from aiolock.runtime import Runtime, State, current_task, in_async_generator
+from aiolock.runtime import Runtime, State, current_task
 
 __all__ = ["UNSET", "Lock", "Unset"]
 

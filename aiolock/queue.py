@@ -248,9 +248,7 @@ class Cohort:
     def _drive(self, *, placed: bool, again: bool = False) -> None:
         """Have a task of the client ask and wait; ``again`` says that the claim was asked for before."""
         if not (placed and self._doze()):
-            driver = self.runtime.spawn(self._wait_at_server(placed, again), "aiolock-wait")
-            # Where tasks begin at once, it may have ended before it is known here.
-            self._driver = None if driver.done() else driver
+            self._driver = self.runtime.spawn(self._wait_at_server(placed, again), "aiolock-wait")
 
     def _doze(self) -> bool:
         self._lasting = True

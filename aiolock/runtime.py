@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine
 from enum import Enum
 from random import Random
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 from aiolock.clock import Clock
 from aiolock.contract import Backend, Claim, Release
@@ -22,12 +22,10 @@ from aiolock.delivery import current_task
 from aiolock.errors import BackendError, LossReason, shorten
 from aiolock.figures import FIRST, THIN, Histogram, no_losses
 from aiolock.logs import Log, get_logger
+from aiolock.tasks import start
 from aiolock.watchdog import Watchdog
 
-if TYPE_CHECKING:
-    from types import FrameType
-
-__all__ = ["Contender", "Generations", "Runtime", "State", "Stats", "current_task", "in_async_generator"]
+__all__ = ["Contender", "Generations", "Runtime", "State", "Stats", "current_task"]
 
 ASKING = 100
 """How many claims of one client ask again at the same time: few enough to be answered within a short ttl, and enough for a slow link."""
@@ -250,12 +248,7 @@ class Runtime:
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Run ``work`` as a task of the client."""
-        try:
-            task = asyncio.get_running_loop().create_task(work, name=name)
-        except BaseException:
-            # Raised by a task factory of the application.
-            work.close()
-            raise
+        task = start(work, name)
         self.tasks.add(task)
         task.add_done_callback(self._ended)
         return task
@@ -332,15 +325,3 @@ class Runtime:
             log.info("release of %s will be tried again: %s", shorten(name), error, extra={"lock": name})
         self.clean_up(claim, keep, lease)
         return trouble
-
-
-def in_async_generator(frame: FrameType) -> bool:
-    """Whether the code that called us is the body of an async generator.
-
-    Its task may be running somebody else's code when the generator is suspended at a ``yield``, so a cancellation
-    from outside could hit the wrong one. An ``AsyncExitStack`` between the two is looked through.
-    """
-    above: FrameType | None = frame
-    while above is not None and above.f_globals.get("__name__") == "contextlib":
-        above = above.f_back
-    return above is not None and bool(above.f_code.co_flags & 0x200)  # inspect.CO_ASYNC_GENERATOR

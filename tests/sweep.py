@@ -164,7 +164,8 @@ async def attempt(work: Coroutine[Any, Any, Any], mode: Mode, at: int, shift: in
         strikes.append(task.cancel)
         return await steps
 
-    task = loop.create_task(run(), name="operation")
+    # Not by the loop's task factory: `run` needs its task, which an eager one would not have yet.
+    task = asyncio.Task(run(), loop=loop, name="operation")
     await asyncio.wait([task])
     if mode not in ("timeout", "scope"):
         result.delivered = result.fired

@@ -18,6 +18,7 @@ from typing import Any, Literal, get_args
 
 from aiolock.client import Client
 from aiolock.errors import ConfigError, LockLost, shorten
+from aiolock.tasks import start
 
 __all__ = ["Report", "Way", "interrupt_everywhere"]
 
@@ -148,7 +149,7 @@ class _Attempt(Coroutine[Any, Any, Any]):
 
     async def run(self) -> None:
         """One attempt, to its end."""
-        self._task = asyncio.get_running_loop().create_task(self._bounded(), name="interrupted work")
+        self._task = start(self._bounded(), "interrupted work")
         try:
             while not self._task.done():
                 was_fired = self._fired

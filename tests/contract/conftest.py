@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -44,6 +46,16 @@ def pytest_generate_tests(metafunc):
     chosen = any("server" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize"))
     if "server" in metafunc.fixturenames and not chosen:
         metafunc.parametrize("server", registry(), ids=lambda cls: cls.name, indirect=True, scope="session")
+
+
+EAGER = os.environ.get("AIOLOCK_EAGER_TASKS") == "1"
+"""Run every test on a loop with ``asyncio.eager_task_factory`` (Python 3.12 or newer)."""
+
+
+@pytest.fixture(autouse=EAGER)
+async def eager_tasks() -> None:
+    """Let tasks of the running loop begin at once, from the test's client on."""
+    asyncio.get_running_loop().set_task_factory(asyncio.eager_task_factory)
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 import anyio
 import pytest
 
-from aiolock import LockLost
+from aiolock import LockLost, lock_all
 from tests.contract.staging import gets_the_lock, outcome, passes, queued, until, verdict, waiting
 
 
@@ -802,6 +802,121 @@ async def test_the_user_of_a_context_manager_made_of_a_generator_is_told_at_its_
 
     await assert_lost(work(), client)
     assert went_on
+
+
+class UnitOfWork:
+    """What applications write: enters a lock in its own ``__aenter__``, here on a stack of its own and after an await."""
+
+    def __init__(self, lock) -> None:
+        self._lock = lock
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self):
+        await asyncio.sleep(0)
+        await self._stack.__aenter__()
+        return await self._stack.enter_async_context(self._lock)
+
+    async def __aexit__(self, *error) -> None:
+        await self._stack.__aexit__(*error)
+
+
+class Guarded:
+    def __init__(self, lease) -> None:
+        self._guard = lease.guard()
+
+    def __enter__(self):
+        return self._guard.__enter__()
+
+    def __exit__(self, *error) -> None:
+        self._guard.__exit__(*error)
+
+
+async def enter_on(stack: AsyncExitStack, lock):
+    return await stack.enter_async_context(lock)
+
+
+async def with_helper_class(client) -> AsyncIterator[object]:
+    async with UnitOfWork(client.lock("x")) as lease:
+        yield lease
+
+
+async def with_helper_function(client) -> AsyncIterator[object]:
+    async with AsyncExitStack() as stack:
+        yield await enter_on(stack, client.lock("x"))
+
+
+async def with_helper_class_of_several(client) -> AsyncIterator[object]:
+    async with UnitOfWork(lock_all(client.lock("x"), client.lock("y"))) as lease:
+        yield lease.parts[0]
+
+
+async def with_guard_class(client) -> AsyncIterator[object]:
+    lease = await client.lock("x").acquire()
+    with Guarded(lease):
+        yield lease
+
+
+HELPERS = [with_helper_class, with_helper_function, with_helper_class_of_several, with_guard_class]
+
+
+@pytest.mark.parametrize("how", HELPERS)
+async def test_a_generator_whose_helper_enters_spares_its_consumer(client, how):
+    """The block is the generator's, whoever enters it: the consumer is told when the generator goes on."""
+    went_on = []
+
+    async def work() -> None:
+        async with aclosing(how(client)) as source:
+            async for lease in source:
+                soon(verdict, lease)
+                await passes(10)
+                went_on.append(lease.lost)
+
+    await assert_lost(work(), client)
+    assert went_on == [True]
+
+
+@pytest.mark.parametrize("how", HELPERS)
+@pytest.mark.parametrize("where", ["alone", "inside", "around"])
+async def test_a_coroutine_is_cancelled_wherever_an_async_generator_is(client, how, where):
+    """Its block ends before it returns, so no code of a consumer runs in there; a generator that it consumes is no matter."""
+    lock, felt = client.lock("x"), []
+
+    async def block(lease) -> None:
+        soon(verdict, lease)
+        try:
+            await for_ever()
+        except asyncio.CancelledError:
+            felt.append(True)
+            raise
+
+    async def coroutine() -> None:
+        if how is with_helper_class:
+            async with UnitOfWork(lock) as lease:
+                await block(lease)
+        elif how is with_helper_function:
+            async with AsyncExitStack() as stack:
+                await block(await enter_on(stack, lock))
+        elif how is with_helper_class_of_several:
+            async with UnitOfWork(lock_all(lock, client.lock("y"))) as lease:
+                await block(lease.parts[0])
+        else:
+            lease = await lock.acquire()
+            with Guarded(lease):
+                await block(lease)
+
+    async def generator() -> AsyncIterator[int]:
+        if where == "inside":
+            await coroutine()
+        yield 1
+
+    async def work() -> None:
+        if where == "alone":
+            await coroutine()
+        async for _ in generator():
+            await coroutine()
+
+    await assert_lost(work(), client)
+    assert felt == [True]
 
 
 async def test_an_async_generator_that_is_closed_early_releases(client):

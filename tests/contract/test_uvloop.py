@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import inspect
 from collections.abc import Callable, Coroutine
@@ -52,6 +53,18 @@ async def kept(promise: Promise, deployment: Deployment, arguments: dict[str, An
             if name in names:
                 fixtures[name] = await stack.enter_async_context(deployment.connect(label=name))
         await promise(**fixtures, **arguments)
+
+
+def test_a_look_at_leases_that_is_due_at_once_does_not_end_their_renewal(deployment):
+    async def due_at_once() -> None:
+        async with deployment.connect() as client, client.lock("x") as lease:
+            await asyncio.sleep(0.01)
+            watchdog = client._runtime.watchdog
+            watchdog._set_timer(watchdog._clock())
+            await asyncio.sleep(0.05)
+            lease.check()
+
+    uvloop.run(due_at_once())
 
 
 @pytest.mark.parametrize(

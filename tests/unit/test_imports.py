@@ -15,7 +15,7 @@ import aiolock
 PACKAGE = Path(aiolock.__file__).parent
 
 ORDER = [
-    {"errors", "clock", "delivery", "logs"},
+    {"errors", "clock", "delivery", "logs", "tasks", "frames"},
     {"names", "options", "kinds", "figures", "templates"},
     {"info", "document", "outages", "signals"},
     {"contract"},
@@ -58,6 +58,7 @@ BACKENDS_MAY_IMPORT = {
     "delivery",
     "logs",
     "outages",
+    "tasks",
 }
 
 DRIVERS = {"redis": {"redis", "hiredis"}, "zookeeper": {"aiozk"}, "mysql": {"aiomysql", "pymysql"}}

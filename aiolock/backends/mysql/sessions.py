@@ -18,6 +18,7 @@ from aiolock.backends.mysql.failures import ACCOUNT_LIMIT, code, hit
 from aiolock.backends.mysql.late import end_late_statement
 from aiolock.clock import Clock
 from aiolock.errors import BackendError, BackendUnavailable
+from aiolock.tasks import start
 
 __all__ = ["Sessions"]
 
@@ -227,7 +228,7 @@ class Sessions:
 
     def spawn(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
         """Run ``work`` until it ends or everything is closed."""
-        task = asyncio.get_running_loop().create_task(work, name=name)
+        task = start(work, name)
         self._closing.add(task)
         task.add_done_callback(self._done)
         return task

@@ -21,6 +21,7 @@ from aiolock.errors import (
     shorten,
 )
 from aiolock.logs import Log, get_logger
+from aiolock.tasks import start
 
 __all__ = ["Members"]
 
@@ -138,7 +139,7 @@ class Members:
 
     def spawn(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
         """Run ``work`` until it ends or everything is closed."""
-        task = asyncio.get_running_loop().create_task(work, name=name)
+        task = start(work, name)
         self._tasks.add(task)
         task.add_done_callback(self._done)
         return task

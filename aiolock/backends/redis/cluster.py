@@ -30,6 +30,7 @@ from aiolock.backends.redis.slots import SLOTS, key_in, shown, slot_of
 from aiolock.contract import Claim, Family, Finding, News, Notice, Renewal, Settings
 from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, ConfigError
 from aiolock.logs import Log, get_logger
+from aiolock.tasks import start
 
 __all__ = ["ClusterBackend"]
 
@@ -110,7 +111,9 @@ class ClusterBackend(RedisBackend):
     async def _promises(self, soon: float) -> tuple[frozenset[str], list[tuple[Node, BackendError | None]]]:
         """What all nodes promise that say so until ``soon``, and those that do not, with the reason."""
         loop = asyncio.get_running_loop()
-        asked = {node: loop.create_task(self._judged(node)) for node in self._nodes if node.ready}
+        asked = {
+            node: start(self._judged(node), "aiolock-redis-cluster") for node in self._nodes if node.ready
+        }
         try:
             if asked:
                 await asyncio.wait(asked.values(), timeout=max(0.0, soon - loop.time()))

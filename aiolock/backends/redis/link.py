@@ -16,6 +16,7 @@ from aiolock.delivery import read_little
 from aiolock.errors import BackendError, BackendUnavailable
 from aiolock.logs import Log, get_logger
 from aiolock.outages import Outages
+from aiolock.tasks import start
 
 __all__ = ["Forks", "Hook", "Link", "State", "settle"]
 
@@ -197,7 +198,7 @@ class Link(asyncio.Protocol, ABC):
         self.failure, self._pause = None, 0.0
         self._become(State.CONNECTING)
         first = self._first = loop.create_future()
-        self._task = loop.create_task(self._connect(), name="aiolock-redis-connect")
+        self._task = start(self._connect(), "aiolock-redis-connect")
         self._arm(min(PING_EVERY, self._timeout))
         return first
 
@@ -309,8 +310,7 @@ class Link(asyncio.Protocol, ABC):
         if self._clock() - self._since >= STABLE:
             self._pause = FIRST_PAUSE
         self._pause = max(self._pause, pause)
-        assert self._loop is not None  # noqa: S101 - there was a transport
-        self._task = self._loop.create_task(self._connect(), name="aiolock-redis-connect")
+        self._task = start(self._connect(), "aiolock-redis-connect")
         self._gone(error)
         if was is State.READY and self._on_down is not None:
             self._on_down()

@@ -15,6 +15,7 @@ from aiolock.backends.redis.slots import SLOTS, Layout, Place
 from aiolock.clock import Clock
 from aiolock.errors import BackendError
 from aiolock.logs import Log, get_logger
+from aiolock.tasks import start
 
 __all__ = ["Nodes"]
 
@@ -104,7 +105,7 @@ class Nodes:
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run something until it ends, or everything is closed."""
-        task = asyncio.get_running_loop().create_task(work, name="aiolock-redis-cluster")
+        task = start(work, "aiolock-redis-cluster")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task

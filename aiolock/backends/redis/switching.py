@@ -19,6 +19,7 @@ from aiolock.backends.redis.watcher import CHANNEL, RIGHTS, Place, named
 from aiolock.clock import Clock
 from aiolock.errors import BackendError
 from aiolock.logs import Log, get_logger
+from aiolock.tasks import start
 
 __all__ = ["Switching"]
 
@@ -75,7 +76,7 @@ class Switching:
             # A subscription came back while another one was being closed.
             work.close()
             return
-        task = asyncio.get_running_loop().create_task(work, name="aiolock-redis-sentinel")
+        task = start(work, "aiolock-redis-sentinel")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

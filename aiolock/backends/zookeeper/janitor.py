@@ -18,6 +18,7 @@ from aiolock.backends.zookeeper.records import Note
 from aiolock.backends.zookeeper.session import Session
 from aiolock.errors import LockError, shorten
 from aiolock.logs import Log, get_logger
+from aiolock.tasks import start
 
 __all__ = ["Janitor", "Remains", "find", "remove"]
 
@@ -90,9 +91,7 @@ class Janitor:
         """From now on this is ours to remove."""
         self._remains[remains] = None
         if self._task is None or self._task.done():
-            self._task = asyncio.get_running_loop().create_task(
-                self._work(), name="aiolock-zookeeper-janitor"
-            )
+            self._task = start(self._work(), "aiolock-zookeeper-janitor")
 
     async def _work(self) -> None:
         while self._remains:

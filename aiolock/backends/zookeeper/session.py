@@ -22,6 +22,7 @@ from aiolock.backends.zookeeper.searching import Search, Unheard
 from aiolock.clock import Clock
 from aiolock.errors import BackendError, BackendRefused
 from aiolock.logs import Log, get_logger
+from aiolock.tasks import start
 
 __all__ = ["Session"]
 
@@ -77,10 +78,9 @@ class Session(Asking):
     async def start(self) -> None:
         """Begin to connect, and wait until there is a session. Cancelling it leaves the attempts to :meth:`close`."""
         self.started = True
-        loop = asyncio.get_running_loop()
         self._tasks = [
-            loop.create_task(self.repair_loop(), name="aiolock-zookeeper-connect"),
-            loop.create_task(self.beat_loop(), name="aiolock-zookeeper-heartbeat"),
+            start(self.repair_loop(), "aiolock-zookeeper-connect"),
+            start(self.beat_loop(), "aiolock-zookeeper-heartbeat"),
         ]
         await self.ready()
 
