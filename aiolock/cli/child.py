@@ -121,8 +121,8 @@ class Switch:
         """What the guard listens to; it acts when nobody has it open any more."""
 
     @classmethod
-    async def start(cls, *, json: bool) -> Switch:
-        """Start the guard, which speaks as ``json`` says. Cancelling it leaves none."""
+    async def start(cls, *, json: bool, keep: Sequence[int] = ()) -> Switch:
+        """Start the guard, which speaks as ``json`` says, and has ``keep`` open until it ends. Cancelling it leaves none."""
         read, write = os.pipe()
         try:
             # Out of reach of the terminal and of whoever signals our group; it must not keep a pipe of ours open.
@@ -135,6 +135,7 @@ class Switch:
                 cwd="/",
                 env={},
                 start_new_session=True,
+                pass_fds=keep,
             )
         except BaseException:
             os.close(write)

@@ -27,7 +27,8 @@ moment before the server may give the lock to somebody else. It runs in a proces
 signals that aiolock gets, and it is killed should aiolock be killed. A command of another user cannot be killed:
 put aiolock inside sudo, not sudo inside aiolock.
 
-It finds AIOLOCK_NAME, AIOLOCK_TOKEN (the fencing token) and AIOLOCK_LABEL in its environment.
+It finds AIOLOCK_NAME, AIOLOCK_TOKEN (the fencing token) and AIOLOCK_LABEL in its environment. Runs of NAME inside COMMAND
+work under its hold, one at a time, and the lock is given back after the last of them.
 """
 
 SHORT = {

@@ -1,20 +1,20 @@
-"""A run inside a run of the same lock: it passes through, because waiting for oneself never ends.
+"""What a run says of its hold in the environment of its command, for runs of the same lock inside it.
 
-The outer run leaves word in the environment of its command. A word can be old, for example in a process that outlived its
-lock, so it counts only if the server has that very hold at this moment.
+Such a run would wait for itself, so it works under the outer hold instead (:mod:`aiolock.cli.inner_runs`). What it finds in
+the environment can be old, for example in a process that outlived its lock: it counts if the outer run still answers.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import re
 from typing import NamedTuple
+from urllib.parse import quote, unquote
 
-from aiolock.errors import ConfigError, shorten
-from aiolock.info import LockInfo
+from aiolock.errors import shorten
 from aiolock.kinds import Kind, Mode
 
-__all__ = ["VARIABLE", "Word", "add", "confirmed", "find", "identity"]
+__all__ = ["VARIABLE", "Word", "add", "covers", "find", "identity", "refusal"]
 
 VARIABLE = "AIOLOCK_HELD"
 """Words about all locks that are held around a command, innermost last."""
@@ -27,9 +27,14 @@ class Word(NamedTuple):
     token: int
     mode: str
     permits: int
+    address: str
+    """Where the outer run answers."""
 
     def __str__(self) -> str:
-        return f"{self.identity}:{self.token}:{self.mode}:{self.permits}"
+        return f"{self.identity}:{self.token}:{self.mode}:{self.permits}:{quote(self.address)}"
+
+
+_WORD = re.compile(r"([0-9a-f]+):([0-9]{1,19}):([a-z]+):([0-9]{1,19}):(\S+)")
 
 
 def identity(url: str, namespace: str, kind: Kind, name: str) -> str:
@@ -51,32 +56,22 @@ def add(held: str, word: Word) -> str:
 def find(held: str, wanted: str) -> Word | None:
     """The innermost word about one lock; what cannot be read is none."""
     for text in reversed(held.split()):
-        parts = text.split(":")
-        if len(parts) == 4 and parts[0] == wanted and parts[1].isdecimal() and parts[3].isdecimal():
-            return Word(parts[0], int(parts[1]), parts[2], int(parts[3]))
+        match = _WORD.fullmatch(text)
+        if match is not None and match[1] == wanted:
+            return Word(match[1], int(match[2]), match[3], int(match[4]), unquote(match[5]))
     return None
 
 
-def confirmed(word: Word, kind: Kind, info: LockInfo, command: Sequence[str]) -> bool:
-    """Whether ``command`` may run under the outer hold.
+def covers(word: Word, kind: Kind) -> bool:
+    """Whether the outer hold is what is asked for; if not, the server is asked, which may well have further permits."""
+    return kind.mode is not Mode.PERMITS or word.permits >= kind.permits
 
-    Raises :class:`ConfigError` where neither passing through nor waiting is right: the outer hold is there, and is
-    weaker than what is asked for; or the server does not say whose its holds are.
-    """
-    holders = [holder for holder in info.holders if holder.token == word.token]
-    if not holders:
-        if any(holder.token == 0 for holder in info.holders):
-            raise ConfigError(
-                f"{command[0]} was started by a run that holds {shorten(info.name)}, and this server does not tell the "
-                "tokens of its holders: whether the hold is still there cannot be checked"
-            )
-        return False
-    if kind.mode is Mode.PERMITS:
-        # Further permits may well be free.
-        return word.permits >= kind.permits
+
+def refusal(word: Word, kind: Kind, name: str) -> str:
+    """Why the outer hold is too weak for what is asked for; empty if it is not."""
     if kind.exclusive and word.mode == Mode.READ.value:
-        raise ConfigError(
-            f"{shorten(info.name)} is held shared by the run around this one, and exclusive use would wait for that for "
-            "ever: use -x outside as well"
+        return (
+            f"{shorten(name)} is held shared by the run around this one, and exclusive use would wait for that for ever: "
+            "use -x outside as well"
         )
-    return True
+    return ""

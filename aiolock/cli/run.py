@@ -5,18 +5,21 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import math
 import os
 import shutil
 from collections.abc import Sequence
 
-from aiolock.cli import launch, nested, settings
+from aiolock.cli import nested, settings
 from aiolock.cli.child import Child, Switch, children
 from aiolock.cli.closing import HURRY, close
+from aiolock.cli.guard import DYING
 from aiolock.cli.inbox import JOB, LEAVE, Inbox
+from aiolock.cli.inner_runs import InnerRuns, OuterHold, borrow
 from aiolock.cli.locks import ask, choose, kind_of
 from aiolock.cli.loss import check_kill_after, default_kill_after, fitting, guarded
 from aiolock.cli.output import Output
-from aiolock.cli.statuses import CANNOT_RUN, LOST, NOT_FOUND, Ended, ended_by, of_exec
+from aiolock.cli.statuses import CANNOT_RUN, LOST, NOT_FOUND, Ended, ended_by
 from aiolock.cli.supervise import Supervisor
 from aiolock.cli.table import seconds
 from aiolock.cli.terminal import Terminal
@@ -24,6 +27,7 @@ from aiolock.cli.waiting import wait_for
 from aiolock.client import Client
 from aiolock.clock import system_clock
 from aiolock.errors import AcquireTimeout, BackendError, ConfigError, shorten
+from aiolock.kinds import Mode
 from aiolock.lease import Lease
 from aiolock.lock import Lock
 
@@ -46,20 +50,11 @@ async def run(options: argparse.Namespace, output: Output) -> int:
     lock = choose(client, options)
     children()
     check(command[0])
+    status = await _inside(options, command, kill_after, output)
+    if status is not None:
+        return status
     await client.open()
-    try:
-        word = await _inside(lock, options, command)
-    except BaseException:
-        await client.aclose()
-        raise
-    if word is None:
-        return await _guarded(client, lock, options, command, kill_after, limit, output)
-    await client.aclose()
-    output.event("nested", f"the run around this one holds {shorten(options.name)}", name=options.name)
-    # The outer run looks after the lock, the signals and us, so we become the command.
-    os.environ["AIOLOCK_NAME"], os.environ["AIOLOCK_TOKEN"] = options.name, str(word.token)
-    number = launch.become(command)
-    raise Ended(of_exec(number), f"cannot run {command[0]}: {os.strerror(number)}")
+    return await _guarded(client, lock, options, command, kill_after, limit, output)
 
 
 def _command(options: argparse.Namespace) -> list[str]:
@@ -76,14 +71,48 @@ def check(program: str) -> None:
         raise Ended(status, f"cannot run {program}: {why}")
 
 
-async def _inside(lock: Lock, options: argparse.Namespace, command: Sequence[str]) -> nested.Word | None:
-    """What the run around this one that holds the lock for us says of its hold, if there is one."""
-    kind = kind_of(options)
-    who = nested.identity(settings.url(options), settings.namespace(options), kind, options.name)
-    word = nested.find(os.environ.get(nested.VARIABLE, ""), who)
-    if word is None or not nested.confirmed(word, kind, await lock.inspect(), command):
+async def _inside(
+    options: argparse.Namespace, command: Sequence[str], kill_after: float, output: Output
+) -> int | None:
+    """Run the command under the hold of the run around this one, and return its status; ``None`` if there is no such run."""
+    kind, name = kind_of(options), options.name
+    word = nested.find(os.environ.get(nested.VARIABLE, ""), _identity(options))
+    if word is None or not nested.covers(word, kind):
         return None
-    return word
+    inbox = Inbox()
+    async with inbox.listen(*LEAVE):
+        asking = borrow(
+            word.address,
+            name,
+            word.token,
+            shared=kind.mode is Mode.READ,
+            refusal=nested.refusal(word, kind, name),
+            timeout=options.wait,
+        )
+        try:
+            hold = await wait_for(asyncio.create_task(asking), None, settings.label(options), inbox, output)
+        except AcquireTimeout as error:
+            raise _not_free(options, error, output) from error
+        if hold is None:
+            return None
+        try:
+            output.event("nested", f"the run around this one holds {shorten(name)}", name=name)
+            return await _work(options, hold, command, kill_after, inbox, output)
+        finally:
+            await hold.release()
+
+
+def _identity(options: argparse.Namespace) -> str:
+    return nested.identity(settings.url(options), settings.namespace(options), kind_of(options), options.name)
+
+
+def _not_free(options: argparse.Namespace, error: AcquireTimeout, output: Output) -> Ended:
+    # As flock, this says nothing to a script, for which the status is enough.
+    name, so_long = shorten(error.name), f" within {error.timeout:g} s" if error.timeout else ""
+    message = (
+        f"lock {name} was not free{so_long}; wait longer with -w, or see who holds it with `aiolock inspect`"
+    )
+    return Ended(options.conflict_exit_code, message if output.chatty or output.json else "")
 
 
 async def _guarded(
@@ -128,10 +157,7 @@ async def _acquire(lock: Lock, options: argparse.Namespace, inbox: Inbox, output
     try:
         lease = await wait_for(asyncio.create_task(ask(lock, options)), lock, label, inbox, output)
     except AcquireTimeout as error:
-        # As flock, this says nothing to a script, for which the status is enough.
-        name, so_long = shorten(lock.name), f" within {error.timeout:g} s" if error.timeout else ""
-        message = f"lock {name} was not free{so_long}; wait longer with -w, or see who holds it with `aiolock inspect`"
-        raise Ended(options.conflict_exit_code, message if output.chatty or output.json else "") from error
+        raise _not_free(options, error, output) from error
     waited = system_clock() - start
     output.event(
         "acquired",
@@ -146,21 +172,57 @@ async def _acquire(lock: Lock, options: argparse.Namespace, inbox: Inbox, output
 
 async def _work(
     options: argparse.Namespace,
-    lease: Lease,
+    lease: Lease | OuterHold,
     command: Sequence[str],
     kill_after: float,
     inbox: Inbox,
     output: Output,
 ) -> int:
-    if lease.remaining() < lease.ttl / 2:
+    if isinstance(lease, Lease) and lease.remaining() < lease.ttl / 2:
         # A grant that was pushed is short; confirmed, it is a full one.
         with contextlib.suppress(BackendError):
             await lease.renew()
     lease.check()
-    environment = _environment(options, lease)
+    runs = InnerRuns(lease, inbox.wake.set)
+    async with runs as address:
+        environment = _environment(options, lease, address)
+        status, supervisor = await _supervised(
+            options, lease, command, environment, kill_after, inbox, output
+        )
+        status = await _last_inner_run(runs, lease, supervisor, status, inbox)
+    if supervisor.died_of is not None:
+        raise ended_by(supervisor.died_of, job=supervisor.job_missed)
+    return status
+
+
+async def _last_inner_run(
+    runs: InnerRuns, lease: Lease | OuterHold, supervisor: Supervisor, status: int, inbox: Inbox
+) -> int:
+    """Wait until no inner run has the hold any more; the status, which is that of a loss if it ended one."""
+    runs.close_door()
+    give_up = math.inf
+    while len(runs) and system_clock() < give_up:
+        while (number := inbox.take()) is not None:
+            supervisor.pass_on(number)
+        await inbox.wait(0.25)
+        if not lease.held and give_up == math.inf:
+            status, give_up = LOST, system_clock() + max(DYING, supervisor.kill_after)
+    return status
+
+
+async def _supervised(
+    options: argparse.Namespace,
+    lease: Lease | OuterHold,
+    command: Sequence[str],
+    environment: dict[str, str],
+    kill_after: float,
+    inbox: Inbox,
+    output: Output,
+) -> tuple[int, Supervisor]:
     terminal = Terminal()
     terminal.remember()
-    switch = None if options.on_loss == "warn" else await Switch.start(json=output.json)
+    keep = (lease.connection,) if isinstance(lease, OuterHold) else ()
+    switch = None if options.on_loss == "warn" else await Switch.start(json=output.json, keep=keep)
     try:
         if switch is not None:
             # Also for a command that begins while we stand still.
@@ -200,19 +262,20 @@ async def _work(
         status=status,
         held=round(took, 3),
     )
-    if supervisor.died_of is not None:
-        raise ended_by(supervisor.died_of, job=supervisor.job_missed)
-    return status
+    return status, supervisor
 
 
-def _environment(options: argparse.Namespace, lease: Lease) -> dict[str, str]:
+def _environment(options: argparse.Namespace, lease: Lease | OuterHold, address: str) -> dict[str, str]:
     kind = kind_of(options)
-    who = nested.identity(settings.url(options), settings.namespace(options), kind, options.name)
-    word = nested.Word(who, lease.token, kind.mode.value, kind.permits)
+    word = nested.Word(_identity(options), lease.token, kind.mode.value, kind.permits, address)
+    label = settings.label(options)
+    if isinstance(lease, OuterHold):
+        # Under which the server has the hold.
+        label = os.environ.get("AIOLOCK_LABEL", label)
     return {
         **os.environ,
         "AIOLOCK_NAME": options.name,
         "AIOLOCK_TOKEN": str(lease.token),
-        "AIOLOCK_LABEL": settings.label(options),
+        "AIOLOCK_LABEL": label,
         nested.VARIABLE: nested.add(os.environ.get(nested.VARIABLE, ""), word),
     }

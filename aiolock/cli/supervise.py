@@ -16,7 +16,8 @@ from typing import Any
 from aiolock.cli.child import Child, Switch
 from aiolock.cli.dying import DEADLY
 from aiolock.cli.guard import BEYOND_US, DYING, Left
-from aiolock.cli.inbox import Inbox
+from aiolock.cli.inbox import LEAVE, Inbox
+from aiolock.cli.inner_runs import OuterHold
 from aiolock.cli.loss import Deed, guarded, moment, next_look, what_to_do
 from aiolock.cli.output import Output
 from aiolock.cli.statuses import LOST, of_child
@@ -47,7 +48,7 @@ class Supervisor:
     def __init__(
         self,
         child: Child,
-        lease: Lease,
+        lease: Lease | OuterHold,
         inbox: Inbox,
         terminal: Terminal,
         switch: Switch | None,
@@ -62,7 +63,7 @@ class Supervisor:
         self._terminal = terminal
         self._switch = switch
         self._output = output
-        self._kill_after = kill_after
+        self.kill_after: float = kill_after
         self._policy = policy
         self._lent = terminal.lend_at_once
         """Whether the command gets the terminal again when the job comes back to the foreground."""
@@ -138,7 +139,7 @@ class Supervisor:
     @property
     def _remaining(self) -> float:
         if self._forced:
-            return self._kill_after if self._asked_at is None else math.inf
+            return self.kill_after if self._asked_at is None else math.inf
         return self._lease.remaining()
 
     @property
@@ -148,7 +149,7 @@ class Supervisor:
     def _pause(self) -> float:
         if self._killed:
             return 1.0
-        return next_look(self._remaining, self._lease.ttl, self._kill_after, self._since_term, self._policy)
+        return next_look(self._remaining, self._lease.ttl, self.kill_after, self._since_term, self._policy)
 
     def _learn_why(self) -> None:
         # Asked, because the task that waits for it hears it a few passes of the loop later: until then it would look as if
@@ -163,9 +164,9 @@ class Supervisor:
         self._learn_why()
         lease = self._lease
         if self._switch is not None and not (self._forced and self._asked_at is not None):
-            left = self._kill_after + GRACE if self._forced else guarded(lease.remaining(), lease.ttl)
+            left = self.kill_after + GRACE if self._forced else guarded(lease.remaining(), lease.ttl)
             self._switch.until(system_clock() + left)
-        deed = what_to_do(self._remaining, lease.ttl, self._kill_after, self._since_term, self._policy)
+        deed = what_to_do(self._remaining, lease.ttl, self.kill_after, self._since_term, self._policy)
         if self._killed:
             return
         if deed is Deed.KILL:
@@ -174,7 +175,7 @@ class Supervisor:
             if not self._child.send(Signals.SIGKILL):
                 self._complain()
         elif deed is Deed.TERM:
-            self._say(f"stopping the command, which has {seconds(self._kill_after)} left: {self._why()}")
+            self._say(f"stopping the command, which has {seconds(self.kill_after)} left: {self._why()}")
             self._asked_at = system_clock()
             self._child.send(Signals.SIGTERM)
             if self._stopped:
@@ -208,6 +209,11 @@ class Supervisor:
                 self._switch.told()
 
     # --- signals
+
+    def pass_on(self, number: Signals) -> None:
+        """Send a signal to what the command has left behind in its group."""
+        if number in LEAVE:
+            self._child.send(number)
 
     def _on_signal(self, number: Signals) -> None:
         if number is Signals.SIGCHLD:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TypeVar
 
 from aiolock.cli.inbox import LEAVE, Inbox
+from aiolock.cli.inner_runs import OuterHold
 from aiolock.cli.output import Output, clean
 from aiolock.cli.statuses import ended_by
 from aiolock.cli.table import age, cut, seconds
@@ -17,6 +19,8 @@ from aiolock.lock import Lock
 
 __all__ = ["progress", "wait_for"]
 
+Acquired = TypeVar("Acquired", Lease, OuterHold | None)
+
 PATIENCE = 0.3
 """Seconds of waiting of which nobody needs to hear."""
 
@@ -25,13 +29,15 @@ LOOK = 1.0
 
 
 async def wait_for(
-    acquiring: asyncio.Task[Lease], lock: Lock, label: str, inbox: Inbox, output: Output
-) -> Lease:
+    acquiring: asyncio.Task[Acquired], lock: Lock | None, label: str, inbox: Inbox, output: Output
+) -> Acquired:
     """The lease, when it is there; raises what acquiring raises, and :class:`Ended` if a signal comes first.
+
+    With a lock, a terminal is shown who has it.
 
     Whoever leaves early has left the queue when this ends.
     """
-    showing = asyncio.create_task(_show(lock, label, output)) if output.live else None
+    showing = asyncio.create_task(_show(lock, label, output)) if output.live and lock is not None else None
     acquiring.add_done_callback(lambda _: inbox.wake.set())
     try:
         while not acquiring.done():
@@ -49,12 +55,14 @@ async def wait_for(
             await asyncio.wait([showing])
 
 
-async def _leave(acquiring: asyncio.Task[Lease]) -> None:
+async def _leave(acquiring: asyncio.Task[Acquired]) -> None:
     acquiring.cancel()
     await asyncio.wait([acquiring])
     if not acquiring.cancelled() and acquiring.exception() is None:
         # It was granted at the same moment.
-        await acquiring.result().release()
+        lease = acquiring.result()
+        if lease is not None:
+            await lease.release()
 
 
 async def _show(lock: Lock, label: str, output: Output) -> None:

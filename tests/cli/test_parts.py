@@ -18,7 +18,7 @@ from aiolock.cli.table import cut, lay_out, seconds, width
 from aiolock.cli.waiting import progress
 from aiolock.cli.watch import picture
 from aiolock.cli.words import split
-from aiolock.errors import BackendRefused, BackendUnavailable, ConfigError, LockLost, UnsupportedKind
+from aiolock.errors import BackendRefused, BackendUnavailable, LockLost, UnsupportedKind
 from aiolock.info import Holder, LockInfo, Waiting
 from aiolock.kinds import MUTEX, READ, WRITE, Family, permits
 
@@ -134,8 +134,8 @@ def info(
 
 def test_a_word_about_a_hold_survives_the_environment():
     who = nested.identity("redis://:secret@host/0", "app", MUTEX, "x y:z")
-    word = nested.Word(who, 17, "mutex", 1)
-    held = nested.add(nested.add("", nested.Word("other", 1, "mutex", 1)), word)
+    word = nested.Word(who, 17, "mutex", 1, "/tmp/a b:c/s")
+    held = nested.add(nested.add("", nested.Word("0e", 1, "mutex", 1, "/x")), word)
     assert nested.find(held, who) == word
     assert nested.find(held, "nobody") is None
     assert "secret" not in held
@@ -154,24 +154,20 @@ def test_who_it_is_depends_on_everything_but_the_password():
     assert len(others) == 4
 
 
-def test_only_a_hold_that_the_server_has_counts():
-    word = nested.Word("w", 17, "mutex", 1)
-    assert nested.confirmed(word, MUTEX, info((17, "mutex", 1)), ["true"])
-    assert not nested.confirmed(word, MUTEX, info((18, "mutex", 1)), ["true"])
-    assert not nested.confirmed(word, MUTEX, info(), ["true"])
-    with pytest.raises(ConfigError, match="does not tell the tokens"):
-        nested.confirmed(word, MUTEX, info((0, "mutex", 1)), ["true"])
+@pytest.mark.parametrize("number", ["\u00b2", "9" * 5000, "-1", "", "x"])
+def test_a_word_that_no_run_wrote_is_none(number):
+    for words in ("0e:{}:mutex:1:/x", "0e:1:mutex:{}:/x", "0e:{}", "0e:1:mutex:1", "{}"):
+        assert nested.find(words.format(number), "0e") is None
 
 
 def test_an_outer_hold_must_be_as_strong():
-    read, write = nested.Word("w", 17, "read", 1), nested.Word("w", 17, "write", 1)
-    assert nested.confirmed(write, READ, info((17, "write", 1)), ["true"])
-    assert nested.confirmed(read, READ, info((17, "read", 1)), ["true"])
-    with pytest.raises(ConfigError, match="for ever"):
-        nested.confirmed(read, WRITE, info((17, "read", 1)), ["true"])
-    two = nested.Word("w", 17, "permits", 2)
-    assert nested.confirmed(two, permits(2, 5), info((17, "permits", 2)), ["true"])
-    assert not nested.confirmed(two, permits(3, 5), info((17, "permits", 2)), ["true"])
+    read, write = nested.Word("0e", 17, "read", 1, "/x"), nested.Word("0e", 17, "write", 1, "/x")
+    assert not nested.refusal(write, READ, "x")
+    assert not nested.refusal(read, READ, "x")
+    assert "for ever" in nested.refusal(read, WRITE, "x")
+    two = nested.Word("0e", 17, "permits", 2, "/x")
+    assert nested.covers(two, permits(2, 5))
+    assert not nested.covers(two, permits(3, 5))
 
 
 # --- what is shown
