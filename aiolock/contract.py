@@ -7,6 +7,7 @@ below it, nobody knows what a task, a timeout or a block is.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from aiolock.outages import Outages
 __all__ = [
     "ELECTION",
     "MUTEX",
+    "NEVER",
     "READ",
     "WRITE",
     "Backend",
@@ -107,6 +109,9 @@ def claim_time(ttl: float) -> float:
     return min(ttl, max(1.0, ttl / 10))
 
 
+NEVER = -math.inf
+"""The ``until`` of a grant that proves a hold, and prolongs it by nothing."""
+
 Renewal = Grant | LossReason | Exception
 """The answer to a renewal: still ours, gone and why, or not known."""
 
@@ -125,13 +130,15 @@ class Release(Enum):
 class Claim(ABC):
     """One bid of one client at the server, from the first attempt to the release; not used again after it."""
 
-    __slots__ = ("bid", "demanded_at", "term")
+    __slots__ = ("bid", "demanded_at", "fixed", "term")
 
     asks_again: bool = False
     """Whether a grant that came later than its own end stands for a full ttl again when the same claim asks once more."""
 
     def __init__(self, bid: Bid) -> None:
         self.bid: Bid = bid
+        self.fixed: bool = False
+        """Whether the hold is not to be prolonged: a renewal then only verifies that it is still there."""
         self.demanded_at: float | None = None
         """Since when, on the local clock, it is known that others wait; the backend writes it when it is told.
 
@@ -334,7 +341,9 @@ class Backend(ABC):
     async def renew(self, claims: Sequence[Claim]) -> list[Renewal]:
         """Prolong many holds: per claim a grant, why the hold is gone, or an error if that is unknown.
 
-        The ``token`` and ``count`` of these grants are not handed out.
+        The ``token`` and ``count`` of these grants are not handed out. A claim that is ``fixed`` is not prolonged at the
+        server: its grant says until when the hold is certain for another reason (a session), or :data:`NEVER` for no longer
+        than it is anyway.
         """
 
     @abstractmethod

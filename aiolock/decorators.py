@@ -89,11 +89,12 @@ class Locked:
 class Once:
     """What :meth:`Client.once` returns: decorates a coroutine function, a job that one worker does and others skip."""
 
-    __slots__ = ("_at_least", "_generations", "_lock")
+    __slots__ = ("_at_least", "_at_most", "_generations", "_lock")
 
-    def __init__(self, generations: Generations, lock: Lock, at_least: float) -> None:
+    def __init__(self, generations: Generations, lock: Lock, at_most: float, at_least: float) -> None:
         self._generations = generations
         self._lock = lock
+        self._at_most = at_most
         self._at_least = at_least
 
     def __call__(
@@ -114,8 +115,8 @@ class Once:
             lease = await self._lock.try_acquire()
             if lease is None:
                 return None
-            lease.stop_renewing()
             begin = runtime.clock()
+            lease.stop_renewing(self._at_most)
             error: BaseException | None = None
             try:
                 with lease.guard():

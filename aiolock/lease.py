@@ -491,9 +491,9 @@ class Lease:
         """The term is over, and the watchdog has not come to say so."""
         self._home.runtime.watchdog.lose(self._term, "expired")
 
-    def stop_renewing(self) -> None:
-        """Let the hold end with its ttl, whoever still works under it."""
-        self._home.runtime.watchdog.stop_renewing(self._term)
+    def stop_renewing(self, seconds: float) -> None:
+        """Let the hold end in ``seconds``, although a task may still work under it; until then it is only verified."""
+        self._home.runtime.watchdog.stop_renewing(self._term, seconds)
 
     def request(self, reason: str) -> None:
         """Somebody asks the holder to let go."""

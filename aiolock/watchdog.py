@@ -34,6 +34,8 @@ log: Log = get_logger("aiolock.renew")
 
 LOOK = 0.25
 """Seconds between looks at the clock while anything is held: timers stand still during suspend, the clock does not."""
+VERIFIED = 30.0
+"""Seconds within which a hold that is not prolonged is verified, if its ttl is not shorter than three times that."""
 AFTER = 0.01
 """Seconds by which the timer that runs during suspend is set later than that of the loop: it is not to come first."""
 
@@ -58,6 +60,7 @@ class Term:
         "asked",
         "claim",
         "due",
+        "end",
         "keeper",
         "left",
         "limit",
@@ -82,7 +85,9 @@ class Term:
         self.asked: bool = False
         """A renewal is under way or failed: nothing has been heard since."""
         self.renewed: bool = True
-        """Whether it is renewed at all; not any more after ``max_hold``."""
+        """Whether it is prolonged; not any more after ``max_hold``, and not if the claim is fixed."""
+        self.end: float = math.inf
+        """When it ends if the claim is fixed, whatever the server says."""
         self.queue: dict[Term, None] | None = None
         """Where the watchdog has put it."""
         self.until: float = grant.until
@@ -95,24 +100,42 @@ class Term:
         """Seconds that a renewal asks for."""
         return self.claim.bid.ttl
 
+    @property
+    def pace(self) -> float:
+        """The ttl by which requests to the server are spaced: it may be hours if the claim is fixed."""
+        return min(self.ttl, 3 * VERIFIED) if self.claim.fixed else self.ttl
+
+    @property
+    def asks(self) -> bool:
+        """Whether the server is asked about it at all."""
+        return self.renewed or self.claim.fixed
+
     def extend(self, until: float, now: float) -> None:
         """Learn that the hold is certain until then; ask again when two thirds of a ttl are left."""
-        self.until = max(self.until, until)
+        self.until = max(self.until, min(until, self.end))
+        self.due = self._due(now)
+
+    def fix(self, end: float, now: float) -> None:
+        """Prolong it no more, and verify it until ``end``."""
+        self.renewed, self.claim.fixed, self.end = False, True, end
+        self.until = min(self.until, end)
         self.due = self._due(now)
 
     def _due(self, now: float) -> float:
+        if self.claim.fixed:
+            return min(now + self.pace / 3, self.until)
         due, soon = self.until - 2 / 3 * self.ttl, now + (self.until - now) / 3
         # A pushed grant is short: ask after a third of what it has.
         return max(soon, due)
 
     def patience(self, seconds: float, now: float) -> float:
         """How long to wait before asking again: less towards the end, of which a pushed grant is never far."""
-        return max(min(seconds, (self.until - now) / 3), self.ttl / 100)
+        return max(min(seconds, (self.until - now) / 3), self.pace / 100)
 
     @property
     def event(self) -> float:
         """When this term needs attention next."""
-        return min(self.due, self.until, self.limit) if self.renewed else self.until
+        return min(self.due, self.until, self.limit) if self.asks else self.until
 
 
 class Watchdog:
@@ -184,10 +207,11 @@ class Watchdog:
             term.limit = when
             self._settle(term)
 
-    def stop_renewing(self, term: Term) -> None:
-        """Let a term end by itself."""
+    def stop_renewing(self, term: Term, seconds: float) -> None:
+        """Let a term end by itself, in ``seconds`` at the latest; until then it is only verified."""
         self._lift(term)
-        term.renewed = False
+        now = self._clock()
+        term.fix(now + seconds, now)
         self._settle(term)
 
     def learn(self, term: Term, grant: Grant) -> None:
@@ -197,8 +221,8 @@ class Watchdog:
 
     def _settle(self, term: Term) -> None:
         queue = self._watched
-        if not term.asked and term.limit == math.inf and term.renewed:
-            calm = self._calm.setdefault(term.ttl, {})
+        if not term.asked and term.limit == math.inf and term.asks:
+            calm = self._calm.setdefault(term.pace, {})
             # A grant that was pushed is short, and so falls due before its neighbours.
             if not calm or term.due >= next(reversed(calm)).due:
                 queue = calm
@@ -331,11 +355,11 @@ class Watchdog:
                 continue
             if term.until <= now:
                 self.lose(term, "expired")
-            elif not term.renewed:
+            elif not term.asks:
                 continue
             elif term.limit <= now:
                 self._lift(term)
-                term.renewed = False
+                term.renewed, term.limit = False, math.inf
                 self._settle(term)
                 self._tell(term, term.keeper.term_overstayed, term)
             elif term.due <= now + 0.02 * term.ttl:
@@ -348,7 +372,7 @@ class Watchdog:
     def _ask(self, terms: list[Term], now: float) -> None:
         for term in terms:
             # Silence is answered by asking again beside the first request, well before the term ends.
-            self._await_answer(term, now + term.patience(term.ttl / 6, now))
+            self._await_answer(term, now + term.patience(term.pace / 6, now))
         try:
             self._spawn(self._round(terms), "aiolock-renewal")
         except Exception as error:  # noqa: BLE001 - the application's task factory; they are asked again
@@ -361,7 +385,7 @@ class Watchdog:
         self._settle(term)
 
     async def _round(self, terms: list[Term]) -> None:
-        self.renewals += len(terms)
+        self.renewals += sum(term.renewed for term in terms)
         try:
             answers: Sequence[Renewal] = await self._renew([term.claim for term in terms])
         except Exception as error:  # noqa: BLE001 - whatever a backend raises must not end the watching
@@ -384,16 +408,17 @@ class Watchdog:
                 self.failures += len(those)
                 _warn(why, those, now)
                 for term in those:
-                    self._await_answer(term, now + term.patience(term.ttl / 10, now) * share)
+                    self._await_answer(term, now + term.patience(term.pace / 10, now) * share)
 
     def _learn(self, term: Term, grant: Grant, now: float) -> None:
         claim = term.claim
         if grant.demand and claim.demanded_at is None:
             claim.demanded_at = now
         self._lift(term)
-        self.slack.record((term.until - now) / term.ttl)
+        if term.renewed:
+            self.slack.record((term.until - now) / term.ttl)
         # A reply that arrives after its own term proves that the hold went on, but not that it still does.
-        term.asked = grant.until <= now
+        term.asked = grant.until <= now and not claim.fixed
         term.extend(grant.until, now)
         self._settle(term)
 
@@ -415,7 +440,7 @@ class Watchdog:
             if isinstance(asked, Term):
                 self._tell(asked, asked.keeper.term_requested, asked, notice.text)
         elif notice.news is News.DOUBT:
-            doubtful = [term for term in self._terms() if term.renewed and notice.claim in (None, term.claim)]
+            doubtful = [term for term in self._terms() if term.asks and notice.claim in (None, term.claim)]
             if doubtful:
                 self._ask(doubtful, self._clock())
 

@@ -81,7 +81,7 @@ MUTANTS = (
     Mutant(
         "renewal stops at the first error",
         "aiolock.watchdog",
-        "now + term.patience(term.ttl / 10, now) * share",
+        "now + term.patience(term.pace / 10, now) * share",
         "math.inf",
         WATCHDOG + "test_unknown_is_not_lost",
     ),

@@ -222,6 +222,67 @@ async def test_a_loop_blocked_by_somebody_else_cancels_the_block(deployment, cli
     await assert_lost(work(), rival)
 
 
+# --- holds that are not renewed
+
+
+async def test_a_job_that_is_not_renewed_is_told_that_the_server_forgot_its_hold(deployment, client, rival):
+    """It is verified three times in its ttl; "expired" would be the end of that."""
+    begun = asyncio.Event()
+
+    @client.once("x", at_most=deployment.seconds(5))
+    async def job() -> None:
+        begun.set()
+        await for_ever()
+
+    working = asyncio.create_task(job())
+    await begun.wait()
+    [term] = client._runtime.watchdog._terms()
+    await deployment.forget(term.keeper._lease())
+    with pytest.raises(LockLost) as caught:
+        await working
+    assert caught.value.reason in ("revoked", "force-released", "session")
+    await gets_the_lock(rival, "x")
+
+
+async def test_verifying_prolongs_nothing(deployment, client, rival):
+    lock = client.lock("x", ttl=deployment.ttl_of(deployment.seconds(2)))
+    lease = await lock.acquire()
+    try:
+        await lease.renew()
+        lease.stop_renewing(lease.ttl)
+        term, [holder] = lease._term, (await rival.lock("x").inspect()).holders
+        for _ in range(3):
+            end, before = term.until, asyncio.get_running_loop().time()
+            await lease.renew()
+            assert lease.held
+            assert term.until <= term.end
+            if "keep" in client.capabilities:
+                # The hold has a ttl of its own, and not that of a session; of a quorum, a late vote may count as well.
+                assert term.until == end or "fencing" not in client.capabilities
+                [again] = (await rival.lock("x").inspect()).holders
+                assert again.remaining < holder.remaining
+                holder = again
+            await until(lambda: asyncio.get_running_loop().time() > before + 0.05)  # noqa: B023
+    finally:
+        await lease.release()
+
+
+async def test_a_job_that_takes_too_long_is_lost_at_its_time(deployment, client, rival):
+    verified = []
+
+    @client.once("x", at_most=deployment.seconds(1.5))
+    async def job() -> None:
+        [term] = client._runtime.watchdog._terms()
+        verified.append(term)
+        await for_ever()
+
+    with pytest.raises(LockLost, match="expired"):
+        await job()
+    assert verified[0].over
+    assert client.stats()["renewals"] == 0
+    await gets_the_lock(rival, "x")
+
+
 # --- code of the application that raises
 
 

@@ -18,9 +18,9 @@ import pytest
 
 from aiolock.backends.memory import MemoryBackend, MemoryServer
 from aiolock.client import Client
-from aiolock.contract import MUTEX, Bid, Claim, Grant, News, Notice, certain_until, claim_time, margin
+from aiolock.contract import MUTEX, NEVER, Bid, Claim, Grant, News, Notice, certain_until, claim_time, margin
 from aiolock.errors import AcquireTimeout, BackendUnavailable, LockLost, LossReason
-from aiolock.watchdog import LOOK, Term, Watchdog
+from aiolock.watchdog import LOOK, VERIFIED, Term, Watchdog
 from tests import virtual
 from tests.virtual import Deadlock, Host, VirtualClock
 
@@ -290,6 +290,53 @@ def test_work_that_sleeps_through_the_end_of_its_lease_in_a_stop_does_not_go_on(
         assert steps == []
 
     test()
+
+
+@staged
+async def test_a_hold_that_is_not_renewed_is_verified_and_ends_at_its_time(stage):
+    term, day = stage.hold(ttl=600.0), 600.0
+    stage.watchdog.stop_renewing(term, day)
+    until = term.until
+    stage.answer = lambda claim: Grant(1, 0, NEVER, demand=False)
+    await asyncio.sleep(500)
+    assert term.until == until
+    times = [when for when, _ in stage.asked]
+    assert times[0] <= VERIFIED + SOON
+    assert max(later - earlier for earlier, later in pairwise(times)) <= VERIFIED + SOON
+    assert len(times) <= 1.5 * 500 / VERIFIED
+    asked = len(times)
+    stage.notices.put_nowait(Notice(News.DOUBT))
+    await asyncio.sleep(SOON)
+    assert len(stage.asked) == asked + 1, "not verified at once after a reconnect"
+    await asyncio.sleep(200)
+    [(when, lost, reason)] = stage.lost
+    assert (lost, reason) == (term, "expired")
+    assert when == pytest.approx(until - stage.start, abs=SOON)
+    assert stage.watchdog.renewals == 0
+
+
+@staged
+async def test_a_hold_that_is_not_renewed_and_lives_in_a_session_ends_at_its_time(stage):
+    """The ttl is that of the session, which each answer shows to be alive for some more time."""
+    term = stage.hold(ttl=10.0)
+    stage.watchdog.stop_renewing(term, 100.0)
+    await asyncio.sleep(95)
+    assert not stage.lost
+    await asyncio.sleep(10)
+    [(when, _, reason)] = stage.lost
+    assert (reason, when) == ("expired", pytest.approx(100.0, abs=SOON))
+
+
+@staged
+async def test_a_hold_that_is_not_renewed_is_lost_when_the_server_says_so(stage):
+    term = stage.hold(ttl=600.0)
+    stage.watchdog.stop_renewing(term, 600.0)
+    stage.answer = lambda claim: BackendUnavailable("not now")
+    await asyncio.sleep(2 * VERIFIED)
+    assert not stage.lost
+    stage.answer = lambda claim: "revoked"
+    await asyncio.sleep(VERIFIED)
+    assert [(lost, reason) for _, lost, reason in stage.lost] == [(term, "revoked")]
 
 
 @staged

@@ -16,6 +16,7 @@ from aiolock.backends.memory.document import MemoryDocument
 from aiolock.backends.memory.machine import BLOCK, Answer, Hold, Machine, Message, Request
 from aiolock.backends.memory.server import MemoryServer, shared
 from aiolock.contract import (
+    NEVER,
     READ,
     Backend,
     Bid,
@@ -128,16 +129,20 @@ class MemoryBackend(Backend):
         mine = [claim for claim in claims if isinstance(claim, MemoryClaim)]
 
         def question(machine: Machine, now: float) -> list[Answer | None]:
-            return [machine.renew(claim.key, claim.request, now) for claim in mine]
+            return [machine.renew(claim.key, claim.request, now, prolong=not claim.fixed) for claim in mine]
 
         answers = await self.ask(question)
         for claim, answer in zip(mine, answers, strict=True):
             if answer is not None and answer.asked is not None:
                 self.tell_request(claim, answer.asked)
         return [
-            "revoked" if answer is None else claim.granted(answer, sent)
+            "revoked" if answer is None else self._renewed(claim, claim.granted(answer, sent))
             for claim, answer in zip(mine, answers, strict=True)
         ]
+
+    @staticmethod
+    def _renewed(claim: MemoryClaim, grant: Grant) -> Grant:
+        return replace(grant, until=NEVER) if claim.fixed else grant
 
     async def notice(self) -> Notice:
         """The next message that is not a grant."""

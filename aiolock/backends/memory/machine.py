@@ -168,15 +168,16 @@ class Machine:
         self._prune(key)
         return Answer(0, 0, self._next_change(lock, now), demand=True)
 
-    def renew(self, key: Key, request: Request, now: float) -> Answer | None:
-        """Prolong a hold to its full ttl from now; ``None`` if there is none."""
+    def renew(self, key: Key, request: Request, now: float, *, prolong: bool = True) -> Answer | None:
+        """Prolong a hold to its full ttl from now, or only look; ``None`` if there is none."""
         lock = self._at(key, now)
         hold = lock.holds.get(request.id)
         if hold is None:
             self._prune(key)
             return None
-        hold.deadline = now + request.ttl
-        hold.confirmed = True
+        if prolong:
+            hold.deadline = now + request.ttl
+            hold.confirmed = True
         return Answer(hold.token, 0, request.ttl, bool(lock.queue), asked=hold.asked)
 
     def downgrade(self, key: Key, request: Request, now: float) -> Answer | None:

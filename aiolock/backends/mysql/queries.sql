@@ -69,6 +69,11 @@ SELECT owner, requested FROM {table} WHERE id IN ({ids}) AND requested IS NOT NU
 UPDATE {table} SET expires_at = UTC_TIMESTAMP(6) + INTERVAL {ttl} MICROSECOND
 WHERE id = {id} AND owner = {owner} AND expires_at > UTC_TIMESTAMP(6)
 
+-- name: verify
+-- It prolongs nothing, and waits for nobody: rows are read as they were last committed.
+SELECT id, owner, forced, TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires_at) FROM {table} WHERE id IN ({ids});
+SELECT owner, requested FROM {table} WHERE id IN ({ids}) AND requested IS NOT NULL
+
 -- name: request
 UPDATE {table} SET requested = {reason} WHERE id = {id} AND owner IS NOT NULL AND expires_at > UTC_TIMESTAMP(6);
 SELECT COUNT(*) FROM {table} WHERE id = {id} AND owner IS NOT NULL AND expires_at > UTC_TIMESTAMP(6)

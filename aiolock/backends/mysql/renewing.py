@@ -5,6 +5,7 @@ A row that somebody else has locked is passed over, and asked for apart from the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from aiolock.backends.mysql.lease_claim import LeaseClaim
 from aiolock.backends.mysql.sharing import BATCH, Sharing
 from aiolock.backends.mysql.statements import quote
 from aiolock.backends.mysql.stragglers import Stragglers, prolonged
-from aiolock.contract import Claim, Grant, Renewal, certain_until
+from aiolock.contract import NEVER, Claim, Grant, Renewal, certain_until
 from aiolock.errors import LockError
 
 if TYPE_CHECKING:
@@ -32,9 +33,13 @@ class Renewing:
     async def renew(self, claims: Sequence[LeaseClaim]) -> dict[Claim, Renewal]:
         """Prolong holds of any ttl; per claim a grant, why the hold is gone, or an error if that is unknown."""
         by_ttl: dict[float, list[LeaseClaim]] = {}
+        fixed: list[LeaseClaim] = []
         for claim in claims:
-            by_ttl.setdefault(claim.bid.ttl, []).append(claim)
-        answers: dict[Claim, Renewal] = {}
+            if claim.fixed:
+                fixed.append(claim)
+            else:
+                by_ttl.setdefault(claim.bid.ttl, []).append(claim)
+        answers: dict[Claim, Renewal] = await self._verify(fixed)
         passed_over: dict[Claim, str] = {}
         for ttl, mine in by_ttl.items():
             for start in range(0, len(mine), BATCH):
@@ -51,6 +56,24 @@ class Renewing:
                         answers[claim] = answer
         if passed_over:
             answers.update(await self.stragglers.ask(passed_over))
+        return answers
+
+    async def _verify(self, claims: Sequence[LeaseClaim]) -> dict[Claim, Renewal]:
+        answers: dict[Claim, Renewal] = {}
+        for start in range(0, len(claims), BATCH):
+            batch = claims[start : start + BATCH]
+            packet = self._backend.statements("verify", ids=", ".join(quote(claim.key) for claim in batch))
+            try:
+                rows, requests = await self._backend.ask(packet, urgent=True)
+            except LockError as error:
+                answers.update(dict.fromkeys(batch, error))
+                continue
+            found = {str(key): tuple(row) for key, *row in rows.rows}
+            wanted = {str(owner): str(reason) for owner, reason in requests.rows}
+            for claim in batch:
+                self._sharing.request(claim, wanted.get(claim.owner))
+                gone = verdict(claim.owner, found.get(claim.key), math.inf, 0.0)
+                answers[claim] = Grant(0, 0, NEVER, demand=True) if gone is None else gone
         return answers
 
     def _alone(self, claim: LeaseClaim) -> str:

@@ -19,6 +19,7 @@ from aiolock.backends.mysql.shared_claim import SharedClaim
 from aiolock.backends.mysql.statements import quote
 from aiolock.backends.mysql.stragglers import Stragglers, prolonged
 from aiolock.contract import (
+    NEVER,
     Bid,
     Claim,
     Family,
@@ -167,7 +168,8 @@ class Sharing:
         Rows that somebody else has locked are passed over: for a moment by every decision about their lock, so those are asked
         for again in a moment, and after that apart from the others, which wait for nobody.
         """
-        answers: dict[Claim, Renewal] = {}
+        answers: dict[Claim, Renewal] = await self._verify([claim for claim in claims if claim.fixed])
+        claims = [claim for claim in claims if not claim.fixed]
         apart = [claim for claim in claims if claim in self.stragglers]
         others = [claim for claim in claims if claim not in self.stragglers]
         for start in range(0, len(others), BATCH):
@@ -190,6 +192,28 @@ class Sharing:
                 claim: statements("renew_bid", owner=quote(claim.owner)) for claim in apart
             }
             answers.update(await self.stragglers.ask(packets))
+        return answers
+
+    async def _verify(self, claims: Sequence[SharedClaim]) -> dict[Claim, Renewal]:
+        """The holds that are not to be prolonged."""
+        answers: dict[Claim, Renewal] = {}
+        for start in range(0, len(claims), BATCH):
+            batch = claims[start : start + BATCH]
+            packet = self.backend.statements(
+                "verify_bids", owners=", ".join(quote(claim.owner) for claim in batch)
+            )
+            try:
+                rows, requests = await self.backend.ask(packet, urgent=True)
+            except LockError as error:
+                answers.update(dict.fromkeys(batch, error))
+                continue
+            states = {str(owner): int(state) for owner, state, _ in rows.rows}
+            wanted = {str(owner): str(reason) for owner, reason in requests.rows}
+            for claim in batch:
+                self.request(claim, wanted.get(claim.owner))
+                answer = judge(states.get(claim.owner), Grant(0, 0, NEVER, demand=True))
+                assert answer is not None  # noqa: S101 - nothing was passed over
+                answers[claim] = answer
         return answers
 
     async def _renew(self, batch: Sequence[SharedClaim]) -> dict[SharedClaim, Renewal | None]:

@@ -128,6 +128,12 @@ SELECT owner, requested FROM {bids} WHERE owner IN ({owners}) AND requested IS N
 SELECT owner, state, TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires_at) FROM {bids}
 WHERE owner IN ({owners}) AND expires_at > UTC_TIMESTAMP(6)
 
+-- name: verify_bids
+-- It prolongs nothing, and waits for nobody: rows are read as they were last committed.
+SELECT owner, state, TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires_at) FROM {bids}
+WHERE owner IN ({owners}) AND expires_at > UTC_TIMESTAMP(6);
+SELECT owner, requested FROM {bids} WHERE owner IN ({owners}) AND requested IS NOT NULL
+
 -- name: bids
 SELECT owner, state, token, TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires_at) FROM {bids} WHERE owner IN ({owners}) AND expires_at > UTC_TIMESTAMP(6)
 

@@ -151,6 +151,8 @@ class QuorumBackend(Backend):
                 for vote in claim.votes
                 if vote.member is member and vote.say is Say.YES
             ]
+            for vote in votes:
+                vote.claim.fixed = vote.owner.fixed
             if votes:
                 rounds.append(self.spawn(self._renew(member, votes, sent), "aiolock-quorum-renewal"))
         while (open_rounds := [one for one in rounds if not one.done()]) and not all(
@@ -161,7 +163,9 @@ class QuorumBackend(Backend):
 
     def _renewal(self, claim: QuorumClaim, sent: float) -> Renewal:
         if (grant := claim.renewed(sent)) is not None:
-            claim.mend()
+            if not claim.fixed:
+                # What is asked for now would be ours for longer than the hold is to last.
+                claim.mend()
             return grant
         if (reason := claim.lost()) is not None:
             return reason

@@ -35,6 +35,7 @@ from aiolock.backends.redis.switching import Switching
 from aiolock.backends.redis.wakeups import Wakeups
 from aiolock.backends.redis.watcher import Place
 from aiolock.contract import (
+    NEVER,
     Backend,
     Bid,
     Claim,
@@ -332,7 +333,9 @@ class RedisBackend(Backend):
         if type(state) is list:
             state = self._told(state)
         assert type(state) is int  # noqa: S101 - our own script says nothing else
-        return GONE[state] if state <= 0 else Grant(0, 0, certain_until(sent, claim.ttl), demand=state == 2)
+        if state <= 0:
+            return GONE[state]
+        return Grant(0, 0, NEVER if claim.fixed else certain_until(sent, claim.ttl), demand=state == 2)
 
     def _told(self, answer: list[Any]) -> int:
         """What a renewal says of a hold that was asked to let go."""
@@ -369,10 +372,10 @@ class RedisBackend(Backend):
         return self._link().call("HMGET", key, *[f"r:{request}" for request in requests])
 
     def renewal(self, batch: Sequence[RedisClaim]) -> asyncio.Future[Any]:
-        """Ask for a full ttl for claims of one kind, in one call."""
+        """Ask for a full ttl for claims of one kind, or for none if they are fixed, in one call."""
         arguments: list[str | int] = []
         for claim in batch:
-            arguments += (claim.request, claim.ttl_ms)
+            arguments += (claim.request, 0 if claim.fixed else claim.ttl_ms)
         script = RENEW_MANY if isinstance(batch[0], ManyClaim) else RENEW
         return self._link().script(script, [claim.key for claim in batch], arguments)
 

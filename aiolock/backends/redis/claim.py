@@ -88,6 +88,7 @@ class RedisClaim(Claim):
         self.demanded_at = self.term = None
         self._begun: _Begun | None = None
         """A release that was sent, until somebody waits for its answer."""
+        self.fixed = False
         self._backend = backend
         self.number: int = number
         """Which one of this client it is."""

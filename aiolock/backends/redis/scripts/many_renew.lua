@@ -1,5 +1,5 @@
 -- many_renew: prolong holds of locks with many holders that are ours, and confirm grants that were pushed.
--- KEYS the locks. ARGV: for each, its request and its ttl in ms.
+-- KEYS the locks. ARGV: for each, its request and its ttl in ms, or 0 to see whether it is ours and prolong nothing.
 -- Returns the same as renew.
 -- Safe: touches its own field only; a hold that has run out is still its owner's until somebody needs the room. Each
 -- begins with a write that needs no memory.
@@ -14,8 +14,10 @@ for i, lock in ipairs(KEYS) do
   -- A key that somebody made something else has cost its own hold, and must not cost those of the others.
   if f.err and not string.find(f.err, 'WRONGTYPE', 1, true) then return f end
   if f[1] then
-    prolong(lock, request, f[1], now + ttl * 1000, ttl, f[7])
-    stay(lock, ttl + (f[4] or 60000))
+    if ttl ~= '0' then
+      prolong(lock, request, f[1], now + ttl * 1000, ttl, f[7])
+      stay(lock, ttl + (f[4] or 60000))
+    end
     answer[i + 1] = f[2] == f[3] and 1 or 2
     -- Whoever was inside when it was asked for is told, as is whoever missed the message.
     local since, asked = string.match(f[1], '^%d+ %d %d+ %d+ %d+ (%d+)'), string.match(f[5] or '', '^%d+')

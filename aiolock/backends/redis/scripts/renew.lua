@@ -1,5 +1,5 @@
 -- renew: prolong holds that are ours, and confirm grants that were pushed.
--- KEYS the locks. ARGV: for each, its request and its ttl in ms.
+-- KEYS the locks. ARGV: for each, its request and its ttl in ms, or 0 to see whether it is ours and prolong nothing.
 -- Returns the server's time in µs, then for each -1 (taken by force), 0 (gone), 1 (ours) or 2 (ours, others wait), or a
 -- list of that and ``request µs why`` if it was asked to let go.
 -- Safe: compares the owner; a hold that has run out but was given to nobody is still its owner's. Each begins with a
@@ -12,8 +12,10 @@ for i, lock in ipairs(KEYS) do
   -- A key that somebody made something else has cost its own hold, and must not cost those of the others.
   if f.err and not string.find(f.err, 'WRONGTYPE', 1, true) then return f end
   if f[1] == ARGV[2 * i - 1] then
-    redis.call('PEXPIRE', lock, ARGV[2 * i] + 60000)
-    redis.call('HSET', lock, 'until', now + ARGV[2 * i] * 1000, 'claim', 0)
+    if ARGV[2 * i] ~= '0' then
+      redis.call('PEXPIRE', lock, ARGV[2 * i] + 60000)
+      redis.call('HSET', lock, 'until', now + ARGV[2 * i] * 1000, 'claim', 0)
+    end
     answer[i + 1] = f[2] == f[3] and 1 or 2
     if f[4] and string.match(f[4], '^%S+') == f[1] then answer[i + 1] = {answer[i + 1], f[4]} end
   else
