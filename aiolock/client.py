@@ -534,7 +534,10 @@ class Client:
         if least > most:
             raise ConfigError(f"at_least must be at most at_most, which is {most:g}, not {least:g}")
         return Once(
-            self._generations, self._lock(Lock, MUTEX, name, ttl=most, on_loss="cancel", label=label), most, least
+            self._generations,
+            self._lock(Lock, MUTEX, name, ttl=most, on_loss="cancel", label=label),
+            most,
+            least,
         )
 
     def _lock(
