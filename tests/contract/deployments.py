@@ -187,10 +187,6 @@ class Deployment(ABC):
             for part in getattr(lease, "parts", [lease]):
                 assert await client._runtime.backend.force_release(part.name, part.kind.family)
 
-    async def forget(self, lease: Lease) -> None:
-        """Make the server lose its data, without a word; as `lose`, where it has none that could be lost alone."""
-        await self.lose(lease)
-
 
 class Way(ABC):
     """What lies between a client and its server."""
@@ -238,14 +234,6 @@ class Memory(Deployment):
     def server(self) -> MemoryServer:
         """What is behind that."""
         return shared("contract")
-
-    def all_servers(self) -> list[MemoryServer]:
-        """The same, where there may be several."""
-        return [self.server()]
-
-    async def forget(self, lease: Lease) -> None:
-        for server in self.all_servers():
-            server._machine.locks.clear()
 
     @asynccontextmanager
     async def over(self, **options: Any) -> AsyncIterator[tuple[Client, Way]]:
@@ -406,9 +394,6 @@ class MemoryQuorum(Memory):
         super().__init__()
         self._servers = [MemoryServer() for _ in range(3)]
 
-    def all_servers(self) -> list[MemoryServer]:
-        return self._servers
-
     def make(self, **options: Any) -> Client:
         return Client(
             QuorumBackend([MemoryBackend(server=one, transport=Link()) for one in self._servers]), **options
@@ -486,19 +471,6 @@ async def delete(url: str, key: str) -> None:
 
     async with Driver.from_url(url) as driver:
         assert await driver.delete(key)
-    def all_urls(self) -> list[str]:
-        """Where an administrator finds each server."""
-        return [EXTERNAL.get("redis") or f"redis://127.0.0.1:{self._server.port}/0"]
-
-    async def forget(self, lease: Lease) -> None:
-        """The keys of the namespace alone: it may be a server that others use."""
-        from redis.asyncio import Redis as Administrator  # noqa: PLC0415 - only runs about Redis have a driver
-
-        for url in self.all_urls():
-            async with Administrator.from_url(url) as administrator:
-                keys = [key async for key in administrator.scan_iter(f"*{self.namespace}*", 1000)]
-                for key in keys:
-                    await administrator.delete(key)
 
 
 class RedisWithoutPubSub(Redis):
@@ -534,9 +506,6 @@ class RedisQuorum(Redis):
         with servers.Redis() as first, servers.Redis() as second, servers.Redis() as third:
             self._three = first, second, third
             yield self
-
-    def all_urls(self) -> list[str]:
-        return [server.url for server in self._three]
 
     def make(self, **options: Any) -> Client:
         return aiolock.connect([server.url for server in self._three], **options)
@@ -599,9 +568,6 @@ class RedisCluster(Redis):
         with servers.RedisCluster() as cluster:
             self._cluster = cluster
             yield self
-
-    def all_urls(self) -> list[str]:
-        return [f"redis://127.0.0.1:{port}/0" for port in self._cluster.ports]
 
     def make(self, **options: Any) -> Client:
         return aiolock.connect(self._cluster.url, **options)
@@ -763,27 +729,6 @@ class MariaDB(Deployment):
     def make(self, **options: Any) -> Client:
         # Hundreds of requests at once go out one after the other; on a loaded machine that takes its time.
         return aiolock.connect(self.found() + self.query, **{"command_timeout": 15.0, **options})
-
-    async def forget(self, lease: Lease) -> None:
-        if lease.kind.mode.value != "mutex" or type(lease._term.claim).__name__ != "LeaseClaim":
-            await self.lose(lease)
-            return
-        import aiomysql  # noqa: PLC0415 - only runs about MariaDB have a driver
-
-        parts = urlsplit(self.url())
-        connection = await aiomysql.connect(
-            host=parts.hostname or "127.0.0.1",
-            port=parts.port or 3306,
-            user=unquote(parts.username or ""),
-            password=unquote(parts.password or ""),
-            db=parts.path.strip("/"),
-            autocommit=True,
-        )
-        try:
-            async with connection.cursor() as cursor:
-                await cursor.execute("DELETE FROM aiolock")
-        finally:
-            connection.close()
 
     def url(self) -> str:
         return self._url
