@@ -11,6 +11,8 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping
+from datetime import date, time, timedelta
+from decimal import Decimal
 from importlib.resources import files
 from random import Random
 from typing import Any, TypeVar
@@ -31,6 +33,9 @@ _REFUSED = "(SELECT 1 UNION ALL SELECT 2)"
 """What no server can take for one value, in any mode: a statement that comes to it changes nothing."""
 _TWO_VALUES = 1242
 _SIMULTANEOUS = 4140
+
+_DIGITS = (int, float, Decimal, date, time, timedelta)
+"""What a driver writes with digits and other letters that are the same in every character set."""
 
 _TABLE = re.compile(r"[A-Za-z0-9_]{1,48}")
 
@@ -110,7 +115,8 @@ async def compare_and_set(
     :param table: the table, or ``database.table``.
     :param key: the columns and values that name the row, as ``{"id": 42}``.
     :param version: what ``column`` said when the row was read.
-    :param values: the columns to set, and to what.
+    :param values: the columns to set, and to what: text, bytes, numbers, dates, times or ``None``. Text travels as
+        hexadecimal digits of UTF-8, so the character set of the connection does not matter.
     :param column: the integer column that counts changes; ``BIGINT`` never has an end.
 
     Returns whether the row was changed. Raises :class:`ConfigError` for names and values that cannot be meant, before
@@ -122,11 +128,12 @@ async def compare_and_set(
     if type(version) is not int:
         raise ConfigError(f"version must be the whole number that was read, not {shorten(version)}")
     _check_values(values, column, "compare_and_set() counts it up by one")
-    sets = [f"{_quoted(name)} = %s" for name in values]
-    where = [*_where(key), f"{_exact(column)} = %s"]
+    sets, given = _equal(values)
+    where, named = _where(key)
+    where += [f"{_exact(column)} = %s"]
     sets += [f"{_quoted(column)} = {_quoted(column)} + 1", _whole(column)]
     statement = f"UPDATE {_table(table)} SET {', '.join(sets)} WHERE {' AND '.join(where)}"  # noqa: S608 - names are checked
-    words = (*values.values(), version + 1, *key.values(), version)
+    words = (*given, version + 1, *named, version)
     async with connection.cursor() as cursor:
         changed = await _changed(cursor, statement, words, column, f"the version {version + 1}")
     return bool(changed)
@@ -155,18 +162,20 @@ async def fenced_update(
         raise ConfigError(f"token must be the token of a lease, not {shorten(token)}")
     fence = _exact(column)
     _check_values(values, column, "fenced_update() writes the token to it")
-    sets = [*(f"{_quoted(name)} = %s" for name in values), f"{_quoted(column)} = %s", _whole(column)]
-    where = " AND ".join(_where(key))
+    sets, given = _equal(values)
+    sets += [f"{_quoted(column)} = %s", _whole(column)]
+    conditions, named = _where(key)
+    where = " AND ".join(conditions)
     statement = f"UPDATE {_table(table)} SET {', '.join(sets)} WHERE {where} AND {fence} <= %s"  # noqa: S608 - names are checked
     async with connection.cursor() as cursor:
-        words = (*values.values(), token, token, *key.values(), token)
+        words = (*given, token, token, *named, token)
         if await _changed(cursor, statement, words, column, "tokens"):
             return True
         # The server counts rows that it changed: a write that says again what is there was accepted as well. A plain
         # SELECT would answer from the snapshot of the transaction, in which our token may still be the highest.
         await cursor.execute(
             f"SELECT 1 FROM {_table(table)} WHERE {where} AND {fence} = %s FOR UPDATE",  # noqa: S608 - names are checked
-            (*key.values(), token),
+            (*named, token),
         )
         return await cursor.fetchone() is not None
 
@@ -246,13 +255,40 @@ async def _changed(cursor: Any, statement: str, words: tuple[Any, ...], column: 
     return changed
 
 
-def _where(key: object) -> list[str]:
+def _where(key: object) -> tuple[list[str], list[Any]]:
     if not isinstance(key, Mapping) or not key:
         raise ConfigError(f"key must name the row, as {{'id': 42}}, not {shorten(key)}")
     for name, value in key.items():
         if value is None:
             raise ConfigError(f"key must name one row: {shorten(name)} is None, and NULL is equal to nothing")
-    return [f"{_quoted(name)} = %s" for name in key]
+    return _equal(key)
+
+
+def _equal(values: Mapping[Any, Any]) -> tuple[list[str], list[Any]]:
+    """``column = value`` for each, and the values that the driver writes for the ``%s`` of these.
+
+    Texts are hexadecimal digits in the statement. The driver would write them for the character set that it takes the
+    session to have, and in another one a text may end where it should not: ``SET NAMES gbk`` is enough for that.
+    """
+    parts: list[str] = []
+    given: list[Any] = []
+    for name, value in values.items():
+        if isinstance(value, str):
+            try:
+                literal = f"_utf8mb4 X'{str.encode(value).hex()}'"
+            except UnicodeEncodeError:
+                raise ConfigError(f"{shorten(name)} is no valid Unicode: {shorten(value)}") from None
+        elif isinstance(value, bytes | bytearray | memoryview):
+            literal = f"_binary X'{bytes(value).hex()}'"
+        elif value is None or isinstance(value, _DIGITS):
+            literal = "%s"
+            given.append(int(value) if isinstance(value, int) else value)
+        else:
+            raise ConfigError(
+                f"{shorten(name)} must be text, bytes, a number, a date, a time or None, not {shorten(value)}"
+            )
+        parts.append(f"{_quoted(name)} = {literal}")
+    return parts, given
 
 
 def _check_values(values: object, column: object, why: str) -> None:

@@ -40,8 +40,11 @@ class Address:
         return str(self._kwargs["db"])
 
     async def connect(self, ended: Callable[[], None]) -> Driver:
-        """A connection that is logged in; raises what the driver raises, and leaves nothing behind if it does."""
-        driver = Driver(**self._kwargs, charset="utf8mb4", autocommit=True, program_name="aiolock")
+        """A connection that is logged in; raises what the driver raises, and leaves nothing behind if it does.
+
+        Its settings are the server's: the first packet on it is `settings`.
+        """
+        driver = Driver(**self._kwargs, charset="utf8mb4", autocommit=None, program_name="aiolock")
         await driver.connect(ended)
         return driver
 

@@ -121,6 +121,8 @@ class MySQLBackend(Asking):
         """Whether a read must be told to wait for what other nodes have committed."""
         self.clock_stands = False
         """Whether SYSDATE is NOW here, and says when a statement began instead of what the time is."""
+        self.scope: tuple[str, str] | None = None
+        """The database and the table by the names that the server has for them, which all clients see alike."""
         self.rolls_back = False
         """Whether the server ends a whole transaction when one of its statements has waited for too long."""
         self.processlist = ""
@@ -147,12 +149,12 @@ class MySQLBackend(Asking):
 
     def _session(self, ended: Callable[[Session], None], silence: int) -> Session:
         silence = silence or self.silence
-        setup = self.statements(
-            "setup",
-            presence=quote(Sharing.presence(self.client)),
-            wait_timeout=silence,
-            patience=max(1, math.ceil(self.settings.command_timeout)),
-        )
+        words = {
+            "presence": quote(Sharing.presence(self.client)),
+            "wait_timeout": silence,
+            "patience": max(1, math.ceil(self.settings.command_timeout)),
+        }
+        setup = f"{self.statements('settings')}; {self.statements('setup', **words)}"
 
         def lost(session: Session) -> None:
             outages = self.settings.outages
@@ -173,7 +175,9 @@ class MySQLBackend(Asking):
         refuse(facts, self.mode.name, self._address.text)
         self.across = cluster(facts) != ""
         self.galera = cluster(facts) == GALERA
-        self.clock_stands = not int(answers[-1].rows[0][1])
+        _, moves, database, blind = answers[-1].rows[0]
+        self.clock_stands = not int(moves)
+        self.scope = (str(database), self.statements.table.lower() if int(blind) else self.statements.table)
         self.rolls_back = facts.get("innodb_rollback_on_timeout", "OFF").upper() in {"ON", "1"}
         self.processlist = processlist(facts)
         self.fine_times = "MariaDB" in facts.get("version", "")
@@ -188,6 +192,7 @@ class MySQLBackend(Asking):
             timeout=self.settings.command_timeout,
             ended=self.mode.ended,
             clock=self.settings.clock,
+            enter=self.mode.enter,
         )
         self.gate = Gate(self.settings.clock, self.settings.command_timeout)
         await self.sessions.main()
@@ -196,9 +201,10 @@ class MySQLBackend(Asking):
         self.sessions.spawn(self._keep_talking(), "aiolock-mysql-pulse")
 
     async def ensure_schema(self, *, create: bool = True) -> None:
-        """See that the tables are there; create them if they are missing and ``create`` is true.
+        """See that the tables are there and whole; create them if they are missing and ``create`` is true.
 
-        Raises :class:`BackendRefused` with the statement that an administrator has to run.
+        Raises :class:`BackendRefused`, or :class:`UnsafeBackend` for tables that are there, with the statement that an
+        administrator has to run.
         """
         await tables.ensure(self, create=create)
 
@@ -233,6 +239,8 @@ class MySQLBackend(Asking):
         pause = self.settings.ttl / 3
         while True:
             await asyncio.sleep(pause / 2)
+            if isinstance(self.mode, SessionMode):
+                await self.mode.announce_again()
             now = self.settings.clock()
             for session in self.sessions.used:
                 if session.idle and now - session.used >= pause / 2:
@@ -241,8 +249,13 @@ class MySQLBackend(Asking):
     # --- for the modes
 
     def key(self, name: str, family: Family) -> str:
-        """What a lock is called at the server: a digest, because names there are short, and blind to case on MySQL."""
-        return digest("\0".join((self.mode.name, self.settings.namespace, family.value, name)))
+        """The name of a lock at the server: a digest, because names there are short, and blind to case on MySQL.
+
+        It contains the database and the table, because user locks are those of the whole server.
+        """
+        if self.scope is None:
+            raise RuntimeError("the client of this backend is not open: enter it with `async with` first")
+        return digest("\0".join((self.mode.name, *self.scope, self.settings.namespace, family.value, name)))
 
     def granted(self, claim: Claim, token: int, count: int, sent: float) -> Grant:
         """The grant of a hold that the server has had for a full ttl since ``sent`` or later.

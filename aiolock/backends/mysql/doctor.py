@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from aiolock.backends.mysql.address import Address
 from aiolock.backends.mysql.driver import Driver
 from aiolock.backends.mysql.failures import translate
-from aiolock.backends.mysql.probe import cluster
+from aiolock.backends.mysql.probe import cluster, statements_logged
 from aiolock.backends.mysql.statements import Statements, quote
+from aiolock.backends.mysql.tables import examine
 from aiolock.contract import Finding, Settings
-from aiolock.errors import LockError
+from aiolock.errors import LockError, UnsafeBackend, shorten
 from aiolock.info import Level
 
 __all__ = ["SETTINGS", "diagnose", "findings"]
@@ -28,8 +29,17 @@ SETTINGS = (
     "group_replication_single_primary_mode",
     "max_connections",
     "wait_timeout",
+    "init_connect",
+    "autocommit",
+    "completion_type",
+    "sql_safe_updates",
+    "tx_isolation",
+    "transaction_isolation",
+    "tx_read_only",
+    "transaction_read_only",
     "max_statement_time",
     "max_execution_time",
+    "binlog_format",
     "innodb_rollback_on_timeout",
     "innodb_snapshot_isolation",
     "rpl_semi_sync_master_enabled",
@@ -37,6 +47,18 @@ SETTINGS = (
 )
 
 OLDEST = {"MariaDB": (10, 6), "MySQL": (8, 0)}
+USUAL = {
+    "autocommit": {"ON", "1"},
+    "completion_type": {"NO_CHAIN", "0"},
+    "sql_safe_updates": {"OFF", "0"},
+    "tx_isolation": {"REPEATABLE-READ", "READ-COMMITTED"},
+    "transaction_isolation": {"REPEATABLE-READ", "READ-COMMITTED"},
+    "tx_read_only": {"OFF", "0"},
+    "transaction_read_only": {"OFF", "0"},
+    "max_statement_time": {"0", "0.000000"},
+    "max_execution_time": {"0"},
+}
+"""What sessions begin with where nobody has changed it; by a setting that statements of locks mind."""
 FEW = 50
 """Connections below which clients that wait for many locks may find none."""
 
@@ -59,6 +81,7 @@ async def diagnose(address: Address, statements: Statements, settings: Settings,
 async def _ask(
     driver: Driver, address: Address, statements: Statements, settings: Settings, mode: str
 ) -> list[Finding]:
+    await driver.execute(statements("settings"))
     names = ", ".join(map(quote, SETTINGS))
     sent = settings.clock()
     [variables] = await driver.execute(f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({names})")
@@ -68,7 +91,7 @@ async def _ask(
     found.append(_link(str(cipher.rows[0][1]) if cipher.rows else "", local=address.local))
     found.append(_distance(trip, settings.ttl))
     if mode != "session":
-        found.append(await _tables(driver, statements))
+        found.append(await _tables(driver, statements, address.text))
     return found
 
 
@@ -79,7 +102,8 @@ def findings(facts: Mapping[str, str], mode: str) -> list[Finding]:
         _writes(facts),
         *_durability(facts, mode),
         _nodes(facts, mode),
-        _waiting(facts),
+        *_sessions(facts, mode),
+        *_binary_log(facts, mode),
         *_transactions(facts, mode),
         _limits(facts),
     ]
@@ -194,18 +218,42 @@ def _nodes(facts: Mapping[str, str], mode: str) -> Finding:
     )
 
 
-def _waiting(facts: Mapping[str, str]) -> Finding:
-    limits = [
-        name for name in ("max_statement_time", "max_execution_time") if float(facts.get(name) or 0) > 0
-    ]
-    if limits:
-        return Finding(
-            Level.NOTE,
-            limits[0],
-            f"statements are ended after {facts[limits[0]]}: waiters line up again each time, in another order",
-            f"give this account no {limits[0]}",
+def _sessions(facts: Mapping[str, str], mode: str) -> list[Finding]:
+    """Settings that sessions begin with. Ours set them for themselves; those of the caller's connections stay."""
+    theirs = ", but not on a connection of yours, as with connection=" if mode == "row" else ""
+    found = {
+        name: facts[name] for name, usual in USUAL.items() if facts.get(name, "").upper() not in usual | {""}
+    }
+    if init := facts.get("init_connect", ""):
+        found["init_connect"] = shorten(init)
+    return [
+        Finding(
+            Level.OK,
+            name,
+            f"it is {value}: overridden by the settings that every connection for locks begins with{theirs}",
         )
-    return Finding(Level.OK, "waiting", "nothing ends statements that wait")
+        for name, value in found.items()
+    ] or [
+        Finding(
+            Level.OK, "session settings", "nothing is set that every connection for locks has to override"
+        )
+    ]
+
+
+def _binary_log(facts: Mapping[str, str], mode: str) -> list[Finding]:
+    name = "binlog_format"
+    if statements_logged(facts, mode):
+        return [
+            Finding(
+                Level.ERROR,
+                name,
+                "it is STATEMENT, with which the server refuses every write of these locks, and clients refuse to open here",
+                "set binlog_format=ROW or MIXED, or use ?mode=session",
+            )
+        ]
+    if _on(facts, "log_bin") and name in facts:
+        return [Finding(Level.OK, name, f"it is {facts[name]}")]
+    return []
 
 
 def _transactions(facts: Mapping[str, str], mode: str) -> list[Finding]:
@@ -286,9 +334,17 @@ def _distance(trip: float, ttl: float) -> Finding:
     )
 
 
-async def _tables(driver: Driver, statements: Statements) -> Finding:
+async def _tables(driver: Driver, statements: Statements, address: str) -> Finding:
     try:
         await driver.execute(statements("schema_there"))
+        await examine(driver.execute, statements, address)
+    except UnsafeBackend as error:
+        return Finding(
+            Level.ERROR,
+            "tables",
+            f"the tables for locks cannot be used, and clients refuse to open here ({error})",
+            "do what the message says",
+        )
     except Exception as error:  # noqa: BLE001 - whatever the driver raises is what there is to tell
         return Finding(
             Level.ERROR,
@@ -296,4 +352,4 @@ async def _tables(driver: Driver, statements: Statements) -> Finding:
             f"the tables for locks cannot be used ({error})",
             "open a client with schema=auto once, or run what aiolock.mysql.ddl() returns",
         )
-    return Finding(Level.OK, "tables", "the tables for locks are there")
+    return Finding(Level.OK, "tables", f"the tables for locks are there, in data format {statements.format}")

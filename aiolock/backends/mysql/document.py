@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from aiolock.backends.mysql.failures import NOT_NOW, code
-from aiolock.backends.mysql.statements import quote
+from aiolock.backends.mysql.statements import hexed, quote
 from aiolock.contract import Document, Family
 from aiolock.document import ABSENT, Entry
 from aiolock.errors import BackendUnavailable, DeadlockDetected, LockError
@@ -62,8 +62,8 @@ class MySQLDocument(Document):
             id=quote(self.key),
             namespace=quote(backend.settings.namespace),
             family=quote(self._family.value),
-            name=quote(self._name),
-            value=f"x'{value.hex()}'",
+            name=hexed(self._name),
+            value=f"_binary X'{value.hex()}'",
             version=int(stamp or 0),
             keep=round(keep * 1_000_000),
         )

@@ -16,7 +16,6 @@ __all__ = [
     "DENIED",
     "INTERRUPTED",
     "NOT_NOW",
-    "NO_SUCH_COLUMN",
     "NO_SUCH_SAVEPOINT",
     "NO_SUCH_TABLE",
     "NO_SUCH_VARIABLE",
@@ -38,7 +37,6 @@ INTERRUPTED = {1048, 1105, 1210, 1317, 1969, 3024}
 """Somebody ended the statement: KILL QUERY, or a limit of time. In the middle of an expression, the value of a subquery is NULL then,
 which a column refuses (1048), and SLEEP (1210, MySQL); and MySQL has no number for the end of an UPDATE of a join (1105)."""
 NO_SUCH_TABLE = {1146}
-NO_SUCH_COLUMN = {1054}
 NO_SUCH_VARIABLE = {1193}
 DENIED = {1044, 1045, 1095, 1142, 1143, 1227, 1698}
 BUSY = {1040, 1041, 1203, 1205, 1226, 3572}

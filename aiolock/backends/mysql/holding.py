@@ -18,7 +18,7 @@ from aiolock.backends.mysql.connection import Session
 from aiolock.backends.mysql.driver import Result
 from aiolock.backends.mysql.looking import in_line
 from aiolock.backends.mysql.place import Place
-from aiolock.backends.mysql.statements import quote
+from aiolock.backends.mysql.statements import hexed, quote
 from aiolock.backends.mysql.turns import TurnClaim
 from aiolock.contract import (
     Bid,
@@ -166,6 +166,10 @@ class HoldingMode(ABC):
     def claim(self, bid: Bid) -> Claim:
         """A new claim."""
 
+    @abstractmethod
+    async def enter(self, session: Session) -> None:
+        """Raise :class:`UnsafeBackend` if clients of another data format are there; the first on a main session."""
+
     def ended(self, session: Session) -> None:
         """All that the session had is gone."""
         for claim in session.locks.values():
@@ -241,7 +245,7 @@ class HoldingMode(ABC):
 
     async def look(self, name: str, family: Family, lock: str, waiting: str) -> LockInfo:
         """The session that has a user lock, and the statements that wait; labels and tokens are not at the server."""
-        words = {"processlist": self.backend.processlist, "lock": quote(lock), "pattern": quote(waiting)}
+        words = {"processlist": self.backend.processlist, "lock": quote(lock), "pattern": hexed(waiting)}
         holder, others = await self.backend.ask(self.backend.statements("user", **words))
         holders = tuple(self._holder(lock, *row) for row in holder.rows)
         return LockInfo(name, holders, await in_line(self.backend, others.rows), family)

@@ -13,7 +13,8 @@ from aiolock.backends.mysql.looking import in_line
 from aiolock.backends.mysql.renewing import Renewing
 from aiolock.backends.mysql.shared_claim import SharedClaim
 from aiolock.backends.mysql.sharing import Sharing
-from aiolock.backends.mysql.statements import quote
+from aiolock.backends.mysql.statements import hexed, quote
+from aiolock.backends.mysql.tables import check_tables
 from aiolock.contract import (
     Bid,
     Claim,
@@ -52,6 +53,10 @@ class LeaseMode:
     def claim(self, bid: Bid) -> Claim:
         """A new claim, with an owner id of its own."""
         return LeaseClaim(self, bid) if bid.kind.mode is Mode.MUTEX else self.sharing.claim(bid)
+
+    async def enter(self, session: Session) -> None:
+        """See that the tables, if they are there, have our data format."""
+        await check_tables(self.backend, session)
 
     def ended(self, session: Session) -> None:
         """A session is gone: rows live on, but it is time to look."""
@@ -115,7 +120,7 @@ class LeaseMode:
         statements = self.backend.statements
         row = statements("inspect", id=quote(key))
         prefix = statements("line_up", turnstile=quote(f"aiolock:t:{key}"), who="%")
-        listing = statements("waiters", processlist=self.backend.processlist, pattern=quote(prefix))
+        listing = statements("waiters", processlist=self.backend.processlist, pattern=hexed(prefix))
         answers = await self.backend.ask(f"{row}; {listing}")
         waiting = await in_line(self.backend, answers[1].rows)
         return LockInfo(name, tuple(_holder(row) for row in answers[0].rows), waiting, family)
@@ -141,7 +146,7 @@ class LeaseMode:
         if family in SHARED:
             return await self.sharing.request_release(name, family, reason)
         packet = self.backend.statements(
-            "request", id=quote(self.backend.key(name, family)), reason=quote(reason)
+            "request", id=quote(self.backend.key(name, family)), reason=hexed(reason)
         )
         answers = await self.backend.ask(packet)
         return bool(int(answers[-1].rows[0][0]))

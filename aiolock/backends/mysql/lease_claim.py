@@ -18,7 +18,7 @@ from aiolock.backends.mysql.driver import Result
 from aiolock.backends.mysql.failures import NOT_NOW, code, locked
 from aiolock.backends.mysql.holding import BLOCK
 from aiolock.backends.mysql.place import Place, Queue, Stand
-from aiolock.backends.mysql.statements import quote
+from aiolock.backends.mysql.statements import hexed, quote
 from aiolock.backends.mysql.turns import RETRY, TurnClaim, left
 from aiolock.contract import Bid, Grant
 from aiolock.errors import BackendError, BackendRefused, BackendUnavailable
@@ -134,9 +134,9 @@ class LeaseClaim(TurnClaim):
             id=quote(self.key),
             namespace=quote(backend.settings.namespace),
             family=quote(bid.kind.family.value),
-            name=quote(bid.name),
+            name=hexed(bid.name),
             owner=quote(self.owner),
-            label=quote(bid.label),
+            label=hexed(bid.label),
             block=BLOCK,
             ttl=round(bid.ttl * 1_000_000),
             grace=round(GRACE * 1_000_000),

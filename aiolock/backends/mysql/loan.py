@@ -81,7 +81,7 @@ class RowLoan(Loan):
         self._mode = mode
         self._backend = mode.backend
         self._bid = bid
-        self._key = mode.backend.key(bid.name, bid.kind.family)
+        self._key = ""
         self._connection = connection
         self._there = ""
         self._number = 0
@@ -90,6 +90,7 @@ class RowLoan(Loan):
     async def take(self, timeout: float | None, mark: str = "") -> bool:
         """Lock the row in the transaction."""
         backend = self._backend
+        self._key = backend.key(self._bid.name, self._bid.kind.family)
         if backend.rolls_back:
             raise UnsafeBackend(
                 f"{backend.address}: innodb_rollback_on_timeout is on, so the server ends your whole transaction when a "
@@ -202,7 +203,7 @@ class RowLoan(Loan):
             # Of this kind, whichever is the connection's own: rows are read at once, and are tuples.
             async with self._connection.cursor(Cursor) as cursor:
                 await cursor.execute(statements("loan_look", server=self._backend.guests.server))
-                self._look(guest, here, *await cursor.fetchone())
+                self._look(guest, here, *map(_said, await cursor.fetchone()))
                 if guest.leaving:
                     return Answer.BUSY
                 await cursor.execute(statement)
@@ -223,7 +224,7 @@ class RowLoan(Loan):
                 raise Outdated([self._bid.name]) from error
             raise translate(error, self._backend.address) from error
 
-    def _look(self, guest: Guest, here: Where, number: int, identity: str, name: str) -> None:
+    def _look(self, guest: Guest, here: Where, number: int, identity: str, name: str, charset: str) -> None:
         """Raise unless a lock in this transaction excludes what it is to exclude."""
         connection = self._connection
         if identity != here.identity:
@@ -232,6 +233,13 @@ class RowLoan(Loan):
             raise UnsafeBackend(
                 f"{self._backend.address}: a proxy that has its own connection numbers stands between your connection "
                 "and the server, and may swap the session that the transaction lives in: connect to the server itself"
+            )
+        if not self._backend.statements.ascii and not (
+            charset.startswith("utf8") and _writes_utf8(connection)
+        ):
+            raise UnsafeBackend(
+                f"{self._backend.address}: the name of the database has letters beyond ASCII, which your connection would "
+                f"not send as they are (its character set is {charset}): use charset='utf8mb4' and SET NAMES utf8mb4"
             )
         if connection.get_autocommit() and not connection.get_transaction_status():
             raise RuntimeError(
@@ -245,3 +253,13 @@ class RowLoan(Loan):
             f"connection must be to the server that the client is connected to: that is {here.name} "
             f"({self._backend.address}), and this one is to {name}, where a lock would exclude nobody"
         )
+
+
+def _writes_utf8(connection: Any) -> bool:
+    encoding = getattr(connection, "encoding", None)
+    return isinstance(encoding, str) and encoding.lower().replace("-", "") == "utf8"
+
+
+def _said(value: Any) -> Any:
+    """A value of an answer; in the character set `binary` its texts are bytes."""
+    return value.decode() if isinstance(value, bytes) else value

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from aiolock.backends.mysql.driver import Result
 from aiolock.errors import BackendRefused, UnsafeBackend
 
-__all__ = ["GALERA", "cluster", "processlist", "promises", "refuse", "variables"]
+__all__ = ["GALERA", "cluster", "processlist", "promises", "refuse", "statements_logged", "variables"]
 
 GALERA = "Galera"
 
@@ -27,12 +27,26 @@ def refuse(facts: Mapping[str, str], mode: str, address: str) -> None:
                 f"{address}: {name} is on, so this is a replica or on its way to be one, and locks taken here exclude "
                 "nobody elsewhere: connect to the server that takes writes"
             )
+    if statements_logged(facts, mode):
+        raise UnsafeBackend(
+            f"{address}: binlog_format is STATEMENT, with which the server refuses every write of these locks, and with which "
+            "replicas would make other ends of leases of them: set binlog_format=ROW or MIXED, or use ?mode=session"
+        )
     many = cluster(facts)
     if many and mode != "lease":
         raise UnsafeBackend(
             f"{address}: this server is part of {many}, where user locks and row locks are each node's own: "
             "use ?mode=lease"
         )
+
+
+def statements_logged(facts: Mapping[str, str], mode: str) -> bool:
+    """Whether rows of locks would be written by a server whose binary log has the statements and not the rows."""
+    return (
+        mode != "session"
+        and facts.get("log_bin", "OFF").upper() in {"ON", "1"}
+        and facts.get("binlog_format", "").upper() == "STATEMENT"
+    )
 
 
 def cluster(facts: Mapping[str, str]) -> str:

@@ -1,17 +1,32 @@
 -- Everything that is sent in the lease mode and for looking, one packet under each name.
--- {words} are filled in: numbers and hexadecimal digits as they are, texts quoted and escaped.
+-- {words} are filled in: numbers as they are, words of our own quoted, and texts of others as hexadecimal digits: whatever
+-- they contain, no character set and no sql_mode can read them as a part of the statement.
+
+-- name: settings
+-- First on every connection, whatever init_connect and the server's defaults have made of the session. A transaction that is
+-- open ends, and ROLLBACK begins none: so the completion type comes before it. Texts and the name of the database are read
+-- as UTF-8 from the first statement on. The comments have variables of MariaDB alone, and one of MySQL.
+SET NAMES utf8mb4 COLLATE utf8mb4_bin;
+SET SESSION completion_type=0, sql_mode='STRICT_TRANS_TABLES,NO_ENGINE_SUBSTITUTION', sql_safe_updates=0, sql_big_selects=1,
+  sql_select_limit=18446744073709551615, innodb_lock_wait_timeout=1, time_zone='+00:00', timestamp=DEFAULT
+  /*M!100000 , max_statement_time=0, idle_transaction_timeout=0, idle_readonly_transaction_timeout=0,
+  idle_write_transaction_timeout=0 */ /*!80000 , max_execution_time=0 */;
+ROLLBACK;
+SET SESSION autocommit=1;
+SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE;
+USE {database}
 
 -- name: setup
 -- A session that stops talking ends by itself: that is what makes a user lock a lease. The user lock that is taken here
--- is by whose end others can make us look after our holds. A server may have been told that SYSDATE is NOW.
+-- is by whose end others can make us look after our holds. A server may have been told that SYSDATE is NOW. Databases are
+-- called by one name where the server is blind to their case.
 DO GET_LOCK({presence}, 0);
-SET SESSION wait_timeout={wait_timeout}, lock_wait_timeout={patience}, innodb_lock_wait_timeout=1,
-  time_zone='+00:00', sql_mode='STRICT_TRANS_TABLES,NO_ENGINE_SUBSTITUTION';
-SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED;
+SET SESSION wait_timeout={wait_timeout}, lock_wait_timeout={patience};
 SHOW GLOBAL VARIABLES WHERE Variable_name IN ('read_only', 'super_read_only', 'innodb_read_only', 'wsrep_on',
-  'group_replication_single_primary_mode', 'innodb_flush_log_at_trx_commit', 'innodb_rollback_on_timeout',
-  'performance_schema', 'version');
-SELECT CONNECTION_ID(), SLEEP(0.0001) = 0 AND SYSDATE(6) > NOW(6)
+  'group_replication_single_primary_mode', 'innodb_flush_log_at_trx_commit', 'innodb_rollback_on_timeout', 'log_bin',
+  'binlog_format', 'performance_schema', 'version');
+SELECT CONNECTION_ID(), SLEEP(0.0001) = 0 AND SYSDATE(6) > NOW(6),
+  IF(@@lower_case_table_names, LOWER(DATABASE()), DATABASE()), @@lower_case_table_names
 
 -- name: turn
 -- Not twice: a user lock is given back as often as it was got.
@@ -153,16 +168,24 @@ SELECT name, family FROM {table} AS t WHERE namespace = {namespace}
       WHERE b.lock_id = t.id AND b.state IN (0, 1, 2, 4) AND b.expires_at > UTC_TIMESTAMP(6)))
 
 -- name: schema_there
-SELECT family, capacity FROM {table} WHERE FALSE;
-SELECT owner FROM {bids} WHERE FALSE;
-SELECT id FROM {documents} WHERE FALSE
+SELECT 1 FROM {table} WHERE FALSE;
+SELECT 1 FROM {bids} WHERE FALSE;
+SELECT 1 FROM {documents} WHERE FALSE
 
 -- name: schema_whole
-SELECT TABLE_NAME, COLUMN_NAME, COLUMN_TYPE FROM information_schema.columns
+SELECT TABLE_NAME, COLUMN_NAME, COLUMN_TYPE, COLLATION_NAME, IS_NULLABLE FROM information_schema.columns
 WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME IN ({named});
-SELECT TABLE_NAME, COLUMN_NAME FROM information_schema.statistics
-WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME IN ({named}) AND INDEX_NAME = 'PRIMARY' ORDER BY SEQ_IN_INDEX;
-SELECT TABLE_NAME, ENGINE FROM information_schema.tables
+SELECT TABLE_NAME, INDEX_NAME, COLUMN_NAME FROM information_schema.statistics
+WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME IN ({named}) ORDER BY SEQ_IN_INDEX;
+SELECT TABLE_NAME, ENGINE, TABLE_COMMENT FROM information_schema.tables
+WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME IN ({named})
+
+-- name: take_slot
+-- NULL if somebody else has it. The mark comes first: a slot without it is that of another version.
+IF(GET_LOCK({mark}, 0) = 1, IF(GET_LOCK({slot}, 0) = 1, 1, NULLIF(RELEASE_LOCK({mark}), 1)), NULL)
+
+-- name: comments
+SELECT TABLE_NAME, TABLE_COMMENT FROM information_schema.tables
 WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME IN ({named})
 
 -- name: take
@@ -213,8 +236,9 @@ INSERT IGNORE INTO {table} (id, namespace, family, name, label, token, since, ex
 VALUES ({id}, {namespace}, {family}, {name}, '', 0, UTC_TIMESTAMP(6), '9999-12-31')
 
 -- name: lock_row
--- With the database, because it is also sent on connections whose database is another one.
-SELECT id FROM {whole} WHERE id = {id} FOR UPDATE /*{who}*/
+-- It is also sent on connections of callers: these may have another database, a limit, and a character set in which a
+-- literal is compared with every row.
+SELECT id FROM {whole} WHERE id = _ascii{id} LIMIT 1 FOR UPDATE /*{who}*/
 
 -- name: wait_row
 -- A waiter whose client is gone without a word stays until this time is over; one that is well lines up again.
@@ -232,7 +256,7 @@ SELECT id FROM {whole} WHERE id = {id} FOR UPDATE NOWAIT;
 SELECT IF(@@GLOBAL.read_only IN ('0', 'OFF'), TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)), -1)
 
 -- name: row_free
-SELECT id FROM {whole} WHERE id = {id} FOR UPDATE NOWAIT
+SELECT id FROM {whole} WHERE id = _ascii{id} LIMIT 1 FOR UPDATE NOWAIT
 
 -- name: own_numbers
 -- What servers have made up for themselves: one on MySQL, the other on newer MariaDBs.
@@ -249,7 +273,7 @@ SELECT {server}, CONCAT(@@hostname, ':', @@port)
 
 -- name: loan_look
 -- On the caller's connection: whose it is, and where. The end of its answer says whether there is a transaction.
-SELECT CONNECTION_ID(), {server}, CONCAT(@@hostname, ':', @@port)
+SELECT CONNECTION_ID(), {server}, CONCAT(@@hostname, ':', @@port), @@character_set_client LIMIT 1
 
 -- name: loan_mark
 -- Behind the lock: when the transaction ends, or goes back to where it had no lock, this is gone as well.

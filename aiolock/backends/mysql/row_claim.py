@@ -15,7 +15,8 @@ from aiolock.backends.mysql.failures import NOT_NOW, code
 from aiolock.backends.mysql.holding import HoldingClaim, HoldingMode
 from aiolock.backends.mysql.looking import in_line
 from aiolock.backends.mysql.place import Place, Queue
-from aiolock.backends.mysql.statements import quote
+from aiolock.backends.mysql.statements import hexed, quote
+from aiolock.backends.mysql.tables import check_tables
 from aiolock.backends.mysql.turns import left
 from aiolock.contract import Bid, Family, Grant, Holder, LockInfo, News, Notice
 from aiolock.errors import BackendUnavailable, UnsupportedKind
@@ -44,6 +45,10 @@ class RowMode(HoldingMode):
         """A new claim."""
         return RowClaim(self, bid)
 
+    async def enter(self, session: Session) -> None:
+        """See that the tables, if they are there, have our data format."""
+        await check_tables(self.backend, session)
+
     async def make_row(self, bid: Bid, key: str, *, sure: bool = False) -> None:
         """See that the row is there; asked once for each name, or if it is to be ``sure``."""
         if key in self._known and not sure:
@@ -53,7 +58,7 @@ class RowMode(HoldingMode):
             words = {
                 "namespace": quote(self.backend.settings.namespace),
                 "family": quote(bid.kind.family.value),
-                "name": quote(bid.name),
+                "name": hexed(bid.name),
             }
             try:
                 await ask(statements("make_row", id=quote(key), **words))
@@ -79,7 +84,7 @@ class RowMode(HoldingMode):
         """Whether somebody holds it, and the statements that wait."""
         key = self.backend.key(name, family)
         backend = self.backend
-        words = {"processlist": backend.processlist, "pattern": quote(self.line(key, "%"))}
+        words = {"processlist": backend.processlist, "pattern": hexed(self.line(key, "%"))}
         [others] = await backend.ask(backend.statements("waiters", **words))
         waiting = await in_line(backend, others.rows)
         return LockInfo(name, await self._holders(key), waiting, family)

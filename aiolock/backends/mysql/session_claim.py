@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Sequence
 from functools import cached_property, lru_cache
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from aiolock.backends.mysql.connection import Session
 from aiolock.backends.mysql.driver import Result
+from aiolock.backends.mysql.formats import announce
 from aiolock.backends.mysql.holding import BLOCK, HoldingClaim, HoldingMode
 from aiolock.backends.mysql.lease_claim import GRACE, Look, judge
 from aiolock.backends.mysql.lookout import Lookout
@@ -17,12 +19,14 @@ from aiolock.backends.mysql.statements import quote
 from aiolock.backends.mysql.turns import ALONE, left
 from aiolock.contract import Bid, Claim, Family, Grant, LockInfo, News, Notice
 from aiolock.delivery import Waking
-from aiolock.errors import BackendError, BackendUnavailable, LockError
+from aiolock.errors import BackendError, BackendUnavailable, LockError, UnsafeBackend
 
 if TYPE_CHECKING:
     from aiolock.backends.mysql.backend import MySQLBackend
 
 __all__ = ["SessionClaim", "SessionMode"]
+
+log = logging.getLogger("aiolock")
 
 LOOK = 5.0
 """At most so many seconds between looks whether a turn came whose message was lost."""
@@ -45,8 +49,25 @@ class SessionMode(HoldingMode):
         """A new claim."""
         return SessionClaim(self, bid)
 
+    async def enter(self, session: Session) -> None:
+        """Say our data format, and see that nobody has another one."""
+        self.announced = await announce(self.backend, session)
+
+    async def announce_again(self) -> None:
+        """Say our data format if there was no slot for that before."""
+        if not self.announced:
+            try:
+                await self.enter(await self.backend.sessions.main())
+            except UnsafeBackend as error:
+                log.error("%s", error)
+            except LockError:
+                # At the next ping again.
+                return
+
     def __init__(self, backend: MySQLBackend) -> None:
         super().__init__(backend)
+        self.announced = True
+        """Whether the main session says our data format."""
         # A lock that goes from hand to hand is asked for thousands of times a second.
         self.lock = lru_cache(KNOWN)(self._lock)
         self.queue = lru_cache(KNOWN)(self._queue)

@@ -9,7 +9,7 @@ sessions. Only the last kind grows with contention, up to a cap.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from aiolock.backends.mysql.connection import Session
@@ -40,8 +40,11 @@ class Sessions:
         timeout: float,
         ended: Callable[[Session], None],
         clock: Clock,
+        enter: Callable[[Session], Awaitable[None]],
     ) -> None:
         self.clock = clock
+        self._enter = enter
+        """What a new main session begins with."""
         self._make = make
         self._check = check
         self._most = most
@@ -96,9 +99,7 @@ class Sessions:
     async def _open_shared(self, role: str, silence: int = 0) -> Session:
         task = self._opening.get(role)
         if task is None:
-            task = self._opening[role] = self.spawn(
-                self._open(silence, last_resort=role == "control"), "aiolock-mysql-connect"
-            )
+            task = self._opening[role] = self.spawn(self._open(silence, role), "aiolock-mysql-connect")
             task.add_done_callback(lambda done: self._opened(role, done))
         return await _outcome(task)
 
@@ -107,8 +108,8 @@ class Sessions:
         if not task.cancelled() and task.exception() is None:
             self._shared[role] = task.result()
 
-    async def _open(self, silence: int = 0, *, last_resort: bool = False) -> Session:
-        """A new one; nobody ends a late statement of the ``last_resort``, by which those of all others are ended."""
+    async def _open(self, silence: int = 0, role: str = "") -> Session:
+        """A new one. Nobody ends a late statement of the one for control, by which those of all others are ended."""
         if self.closed:
             raise BackendUnavailable("the client is closed")
         give_up = self.clock() + self._timeout
@@ -124,10 +125,12 @@ class Sessions:
         self._all.add(session)
         try:
             self._check(answers)
+            if role == "main":
+                await self._enter(session)
         except BaseException:
             session.quit()
             raise
-        if not last_resort:
+        if role != "control":
             session.interrupt = self._interrupt
         return session
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiolock.backends.mysql.decision import Transaction
 from aiolock.backends.mysql.desk import Wish
-from aiolock.backends.mysql.statements import quote
+from aiolock.backends.mysql.statements import hexed, quote
 from aiolock.contract import READ, Bid, Claim, Grant, Mode, Release, claim_time
 from aiolock.errors import ConfigError, LockLost, shorten
 
@@ -91,7 +91,7 @@ class SharedClaim(Claim):
             "id": quote(self.key),
             "namespace": quote(settings.namespace),
             "family": quote(self.bid.kind.family.value),
-            "name": quote(self.bid.name),
+            "name": hexed(self.bid.name),
             "limit": limit,
         }
 
@@ -135,7 +135,7 @@ class SharedClaim(Claim):
             mode=quote(self.bid.kind.mode.value),
             weight=own,
             block=self.block,
-            label=quote(self.bid.label),
+            label=hexed(self.bid.label),
             ttl=round(self.bid.ttl * 1_000_000),
             claim=round(claim_time(self.bid.ttl) * 1_000_000),
             limit=limit,

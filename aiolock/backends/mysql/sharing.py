@@ -16,7 +16,7 @@ from aiolock.backends.mysql.desk import Desk, Wish
 from aiolock.backends.mysql.driver import Result
 from aiolock.backends.mysql.listener import Listener
 from aiolock.backends.mysql.shared_claim import SharedClaim
-from aiolock.backends.mysql.statements import quote
+from aiolock.backends.mysql.statements import hexed, quote
 from aiolock.backends.mysql.stragglers import Stragglers, prolonged
 from aiolock.contract import (
     NEVER,
@@ -254,7 +254,7 @@ class Sharing:
             "id": quote(key),
             "namespace": quote(self.backend.settings.namespace),
             "family": quote(family),
-            "name": quote(name),
+            "name": hexed(name),
             "limit": 0,
         }
 
@@ -289,7 +289,7 @@ class Sharing:
     async def request_release(self, name: str, family: Family, reason: str) -> bool:
         """Leave a word for whoever is inside, which their renewals read."""
         packet = self.backend.statements(
-            "request_bids", id=quote(self.backend.key(name, family)), reason=quote(reason)
+            "request_bids", id=quote(self.backend.key(name, family)), reason=hexed(reason)
         )
         answers = await self.backend.ask(packet)
         return bool(int(answers[-1].rows[0][0]))

@@ -17,6 +17,7 @@ from aiolock.backends.mysql.driver import Result
 from aiolock.backends.mysql.lease_claim import GRACE, MOMENT, Look, judge
 from aiolock.backends.mysql.probe import promises, refuse, variables
 from aiolock.contract import READ, WRITE, Bid, Family, permits
+from aiolock.info import Level
 from aiolock.mysql import check_purge, ddl, purge
 from tests.backends.mysql.conftest import PASSWORD
 from tests.backends.mysql.tools import as_root, sessions
@@ -182,23 +183,59 @@ async def test_a_missing_table_is_refused_with_the_statement_that_makes_it(place
 
 
 BROKEN = {
-    "nothing": ("", ""),
-    "a column": ("ALTER TABLE given DROP COLUMN forced", "given.forced"),
-    "a column of another table": ("ALTER TABLE given_bids DROP COLUMN ttl", "given_bids.ttl"),
-    "the key of locks": ("ALTER TABLE given DROP PRIMARY KEY", "the primary key of given, which is id"),
+    "a column": ("ALTER TABLE given DROP COLUMN forced", "ADD COLUMN forced CHAR(32)"),
+    "a column of another table": ("ALTER TABLE given_bids DROP COLUMN ttl", "ADD COLUMN ttl BIGINT UNSIGNED"),
+    "the key of locks": ("ALTER TABLE given DROP PRIMARY KEY", "ADD PRIMARY KEY (id)"),
     "another key": (
         "ALTER TABLE given_bids DROP PRIMARY KEY, ADD PRIMARY KEY (owner, lock_id)",
-        "the primary key of given_bids, which is owner",
+        "DROP PRIMARY KEY, ADD PRIMARY KEY (owner)",
     ),
     "a key of another name": (
         "ALTER TABLE given_documents DROP PRIMARY KEY, ADD UNIQUE KEY id (id)",
-        "the primary key of given_documents, which is id",
+        "ADD PRIMARY KEY (id)",
+    ),
+    "a key by which rows are locked": (
+        "ALTER TABLE given_bids DROP KEY lock_id",
+        "ADD KEY lock_id (lock_id)",
     ),
     "microseconds": (
         "ALTER TABLE given MODIFY expires_at DATETIME NOT NULL",
-        "the microseconds of given.expires_at",
+        "MODIFY COLUMN expires_at DATETIME(6) NOT NULL",
     ),
-    "transactions": ("ALTER TABLE given_bids ENGINE=MyISAM", "InnoDB for given_bids"),
+    "milliseconds": (
+        "ALTER TABLE given_bids MODIFY expires_at DATETIME(3) NOT NULL",
+        "MODIFY COLUMN expires_at DATETIME(6) NOT NULL",
+    ),
+    "room for names": (
+        "ALTER TABLE given MODIFY name VARCHAR(100) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL",
+        "MODIFY COLUMN name VARCHAR(1024) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL",
+    ),
+    "letters of labels": (
+        "ALTER TABLE given MODIFY label VARCHAR(256) CHARACTER SET latin1 COLLATE latin1_bin NOT NULL",
+        "MODIFY COLUMN label VARCHAR(256) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL",
+    ),
+    "case of namespaces": (
+        "ALTER TABLE given MODIFY namespace VARCHAR(64) CHARACTER SET ascii COLLATE ascii_general_ci NOT NULL",
+        "MODIFY COLUMN namespace VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL",
+    ),
+    "room for tokens": (
+        "ALTER TABLE given MODIFY token INT UNSIGNED NOT NULL",
+        "MODIFY COLUMN token BIGINT UNSIGNED",
+    ),
+    "nobody as owner": (
+        "ALTER TABLE given MODIFY owner CHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL",
+        "MODIFY COLUMN owner CHAR(32) CHARACTER SET ascii COLLATE ascii_bin NULL",
+    ),
+    "room for values": (
+        "ALTER TABLE given_documents MODIFY value BLOB NOT NULL",
+        "MODIFY COLUMN value MEDIUMBLOB",
+    ),
+    "transactions": ("ALTER TABLE given_bids ENGINE=MyISAM", "ENGINE=InnoDB"),
+    "transactions of locks": ("ALTER TABLE given ENGINE=MyISAM", "ENGINE=InnoDB"),
+    "several things": (
+        "ALTER TABLE given ENGINE=MyISAM, DROP PRIMARY KEY, MODIFY since DATETIME NOT NULL, DROP COLUMN capacity",
+        "ADD PRIMARY KEY (id), ENGINE=InnoDB",
+    ),
 }
 
 
@@ -214,21 +251,47 @@ async def given(mariadb) -> AsyncIterator[None]:
     await as_root(mariadb, drop)
 
 
-@pytest.mark.parametrize("what", BROKEN)
-async def test_tables_of_an_administrator_s_must_be_whole(place, mariadb, given, what):
-    statement, named = BROKEN[what]
-    if not statement:
-        # What is there beside does not matter.
-        await as_root(mariadb, "ALTER TABLE given ADD COLUMN note TEXT, MODIFY label VARCHAR(300) NOT NULL")
-        for mode in ("lease", "row"):
-            async with place.connect(mode, table="given", schema="manual") as client:
+async def test_what_stands_in_tables_beside_does_not_matter(place, mariadb, given):
+    label = "label VARCHAR(300) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL"
+    await as_root(mariadb, f"ALTER TABLE given ADD COLUMN note TEXT, MODIFY {label}, ADD KEY name (name(50))")
+    for mode in ("lease", "row"):
+        for schema in ("manual", "auto"):
+            async with place.connect(mode, table="given", schema=schema) as client:
                 await gets_the_lock(client, "x")
-        return
+
+
+@pytest.mark.parametrize("schema", ["auto", "manual"])
+@pytest.mark.parametrize("what", BROKEN)
+async def test_tables_must_be_whole_and_the_statement_that_is_named_makes_them_so(
+    place, mariadb, given, what, schema
+):
+    statement, named = BROKEN[what]
     await as_root(mariadb, statement)
-    with pytest.raises(BackendRefused) as caught:
-        await place.connect(table="given", schema="manual").open()
-    assert f"lack {named};" in str(caught.value)
-    assert "CREATE TABLE IF NOT EXISTS `given`" in str(caught.value)
+    for mode in ("lease", "row"):
+        with pytest.raises(UnsafeBackend) as caught:
+            await place.connect(mode, table="given", schema=schema).open()
+    [alter] = re.findall(r"^ALTER TABLE `given\w*` .*;$", str(caught.value), re.MULTILINE)
+    assert named in alter
+    [found] = [one for one in await place.connect(table="given").diagnose() if one.subject == "tables"]
+    assert found.level is Level.ERROR
+    assert alter in found.text
+    await as_root(mariadb, alter)
+    for mode in ("lease", "row"):
+        async with place.connect(mode, table="given", schema=schema) as client:
+            await gets_the_lock(client, "x")
+
+
+async def test_tables_of_an_engine_without_transactions_are_refused(place, mariadb, given):
+    """Aria is MariaDB's alone."""
+    if "MariaDB" not in str(await as_root(mariadb, "SELECT VERSION()")):
+        pytest.skip("MySQL has no engine Aria")
+    for table in ("given", "given_bids", "given_documents"):
+        await as_root(mariadb, f"ALTER TABLE {table} ENGINE=Aria")
+    for mode in ("lease", "row"):
+        with pytest.raises(
+            UnsafeBackend, match="ALTER TABLE `given` ENGINE=InnoDB;\nALTER TABLE `given_bids`"
+        ):
+            await place.connect(mode, table="given").open()
 
 
 async def test_purging_forgets_rows_and_tokens_go_on_rising(place, mariadb):

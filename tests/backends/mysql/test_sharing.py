@@ -9,7 +9,7 @@ import aiomysql
 import pytest
 
 import aiolock
-from aiolock import BackendRefused, ConfigError
+from aiolock import BackendRefused, ConfigError, UnsafeBackend
 from aiolock.backends.mysql import MySQLBackend
 from aiolock.backends.mysql.doctor import findings
 from aiolock.backends.mysql.shared_claim import ALL, weight
@@ -310,8 +310,9 @@ async def test_tables_of_an_earlier_version_are_refused_with_what_to_do(place, m
     await as_root(mariadb, "CREATE TABLE early (id CHAR(40) PRIMARY KEY, name VARCHAR(1024))")
     for table in ("early_bids", "early_documents"):
         await as_root(mariadb, f"CREATE TABLE {table} (owner CHAR(32), id CHAR(40))")
-    with pytest.raises(BackendRefused, match="earlier version"):
+    with pytest.raises(UnsafeBackend, match="data format 1, and this client has format 2") as caught:
         await aiolock.connect(place.url(), table="early").open()
+    assert "DROP TABLE `early`, `early_bids`, `early_documents`;\nCREATE TABLE" in str(caught.value)
 
 
 # --- what is found out
@@ -357,7 +358,24 @@ def test_settings_lead_to_findings():
     assert level({"wsrep_on": "ON"}, "cluster") is Level.NOTE
     assert level({"wsrep_on": "ON"}, "cluster", "session") is Level.ERROR
     assert level({}, "mode", "session") is Level.NOTE
-    assert level({"max_statement_time": "10"}, "max_statement_time") is Level.NOTE
+    assert level({}, "session settings") is Level.OK
+    for name, value in {
+        "max_statement_time": "10.000000",
+        "max_execution_time": "10",
+        "init_connect": "SET autocommit=0",
+        "autocommit": "OFF",
+        "completion_type": "CHAIN",
+        "sql_safe_updates": "ON",
+        "transaction_isolation": "SERIALIZABLE",
+    }.items():
+        [said] = [one for one in findings({name: value}, "lease") if one.subject == name]
+        assert value in said.text
+        assert "overridden" in said.text
+    logged = {"log_bin": "ON", "binlog_format": "STATEMENT"}
+    assert level(logged, "binlog_format") is Level.ERROR
+    assert level(logged, "binlog_format", "row") is Level.ERROR
+    assert level(logged, "binlog_format", "session") is Level.OK
+    assert level(logged | {"binlog_format": "MIXED"}, "binlog_format") is Level.OK
     assert level({"max_connections": "20"}, "max_connections") is Level.NOTE
     assert level({"innodb_snapshot_isolation": "OFF"}, "innodb_snapshot_isolation", "row") is Level.OK
     assert level({"innodb_snapshot_isolation": "ON"}, "innodb_snapshot_isolation", "row") is Level.NOTE

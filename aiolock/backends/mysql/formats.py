@@ -1,0 +1,96 @@
+"""The version of the data format: clients of two versions refuse each other, because their locks would not exclude each other.
+
+The comments of the tables say it, for the modes that have tables. The session mode has none: there each client takes one
+of the *slots* of its namespace, a user lock that is the same in all versions, and with it the slot's *mark*, whose name
+has the version. A slot that is used by a session without the mark of our version is that of a client of another one.
+Marks are taken before slots, and slots before looking, so of two clients that open at the same moment one refuses, or both.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from aiolock.backends.mysql.asking import UNDONE
+from aiolock.backends.mysql.statements import Statements, quote
+from aiolock.errors import UnsafeBackend
+from aiolock.names import digest
+
+if TYPE_CHECKING:
+    from aiolock.backends.mysql.backend import MySQLBackend
+    from aiolock.backends.mysql.connection import Session
+
+__all__ = ["announce", "check_comments"]
+
+SLOTS = 16
+"""So many clients of a namespace say their version; the others take a slot when one becomes free."""
+LOOKS = 3
+"""After so many looks, a slot without its mark is not that of a client that is just leaving."""
+NEWEST = 99
+"""The highest version that is looked for, to name it."""
+
+_COMMENT = re.compile(r"aiolock data format (\d+)")
+
+
+def check_comments(comments: Mapping[str, str], statements: Statements, address: str) -> None:
+    """Raise :class:`UnsafeBackend` if tables are those of another version, given their comments; no comment is version 1."""
+    for table, comment in comments.items():
+        said = _COMMENT.search(comment)
+        found = int(said[1]) if said else 1
+        if found != statements.format:
+            raise UnsafeBackend(
+                f"{address}: the table {table} has data format {found}, and this client has format {statements.format}: locks "
+                "of the two would not exclude each other. Give this client tables of its own, by table=; or, when no "
+                "program uses these any more, have an administrator drop them and make them anew:\n"
+                f"DROP TABLE {', '.join(f'`{one}`' for one in comments)};\n{statements.schema}"
+            )
+
+
+async def announce(backend: MySQLBackend, session: Session) -> bool:
+    """Have ``session`` say the version for its client; whether it could, or the slots are all in use by others.
+
+    Raises :class:`UnsafeBackend` if another version is there. Cancelling it leaves the slot with the session.
+    """
+    assert backend.scope is not None  # noqa: S101 - it is known when a session has been opened
+    version, timeout = backend.statements.format, backend.settings.command_timeout
+    place = f"aiolock:f:{digest(chr(0).join((*backend.scope, backend.settings.namespace)))}"
+    slots = [quote(f"{place}:{number}") for number in range(SLOTS)]
+    marks = [quote(f"{place}:{number}:{version}") for number in range(SLOTS)]
+    takes = (
+        backend.statements("take_slot", slot=slot, mark=mark) for slot, mark in zip(slots, marks, strict=True)
+    )
+    users = ", ".join(
+        f"IS_USED_LOCK({slot}), IS_USED_LOCK({mark})" for slot, mark in zip(slots, marks, strict=True)
+    )
+    packet = f"SELECT COALESCE({', '.join(takes)}, 0); SELECT {users}"
+    strangers: dict[int, int] = {}
+    own = False
+    for _ in range(LOOKS):
+        answers = await backend.undisturbed(session, packet, timeout)
+        # Once is enough: a session can take several.
+        packet = f"SELECT {users}"
+        seen = [None if one is None else int(one) for one in answers[-1].rows[0]]
+        own = session.id in seen[::2]
+        found = {
+            number: user
+            for number, (user, marked) in enumerate(zip(seen[::2], seen[1::2], strict=True))
+            if user is not None and user != marked
+        }
+        strangers = found if not strangers else dict(strangers.items() & found.items())
+        if not strangers:
+            return own
+        await backend.pause(UNDONE)
+    number, user = next(iter(strangers.items()))
+    others = [other for other in range(1, NEWEST + 1) if other != version]
+    names = ", ".join(f"IS_USED_LOCK({quote(f'{place}:{number}:{other}')})" for other in others)
+    [answer] = await backend.undisturbed(session, f"SELECT {names}", timeout)
+    other = next(
+        (str(o) for o, marked in zip(others, answer.rows[0], strict=True) if marked and int(marked) == user),
+        "unknown",
+    )
+    raise UnsafeBackend(
+        f"{backend.address}: a client of data format {other} uses the namespace {backend.settings.namespace}, and this client has "
+        f"format {version}: locks of the two would not exclude each other. Stop the programs of one of the two versions "
+        "first, or give this client another namespace="
+    )

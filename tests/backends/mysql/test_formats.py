@@ -1,0 +1,179 @@
+"""Clients of two versions of the data format refuse each other, whichever came first."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from contextlib import AsyncExitStack
+
+import pytest
+
+import aiolock
+from aiolock import UnsafeBackend
+from aiolock.backends.mysql import formats, statements
+from aiolock.backends.mysql.statements import FORMAT
+from aiolock.info import Level
+from aiolock.mysql import ddl
+from tests.backends.mysql.tools import as_root, sessions
+from tests.contract.staging import gets_the_lock, until
+
+MODES = ["lease", "session", "row"]
+TABLE = "given"
+
+
+@pytest.fixture(autouse=True)
+async def _tables(mariadb):
+    drop = f"DROP TABLE IF EXISTS {TABLE}, {TABLE}_bids, {TABLE}_documents"
+    await as_root(mariadb, drop)
+    yield
+    await as_root(mariadb, drop)
+
+
+@pytest.fixture
+def of_format(monkeypatch, place):
+    """Makes clients of a version of the format, which are not open yet."""
+
+    def make(version: int, mode: str, **options) -> aiolock.Client:
+        with monkeypatch.context() as patch:
+            patch.setattr(statements, "FORMAT", version)
+            patch.setattr(
+                statements,
+                "SCHEMA",
+                statements.SCHEMA.replace(f"data format {FORMAT}", f"data format {version}"),
+            )
+            return place.connect(mode, table=TABLE, **options)
+
+    return make
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("others", [1, FORMAT + 1, 57])
+@pytest.mark.parametrize("first", ["ours", "theirs"])
+async def test_a_client_of_another_version_is_refused(of_format, place, mode, others, first):
+    versions = (FORMAT, others) if first == "ours" else (others, FORMAT)
+    async with of_format(versions[0], mode) as one, of_format(versions[0], mode) as two:
+        lease = await one.lock("x").acquire()
+        for _ in range(2):
+            with pytest.raises(
+                UnsafeBackend,
+                match=f"data format {versions[0]}\\b.* this client has format {versions[1]}\\b",
+            ):
+                await of_format(versions[1], mode).open()
+        # Those that were there go on.
+        assert await two.lock("x").try_acquire() is None
+        await lease.renew()
+        await lease.release()
+        await gets_the_lock(two, "x")
+
+    async def none() -> bool:
+        return not await sessions(place.server)
+
+    # Those that were refused have closed theirs.
+    await until(none)
+
+
+@pytest.mark.parametrize("mode", ["lease", "row"])
+async def test_tables_keep_their_version_when_nobody_uses_them(of_format, place, mariadb, mode):
+    async with of_format(FORMAT + 1, mode) as client:
+        await gets_the_lock(client, "x")
+    for schema in ("auto", "manual"):
+        with pytest.raises(UnsafeBackend) as caught:
+            await of_format(FORMAT, mode, schema=schema).open()
+    [found] = [one for one in await of_format(FORMAT, mode).diagnose() if one.subject == "tables"]
+    assert found.level is Level.ERROR
+    assert f"data format {FORMAT + 1}" in found.text
+    # What the message says makes them ours.
+    _, _, told = str(caught.value).partition("\n")
+    for statement in told.split(";\n"):
+        await as_root(mariadb, statement)
+    async with of_format(FORMAT, mode) as client:
+        await gets_the_lock(client, "x")
+
+
+async def test_tables_without_a_mark_are_of_the_first_version(of_format, mariadb):
+    for statement in ddl(TABLE).replace(f" COMMENT='aiolock data format {FORMAT}'", "").split(";\n"):
+        if statement:
+            await as_root(mariadb, statement)
+    for mode in ("lease", "row"):
+        with pytest.raises(UnsafeBackend, match=f"data format 1, and this client has format {FORMAT}"):
+            await of_format(FORMAT, mode).open()
+    # A remark of an administrator's may stand beside the mark.
+    for table in (TABLE, f"{TABLE}_bids", f"{TABLE}_documents"):
+        await as_root(
+            mariadb, f"ALTER TABLE {table} COMMENT='locks; aiolock data format {FORMAT} (see wiki)'"
+        )
+    async with of_format(FORMAT, "lease") as client:
+        await gets_the_lock(client, "x")
+
+
+@pytest.mark.parametrize("mode", ["lease", "row"])
+async def test_a_client_that_reconnects_looks_again(of_format, mariadb, mode):
+    async with of_format(FORMAT, mode) as client:
+        await gets_the_lock(client, "x")
+        for table in (TABLE, f"{TABLE}_bids", f"{TABLE}_documents"):
+            await as_root(mariadb, f"ALTER TABLE {table} COMMENT='aiolock data format {FORMAT + 1}'")
+        for number, *_ in await sessions(mariadb):
+            await as_root(mariadb, f"KILL {number}")
+
+        async def refused() -> bool:
+            try:
+                # A name that is new: in the row mode, others are asked for on connections of their own.
+                await gets_the_lock(client, secrets.token_hex(8))
+            except UnsafeBackend as error:
+                return f"data format {FORMAT + 1}" in str(error)
+            except aiolock.BackendUnavailable:
+                return False
+            return False
+
+        await until(refused)
+
+
+async def test_in_session_mode_the_mark_outlives_the_client_that_made_it(of_format, place, mariadb):
+    """Also of more clients than there are slots."""
+    async with AsyncExitStack() as stack, AsyncExitStack() as early:
+        first = [
+            await early.enter_async_context(of_format(FORMAT, "session", ttl=1)) for _ in range(formats.SLOTS)
+        ]
+        late = [await stack.enter_async_context(of_format(FORMAT, "session", ttl=1)) for _ in range(2)]
+        assert [client._backend.mode.announced for client in (*first, *late)] == [True] * formats.SLOTS + [
+            False
+        ] * 2
+        await early.aclose()
+
+        async def announced() -> bool:
+            return all(client._backend.mode.announced for client in late)
+
+        await until(announced)
+        with pytest.raises(UnsafeBackend, match=f"data format {FORMAT} uses"):
+            await of_format(FORMAT + 1, "session").open()
+        # Also when its connection was another one in between.
+        for number, *_ in await sessions(mariadb):
+            await as_root(mariadb, f"KILL {number}")
+        await asyncio.gather(*(again(client) for client in late))
+        with pytest.raises(UnsafeBackend, match=f"data format {FORMAT} uses"):
+            await of_format(FORMAT + 1, "session").open()
+        # Other namespaces are others'.
+        async with of_format(FORMAT + 1, "session", namespace=f"{place.namespace}-other") as client:
+            await gets_the_lock(client, "x")
+    async with of_format(FORMAT + 1, "session") as client:
+        await gets_the_lock(client, "x")
+
+
+async def again(client: aiolock.Client) -> None:
+    async def answers() -> bool:
+        try:
+            await gets_the_lock(client, "own")
+        except aiolock.BackendUnavailable:
+            return False
+        return True
+
+    await until(answers)
+
+
+async def test_clients_that_come_and_go_at_once_do_not_take_each_other_for_strangers(of_format):
+    async def come_and_go() -> None:
+        for _ in range(5):
+            async with of_format(FORMAT, "session", command_timeout=30):
+                pass
+
+    await asyncio.gather(*(come_and_go() for _ in range(20)))
