@@ -44,7 +44,7 @@ class Address:
 
         Its settings are the server's: the first packet on it is `settings`.
         """
-        driver = Driver(**self._kwargs, charset="utf8mb4", autocommit=None, program_name="aiolock")
+        driver = Driver(**self._kwargs)
         await driver.connect(ended)
         return driver
 
@@ -98,6 +98,10 @@ def parameters(
         "db": database,
         "unix_socket": path,
         "ssl": context,
+        "charset": "utf8mb4",
+        # As the server has it: `settings` says what it is to be.
+        "autocommit": None,
+        "program_name": "aiolock",
     }
     place = path or (f"[{host}]" if ":" in host else host) + f":{kwargs['port']}"
     return Address(f"mysql://{f'{user}@' if user else ''}{place}/{database}", kwargs), given

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -299,7 +300,7 @@ async def test_hostile_names_are_names_in_every_character_set(place, mariadb, mo
                     assert holder.label == "Björn 🔒 €' \\'"
                     assert await two.lock(name).request_release(printable(name))
                     await lease.renew()
-                assert [lease.release_requested.reason for lease in leases] == [printable(n) for n in NAMES]
+                await until(functools.partial(asked, leases))
                 rows = await as_root(
                     mariadb, f"SELECT COUNT(*), COUNT(requested) FROM aiolock WHERE namespace = '{own}'"
                 )
@@ -309,6 +310,11 @@ async def test_hostile_names_are_names_in_every_character_set(place, mariadb, mo
             for lease in [await two.lock(name).try_acquire() for name in NAMES]:
                 await lease.release()
         assert await tables(mariadb) == before, charset
+
+
+async def asked(leases) -> bool:
+    """Each holder has been told the reason that is its name."""
+    return [lease.release_requested.reason for lease in leases] == [printable(name) for name in NAMES]
 
 
 async def test_hostile_names_of_every_kind_are_names(place, mariadb):
