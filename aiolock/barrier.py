@@ -18,8 +18,6 @@ __all__ = ["Barrier"]
 
 KEEP = 86_400.0
 """Seconds for which the number of parties stands after the last use."""
-LABEL = 60
-"""How much of a label stands in the document."""
 
 GRACE = 0.05
 """For how many seconds more a party whose time is over finds out whether the others have passed with it."""
@@ -63,7 +61,7 @@ class Barrier:
     @property
     def _label(self) -> str:
         label = self._generations.latest.label if self._own_label is None else self._own_label
-        return label[:LABEL]
+        return rounds.short(label)
 
     def __repr__(self) -> str:
         return f"<Barrier {shorten(self._name)} of {self._parties} ttl={self._ttl:g}>"

@@ -8,6 +8,7 @@ way the next round begins. Who watches measures by its own clock, so nobody's cl
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,6 +26,7 @@ __all__ = [
     "full",
     "leave",
     "outcome",
+    "short",
 ]
 
 Body = dict[str, Any]
@@ -33,6 +35,12 @@ Body = dict[str, Any]
 
 ENDS = 32
 """How many broken rounds are remembered."""
+
+LABEL = 24
+"""Bytes of a label in the document, so that 500 clients fit whatever their labels are."""
+
+REASON = 60
+"""Bytes of a reason in the document."""
 
 PASSED = ""
 MISSED = -1
@@ -52,6 +60,13 @@ def _opened(body: Body, name: str, parties: int) -> Body:
     return body
 
 
+def short(text: str, most: int = LABEL) -> str:
+    """The beginning of a text that takes at most ``most`` bytes in the document, where other letters than ASCII take six."""
+    while len(json.dumps(text)) - 2 > most:
+        text = text[: min(len(text) - 1, most)]
+    return text
+
+
 def inside(body: Body) -> int:
     """How many parties are inside."""
     if not body:
@@ -65,7 +80,7 @@ def full(body: Body) -> bool:
 
 
 def _ended(body: Body, why: str) -> Body:
-    ends = [*body["broken"], [body["round"], why]][-ENDS:] if why else body["broken"]
+    ends = [*body["broken"], [body["round"], short(why, REASON)]][-ENDS:] if why else body["broken"]
     return {**body, "round": body["round"] + 1, "inside": {}, "broken": ends}
 
 

@@ -9,7 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiolock import rounds
+from aiolock.document import MOST_BYTES
 from aiolock.errors import ConfigError
+from aiolock.pen import CLIENTS as REMEMBERED
+from aiolock.pen import Pen
 
 
 def arrive(body, me: str, party: int, parties: int = 2):
@@ -153,3 +156,18 @@ def test_a_party_that_comes_only_as_the_last_changes_nothing_before():
     assert complete(after, "c", 1, 2) == (None, (rounds.MISSED, 2))
     with pytest.raises(ConfigError, match="has 2 parties, not 3"):
         complete(body, "b", 1, 3)
+
+
+def test_five_hundred_clients_fit_whatever_their_labels_are():
+    body: dict[str, object] = {}
+    for number in range(rounds.ENDS):
+        body, _ = rounds.arrive(body, "x", 1000, "first", number, 30.5, "x")
+        body, _ = rounds.leave(body, "first", {number}, "\u0436" * 500)
+    label = rounds.short("\u0436\udc80\n" * 20)
+    assert label
+    for number in range(500):
+        body, _ = rounds.arrive(body, "x", 1000, f"{number:016x}", 10_000 + number, 30.5, label)
+    pen = Pen()
+    pen._seen = {f"{number:016x}": 10_000 for number in range(REMEMBERED)}
+    assert len(body["inside"]) == 500
+    assert len(pen.write(body, {})) <= MOST_BYTES
