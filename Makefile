@@ -19,10 +19,10 @@ BENCH_ARGS ?= all
 RUN := .venv/bin/python
 INSTALL := $(RUN) -m pip install --quiet --editable
 
-.PHONY: help demo demo-flash-sale test test-under-load lint types pythons matrix docs bench scoreboard servers clean distclean
+.PHONY: help demo demo-flash-sale test test-under-load lint types pythons oldest matrix docs bench scoreboard servers clean distclean
 
 help:
-	@echo "make demo | demo-flash-sale | test | test-under-load | lint | types | pythons | matrix | docs | bench | scoreboard | servers | clean | distclean"
+	@echo "make demo | demo-flash-sale | test | test-under-load | lint | types | pythons | oldest | matrix | docs | bench | scoreboard | servers | clean | distclean"
 
 demo: .venv/demo.stamp
 	$(RUN) -m aiolock demo
@@ -55,6 +55,10 @@ pythons: servers
 	AIOLOCK_SERVERS="$(SERVERS)" tests/pythons.sh $(PYTHONS)
 
 # SERVERS is what the other Pythons are tested with, MATRIX says what is tested
+# The oldest versions of drivers and frameworks that pyproject.toml admits
+oldest: servers
+	AIOLOCK_SERVERS="$(SERVERS)" PYTHON="$(PYTHON)" tests/oldest.sh $(PYTEST_ARGS)
+
 matrix: .venv/dev.stamp servers
 	AIOLOCK_SERVERS="$(SERVERS)" PYTHON="$(RUN)" PYTHONS="$(PYTHONS)" tests/matrix.sh $(MATRIX)
 

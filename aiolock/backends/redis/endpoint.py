@@ -35,15 +35,23 @@ _CERT_REQS = ("required", "optional", "none")
 
 QUOTE = "write characters such as / ? # @ : in a user name or password as %2F %3F %23 %40 %3A"
 
+_DRIVERS = inspect.signature(AbstractConnection.__init__).parameters
+"""What a connection of the installed redis-py takes: it differs from version to version."""
 _OURS: dict[str, Any] = {
-    # RESP2, because nothing of RESP3 is needed here and pushes would only have to be told from replies.
-    "protocol": 2,
+    # RESP2, because nothing of RESP3 is needed here and pushes would only have to be told from replies; before redis-py 5
+    # there was nothing else.
+    **({"protocol": 2} if "protocol" in _DRIVERS else {}),
     "socket_timeout": None,
     "socket_connect_timeout": None,
     "retry_on_timeout": False,
     "health_check_interval": 0,
     "decode_responses": False,
 }
+# None saves two commands of every connection, in which redis-py says its name and version.
+_NAMELESS = {name: None for name in ("driver_info", "lib_name", "lib_version") if name in _DRIVERS}
+if "driver_info" in _NAMELESS:
+    # It stands for the two older ones, which are deprecated beside it.
+    _NAMELESS = {"driver_info": None}
 _NOT_OURS = (
     "event_dispatcher",
     "himport_registry",
@@ -243,8 +251,7 @@ def _from_url(url: str, options: Mapping[str, Any]) -> tuple[type[AbstractConnec
         if name in given:
             raise ConfigError(f"{name} is in the address and an option as well; say it once")
         given[name] = value
-    # None saves two commands of every connection, in which redis-py says its name and version.
-    return kind, kwargs | {"driver_info": None} | _checked(given, tls=kind is SSLConnection)
+    return kind, kwargs | _NAMELESS | _checked(given, tls=kind is SSLConnection)
 
 
 def _socket_path(parts: SplitResult) -> str:
@@ -265,7 +272,7 @@ def _checked(given: dict[str, Any], *, tls: bool) -> dict[str, Any]:
             raise ConfigError(
                 "a credential_provider brings user name and password, so give neither beside it"
             )
-        if not hasattr(given["credential_provider"], "get_credentials_async"):
+        if not hasattr(given["credential_provider"], "get_credentials"):
             raise ConfigError("credential_provider must be a redis.credentials.CredentialProvider")
     if "db" in given:
         given["db"] = _database(given["db"])
