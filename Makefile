@@ -54,11 +54,11 @@ types: .venv/dev.stamp
 pythons: servers
 	AIOLOCK_SERVERS="$(SERVERS)" tests/pythons.sh $(PYTHONS)
 
-# SERVERS is what the other Pythons are tested with, MATRIX says what is tested
 # The oldest versions of drivers and frameworks that pyproject.toml admits
 oldest: servers
 	AIOLOCK_SERVERS="$(SERVERS)" PYTHON="$(PYTHON)" tests/oldest.sh $(PYTEST_ARGS)
 
+# SERVERS is what the other Pythons are tested with, MATRIX says what is tested
 matrix: .venv/dev.stamp servers
 	AIOLOCK_SERVERS="$(SERVERS)" PYTHON="$(RUN)" PYTHONS="$(PYTHONS)" tests/matrix.sh $(MATRIX)
 
