@@ -290,13 +290,13 @@ class Backend(ABC):
 
     settings: Settings
 
-    _made: tuple[tuple[Any, ...], dict[str, Any]]
-    """The arguments of the constructor."""
+    _made: Callable[[], Self]
+    """The constructor with its arguments. A function, because the repr of these would show passwords."""
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
         """Remember the arguments, for :meth:`again`."""
         self = super().__new__(cls)
-        self._made = args, options
+        self._made = lambda: cls(*args, **options)
         return self
 
     def again(self) -> Self:
@@ -304,8 +304,7 @@ class Backend(ABC):
 
         Whatever makes tokens grow across openings is passed on by those that keep it in the client.
         """
-        args, options = self._made
-        return type(self)(*args, **options)
+        return self._made()
 
     def abandon(self) -> None:  # noqa: B027 - most have nothing to do
         """Forget this opening, whose event loop was closed without ``aclose``: no I/O, and nothing of that loop.
