@@ -16,7 +16,7 @@ from aiolock.info import Level
 from aiolock.mysql import compare_and_set, fenced_update
 from tests import servers
 from tests.backends.mysql.conftest import ACCOUNT, PASSWORD, Place
-from tests.backends.mysql.tools import as_root
+from tests.backends.mysql.tools import Deaf, as_root
 from tests.contract.staging import PATIENCE, gets_the_lock, queued, until
 
 MODES = ["lease", "session", "row"]
@@ -390,7 +390,7 @@ async def borrow(place):
 
 
 async def run(connection, statement: str) -> tuple:
-    async with connection.cursor() as cursor:
+    async with connection.cursor(Deaf) as cursor:
         await cursor.execute(statement)
         return tuple(await cursor.fetchall())
 
