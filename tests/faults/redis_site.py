@@ -179,6 +179,9 @@ class RedisSite:
         ]
 
     def _left(self, admin: redis.Redis, key: bytes) -> list[str]:
+        if key == f"{self.namespace}:format".encode():
+            # The one key that stays.
+            return []
         fields = admin.hgetall(key)
         left = [
             f"field {field!r}"

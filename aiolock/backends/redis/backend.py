@@ -16,6 +16,8 @@ from aiolock.backends.redis.connection import Connection
 from aiolock.backends.redis.doctor import examine
 from aiolock.backends.redis.document import Documents, RedisDocument
 from aiolock.backends.redis.endpoint import Endpoint
+from aiolock.backends.redis.format import SCRIPT as FORMAT
+from aiolock.backends.redis.format import Format
 from aiolock.backends.redis.forms import ENTER, MOST_TOKENS, RELEASE, Forms, request
 from aiolock.backends.redis.link import Link
 from aiolock.backends.redis.listing import busy
@@ -52,7 +54,7 @@ from aiolock.contract import (
     Waiting,
     certain_until,
 )
-from aiolock.errors import BackendError, BackendUnavailable
+from aiolock.errors import BackendError, BackendUnavailable, UnsafeBackend
 from aiolock.logs import Log, get_logger
 from aiolock.names import escape
 from aiolock.notices import Notices
@@ -133,6 +135,7 @@ class RedisBackend(Backend):
         self._forms = Forms(self._prefix, self._process)
         self._many = Many(self)
         self._documents = Documents(self)
+        self._format = Format(settings.namespace)
         self._pushes = Pushes(self, self._notices, self._pairing, self._documents)
 
     async def open(self) -> None:
@@ -162,11 +165,13 @@ class RedisBackend(Backend):
             scripts=SCRIPTS,
             on_up=self._up,
             on_down=self._pairing.forget,
+            verify=self._format.verify,
         )
         connection.outages = settings.outages
         await connection.open()
         channel = self._channels + self._process
         publishing = connection.call("PUBLISH", channel, "")
+        version = connection.call("EVAL", FORMAT.source, "1", *self._format.words)
         info = await probe(connection.call, PROBE, f"{self._prefix}probe:{{{self._process}}}")
         publishes = await is_allowed(publishing)
         subscriber = self._subscriber = Subscriber(
@@ -193,6 +198,7 @@ class RedisBackend(Backend):
         pushed = publishes and subscriber.denied is None
         self._hear(pushed=pushed)
         verdict = judge(info, pushed=pushed)
+        self._format.check(await version)
         self.capabilities = verdict.capabilities
         for warning in verdict.warnings:
             log.warning("%s: %s", self._endpoint, warning)
@@ -333,9 +339,27 @@ class RedisBackend(Backend):
         if type(state) is list:
             state = self._told(state)
         assert type(state) is int  # noqa: S101 - our own script says nothing else
+        if state == 0:
+            self._ask_format()
         if state <= 0:
             return GONE[state]
         return Grant(0, 0, NEVER if claim.fixed else certain_until(sent, claim.ttl), demand=state == 2)
+
+    def _ask_format(self) -> None:
+        """Read the format anew: a hold is gone, and all data may be, so that a client of another version came first."""
+        self._link().call("EVAL", FORMAT.source, "1", *self._format.words).add_done_callback(
+            self._told_format
+        )
+
+    def _told_format(self, reply: asyncio.Future[Any]) -> None:
+        if reply.cancelled() or reply.exception() is not None:
+            return
+        try:
+            self._format.check(reply.result())
+        except UnsafeBackend:
+            if self._connection is not None:
+                # Connecting anew is refused.
+                self._connection.leave()
 
     def _told(self, answer: list[Any]) -> int:
         """What a renewal says of a hold that was asked to let go."""

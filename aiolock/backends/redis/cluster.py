@@ -17,6 +17,7 @@ from aiolock.backends.redis.capabilities import Verdict, is_allowed, judge, prob
 from aiolock.backends.redis.claim import RedisClaim
 from aiolock.backends.redis.cluster_doctor import examine
 from aiolock.backends.redis.endpoint import Endpoint
+from aiolock.backends.redis.format import SCRIPT as FORMAT
 from aiolock.backends.redis.forms import ENTER, RELEASE, Forms
 from aiolock.backends.redis.link import Link
 from aiolock.backends.redis.listing import busy
@@ -28,7 +29,7 @@ from aiolock.backends.redis.router import Router, in_cluster
 from aiolock.backends.redis.seeds import Seeds
 from aiolock.backends.redis.slots import SLOTS, key_in, shown, slot_of
 from aiolock.contract import Claim, Family, Finding, News, Notice, Renewal, Settings
-from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, ConfigError
+from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, ConfigError, UnsafeBackend
 from aiolock.logs import Log, get_logger
 from aiolock.tasks import start
 
@@ -91,13 +92,17 @@ class ClusterBackend(RedisBackend):
             on_up=self._node_up,
             on_moved=self._slots_moved,
             on_change=self._change,
+            verify=self._format.verify,
         )
+        self._format.verified = self._verified
         self._renewals = Renewals(self, router)
         soon = asyncio.get_running_loop().time() + SHARE * limit
         await router.nodes.open()
         self._wire = router
         await _some(router, soon)
+        version = router.call("EVAL", FORMAT.source, "1", *self._format.words)
         promised, away = await self._promises(soon + (1 - SHARE) * limit / 2)
+        await self._check_format(version, wait=not away)
         for node, why in away:
             text = "%s: %s cannot be used, and its locks cannot be had until it can: %s"
             log.warning(text, self._endpoint, shown(node.place), why or "it does not answer")
@@ -171,6 +176,24 @@ class ClusterBackend(RedisBackend):
             if missing:
                 text = "%s: %s has taken over locks, and does not promise %s as the others do"
                 log.warning(text, self._endpoint, shown(node.place), ", ".join(sorted(missing)))
+
+    async def _check_format(self, version: asyncio.Future[Any], *, wait: bool) -> None:
+        """Refuse a cluster with data of another format; raises :class:`UnsafeBackend`.
+
+        The node that has the key may be away: it is asked when it comes back, before anything else.
+        """
+        if wait or version.done():
+            with contextlib.suppress(*(() if wait else (BackendUnavailable,))):
+                self._format.check(await version)
+                return
+        log.warning(
+            "%s: the node that knows the format of the data of this namespace is away, and is asked when it is back",
+            self._endpoint,
+        )
+
+    def _verified(self, error: UnsafeBackend | None) -> None:
+        if self._router is not None:
+            self._router.refusal = error
 
     @property
     def _trouble(self) -> BackendError | None:

@@ -19,11 +19,12 @@ from hiredis import ProtocolError, Reader, ReplyError
 
 from aiolock.backends.redis.commands import Arg, Script, as_eval, encode
 from aiolock.backends.redis.endpoint import Endpoint
+from aiolock.backends.redis.format import Verify
 from aiolock.backends.redis.link import STABLE, Forks, Hook, Link, State
 from aiolock.backends.redis.replies import NotSent, from_reply
 from aiolock.clock import Clock
 from aiolock.delivery import Waking, answer, wake
-from aiolock.errors import BackendError, BackendUnavailable
+from aiolock.errors import BackendError, BackendUnavailable, UnsafeBackend
 
 __all__ = ["LIMIT", "Connection", "Script", "State"]
 
@@ -43,6 +44,7 @@ class Connection(Link):
     """A pipelined connection for commands.
 
     :param scripts: are made known to the server whenever it comes up, before any other command.
+    :param verify: looks at the server before that; a server that it refuses is not used.
     """
 
     __slots__ = (
@@ -58,6 +60,7 @@ class Connection(Link):
         "_scripts",
         "_shuffled",
         "_waiting",
+        "verify",
     )
 
     def __init__(
@@ -71,6 +74,7 @@ class Connection(Link):
         on_up: Hook | None = None,
         on_down: Hook | None = None,
         limit: int = LIMIT,
+        verify: Verify | None = None,
     ) -> None:
         super().__init__(
             endpoint,
@@ -80,6 +84,7 @@ class Connection(Link):
             on_up=on_up,
             on_down=on_down,
         )
+        self.verify = verify
         self._scripts = scripts
         self._limit = limit
         self._reader = Reader()
@@ -210,13 +215,22 @@ class Connection(Link):
         waiting.clear()
         self._write(self._transport, data)
 
+    def _failed(self, error: BackendError) -> None:
+        super()._failed(error)
+        if isinstance(error, UnsafeBackend):
+            # No later attempt helps those who wait now.
+            while self._parked:
+                _reject(self._parked.popleft()[0], UnsafeBackend(str(error)))
+
     def _park(self, command: bytes) -> asyncio.Future[Any]:
         """Keep it until there is a connection, or its time is over."""
         self._guard()
         if self._loop is None or self.state is State.CLOSED:
             raise RuntimeError(f"{self!r} is not open")
         future: asyncio.Future[Any] = self._loop.create_future()
-        if len(self._parked) >= self._limit:
+        if isinstance(self.failure, UnsafeBackend):
+            _reject(future, UnsafeBackend(str(self.failure)))
+        elif len(self._parked) >= self._limit:
             self._overload(future)
         else:
             self._parked.append((future, command, self._clock()))

@@ -19,6 +19,7 @@ from aiolock.backends.redis.commands import Script
 from aiolock.backends.redis.connection import Connection
 from aiolock.backends.redis.endpoint import Endpoint
 from aiolock.backends.redis.findings import SETTINGS, Facts, judge
+from aiolock.backends.redis.format import Format
 from aiolock.backends.redis.pubsub import Subscriber
 from aiolock.contract import Finding, Settings
 from aiolock.errors import BackendError, BackendUnavailable
@@ -65,6 +66,8 @@ async def _ask(connection: Connection, probe: Script, settings: Settings, key: s
     # One by one, because an old server takes one name only; none of these is a secret.
     values = {name: connection.call("CONFIG", "GET", name) for name in SETTINGS}
     scan = connection.call("SCAN", "0", "MATCH", key, "COUNT", "1")
+    # Changes nothing: who looks has no data.
+    version = connection.call("HGET", Format(settings.namespace).key, "version")
     facts = Facts()
     try:
         facts.refused = tuple(dict.fromkeys(_text(word) for word in (await rights)[::2]))
@@ -72,6 +75,8 @@ async def _ask(connection: Connection, probe: Script, settings: Settings, key: s
         if not _is_answer(error):
             raise
         facts.trouble = str(error)
+    if (found := await _or_none(version)) is not None:
+        facts.format = _text(found)
     for section in asked:
         facts.info |= parse_info(_text(await _or_none(section) or b""))
     for name, value in values.items():

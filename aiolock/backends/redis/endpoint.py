@@ -23,8 +23,9 @@ from redis.asyncio.sentinel import SentinelConnectionPool
 from redis.backoff import NoBackoff
 from redis.exceptions import NoPermissionError
 
+from aiolock.backends.redis.format import Verify
 from aiolock.backends.redis.replies import from_driver
-from aiolock.errors import BackendError, ConfigError, shorten
+from aiolock.errors import BackendError, ConfigError, UnsafeBackend, shorten
 
 __all__ = ["QUOTE", "Endpoint"]
 
@@ -127,16 +128,18 @@ class Endpoint:
     def __repr__(self) -> str:
         return f"<Endpoint {self.address}>"
 
-    async def connect(self, timeout: float, protocol: asyncio.Protocol) -> asyncio.WriteTransport:
+    async def connect(
+        self, timeout: float, protocol: asyncio.Protocol, verify: Verify | None = None
+    ) -> asyncio.WriteTransport:
         """A connection on which the server has just answered a PING; from now on ``protocol`` hears what comes.
 
-        Raises :class:`BackendUnavailable` or :class:`BackendRefused` within ``timeout`` seconds. Cancelling it leaves
-        no socket behind.
+        Raises :class:`BackendUnavailable` or :class:`BackendRefused` within ``timeout`` seconds, and what ``verify`` raises.
+        Cancelling it leaves no socket behind.
         """
         writers: list[asyncio.StreamWriter] = []
         try:
             async with asyncio.timeout(timeout):
-                await self._log_in(writers)
+                await self._log_in(writers, verify)
         except BaseException as error:
             for writer in writers:
                 # Not closed in good order: that could take long where nobody answers.
@@ -144,13 +147,16 @@ class Endpoint:
             if isinstance(error, Exception):
                 # In the next pass at the latest. An error of the socket that nobody looks at is one that asyncio logs.
                 await asyncio.gather(*(writer.wait_closed() for writer in writers), return_exceptions=True)
+                if isinstance(error, UnsafeBackend):
+                    error.args = (f"{self.address}: {error}",)
+                    raise
                 raise self._translated(error) from self._cause(error)
             raise
         transport = writers[0].transport
         transport.set_protocol(protocol)
         return transport
 
-    async def _log_in(self, writers: list[asyncio.StreamWriter]) -> None:
+    async def _log_in(self, writers: list[asyncio.StreamWriter], verify: Verify | None) -> None:
         """Connect and greet; the streams are taken from the driver as soon as they exist."""
 
         async def greet(driver: AbstractConnection) -> None:
@@ -166,6 +172,8 @@ class Endpoint:
         try:
             await driver.connect()  # type: ignore[no-untyped-call]
             await self._look(driver)
+            if verify is not None:
+                await verify(driver)
         finally:
             driver._reader = driver._writer = None  # noqa: SLF001 - else it warns about what it no longer owns
         # Else the writer would close the transport when it is collected; in a forked child that would speak to the

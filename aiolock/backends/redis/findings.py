@@ -10,8 +10,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 
+from aiolock.backends.redis import format as data_format
 from aiolock.backends.redis.capabilities import OLDEST
 from aiolock.contract import Finding
+from aiolock.errors import shorten
 from aiolock.info import Level
 
 __all__ = ["SETTINGS", "Facts", "judge"]
@@ -37,6 +39,8 @@ class Facts:
     lists: bool = True
     """Whether SCAN may be used."""
     pushed: bool = True
+    format: str | None = None
+    """The version of the data of the namespace, if there are any."""
     cluster: bool = False
     """Whether it is asked as a node of a cluster."""
     ahead: float | None = None
@@ -51,6 +55,7 @@ def judge(facts: Facts, ttl: float) -> list[Finding]:
     return [
         *_version(info),
         *_role(info, cluster=facts.cluster),
+        *_format(facts),
         *_rights(facts),
         *_eviction(info),
         *_persistence(info, settings),
@@ -105,6 +110,18 @@ def _role(info: Mapping[str, str], *, cluster: bool) -> Iterator[Finding]:
     elif info:
         what = "a primary of a cluster" if cluster else "a standalone primary"
         yield Finding(Level.OK, "role", f"this is {what}")
+
+
+def _format(facts: Facts) -> Iterator[Finding]:
+    if facts.format == str(data_format.FORMAT):
+        yield Finding(Level.OK, "data format", f"the data of this namespace have format {data_format.FORMAT}")
+    elif facts.format is not None:
+        yield Finding(
+            Level.ERROR,
+            "data format",
+            f"the data of this namespace have format {facts.format if facts.format.isdigit() else shorten(facts.format)}, and this version of aiolock writes format {data_format.FORMAT}",
+            "use one version of aiolock everywhere, or another namespace",
+        )
 
 
 def _rights(facts: Facts) -> Iterator[Finding]:

@@ -11,6 +11,7 @@ from enum import Enum
 from random import Random
 
 from aiolock.backends.redis.endpoint import Endpoint
+from aiolock.backends.redis.format import Verify
 from aiolock.clock import Clock
 from aiolock.delivery import read_little
 from aiolock.errors import BackendError, BackendUnavailable
@@ -153,6 +154,9 @@ class Link(asyncio.Protocol, ABC):
     def _ping(self, transport: asyncio.WriteTransport) -> None:
         """Write a PING."""
 
+    verify: Verify | None = None
+    """Looks at the server before the connection is used."""
+
     def _gone(self, error: BackendError) -> None:
         """The connection is no more: settle what was under way on it."""
 
@@ -258,7 +262,7 @@ class Link(asyncio.Protocol, ABC):
                 return
             self._become(State.CONNECTING)
             try:
-                transport = await self._endpoint.connect(ATTEMPT * self._timeout, self)
+                transport = await self._endpoint.connect(ATTEMPT * self._timeout, self, self.verify)
             except BackendError as error:
                 if self._closed():
                     return

@@ -15,6 +15,7 @@ from hiredis import ReplyError
 
 from aiolock.backends.redis.commands import Arg, Script, encode
 from aiolock.backends.redis.connection import Connection
+from aiolock.backends.redis.format import Verify
 from aiolock.backends.redis.link import Hook, State
 from aiolock.backends.redis.pairing import Pairing
 from aiolock.backends.redis.pubsub import Subscriber
@@ -57,6 +58,7 @@ class Node:
         scripts: tuple[Script, ...],
         on_up: Callable[[Node], object],
         on_change: Hook,
+        verify: Verify | None = None,
     ) -> None:
         self.place = place
         self.host = place[0]
@@ -75,6 +77,7 @@ class Node:
             scripts=scripts,
             on_up=self._up,
             on_down=self._down,
+            verify=verify,
         )
         self.connection.redirected = lambda *slot: traffic.redirect(self, *slot)
         self.subscriber = _Subscriber(

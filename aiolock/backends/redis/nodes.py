@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from aiolock.backends.redis.chart import Chart
 from aiolock.backends.redis.commands import Script
+from aiolock.backends.redis.format import Verify
 from aiolock.backends.redis.node import Node, Traffic
 from aiolock.backends.redis.seeds import Seeds
 from aiolock.backends.redis.slots import SLOTS, Layout, Place
@@ -62,6 +63,7 @@ class Nodes:
         on_up: Callable[[Node], object],
         on_moved: Callable[[set[int]], object],
         on_change: Callable[[], object],
+        verify: Verify | None = None,
     ) -> None:
         self._seeds = seeds
         self._sender = sender
@@ -73,6 +75,7 @@ class Nodes:
         self._on_up = on_up
         self._on_moved = on_moved
         self._on_change = on_change
+        self._verify = verify
         self._random = Random()
         self._chart = Chart(seeds, command_timeout)
         self._told: dict[int, tuple[Node, float]] = {}
@@ -204,6 +207,7 @@ class Nodes:
             scripts=self._scripts,
             on_up=self._on_up,
             on_change=self._changed,
+            verify=self._verify,
         )
         self._on_node(node)
         node.begin()

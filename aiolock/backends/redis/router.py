@@ -24,7 +24,7 @@ from aiolock.backends.redis.scripts import clustered
 from aiolock.backends.redis.seeds import Seeds
 from aiolock.backends.redis.slots import key_of, redirection, shown, slot_of
 from aiolock.clock import Clock
-from aiolock.errors import BackendError, BackendUnavailable
+from aiolock.errors import BackendError, BackendUnavailable, UnsafeBackend
 
 __all__ = ["Router", "in_cluster"]
 
@@ -80,6 +80,8 @@ class Router:
         self._random = Random()
         self._trips: dict[asyncio.Future[Any], _Trip] = {}
         self._fork = Forks.generation
+        self.refusal: UnsafeBackend | None = None
+        """Why no lock of this cluster can be used, if its data have another format."""
         self.trouble: BackendError | None = None
         """Why a command was not executed where it was sent, the latest."""
         self.nodes = Nodes(
@@ -115,6 +117,10 @@ class Router:
 
     def _issue(self, slot: int, command: bytes) -> asyncio.Future[Any]:
         node = self.nodes.table[slot]
+        if self.refusal is not None:
+            refused: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            _reject(refused, UnsafeBackend(str(self.refusal)))
+            return refused
         if node is not None:
             node.pair()
             return node.connection.issue(command)

@@ -17,6 +17,7 @@ from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import NoPermissionError, ReadOnlyError
 
 from aiolock.backends.redis.endpoint import QUOTE, Endpoint
+from aiolock.backends.redis.format import Verify
 from aiolock.backends.redis.watcher import CHANNEL, RIGHTS, Place, hears, named
 from aiolock.contract import Finding
 from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, ConfigError
@@ -108,7 +109,9 @@ class Sentinels(Endpoint):
         user = f"{self._kwargs['username']}@" if self._kwargs.get("username") else ""
         self.address = f"{scheme}://{user}{','.join(places)}/{service}/{self._kwargs.get('db') or 0}"
 
-    async def connect(self, timeout: float, protocol: asyncio.Protocol) -> asyncio.WriteTransport:
+    async def connect(
+        self, timeout: float, protocol: asyncio.Protocol, verify: Verify | None = None
+    ) -> asyncio.WriteTransport:
         """As that of one server, to the one that most Sentinels name, if it says itself that it is the primary."""
         loop = asyncio.get_running_loop()
         end, latest = loop.time() + timeout, self._latest
@@ -116,7 +119,7 @@ class Sentinels(Endpoint):
         primary = _Primary.__new__(_Primary)
         primary._set(self._kind, self._kwargs | {"host": host, "port": port})  # noqa: SLF001 - its own class
         try:
-            transport = await primary.connect(max(0.0, end - loop.time()), protocol)
+            transport = await primary.connect(max(0.0, end - loop.time()), protocol, verify)
         except BackendError as error:
             self._failed = place
             # Who was the primary may still be named for a while; soon it is another one.

@@ -17,7 +17,7 @@ from random import Random
 from typing import Any, Protocol
 
 from aiolock.clock import Clock
-from aiolock.errors import BackendError, BackendRefused
+from aiolock.errors import BackendError, BackendRefused, UnsafeBackend
 from aiolock.logs import Log, get_logger
 
 __all__ = ["Place", "Wakeups"]
@@ -301,7 +301,11 @@ class Wakeups:
         error = reply.exception()
         if error is not None:
             # The connection tells us when it is back, and then we look at everything.
-            if not isinstance(error, BackendError):
+            if isinstance(error, UnsafeBackend):
+                # It will not be: those who wait ask, and are refused.
+                for place in [place for key in keys for place in self._waiting.get(key, ())]:
+                    place.wake()
+            elif not isinstance(error, BackendError):
                 log.error("heartbeat failed: %r", error)
             return
         for key, answer in zip(keys, reply.result()[1:], strict=True):
