@@ -19,8 +19,8 @@ done
 echo "== ${#busy[@]} busy processes on $(nproc) cores"
 
 if [ $# -gt 0 ]; then
-    "$python" -m pytest "$@"
+    "$python" -m pytest -o timeout=900 "$@"
 else
     AIOLOCK_DEPLOYMENTS="memory redis zookeeper mariadb" \
-        "$python" -m pytest -m "not slow" --numprocesses 8 --dist worksteal tests/unit tests/contract
+        "$python" -m pytest -o timeout=900 -m "not slow" --numprocesses 8 --dist worksteal tests/unit tests/contract
 fi

@@ -10,7 +10,7 @@ from aiolock import AcquireTimeout, Client, Lease, Lock
 from aiolock.errors import LossReason
 from tests.contract.deployments import Deployment
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 """Seconds after which something that has to happen counts as never."""
 
 

@@ -38,19 +38,18 @@ async def test_clients_are_served_in_the_order_of_their_arrival(deployment, clie
         return
     holder = await client.lock("x").acquire()
     order: list[tuple[int, int]] = []
-    clients = [await deployment.connect().open() for _ in range(5)]
-    turns = []
-    for number, other in enumerate(clients):
-        turns.append(asyncio.create_task(turn(other.lock("x"), order, number)))
-        await queued(client.lock("x"), number + 1)
-    await holder.release()
-    async with asyncio.timeout(PATIENCE):
-        await asyncio.gather(*turns)
+    async with contextlib.AsyncExitStack() as stack:
+        turns = []
+        for number in range(5):
+            other = await stack.enter_async_context(deployment.connect())
+            turns.append(asyncio.create_task(turn(other.lock("x"), order, number)))
+            await queued(client.lock("x"), number + 1)
+        await holder.release()
+        async with asyncio.timeout(PATIENCE):
+            await asyncio.gather(*turns)
     assert [who for who, _ in order] == [0, 1, 2, 3, 4]
     assert [token for _, token in order] == sorted({token for _, token in order})
     assert all(token > holder.token for _, token in order)
-    for other in clients:
-        await other.aclose()
 
 
 async def test_fair_tasks_of_two_clients_are_served_strictly_in_order(deployment, client, rival):

@@ -13,7 +13,7 @@ NEEDS = "requests"
 
 
 async def test_the_holder_is_told_why_and_may_go_on(client, rival):
-    async with client.lock("x", ttl=1) as lease:
+    async with client.lock("x", ttl=3) as lease:
         asked = lease.release_requested
         assert not asked
         assert asked.reason is None
@@ -35,7 +35,7 @@ async def wait(lease) -> str | None:
 
 async def test_nobody_is_asked_where_nobody_holds(client, rival):
     assert not await rival.lock("x").request_release()
-    async with client.lock("x", ttl=1) as lease:
+    async with client.lock("x", ttl=3) as lease:
         await passes(20)
         assert not lease.release_requested
     async with client.lock("y"):
@@ -53,7 +53,7 @@ async def test_who_waits_for_a_request_is_told_when_the_lease_ends(client):
 
 
 async def test_a_cancelled_wait_changes_nothing(client, rival):
-    async with client.lock("x", ttl=1) as lease:
+    async with client.lock("x", ttl=3) as lease:
         waiter = asyncio.create_task(wait(lease))
         await passes(3)
         waiter.cancel()
@@ -65,8 +65,8 @@ async def test_a_cancelled_wait_changes_nothing(client, rival):
 
 
 async def test_the_next_holder_was_not_asked(client, rival):
-    lease = await client.lock("x", ttl=1).acquire()
-    waiters = [asyncio.create_task(each.lock("x", ttl=1).acquire()) for each in (client, rival)]
+    lease = await client.lock("x", ttl=3).acquire()
+    waiters = [asyncio.create_task(each.lock("x", ttl=3).acquire()) for each in (client, rival)]
     await waiting(client, 1)
     await queued(client.lock("x"), 1)
     assert await rival.lock("x").request_release("mine now")
@@ -86,7 +86,7 @@ async def test_the_next_holder_was_not_asked(client, rival):
 async def test_everybody_inside_is_asked(client, rival, deployment):
     if "semaphore" not in deployment.kinds:
         return
-    leases = [await each.semaphore("x", 3, ttl=1).acquire() for each in (client, rival)]
+    leases = [await each.semaphore("x", 3, ttl=3).acquire() for each in (client, rival)]
     assert await rival.semaphore("x", 3).request_release("all of you")
     async with asyncio.timeout(PATIENCE):
         assert [await wait(lease) for lease in leases] == ["all of you"] * 2
@@ -95,7 +95,7 @@ async def test_everybody_inside_is_asked(client, rival, deployment):
 
 
 async def test_every_level_of_a_hold_is_asked(client, rival):
-    async with client.reentrant_lock("x", ttl=1) as outer, client.reentrant_lock("x") as inner:
+    async with client.reentrant_lock("x", ttl=3) as outer, client.reentrant_lock("x") as inner:
         await rival.lock("x").request_release("both")
         await until(lambda: inner.release_requested)
         assert outer.release_requested.reason == inner.release_requested.reason == "both"

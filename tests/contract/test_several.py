@@ -304,7 +304,7 @@ async def test_local_tasks_take_turns(client):
 async def test_a_request_to_one_is_a_request_to_all(deployment, client, rival):
     if "requests" not in deployment.kinds:
         return
-    async with lock_all(client.lock("a", ttl=1), client.lock("b", ttl=1)) as lease:
+    async with lock_all(client.lock("a", ttl=3), client.lock("b", ttl=3)) as lease:
         await rival.lock("b").request_release("please")
         async with asyncio.timeout(PATIENCE):
             assert await lease.release_requested == "please"

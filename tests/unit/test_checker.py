@@ -12,7 +12,7 @@ from tests.faults import checker
 from tests.faults.checker import FENCED, MUTEX, READ_WRITE, REENTRANT, Op, linearizable, operations, semaphore
 from tests.faults.guard import Guard, GuardClient
 from tests.faults.history import NEVER, History, Recorder, load
-from tests.faults.verdict import views
+from tests.faults.verdict import slowness, views
 
 
 class Story:
@@ -645,3 +645,11 @@ def test_a_connection_that_breaks_excuses_its_holder_by_every_clock(breaking, ov
     story.note(1040, "lost", "a", id="a#1", until=1_040_000_000, reason="session")
     for view in views(History(story.events), breaking):
         assert len(checker.exclusion(view, grace=0)) == overlaps
+
+
+def test_slowness_is_the_share_of_time_in_which_a_process_ran():
+    quiet = Story().note(0, "open", "a").note(1000, "end", "a")
+    assert slowness(History(quiet.events)) == 1.0
+    busy = Story().note(0, "open", "a").note(1000, "end", "a")
+    busy.note(100, "stop", "a", target="a", why="lag").note(600, "cont", "a", target="a", why="lag")
+    assert slowness(History(busy.events)) == pytest.approx(2.0)

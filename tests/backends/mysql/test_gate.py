@@ -155,14 +155,19 @@ async def test_a_crowd_is_not_kept_longer_than_it_wants_to_wait(place, monkeypat
 
         async with asyncio.timeout(PATIENCE):
             times = await asyncio.gather(*(ask(number) for number in range(200)))
-        # In line it would be up to ten seconds.
-        assert max(times) < 4
+        # One after the other it would be ten seconds and more.
+        assert max(times) < 8
 
 
 @pytest.mark.parametrize("mode", ["lease", "session"])
 async def test_a_crowd_gets_its_locks_and_the_others_of_its_client_are_kept(place, mode):
-    """More than the server does within a command timeout."""
-    async with place.connect(mode, ttl=10, command_timeout=1) as client:
+    """More than the server does within a command timeout, however busy the machine is."""
+    async with place.connect(mode, ttl=60, command_timeout=20) as client:
+        begun = time.monotonic()
+        few = await asyncio.gather(*(client.lock(f"few {number}").acquire() for number in range(64)))
+        timeout = max(1.0, 8 * (time.monotonic() - begun))
+        await asyncio.gather(*(lease.release() for lease in few))
+    async with place.connect(mode, ttl=max(10.0, 3 * timeout), command_timeout=timeout) as client:
         kept = [await client.lock(f"kept {number}").acquire() for number in range(3)]
         async with asyncio.timeout(PATIENCE):
             leases = await asyncio.gather(*(client.lock(f"x{number}").acquire() for number in range(2000)))

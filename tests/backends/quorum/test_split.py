@@ -58,7 +58,7 @@ async def test_each_is_cut_off_another_server(three, how):
     async with AsyncExitStack() as stack:
         ways = [await three.more_ways() for _ in range(3)]
         clients = [
-            await stack.enter_async_context(three.client(each, ttl=3, command_timeout=1)) for each in ways
+            await stack.enter_async_context(three.client(each, ttl=12, command_timeout=4)) for each in ways
         ]
         cut = [each[number] for number, each in enumerate(ways)]
         stack.callback(heal, *cut)
@@ -98,7 +98,7 @@ async def test_links_that_break_and_heal_at_random(three):
     async with AsyncExitStack() as stack:
         ways = [await three.more_ways() for _ in range(3)]
         clients = [
-            await stack.enter_async_context(three.client(each, ttl=20, command_timeout=1)) for each in ways
+            await stack.enter_async_context(three.client(each, ttl=12, command_timeout=4)) for each in ways
         ]
         async with asyncio.timeout(2 * PATIENCE), asyncio.TaskGroup() as nemeses:
             for number, each in enumerate(ways):

@@ -492,8 +492,9 @@ async def test_z12_creators_share_a_lock_and_strangers_do_not_see_it(server, cli
 # --- Z13, Z14
 
 
-async def test_z13_a_thousand_waiters_are_served_in_order(server, tools):
+async def test_z13_hundreds_of_waiters_are_served_in_order(server, tools):
     """Each with a node of its own; a handful of sessions would make no difference."""
+    many = 400
     async with tools.connect(server.port, query="session_timeout=40", command_timeout=30) as client:
         holder = await client.lock("x", fair=True).acquire()
         order: list[int] = []
@@ -503,16 +504,21 @@ async def test_z13_a_thousand_waiters_are_served_in_order(server, tools):
                 order.append(number)
 
         turns: list[asyncio.Task[None]] = []
-        while len(turns) < 1_000:
-            # Not all at once: each newcomer reads the whole list, and a small server drowns in its answers.
-            turns += [asyncio.create_task(turn(len(turns) + number)) for number in range(50)]
-            count = len(turns) + 1
-            await tools.until(lambda count=count: in_queue(tools, client, "x", count))
-        await holder.release()
-        # Generous: it takes a few seconds on a machine that has nothing else to do.
-        async with asyncio.timeout(150):
-            await asyncio.gather(*turns)
-        assert order == list(range(1_000))
+        try:
+            while len(turns) < many:
+                # Not all at once: each newcomer reads the whole list, and a small server drowns in its answers.
+                turns += [asyncio.create_task(turn(len(turns) + number)) for number in range(50)]
+                count = len(turns) + 1
+                await tools.until(lambda count=count: in_queue(tools, client, "x", count))
+            await holder.release()
+            # Generous: it takes a second or two on a machine that has nothing else to do.
+            async with asyncio.timeout(150):
+                await asyncio.gather(*turns)
+        finally:
+            for task in turns:
+                task.cancel()
+            await asyncio.gather(*turns, return_exceptions=True)
+        assert order == list(range(many))
         assert tools.session_of(client).watch_callbacks == {}
         assert client._backend.audience.claims == set()
 
@@ -588,7 +594,7 @@ def test_the_simple_recipe_refuses_other_kinds_before_any_io(tools):
 
 
 async def test_a_first_attempt_without_a_server_ends_in_time_and_says_so(proxy, tools):
-    async with tools.connect(proxy.port, command_timeout=0.5) as client:
+    async with tools.connect(proxy.port, command_timeout=2) as client:
         await no_connection(tools.session_of(client), proxy, tools)
         for call in (client.lock("x").acquire, client.lock("x").try_acquire, client.lock("x").inspect):
             with pytest.raises(BackendUnavailable):
