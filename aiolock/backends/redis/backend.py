@@ -136,6 +136,7 @@ class RedisBackend(Backend):
         self._many = Many(self)
         self._documents = Documents(self)
         self._format = Format(settings.namespace)
+        self._asked_format: asyncio.Future[Any] | None = None
         self._pushes = Pushes(self, self._notices, self._pairing, self._documents)
 
     async def open(self) -> None:
@@ -347,9 +348,10 @@ class RedisBackend(Backend):
 
     def _ask_format(self) -> None:
         """Read the format anew: a hold is gone, and all data may be, so that a client of another version came first."""
-        self._link().call("EVAL", FORMAT.source, "1", *self._format.words).add_done_callback(
-            self._told_format
-        )
+        if self._wire is not None and (self._asked_format is None or self._asked_format.done()):
+            # Thousands may be gone at once.
+            self._asked_format = self._wire.call("EVAL", FORMAT.source, "1", *self._format.words)
+            self._asked_format.add_done_callback(self._told_format)
 
     def _told_format(self, reply: asyncio.Future[Any]) -> None:
         if reply.cancelled() or reply.exception() is not None:
