@@ -34,6 +34,8 @@ log: Log = get_logger("aiolock.renew")
 
 LOOK = 0.25
 """Seconds between looks at the clock while anything is held: timers stand still during suspend, the clock does not."""
+FULL = 0.9
+"""The share of its ttl that a grant has left when it arrives, if it was not pushed and the link is not slow."""
 VERIFIED = 30.0
 """Seconds within which a hold that is not prolonged is verified, if its ttl is not shorter than three times that."""
 AFTER = 0.01
@@ -61,6 +63,7 @@ class Term:
         "claim",
         "due",
         "end",
+        "full",
         "keeper",
         "left",
         "limit",
@@ -91,6 +94,8 @@ class Term:
         self.queue: dict[Term, None] | None = None
         """Where the watchdog has put it."""
         self.until: float = grant.until
+        self.full: bool = grant.until - now >= FULL * claim.bid.ttl
+        """Whether it has had a whole ttl: not if the grant was pushed, which the first renewal confirms."""
         # As `_due`, in place: this is done for every acquire.
         due, soon = grant.until - 2 / 3 * claim.bid.ttl, now + (grant.until - now) / 3
         self.due: float = max(soon, due)
@@ -415,8 +420,9 @@ class Watchdog:
         if grant.demand and claim.demanded_at is None:
             claim.demanded_at = now
         self._lift(term)
-        if term.renewed:
+        if term.renewed and term.full:
             self.slack.record((term.until - now) / term.ttl)
+        term.full = True
         # A reply that arrives after its own term proves that the hold went on, but not that it still does.
         term.asked = grant.until <= now and not claim.fixed
         term.extend(grant.until, now)

@@ -468,6 +468,16 @@ async def test_a_short_grant_is_confirmed_in_time_although_requests_are_lost(sta
 
 
 @staged
+async def test_the_confirmation_of_a_short_grant_is_no_renewal_that_came_late(stage):
+    stage.hold(granted_for=claim_time(TTL))
+    stage.hold()
+    await asyncio.sleep(10 * TTL)
+    slack = stage.watchdog.slack.look()
+    assert slack.count == stage.watchdog.renewals - 1
+    assert 0.6 < slack.least <= slack.most < 0.7
+
+
+@staged
 async def test_short_grants_do_not_delay_the_renewal_of_others(stage):
     for turn in range(50):
         stage.hold(granted_for=None if turn % 2 else claim_time(TTL))
