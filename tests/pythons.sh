@@ -28,8 +28,8 @@ check() {
         "$venv/bin/python" -m pip install --quiet --editable '.[redis]' --group test || return
         touch "$venv/test.stamp"
     fi
-    "$venv/bin/python" -m pytest -q -n 4 --dist worksteal tests/contract \
-        -k "(memory or redis) and not far and not without-pubsub and not least-rights and not quorum and not cluster"
+    "$venv/bin/python" -m pytest -q -n 4 --dist worksteal tests/contract tests/unit/test_stops.py \
+        -k "test_stops or (memory or redis) and not far and not without-pubsub and not least-rights and not quorum and not cluster"
 }
 
 for version in "$@"; do
