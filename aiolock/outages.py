@@ -35,7 +35,7 @@ class Outages:
 
     def __init__(self, clock: Clock, in_use: Callable[[], bool] = lambda: True) -> None:
         self._clock = clock
-        self.in_use = in_use
+        self.in_use: Callable[[], bool] = in_use
         """Whether the client holds or waits for a lock."""
         self._open: dict[str, _Outage] = {}
 

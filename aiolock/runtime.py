@@ -151,7 +151,7 @@ class Runtime:
         self.random = random
         self.command_timeout = command_timeout
         self.label = label
-        self.state = State.NEW
+        self.state: State = State.NEW
         self.loop: asyncio.AbstractEventLoop | None = None
         self.thread = 0
         """The thread that the loop runs in."""

@@ -128,22 +128,22 @@ async def _guarded(
     lease = None
     async with inbox.listen(*LEAVE):
         try:
-            lease = await _acquire(lock, options, inbox, output)
-            status = await _work(options, lease, command, kill_after, inbox, output)
-            told = lease.lost
+            held = lease = await _acquire(lock, options, inbox, output)
+            status = await _work(options, held, command, kill_after, inbox, output)
+            told = held.lost
         except Ended as end:
             if end.signal:
                 limit = min(limit, HURRY)
             raise
         finally:
             await close(client, lease, inbox, limit)
-    if lease.lost and not told:
+    if held.lost and not told:
         output.message(
-            f"lock {shorten(lease.name)} was lost before the command had ended, which the server says only now: another "
+            f"lock {shorten(held.name)} was lost before the command had ended, which the server says only now: another "
             "holder may have been at work beside it",
             event="lost",
-            name=lease.name,
-            token=lease.token,
+            name=held.name,
+            token=held.token,
             reason="revoked",
         )
         if status == 0 and options.on_loss != "warn":
