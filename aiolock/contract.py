@@ -151,7 +151,7 @@ class Claim(ABC):
     async def attempt(self, wait: bool) -> Grant | None:
         """Ask once, in one atomic step; with ``wait``, a no also takes a place in the queue.
 
-        Ends within the command timeout; with ``wait``, within two, because many may ask at once. May be called again in
+        Ends within the command timeout; with ``wait``, within two. May be called again in
         every state and finds its own earlier grant or place. A grant that was pushed in the meantime is answered
         without asking. After a cancellation or an error nobody knows whether the server heard it: only ``attempt`` and
         ``release`` are right then.
@@ -287,6 +287,9 @@ class Backend(ABC):
 
     capabilities: frozenset[str] = frozenset()
     """What this deployment promises, in the words of ``require=``; complete after ``open``."""
+
+    concurrency: int = 4096
+    """How many claims of a client may make their first attempt at the same time; the others wait in the client."""
 
     settings: Settings
 

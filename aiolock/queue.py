@@ -136,15 +136,29 @@ class Cohort:
     async def lead(self, terms: Terms, timeout: float | None) -> Lease | None:
         """Ask the server as the first task of this cohort, and wait if it is taken."""
         runtime = self.runtime
-        wait, clock = timeout != 0, runtime.clock
+        wait, clock, gate = timeout != 0, runtime.clock, runtime.gate
         start = clock() if timeout else 0.0
         try:
-            if not timeout or timeout > 2 * runtime.command_timeout:
-                # The backend bounds it.
-                grant = await self._claim.attempt(wait)
+            if not gate.room:
+                async with asyncio.timeout(timeout if wait else runtime.command_timeout):
+                    grant = await gate.through(lambda: self._first(wait=wait))
             else:
-                async with asyncio.timeout(timeout):
-                    grant = await self._claim.attempt(wait=True)
+                # As `Gate.through`, two coroutines less.
+                gate.room -= 1
+                try:
+                    if not timeout or timeout > 2 * runtime.command_timeout:
+                        # The backend bounds it.
+                        grant = await self._claim.attempt(wait)
+                    else:
+                        async with asyncio.timeout(timeout):
+                            grant = await self._claim.attempt(wait=True)
+                except BaseException as error:
+                    gate.failed(error)
+                    raise
+                if gate.room:
+                    gate.room += 1
+                else:
+                    gate.answered()
         except BackendError as error:
             if self._ended:
                 raise closed_error() from error
@@ -152,7 +166,12 @@ class Cohort:
             raise
         except TimeoutError:
             self._desert()
-            return None
+            if wait:
+                return None
+            name, limit = shorten(self._bid.name), runtime.command_timeout
+            raise BackendUnavailable(
+                f"lock {name} was not asked for within {limit:g} s: too many requests of this client came first"
+            ) from None
         except BaseException:
             self._desert()
             raise
@@ -175,6 +194,12 @@ class Cohort:
         waiter = self._line_up(terms, first=True)
         self._drive(placed=grant is None, again=grant is not None)
         return await self._wait(waiter, None if timeout is None else max(0.0, timeout - (clock() - start)))
+
+    async def _first(self, *, wait: bool) -> Grant | None:
+        """Ask when it is our turn; the client may have been closed before it came."""
+        if self._ended:
+            raise closed_error()
+        return await self._claim.attempt(wait)
 
     def join(self, terms: Terms, timeout: float | None) -> Coroutine[Any, Any, Lease | None]:
         """Wait behind the other tasks of this cohort."""
@@ -312,7 +337,7 @@ class Cohort:
                     async with runtime.asking:
                         grant = await self._claim.attempt(wait=True)
                 else:
-                    grant = await self._claim.attempt(wait=True)
+                    grant = await runtime.gate.through(lambda: self._first(wait=True))
             except BackendError as error:
                 if not error.retryable or not self._lasting:
                     raise

@@ -21,6 +21,7 @@ from aiolock.contract import Backend, Claim, Release
 from aiolock.delivery import current_task
 from aiolock.errors import BackendError, LossReason, shorten
 from aiolock.figures import FIRST, THIN, Histogram, no_losses
+from aiolock.gate import Gate
 from aiolock.logs import Log, get_logger
 from aiolock.tasks import start
 from aiolock.watchdog import Watchdog
@@ -174,6 +175,8 @@ class Runtime:
         self.on_first_use: Callable[[], None] | None = None
         """What opens the client when it is used before; for tests with a server in memory."""
         self.stats: Stats = Stats()
+        self.gate: Gate = Gate(backend.concurrency, clock, command_timeout)
+        """Admits the first requests of claims."""
         self.asking: asyncio.Semaphore = asyncio.Semaphore(ASKING)
         """Turns of the claims that ask again."""
         self.forked: bool = False

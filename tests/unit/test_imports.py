@@ -19,7 +19,7 @@ ORDER = [
     {"names", "options", "kinds", "figures", "templates"},
     {"info", "document", "outages", "signals"},
     {"contract"},
-    {"notices"},
+    {"notices", "gate"},
     {"backends"},
     {"suspend"},
     {"watchdog"},

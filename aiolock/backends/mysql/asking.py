@@ -11,7 +11,6 @@ from aiolock.backends.mysql.connection import Session
 from aiolock.backends.mysql.crowded import Crowded
 from aiolock.backends.mysql.driver import Result
 from aiolock.backends.mysql.failures import hit
-from aiolock.backends.mysql.gate import Gate
 from aiolock.backends.mysql.sessions import Sessions
 from aiolock.contract import Backend
 from aiolock.errors import BackendUnavailable, DeadlockDetected
@@ -31,16 +30,16 @@ class Asking(Backend):
     """The server as messages call it, without the password."""
     random: Random
     sessions: Sessions
-    gate: Gate
+    concurrency = 32
+    """Enough that the server is never idle, and so few that other requests do not wait for long behind them."""
     crowded: Crowded
 
-    async def within(self, work: Coroutine[Any, Any, T], limit: float | None = None) -> T:
+    async def within(self, work: Coroutine[Any, Any, T]) -> T:
         """What ``work`` returns, if it ends within the command timeout: opening a connection and asking again included.
 
-        Commands under way are not interrupted; only the waiting for them is. ``limit`` is less than that.
+        Commands under way are not interrupted; only the waiting for them is.
         """
-        if limit is None:
-            limit = self.settings.command_timeout
+        limit = self.settings.command_timeout
         try:
             async with asyncio.timeout(limit):
                 return await work

@@ -18,7 +18,6 @@ from aiolock.backends.mysql.crowded import Crowded
 from aiolock.backends.mysql.doctor import diagnose
 from aiolock.backends.mysql.document import MySQLDocument
 from aiolock.backends.mysql.driver import Result
-from aiolock.backends.mysql.gate import Gate
 from aiolock.backends.mysql.guest import Guests
 from aiolock.backends.mysql.lease import LeaseMode
 from aiolock.backends.mysql.loan import RowLoan
@@ -194,7 +193,6 @@ class MySQLBackend(Asking):
             clock=self.settings.clock,
             enter=self.mode.enter,
         )
-        self.gate = Gate(self.settings.clock, self.settings.command_timeout)
         await self.sessions.main()
         if self.mode.name != "session":
             await self.ensure_schema(create=self._schema == "auto")

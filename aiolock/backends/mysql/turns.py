@@ -40,10 +40,7 @@ class TurnClaim(Claim):
 
     async def attempt(self, wait: bool) -> Grant | None:
         """Try without waiting; or if it is our turn, take it."""
-        backend = self._backend
-        if wait and self._place is None:
-            return await backend.gate.through(lambda limit: backend.within(self._attempt(wait=True), limit))
-        return await backend.within(self._attempt(wait=wait))
+        return await self._backend.within(self._attempt(wait=wait))
 
     async def _attempt(self, *, wait: bool) -> Grant | None:
         place = self._place

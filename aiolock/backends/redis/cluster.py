@@ -208,6 +208,9 @@ class ClusterBackend(RedisBackend):
 
     async def aclose(self) -> None:
         """Close all connections."""
+        # A timer that is due while the connections are closed has nothing to ask any more.
+        self.wakeups.close()
+        self._many.wakeups.close()
         if self._moving is not None:
             self._moving.cancel()
             self._moving = None

@@ -191,7 +191,7 @@ class Wakeups:
                 self._look_at(key, now, move=False)
 
     def close(self) -> None:
-        """No more timers."""
+        """End all timers, for good: answers that are under way may still come."""
         self._waiting.clear()
         self._ttls.clear()
         self._shortest = math.inf
@@ -201,6 +201,9 @@ class Wakeups:
         self._next_beat = math.inf
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
+        # No later time is before this one.
+        self._timer_at = -math.inf
 
     def _look_at(self, key: str, when: float, *, move: bool) -> None:
         known = self._ends.get(key)

@@ -245,6 +245,30 @@ async def test_who_is_sent_on_while_everything_is_closed_connects_to_nobody(clus
         assert not router._trips
 
 
+async def test_a_heartbeat_that_is_due_while_the_client_closes_is_not_sent(cluster, connect, monkeypatch):
+    async with connect(cluster.url) as holder, holder.lock("x"):
+        client = await connect(cluster.url).open()
+        backend = client._backend
+        waiter = asyncio.create_task(client.lock("x").acquire())
+        await until(lambda: backend.wakeups._waiting)
+        [key] = backend.wakeups._waiting
+        nodes, real = backend._router.nodes, backend._router.nodes.aclose
+
+        async def slowly() -> None:
+            # What still comes in may ask for a look.
+            backend.wakeups.ends(key, 0.01, first=True)
+            await asyncio.sleep(0.1)
+            await real()
+
+        monkeypatch.setattr(nodes, "aclose", slowly)
+        backend.wakeups.ends(key, 0.05, first=True)
+        await client.aclose()
+        with pytest.raises(RuntimeError, match="closed"):
+            await waiter
+        # A look without connections would be an error, which the loop tells.
+        assert backend.wakeups._timer is None
+
+
 # --- pushes and clocks
 
 

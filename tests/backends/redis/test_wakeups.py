@@ -101,6 +101,19 @@ def in_virtual_time(test: Callable[..., Awaitable[None]]) -> Callable[..., None]
 
 
 @in_virtual_time
+async def test_after_the_end_nothing_is_sent_whatever_comes_in_late(server):
+    server.wakeups.add(Place())
+    server.wakeups.close()
+    # The answer to an attempt that was under way.
+    server.wakeups.add(Place())
+    server.wakeups.ends("x", 0.5, first=True)
+    server.wakeups.claimed("x", 1.0)
+    server.wakeups.now()
+    await asyncio.sleep(100)
+    assert server.beats == []
+
+
+@in_virtual_time
 async def test_without_places_there_is_no_heartbeat(server):
     server.wakeups.now()
     await asyncio.sleep(100)

@@ -1,0 +1,95 @@
+"""The gate before the first request of a claim: a limited number is under way at once, and the others wait in order.
+
+A command timeout measures the server, not the queue of requests before it. Without a gate, thousands of tasks that ask at
+the same moment would fail by the command timeout, or by the limit of a connection, although the server answers all the time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from aiolock.clock import Clock
+from aiolock.errors import BackendUnavailable
+
+__all__ = ["Gate"]
+
+T = TypeVar("T")
+
+SHARE = 0.9
+"""Of a command timeout: a server that has answered none of those before it for this long refuses a request that waits."""
+
+
+class Gate:
+    """Admits requests in the order in which they came, ``room`` at once."""
+
+    __slots__ = ("_answered", "_clock", "_line", "_patience", "room")
+
+    def __init__(self, room: int, clock: Clock, timeout: float) -> None:
+        self.room: int = room
+        """How many more can be admitted at this moment; 0 as long as a request waits."""
+        self._clock = clock
+        self._patience = SHARE * timeout
+        self._line: OrderedDict[asyncio.Future[None], float] = OrderedDict()
+        """The requests that wait, each with the time when it came."""
+        self._answered = 0.0
+        """When the server answered last while requests waited."""
+
+    async def through(self, request: Callable[[], Awaitable[T]]) -> T:
+        """Return what ``request`` returns once it is admitted.
+
+        Raises what it raises, and :class:`BackendUnavailable` if it has waited for a command timeout in which the server
+        answered none of those before it. Cancelling it before the admission starts nothing.
+        """
+        if self.room:
+            self.room -= 1
+        else:
+            await self._admission()
+        try:
+            answer = await request()
+        except BaseException as error:
+            self.failed(error)
+            raise
+        self.answered()
+        return answer
+
+    def answered(self) -> None:
+        """Admit the next request instead of one that the server has answered."""
+        if self._line:
+            self._answered = self._clock()
+        self._next()
+
+    def failed(self, error: BaseException) -> None:
+        """Admit the next request instead of one that failed, unless the server is silent."""
+        if self._line and isinstance(error, BackendUnavailable) and error.retryable:
+            limit = self._clock() - self._patience
+            while self._line and self._answered <= limit and next(iter(self._line.values())) <= limit:
+                turn, _ = self._line.popitem(last=False)
+                if not turn.done():
+                    refusal = BackendUnavailable(str(error))
+                    refusal.__cause__ = error.__cause__
+                    turn.set_exception(refusal)
+        self._next()
+
+    async def _admission(self) -> None:
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._line[turn] = self._clock()
+        try:
+            await turn
+        except BaseException:
+            if turn.done() and not turn.cancelled() and turn.exception() is None:
+                # Admitted and cancelled in the same step.
+                self._next()
+            raise
+        finally:
+            self._line.pop(turn, None)
+
+    def _next(self) -> None:
+        while self._line:
+            turn, _ = self._line.popitem(last=False)
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self.room += 1

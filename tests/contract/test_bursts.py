@@ -1,0 +1,117 @@
+"""More requests at once than are admitted wait in the client: in order, for their own timeout, and without a trace."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from aiolock import AcquireTimeout, BackendUnavailable
+from tests.contract.deployments import Memory, RedisQuorum, registry
+from tests.contract.staging import PATIENCE, nothing_remains, passes, until
+
+NAMES = [f"lock {number}" for number in range(12)]
+
+
+async def test_a_burst_is_served_in_order(client):
+    gate = client._runtime.gate
+    gate.room = 1
+    order = []
+
+    async def work(name: str) -> None:
+        async with client.lock(name):
+            order.append(name)
+
+    async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as group:
+        for name in NAMES:
+            group.create_task(work(name))
+    assert order == NAMES
+    assert gate.room == 1
+
+
+async def test_what_ends_before_its_admission_leaves_nothing(deployment, rival):
+    limit = deployment.seconds(0.1)
+    async with deployment.connect(label="client") as client:
+        gate = client._runtime.gate
+        gate.room = 0
+        cancelled = asyncio.create_task(client.lock("cancelled").acquire())
+        patient = asyncio.create_task(client.lock("patient").acquire(timeout=PATIENCE))
+        first = asyncio.create_task(client.lock("shared").acquire(timeout=limit))
+        await passes(3)
+        # Behind the other task of the same client, and not concerned by what becomes of that.
+        second = asyncio.create_task(client.lock("shared").acquire(timeout=PATIENCE))
+        await passes(3)
+        cancelled.cancel()
+        with pytest.raises(AcquireTimeout):
+            await first
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+        assert not await rival.lock("cancelled").locked()
+        assert not patient.done()
+        assert not second.done()
+        assert not await rival.lock("patient").locked()
+        gate.answered()
+        async with asyncio.timeout(PATIENCE):
+            leases = [await patient, await second]
+        assert gate.room == 1
+        for lease in leases:
+            await lease.release()
+        assert not client._runtime.in_use()
+        for name in ("patient", "shared"):
+            await nothing_remains(rival, name)
+
+
+async def test_a_single_try_waits_for_its_admission_no_longer_than_a_command_timeout(deployment, rival):
+    async with deployment.connect(command_timeout=deployment.seconds(0.3)) as client:
+        gate = client._runtime.gate
+        gate.room = 0
+        with pytest.raises(BackendUnavailable, match="too many requests of this client came first"):
+            await client.lock("x").try_acquire()
+        with pytest.raises(BackendUnavailable, match="too many requests of this client came first"):
+            await client.lock("x").acquire(timeout=0)
+        assert not client._runtime.in_use()
+        gate.room = 1
+        assert not await rival.lock("x").locked()
+
+
+async def test_what_waits_for_its_admission_hears_that_the_client_was_closed(deployment, rival):
+    client = await deployment.connect().open()
+    gate = client._runtime.gate
+    gate.room = 0
+    tasks = [asyncio.create_task(client.lock(name).acquire()) for name in NAMES]
+    await passes(3)
+    await client.aclose()
+    gate.answered()
+    async with asyncio.timeout(PATIENCE):
+        await asyncio.wait(tasks)
+    for task in tasks:
+        with pytest.raises(RuntimeError, match="was closed while this task waited"):
+            task.result()
+    for name in NAMES:
+        assert not await rival.lock(name).locked()
+
+
+@pytest.mark.parametrize(
+    "server",
+    # A function call is always answered, and one server of three does not silence a quorum.
+    [each for each in registry() if not issubclass(each, Memory | RedisQuorum)],
+    ids=lambda each: each.name,
+    indirect=True,
+    scope="session",
+)
+async def test_a_silent_server_refuses_a_burst_within_a_few_command_timeouts(deployment):
+    limit = deployment.seconds(0.5)
+    async with deployment.through(command_timeout=limit) as (client, cut):
+        await (await client.lock("x").acquire(timeout=PATIENCE)).release()
+        gate = client._runtime.gate
+        gate.room = 1
+        cut(False)
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        tasks = [asyncio.create_task(client.lock(f"{number}").acquire()) for number in range(40)]
+        async with asyncio.timeout(PATIENCE):
+            await asyncio.wait(tasks)
+        # One after the other each would take a command timeout.
+        assert loop.time() - begun < 20 * limit
+        assert all(isinstance(task.exception(), BackendUnavailable) for task in tasks)
+        await until(lambda: gate.room == 1)
