@@ -13,6 +13,7 @@ from aiolock.contract import Family
 from aiolock.errors import BarrierBroken, WaitTimeout, shorten
 from aiolock.options import check_timeout
 from aiolock.runtime import Generations
+from aiolock.scribe import NoRoom
 
 __all__ = ["Barrier"]
 
@@ -105,6 +106,9 @@ class Barrier:
                 answer = await visit.late(f"a party timed out ({self._label})")
         except BarrierBroken:
             raise
+        except NoRoom:
+            visit.refuse(self._board())
+            raise
         except BaseException:
             visit.leave(f"a party was cancelled ({self._label})")
             raise
@@ -182,6 +186,7 @@ class _Visit:
     def __init__(self, name: str, found: Board, crew: _Crew, arrive: Arrive) -> None:
         self.party: int = next(_parties)
         self._inside: int | None = None
+        self._round = 0
         self._known = True
         self._name = name
         self._step = arrive
@@ -191,8 +196,12 @@ class _Visit:
         self.arrival: asyncio.Future[Any] = self._arrive()
 
     def _arrive(self) -> asyncio.Future[Any]:
-        me, party = self._board.id, self.party
-        return self._board.wish(lambda body: self._step(body, me, party))
+        return self._board.wish(self._come)
+
+    def _come(self, body: Body) -> tuple[Body | None, tuple[int, int]]:
+        """Arrive in the round that stands in the document."""
+        self._round = body["round"] if body else 0
+        return self._step(body, self._board.id, self.party)
 
     def look(self, body: Body) -> int | Late | None:
         """How many came before, once the round has been passed; raises :class:`BarrierBroken` if it was broken."""
@@ -212,6 +221,11 @@ class _Visit:
         if ended:
             raise BarrierBroken(self._name, ended)
         return None if ended is None else int(before)
+
+    def refuse(self, found: Board) -> None:
+        """There is no room for this party, so the others wait in vain: tell them, by way of a new board."""
+        number = self._round
+        found.wish(lambda body: rounds.refuse(body, number))
 
     def leave(self, why: str) -> asyncio.Future[Any]:
         """Give up; a future for what came of the round until then, as :func:`rounds.outcome` has it."""

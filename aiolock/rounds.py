@@ -26,6 +26,7 @@ __all__ = [
     "full",
     "leave",
     "outcome",
+    "refuse",
     "short",
 ]
 
@@ -138,6 +139,13 @@ def leave(body: Body, me: str, parties: set[int], why: str) -> tuple[Body | None
     if not body or me not in body["inside"] or not parties.intersection(body["inside"][me]["ids"]):
         return None, None
     return _ended(body, why), None
+
+
+def refuse(body: Body, number: int) -> tuple[Body | None, None]:
+    """There is no room for all parties of a round, so it cannot be completed: it is broken for those who are inside."""
+    if not body or body["round"] != number or not body["inside"]:
+        return None, None
+    return _ended(body, "there is no room for another party"), None
 
 
 def broken(body: Body, gone: Mapping[str, int]) -> tuple[Body | None, None]:

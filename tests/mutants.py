@@ -101,8 +101,8 @@ MUTANTS = (
     Mutant(
         "the verdict waits for a pass of the loop",
         "aiolock.watchdog",
-        "loop.call_later(delay, self._look, ",
-        "loop.call_later(delay, lambda: loop.call_soon(self._look), ",
+        "loop.call_at(due, self._look, ",
+        "loop.call_at(due, lambda: loop.call_soon(self._look), ",
         WATCHDOG + "test_work_that_sleeps_through_the_end_of_its_lease_in_a_stop_does_not_go_on",
     ),
     Mutant(
@@ -189,7 +189,7 @@ MUTANTS = (
         "aiolock.joint",
         "            super().mark_lost(reason)\n            self.fire()",
         "            super().mark_lost(reason)",
-        "tests/contract/test_several.py::test_losing_one_loses_all[memory-0]",
+        "tests/unit/test_combine.py::test_a_block_is_cancelled_at_once_when_one_of_its_locks_is_lost",
     ),
     Mutant(
         "a step whose answer was lost is carried out again",

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from aiolock import BarrierBroken, ConfigError, WaitTimeout
+from aiolock import BackendRefused, BarrierBroken, ConfigError, WaitTimeout, scribe
 from tests.contract.staging import PATIENCE, passes, until
 
 NEEDS = "documents"
@@ -96,6 +96,29 @@ async def test_a_party_whose_client_is_closed_breaks_the_round(deployment, clien
     closed, broken = await ends(tasks)
     assert isinstance(closed, RuntimeError)
     assert isinstance(broken, BarrierBroken)
+
+
+async def test_a_party_for_which_there_is_no_room_breaks_the_round(deployment, client, rival, monkeypatch):
+    stayers = [asyncio.create_task(each.barrier("x", 4).wait()) for each in (client, rival)]
+    await inside(client, 2, 4)
+    [board] = client._runtime.boards.values()
+    size = len((await board._scribe.document.read()).value)
+    # Enough for what those who are inside write, and not for the entry of another client.
+    monkeypatch.setattr(scribe, "MOST_BYTES", size + 40)
+    async with deployment.connect(label="other") as other:
+        with pytest.raises(BackendRefused, match="has too many users"):
+            await other.barrier("x", 4).wait(timeout=PATIENCE)
+        for broken in await ends(stayers):
+            assert isinstance(broken, BarrierBroken)
+            assert broken.reason == "there is no room for another party"
+    # The next round is another one, and complete with those for whom there is room.
+    monkeypatch.undo()
+    assert sorted(await ends([asyncio.create_task(client.barrier("x", 4).wait()) for _ in range(4)])) == [
+        0,
+        1,
+        2,
+        3,
+    ]
 
 
 class Silent:

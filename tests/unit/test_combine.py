@@ -10,7 +10,7 @@ import aiolock
 from aiolock.backends.memory import MemoryBackend, MemoryServer
 from aiolock.combine import LockAll, lock_all
 from aiolock.merging import merged
-from tests.contract.staging import passes, until
+from tests.contract.staging import passes, until, verdict
 
 
 class Wire:
@@ -184,3 +184,11 @@ async def test_what_could_not_be_released_at_once_is_tried_again_by_its_own_clie
         assert client._runtime.cleanups
     await until(lambda: not client._runtime.cleanups)
     assert not await client.lock("b").locked()
+
+
+async def test_a_block_is_cancelled_at_once_when_one_of_its_locks_is_lost(client):
+    with pytest.raises(aiolock.LockLost):
+        async with lock_all(client.lock("a"), client.lock("b")) as lease:
+            verdict(lease.parts[1])
+            await passes(5)
+            raise AssertionError("the block was not cancelled")
