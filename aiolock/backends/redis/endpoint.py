@@ -290,6 +290,9 @@ def _checked(given: dict[str, Any], *, tls: bool) -> dict[str, Any]:
         raise ConfigError(f"ssl_cert_reqs must be one of {', '.join(_CERT_REQS)}")
     if "ssl_check_hostname" in given:
         given["ssl_check_hostname"] = _flag("ssl_check_hostname", given["ssl_check_hostname"])
+    elif tls:
+        # Said, because it is not the default of redis-py before version 6.
+        given["ssl_check_hostname"] = given.get("ssl_cert_reqs") != "none"
     for name in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile"):
         if name in given:
             given[name] = os.fspath(given[name])

@@ -7,7 +7,17 @@ import socket
 import ssl
 from collections.abc import Iterator
 
-from redis.exceptions import InvalidResponse, RedisError, ResponseError
+from redis.exceptions import (
+    AuthenticationError,
+    BusyLoadingError,
+    ClusterDownError,
+    InvalidResponse,
+    NoPermissionError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+)
 
 from aiolock.errors import BackendError, BackendRefused, BackendUnavailable
 
@@ -108,6 +118,9 @@ _PHRASES: tuple[tuple[str, type[BackendError], bool, str], ...] = (
     # With cluster-allow-reads-when-down a script begins, and is stopped at its first write.
     ("while the cluster is down", BackendUnavailable, True, _CODES["CLUSTERDOWN"][2]),
     ("invalid password", BackendRefused, False, _CODES["WRONGPASS"][2]),
+    # Where redis-py removes the code.
+    ("invalid username-password pair", BackendRefused, False, _CODES["WRONGPASS"][2]),
+    ("authentication required", BackendRefused, False, _CODES["NOAUTH"][2]),
     ("user executing the script can't", BackendRefused, False, _RIGHTS),
     ("acl failure in script", BackendRefused, False, _RIGHTS),
     ("unauthenticated", BackendRefused, False, _CODES["NOAUTH"][2]),
@@ -116,6 +129,16 @@ _PHRASES: tuple[tuple[str, type[BackendError], bool, str], ...] = (
 _IN_SCRIPT = re.compile(r"(?:ERR .*)?@user_script: ?\d+: -?([A-Z]+) ")
 """Before version 7, the error of a command inside a script comes behind an ERR of the script, or behind its line if the
 script itself has caught it."""
+
+
+_REMOVED: dict[type[RedisError], str] = {
+    BusyLoadingError: "LOADING",
+    ClusterDownError: "CLUSTERDOWN",
+    NoPermissionError: "NOPERM",
+    OutOfMemoryError: "OOM",
+    ReadOnlyError: "READONLY",
+}
+"""Codes that stand for a class of redis-py alone. AuthenticationError stands for several, which differ in their text."""
 
 
 def from_reply(text: str) -> BackendError:
@@ -152,9 +175,15 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 def _reply(error: BaseException) -> str | None:
     """The error reply behind an exception of the driver, as the server sent it."""
-    if isinstance(error, RedisError) and error.status_code:
-        return f"{error.status_code} {error}"
-    return str(error) if isinstance(error, ResponseError) else None
+    if not isinstance(error, RedisError):
+        return None
+    # Older versions of redis-py remove the code from the text and keep it nowhere but in the class.
+    code = getattr(error, "status_code", None) or _REMOVED.get(type(error))
+    if code:
+        return f"{code} {error}"
+    if isinstance(error, ResponseError | AuthenticationError) or "max number of clients" in str(error):
+        return str(error)
+    return None
 
 
 def _tls(error: ssl.SSLError) -> BackendError:
