@@ -481,6 +481,8 @@ async def delete(url: str, key: str) -> None:
 
     async with Driver.from_url(url) as driver:
         assert await driver.delete(key)
+        # Older versions leave it to those who have not made the pool themselves.
+        await driver.connection_pool.disconnect()
 
 
 class RedisWithoutPubSub(Redis):
