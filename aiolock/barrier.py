@@ -10,10 +10,9 @@ from typing import Any
 from aiolock import rounds
 from aiolock.board import LATE, Board, Body, Late, board
 from aiolock.contract import Family
-from aiolock.errors import BarrierBroken, WaitTimeout, shorten
+from aiolock.errors import BackendRefused, BarrierBroken, WaitTimeout, shorten
 from aiolock.options import check_timeout
 from aiolock.runtime import Generations
-from aiolock.scribe import NoRoom
 
 __all__ = ["Barrier"]
 
@@ -106,10 +105,9 @@ class Barrier:
                 answer = await visit.late(f"a party timed out ({self._label})")
         except BarrierBroken:
             raise
-        except NoRoom:
-            visit.refuse(self._board())
-            raise
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, BackendRefused) and found.full:
+                visit.refuse(self._board())
             visit.leave(f"a party was cancelled ({self._label})")
             raise
         finally:

@@ -71,6 +71,11 @@ class Board:
 
     # --- what tasks do
 
+    @property
+    def full(self) -> bool:
+        """Whether the work has ended because there is no room in the document for what was wished."""
+        return self._scribe.full
+
     def wish(self, step: Step) -> asyncio.Future[Any]:
         """Have a step carried out; a future for its answer, which fails after the command timeout.
 

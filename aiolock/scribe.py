@@ -17,17 +17,13 @@ from aiolock.document import MOST_BYTES, Document, Entry
 from aiolock.errors import BackendError, BackendRefused
 from aiolock.pen import Answers, Body, Pen, Step, carry_out, settle
 
-__all__ = ["Look", "NoRoom", "Scribe", "Wants"]
+__all__ = ["Look", "Scribe", "Wants"]
 
 Look = Callable[[Body], Any]
 """``None`` to go on waiting, else the answer."""
 
 PAUSE = 0.005
 """Seconds to wait at most after a lost race, doubled with each one more, up to 128 times as much."""
-
-
-class NoRoom(BackendRefused):
-    """The document would be longer than a server keeps."""
 
 
 class Wants:
@@ -80,6 +76,8 @@ class Scribe:
         self.document = document
         self.trouble: BackendError | None = None
         """Why the server could not be asked; ``None`` if it could."""
+        self.full = False
+        """Whether it has ended because the document would be longer than a server keeps."""
         self.sent = math.inf
         """Since when the server has owed an answer, by the client's clock."""
         self._what = what
@@ -175,7 +173,8 @@ class Scribe:
             return entry
         value = self.pen.write(draft.body, draft.answers)
         if len(value) > MOST_BYTES:
-            raise NoRoom(
+            self.full = True
+            raise BackendRefused(
                 f"{self._what} has too many users: its document would have {len(value)} bytes, and {MOST_BYTES} is the most"
             )
         self.sent = self._clock()
