@@ -11,7 +11,7 @@ import asyncio
 import functools
 import heapq
 import math
-from collections import Counter, deque
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any, Protocol
@@ -96,11 +96,16 @@ class Wakeups:
         self._ends: dict[str, float] = {}
         """When a lock should be looked at before the next heartbeat."""
         self._agenda: list[tuple[float, str]] = []
-        self._batches: deque[list[str]] = deque()
-        """What the next calls look after. On one server there is one call at a time: what others issue meanwhile waits for one call
-        only, and a server that is slower than the heartbeats is not buried under them."""
+        self._urgent: OrderedDict[str, None] = OrderedDict()
+        """The locks that are to be looked at now, the earliest first. On one server there is one call at a time: what others issue
+        meanwhile waits for one call only, and a server that is slower than the heartbeats is not buried under them. So all that
+        becomes due during a call is in the next one."""
+        self._round: OrderedDict[str, None] = OrderedDict()
+        """The locks that the round of heartbeats under way has still to look after; they go behind the urgent ones."""
         self._calls = 0
         """How many calls are under way."""
+        self._in_round = False
+        """Whether the call under way on one server is part of the round."""
         self._began = 0.0
         """When the latest round of heartbeats began."""
         self._overdue = False
@@ -197,7 +202,8 @@ class Wakeups:
         self._shortest = math.inf
         self._ends.clear()
         self._agenda.clear()
-        self._batches.clear()
+        self._urgent.clear()
+        self._round.clear()
         self._next_beat = math.inf
         if self._timer is not None:
             self._timer.cancel()
@@ -242,7 +248,6 @@ class Wakeups:
     def _look(self) -> None:
         self._timer, self._timer_at = None, math.inf
         now = self._clock()
-        due: list[str] = []
         if now < self._next_beat:
             pass
         elif self._busy:
@@ -250,38 +255,38 @@ class Wakeups:
             self._next_beat = now + self.period
         else:
             self._began = now
-            due = list(self._waiting)
-            crowd = len(due) / self.batch / CALLS
+            self._round.update(dict.fromkeys(self._waiting))
+            crowd = len(self._round) / self.batch / CALLS
             self._next_beat = now + max(self.period, min(crowd, self.life_ms / 3000))
-        urgent: list[str] = []
         agenda = self._agenda
         while agenda and agenda[0][0] <= now:
             when, key = heapq.heappop(agenda)
             if self._ends.get(key) == when:
                 del self._ends[key]
-                urgent.append(key)
-        due = list(dict.fromkeys((*urgent, *due)))
-        batches = [due[start : start + self.batch] for start in range(0, len(due), self.batch)]
-        if urgent:
-            self._batches.extendleft(reversed(batches))
-        else:
-            self._batches.extend(batches)
+                self._urgent[key] = None
+                self._round.pop(key, None)
         self._send()
         self._arm()
 
     @property
     def _busy(self) -> bool:
         """Whether a round of heartbeats on one server has not ended yet."""
-        return self.batch > 1 and bool(self._calls or self._batches)
+        return self._in_round or bool(self._round)
 
     def _send(self) -> None:
         """Make the next calls: one on one server, all in a cluster, where one node must not hold up the others."""
-        while self._batches and (self.batch == 1 or not self._calls):
-            self._ask(self._batches.popleft())
+        while (self._urgent or self._round) and (self.batch == 1 or not self._calls):
+            keys: list[str] = []
+            for due in (self._urgent, self._round):
+                while due and len(keys) < self.batch:
+                    keys.append(due.popitem(last=False)[0])
+                    self._in_round = due is self._round and self.batch > 1
+            self._ask(keys)
 
     def _answered(self) -> None:
         """A call has ended, in whatever way."""
         self._calls -= 1
+        self._in_round = False
         self._send()
         if self._overdue and not self._busy:
             # Others get as much of the server's time as the round took.

@@ -218,6 +218,48 @@ async def test_a_server_that_is_slower_than_the_heartbeats_is_asked_one_call_at_
     assert any(keys[0] == "urgent" for keys, _ in replies[-3:])
 
 
+def _slow(server: Server, seconds: float) -> None:
+    """Have each heartbeat answered after so many seconds."""
+
+    def beat(keys: Sequence[str], counts: Sequence[int], life: int) -> asyncio.Future[Any]:
+        server.beats.append((server.now, list(keys), list(counts), life))
+        reply: asyncio.Future[Any] = server.loop.create_future()
+        server.loop.call_later(
+            seconds, reply.set_result, [0, *(server.answers.get(key, [0, 0, 0]) for key in keys)]
+        )
+        return reply
+
+    server.wakeups._beat = beat
+
+
+@in_virtual_time
+async def test_no_look_that_is_due_is_overtaken_by_later_ones(server):
+    _slow(server, 0.2)
+    for n in range(30):
+        server.wakeups.add(Place(f"x{n}"))
+        server.wakeups.ends(f"x{n}", n / 20, first=True)
+    await asyncio.sleep(PERIOD - SOON)
+    looked = {key: when for when, keys, *_ in server.beats for key in keys}
+    # A look waits for the call that is under way and for no other: all that becomes due meanwhile is in the next call.
+    late = [looked[f"x{n}"] - n / 20 for n in range(30)]
+    assert max(late) <= 0.2 + 0.01
+    assert len(server.beats) <= 10
+
+
+@in_virtual_time
+async def test_a_heartbeat_that_is_due_during_a_look_follows_it_at_once(server):
+    _slow(server, 0.2)
+    for key in "xyz":
+        server.wakeups.add(Place(key))
+    # Looks that are under way whenever a heartbeat is due.
+    for n in range(1, 6):
+        server.loop.call_later(n * PERIOD - 0.1, server.wakeups.claimed, "w", 0.0)
+    await asyncio.sleep(5 * PERIOD + 1)
+    rounds = [when for when, keys, *_ in server.beats if {*"xyz"} <= {*keys}]
+    assert len(rounds) == 5
+    assert all(when - PERIOD * n <= 0.5 for n, when in enumerate(rounds, start=1))
+
+
 @in_virtual_time
 async def test_a_node_of_a_cluster_that_does_not_answer_holds_up_no_heartbeat_of_others(server):
     server.wakeups.batch = 1
