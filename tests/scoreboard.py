@@ -19,7 +19,8 @@ from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
 
-from tests.faults.history import NEVER, History, load
+from aiolock.backends.redis.wakeups import LIFE
+from tests.faults.history import NEVER, History, Hold, load
 from tests.faults.run import Plan, run
 from tests.faults.verdict import RESTART, Verdict
 from tests.mutants import MUTANTS
@@ -163,13 +164,16 @@ class Board:
 
     def _after_stops(self) -> str:
         [shown] = self.shown("stale")
-        delays = sorted(after_stops(shown.history))
+        delays = sorted(after_stops(shown.history, max(MANY.ttls or ())))
         return f"{len(delays)}; p99 {_ms(_p99(delays))}, worst {_ms(max(delays, default=NEVER))}"
 
     def _after_kills(self) -> str:
         [shown] = self.shown("kills")
-        waits = after_kills(shown.history)
-        return f"{_ms(max(waits, default=NEVER))}, worst of {len(waits)} with a waiter in the queue"
+        waits, others = after_kills(shown.history), after_kills(shown.history, alone=False)
+        return (
+            f"{_ms(max(waits, default=NEVER))}, worst of {len(waits)} with a waiter in the queue; "
+            f"{len(others)} where a waiter died as well: worst {_ms(max(others, default=0.0))}"
+        )
 
     def _after_restarts(self) -> str:
         waits = [wait for shown in self.shown("restarts") for wait in after_restarts(shown.history)]
@@ -196,22 +200,31 @@ class Board:
         return f"{sum(len(verdict.outside['ownership']) for verdict in verdicts)} of {done}"
 
 
-def after_stops(history: History) -> list[float]:
-    """Seconds from waking to being told, of losses that happened during a long stop."""
+def after_stops(history: History, ttl: float) -> list[float]:
+    """Seconds that a process ran until it was told of a loss that happened while it was stopped for more than a ttl.
+
+    It may be stopped again before it has run for long: that is no time in which it could have told.
+    """
     delays = []
     for event in history.events:
         if event["kind"] == "lost":
+            until, told = event["until"], event["t"]
             stops = history.stops[event["process"]]
-            if any(cont - stop > 1e9 and stop < event["until"] < cont for stop, cont in stops):
-                awake = event["until"]
-                for stop, cont in stops:  # one stop may follow upon the other
-                    awake = cont if stop <= awake < cont else awake
-                delays.append(max(0.0, event["t"] - awake) / 1e9)
+            if any(cont - stop > ttl * 1e9 and stop < until < cont for stop, cont in stops):
+                ran, awake = 0.0, until
+                for stop, cont in sorted(stops):  # they may overlap
+                    if cont > awake and stop < told:
+                        ran, awake = ran + max(0, stop - awake), cont
+                delays.append((ran + max(0, told - awake)) / 1e9)
     return delays
 
 
-def after_kills(history: History) -> list[float]:
-    """Seconds from the death of a holder to the grant of somebody who was in line then."""
+def after_kills(history: History, *, alone: bool = True) -> list[float]:
+    """Seconds from the death of a holder to the grant of a waiter that was in line then.
+
+    A waiter that dies in the same line may be granted the lock, and costs the provisional grant if the server cannot know of
+    its death: kills with such a death are those that are not `alone`.
+    """
     waits = []
     for process, kill in history.kills.items():
         for dead in history.holds:
@@ -221,8 +234,21 @@ def after_kills(history: History) -> list[float]:
                     for hold in history.holds
                     if hold.name == dead.name and hold.process != process and hold.call < kill < hold.ret
                 ]
-                waits += [(min(served) - kill) / 1e9] if served else []
+                if served and alone is not _died_in_line(history, dead, kill, min(served)):
+                    waits.append((min(served) - kill) / 1e9)
     return waits
+
+
+def _died_in_line(history: History, dead: Hold, kill: float, served: float) -> bool:
+    """Whether a waiter died that could be before the one that was served: its place stands for a while."""
+    return any(
+        each.name == dead.name
+        and each is not dead
+        and each.call < (death := history.killed(each.process)) < served
+        and death > kill - LIFE * 1e9
+        and min(each.release_call, each.ret if each.result != "ok" else NEVER) > death
+        for each in history.attempts
+    )
 
 
 def after_restarts(history: History) -> list[float]:

@@ -13,6 +13,7 @@ from tests.faults.checker import FENCED, MUTEX, READ_WRITE, REENTRANT, Op, linea
 from tests.faults.guard import Guard, GuardClient
 from tests.faults.history import NEVER, History, Recorder, load
 from tests.faults.verdict import slowness, views
+from tests.scoreboard import after_kills, after_stops
 
 
 class Story:
@@ -653,3 +654,42 @@ def test_slowness_is_the_share_of_time_in_which_a_process_ran():
     busy = Story().note(0, "open", "a").note(1000, "end", "a")
     busy.note(100, "stop", "a", target="a", why="lag").note(600, "cont", "a", target="a", why="lag")
     assert slowness(History(busy.events)) == pytest.approx(2.0)
+
+
+# The figures of the scoreboard
+
+
+def test_being_told_after_a_stop_is_measured_by_the_time_in_which_the_process_ran():
+    story = Story().attempt("a", 0, 1).note(50, "stop", target="a").note(1050, "cont", target="a")
+    # Stopped again, 2 ms later, before it could tell.
+    story.note(1052, "stop", target="a").note(2800, "cont", target="a")
+    story.note(2803, "lost", "a", id="a#1", until=500 * 1_000_000)
+    assert after_stops(story.told(), ttl=0.9) == [pytest.approx(0.005)]
+    assert after_stops(story.told(), ttl=1.1) == []
+
+
+def test_a_process_that_is_told_late_although_it_ran_is_found():
+    story = Story().attempt("a", 0, 1).note(50, "stop", target="a").note(1050, "cont", target="a")
+    story.note(1900, "stop", target="a").note(2800, "cont", target="a")
+    story.note(2803, "lost", "a", id="a#1", until=500 * 1_000_000)
+    assert after_stops(story.told(), ttl=0.9) == [pytest.approx(0.853)]
+
+
+def test_the_next_holder_after_a_kill_is_the_first_of_those_in_line():
+    story = (
+        Story().attempt("a", 0, 1).attempt("b", 5, 1060).attempt("c", 6, 1100).note(100, "kill", target="a")
+    )
+    assert after_kills(story.told()) == [pytest.approx(0.96)]
+    assert after_kills(story.told(), alone=False) == []
+
+
+def test_kills_where_a_waiter_of_the_same_lock_died_as_well_are_counted_apart():
+    story = (
+        Story().attempt("a", 0, 1).attempt("b", 4, None).attempt("c", 5, 2060).note(100, "kill", target="a")
+    )
+    story.attempt("d", 5, None, name="y")
+    story.note(200, "kill", target="d")
+    assert after_kills(story.told()) == [pytest.approx(1.96)]
+    story.note(300, "kill", target="b")
+    assert after_kills(story.told()) == []
+    assert after_kills(story.told(), alone=False) == [pytest.approx(1.96)]
