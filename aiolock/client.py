@@ -313,6 +313,7 @@ class Client:
             await runtime.backend.settle(deadline - loop.time())
         finally:
             runtime.state = State.CLOSED
+            runtime.watchdog.close()
             tasks = [task for task in runtime.tasks if not task.done()]
             for task in tasks:
                 task.cancel()

@@ -1,7 +1,8 @@
 """The clock that runs during suspend; the only module that reads time.
 
-``loop.time()`` and ``time.monotonic()`` stand still while a Linux machine is suspended, and a server elsewhere
-does not. Terms are therefore judged by ``CLOCK_BOOTTIME`` where there is one. Nothing here is the wall clock.
+``loop.time()`` and ``time.monotonic()`` stand still while a machine with Linux or macOS is suspended, and a server elsewhere
+does not. Terms are therefore judged by ``CLOCK_BOOTTIME`` (Linux), or by ``CLOCK_MONOTONIC``, which on macOS is not
+the clock of ``time.monotonic()`` and goes on. Nothing here is the wall clock.
 """
 
 from __future__ import annotations
@@ -15,6 +16,12 @@ __all__ = ["Clock", "system_clock"]
 Clock = Callable[[], float]
 """A function without arguments that returns seconds since an arbitrary, fixed moment, and never goes back."""
 
-system_clock: Clock = (
-    partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
-)
+
+def _choose() -> Clock:
+    for name in ("CLOCK_BOOTTIME", "CLOCK_MONOTONIC"):
+        if hasattr(time, name):
+            return partial(time.clock_gettime, getattr(time, name))
+    return time.monotonic
+
+
+system_clock: Clock = _choose()

@@ -13,6 +13,7 @@ import math
 import sys
 from collections.abc import Callable
 from contextvars import Context
+from operator import itemgetter
 from typing import Any, Final, NoReturn
 
 __all__ = ["Waking", "answer", "current_task", "expect", "read_little", "wake", "wake_now", "wake_soon"]
@@ -29,12 +30,17 @@ if sys.version_info < (3, 12):
 LITTLE = 65536
 """Bytes."""
 
-_expected: dict[asyncio.AbstractEventLoop, dict[object, float]] = {}
-"""When, by its loop, each timer is due that must be called before a task goes on."""
-_first: dict[asyncio.AbstractEventLoop, float] = {}
+Due = tuple[float, Callable[[], float]]
+"""A time, and the clock that it belongs to."""
+
+_NEVER: Final[Due] = (math.inf, float)
+_expected: dict[asyncio.AbstractEventLoop, dict[object, Due]] = {}
+"""For each loop, when each timer is due that must be called before a task goes on."""
+_first: dict[asyncio.AbstractEventLoop, Due] = {}
 """The first of them for each loop."""
 
 _TASK: Final = asyncio.Task
+_when: Final = itemgetter(0)
 
 
 def read_little(transport: object) -> None:
@@ -65,11 +71,12 @@ def answer(future: Future, reply: Any) -> Waking | None:
     return None
 
 
-def expect(loop: asyncio.AbstractEventLoop, owner: object, when: float) -> None:
-    """Let no task go on at once from ``when`` on (``inf``: at any time), until the timer of ``owner`` has been called.
+def expect(loop: asyncio.AbstractEventLoop, owner: object, when: float, clock: Callable[[], float]) -> None:
+    """Let no task go on at once from ``when`` on (``inf``: no such time), until the timer of ``owner`` has been called.
 
     After a stop of the process the reply to a task is read before the timers that came due meanwhile are called. One of
-    them may have to cancel that task.
+    them may have to cancel that task. ``clock`` is not the loop's: that one stands still during suspend, and with uvloop
+    until the end of a callback.
     """
     if loop not in _expected:
         for closed in [other for other in list(_expected) if other.is_closed()]:
@@ -77,11 +84,11 @@ def expect(loop: asyncio.AbstractEventLoop, owner: object, when: float) -> None:
             _first.pop(closed, None)
     timers = _expected.setdefault(loop, {})
     if when < math.inf:
-        timers[owner] = when
+        timers[owner] = when, clock
     else:
         timers.pop(owner, None)
     if timers:
-        _first[loop] = min(timers.values())
+        _first[loop] = min(timers.values(), key=_when)
     else:
         _expected.pop(loop, None)
         _first.pop(loop, None)
@@ -94,8 +101,9 @@ def wake(wakings: list[Waking]) -> None:
     the others had their turn.
     """
     loop = wakings[0][2].get_loop()
+    when, clock = _first.get(loop, _NEVER)
     # A write of the running task has led to a reply in one and the same step: no task may begin inside of another.
-    later = current_task(loop) is not None or loop.time() > _first.get(loop, math.inf)
+    later = current_task(loop) is not None or clock() >= when
     for step, context, future in wakings:
         if later:
             wake_soon((step, context, future))

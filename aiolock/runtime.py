@@ -247,6 +247,7 @@ class Runtime:
             contender.bury()
         self.tasks.clear()
         self.cleanups.clear()
+        self.watchdog.close()
         self.backend.abandon()
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:

@@ -1,7 +1,6 @@
 """Call back at a time of ``CLOCK_BOOTTIME``: a timer of the loop stands still while the machine is suspended.
 
-A Linux ``timerfd`` that the loop reads is due at once after a suspend, where a timer of the loop would come late by
-what was left of it. Where there is none, :func:`open_timer` returns ``None`` and the timers of the loop must do.
+A Linux ``timerfd`` that the loop reads is due at once after a suspend, where a timer of the loop would come late.
 """
 
 from __future__ import annotations
@@ -11,14 +10,12 @@ import contextlib
 import os
 import struct
 import time
+import weakref
 from collections.abc import Callable
 
 from aiolock.clock import Clock, system_clock
 
 __all__ = ["Timer", "open_timer"]
-
-NONBLOCK_CLOEXEC = 0o2004000
-ABSOLUTE = 1
 
 
 class Timer:
@@ -27,30 +24,27 @@ class Timer:
     def __init__(self, loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
         import ctypes  # noqa: PLC0415 - only Linux needs it, and os.timerfd_create is new in Python 3.13
 
-        self._loop, self._call = loop, call
-        libc = ctypes.CDLL(None, use_errno=True)
+        self._loop, self._call, self._pid = loop, call, os.getpid()
+        libc = ctypes.CDLL(None)
         self._settime = libc.timerfd_settime
-        self._fd: int = libc.timerfd_create(time.CLOCK_BOOTTIME, NONBLOCK_CLOEXEC)
+        self._fd: int = libc.timerfd_create(time.CLOCK_BOOTTIME, os.O_NONBLOCK | os.O_CLOEXEC)
         if self._fd < 0:
-            raise OSError(ctypes.get_errno(), "timerfd_create")
-        try:
-            loop.add_reader(self._fd, self._due)
-        except BaseException:
-            os.close(self._fd)
-            raise
+            raise OSError("no timerfd")
+        self._free = weakref.finalize(self, os.close, self._fd)
+        loop.add_reader(self._fd, self._due)
 
     def set(self, when: float) -> None:
         """Call back at ``when``, in seconds of CLOCK_BOOTTIME."""
-        seconds = int(when)
-        # struct itimerspec: no interval, then the time; all zero would disarm it.
-        spec = struct.pack("@4l", 0, 0, seconds, max(1, int((when - seconds) * 1e9)))
-        self._settime(self._fd, ABSOLUTE, spec, None)
+        # struct itimerspec: no interval, then the time; all zero would disarm it. 1 is TFD_TIMER_ABSTIME.
+        spec = struct.pack("@4l", 0, 0, int(when), max(1, int(when % 1 * 1e9)))
+        self._settime(self._fd, 1, spec, None)
 
     def close(self) -> None:
-        """Call back no more."""
-        if not self._loop.is_closed():
-            self._loop.remove_reader(self._fd)
-        os.close(self._fd)
+        """Call back no more; in a forked child, whose loop shares the registration with the parent's, do nothing."""
+        if os.getpid() == self._pid:
+            if not self._loop.is_closed():
+                self._loop.remove_reader(self._fd)
+            self._free()
 
     def _due(self) -> None:
         with contextlib.suppress(BlockingIOError):

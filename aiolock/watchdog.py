@@ -264,13 +264,13 @@ class Watchdog:
             self._spawn(self.run(), "aiolock-watchdog")
         if self._timer is not None:
             self._timer.cancel()
-        now = self._clock()
+        # The loop's clock first: a stop between the two must not make the timer late by as much.
+        due, now = loop.time(), self._clock()
         self._next_look = min(when, now + LOOK)
-        # Asked of the loop's clock, not of the timer: uvloop returns one without `when` if it is due already.
-        due = loop.time() + max(0.0, self._next_look - now)
+        due += max(0.0, self._next_look - now)
         # Not in the context of the task that acquires: it would be kept, by one timer after the other.
         self._timer = loop.call_at(due, self._look, context=self._context)
-        expect(loop, self, due)
+        expect(loop, self, self._next_look, self._clock)
         if self._boot_timer is not None:
             self._boot_timer.set(self._next_look + AFTER)
 
@@ -280,7 +280,7 @@ class Watchdog:
             self._timer.cancel()
             self._timer = None
         if self._loop is not None:
-            expect(self._loop, self, math.inf)
+            expect(self._loop, self, math.inf, self._clock)
 
     def _look(self) -> None:
         """Look at the clock: end what is over, renew what is due, and set the timer again if anything is held."""
@@ -325,11 +325,14 @@ class Watchdog:
             self._listening = False
             if self._alive():
                 self._lose_all("its task was cancelled by the program")
-            else:
-                self._unset_timer()
-                self._loop = None
-                if self._boot_timer is not None:
-                    self._boot_timer.close()
+
+    def close(self) -> None:
+        """Set no timer any more: the client, or its loop, is closed."""
+        self._unset_timer()
+        self._loop = None
+        if self._boot_timer is not None:
+            self._boot_timer.close()
+            self._boot_timer = None
 
     def _next_event(self) -> float:
         # A new dict as well: an emptied one keeps the size that it had.

@@ -94,6 +94,13 @@ class Board:
         yield "told in time (loss without a stop)", "100 % of >= 300; margin >= 2 % of ttl", self._told
         yield "told after a stop or a blocked loop", "200; p99 <= 20 ms", self._after_stops
         yield (
+            "steps of a guarded block after a stop of 0.2-3 ttl, each of 200",
+            "0; busy loop: <= 1, with sleep(0) <= 2",
+            lambda: _last(
+                sys.executable, "-m", "tests.stops", "--stops", str(max(8, int(200 * self._scale)))
+            ),
+        )
+        yield (
             "await points cancelled, every primitive and mode",
             "0 leaks, 0 swallowed",
             lambda: tests("tests/contract/test_sweep.py", "-k", "redis"),

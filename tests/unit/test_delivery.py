@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import math
 import socket
 
 import pytest
 
-from aiolock.delivery import answer, read_little, wake
+from aiolock.delivery import _expected, _first, answer, expect, read_little, wake
 
 WORD: contextvars.ContextVar[str] = contextvars.ContextVar("word", default="none")
 
@@ -189,3 +190,61 @@ async def test_a_connection_reads_no_more_at_a_time_than_answers_are_long():
 
 def test_other_transports_have_other_ways():
     read_little(object())
+
+
+@pytest.mark.parametrize("stopped", [True, False])
+async def test_no_task_goes_on_at_once_while_a_timer_is_overdue(stopped):
+    loop = asyncio.get_running_loop()
+    story: list[str] = []
+    now = 100.0
+    near, far = object(), object()
+
+    async def caller(future: asyncio.Future[str]) -> None:
+        story.append(await future)
+
+    async def ask(reply: str) -> None:
+        future: asyncio.Future[str] = loop.create_future()
+        task = asyncio.create_task(caller(future))
+        await passes()
+
+        def read() -> None:
+            deliver((future, reply))
+            story.append("read")
+
+        loop.call_soon(read)
+        await task
+        await passes()
+
+    expect(loop, far, 300.0, lambda: now)
+    expect(loop, near, 200.0, lambda: now)
+    try:
+        now = 250.0 if stopped else 199.0
+        await ask("first")
+        # Its timer was called, that of the other is not due.
+        expect(loop, near, math.inf, lambda: now)
+        await ask("second")
+        expect(loop, far, math.inf, lambda: now)
+        now = 1000.0
+        await ask("third")
+    finally:
+        for owner in (near, far):
+            expect(loop, owner, math.inf, lambda: now)
+    first = ["read", "first"] if stopped else ["first", "read"]
+    assert story == [*first, "second", "read", "third", "read"]
+
+
+def test_nothing_is_kept_of_timers_that_were_called_and_of_loops_that_are_closed():
+    before = dict(_expected)
+    closed, loop = asyncio.new_event_loop(), asyncio.new_event_loop()
+    owner = object()
+    expect(closed, owner, 1.0, float)
+    closed.close()
+    expect(loop, owner, 1.0, float)
+    assert closed not in _expected
+    assert closed not in _first
+    assert loop in _first
+    expect(loop, owner, math.inf, float)
+    loop.close()
+    assert loop not in _expected
+    assert loop not in _first
+    assert set(_expected) <= set(before)
