@@ -449,7 +449,7 @@ class Redis(Deployment):
     needs = "redis"
     slow = 1.5
     external = True
-    framing = resp_frames
+    framing = staticmethod(resp_frames)
 
     @contextmanager
     def running(self) -> Iterator[Self]:
@@ -666,7 +666,7 @@ class ZooKeeper(Deployment):
     """A single ZooKeeper; holds live as long as their session, whatever ttl their lock asks for."""
 
     name = "zookeeper"
-    framing = length_frames
+    framing = staticmethod(length_frames)
     needs = "zookeeper"
     promises = WORDS - {"keep"}
     slow = 10.0
@@ -711,7 +711,7 @@ class MariaDB(Deployment):
     name = servers.mariadb_name()
     prompt = False  # a waiter blocks in a statement on another connection, which is ended first
     needs = "mariadb"
-    framing = mysql_frames
+    framing = staticmethod(mysql_frames)
     slow = 2.0
     passes = 64  # nobody tells a holder that others wait
     many = 1_000  # each is a row that is written to a disk
