@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Sequence
 from functools import cached_property, lru_cache
@@ -20,13 +19,14 @@ from aiolock.backends.mysql.turns import ALONE, left
 from aiolock.contract import Bid, Claim, Family, Grant, LockInfo, News, Notice
 from aiolock.delivery import Waking
 from aiolock.errors import BackendError, BackendUnavailable, LockError, UnsafeBackend
+from aiolock.logs import Log, get_logger
 
 if TYPE_CHECKING:
     from aiolock.backends.mysql.backend import MySQLBackend
 
 __all__ = ["SessionClaim", "SessionMode"]
 
-log = logging.getLogger("aiolock")
+log: Log = get_logger("aiolock")
 
 LOOK = 5.0
 """At most so many seconds between looks whether a turn came whose message was lost."""
