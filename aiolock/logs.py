@@ -28,11 +28,11 @@ class Log(_Adapter):
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
         """Log a message; the keys of ``extra`` get the prefix."""
-        if not self.logger.isEnabledFor(level):
-            return
-        if extra := kwargs.get("extra"):
-            kwargs["extra"] = {PREFIX + key: value for key, value in extra.items()}
         try:
+            if not self.logger.isEnabledFor(level):
+                return
+            if extra := kwargs.get("extra"):
+                kwargs["extra"] = {PREFIX + key: value for key, value in extra.items()}
             # The frame of this method is not the caller that the record names.
             self.logger.log(level, msg, *args, stacklevel=2, **kwargs)
         except Exception:  # noqa: BLE001 - raised by code of the application

@@ -15,7 +15,8 @@ if [ pyproject.toml -nt $venv/oldest.stamp ] || [ tests/oldest.txt -nt $venv/old
     touch $venv/oldest.stamp
 fi
 $venv/bin/python -m pip list 2>/dev/null | grep -iE '^(aiohttp|aiomysql|aiozk|anyio|fastapi|hiredis|pymysql|redis|starlette) '
+export AIOLOCK_SERVERS="redis mariadb zookeeper" AIOLOCK_DEPLOYMENTS="memory redis zookeeper mariadb"
 $venv/bin/python -m pytest -q -n "${WORKERS:-2}" --dist worksteal tests/integrations tests/unit/test_portal.py tests/cli \
     tests/backends/redis/test_endpoint.py tests/backends/redis/test_connection.py tests/contract \
     --deselect "tests/integrations/test_fastapi.py::test_a_name_in_braces_is_found_as_the_url_or_the_function_calls_it" \
-    -k "not far and not least-rights and not ensemble" "$@"
+    "$@"

@@ -11,6 +11,7 @@ import pytest
 
 import aiolock
 from aiolock.backends.memory import MemoryBackend
+from aiolock.logs import Log
 from tests.contract.staging import until
 from tests.servers import Redis
 
@@ -94,6 +95,16 @@ async def test_a_filter_that_raises_is_reported_as_logging_does(capsys, monkeypa
             assert ("no request id in this context" in capsys.readouterr().err) == raising
     finally:
         logger.removeFilter(refuse)
+
+
+def test_a_logger_class_that_raises_does_not_stop_the_caller(monkeypatch):
+    class Raising(logging.Logger):
+        def isEnabledFor(self, level: int) -> bool:  # noqa: N802 - logging's name
+            raise RuntimeError(f"nothing is known about level {level}")
+
+    monkeypatch.setattr(logging, "raiseExceptions", False)
+    log = Log(Raising("aiolock"), None)
+    log.warning("lost %s", "x", extra={"lock": "x"})
 
 
 async def test_a_record_names_the_place_that_logs(caplog):

@@ -84,7 +84,7 @@ async def test_n1_a_connection_that_is_refused_for_a_while_is_tried_again(proxy,
 
 async def test_n1_opening_takes_no_longer_than_it_may_although_no_step_of_it_does(proxy, far):
     # Enough for each of connecting, asking and subscribing, and too little for all of them.
-    proxy.up.delay = proxy.down.delay = 0.7
+    proxy.up.delay = proxy.down.delay = 0.45
     with pytest.raises(BackendUnavailable, match="did not answer everything"):
         await far(command_timeout=2).open()
 

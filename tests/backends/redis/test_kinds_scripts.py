@@ -561,7 +561,7 @@ async def test_a_permit_that_is_kept_ends_in_time_when_the_clock_was_set_back(po
 async def test_holes_cost_a_newcomer_nothing_when_nobody_waits(pool, admin):
     await pool.enter(A, (1, 1))
     await pool.enter(B, (1, 1))
-    await admin.hset(pool.key, "tail", 9_000)
+    await admin.hset(pool.key, "tail", 4_500)
     assert await pool.leave(B) == -1
     await pool.release(A)
     assert (await pool.attempt(C, (1, 1)))[0] == 1

@@ -381,16 +381,16 @@ async def test_holes_are_passed_over_by_whoever_leaves_and_by_heartbeats(lock, a
     await lock.listen("c", "d")
     await lock.enter(B)
     # As many as no step looks at; nobody can fill them in a test, one by one.
-    await admin.hset(lock.key, "tail", 12_000)
+    await admin.hset(lock.key, "tail", 6_000)
     await lock.enter(C)
     assert await lock.leave(B) == -1
     heads = [int((await lock.fields())["head"])]
-    while heads[-1] < 12_000:
+    while heads[-1] < 6_000:
         # Whoever has no place goes on as well, because it was told to.
         _, claim, state = await lock.beat("b" if len(heads) == 1 else "c", 0)
         heads.append(int((await lock.fields())["head"]))
-        assert (claim, state) == ((0, 1) if heads[-1] == 12_000 else (-1, 0))
-    assert [after - before for before, after in pairwise([0, *heads])] == [5_000, 5_000, 2_000]
+        assert (claim, state) == ((0, 1) if heads[-1] == 6_000 else (-1, 0))
+    assert [after - before for before, after in pairwise([0, *heads])] == [2_500, 2_500, 1_000]
     assert await lock.leave(C) == -2
     assert (await lock.enter("d:1"))[4] == 1
     await lock.release(A)
@@ -400,7 +400,7 @@ async def test_holes_are_passed_over_by_whoever_leaves_and_by_heartbeats(lock, a
 async def test_holes_cost_a_newcomer_nothing_when_nobody_waits(lock, admin):
     await lock.enter(A)
     await lock.enter(B)
-    await admin.hset(lock.key, "tail", 9_000)
+    await admin.hset(lock.key, "tail", 4_500)
     assert await lock.leave(B) == -1
     await lock.release(A)
     assert (await lock.attempt(C))[0] == 1

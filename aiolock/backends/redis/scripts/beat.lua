@@ -33,7 +33,7 @@ for i, lock in ipairs(KEYS) do
   local first = not broken and redis.call('HGET', lock, 'q:' .. (f[3] or 0))
   if not broken and f[3] ~= f[4] and not first then
     -- The first in line has left, before a long row of holes.
-    local head = skip(lock, f[3] + 1, math.min(f[4], f[3] + 5000))
+    local head = skip(lock, f[3] + 1, math.min(f[4], f[3] + 2500))
     redis.call('HDEL', lock, 'head')
     redis.call('HSET', lock, 'head', head)
     first = redis.call('HGET', lock, 'q:' .. head)

@@ -25,7 +25,7 @@ elseif f[4] then
   if f[4] == f[2] then
     -- So many holes at most that the server is not held up.
     local head, tail = tonumber(f[2]), tonumber(f[3])
-    local stop = math.min(tail, head + 5000)
+    local stop = math.min(tail, head + 2500)
     head = skip(lock, head + 1, stop)
     redis.call('HSET', lock, 'head', head)
     if head == stop and head < tail then claim = -1 end

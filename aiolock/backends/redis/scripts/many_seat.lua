@@ -3,11 +3,11 @@
 -- is in use then; and whether one of ``mine``, a process or a request, was let in, which reads our answer and needs no push.
 -- The first that can be reached and does not fit ends it, so nobody starves behind those who need less room. Places of
 -- processes that are gone, parked or not subscribed are dropped as in serve: their clients keep the ticket. Writes begin
--- with one that needs no memory. One step looks at 250 places and 5,000 holes, so that the server is not held up.
+-- with one that needs no memory. One step looks at 250 places and 2,500 holes, so that the server is not held up.
 local function seat(lock, now, mine, floor, used, limit)
   local f = redis.call('HMGET', lock, 'head', 'tail', 'top', 'next', 'keep', 'swept')
   local head, tail, top, soonest = tonumber(f[1] or 0), tonumber(f[2] or 0), tonumber(f[3]), tonumber(f[4])
-  local n, stop, most, shortest, longest, last, handed = head, math.min(tail, head + 5000), 250, nil, 0, nil, false
+  local n, stop, most, shortest, longest, last, handed = head, math.min(tail, head + 2500), 250, nil, 0, nil, false
   local full, swept = false, f[6] or 0
   if used == 0 then soonest, swept = nil, now end
   while n < stop and most > 0 do

@@ -1,5 +1,5 @@
 -- serve: make the next in line the holder, with a short claim. Part of enter, release, leave, beat and force.
--- Returns for how many ms the claim stands, 0 if there is nobody, -1 if there is more to look through: 500 places and 5,000
+-- Returns for how many ms the claim stands, 0 if there is nobody, -1 if there is more to look through: 500 places and 2,500
 -- holes are what one step looks at, so that the server is not held up. After -1 the lock is free, but not to be had by a
 -- newcomer, because a live waiter may be further back: the sender, or the next heartbeat of a waiter, goes on.
 -- A place whose process was not heard of for three heartbeats is dropped. One whose process is parked (flag k) or not
@@ -13,7 +13,7 @@ local function serve(lock, now, mine, floor)
   redis.call('HDEL', lock, 'owner')
   local f = redis.call('HMGET', lock, 'head', 'tail', 'top')
   local head, tail = tonumber(f[1] or 0), tonumber(f[2] or 0)
-  local n, stop, most = head, math.min(tail, head + 5000), 500
+  local n, stop, most = head, math.min(tail, head + 2500), 500
   while n < stop and most > 0 do
     local place = redis.call('HGET', lock, 'q:' .. n)
     if not place then
