@@ -237,8 +237,6 @@ class MySQLBackend(Asking):
         pause = self.settings.ttl / 3
         while True:
             await asyncio.sleep(pause / 2)
-            if isinstance(self.mode, SessionMode):
-                await self.mode.announce_again()
             now = self.settings.clock()
             for session in self.sessions.used:
                 if session.idle and now - session.used >= pause / 2:

@@ -1,20 +1,21 @@
 """The version of the data format: clients of two versions refuse each other, because their locks would not exclude each other.
 
-The comments of the tables say it, for the modes that have tables. The session mode has none: there each client takes one
-of the *slots* of its namespace, a user lock that is the same in all versions, and with it the slot's *mark*, whose name
-has the version. A slot that is used by a session without the mark of our version is that of a client of another one.
-Marks are taken before slots, and slots before looking, so of two clients that open at the same moment one refuses, or both.
+The comments of the tables say it, for the modes that have tables. The session mode has none: there each connection that
+can have a lock takes one of the *slots* of its namespace, a user lock that is the same in all versions, and with it the
+slot's *mark*, whose name has the version. A slot that is used by a session without the mark of our version is that of a
+client of another one. Marks are taken before slots, and slots before looking, so of two clients that open at the same
+moment one refuses, or both. A connection that finds no free slot is not used: there is none that others cannot see.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from aiolock.backends.mysql.asking import UNDONE
 from aiolock.backends.mysql.statements import Statements, quote
-from aiolock.errors import UnsafeBackend
+from aiolock.errors import BackendUnavailable, UnsafeBackend
 from aiolock.names import digest
 
 if TYPE_CHECKING:
@@ -23,8 +24,10 @@ if TYPE_CHECKING:
 
 __all__ = ["announce", "check_comments"]
 
-SLOTS = 16
-"""So many clients of a namespace say their version; the others take a slot when one becomes free."""
+SLOTS = 4096
+"""The number of connections of one namespace that can have locks; `slots_in_use` counts as far. All versions look at all of them."""
+TRIES = 16
+"""The number of slots that one statement tries."""
 LOOKS = 3
 """After so many looks, a slot without its mark is not that of a client that is just leaving."""
 NEWEST = 99
@@ -47,39 +50,53 @@ def check_comments(comments: Mapping[str, str], statements: Statements, address:
             )
 
 
-async def announce(backend: MySQLBackend, session: Session) -> bool:
-    """Have ``session`` say the version for its client; whether it could, or the slots are all in use by others.
+async def announce(backend: MySQLBackend, session: Session) -> None:
+    """Have ``session`` say the version for its client, before it has any lock.
 
-    Raises :class:`UnsafeBackend` if another version is there. Cancelling it leaves the slot with the session.
+    Raises :class:`UnsafeBackend` if another version is there, :class:`BackendUnavailable` if there is no free slot. Cancelling
+    it leaves the slot with the session.
     """
     assert backend.scope is not None  # noqa: S101 - it is known when a session has been opened
     version, timeout = backend.statements.format, backend.settings.command_timeout
     place = f"aiolock:f:{digest(chr(0).join((*backend.scope, backend.settings.namespace)))}"
-    slots = [quote(f"{place}:{number}") for number in range(SLOTS)]
-    marks = [quote(f"{place}:{number}:{version}") for number in range(SLOTS)]
-    takes = (
-        backend.statements("take_slot", slot=slot, mark=mark) for slot, mark in zip(slots, marks, strict=True)
-    )
-    users = ", ".join(
-        f"IS_USED_LOCK({slot}), IS_USED_LOCK({mark})" for slot, mark in zip(slots, marks, strict=True)
-    )
-    packet = f"SELECT COALESCE({', '.join(takes)}, 0); SELECT {users}"
-    strangers: dict[int, int] = {}
-    own = False
-    for _ in range(LOOKS):
+    look = backend.statements("slots_in_use", place=place, version=version)
+
+    def take(free: Sequence[int]) -> str:
+        takes = (
+            backend.statements(
+                "take_slot", slot=quote(f"{place}:{number}"), mark=quote(f"{place}:{number}:{version}")
+            )
+            for number in backend.random.sample(free, min(TRIES, len(free)))
+        )
+        return f"SELECT COALESCE({', '.join(takes)}, 0); {look}"
+
+    packet, strangers, looks = take(range(SLOTS)), dict[int, int](), 0
+    give_up = backend.settings.clock() + timeout
+    while True:
         answers = await backend.undisturbed(session, packet, timeout)
-        # Once is enough: a session can take several.
-        packet = f"SELECT {users}"
-        seen = [None if one is None else int(one) for one in answers[-1].rows[0]]
-        own = session.id in seen[::2]
-        found = {
-            number: user
-            for number, (user, marked) in enumerate(zip(seen[::2], seen[1::2], strict=True))
-            if user is not None and user != marked
-        }
-        strangers = found if not strangers else dict(strangers.items() & found.items())
-        if not strangers:
-            return own
+        users = {int(number): int(user) for number, user, _ in answers[-1].rows if user is not None}
+        if session.id in users.values():
+            # Once is enough: a session can take several.
+            packet = look
+            found = {
+                int(number): users[int(number)]
+                for number, user, marked in answers[-1].rows
+                if user is not None and user != marked
+            }
+            strangers = dict(strangers.items() & found.items()) if looks else found
+            looks += 1
+            if not strangers:
+                return
+            if looks == LOOKS:
+                break
+        else:
+            free = [number for number in range(SLOTS) if number not in users]
+            if not free or backend.settings.clock() >= give_up:
+                raise BackendUnavailable(
+                    f"{backend.address}: {len(users)} connections use the namespace {backend.settings.namespace} in the session "
+                    f"mode, and there may be {SLOTS}: give some of the programs another namespace="
+                )
+            packet = take(free)
         await backend.pause(UNDONE)
     number, user = next(iter(strangers.items()))
     others = [other for other in range(1, NEWEST + 1) if other != version]

@@ -167,8 +167,8 @@ class HoldingMode(ABC):
         """A new claim."""
 
     @abstractmethod
-    async def enter(self, session: Session) -> None:
-        """Raise :class:`UnsafeBackend` if clients of another data format are there; the first on a main session."""
+    async def enter(self, session: Session, *, main: bool) -> None:
+        """Raise :class:`UnsafeBackend` if clients of another data format are there; the first on a session that can have locks."""
 
     def ended(self, session: Session) -> None:
         """All that the session had is gone."""

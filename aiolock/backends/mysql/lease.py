@@ -54,9 +54,10 @@ class LeaseMode:
         """A new claim, with an owner id of its own."""
         return LeaseClaim(self, bid) if bid.kind.mode is Mode.MUTEX else self.sharing.claim(bid)
 
-    async def enter(self, session: Session) -> None:
+    async def enter(self, session: Session, *, main: bool) -> None:
         """See that the tables, if they are there, have our data format."""
-        await check_tables(self.backend, session)
+        if main:
+            await check_tables(self.backend, session)
 
     def ended(self, session: Session) -> None:
         """A session is gone: rows live on, but it is time to look."""

@@ -45,9 +45,10 @@ class RowMode(HoldingMode):
         """A new claim."""
         return RowClaim(self, bid)
 
-    async def enter(self, session: Session) -> None:
+    async def enter(self, session: Session, *, main: bool) -> None:
         """See that the tables, if they are there, have our data format."""
-        await check_tables(self.backend, session)
+        if main:
+            await check_tables(self.backend, session)
 
     async def make_row(self, bid: Bid, key: str, *, sure: bool = False) -> None:
         """See that the row is there; asked once for each name, or if it is to be ``sure``."""

@@ -18,15 +18,12 @@ from aiolock.backends.mysql.statements import quote
 from aiolock.backends.mysql.turns import ALONE, left
 from aiolock.contract import Bid, Claim, Family, Grant, LockInfo, News, Notice
 from aiolock.delivery import Waking
-from aiolock.errors import BackendError, BackendUnavailable, LockError, UnsafeBackend
-from aiolock.logs import Log, get_logger
+from aiolock.errors import BackendError, BackendUnavailable, LockError
 
 if TYPE_CHECKING:
     from aiolock.backends.mysql.backend import MySQLBackend
 
 __all__ = ["SessionClaim", "SessionMode"]
-
-log: Log = get_logger("aiolock")
 
 LOOK = 5.0
 """At most so many seconds between looks whether a turn came whose message was lost."""
@@ -49,25 +46,12 @@ class SessionMode(HoldingMode):
         """A new claim."""
         return SessionClaim(self, bid)
 
-    async def enter(self, session: Session) -> None:
-        """Say our data format, and see that nobody has another one."""
-        self.announced = await announce(self.backend, session)
-
-    async def announce_again(self) -> None:
-        """Say our data format if there was no slot for that before."""
-        if not self.announced:
-            try:
-                await self.enter(await self.backend.sessions.main())
-            except UnsafeBackend as error:
-                log.error("%s", error)
-            except LockError:
-                # At the next ping again.
-                return
+    async def enter(self, session: Session, *, main: bool) -> None:  # noqa: ARG002 - each can have locks
+        """Say our data format, and refuse if another client has another one."""
+        await announce(self.backend, session)
 
     def __init__(self, backend: MySQLBackend) -> None:
         super().__init__(backend)
-        self.announced = True
-        """Whether the main session says our data format."""
         # A lock that goes from hand to hand is asked for thousands of times a second.
         self.lock = lru_cache(KNOWN)(self._lock)
         self.queue = lru_cache(KNOWN)(self._queue)

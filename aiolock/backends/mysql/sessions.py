@@ -9,8 +9,8 @@ sessions. Only the last kind grows with contention, up to a cap.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol, TypeVar
 
 from aiolock.backends.mysql.connection import Session
 from aiolock.backends.mysql.driver import Result
@@ -28,6 +28,13 @@ KEPT = "kept "
 """With what the names of those begin whose holds have another ttl than the client."""
 
 
+class Enter(Protocol):
+    """Look whether clients of another data format are there."""
+
+    async def __call__(self, session: Session, *, main: bool) -> None:
+        """Raise if so; ``main`` says that it is the main session."""
+
+
 class Sessions:
     """Opens sessions, shares them, and closes them."""
 
@@ -40,11 +47,11 @@ class Sessions:
         timeout: float,
         ended: Callable[[Session], None],
         clock: Clock,
-        enter: Callable[[Session], Awaitable[None]],
+        enter: Enter,
     ) -> None:
         self.clock = clock
         self._enter = enter
-        """What a new main session begins with."""
+        """The first on a session that can have locks."""
         self._make = make
         self._check = check
         self._most = most
@@ -125,8 +132,8 @@ class Sessions:
         self._all.add(session)
         try:
             self._check(answers)
-            if role == "main":
-                await self._enter(session)
+            if role not in ("control", "listener"):
+                await self._enter(session, main=role == "main")
         except BaseException:
             session.quit()
             raise

@@ -128,22 +128,13 @@ async def test_a_client_that_reconnects_looks_again(of_format, mariadb, mode):
         await until(refused)
 
 
-async def test_in_session_mode_the_mark_outlives_the_client_that_made_it(of_format, place, mariadb):
-    """Also of more clients than there are slots."""
+async def test_in_session_mode_every_client_is_seen(of_format, place, mariadb):
+    """However many there are, and whichever of them leave."""
     async with AsyncExitStack() as stack, AsyncExitStack() as early:
-        first = [
-            await early.enter_async_context(of_format(FORMAT, "session", ttl=1)) for _ in range(formats.SLOTS)
-        ]
+        for _ in range(20):
+            await early.enter_async_context(of_format(FORMAT, "session"))
         late = [await stack.enter_async_context(of_format(FORMAT, "session", ttl=1)) for _ in range(2)]
-        assert [client._backend.mode.announced for client in (*first, *late)] == [True] * formats.SLOTS + [
-            False
-        ] * 2
         await early.aclose()
-
-        async def announced() -> bool:
-            return all(client._backend.mode.announced for client in late)
-
-        await until(announced)
         with pytest.raises(UnsafeBackend, match=f"data format {FORMAT} uses"):
             await of_format(FORMAT + 1, "session").open()
         # Also when its connection was another one in between.
@@ -156,6 +147,37 @@ async def test_in_session_mode_the_mark_outlives_the_client_that_made_it(of_form
         async with of_format(FORMAT + 1, "session", namespace=f"{place.namespace}-other") as client:
             await gets_the_lock(client, "x")
     async with of_format(FORMAT + 1, "session") as client:
+        await gets_the_lock(client, "x")
+
+
+async def test_in_session_mode_a_hold_of_a_client_whose_first_connection_broke_is_seen(of_format, mariadb):
+    async with of_format(FORMAT, "session") as other, of_format(FORMAT, "session") as client:
+        first = await other.lock("x").acquire()
+        waiting = asyncio.create_task(client.lock("x").acquire())
+
+        async def waits() -> bool:
+            return bool((await other.lock("x").inspect()).waiters)
+
+        await until(waits)
+        await first.release()
+        lease = await waiting
+        await other.aclose()
+        main = await client._backend.sessions.main()
+        assert lease._term.claim.session is not main
+        await as_root(mariadb, f"KILL {main.id}")
+        for _ in range(3):
+            with pytest.raises(UnsafeBackend, match=f"data format {FORMAT} uses"):
+                await of_format(FORMAT + 1, "session").open()
+        await lease.release()
+
+
+async def test_in_session_mode_a_client_that_others_could_not_see_is_refused(of_format, monkeypatch):
+    monkeypatch.setattr(formats, "SLOTS", 1)
+    async with of_format(FORMAT, "session") as client:
+        with pytest.raises(aiolock.BackendUnavailable, match="1 connections use the namespace"):
+            await of_format(FORMAT, "session").open()
+        await gets_the_lock(client, "x")
+    async with of_format(FORMAT, "session") as client:
         await gets_the_lock(client, "x")
 
 
