@@ -2,49 +2,62 @@
 
 from __future__ import annotations
 
-import contextlib
 import dis
+from collections.abc import Callable, Coroutine
 from types import FrameType
+from typing import Any, TypeVar
 
-__all__ = ["in_async_generator"]
+__all__ = ["in_async_generator", "owns_block"]
+
+Enter = TypeVar("Enter", bound=Callable[..., Coroutine[Any, Any, Any]])
 
 _ASYNC_GENERATOR = 0x200  # inspect.CO_ASYNC_GENERATOR
 _COROUTINE = 0x80  # inspect.CO_COROUTINE
 _GET_AWAITABLE = dis.opmap["GET_AWAITABLE"]
 _BEFORE_WITH = dis.opmap.get("BEFORE_WITH")
-_CONTEXTLIB = vars(contextlib)
 _ENTER_STACK = ("enter_async_context", "enter_context")
+
+_OWNERS: set[int] = set()
+"""The identities of the code that :func:`owns_block` marked."""
+
+
+def owns_block(enter: Enter) -> Enter:
+    """Mark an ``__aenter__`` whose block a loss cancels, also where an async generator executes the ``async with``.
+
+    For generators that a framework makes to hold a lock around a function of the application: while such a generator is
+    suspended at its ``yield``, the task runs that function and nothing else.
+    """
+    function: Any = enter
+    _OWNERS.add(id(function.__code__))
+    return enter
 
 
 def in_async_generator(frame: FrameType | None, *, sync: bool = False) -> bool:
-    """Test whether the block that begins in ``frame``, or in a caller of it, is one of an async generator.
+    """Test whether the block that begins in ``frame``, or in a caller of it, is or may be one of an async generator.
 
     While such a generator is suspended at a ``yield``, its task runs the code of the consumer, which a cancellation must
     not hit. The block belongs to the first frame upwards that
 
     * is an async generator: functions between it and the lock (an ``__aenter__``, a helper) return before the block ends;
     * is a coroutine that executes ``async with``, or with ``sync`` a ``with``, at this moment: it ends the block before it
-      returns;
-    * is a coroutine with a local exit stack that the lock is entered on.
+      returns. This does not hold for a lock that is entered on an exit stack: the stack may have come from a caller, and
+      may be returned, stored or moved with ``pop_all()`` later. Then any async generator upwards may own the block;
+    * is marked by :func:`owns_block`.
     """
-    stack: object = None
+    on_stack = False
     while frame is not None:
-        flags = frame.f_code.co_flags
-        if flags & _COROUTINE:
-            if (
-                _enters(frame)
-                or (sync and _enters_sync(frame))
-                or (stack is not None and _owns(frame, stack))
-            ):
+        code = frame.f_code
+        if code.co_flags & _COROUTINE:
+            if not on_stack and (_enters(frame) or (sync and _enters_sync(frame))):
                 return False
-        elif flags & _ASYNC_GENERATOR:
+            if id(code) in _OWNERS:
+                return False
+        elif code.co_flags & _ASYNC_GENERATOR:
             return True
-        if frame.f_globals is _CONTEXTLIB:
-            if frame.f_code.co_name in _ENTER_STACK:
-                stack = frame.f_locals.get("self")
-        elif not flags & _COROUTINE and str(frame.f_globals.get("__name__")).startswith("asyncio."):
+        elif str(frame.f_globals.get("__name__")).startswith("asyncio."):
             # The loop that runs the task, or what starts a task eagerly in the middle of another.
             return False
+        on_stack = on_stack or code.co_name in _ENTER_STACK
         frame = frame.f_back
     return False
 
@@ -64,10 +77,3 @@ def _enters(frame: FrameType) -> bool:
 def _enters_sync(frame: FrameType) -> bool:
     """Test whether a coroutine executes ``with``: certain up to CPython 3.13, and assumed where it is not known."""
     return _BEFORE_WITH is None or frame.f_code.co_code[frame.f_lasti] == _BEFORE_WITH
-
-
-def _owns(frame: FrameType, stack: object) -> bool:
-    """Test whether ``stack`` is a local variable of ``frame``, and not an argument that it was given."""
-    code = frame.f_code
-    given = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    return any(value is stack and name not in given for name, value in frame.f_locals.items())

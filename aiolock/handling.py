@@ -10,6 +10,7 @@ from typing import Any, TypedDict
 from aiolock.answers import ANSWERED, RETRY_AFTER, TIMEOUT, Answer, answer
 from aiolock.client import Client
 from aiolock.errors import ConfigError, LockLost, shorten
+from aiolock.frames import owns_block
 from aiolock.lease import Lease
 from aiolock.names import check_label
 from aiolock.options import (
@@ -93,7 +94,7 @@ class Wish:
 class Block:
     """``async with`` a lock, with errors that a web framework understands.
 
-    It is no generator, also where a framework wants one around it: so the loss of the lease can cancel the handler.
+    Where a framework wants a generator around it, the loss of the lease cancels the handler all the same.
     """
 
     __slots__ = ("_lock", "_make", "_refuse", "_retry_after")
@@ -109,6 +110,7 @@ class Block:
         self._refuse = refuse
         self._lock: AbstractAsyncContextManager[Lease]
 
+    @owns_block
     async def __aenter__(self) -> Lease:
         """Wait for the lock. Cancelling it leaves nothing behind."""
         try:

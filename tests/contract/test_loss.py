@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import math
 import time
@@ -868,20 +869,58 @@ async def test_the_user_of_a_context_manager_made_of_a_generator_is_told_at_its_
     assert went_on
 
 
-class UnitOfWork:
-    """What applications write: enters a lock in its own ``__aenter__``, here on a stack of its own and after an await."""
+class Wrapper:
+    """What applications write: enters a lock in its own ``__aenter__``, here after an await."""
+
+    def __init__(self, lock) -> None:
+        self._lock = lock
+
+    async def __aenter__(self):
+        await asyncio.sleep(0)
+        return await self._lock.__aenter__()
+
+    async def __aexit__(self, *error) -> None:
+        await self._lock.__aexit__(*error)
+
+
+class OnStack:
+    """Enters a lock on an exit stack, which ends with the block of this object."""
 
     def __init__(self, lock) -> None:
         self._lock = lock
         self._stack = AsyncExitStack()
 
     async def __aenter__(self):
-        await asyncio.sleep(0)
-        await self._stack.__aenter__()
         return await self._stack.enter_async_context(self._lock)
 
     async def __aexit__(self, *error) -> None:
         await self._stack.__aexit__(*error)
+
+
+class OnMovedStack(OnStack):
+    async def __aenter__(self):
+        async with AsyncExitStack() as stack:
+            lease = await stack.enter_async_context(self._lock)
+            self._stack = stack.pop_all()
+        return lease
+
+
+class OnLocalStack(OnStack):
+    async def __aenter__(self):
+        stack = AsyncExitStack()
+        lease = await stack.enter_async_context(self._lock)
+        self._stack = stack
+        return lease
+
+
+class OnReturnedStack(OnStack):
+    async def _make(self):
+        stack = AsyncExitStack()
+        return stack, await stack.enter_async_context(self._lock)
+
+    async def __aenter__(self):
+        self._stack, lease = await self._make()
+        return lease
 
 
 class Guarded:
@@ -895,41 +934,66 @@ class Guarded:
         self._guard.__exit__(*error)
 
 
-async def enter_on(stack: AsyncExitStack, lock):
-    return await stack.enter_async_context(lock)
+class Shape:
+    """One way in which a coroutine or generator enters a lock, or several."""
+
+    def __init__(self, helper, *, several: bool = False) -> None:
+        self.helper = helper
+        self._several = several
+
+    def __str__(self) -> str:
+        return f"{self.helper.__name__}{' of several' * self._several}"
+
+    def enter(self, client):
+        """The context manager, and a function from what it returns to one lease."""
+        if self._several:
+            return self.helper(lock_all(client.lock("x"), client.lock("y"))), lambda joint: joint.parts[0]
+        return self.helper(client.lock("x")), lambda lease: lease
 
 
-async def with_helper_class(client) -> AsyncIterator[object]:
-    async with UnitOfWork(client.lock("x")) as lease:
-        yield lease
+ON_STACKS = [
+    Shape(helper, several=several)
+    for helper in (OnStack, OnMovedStack, OnLocalStack, OnReturnedStack)
+    for several in (False, True)
+]
+WITHOUT_STACKS = [Shape(Wrapper), Shape(Wrapper, several=True)]
 
 
-async def with_helper_function(client) -> AsyncIterator[object]:
+async def with_class(client, shape) -> AsyncIterator[object]:
+    manager, one = shape.enter(client)
+    async with manager as entered:
+        yield one(entered)
+
+
+async def with_function(client, _) -> AsyncIterator[object]:
+    async def enter_on(stack: AsyncExitStack):
+        return await stack.enter_async_context(client.lock("x"))
+
     async with AsyncExitStack() as stack:
-        yield await enter_on(stack, client.lock("x"))
+        yield await enter_on(stack)
 
 
-async def with_helper_class_of_several(client) -> AsyncIterator[object]:
-    async with UnitOfWork(lock_all(client.lock("x"), client.lock("y"))) as lease:
-        yield lease.parts[0]
-
-
-async def with_guard_class(client) -> AsyncIterator[object]:
+async def with_guard_class(client, _) -> AsyncIterator[object]:
     lease = await client.lock("x").acquire()
     with Guarded(lease):
         yield lease
 
 
-HELPERS = [with_helper_class, with_helper_function, with_helper_class_of_several, with_guard_class]
-
-
-@pytest.mark.parametrize("how", HELPERS)
-async def test_a_generator_whose_helper_enters_spares_its_consumer(client, how):
-    """The block is the generator's, whoever enters it: the consumer is told when the generator goes on."""
+@pytest.mark.parametrize(
+    ("how", "shape"),
+    [
+        (with_function, None),
+        (with_guard_class, None),
+        *((with_class, shape) for shape in WITHOUT_STACKS + ON_STACKS),
+    ],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
+async def test_a_generator_whose_helper_enters_spares_its_consumer(client, how, shape):
+    """The block is the generator's, whatever enters it: the consumer is told when the generator goes on."""
     went_on = []
 
     async def work() -> None:
-        async with aclosing(how(client)) as source:
+        async with aclosing(how(client, shape)) as source:
             async for lease in source:
                 soon(verdict, lease)
                 await passes(10)
@@ -939,11 +1003,16 @@ async def test_a_generator_whose_helper_enters_spares_its_consumer(client, how):
     assert went_on == [True]
 
 
-@pytest.mark.parametrize("how", HELPERS)
-@pytest.mark.parametrize("where", ["alone", "inside", "around"])
-async def test_a_coroutine_is_cancelled_wherever_an_async_generator_is(client, how, where):
-    """Its block ends before it returns, so no code of a consumer runs in there; a generator that it consumes is no matter."""
-    lock, felt = client.lock("x"), []
+CERTAIN = [
+    *itertools.product([*WITHOUT_STACKS, None], ["alone", "around", "inside"]),
+    *itertools.product(ON_STACKS, ["alone", "around"]),
+]
+
+
+@pytest.mark.parametrize(("shape", "where"), CERTAIN, ids=str)
+async def test_a_coroutine_is_cancelled_where_the_block_is_certainly_its_own(client, shape, where):
+    """The block ends before it returns, so no code of a consumer runs in there; a generator that it consumes is no matter."""
+    felt = []
 
     async def block(lease) -> None:
         soon(verdict, lease)
@@ -954,19 +1023,14 @@ async def test_a_coroutine_is_cancelled_wherever_an_async_generator_is(client, h
             raise
 
     async def coroutine() -> None:
-        if how is with_helper_class:
-            async with UnitOfWork(lock) as lease:
-                await block(lease)
-        elif how is with_helper_function:
-            async with AsyncExitStack() as stack:
-                await block(await enter_on(stack, lock))
-        elif how is with_helper_class_of_several:
-            async with UnitOfWork(lock_all(lock, client.lock("y"))) as lease:
-                await block(lease.parts[0])
-        else:
-            lease = await lock.acquire()
+        if shape is None:
+            lease = await client.lock("x").acquire()
             with Guarded(lease):
                 await block(lease)
+        else:
+            manager, one = shape.enter(client)
+            async with manager as entered:
+                await block(one(entered))
 
     async def generator() -> AsyncIterator[int]:
         if where == "inside":
@@ -981,6 +1045,30 @@ async def test_a_coroutine_is_cancelled_wherever_an_async_generator_is(client, h
 
     await assert_lost(work(), client)
     assert felt == [True]
+
+
+@pytest.mark.parametrize("shape", ON_STACKS, ids=str)
+async def test_a_coroutine_that_a_generator_awaits_is_told_at_the_end_of_a_block_on_a_stack(client, shape):
+    """At entry, a stack that the coroutine will end is like one that the generator will get."""
+    went_on = []
+
+    async def coroutine() -> None:
+        manager, one = shape.enter(client)
+        async with manager as entered:
+            soon(verdict, one(entered))
+            await passes(10)
+            went_on.append(one(entered).lost)
+
+    async def generator() -> AsyncIterator[int]:
+        await coroutine()
+        yield 1
+
+    async def work() -> None:
+        async for _ in generator():
+            pass
+
+    await assert_lost(work(), client)
+    assert went_on == [True]
 
 
 async def test_an_async_generator_that_is_closed_early_releases(client):

@@ -236,6 +236,36 @@ async def test_a_loss_cancels_the_function_and_is_answered_503(app, rival, http,
             assert response.status == 200
 
 
+class OnStack:
+    """A lock of an application, entered on an exit stack."""
+
+    def __init__(self, client: aiolock.Client, name: str) -> None:
+        self._lock = client.lock(name)
+        self._stack = contextlib.AsyncExitStack()
+
+    async def __aenter__(self) -> Lease:
+        return await self._stack.enter_async_context(self._lock)
+
+    async def __aexit__(self, *error) -> None:
+        await self._stack.__aexit__(*error)
+
+
+async def test_a_loss_cancels_the_function_also_under_a_lock_that_is_entered_on_an_exit_stack(
+    app, rival, http, desk
+):
+    @app.post("/orders/{order_id}")
+    async def pay(order_id: int, lease: Annotated[Lease, locked("order:{order_id}", lock=OnStack)]) -> str:
+        return await desk.work()
+
+    async with asgi(app) as address:
+        answer = asyncio.create_task(http.post(f"{address}/orders/7"))
+        await desk.entered.wait()
+        assert await rival.lock("order:7").force_release()
+        async with await answer as response:
+            assert response.status == 503
+        assert desk.seen == ["cancelled"]
+
+
 async def test_under_a_middleware_that_runs_the_function_in_a_task_of_its_own_it_is_the_same(
     app, rival, http, desk
 ):
