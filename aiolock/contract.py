@@ -195,6 +195,8 @@ class Claim(ABC):
     def begin_release(self, keep: float = 0) -> Release | None:  # noqa: ARG002 - for those who can
         """Send the request of :meth:`release` now, on the connection of the client's next request; a plain function.
 
+        Where that request may go out on another connection, it waits for the answer to this one if it is about the same lock.
+
         The answer, or :attr:`Release.UNKNOWN` if it has yet to come: then :meth:`release` waits for it instead of asking
         again, and is to be called. ``None`` if it cannot be sent at this moment, and nothing was done. Right while an
         :meth:`attempt` is under way if that is cancelled in the same step.

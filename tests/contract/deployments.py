@@ -709,7 +709,6 @@ class MariaDB(Deployment):
     """MariaDB in the lease mode: rows with an expiry, and turnstiles to wait at."""
 
     name = servers.mariadb_name()
-    prompt = False  # a waiter blocks in a statement on another connection, which is ended first
     needs = "mariadb"
     framing = staticmethod(mysql_frames)
     slow = 2.0

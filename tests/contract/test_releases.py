@@ -243,3 +243,26 @@ async def test_what_several_had_is_gone_for_the_next_request(deployment, client,
     await lease.release()
     await nothing_remains(client, "a")
     await nothing_remains(client, "b")
+
+
+@pytest.mark.parametrize("came", ["free", "waited for"])
+async def test_what_several_had_can_be_had_by_the_next_request(deployment, client, rival, came):
+    lease = await rival.lock("b").acquire()
+    for _ in range(3):
+        before = await rival.lock("a").acquire() if came == "waited for" else None
+        asking = asyncio.create_task(
+            lock_all(client.lock("a"), client.lock("b")).acquire(timeout=0.3 * deployment.slow)
+        )
+        if before is not None:
+            await asyncio.sleep(0.05)
+            await before.release()
+        with pytest.raises(AcquireTimeout):
+            await asking
+        again = await client.lock("a").try_acquire()
+        if deployment.prompt:
+            assert again is not None
+        if again is not None:
+            await again.release()
+    await lease.release()
+    await nothing_remains(client, "a")
+    await nothing_remains(client, "b")

@@ -158,15 +158,9 @@ class Session:
         whether it was, and it is :class:`Late`: the server is made to end the statement, which may wait for a row of somebody
         else's, and if it does not, the session ends; one that has locks only after as long as they may be silent.
         """
-        if not self.alive:
-            raise BackendUnavailable(f"{self._address.text}: the connection is closed")
-        if self._silent and then is None:
-            raise self._unanswered()
-        answer: asyncio.Future[list[Result]] = asyncio.get_running_loop().create_future()
         command = Command(packet, math.inf if timeout is None else timeout)
-        command.answer, command.then = answer, then
         command.blocks, command.atomic, command.silence = blocks, atomic, silence
-        self._take(command, urgent=urgent)
+        answer = self._begin(command, then, urgent=urgent)
         try:
             return await answer
         except BaseException:
@@ -174,6 +168,27 @@ class Session:
             if not answer.cancel():
                 answer.exception()
             raise
+
+    def begin(
+        self, packet: str, timeout: float, then: Callable[[], None] | None = None
+    ) -> asyncio.Future[list[Result]]:
+        """Send a packet as :meth:`run` does, in this step; its answers. Raises :class:`BackendUnavailable` if it cannot be sent."""
+        answer = self._begin(Command(packet, timeout), then)
+        # Whoever waits for it may be gone when the client is closed.
+        answer.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return answer
+
+    def _begin(
+        self, command: Command, then: Callable[[], None] | None, *, urgent: bool = False
+    ) -> asyncio.Future[list[Result]]:
+        if not self.alive:
+            raise BackendUnavailable(f"{self._address.text}: the connection is closed")
+        if self._silent and then is None:
+            raise self._unanswered()
+        answer: asyncio.Future[list[Result]] = asyncio.get_running_loop().create_future()
+        command.answer, command.then = answer, then
+        self._take(command, urgent=urgent)
+        return answer
 
     def send(self, packet: str, timeout: float) -> None:
         """Send a packet whose answer nobody waits for."""

@@ -100,9 +100,12 @@ class HoldingClaim(TurnClaim):
         return self._holding.grant(self, int(answers[-1].rows[0][0]), sent)
 
     async def _release(self, keep: float) -> bool | None:  # noqa: ARG002 - refused above: no such capability
-        session = self._asked
         held: bool | None = None
-        if session is not None and session.alive:
+        answers = await self._answers()
+        session = self._asked
+        if answers is not None:
+            held = self._had(answers)
+        elif session is not None and session.alive:
             try:
                 held = await self._give_back(session)
             except BackendUnavailable:
@@ -114,6 +117,15 @@ class HoldingClaim(TurnClaim):
         self._asked = self.session = None
         await self._leave_place()
         return held
+
+    def _begin_release(self, keep: float) -> bool:  # noqa: ARG002 - as above
+        session = self.session
+        if session is None or session is not self._asked or not session.alive or self._giving is not None:
+            return False
+        self._giving = (session, asyncio.get_running_loop().create_future())
+        timeout = self._backend.settings.command_timeout
+        self._begun = session.begin(self._put_back(), timeout, lambda: self._given_back(session))
+        return True
 
     async def _give_back(self, session: Session) -> bool | None:
         """Have the session let go of the lock; it may be used for others then. Whether it had it, if that is known.

@@ -15,6 +15,7 @@ from aiolock.backends.mysql.shared_claim import SharedClaim
 from aiolock.backends.mysql.sharing import Sharing
 from aiolock.backends.mysql.statements import hexed, quote
 from aiolock.backends.mysql.tables import check_tables
+from aiolock.backends.mysql.turns import left
 from aiolock.contract import (
     Bid,
     Claim,
@@ -119,6 +120,7 @@ class LeaseMode:
             return await self.sharing.inspect(name, family)
         key = self.backend.key(name, family)
         statements = self.backend.statements
+        await left(*self.backend.sessions.holders(f"aiolock:t:{key}"))
         row = statements("inspect", id=quote(key))
         prefix = statements("line_up", turnstile=quote(f"aiolock:t:{key}"), who="%")
         listing = statements("waiters", processlist=self.backend.processlist, pattern=hexed(prefix))

@@ -66,6 +66,7 @@ class LeaseClaim(TurnClaim):
 
     __slots__ = (
         "_asked",
+        "_granted",
         "_look",
         "_mode",
         "_pause",
@@ -88,6 +89,8 @@ class LeaseClaim(TurnClaim):
         """Why the holder was asked to let go, if it was."""
         self._asked = False
         """Whether the server may know of this owner."""
+        self._granted = False
+        """Whether the last answer was that the row is ours."""
         self._turn: Session | None = None
         """The session that has the turnstile for us, or may have it."""
         self._look = 0.0
@@ -146,6 +149,7 @@ class LeaseClaim(TurnClaim):
         answers, sent = await self._carefully(packet, session)
         token, remaining, passed, _ = answers[-1].rows[0]
         self._look = remaining / 1_000_000
+        self._granted = bool(token)
         if not token:
             return None, bool(passed)
         return backend.granted(self, int(token), count, sent), bool(passed)
@@ -232,23 +236,22 @@ class LeaseClaim(TurnClaim):
 
     async def _release(self, keep: float) -> bool | None:
         held: bool | None = None
-        backend, place = self._mode.backend, self._place
-        session = self._turn
+        place, session = self._place, self._turn
         if session is None and place is not None and place.stand is Stand.TURN:
             # Behind an attempt that may be on its way there.
             session = place.session
+        begun = self._begun is not None
+        answers = await self._answers()
         if session is not None and not session.alive:
             session = None
-        if self._asked:
-            packet = backend.statements(
-                "leave", id=quote(self.key), owner=quote(self.owner), keep=round(keep * 1_000_000)
-            )
-            both = session is not None and session is self._turn
-            if both:
-                packet += "; " + backend.statements("put_back", turnstile=quote(self.turnstile))
+        if answers is not None:
+            held = answers[0].changed > 0
+        elif self._asked:
+            packet = self._leaving_packet(session, keep)
             try:
-                answers, _ = await self._carefully(packet, session, repeat=False)
-                held = answers[-2 if both else -1].changed > 0
+                answers, _ = await self._carefully(packet, session, repeat=begun)
+                if not begun:
+                    held = answers[-1 if session is None or session is not self._turn else -2].changed > 0
             except BackendUnavailable:
                 # It may have been carried out, so nothing follows from the answer to another copy.
                 if session is not None and not session.alive:
@@ -259,6 +262,27 @@ class LeaseClaim(TurnClaim):
         self._turn = None
         await self._leave_place()
         return held
+
+    def _begin_release(self, keep: float) -> bool:
+        backend, session = self._backend, self._turn or self._backend.sessions.main_now
+        if not self._granted or session is None or backend.crowded.has(self.key, backend.settings.clock()):
+            return False
+        try:
+            packet = self._leaving_packet(session, keep)
+            self._begun = session.begin(packet, backend.settings.command_timeout)
+        except BackendUnavailable:
+            return False
+        return True
+
+    def _leaving_packet(self, session: Session | None, keep: float) -> str:
+        """What gives back the row; and behind it the turnstile, if ``session`` has it."""
+        statements = self._backend.statements
+        packet = statements(
+            "leave", id=quote(self.key), owner=quote(self.owner), keep=round(keep * 1_000_000)
+        )
+        if session is not None and session is self._turn:
+            packet += "; " + statements("put_back", turnstile=quote(self.turnstile))
+        return packet
 
     def _forget(self, session: Session) -> None:
         session.locks.pop(self.turnstile, None)

@@ -237,10 +237,14 @@ class Place:
 
     async def leave(self) -> None:
         """Give it up; ends in bounded time. Cancelling it stops the waiting, not the leaving."""
+        await asyncio.shield(self.begin_leave())
+
+    def begin_leave(self) -> asyncio.Task[None]:
+        """Begin to give it up; the task that does it."""
         self._call = self.look = None
         if self.leaving is None:
             self.leaving = self._sessions.spawn(self._leave(), "aiolock-mysql-leave")
-        await asyncio.shield(self.leaving)
+        return self.leaving
 
     async def _leave(self) -> None:
         if self._starter is not None and not self._starter.done():

@@ -85,6 +85,7 @@ class RowMode(HoldingMode):
         """Whether somebody holds it, and the statements that wait."""
         key = self.backend.key(name, family)
         backend = self.backend
+        await left(*backend.sessions.holders(key))
         words = {"processlist": backend.processlist, "pattern": hexed(self.line(key, "%"))}
         [others] = await backend.ask(backend.statements("waiters", **words))
         waiting = await in_line(backend, others.rows)

@@ -90,6 +90,7 @@ class SessionMode(HoldingMode):
     async def inspect(self, name: str, family: Family) -> LockInfo:
         """The session that has it, and those that wait."""
         lock = self.lock(name, family)
+        await left(*self.backend.sessions.holders(lock))
         waiting = f"SELECT IF(%GET_LOCK({quote(lock)}, 31536000)%"
         return await self.look(name, family, lock, waiting)
 

@@ -228,6 +228,16 @@ class Sessions:
         """Who has a user lock, or may have it, on whichever of our sessions; ``None`` if it is nobody of ours."""
         return next((session.locks[lock] for session in self._all if lock in session.locks), None)
 
+    def holders(self, lock: str) -> list[Any]:
+        """All who have a user lock, or may have it, or wait for it."""
+        return [session.locks[lock] for session in self._all if lock in session.locks]
+
+    @property
+    def main_now(self) -> Session | None:
+        """The main session, if it is open."""
+        session = self._shared.get("main")
+        return session if session is not None and session.alive else None
+
     def possessions(self) -> list[Any]:
         """Whoever has a user lock, or may have it, on any of our sessions."""
         return [one for session in self._all for one in session.locks.values()]

@@ -8,6 +8,7 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING
 
 from aiolock.backends.mysql.connection import Session
+from aiolock.backends.mysql.driver import Result
 from aiolock.backends.mysql.place import Place, Stand
 from aiolock.contract import Bid, Claim, Grant, Release
 from aiolock.errors import BackendUnavailable
@@ -26,7 +27,7 @@ RETRY = (0.05, 0.15)
 class TurnClaim(Claim):
     """A claim with at most one place in line."""
 
-    __slots__ = ("_backend", "_left", "_over", "_place", "leaving")
+    __slots__ = ("_backend", "_begun", "_left", "_over", "_place", "leaving")
 
     def __init__(self, backend: MySQLBackend, bid: Bid) -> None:
         super().__init__(bid)
@@ -37,6 +38,8 @@ class TurnClaim(Claim):
         """Whether a copy of the release may have been sent."""
         self.leaving: asyncio.Future[None] | None = None
         """Done when a release under way has ended."""
+        self._begun: asyncio.Future[list[Result]] | None = None
+        """The answers to a release that was sent before :meth:`release` was called."""
 
     async def attempt(self, wait: bool) -> Grant | None:
         """Try without waiting; or if it is our turn, take it."""
@@ -114,25 +117,60 @@ class TurnClaim(Claim):
         if self._over:
             return Release.RELEASED
         first, self._left = not self._left, True
-        self.leaving = leaving = asyncio.get_running_loop().create_future()
+        leaving = self.leaving
+        if leaving is None or leaving.done():
+            self.leaving = leaving = asyncio.get_running_loop().create_future()
         try:
             held = await self._backend.within(self._release(keep))
         finally:
-            leaving.set_result(None)
+            if not leaving.done():
+                leaving.set_result(None)
         self._over = True
         if held:
             return Release.RELEASED
         return Release.NOT_OURS if first and held is False else Release.UNKNOWN
+
+    def begin_release(self, keep: float = 0) -> Release | None:
+        """Send the release of a hold, or begin to leave the line; the next request of this client for the lock waits for that."""
+        leaving = self.leaving
+        if self._over or self._left:
+            return None
+        if leaving is None:
+            place = self._place
+            if place is not None:
+                if place.stand is not Stand.WAITING:
+                    return None
+                place.begin_leave()
+            elif not self._begin_release(keep):
+                return None
+            self.leaving = asyncio.get_running_loop().create_future()
+        return Release.UNKNOWN
+
+    @abstractmethod
+    def _begin_release(self, keep: float) -> bool:
+        """Send the release of a hold that was granted, if that can be done now; whether it was."""
+
+    async def _answers(self) -> list[Result] | None:
+        """The answers to the release that was sent in advance; ``None`` if there is none, or it has failed."""
+        begun = self._begun
+        if begun is None:
+            return None
+        await asyncio.wait([begun])
+        self._begun = None
+        if begun.cancelled() or begun.exception() is not None:
+            return None
+        return begun.result()
 
     @abstractmethod
     async def _release(self, keep: float) -> bool | None:
         """The same, in no particular time; whether there was a hold, if that is known."""
 
 
-async def left(holder: object) -> None:
-    """Wait until ``holder``, who has a user lock that is wanted, has given it back if it is about to.
+async def left(*holders: object) -> None:
+    """Wait until those of ``holders``, who have a user lock that is wanted, have given it back that are about to.
 
     What is sent on a session after a release comes after it; but whether it was sent is known only when it has ended.
     """
-    if isinstance(holder, TurnClaim | Place) and holder.leaving is not None and not holder.leaving.done():
-        await asyncio.wait([holder.leaving])
+    for holder in holders:
+        if isinstance(holder, TurnClaim | Place) and holder.leaving is not None and not holder.leaving.done():
+            await asyncio.wait([holder.leaving])
