@@ -39,7 +39,7 @@ class Home:
     def __init__(self) -> None:
         self.now = 0.0
         self.left: list[tuple[Lease, float]] = []
-        backend = SimpleNamespace(renew=None, notice=None, name="none", capabilities={"keep"})
+        backend = SimpleNamespace(renew=None, notice=None, name="none", capabilities={"keep"}, concurrency=1)
         self.runtime = Runtime(
             backend, clock=lambda: self.now, random=Random(1), command_timeout=1.0, label="test"
         )
