@@ -66,7 +66,7 @@ class Deployment(ABC):
     """The server that the run must be about, in the words of `make test SERVERS=...`."""
     passes: ClassVar[int] = PASSES
     """How often a hold goes from task to task of one process, at most, while another process waits."""
-    many: ClassVar[int] = 10_000
+    many: ClassVar[int] = 4_000
     """How many leases one client is asked to hold at once."""
     ttl: ClassVar[float] = 10.0
     """Of clients that ask for no other. Where nothing is pushed, a loss is learnt after a third of it."""
@@ -397,6 +397,7 @@ class MemoryQuorum(Memory):
     name = "memory-quorum"
     prompt = False
     slow = 2.0
+    many = 2_000  # each is three, and a busy machine has to renew them within a third of their ttl
     promises = WORDS - {"fencing", "fifo"}
     kinds = frozenset({"read-write", "requests", "names"})
 
@@ -512,6 +513,7 @@ class RedisQuorum(Redis):
     promises = WORDS - {"fencing", "fifo"}
     kinds = frozenset({"read-write", "requests", "names"})
     slow = 2.0
+    many = 2_000
 
     @contextmanager
     def running(self) -> Iterator[Self]:
