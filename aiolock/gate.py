@@ -25,14 +25,14 @@ SHARE = 0.9
 class Gate:
     """Admits requests in the order in which they came, ``room`` at once."""
 
-    __slots__ = ("_answered", "_clock", "_line", "_patience", "room")
+    __slots__ = ("_answered", "_clock", "_patience", "_queue", "room")
 
     def __init__(self, room: int, clock: Clock, timeout: float) -> None:
         self.room: int = room
-        """How many more can be admitted at this moment; 0 as long as a request waits."""
+        """Number of requests that can be admitted at this moment; 0 as long as a request waits."""
         self._clock = clock
         self._patience = SHARE * timeout
-        self._line: OrderedDict[asyncio.Future[None], float] = OrderedDict()
+        self._queue: OrderedDict[asyncio.Future[None], float] = OrderedDict()
         """The requests that wait, each with the time when it came."""
         self._answered = 0.0
         """When the server answered last while requests waited."""
@@ -57,16 +57,16 @@ class Gate:
 
     def answered(self) -> None:
         """Admit the next request instead of one that the server has answered."""
-        if self._line:
+        if self._queue:
             self._answered = self._clock()
         self._next()
 
     def failed(self, error: BaseException) -> None:
         """Admit the next request instead of one that failed, unless the server is silent."""
-        if self._line and isinstance(error, BackendUnavailable) and error.retryable:
+        if self._queue and isinstance(error, BackendUnavailable) and error.retryable:
             limit = self._clock() - self._patience
-            while self._line and self._answered <= limit and next(iter(self._line.values())) <= limit:
-                turn, _ = self._line.popitem(last=False)
+            while self._queue and self._answered <= limit and next(iter(self._queue.values())) <= limit:
+                turn, _ = self._queue.popitem(last=False)
                 if not turn.done():
                     refusal = BackendUnavailable(str(error))
                     refusal.__cause__ = error.__cause__
@@ -75,7 +75,7 @@ class Gate:
 
     async def _admission(self) -> None:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._line[turn] = self._clock()
+        self._queue[turn] = self._clock()
         try:
             await turn
         except BaseException:
@@ -84,11 +84,11 @@ class Gate:
                 self._next()
             raise
         finally:
-            self._line.pop(turn, None)
+            self._queue.pop(turn, None)
 
     def _next(self) -> None:
-        while self._line:
-            turn, _ = self._line.popitem(last=False)
+        while self._queue:
+            turn, _ = self._queue.popitem(last=False)
             if not turn.done():
                 turn.set_result(None)
                 return

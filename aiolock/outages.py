@@ -36,7 +36,7 @@ class Outages:
     def __init__(self, clock: Clock, in_use: Callable[[], bool] = lambda: True) -> None:
         self._clock = clock
         self.in_use: Callable[[], bool] = in_use
-        """Whether the client holds or waits for a lock."""
+        """True while the client holds or waits for a lock."""
         self._open: dict[str, _Outage] = {}
 
     def down(self, connection: object, address: str, why: object) -> None:
@@ -68,7 +68,7 @@ class Outages:
             )
 
     def forget(self, connection: object, address: str) -> None:
-        """A connection was given up for good: nobody waits for it to come back."""
+        """Forget a connection that was given up for good: its return is not awaited."""
         outage = self._open.get(address)
         if outage is not None:
             outage.without.discard(connection)

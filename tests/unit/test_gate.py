@@ -96,7 +96,7 @@ async def test_a_request_that_is_cancelled_gives_its_admission_to_the_next(reque
     gone = asyncio.CancelledError
     assert [one if isinstance(one, int) else type(one) for one in results] == [gone, 1, gone, 3, gone, 5]
     assert requests.gate.room == 2
-    assert not requests.gate._line
+    assert not requests.gate._queue
 
 
 async def test_a_request_that_times_out_in_the_gate_starts_nothing(requests):
@@ -109,7 +109,7 @@ async def test_a_request_that_times_out_in_the_gate_starts_nothing(requests):
     with pytest.raises(TimeoutError):
         await impatient()
     assert requests.order == [0, 1]
-    assert not requests.gate._line
+    assert not requests.gate._queue
     await requests.answer(0)
     await requests.answer(1)
     await asyncio.gather(*tasks)
