@@ -1,16 +1,15 @@
-# make demo    a first look; needs Python 3.11, nothing else
-# make test    everything the tests need (servers by apt), then all tests
+# `make help` lists the targets. `make demo` is a first look and needs Python 3.11, nothing else.
 #
 # All that is made lands in .venv; stamp files keep repeated runs quick.
 
 SHELL := bash
 PYTHON ?= python3
 # Servers that `make servers` installs and the tests start
-SERVERS ?= redis mariadb zookeeper
+SERVERS ?= redis mariadb postgresql zookeeper
 # Other Pythons that `make pythons` looks for
 PYTHONS ?= 3.12 3.13
-# Parts of `make matrix`: `pythons`, and servers that are downloaded to ~/.cache/aiolock
-MATRIX ?= pythons mysql9.7 mariadb11.8
+# Parts of `make matrix`, as tests/matrix.sh explains them; the servers are downloaded to ~/.cache/aiolock
+MATRIX ?= pythons oldest newest mysql9.7 mariadb11.8 postgresql15 gate
 # More arguments for pytest
 PYTEST_ARGS ?=
 # What `make bench` measures: suites, --quick, --out DIR; `.venv/bin/python -m benchmarks --help` lists them
@@ -19,30 +18,40 @@ BENCH_ARGS ?= all
 RUN := .venv/bin/python
 INSTALL := $(RUN) -m pip install --quiet --editable
 
-.PHONY: help demo demo-flash-sale test test-under-load lint types pythons oldest matrix docs bench scoreboard servers clean distclean
+.PHONY: help check demo demo-flash-sale test test-under-load lint types pythons oldest newest matrix docs bench scoreboard servers clean distclean
 
+# Prints the comments that begin with `##`; the times are limits on two quiet cores
 help:
-	@echo "make demo | demo-flash-sale | test | test-under-load | lint | types | pythons | oldest | matrix | docs | bench | scoreboard | servers | clean | distclean"
+	@grep -hE '^## ' $(MAKEFILE_LIST) | sed 's/^## //'
 
+## make check             before each commit: ruff, mypy, unit tests, contract on memory and Redis (2 min)
+check: .venv/dev.stamp
+	@tests/install.sh redis
+	@PYTHON="$(RUN)" tests/check.sh $(PYTEST_ARGS)
+
+## make demo              a first look, in memory
 demo: .venv/demo.stamp
 	$(RUN) -m aiolock demo
 
-# Four ways to sell the last items, and what they sell too much; starts its own Redis and MariaDB
+## make demo-flash-sale   four ways to sell the last items, on its own Redis and MariaDB
 demo-flash-sale: .venv/dev.stamp
 	@tests/install.sh redis mariadb
 	$(RUN) -m examples.flash_sale
 
+## make test              all tests with one version of each server, with coverage (22 min)
 test: .venv/dev.stamp servers
 	AIOLOCK_SERVERS="$(SERVERS)" PYTHON="$(RUN)" tests/all.sh $(PYTEST_ARGS)
 
-# Unit tests and the contract beside eight busy processes per core; up to 40 minutes on two cores
+## make test-under-load   unit tests and contract beside eight busy processes per core (40 min)
 test-under-load: .venv/dev.stamp servers
 	AIOLOCK_SERVERS="$(SERVERS)" PYTHON="$(RUN)" tests/under_load.sh $(PYTEST_ARGS)
 
+## make lint              ruff (5 s)
 lint: .venv/dev.stamp
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 
+## make types             mypy and pyright, also as a user of the package (1 min)
 # Pyright is told the environment by the PATH, because --verifytypes ignores --pythonpath. Its second run asks what a
 # user's type checker would: is everything public fully typed?
 types: export PATH := $(CURDIR)/.venv/bin:$(PATH)
@@ -51,30 +60,36 @@ types: .venv/dev.stamp
 	pyright
 	python tests/typing/verify.py
 
+## make pythons           the contract with the other Pythons of this machine
 pythons: servers
 	AIOLOCK_SERVERS="$(SERVERS)" tests/pythons.sh $(PYTHONS)
 
-# The oldest versions of drivers and frameworks that pyproject.toml admits
-oldest: servers
-	AIOLOCK_SERVERS="$(SERVERS)" PYTHON="$(PYTHON)" tests/oldest.sh $(PYTEST_ARGS)
+## make oldest | newest   tests with the oldest or newest drivers and frameworks that pyproject.toml admits
+oldest newest: servers
+	PYTHON="$(PYTHON)" tests/dependencies.sh $@ $(PYTEST_ARGS)
 
+## make matrix            other Pythons, servers and dependencies, eager tasks, benchmarks --gate (90 min)
 # SERVERS is what the other Pythons are tested with, MATRIX says what is tested
-matrix: .venv/dev.stamp servers
+matrix: .venv/dev.stamp .venv/bench.stamp servers
 	AIOLOCK_SERVERS="$(SERVERS)" PYTHON="$(RUN)" PYTHONS="$(PYTHONS)" tests/matrix.sh $(MATRIX)
 
+## make docs              the documentation, in build/docs (1 min)
 docs: .venv/docs.stamp
 	$(RUN) -m sphinx --quiet --fail-on-warning --keep-going --builder html docs build/docs
 	@echo "build/docs/index.html"
 
+## make bench             benchmarks; BENCH_ARGS="redis --quick" picks
 bench: .venv/bench.stamp servers
 	$(RUN) -m benchmarks $(BENCH_ARGS)
 
+## make scoreboard        the promised figures under faults, measured
 scoreboard: .venv/dev.stamp servers
 	$(RUN) -m tests.scoreboard
 
 servers:
 	@tests/install.sh $(SERVERS)
 
+## make clean             remove what was built; distclean also the environments
 clean:
 	rm -rf build dist .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -path './.venv*' -prune -o -name __pycache__ -type d -print0 | xargs -0 rm -rf

@@ -30,7 +30,7 @@ def aiolock_world() -> World:
 @pytest.fixture
 def aiolock_client(aiolock_world: World) -> Iterator[Client]:
     """An open client of ``aiolock_world``: it opens on the event loop that uses it first, and is closed after the test."""
-    from aiolock.testing.opened import OpenedClient  # noqa: PLC0415 - see above
+    from aiolock.testing.world import OpenedClient  # noqa: PLC0415 - see above
 
     client = aiolock_world.connect_as(OpenedClient)
     yield client

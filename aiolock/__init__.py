@@ -11,7 +11,6 @@ import importlib
 import typing
 
 from aiolock.client import Client, connect
-from aiolock.contract import Holder, LockInfo, Waiting
 from aiolock.errors import (
     AcquireTimeout,
     BackendError,
@@ -30,18 +29,18 @@ from aiolock.errors import (
 )
 from aiolock.lease import Lease, ReleaseRequest
 from aiolock.lock import Lock
+from aiolock.types import Holder, LockInfo, Waiting
 
 if typing.TYPE_CHECKING:
-    from aiolock.barrier import Barrier
-    from aiolock.borrowed import TransactionLock
-    from aiolock.combine import LockAll, lock_all
-    from aiolock.election import Election
-    from aiolock.joint import JointLease
-    from aiolock.latch import Latch
-    from aiolock.reentrant import ReentrantLock
-    from aiolock.rwlock import ReadLock, RWLock, WriteLock
-    from aiolock.semaphore import Semaphore
+    from aiolock.kinds.barrier import Barrier
+    from aiolock.kinds.election import Election
+    from aiolock.kinds.latch import Latch
+    from aiolock.kinds.multi import JointLease, LockAll, lock_all
+    from aiolock.kinds.reentrant import ReentrantLock
+    from aiolock.kinds.rwlock import ReadLock, RWLock, WriteLock
+    from aiolock.kinds.semaphore import Semaphore
     from aiolock.signals import run_until_signal
+    from aiolock.transaction_lock import TransactionLock
 
 __version__ = "0.1.0"
 
@@ -84,24 +83,24 @@ __all__ = [
 ]
 
 _LATER = {
-    "Barrier": "barrier",
-    "Election": "election",
-    "JointLease": "joint",
-    "Latch": "latch",
-    "LockAll": "combine",
-    "RWLock": "rwlock",
-    "ReadLock": "rwlock",
-    "ReentrantLock": "reentrant",
-    "Semaphore": "semaphore",
-    "TransactionLock": "borrowed",
-    "WriteLock": "rwlock",
-    "lock_all": "combine",
+    "Barrier": "kinds.barrier",
+    "Election": "kinds.election",
+    "JointLease": "kinds.multi",
+    "Latch": "kinds.latch",
+    "LockAll": "kinds.multi",
+    "RWLock": "kinds.rwlock",
+    "ReadLock": "kinds.rwlock",
+    "ReentrantLock": "kinds.reentrant",
+    "Semaphore": "kinds.semaphore",
+    "TransactionLock": "transaction_lock",
+    "WriteLock": "kinds.rwlock",
+    "lock_all": "kinds.multi",
     "run_until_signal": "signals",
 }
-"""What most programs do not use is imported when it is first asked for."""
+"""Names that most programs do not use, by module: each is imported at its first use."""
 
 if not typing.TYPE_CHECKING:
-    # Checkers of types would take it to mean that every name exists.
+    # Type checkers would conclude that every name exists.
 
     def __getattr__(name: str) -> object:
         if name not in _LATER:

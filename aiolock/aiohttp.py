@@ -12,23 +12,20 @@
     app.cleanup_ctx.append(cleanup_ctx("redis://127.0.0.1:6379/0"))
     app.router.add_post(r"/orders/{order_id:[1-9][0-9]*}/pay", pay)
 
-A handler whose client went away is cancelled if the application is run with ``handler_cancellation=True``; its lock is
-then free again, and a place in the queue is given up.
+A handler whose client went away is cancelled if the application runs with ``handler_cancellation=True``: it releases
+its lock, or leaves the queue.
 """
 
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
 
-from aiolock.answers import Answer, Source, lacking, opener
+from aiolock._web import Answer, Refuse, RouteLockOptions, Source, around_handlers, opener
 from aiolock.client import Client
-from aiolock.errors import ConfigError, MissingDriver, shorten
-from aiolock.handling import Wish, WishOptions
+from aiolock.errors import ConfigError, MissingDriver
 from aiolock.lease import Lease
-from aiolock.templates import Template
 
 try:
     from aiohttp import web
@@ -42,16 +39,16 @@ R = TypeVar("R", bound=web.StreamResponse)
 A = TypeVar("A")
 
 CLIENT: web.AppKey[Client] = web.AppKey("aiolock", Client)
-"""Where the application keeps its client: ``request.config_dict[CLIENT]``, also in subapplications."""
+"""The key of the application's client: ``request.config_dict[CLIENT]``, also in subapplications."""
 
 
 def cleanup_ctx(source: Source, /, **options: Any) -> Callable[[web.Application], AsyncIterator[None]]:
-    """For ``app.cleanup_ctx``: an open client in ``app[CLIENT]`` from start-up to clean-up.
+    """Return a context for ``app.cleanup_ctx``: an open client in ``app[CLIENT]`` from start-up to clean-up.
 
     :param source: a URL (``options`` are then those of :func:`aiolock.connect`), a client that is not open, or a
         function that makes one for each start.
 
-    Raises :class:`ConfigError` and :class:`MissingDriver` at once, and when the application starts what
+    Raises :class:`ConfigError` and :class:`MissingDriver` at once; starting the application raises what
     :meth:`Client.open` raises.
     """
     make = opener(source, options)
@@ -65,7 +62,7 @@ def cleanup_ctx(source: Source, /, **options: Any) -> Callable[[web.Application]
 
 
 def client_of(request: web.Request) -> Client:
-    """The client of the application that serves this request; :class:`ConfigError` if there is none."""
+    """Return the client of the application that serves this request; raise :class:`ConfigError` if there is none."""
     client = request.config_dict.get(CLIENT)
     if not isinstance(client, Client):
         raise ConfigError(
@@ -77,64 +74,43 @@ def client_of(request: web.Request) -> Client:
 def locked(
     name: str | Callable[[web.Request], str],
     /,
-    **options: Unpack[WishOptions],
+    **options: Unpack[RouteLockOptions],
 ) -> Callable[[Callable[Concatenate[A, Lease, P], Awaitable[R]]], Callable[Concatenate[A, P], Awaitable[R]]]:
     """Hold a lock while a handler runs: ``@locked("order:{order_id}")`` over ``async def pay(request, lease)``.
 
     :param name: a template whose names are parts of the path, else query parameters, or a function of the request. The
-        values are texts: where 7 and 07 are the same, let the route admit only one, or pass a function. Without one of
-        them the answer is 422.
+        values are texts: where 7 and 07 are the same, let the route admit only one, or pass a function. A request that
+        lacks one is answered 422.
     :param timeout: seconds to wait for the lock (default: 5); ``None`` waits for ever, 0 tries once.
     :param retry_after: seconds, for the header of that name in a refusal (default: 1).
     :param lock: a function of the client and the name that makes another lock than a mutex.
 
     The other options are those of :meth:`Client.lock`: ``ttl``, ``on_loss``, ``fair``, ``max_hold``, ``label``. The
     handler gets the lease after the request, also as a method (``async def pay(self, request, lease)``); in a
-    ``web.View`` after the view. The lock is released when it returns:
-    after what it streamed, before a response that it returns is sent.
+    ``web.View`` after the view. The lock is released when it returns: after a stream, before a returned response is sent.
 
     A lock that is not free in time is answered 409 with ``Retry-After``; a lease that was lost and a server that cannot
     be reached, 503; if a stream has begun, the connection is closed instead. The loss cancels the handler, unless
     ``on_loss="signal"``.
     """
-    name_of = name if callable(name) else _from_url(Template(name))
-    wish = Wish(options)
-
-    def decorate(handler: Callable[..., Awaitable[R]]) -> Callable[..., Awaitable[R]]:
-        if not inspect.iscoroutinefunction(handler):
-            raise ConfigError(f"locked() is for handlers with `async def`, not for {shorten(handler)}")
-
-        @functools.wraps(handler)
-        async def hold(*args: Any, **kwargs: Any) -> R:
-            place = next((n for n, arg in enumerate(args) if isinstance(arg, web.Request | web.View)), None)
-            if place is None:
-                raise ConfigError(
-                    f"locked() is for handlers that are called with a request, not {shorten(args)}"
-                )
-            view = args[place]
-            request = view.request if isinstance(view, web.View) else view
-            refuse = functools.partial(_refusal, request)
-            async with wish.block(client_of(request), name_of(request), refuse) as lease:
-                return await handler(*args[: place + 1], lease, *args[place + 1 :], **kwargs)
-
-        # The signature is that of what aiohttp calls: without the lease.
-        del hold.__wrapped__
-        return hold
-
-    return decorate
+    return around_handlers(name, options, _request_of, client_of, _values_of, _refusal)
 
 
-def _from_url(template: Template) -> Callable[[web.Request], str]:
-    def fill(request: web.Request) -> str:
-        values = {**request.query, **request.match_info}
-        if (said := lacking(template, values)) is not None:
-            raise _refusal(request, said)
-        return template.fill(values)
-
-    return fill
+def _request_of(argument: object) -> web.Request | None:
+    if isinstance(argument, web.View):
+        return argument.request
+    return argument if isinstance(argument, web.Request) else None
 
 
-def _refusal(request: web.Request, said: Answer) -> Exception:
+def _values_of(request: web.Request) -> dict[str, object]:
+    return {**request.query, **request.match_info}
+
+
+def _refusal(request: web.Request) -> Refuse:
+    return functools.partial(_refused, request)
+
+
+def _refused(request: web.Request, said: Answer) -> Exception:
     if request.writer.output_size > 0:
         # A second response in the middle of the first would be read as part of it.
         return ConnectionError(said.text)

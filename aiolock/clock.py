@@ -1,4 +1,4 @@
-"""The clock that runs during suspend; the only module that reads time.
+"""The clock that runs during suspend, and deadlines by it; the only module that reads time.
 
 ``loop.time()`` and ``time.monotonic()`` stand still while a machine with Linux or macOS is suspended, and a server elsewhere
 does not. Terms are therefore judged by ``CLOCK_BOOTTIME`` (Linux), or by ``CLOCK_MONOTONIC``, which on macOS is not
@@ -7,11 +7,13 @@ the clock of ``time.monotonic()`` and goes on. Nothing here is the wall clock.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Self
 
-__all__ = ["Clock", "system_clock"]
+__all__ = ["Clock", "Deadline", "system_clock"]
 
 Clock = Callable[[], float]
 """A function without arguments that returns seconds since an arbitrary, fixed moment, and never goes back."""
@@ -25,3 +27,27 @@ def _choose() -> Clock:
 
 
 system_clock: Clock = _choose()
+
+
+class Deadline:
+    """The time at which one statement gives up, with everything that it waits for; made once per statement."""
+
+    __slots__ = ("_clock", "when")
+
+    def __init__(self, when: float, clock: Clock) -> None:
+        self.when: float = when
+        """On ``clock``; ``inf`` for a statement without a limit."""
+        self._clock = clock
+
+    @classmethod
+    def after(cls, seconds: float | None, clock: Clock) -> Self:
+        """Return the deadline ``seconds`` from now; ``None`` for never."""
+        return cls(math.inf if seconds is None else clock() + seconds, clock)
+
+    def left(self) -> float:
+        """Return the seconds that are left, at least 0."""
+        return max(0.0, self.when - self._clock())
+
+    def passed(self) -> bool:
+        """Return whether the time is over."""
+        return self._clock() >= self.when

@@ -1,19 +1,66 @@
-"""Functions under a lock, and jobs that run on one worker only."""
+"""Decorators `locked` and `once`, and the name templates they share with the web integrations."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import aclosing
+from string import Formatter
 from typing import Any, ParamSpec, TypeVar, cast
 
+from aiolock.core.runtime import Generations
 from aiolock.errors import ConfigError, LockLost, UnsupportedKind, name_of, shorten
+from aiolock.lease import hold_of
 from aiolock.lock import Lock
-from aiolock.runtime import Generations
-from aiolock.templates import Template
 
-__all__ = ["Locked", "Once"]
+__all__ = ["Locked", "Once", "Template"]
+
+# --- templates of names
+
+HINT = "write it as in 'order:{order_id}'"
+
+
+class Template:
+    """A text with names in braces, such as ``order:{order_id}``.
+
+    The attributes, indices, conversions and formats of ``str.format`` are refused: with them a value could decide what is
+    read, and two values could make one name.
+    """
+
+    __slots__ = ("_parts", "fields", "text")
+
+    def __init__(self, text: object) -> None:
+        if not isinstance(text, str) or not text:
+            raise ConfigError(f"the name of a lock must be a text, not {shorten(text)}; {HINT}")
+        try:
+            parts = list(Formatter().parse(text))
+        except ValueError as error:
+            raise ConfigError(f"{shorten(text)} is no template: {error}; {HINT}") from error
+        for _, field, form, conversion in parts:
+            if field is not None and (not field.isidentifier() or form or conversion):
+                raise ConfigError(f"{shorten(text)} has more than a name in its braces; {HINT}")
+        self.text: str = text
+        self.fields: tuple[str, ...] = tuple(
+            dict.fromkeys(field for _, field, _, _ in parts if field is not None)
+        )
+        """The names in braces, each once."""
+        self._parts = [(literal, field) for literal, field, _, _ in parts]
+
+    def fill(self, values: Mapping[str, object]) -> str:
+        """Return the text with every name replaced by its value; raise :class:`ConfigError` if one has none."""
+        missing = [field for field in self.fields if field not in values]
+        if missing:
+            raise ConfigError(
+                f"there is no {', '.join(missing)} here to make a name of {shorten(self.text)}; "
+                f"there is {', '.join(sorted(values)) or 'nothing'}"
+            )
+        return "".join(
+            literal if field is None else f"{literal}{values[field]}" for literal, field in self._parts
+        )
+
+
+# --- decorators
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -21,7 +68,7 @@ F = TypeVar("F", bound=Callable[..., Coroutine[Any, Any, Any] | AsyncIterator[An
 
 
 class Locked:
-    """What :meth:`Client.locked` returns: decorates a coroutine function or an async generator function."""
+    """The decorator of :meth:`Client.locked`, for coroutine functions and async generator functions."""
 
     __slots__ = ("_make", "_template")
 
@@ -30,7 +77,7 @@ class Locked:
         self._template = Template(template)
 
     def __call__(self, function: F) -> F:
-        """The function, which has the lock while it runs; with the same signature and the same types."""
+        """Return the function with a lock held while it runs; signature and types stay the same."""
         generates = inspect.isasyncgenfunction(function)
         if not generates and not inspect.iscoroutinefunction(function):
             raise ConfigError(
@@ -73,7 +120,7 @@ class Locked:
                         sent = yield value
                     except GeneratorExit:
                         raise
-                    except BaseException as error:  # noqa: BLE001 - whatever is thrown in is for the one inside
+                    except BaseException as error:  # noqa: BLE001 - it is thrown into the inner generator
                         resume = inner.athrow(error)
                         continue
                     try:
@@ -87,7 +134,7 @@ class Locked:
 
 
 class Once:
-    """What :meth:`Client.once` returns: decorates a coroutine function, a job that one worker does and others skip."""
+    """The decorator of :meth:`Client.once`, for a job that one worker does and others skip."""
 
     __slots__ = ("_at_least", "_at_most", "_generations", "_lock")
 
@@ -100,7 +147,7 @@ class Once:
     def __call__(
         self, function: Callable[P, Coroutine[Any, Any, R]]
     ) -> Callable[P, Coroutine[Any, Any, R | None]]:
-        """The job, which returns its result, or ``None`` if it was skipped."""
+        """Return the job, which returns its result, or ``None`` if it was skipped."""
         if not inspect.iscoroutinefunction(function):
             raise ConfigError(
                 f"once must decorate a function made by `async def` without `yield`, not {shorten(function)}"
@@ -116,7 +163,8 @@ class Once:
             if lease is None:
                 return None
             begin = runtime.clock()
-            lease.stop_renewing(self._at_most)
+            hold = hold_of(lease)
+            runtime.scheduler.stop_renewing(hold.validity, self._at_most)
             error: BaseException | None = None
             try:
                 with lease.guard():
@@ -125,7 +173,7 @@ class Once:
                 error = caught
                 raise
             finally:
-                # What is late by now needs no keeping; and a cancelled job counts like any other.
-                await lease.close(error, keep=max(0.0, begin + self._at_least - runtime.clock()))
+                # A job that failed or was cancelled counts; one that took longer than `at_least` needs no keeping.
+                await hold.close(error, keep=max(0.0, begin + self._at_least - runtime.clock()))
 
         return run

@@ -17,14 +17,14 @@
     ├── ConfigError         (also ValueError)
     └── MissingDriver       (also ImportError)
 
-One class per thing that a caller can do about it. Arguments stay readable as fields; the message is a
-sentence made from them. All of them pickle. Misuse (a closed client, another event loop, a lease entered
-twice, a handle used in a forked child) is :class:`RuntimeError`.
+One class per remedy. Arguments stay readable as fields; the message is a sentence made from them. All of
+them pickle. Misuse (a closed client, another event loop, a lease entered twice, a handle used in a forked
+child) is :class:`RuntimeError`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 __all__ = [
@@ -49,16 +49,54 @@ LossReason = Literal["expired", "revoked", "session", "max_hold", "force-release
 
 
 def shorten(name: object) -> str:
-    """A name as it may stand in a message: quoted, without line breaks, of bounded length."""
+    """Return a value as it may stand in a message: quoted, without line breaks, of bounded length."""
     try:
         text = repr(name)
-    except Exception:  # noqa: BLE001 - a message about a wrong argument must not fail on what that argument is
+    except Exception:  # noqa: BLE001 - a message about a wrong argument must not fail on its repr
         text = f"<{type(name).__name__}>"
     return text if len(text) <= 120 else f"{text[:100]}…{text[-10:]}"
 
 
+def closed_error() -> RuntimeError:
+    """Return the error of tasks that wait while their client is closed."""
+    return RuntimeError("the client was closed while this task waited for a lock")
+
+
+def copy_of(error: Exception) -> BackendError:
+    """Return the same error for another task: an exception collects tracebacks, so tasks must not share one."""
+    if isinstance(error, BackendError):
+        copy = type(error)(str(error), retryable=error.retryable)
+        copy.__cause__ = error.__cause__
+    else:
+        copy = BackendError(f"the backend failed unexpectedly: {error!r}")
+        copy.__cause__ = error
+    return copy
+
+
+def meant(word: str, known: Iterable[str], end: str = "") -> str:
+    """Return the end of a message about an unknown word: the known one that it resembles, or nothing."""
+    # Imported only for a mistake.
+    from difflib import get_close_matches  # noqa: PLC0415
+
+    close = get_close_matches(word, list(known), 1)
+    return f"; did you mean {close[0]}{end}?" if close else ""
+
+
+def redact(url: str) -> str:
+    """Return a URL as it may be shown: without its password and its query."""
+    scheme, mark, rest = url.partition("://")
+    if not mark:
+        scheme, rest = "", url
+    # A password may contain what would end it in a correct URL: everything up to the last @ may belong to it.
+    user, at, place = rest.rpartition("@")
+    if at and ":" in user:
+        user = user.partition(":")[0] + ":***"
+    place, question, query = place.partition("?")
+    return scheme + mark + user + at + place + (question + "…" if query else "")
+
+
 def name_of(function: object) -> str:
-    """The name of a function as it may stand in a message; of what has none, such as a ``functools.partial``, its repr."""
+    """Return the name of a function for a message; the repr of callables without a name, such as ``functools.partial``."""
     return getattr(function, "__qualname__", None) or shorten(function)
 
 
@@ -67,7 +105,7 @@ class LockError(Exception):
 
 
 class AcquireTimeout(LockError, TimeoutError):
-    """The lock could not be had within ``timeout`` seconds; nothing is held and nothing is left behind."""
+    """The lock was not acquired within ``timeout`` seconds; nothing is held and nothing is left behind."""
 
     def __init__(self, name: str, timeout: float, detail: str = "") -> None:
         # One argument: TimeoutError would take several for an errno, its text and a file name.
@@ -106,10 +144,7 @@ class WaitTimeout(AcquireTimeout):
 
 
 class BarrierBroken(LockError):
-    """A party of this round of a barrier gave up, died or was cut off: nobody passes, and the next round begins.
-
-    ``reason`` says what happened.
-    """
+    """A party of this round of a barrier gave up, died or was cut off (``reason``): the round is over for all parties."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(name, reason)
@@ -118,7 +153,7 @@ class BarrierBroken(LockError):
 
     def __str__(self) -> str:
         return (
-            f"barrier {shorten(self.name)} was broken: {self.reason}; nobody passed in this round, "
+            f"barrier {shorten(self.name)} was broken: {self.reason}; no party passed in this round, "
             f"and the next wait() is part of a new one"
         )
 
@@ -128,7 +163,7 @@ _WHY: dict[str, str] = {
     "revoked": "the server says that it is no longer ours",
     "session": "the server ended the session that it lived in",
     "max_hold": "it was held for longer than its max_hold",
-    "force-released": "somebody released it by force",
+    "force-released": "it was released by force",
     "closed": "its client was closed",
     "transaction": "your transaction was committed or rolled back inside the block (also by a statement that commits "
     "implicitly, such as DDL), or a savepoint from before the block was rolled back to or released",
@@ -139,7 +174,7 @@ class LockLost(LockError):
     """A lease ended before the work under it did.
 
     ``reason`` is one of ``"expired"``, ``"revoked"``, ``"session"``, ``"max_hold"``, ``"force-released"``,
-    ``"closed"`` and ``"transaction"``. What was done under the lease after that moment may have overlapped with another holder.
+    ``"closed"`` and ``"transaction"``. Work after that moment may have overlapped with another holder's.
     """
 
     def __init__(self, name: str, reason: LossReason) -> None:
@@ -156,7 +191,7 @@ class LockLost(LockError):
 
 
 class DeadlockDetected(LockError):
-    """The server found holders that wait for each other, and chose this one to give up."""
+    """The server found a cycle of holders that wait for each other, and chose this one to give up."""
 
     def __init__(self, cycle: Sequence[str]) -> None:
         super().__init__(tuple(cycle))
@@ -168,9 +203,9 @@ class DeadlockDetected(LockError):
 
 
 class BackendError(LockError):
-    """The server, or the way to it, failed. ``__cause__`` is the driver's error.
+    """The server, or the connection to it, failed. ``__cause__`` is the driver's error.
 
-    ``retryable`` says whether the same call may succeed later without anybody changing anything.
+    ``retryable`` is True if the same call may succeed later by itself.
     """
 
     retryable: bool = True
@@ -186,7 +221,7 @@ class BackendUnavailable(BackendError):
 
 
 class BackendRefused(BackendError):
-    """The server was reached, and it said no: rights, authentication, read-only, out of memory."""
+    """The server refused: rights, authentication, read-only, out of memory."""
 
     retryable: bool = False
 
@@ -198,11 +233,11 @@ class UnsafeBackend(BackendError):
 
 
 _KINDS: dict[str, str] = {"rw": "read-write lock", "sem": "semaphore"}
-"""Where the name of a family is no word."""
+"""The words for families whose name is an abbreviation."""
 
 
 class UnsupportedKind(LockError):
-    """This backend has no mechanism for such a lock; raised before any I/O."""
+    """The backend does not have this kind of lock or operation; raised before any I/O."""
 
     def __init__(self, kind: str, backend: str, advice: str = "") -> None:
         super().__init__(kind, backend, advice)
@@ -216,11 +251,11 @@ class UnsupportedKind(LockError):
 
 
 class InvalidName(LockError, ValueError):
-    """A name that no backend may see; raised before any I/O."""
+    """An invalid name of a lock; raised before any I/O."""
 
 
 class ConfigError(LockError, ValueError):
-    """An option, URL or combination that cannot work; the message lists what there is."""
+    """An invalid option, URL or combination; the message lists the valid ones."""
 
 
 class MissingDriver(LockError, ImportError):

@@ -17,50 +17,51 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
-from types import FunctionType
-from typing import Annotated, Any, Unpack
+from types import FunctionType, UnionType
+from typing import Annotated, Any, NamedTuple, Union, Unpack, get_args, get_origin
 from weakref import WeakKeyDictionary
 
 from aiolock import starlette
-from aiolock.answers import Source
+from aiolock._web import RouteLock, RouteLockOptions, Source
 from aiolock.client import Client
-from aiolock.errors import ConfigError, MissingDriver, shorten
-from aiolock.handling import Wish, WishOptions
+from aiolock.core.runtime import State
+from aiolock.decorators import Template
+from aiolock.errors import ConfigError, MissingDriver, name_of, shorten
 from aiolock.lease import Lease
-from aiolock.parameters import Sources, all_below, name_from_route, routes_of
-from aiolock.runtime import State
 from aiolock.starlette import Lifespan, client_of, exception_handlers, refusal
-from aiolock.templates import Template
 
 try:
-    from fastapi import Depends
+    from fastapi import Depends, routing
+    from fastapi.dependencies.utils import request_params_to_args
+    from fastapi.exceptions import RequestValidationError
+    from pydantic import BaseModel
     from starlette.requests import HTTPConnection
 except ImportError as _missing:
     raise MissingDriver("fastapi", "fastapi") from _missing
 
 __all__ = ["LockClient", "client", "exception_handlers", "lifespan", "locked"]
 
-# From 0.106 to 0.117, a dependency ends when the function returns; from 0.118 on, it does so if it asks to, by a parameter
-# that 0.121 brought. The versions between are excluded.
+# A dependency ends when the function returns: always from 0.106 to 0.117, and by this parameter since 0.121. The versions
+# in between have no way, and are excluded.
 _UNTIL_RETURN: dict[str, Any] = (
     {"scope": "function"} if "scope" in inspect.signature(Depends).parameters else {}
 )
 
 _HELD: WeakKeyDictionary[Any, Template | None] = WeakKeyDictionary()
-"""The dependencies that hold locks, with what their names are made of if it is a template."""
+"""The dependencies that hold locks, and the templates of their names; ``None`` if a function makes the name."""
 
 
 def lifespan(
     source: Source, inner: Lifespan | None = None, /, **options: Any
 ) -> Callable[[Any], AbstractAsyncContextManager[Mapping[str, Any]]]:
-    """A lifespan with an open client in it: ``FastAPI(lifespan=lifespan("redis://…"))``.
+    """Return a lifespan with an open client in it: ``FastAPI(lifespan=lifespan("redis://…"))``.
 
-    The same as :func:`aiolock.starlette.lifespan`, with the same parameters and errors. When the application starts it
-    also looks at every path operation with :func:`locked`, and raises :class:`ConfigError` for those that cannot work:
-    generators, and templates with names that nothing in the request has or that have more than one value. FastAPI tells
-    a dependency nothing of the function that it is for, so this is the first moment at which both are known.
+    The parameters and errors are those of :func:`aiolock.starlette.lifespan`. When the application starts it also checks
+    every path operation with :func:`locked`, and raises :class:`ConfigError` for those that cannot work: generators, and
+    templates with names that the request does not have or that have more than one value. A dependency does not know its
+    function earlier.
 
     If ``app.dependency_overrides`` replaces :func:`client`, the replacement is called instead, and the client that it
     returns is opened: nothing connects to ``source``. So tests with FastAPI's ``TestClient`` need no server.
@@ -76,7 +77,7 @@ def lifespan(
 
 
 async def client(connection: HTTPConnection) -> Client:
-    """The application's client, as a dependency; tests replace it with ``app.dependency_overrides[client]``.
+    """Return the application's client: a dependency, which tests replace by ``app.dependency_overrides[client]``.
 
     Raises :class:`ConfigError` if the application has none.
     """
@@ -84,44 +85,42 @@ async def client(connection: HTTPConnection) -> Client:
 
 
 LockClient = Annotated[Client, Depends(client)]
-"""For a parameter that is the application's client: ``async def report(locks: LockClient)``."""
+"""The type of a parameter that is the application's client: ``async def report(locks: LockClient)``."""
 
 
-def locked(name: str | Callable[..., Any], /, **options: Unpack[WishOptions]) -> Any:
-    """A dependency that holds a lock while the path operation function runs: ``Annotated[Lease, locked("a:{b}")]``.
+def locked(name: str | Callable[..., Any], /, **options: Unpack[RouteLockOptions]) -> Any:
+    """Return a dependency that holds a lock while the path operation runs: ``Annotated[Lease, locked("a:{b}")]``.
 
     :param name: a template whose names are path or query parameters of the function or of its dependencies, with the
-        values that these get (so that 7 and 07 are one order where one of them says ``order_id: int``; a part of the
-        path that nobody declares is a text); or a dependency of your own that returns the name.
+        values that these get (7 and 07 are one order where one of them declares ``order_id: int``; an undeclared part of
+        the path is a text); or a dependency of your own that returns the name.
     :param timeout: seconds to wait for the lock (default: 5); ``None`` waits for ever, 0 tries once.
     :param retry_after: seconds, for the header of that name in a refusal (default: 1).
     :param lock: a function of the client and the name that makes another lock than a mutex.
 
     The other options are those of :meth:`Client.lock`: ``ttl``, ``on_loss``, ``fair``, ``max_hold``, ``label``.
-    Also good for ``dependencies=[locked(…)]``, where nobody needs the lease. The lock is released when the function
-    returns; a streamed body and background tasks run after that, and take locks of their own. So this is refused
-    for functions that are generators.
+    ``dependencies=[locked(…)]`` locks a function that needs no lease. The lock is released when the function returns; a
+    streamed body and background tasks run after that, and take locks of their own. So generators are refused.
 
-    A lock that is not free in time is answered 409 with ``Retry-After``; a lease that was lost and a server that cannot
-    be reached, 503; WebSockets are closed with 1013. The loss cancels the function, unless ``on_loss="signal"``. A
-    function with ``def`` runs in a thread, which cannot be cancelled: it goes on, ``lease.check()`` tells it, and the
-    answer is 503.
+    A lock that is not free in time is answered 409 with ``Retry-After``; a lost lease and a server that cannot be
+    reached, 503; WebSockets are closed with 1013. The loss cancels the function, unless ``on_loss="signal"``. A function
+    with ``def`` runs in a thread, which cannot be cancelled: it goes on, ``lease.check()`` raises, and the answer is 503.
 
-    What cannot work on its route is said when the application starts, by :func:`lifespan`; without that, the first
-    request is 500 with the same :class:`ConfigError`.
+    :func:`lifespan` raises :class:`ConfigError` for mistakes when the application starts; without it, the first request
+    is answered 500 with the same error.
     """
-    wish = Wish(options)
+    route_lock = RouteLock(options)
     template = None if callable(name) else Template(name)
-    name_of: Any = name if template is None else name_from_route(template)
+    key_of: Any = name if template is None else _name_from_route(template)
 
     # Defaults instead of Annotated: FastAPI looks up the names in annotations where they are not, in the module.
     async def hold(
         connection: HTTPConnection,
         locks: Client = Depends(client),  # noqa: B008 - how dependencies are declared
-        key: Any = Depends(name_of),  # noqa: B008 - as above
+        key: Any = Depends(key_of),  # noqa: B008 - as above
     ) -> AsyncIterator[Lease]:
         endpoint = connection.scope.get("endpoint")
-        async with wish.block(locks, key, refusal(connection), signal=_in_a_thread(endpoint)) as lease:
+        async with route_lock.block(locks, key, refusal(connection), signal=_in_a_thread(endpoint)) as lease:
             yield lease
 
     _HELD[hold] = template
@@ -129,7 +128,7 @@ def locked(name: str | Callable[..., Any], /, **options: Unpack[WishOptions]) ->
 
 
 def _replacement(app: Any) -> Callable[[], AbstractAsyncContextManager[Client]] | None:
-    """What makes the client that tests put in the place of the application's, if it can be known before a request."""
+    """Return the maker of the client by which tests replace the application's, if it needs no request."""
     function = app.dependency_overrides.get(client)
     if not isinstance(function, FunctionType) or inspect.signature(function).parameters:
         return None
@@ -142,7 +141,7 @@ def _replacement(app: Any) -> Callable[[], AbstractAsyncContextManager[Client]] 
             raise ConfigError(
                 f"what replaces the dependency `client` must return a client, not {shorten(made)}"
             )
-        # One that the test has opened by itself is the test's to close.
+        # The test closes a client that it opened.
         is_open = made._runtime.state is State.OPEN and not made._runtime.over  # noqa: SLF001 - of one library
         return nullcontext(made) if is_open else made
 
@@ -151,14 +150,14 @@ def _replacement(app: Any) -> Callable[[], AbstractAsyncContextManager[Client]] 
 
 def _check(app: Any) -> None:
     """Raise :class:`ConfigError` for the first path operation whose locks cannot work."""
-    for dependant, path in routes_of(app):
-        for each in all_below(dependant):
-            # Other callables may have no hash.
+    for dependant, path in _routes_of(app.routes):
+        for each in _functions(dependant):
+            # Other callables may be unhashable.
             if isinstance(each.call, FunctionType) and each.call in _HELD:
                 _in_a_thread(dependant.call)
                 template = _HELD[each.call]
                 if template is not None:
-                    Sources(template, dependant, path)
+                    _find(template, dependant, path)
 
 
 def _in_a_thread(endpoint: Any) -> bool:
@@ -172,3 +171,119 @@ def _in_a_thread(endpoint: Any) -> bool:
     if inspect.iscoroutinefunction(function):
         return False
     return not inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004 - its kind, not whether
+
+
+# --- names: the path and query parameters that a route declares
+
+_PLACES = "path", "query"
+
+
+class _Parameter(NamedTuple):
+    """A parameter of a function, or a field of its model of query parameters; FastAPI validates ``field``."""
+
+    function: object
+    place: str
+    field: Any
+    name: str
+    info: Any
+
+    def called(self, name: str) -> bool:
+        """Test whether requests call it ``name``."""
+        alias = self.info.validation_alias or self.info.alias or self.name
+        return name in getattr(alias, "choices", [alias])
+
+
+def _name_from_route(template: Template) -> Callable[..., Any]:
+    """Return a dependency that fills ``template`` on the route that it is asked on; an invalid value is FastAPI's 422."""
+
+    async def name(connection: HTTPConnection) -> str:
+        # Newer versions share a route between all inclusions of its router; the context of one knows the prefix as well.
+        route = connection.scope.get("route")
+        included = connection.scope.get("fastapi", {}).get("effective_route_context")
+        if included is not None and included.original_route is route:
+            route = included
+        values = dict(connection.path_params)
+        for name, one in _find(template, getattr(route, "dependant", None), connection.path_params).items():
+            received = connection.path_params if one.place == "path" else connection.query_params
+            got, errors = request_params_to_args([one.field], received)
+            if errors:
+                raise RequestValidationError(errors)
+            value = got[one.field.name]
+            values[name] = getattr(value, one.name) if isinstance(value, BaseModel) else value
+        return template.fill(values)
+
+    return name
+
+
+def _find(template: Template, dependant: Any, path: Collection[str]) -> dict[str, _Parameter]:
+    """Find the parameters that fill ``template``; a part of the ``path`` that no function declares has none: it is text.
+
+    Raises :class:`ConfigError` for a placeholder that no request can fill, or that may have two values.
+    """
+    known = [one for each in _functions(dependant) for one in _declared(each)]
+    function, chosen = getattr(dependant, "call", None), {}
+
+    def wrong(why: str) -> ConfigError:
+        about = f"{shorten(template.text)} over {name_of(function)}"
+        return ConfigError(f"{about}: {why}; a dependency of your own can make the name: locked(function)")
+
+    for name in template.fields:
+        found = [one for one in known if one.place in _PLACES and one.called(name)]
+        if not found and name in path:
+            continue
+        found = found or [one for one in known if one.name == name or one.called(name)]
+        if not found:
+            there = ", ".join(sorted({*path, *(one.name for one in known)})) or "nothing"
+            raise wrong(f"there is no {name} to make a name of; there is {there}")
+        # The function's own declaration counts; those of dependencies must agree: 7 and 07 would be one order or two.
+        first, *others = [one for one in found if one.function is function] or found
+        if first.place not in _PLACES:
+            raise wrong(f"{name} is in the {first.place}; names are made of path and query")
+        kind = first.info.annotation
+        types = [each for each in _types(kind) if not issubclass(each, str | bytes)]
+        if any(issubclass(each, Collection | BaseModel) for each in types):
+            raise wrong(f"{name} is more than one value ({kind})")
+        for one in others:
+            if (one.place, one.info.annotation) != (first.place, kind):
+                both = f"{name_of(first.function)} and {name_of(one.function)}"
+                raise wrong(f"{both} declare {name} differently; declare it in {name_of(function)} as well")
+        chosen[name] = first
+    return chosen
+
+
+def _functions(dependant: Any) -> Iterator[Any]:
+    """Yield FastAPI's Dependant of a function, then those of its dependencies, breadth first."""
+    waiting = [dependant] if dependant is not None else []
+    for each in waiting:
+        yield each
+        waiting += each.dependencies
+
+
+def _declared(dependant: Any) -> Iterator[_Parameter]:
+    for place in (*_PLACES, "header", "cookie", "body"):
+        for field in getattr(dependant, f"{place}_params"):
+            info = field.field_info
+            models = [each for each in _types(info.annotation) if issubclass(each, BaseModel)]
+            fields = models[0].model_fields if models and place == "query" else {field.name: info}
+            for name, part in fields.items():
+                yield _Parameter(dependant.call, place, field, name, part)
+
+
+def _types(annotation: Any) -> list[type]:
+    annotation = getattr(annotation, "__value__", annotation)
+    origin, args = get_origin(annotation), get_args(annotation)
+    if origin in (Union, UnionType, Annotated):
+        return [each for choice in args[: 1 if origin is Annotated else None] for each in _types(choice)]
+    return [each for each in [origin or annotation] if isinstance(each, type)]
+
+
+def _routes_of(routes: Any, path: frozenset[str] = frozenset()) -> Iterator[tuple[Any, frozenset[str]]]:
+    """Yield the Dependant of each path operation, also in mounted applications, and the names in its whole path."""
+    # Older versions list every route of an included router.
+    for route in getattr(routing, "iter_route_contexts", iter)(routes or ()):
+        names = path | set(getattr(route, "param_convertors", None) or ())
+        if (dependant := getattr(route, "dependant", None)) is not None:
+            yield dependant, names
+        else:
+            # Starlette's name for the rest of the path is no parameter.
+            yield from _routes_of(getattr(route, "routes", None), names - {"path"})

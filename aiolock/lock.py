@@ -1,4 +1,4 @@
-"""Asking for a lock: acquire, try_acquire, async with."""
+"""Lock: acquire, try_acquire, async with."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ from threading import get_ident
 from types import TracebackType
 from typing import Any, Final, NoReturn
 
-from aiolock.contract import Bid, Kind, LockInfo, Release
+from aiolock.core.backend import Release, Request
+from aiolock.core.cancellation import Task, in_async_generator
+from aiolock.core.capabilities import Administration
+from aiolock.core.hold import Hold, LeaseOptions
+from aiolock.core.local_queue import ask
+from aiolock.core.runtime import Runtime, State, current_task
 from aiolock.errors import AcquireTimeout, shorten
-from aiolock.frames import in_async_generator
-from aiolock.lease import Lease, Terms
-from aiolock.options import check_reason, check_timeout
-from aiolock.queue import ask
-from aiolock.runtime import Runtime, State, current_task
+from aiolock.lease import Lease
+from aiolock.types import Kind, LockInfo
+from aiolock.validation import check_reason, check_timeout
 
-__all__ = ["UNSET", "Lock", "Unset"]
-
-Task = asyncio.Task[Any]
+__all__ = ["UNSET", "Handle", "Lock", "NamedLock", "Unset"]
 
 _OPEN, _NOT_OURS = State.OPEN, Release.NOT_OURS
 """Looking a member up in its class costs 0.2 µs on Python 3.11."""
 
-_NOBODY: dict[Task, Lease] = {}
-"""Of a lock object that nobody has entered yet; nothing is ever put in here."""
+_NOBODY: dict[Task, tuple[Lease, ...]] = {}
+"""Of a lock object that has not been entered yet; never changed."""
 
 
 class Unset:
@@ -39,42 +40,88 @@ class Unset:
 UNSET: Final = Unset()
 
 
-class Lock:
+class Handle:
+    """A named object of a client, such as a lock or a latch; it cannot leave its process."""
+
+    __slots__ = ()
+
+    _noun = "lock"
+    """The object in messages."""
+
+    @property
+    def name(self) -> str:
+        """The name under which other processes find the same."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {shorten(self.name)}>"
+
+    def __reduce__(self) -> str:
+        raise TypeError(
+            f"{'an' if self._noun[0] in 'aeiou' else 'a'} {self._noun} cannot be copied or pickled: pass its name, and ask "
+            f"the client there for the {self._noun}"
+        )
+
+
+class NamedLock(Handle):
+    """A lock of a client by its name and kind: the part that is the same with a lease and inside a transaction."""
+
+    __slots__ = ("_request", "_runtime")
+
+    def __init__(self, runtime: Runtime, request: Request) -> None:
+        self._runtime = runtime
+        self._request = request
+
+    @property
+    def name(self) -> str:
+        """The name of the lock."""
+        return self._request.name
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of lock."""
+        return self._request.kind
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {shorten(self.name)} {self.kind}>"
+
+    def _guard(self) -> Task | None:
+        """Return the running task if the client may be used here, else raise :class:`RuntimeError`."""
+        raise NotImplementedError
+
+    async def locked(self) -> bool:
+        """Return whether it is held at this moment, in any kind; asked on a connection of the client."""
+        return (await self.inspect()).locked
+
+    async def inspect(self) -> LockInfo:
+        """Return the holders and the waiters, in order, as the server sees them; asked on a connection of the client."""
+        self._guard()
+        backend = Administration.of(self._runtime.backend, "inspection")
+        return await backend.inspect(self._request.name, self._request.kind.family)
+
+
+class Lock(NamedLock):
     """A name, a kind and options; does no I/O and has no state of the server's.
 
     Made by :meth:`Client.lock` and its siblings. May be reused, and shared between tasks, also at the same time.
     """
 
-    __slots__ = ("__weakref__", "_bid", "_entered", "_inside", "_runtime", "_terms", "_timeout")
+    __slots__ = ("__weakref__", "_entered", "_inside", "_options", "_timeout")
 
-    def __init__(self, runtime: Runtime, bid: Bid, terms: Terms, timeout: float | None) -> None:
-        self._runtime = runtime
-        self._bid = bid
-        self._terms = terms
+    def __init__(
+        self, runtime: Runtime, request: Request, options: LeaseOptions, timeout: float | None
+    ) -> None:
+        super().__init__(runtime, request)
+        self._options = options
         self._timeout = timeout
-        kind = bid.kind
+        kind = request.kind
         self._inside: dict[str, Any] | None = runtime.inside[kind.family.value] if kind.exclusive else None
-        """The leases of the blocks of this family, for kinds that are alone in there."""
+        """The holds of the blocks of this family, for exclusive kinds."""
         self._entered = _NOBODY
-        """The lease of the innermost block that is open through this object, per task."""
-
-    @property
-    def name(self) -> str:
-        """What is locked."""
-        return self._bid.name
-
-    @property
-    def kind(self) -> Kind:
-        """Who may be inside together."""
-        return self._bid.kind
+        """The leases of the blocks that are open through this object, per task, innermost last."""
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {shorten(self.name)} {self.kind} ttl={self._bid.ttl:g}>"
-
-    def __reduce__(self) -> str:
-        raise TypeError(
-            "a lock cannot be copied or pickled: pass its name, and ask the client there for the lock"
-        )
+        return f"<{type(self).__name__} {shorten(self.name)} {self.kind} ttl={self._request.ttl:g}>"
 
     # --- asking
 
@@ -91,8 +138,8 @@ class Lock:
         A lease that comes from here tells its loss (``lost``, ``wait_lost()``, ``check()``) and cancels nothing.
         """
         wait = self._timeout if isinstance(timeout, Unset) else check_timeout(timeout)
-        lease = await self._ask(wait)
-        return self._in_vain(wait) if lease is None else lease
+        hold = await self._ask(wait)
+        return self._in_vain(wait) if hold is None else Lease(hold)
 
     async def try_acquire(self) -> Lease | None:
         """Ask once: the hold, or ``None`` if the lock is not free at this moment.
@@ -100,18 +147,16 @@ class Lock:
         Ends within the client's ``command_timeout``. Raises and cancels as :meth:`acquire` does, but returns
         ``None`` inside this task's own block.
         """
-        if self._in_own_block():
-            return None
-        return await ask(self._runtime, self._bid, self._terms, 0)
+        hold = await self._try()
+        return None if hold is None else Lease(hold)
 
     async def __aenter__(self) -> Lease:
         # Looked at before the first await, while the caller's frame is still the one above.
-        cancel = self._terms.on_loss == "cancel" and not in_async_generator(sys._getframe(1))  # noqa: SLF001
-        lease = await self._ask(self._timeout)
-        if lease is None:
+        cancel = self._options.on_loss == "cancel" and not in_async_generator(sys._getframe(1))  # noqa: SLF001
+        hold = await self._ask(self._timeout)
+        if hold is None:
             self._in_vain(self._timeout)
-        self._enter(lease, cancel=cancel)
-        return lease
+        return self._enter(hold, cancel=cancel)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -125,21 +170,23 @@ class Lock:
         # The block may be one of an earlier opening of the client, in the loop of another thread.
         runtime = self._runtime
         task = (current_task(runtime.loop) if get_ident() == runtime.thread else None) or self._task()
+        # The lease is kept until its hold has ended: one that is collected before that counts as dropped.
         lease = self._leave(task)
-        if not lease.quiet(task):
-            rest = lease.leave(task, error)
+        hold = lease._hold  # noqa: SLF001 - without a call: two for each block
+        if not hold.quiet(task):
+            rest = hold.leave(task, error)
             if rest is not None:
                 await rest
-        elif (claim := lease.end()) is not None:
-            # As `Lease.give_up`, two coroutines less.
+        elif (claim := hold.end()) is not None:
+            # As `Hold.leave`, two coroutines less.
             try:
                 answer = await claim.release()
             except BaseException as trouble:
-                if not runtime.unreleased(claim, trouble, lease):
+                if not runtime.unreleased(claim, trouble, hold.disown):
                     raise
             else:
-                if answer is _NOT_OURS and lease.disown():
-                    await lease.tell_loss(task, error)
+                if answer is _NOT_OURS and hold.disown():
+                    await hold.raise_loss(task, error)
 
     # --- generations
 
@@ -149,14 +196,14 @@ class Lock:
         runtime = self._runtime = before.generations.latest
         if runtime is not before:
             if self._inside is not None:
-                self._inside = runtime.inside[self._bid.kind.family.value]
-            if self._bid.label == before.label != runtime.label:
+                self._inside = runtime.inside[self._request.kind.family.value]
+            if self._request.label == before.label != runtime.label:
                 self._relabel(runtime.label)
         return runtime
 
     def _relabel(self, label: str) -> None:
         """Ask in the name of a process that was forked."""
-        self._bid = replace(self._bid, label=label)
+        self._request = replace(self._request, label=label)
 
     def _guard(self) -> Task | None:
         """Return the running task if the client may be used here, else raise :class:`RuntimeError`."""
@@ -165,37 +212,30 @@ class Lock:
             runtime = self._follow()
         return runtime.guard()
 
-    # --- looking
-
-    async def locked(self) -> bool:
-        """Whether anybody holds it at this moment, in whatever kind."""
-        return (await self.inspect()).locked
-
-    async def inspect(self) -> LockInfo:
-        """Who holds it and who waits, in order, as the server sees it at this moment."""
-        self._guard()
-        return await self._runtime.backend.inspect(self._bid.name, self._bid.kind.family)
+    # --- administration
 
     async def force_release(self) -> bool:
-        """Take the lock from whoever holds it; whether anybody did. For administrators.
+        """Take the lock from its holders; return whether there was one. For administrators.
 
-        The holder is told that its lease is lost, and the next waiter gets the lock. This is the one case in which
+        The loss of their leases is reported to them, and the next waiter gets the lock. This is the one case in which
         two holds can overlap by design; fencing tokens still tell them apart.
         """
         self._guard()
-        return await self._runtime.backend.force_release(self._bid.name, self._bid.kind.family)
+        backend = Administration.of(self._runtime.backend, "force_release")
+        return await backend.force_release(self._request.name, self._request.kind.family)
 
     async def request_release(self, reason: str = "") -> bool:
-        """Ask whoever holds it to let go; whether anybody does.
+        """Ask the holders to release it; return whether there is one.
 
-        The holder sees ``reason`` (at most 256 bytes of printable text) in :attr:`Lease.release_requested`, with its
-        next renewal at the latest, and decides. Nothing is taken from anybody; who waits is not asked.
+        A holder sees ``reason`` (at most 256 bytes of printable text) in :attr:`Lease.release_requested`, with its
+        next renewal at the latest, and decides. Nothing is taken from it; waiters are not asked.
 
         Raises :class:`UnsupportedKind` on servers that cannot pass it on.
         """
         self._guard()
         text = check_reason(reason)
-        return await self._runtime.backend.request_release(self._bid.name, self._bid.kind.family, text)
+        backend = Administration.of(self._runtime.backend, "request_release")
+        return await backend.request_release(self._request.name, self._request.kind.family, text)
 
     # --- blocks
 
@@ -207,53 +247,57 @@ class Lock:
 
     def _in_own_block(self) -> bool:
         task = self._guard()
-        holder = None if self._inside is None else self._inside.get(self._bid.name)
-        return holder is not None and holder.entered_by is task and holder.waited_for
+        holder = None if self._inside is None else self._inside.get(self._request.name)
+        return holder is not None and holder.task is task and holder.waited_for()
 
-    def _level(self) -> Lease | None:
-        """Another level of a hold that this task is in already, for kinds that have such."""
+    def _level(self) -> Hold | None:
+        """Return another level of a hold that this task is in already, for kinds that have levels."""
         return None
 
-    def _won(self, lease: Lease) -> Lease:
-        """What this kind makes of a hold that its task just got."""
-        return lease
+    def _won(self, hold: Hold) -> Hold:
+        """Prepare a hold that the running task just got, as this kind needs it."""
+        return hold
 
-    def _ask(self, timeout: float | None) -> Coroutine[Any, Any, Lease | None]:
+    async def _try(self) -> Hold | None:
+        """Ask once, unless the running task is inside its own block."""
+        return None if self._in_own_block() else await ask(self._runtime, self._request, self._options, 0)
+
+    def _ask(self, timeout: float | None) -> Coroutine[Any, Any, Hold | None]:
         runtime = self._runtime
         if runtime.state is not _OPEN:
             runtime = self._follow()
         task = runtime.guard()
         inside = self._inside
-        if inside and (outer := inside.get(self._bid.name)) and outer.entered_by is task and outer.waited_for:
+        if inside and (outer := inside.get(self._request.name)) and outer.task is task and outer.waited_for():
             raise RuntimeError(
                 f"this task is inside its own block of lock {shorten(self.name)} and would wait for itself for ever: "
                 "use reentrant_lock(), or pass the lease on"
             )
-        return ask(runtime, self._bid, self._terms, timeout)
+        return ask(runtime, self._request, self._options, timeout)
 
     def _in_vain(self, timeout: float | None) -> NoReturn:
         self._runtime.stats.timeouts += 1
-        raise AcquireTimeout(self._bid.name, timeout or 0.0)
+        raise AcquireTimeout(self._request.name, timeout or 0.0)
 
-    def _enter(self, lease: Lease, *, cancel: bool) -> None:
-        runtime = self._runtime
-        task = (current_task(runtime.loop) if get_ident() == runtime.thread else None) or self._task()
-        lease.enter(task, cancel=cancel)
+    def _enter(self, hold: Hold, *, cancel: bool) -> Lease:
+        """Begin the block of the running task; return its lease."""
+        lease = Lease(hold)
+        task = current_task(self._runtime.loop) or self._task()
+        hold.enter(task, cancel=cancel)
         entered = self._entered
         if entered is _NOBODY:
             entered = self._entered = {}
-        elif task in entered:
-            lease.below = entered[task]
-        entered[task] = lease
+        entered[task] = (*entered[task], lease) if task in entered else (lease,)
         inside = self._inside
         if inside is not None:
-            name = self._bid.name
+            name = self._request.name
             outer = inside.get(name)
-            if outer is None or outer.entered_by is not task or not outer.waited_for:
-                inside[name] = lease
+            if outer is None or outer.task is not task or not outer.waited_for():
+                inside[name] = hold
+        return lease
 
     def _leave(self, task: Task) -> Lease:
-        """The lease of the block that ends; usually of this task, at worst of a task that lent its block away."""
+        """Return the lease of the block that ends; usually of this task, at worst of a task that lent its block away."""
         entered = self._entered
         found = entered.get(task)
         if found is None:
@@ -262,14 +306,12 @@ class Lock:
             ended = [other for other in entered if other.done()]
             task = ended[-1] if ended else next(reversed(entered))
             found = entered[task]
-        lease: Lease = found
-        below = lease.below
-        if below is None:
-            del entered[task]
+        lease = found[-1]
+        if len(found) > 1:
+            entered[task] = found[:-1]
         else:
-            lease.below = None
-            entered[task] = below
+            del entered[task]
         inside = self._inside
-        if inside is not None and inside.get(self._bid.name) is lease:
-            del inside[self._bid.name]
+        if inside is not None and inside.get(self._request.name) is lease._hold:  # noqa: SLF001 - as above
+            del inside[self._request.name]
         return lease

@@ -1,7 +1,7 @@
-"""What only MySQL and MariaDB have: writes that notice that somebody else was there; the tables, and how to purge them.
+"""Helpers for MySQL and MariaDB: writes that detect a concurrent change, the tables of the library, and how to purge them.
 
 The writes work on the application's own ``aiomysql`` connections and transactions, and need neither a client nor a table
-of this library. :func:`compare_and_set` is optimistic locking: nobody waits, whoever is second is told.
+of this library. :func:`compare_and_set` is optimistic locking: no writer waits, the second one is refused.
 :func:`fenced_update` is the other half of a lease: the check of its token in the same statement as the write, so that
 a holder that was stopped and woke up late changes nothing.
 """
@@ -25,17 +25,17 @@ __all__ = ["Conflict", "check_purge", "compare_and_set", "ddl", "fenced_update",
 T = TypeVar("T")
 
 _RETRYABLE = {1020, 1205, 1213, 3058, 3572}
-"""Somebody else was faster, as the server says it: changed row, lock wait timeout, deadlock, lock not available."""
+"""Another transaction was faster, in the words of the server: changed row, lock wait timeout, deadlock, lock not available."""
 
 _NO_ROOM = {1264, 1406}
 """A value is too large for its column, in strict mode."""
 _REFUSED = "(SELECT 1 UNION ALL SELECT 2)"
-"""What no server can take for one value, in any mode: a statement that comes to it changes nothing."""
+"""An expression that is no single value on any server, in any mode: a statement that evaluates it changes nothing."""
 _TWO_VALUES = 1242
 _SIMULTANEOUS = 4140
 
 _DIGITS = (int, float, Decimal, date, time, timedelta)
-"""What a driver writes with digits and other letters that are the same in every character set."""
+"""Types that a driver writes with characters that are the same in every character set."""
 
 _TABLE = re.compile(r"[A-Za-z0-9_]{1,48}")
 
@@ -43,16 +43,16 @@ _IDENTIFIER = re.compile(r"[A-Za-z0-9_$]{1,64}")
 
 
 def ddl(table: str = "aiolock") -> str:
-    """The statements that create the tables of this library, for an administrator and ``schema="manual"``.
+    """Return the statements that create the tables of this library, for an administrator and ``schema="manual"``.
 
     :param table: the name of the first table, as in the option ``table=``; the others are named after it.
 
-    Running them where the tables are changes nothing. No I/O; raises :class:`ConfigError` for what is no such name.
+    Running them where the tables exist changes nothing. No I/O; raises :class:`ConfigError` for an invalid name.
     """
     if not _TABLE.fullmatch(str(table)):
         raise ConfigError(f"table must be 1 to 48 characters of A-Z a-z 0-9 _, not {shorten(table)}")
     # As a file, because importing the backend would need its driver.
-    text = files("aiolock.backends").joinpath("mysql", "schema.sql").read_text("utf-8").strip()
+    text = files("aiolock.backends").joinpath("mysql", "sql", "schema.sql").read_text("utf-8").strip()
     return (
         re.sub(
             r"\{(\w+)\}", lambda word: f"`{table}`" if word[1] == "table" else f"`{table}_{word[1]}`", text
@@ -62,17 +62,17 @@ def ddl(table: str = "aiolock") -> str:
 
 
 async def purge(client: Client, *, idle: float) -> int:
-    """Delete what is left of locks and documents that nobody in the client's namespace has needed for long; how many locks.
+    """Delete the rows of locks and registers of the client's namespace that were not needed for long; return the number of locks.
 
     :param client: an open client of ``mysql://``, in the lease or the row mode.
-    :param idle: for how many seconds nobody has needed them; at least 3600.
+    :param idle: the seconds for which they were not needed; at least 3600.
 
-    May be called at any time, by anybody, while locks are taken and left: whoever is inside or waits is not disturbed, and
+    May be called at any time, by any client, while locks are taken and left: holders and waiters are not disturbed, and
     locks that come back continue with greater tokens, as long as the server's clock is not set back by more than ``idle``
     seconds. Rows of the row mode do not say when they were used: of these, those that were made so long ago and are free
     now. Needs the right to DELETE on all three tables.
 
-    Cancelling it leaves the rest of the rows. Raises :class:`ConfigError` for what is no such number and
+    Cancelling it leaves the rest of the rows. Raises :class:`ConfigError` for an invalid number and
     :class:`UnsupportedKind` if the client's server or mode has no rows, before any I/O; :class:`BackendRefused` without the
     right, :class:`BackendUnavailable`.
     """
@@ -84,7 +84,7 @@ async def purge(client: Client, *, idle: float) -> int:
 
 
 def check_purge(client: Client, *, idle: float) -> None:
-    """Raise what :func:`purge` raises before any I/O, if there is anything; the client need not be open."""
+    """Raise the errors that :func:`purge` raises before any I/O; the client need not be open."""
     if not isinstance(client, Client):
         raise ConfigError(f"a client is needed, not {shorten(client)}")
     backend: Any = client._backend  # noqa: SLF001 - what only this server has is no part of a client
@@ -94,7 +94,7 @@ def check_purge(client: Client, *, idle: float) -> None:
 
 
 class Conflict(LockError):
-    """Somebody else changed the row in the meantime: read it again and decide anew.
+    """The row was changed in the meantime: read it again and decide anew.
 
     Raised by the work that is given to :func:`retry_on_conflict`.
     """
@@ -113,17 +113,17 @@ async def compare_and_set(
 
     :param connection: an ``aiomysql`` connection; nothing is committed here.
     :param table: the table, or ``database.table``.
-    :param key: the columns and values that name the row, as ``{"id": 42}``.
-    :param version: what ``column`` said when the row was read.
-    :param values: the columns to set, and to what: text, bytes, numbers, dates, times or ``None``. Text travels as
+    :param key: the columns and values that identify the row, as ``{"id": 42}``.
+    :param version: the value of ``column`` when the row was read.
+    :param values: the columns to set and their values: text, bytes, numbers, dates, times or ``None``. Text travels as
         hexadecimal digits of UTF-8, so the character set of the connection does not matter.
     :param column: the integer column that counts changes; ``BIGINT`` never has an end.
 
-    Returns whether the row was changed. Raises :class:`ConfigError` for names and values that cannot be meant, before
+    Returns whether the row was changed. Raises :class:`ConfigError` for invalid names and values, before
     anything is sent, and if the next version has no room in ``column``: then nothing is changed. In a transaction of
-    REPEATABLE READ a row that somebody else has changed must be read again in a new transaction; MariaDB with
-    ``innodb_snapshot_isolation`` (on from 11.6.2) says so with error 1020 instead of ``False``, and rolls the transaction
-    back. :func:`retry_on_conflict` takes that for a conflict. Cancelling it leaves open whether the server heard it.
+    REPEATABLE READ a row that another transaction has changed must be read again in a new transaction; MariaDB with
+    ``innodb_snapshot_isolation`` (on from 11.6.2) raises error 1020 instead, and rolls the transaction
+    back. :func:`retry_on_conflict` treats that as a conflict. After a cancellation it is unknown whether the row was changed.
     """
     if type(version) is not int:
         raise ConfigError(f"version must be the whole number that was read, not {shorten(version)}")
@@ -155,8 +155,8 @@ async def fenced_update(
 
     The check and the write are one statement. Returns whether the write was accepted; ``False`` also if there is no such
     row. Raises :class:`ConfigError` as :func:`compare_and_set` does; also if ``column`` is too small for the token, or not
-    exact, because it would then let in whom it should shut out: nothing is changed. The other parameters, transactions of
-    REPEATABLE READ, and cancelling, are as there.
+    exact, because it would then accept stale writes: nothing is changed. The other parameters, transactions of
+    REPEATABLE READ and cancellation are as in :func:`compare_and_set`.
     """
     if type(token) is not int:
         raise ConfigError(f"token must be the token of a lease, not {shorten(token)}")
@@ -188,10 +188,10 @@ async def retry_on_conflict(
     longest: float = 1.0,
     random: Random | None = None,
 ) -> T:
-    """Await ``work()`` until it ends without a conflict, at most ``attempts`` times; what it returned.
+    """Await ``work()`` until it ends without a conflict, at most ``attempts`` times; return its result.
 
-    A conflict is :class:`Conflict`, or the server's word for one: a deadlock (also as :class:`DeadlockDetected`), a
-    lock wait that took too long, as an error of a driver that calls them what the DB-API does (aiomysql, PyMySQL, asyncmy,
+    A conflict is :class:`Conflict`, or an error by which the server reports one: a deadlock (also as :class:`DeadlockDetected`), a
+    lock wait that took too long, as an error of a driver with the class names of the DB-API (aiomysql, PyMySQL, asyncmy,
     mysqlclient). Between attempts it sleeps from half of ``pause`` to all of it (seconds), then twice that, up to ``longest``. The last conflict is
     raised. ``work`` should read and write in a transaction of its own, which it rolls back when it fails. Cancelling it
     cancels the work or the pause.
@@ -215,7 +215,7 @@ def _is_conflict(error: Exception) -> bool:
 
 
 def _number(error: Exception) -> int:
-    """What the server calls it; 0 if it is no error of a server's."""
+    """Return the server's number of an error; 0 for any other error."""
     # By the class's name, which the DB-API gives, so that no driver has to be imported.
     number = error.args[0] if error.args else None
     named = {cls.__name__ for cls in type(error).__mro__}
@@ -223,22 +223,22 @@ def _number(error: Exception) -> int:
 
 
 def _exact(column: str) -> str:
-    """The value of a column for comparisons: a server compares numbers with text, and with other inexact types, as doubles."""
+    """Return the value of a column for comparisons: a server compares numbers with text, and with other inexact types, as doubles."""
     return f"CAST({_quoted(column)} AS DECIMAL(30))"
 
 
 def _whole(column: str) -> str:
-    """An assignment behind that of ``column``, which refuses the statement if another number was stored than was meant.
+    """Return an assignment behind that of ``column``, which refuses the statement if another number was stored.
 
-    Outside of strict mode a server clips what is too large, and says nothing. Assignments are made from left to right, so this
-    one sees what was stored.
+    Outside of strict mode a server clips a number that is too large, without an error. Assignments are made from left to right,
+    so this one sees the stored number.
     """
     name = _quoted(column)
     return f"{name} = IF({_exact(column)} = %s, {name}, {_REFUSED})"
 
 
 async def _changed(cursor: Any, statement: str, words: tuple[Any, ...], column: str, what: str) -> int:
-    """How many rows it changed."""
+    """Execute a statement and return the number of rows that it changed."""
     try:
         changed: int = await cursor.execute(statement, words)
     except Exception as error:
@@ -265,7 +265,7 @@ def _where(key: object) -> tuple[list[str], list[Any]]:
 
 
 def _equal(values: Mapping[Any, Any]) -> tuple[list[str], list[Any]]:
-    """``column = value`` for each, and the values that the driver writes for the ``%s`` of these.
+    """Return ``column = value`` for each, and the values that the driver writes for the ``%s`` of these.
 
     Texts are hexadecimal digits in the statement. The driver would write them for the character set that it takes the
     session to have, and in another one a text may end where it should not: ``SET NAMES gbk`` is enough for that.

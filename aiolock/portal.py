@@ -1,4 +1,4 @@
-"""Locks for synchronous code: a client on an event loop in a thread of its own, used by all the others.
+"""Locks for synchronous code: a client on an event loop in a thread of its own, shared by all other threads.
 
 ::
 
@@ -8,29 +8,28 @@
         with client.lock("order:42", ttl=10, timeout=2) as lease:
             pay(order=42, fencing_token=lease.token)
 
-Every call travels to the loop and back through anyio's blocking portal (``pip install "python-aiolock[portal]"``). The
-rules are those of :mod:`aiolock`, with two differences. A thread cannot be cancelled, so a loss is only told: by
-``lost``, ``check()``, ``wait_lost()``, and by :class:`~aiolock.LockLost` at the end of the block. And there is no
-re-entrant lock: threads of a pool serve many callers, and the next one would be let in on the hold of the one before.
+Calls run on the loop through anyio's blocking portal (``pip install "python-aiolock[portal]"``). The rules are those of
+:mod:`aiolock`, with two differences. A thread cannot be cancelled, so a loss is only reported: by ``lost``, ``check()``,
+``wait_lost()``, and by :class:`~aiolock.LockLost` at the end of the block. And there is no re-entrant lock: a pool's
+thread serves many callers, and would enter again for the next one.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from threading import Thread, get_ident
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack
 
 from aiolock import client as core
-from aiolock.contract import Kind, LockInfo
+from aiolock.core.forks import OneProcess
 from aiolock.errors import ConfigError, LossReason, MissingDriver, shorten
-from aiolock.figures import Figures
-from aiolock.lease import Lease
+from aiolock.lease import Lease, hold_of
 from aiolock.lock import UNSET, Lock, Unset
-from aiolock.options import check_timeout
+from aiolock.metrics import Figures
+from aiolock.types import Kind, LockInfo
+from aiolock.validation import SyncLockOptions, check_options, check_timeout
 
 if TYPE_CHECKING:
     from anyio.from_thread import BlockingPortal
@@ -38,12 +37,13 @@ if TYPE_CHECKING:
 __all__ = ["SyncClient", "SyncLease", "SyncLock", "connect"]
 
 T = TypeVar("T")
+L = TypeVar("L", Lock, Lease)
 
 
 def connect(url: str, /, **options: Any) -> SyncClient:
-    """A synchronous client for the server at ``url``, to be entered with ``with``; does no I/O before.
+    """Return a synchronous client for the server at ``url``, to be entered with ``with``; does no I/O before.
 
-    Takes what :func:`aiolock.connect` takes, except ``on_loss``. Raises :class:`MissingDriver` without anyio.
+    Takes the options of :func:`aiolock.connect`, except ``on_loss``. Raises :class:`MissingDriver` without anyio.
     """
     if "on_loss" in options:
         raise ConfigError(
@@ -55,10 +55,8 @@ def connect(url: str, /, **options: Any) -> SyncClient:
 class SyncClient:
     """Locks on one server, for any number of threads; made by :func:`connect`, or around a client that is not open.
 
-    It may be entered again after its block.
-
-    An exception that a signal handler raises in a waiting thread (``KeyboardInterrupt``) cancels the call on the loop
-    as the cancellation of a task would: whatever it had got is given back.
+    May be entered again after its block. An exception that a signal handler raises in a waiting thread
+    (``KeyboardInterrupt``) cancels the call on the loop like the cancellation of a task: a lock it has got is released.
     """
 
     def __init__(self, client: core.Client) -> None:
@@ -72,18 +70,18 @@ class SyncClient:
         self._make_portal = BlockingPortal
         self._portal: BlockingPortal | None = None
         self._thread: Thread | None = None
-        self._process = os.getpid()
+        self._process = OneProcess()
         self.blocks: dict[tuple[str, int], list[SyncLease]] = {}
-        """The leases of the open blocks, innermost last, by the name of their lock and their thread."""
+        """The leases of the open blocks, innermost last, by name of the lock and thread."""
 
     def __repr__(self) -> str:
         return f"<SyncClient around {self._client!r}>"
 
     def __enter__(self) -> Self:
         """Start the loop and connect; raises what :meth:`aiolock.Client.open` raises."""
-        if self._thread is not None and self._process == os.getpid():
+        if self._thread is not None and not self._process.forked:
             raise RuntimeError("this client cannot be entered: it is open already")
-        self._process = os.getpid()
+        self._process.take_over()
         self.blocks.clear()
         ready: Future[BlockingPortal] = Future()
         self._thread = Thread(target=self._live, args=(ready,), name="aiolock-portal", daemon=True)
@@ -97,12 +95,10 @@ class SyncClient:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Release every lease, wake every waiting thread, close the connections and end the loop and its thread."""
-        if os.getpid() != self._process:
-            # All of that is the parent's.
+        if self._process.forked:
+            # Leases, connections and thread are the parent's.
             return
         try:
             self.run(self._client.aclose)
@@ -117,46 +113,36 @@ class SyncClient:
 
         try:
             asyncio.run(serve())
-        except BaseException as error:  # noqa: BLE001 - without a loop, whoever waits for it must not wait for ever
+        except BaseException as error:  # noqa: BLE001 - a thread waits for `ready`
             if not ready.done():
                 ready.set_exception(error)
 
     def _stop(self) -> None:
         portal, self._portal = self._portal, None
         if portal is not None and self._thread is not None:
-            portal.call(portal.stop, True)  # noqa: FBT003 - whatever still runs there is cancelled
+            portal.call(portal.stop, True)  # noqa: FBT003 - cancels the tasks that still run
             self._thread.join()
         self._thread = None
 
-    def lock(
-        self,
-        name: str,
-        *,
-        ttl: float | None = None,
-        timeout: float | None = None,
-        fair: bool = False,
-        max_hold: float | None = None,
-        label: str | None = None,
-    ) -> SyncLock:
-        """Mutual exclusion, with the options of :meth:`aiolock.Client.lock`. Does no I/O."""
-        lock = self._client.lock(name, ttl=ttl, timeout=timeout, fair=fair, max_hold=max_hold, label=label)
-        return SyncLock(self, lock)
+    def lock(self, name: str, **options: Unpack[SyncLockOptions]) -> SyncLock:
+        """Return a mutex; the options are those of :meth:`aiolock.Client.lock`, without ``on_loss``. Does no I/O."""
+        check_options("SyncClient.lock", options, SyncLockOptions)
+        return SyncLock(self, self._client.lock(name, **options))
 
     def stats(self) -> Figures:
-        """As :meth:`aiolock.Client.stats`."""
+        """Return the counters of :meth:`aiolock.Client.stats`."""
         return self._client.stats()
 
     def start(self, work: Callable[[], Coroutine[Any, Any, T]]) -> Future[T]:
-        """Begin ``work`` on the client's loop."""
+        """Start ``work`` on the client's loop."""
         if self._portal is None:
             raise RuntimeError("this client is not open: enter it with `with`")
-        if os.getpid() != self._process:
-            # The thread with the loop has not come along: nobody would ever answer.
-            raise RuntimeError("this client was opened before a fork: connect anew in the child")
+        # A child has no copy of the thread with the loop: the call would wait for ever.
+        self._process.refuse_fork("client")
         return self._portal.start_task_soon(work)
 
     def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Have the loop do ``work``, and wait for it; an interruption of this thread cancels it."""
+        """Run ``work`` on the client's loop and wait for it; an interruption of this thread cancels it."""
         future = self.start(work)
         try:
             return future.result()
@@ -165,52 +151,66 @@ class SyncClient:
 
 
 class _Attempt:
-    """One acquire on the loop, for a thread that may be interrupted while it waits for the answer."""
+    """One acquire on the loop for a thread that may be interrupted while it waits."""
 
     def __init__(self, ask: Callable[[], Coroutine[Any, Any, Lease | None]]) -> None:
         self._ask = ask
         self._lease: Lease | None = None
+        self._task: asyncio.Task[Any] | None = None
         self._abandoned = False
 
     async def run(self) -> Lease | None:
+        self._task = asyncio.current_task()
         lease = await self._ask()
         if self._abandoned and lease is not None:
-            # A cancellation of anyio's does not reach a task that already has its answer.
-            lease.abandon()
+            # anyio does not cancel a task whose awaited result is already there.
+            hold_of(lease).abandon()
         self._lease = lease
         return lease
 
     async def undo(self) -> None:
-        """Give back what there is, or what still comes."""
+        """Release the lease, or have it released when it comes."""
         self._abandoned = True
         if self._lease is not None:
             await self._lease.release()
 
+    async def cancel(self) -> None:
+        """Undo an attempt whose thread was interrupted before it had a future to cancel."""
+        if self._task is not None:
+            self._task.cancel()
+        await self.undo()
 
-class SyncLock:
-    """A name and options; may be shared between threads, and used by several at the same time."""
 
-    __slots__ = ("_client", "_lock")
+class _Facade(Generic[L]):
+    """A lock or lease, as threads use it."""
 
-    def __init__(self, client: SyncClient, lock: Lock) -> None:
+    __slots__ = ("_client", "_inner")
+
+    def __init__(self, client: SyncClient, inner: L) -> None:
         self._client = client
-        self._lock = lock
+        self._inner: L = inner
 
     @property
     def name(self) -> str:
-        """What is locked."""
-        return self._lock.name
+        """The name of the lock."""
+        return self._inner.name
 
     @property
     def kind(self) -> Kind:
-        """Who may be inside together."""
-        return self._lock.kind
+        """The kind of the lock or hold."""
+        return self._inner.kind
 
     def __repr__(self) -> str:
-        return f"<SyncLock around {self._lock!r}>"
+        return f"<{type(self).__name__} around {self._inner!r}>"
+
+
+class SyncLock(_Facade[Lock]):
+    """A name and options; may be shared between threads, also at the same time."""
+
+    __slots__ = ()
 
     def acquire(self, timeout: float | Unset | None = UNSET) -> SyncLease:
-        """Wait until the lock is ours, as :meth:`aiolock.Lock.acquire`; the caller releases the lease.
+        """Wait for the lock, as :meth:`aiolock.Lock.acquire`; the caller releases the lease.
 
         Raises :class:`RuntimeError` inside this very thread's own open block of the same lock.
         """
@@ -221,22 +221,20 @@ class SyncLock:
                 f"this thread is inside its own block of lock {shorten(self.name)} and would wait for itself for ever: "
                 "pass the lease on"
             )
-        lease = self._attempt(lambda: self._lock.acquire(timeout))
+        lease = self._attempt(lambda: self._inner.acquire(timeout))
         assert lease is not None  # noqa: S101 - `acquire` returns a lease or raises
         return lease
 
     def try_acquire(self) -> SyncLease | None:
-        """Ask once: the hold, or ``None`` if the lock is not free at this moment (or taken by this thread's block)."""
-        return None if self._in_own_block() else self._attempt(self._lock.try_acquire)
+        """Try once: return the lease, or ``None`` if the lock is not free, or taken by a block of this thread."""
+        return None if self._in_own_block() else self._attempt(self._inner.try_acquire)
 
     def __enter__(self) -> SyncLease:
         lease = self.acquire()
         self._client.blocks.setdefault((self.name, get_ident()), []).append(lease)
         return lease
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Release; raise :class:`LockLost` if the lease was lost, unless the block ends with an exception of its own."""
         key = self.name, get_ident()
         leases = self._client.blocks[key]
@@ -246,16 +244,16 @@ class SyncLock:
         lease.__exit__(kind, error, trace)
 
     def locked(self) -> bool:
-        """Whether anybody holds it at this moment."""
-        return self._client.run(self._lock.locked)
+        """Return True if the lock is held at this moment."""
+        return self._client.run(self._inner.locked)
 
     def inspect(self) -> LockInfo:
-        """Who holds it and who waits, in order."""
-        return self._client.run(self._lock.inspect)
+        """Return the holders and the waiters, in order."""
+        return self._client.run(self._inner.inspect)
 
     def force_release(self) -> bool:
-        """Take the lock from whoever holds it, as :meth:`aiolock.Lock.force_release`."""
-        return self._client.run(self._lock.force_release)
+        """End all holds of the lock, as :meth:`aiolock.Lock.force_release`."""
+        return self._client.run(self._inner.force_release)
 
     def _in_own_block(self) -> bool:
         leases = self._client.blocks.get((self.name, get_ident()), ())
@@ -263,88 +261,79 @@ class SyncLock:
 
     def _attempt(self, ask: Callable[[], Coroutine[Any, Any, Lease | None]]) -> SyncLease | None:
         attempt = _Attempt(ask)
-        future = self._client.start(attempt.run)
+        future: Future[Lease | None] | None = None
         try:
+            future = self._client.start(attempt.run)
             lease = future.result()
             return None if lease is None else SyncLease(self._client, lease)
-        except BaseException:
-            if future.cancel() or future.exception() is None:
-                # It was this thread that was interrupted, not the attempt that failed.
+        except BaseException as error:
+            if future is None:
+                if not isinstance(error, Exception):
+                    # The signal arrived inside `start`; the loop may have the work already.
+                    self._client.run(attempt.cancel)
+            elif future.cancel() or future.exception() is None:
+                # The thread was interrupted; the attempt did not fail.
                 self._client.run(attempt.undo)
             raise
 
 
-class SyncLease:
-    """A hold, from the grant to the release or the loss, for whatever thread has it.
+class SyncLease(_Facade[Lease]):
+    """A hold, from the grant to the release or the loss; any thread may use it.
 
-    What only looks (``remaining()``, ``held``, ``lost``, ``check()``) reads the clock and asks nobody.
+    ``remaining()``, ``held``, ``lost`` and ``check()`` read the local clock, and send nothing.
     """
 
-    __slots__ = ("_client", "_lease")
-
-    def __init__(self, client: SyncClient, lease: Lease) -> None:
-        self._client = client
-        self._lease = lease
-
-    @property
-    def name(self) -> str:
-        """The name of the lock."""
-        return self._lease.name
-
-    @property
-    def kind(self) -> Kind:
-        """What kind of hold this is."""
-        return self._lease.kind
+    __slots__ = ()
 
     @property
     def token(self) -> int:
         """The fencing token: greater than that of every earlier grant of this name."""
-        return self._lease.token
+        return self._inner.token
 
     @property
     def ttl(self) -> float:
         """Seconds for which the server keeps the hold if it is not renewed."""
-        return self._lease.ttl
+        return self._inner.ttl
 
     def remaining(self) -> float:
-        """Seconds for which the hold is still certain; 0 when it is not."""
-        return self._lease.remaining()
+        """Return the seconds for which the hold is certain; 0 if it is not."""
+        return self._inner.remaining()
 
     @property
     def held(self) -> bool:
-        """Whether it is certain at this moment that the lock is ours."""
-        return self._lease.held
+        """True if it is certain at this moment that this lease holds the lock."""
+        return self._inner.held
 
     @property
     def lost(self) -> bool:
-        """Whether the lease ended before it was released."""
-        return self._lease.lost
+        """True if the lease ended before it was released."""
+        return self._inner.lost
 
     @property
     def waited_for(self) -> bool:
-        """Test whether another request for the lock would have to wait for this lease."""
-        return self._lease.waited_for
+        """True if another request for the lock would wait for this lease."""
+        return hold_of(self._inner).waited_for()
 
     def check(self) -> None:
-        """Raise :class:`LockLost` if it is not certain that we hold the lock, :class:`RuntimeError` if it was released."""
-        self._lease.check()
+        """Raise :class:`LockLost` if the hold is not certain, :class:`RuntimeError` if it was released."""
+        self._inner.check()
 
     def renew(self) -> None:
-        """Ask the server for a full ttl now, as :meth:`aiolock.Lease.renew`."""
-        self._client.run(self._lease.renew)
+        """Renew for a full ttl now, as :meth:`aiolock.Lease.renew`."""
+        self._client.run(self._inner.renew)
 
     def release(self, keep: float = 0) -> None:
-        """Give the lock back, as :meth:`aiolock.Lease.release`; idempotent."""
-        self._client.run(lambda: self._lease.release(keep))
+        """Release the lock, as :meth:`aiolock.Lease.release`; idempotent."""
+        self._client.run(lambda: self._inner.release(keep))
 
     def wait_lost(self, timeout: float | None = None) -> LossReason | None:
-        """Wait until the lease ends: why it was lost, or ``None`` if it was released or ``timeout`` seconds are over."""
+        """Wait until the lease ends; return why it was lost, or ``None`` if it was released or after ``timeout`` seconds."""
         seconds = check_timeout(timeout)
 
         async def wait() -> LossReason | None:
             try:
                 async with asyncio.timeout(seconds):
-                    return await self._lease.wait_lost()
+                    return await self._inner.wait_lost()
             except TimeoutError:
                 return None
 
@@ -354,21 +343,17 @@ class SyncLease:
         self.check()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Release; raise :class:`LockLost` if the lease was lost, unless the block ends with an exception of its own."""
 
         async def leave() -> None:
             task = asyncio.current_task()
             assert task is not None  # noqa: S101 - a coroutine on the loop is run by a task
-            # The thread has no task, so the block becomes one for its last step: the rules of its end are written once.
-            self._lease.enter(task, cancel=False)
-            rest = self._lease.leave(task, error)
+            # A thread has no task: this one stands for the block, so that the rules of its end are written once.
+            hold = hold_of(self._inner)
+            hold.enter(task, cancel=False)
+            rest = hold.leave(task, error)
             if rest is not None:
                 await rest
 
         self._client.run(leave)
-
-    def __repr__(self) -> str:
-        return f"<SyncLease around {self._lease!r}>"

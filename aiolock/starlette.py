@@ -19,18 +19,14 @@ FastAPI has :mod:`aiolock.fastapi`, which has all of this as well.
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
 
-from aiolock.answers import Answer, Source, answer, lacking, opener
+from aiolock._web import Refuse, RouteLockOptions, Source, answer, around_handlers, opener
 from aiolock.client import Client
 from aiolock.errors import AcquireTimeout, BackendUnavailable, ConfigError, LockLost, MissingDriver, shorten
-from aiolock.handling import Wish, WishOptions
 from aiolock.lease import Lease
-from aiolock.templates import Template
 
 try:
     from starlette.exceptions import HTTPException, WebSocketException
@@ -49,7 +45,7 @@ KEY = "aiolock"
 """The name of the client in the state of application and requests."""
 
 TRY_AGAIN_LATER = 1013
-"""How a WebSocket is closed when the lock could not be had, or was lost."""
+"""The close code of a WebSocket whose lock was not acquired, or was lost."""
 
 Lifespan = Callable[[Any], AbstractAsyncContextManager[Mapping[str, Any] | None]]
 
@@ -57,16 +53,16 @@ Lifespan = Callable[[Any], AbstractAsyncContextManager[Mapping[str, Any] | None]
 def lifespan(
     source: Source, inner: Lifespan | None = None, /, **options: Any
 ) -> Callable[[Any], AbstractAsyncContextManager[dict[str, Any]]]:
-    """A lifespan with an open client in it: ``FastAPI(lifespan=lifespan("redis://…"))``.
+    """Return a lifespan with an open client in it: ``Starlette(lifespan=lifespan("redis://…"))``.
 
     :param source: a URL (``options`` are then those of :func:`aiolock.connect`), a client that is not open, or a
         function that makes one for each start.
-    :param inner: the application's own lifespan. It runs inside: the client is there as ``app.state.aiolock`` when it
-        begins, and still there when it ends. What it yields is kept.
+    :param inner: the application's own lifespan. It runs inside, and keeps the state that it yields: the client is there as
+        ``app.state.aiolock`` from its beginning to its end.
 
     The client is opened before the application serves, and closed after its last request: leases that are still under
-    a block are lost then (reason ``"closed"``). Raises :class:`ConfigError` and :class:`MissingDriver` at once, and when
-    the application starts what :meth:`Client.open` raises.
+    a block are lost then (reason ``"closed"``). Raises :class:`ConfigError` and :class:`MissingDriver` at once; starting
+    the application raises what :meth:`Client.open` raises.
     """
     make = opener(source, options)
     if inner is not None and not callable(inner):
@@ -79,7 +75,7 @@ def lifespan(
 def around(
     make: Callable[[], AbstractAsyncContextManager[Client]], inner: Lifespan | None
 ) -> Callable[[Any], AbstractAsyncContextManager[dict[str, Any]]]:
-    """The lifespan in which the client of ``make`` is there, with ``inner`` in it."""
+    """Return a lifespan that opens the client of ``make`` around ``inner``."""
 
     @asynccontextmanager
     async def run(app: Any) -> AsyncIterator[dict[str, Any]]:
@@ -98,7 +94,7 @@ def around(
 
 
 def client_of(connection: HTTPConnection) -> Client:
-    """The client of the application that serves this request, also in applications mounted below it.
+    """Return the client of the application that serves this request, also in applications mounted below it.
 
     Raises :class:`ConfigError` if its lifespan brought none.
     """
@@ -110,8 +106,8 @@ def client_of(connection: HTTPConnection) -> Client:
     return client
 
 
-def refusal(connection: HTTPConnection) -> Callable[[Answer], Exception]:
-    """What is raised to answer this request, or to close this WebSocket."""
+def refusal(connection: HTTPConnection) -> Refuse:
+    """Return a function that makes the exception that answers this request, or closes this WebSocket."""
     if connection.scope["type"] == "websocket":
         return lambda said: WebSocketException(TRY_AGAIN_LATER, said.text)
     return lambda said: HTTPException(said.status, said.text, said.headers)
@@ -120,13 +116,13 @@ def refusal(connection: HTTPConnection) -> Callable[[Answer], Exception]:
 def locked(
     name: str | Callable[[HTTPConnection], str],
     /,
-    **options: Unpack[WishOptions],
+    **options: Unpack[RouteLockOptions],
 ) -> Callable[[Callable[Concatenate[A, Lease, P], Awaitable[R]]], Callable[Concatenate[A, P], Awaitable[R]]]:
     """Hold a lock while an endpoint runs: ``@locked("order:{order_id}")`` over ``async def pay(request, lease)``.
 
     :param name: a template whose names are path parameters, else query parameters, or a function of the request. The
-        values are those that Starlette has: say ``{order_id:int}`` in the route, or 7 and 07 are different locks. Without
-        one of them the answer is 422.
+        values are Starlette's: write ``{order_id:int}`` in the route, or 7 and 07 are different locks. A request that
+        lacks one is answered 422.
     :param timeout: seconds to wait for the lock (default: 5); ``None`` waits for ever, 0 tries once.
     :param retry_after: seconds, for the header of that name in a refusal (default: 1).
     :param lock: a function of the client and the name that makes another lock than a mutex.
@@ -138,40 +134,15 @@ def locked(
     A lock that is not free in time is answered 409 with ``Retry-After``; a lease that was lost and a server that cannot
     be reached, 503. The loss cancels the endpoint, unless ``on_loss="signal"``.
     """
-    name_of = name if callable(name) else _from_url(Template(name))
-    wish = Wish(options)
-
-    def decorate(endpoint: Callable[..., Awaitable[R]]) -> Callable[..., Awaitable[R]]:
-        if not inspect.iscoroutinefunction(endpoint):
-            raise ConfigError(f"locked() is for endpoints with `async def`, not for {shorten(endpoint)}")
-
-        @functools.wraps(endpoint)
-        async def hold(*args: Any, **kwargs: Any) -> R:
-            place = next((n for n, arg in enumerate(args) if isinstance(arg, HTTPConnection)), None)
-            if place is None:
-                raise ConfigError(
-                    f"locked() is for endpoints that are called with a request, not {shorten(args)}"
-                )
-            request = args[place]
-            block = wish.block(client_of(request), name_of(request), refusal(request))
-            async with block as lease:
-                return await endpoint(*args[: place + 1], lease, *args[place + 1 :], **kwargs)
-
-        # The signature is that of what frameworks call: without the lease.
-        del hold.__wrapped__
-        return hold
-
-    return decorate
+    return around_handlers(name, options, _request_of, client_of, _values_of, refusal)
 
 
-def _from_url(template: Template) -> Callable[[HTTPConnection], str]:
-    def fill(request: HTTPConnection) -> str:
-        values = {**request.query_params, **request.path_params}
-        if (said := lacking(template, values)) is not None:
-            raise refusal(request)(said)
-        return template.fill(values)
+def _request_of(argument: object) -> HTTPConnection | None:
+    return argument if isinstance(argument, HTTPConnection) else None
 
-    return fill
+
+def _values_of(request: HTTPConnection) -> dict[str, object]:
+    return {**request.query_params, **request.path_params}
 
 
 async def _respond(_: Request, error: Exception) -> Response:

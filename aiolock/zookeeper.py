@@ -1,8 +1,8 @@
-"""Writes to data that is kept in ZooKeeper itself, which nobody but the present holder of a lock can make.
+"""Fenced writes to data in ZooKeeper itself, which only the present holder of a lock can make.
 
 A lease's node lives as long as its hold. So a transaction that checks for that node and writes is fencing without a token:
 the ensemble carries out both or none, also for a holder that was stopped and woke up late. :func:`fenced_set` does that
-through the lease's own client; :func:`node` is for transactions of one's own, through kazoo or any other client.
+through the lease's client; :func:`node` is for transactions through kazoo or any other client.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from aiolock.errors import ConfigError, UnsupportedKind, shorten
-from aiolock.lease import Lease
+from aiolock.lease import Lease, hold_of
 
 __all__ = ["fenced_set", "node"]
 
@@ -26,7 +26,7 @@ async def fenced_set(lease: Lease, path: str, data: bytes, *, version: int | Non
     Returns the new version, or ``None`` if the data has another version than the one that was named. Raises
     :class:`LockLost` if the hold has ended (:class:`RuntimeError` if it was released), :class:`UnsupportedKind` with
     ``recipe=simple`` and on other servers, :class:`BackendRefused` if there is no such node or no right to write to it, and
-    :class:`BackendUnavailable` if no answer came within the ``command_timeout``: then nobody knows whether it was written,
+    :class:`BackendUnavailable` if no answer came within the ``command_timeout``: then it is open whether it was written,
     and reading tells. Cancelling it leaves that open as well.
     """
     _check(path, data, version)
@@ -37,7 +37,7 @@ async def fenced_set(lease: Lease, path: str, data: bytes, *, version: int | Non
 
 
 def node(lease: Lease) -> str:
-    """The absolute path of the node that stands for ``lease``, chroot included, for a transaction of one's own.
+    """Return the absolute path of the node of ``lease``, chroot included, for a transaction of another client.
 
     No other hold ever has a node of this path. With kazoo: ``transaction.check(node(lease), -1)``, then the
     writes, then ``commit()``. After :meth:`Lease.downgrade` it is another one. Raises :class:`LockLost` if the hold has
@@ -50,7 +50,7 @@ def node(lease: Lease) -> str:
 
 
 _MOST_BYTES = 1_000_000
-"""A server closes the connection of who sends it more than a little above this."""
+"""A server closes a connection that sends it much more."""
 
 
 def _check(path: object, data: object, version: object) -> None:
@@ -67,7 +67,7 @@ def _claim(lease: Any) -> Any:
         raise ConfigError(f"a lease is needed, not {shorten(lease)}")
     if hasattr(lease, "parts"):
         raise ConfigError("a lease of several locks has several nodes: name one of its parts")
-    claim: Any = lease._term.claim  # noqa: SLF001 - what only this server has is no part of a lease
+    claim: Any = hold_of(lease).validity.claim
     if not hasattr(claim, "fenced_set"):
         raise UnsupportedKind("node for a lease", type(claim).__name__, "only zookeeper:// has")
     if not claim.unique:

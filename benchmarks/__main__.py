@@ -6,14 +6,17 @@ import argparse
 import sys
 import time
 import traceback
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from benchmarks import gate
 from benchmarks.calm import Calm
-from benchmarks.crew import JobFailed
 from benchmarks.measure import Report
+from benchmarks.pages import RESULTS
 from benchmarks.plots import draw
-from benchmarks.report import as_json, as_markdown, as_text, surroundings
+from benchmarks.report import as_json, as_markdown, as_text, loaded, surroundings
 from benchmarks.suites import SUITES, Options
+from benchmarks.workers import JobFailed
 
 
 def parsed(argv: list[str]) -> argparse.Namespace:
@@ -33,6 +36,12 @@ def parsed(argv: list[str]) -> argparse.Namespace:
         default=0,
         metavar="SECONDS",
         help="spend so much on running again what other programs disturbed",
+    )
+    parser.add_argument(
+        "--gate",
+        action="store_true",
+        help=f"a short run of {len(gate.ROWS)} scenarios; status 1 if one is more than {gate.TOLERANCE:.0%} worse than its "
+        f"goal and the committed results in {gate.ATTEMPTS} runs",
     )
     options = parser.parse_args(argv)
     options.suite = options.suite or ["redis"]
@@ -76,6 +85,8 @@ def main(argv: list[str]) -> int:
     A goal that was missed does not count for it, because a busy machine is no defect.
     """
     asked = parsed(argv)
+    if asked.gate:
+        return _gate(Calm(asked.calm))
     rounds = asked.rounds or (1 if asked.quick else 3)
     about = surroundings(argv, asked.suite, rounds)
     calm = Calm(asked.calm)
@@ -100,6 +111,20 @@ def main(argv: list[str]) -> int:
         (asked.out / "README.md").write_text(as_markdown(reports, about))
         draw(reports, asked.out)
     return int(any(report.failed for report in reports))
+
+
+def _gate(calm: Calm) -> int:
+    """Compare a short run with the committed results."""
+    start = time.monotonic()
+    options = Options(quick=True, rounds=gate.ROUNDS, calm=calm)
+
+    def play(scenarios: Mapping[str, Sequence[str]]) -> Iterator[Report]:
+        for suite, names in scenarios.items():
+            yield from run(suite, list(names), options)
+
+    failed = gate.check(play, loaded(RESULTS.read_text())[0])
+    print(f"gate: {', '.join(failed) or 'nothing'} became worse, in {time.monotonic() - start:.0f} s")
+    return int(bool(failed))
 
 
 if __name__ == "__main__":

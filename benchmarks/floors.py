@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import itertools
-import time
+import secrets
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, Self
@@ -17,10 +17,9 @@ from urllib.parse import urlsplit
 
 import hiredis
 
-from aiolock.backends.redis import RedisBackend
-from aiolock.backends.redis.commands import Script
-from aiolock.backends.redis.scripts import source
-from aiolock.contract import MUTEX, Bid, Settings
+from aiolock.backends.redis.commands import SCRIPTS, MutexCommands, Script, Tokens
+from aiolock.core.backend import Request
+from aiolock.types import MUTEX
 
 __all__ = ["Ear", "RawFloor", "ScriptFloor", "Wire"]
 
@@ -28,7 +27,7 @@ COMPARE_AND_DELETE = (
     b"if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) else return 0 end"
 )
 
-_SCRIPTS = {script.sha.encode(): script for script in (Script(source("enter")), Script(source("release")))}
+_SCRIPTS = {script.sha.encode(): script for script in (SCRIPTS["enter"], SCRIPTS["release"])}
 
 
 class Wire(asyncio.Protocol):
@@ -155,8 +154,6 @@ class ScriptFloor(_Floor):
         await super().__aenter__()
         for script in _SCRIPTS.values():
             await self._wire.call(script.load)
-        self._backend = RedisBackend(self._url)
-        self._backend.bind(Settings("floor", "floor:1", 30.0, 5.0, time.monotonic))
         return self
 
     async def turns(self, name: str, count: int) -> None:
@@ -170,24 +167,22 @@ class ScriptFloor(_Floor):
 
     def lock(self, name: str) -> _BareLock:
         """For ``async with``; who waits is pushed the grant."""
-        return _BareLock(self._wire, self._backend, self._url, name, self._requests)
+        return _BareLock(self._wire, self._url, name, self._requests)
 
 
 class _BareLock:
     """One lock: its two commands, and waiting for a push."""
 
-    def __init__(
-        self, wire: Wire, backend: RedisBackend, url: str, name: str, requests: Iterator[str]
-    ) -> None:
-        # What the backend would send is asked of the backend itself, once; only the request changes after that.
+    def __init__(self, wire: Wire, url: str, name: str, requests: Iterator[str]) -> None:
+        # The backend's own code encodes the two commands, once; only the request changes after that.
         tape = _Tape()
-        backend._wire = tape  # type: ignore[assignment]
-        claim = backend.claim(Bid(name, MUTEX, 30.0, "floor:1"))
-        backend.enter(claim, wait=True, ticket=-1)
-        backend.release(claim)
+        self._process = secrets.token_hex(16)
+        commands = MutexCommands(tape.issue, SCRIPTS, Tokens(), "floor:1:", self._process)  # type: ignore[arg-type]
+        request = Request(name, MUTEX, 30.0, "floor:1")
+        commands.enter(request, 1, wait=True, ticket=-1, terms="6000 s")
+        commands.release(request, 1)
         self._enter, self._release = tape.calls
-        self._process = claim.request.partition(":")[0]
-        self._channel = f"{backend._channels}{self._process}"
+        self._channel = f"floor:1:to:{self._process}"
         self._wire, self._url, self._requests = wire, url, requests
         self._request = ""
         self._ear: Ear | None = None

@@ -9,10 +9,10 @@ from typing import Any
 
 from benchmarks.calm import Calm
 from benchmarks.contestants.curator import compiled
-from benchmarks.crew import Crew
 from benchmarks.scenarios import compare, kinds, mysql, redis, zookeeper
 from benchmarks.scenarios.context import Context, MySQLContext, RedisContext, Scenario, ZooKeeperContext
 from benchmarks.scenarios.fleet import Fleet, Member
+from benchmarks.workers import Workers
 from tests.servers import MariaDB, Redis, Server, ZooKeeper
 
 __all__ = ["SUITES", "Options", "Suite"]
@@ -26,8 +26,8 @@ class Options:
     rounds: int
     calm: Calm
 
-    def context(self, kind: type[Any], server: Server, crew: Crew) -> Any:
-        return kind(server, crew, self.quick, self.rounds, self.calm)
+    def context(self, kind: type[Any], server: Server, workers: Workers) -> Any:
+        return kind(server, workers, self.quick, self.rounds, self.calm)
 
 
 @dataclass(slots=True)
@@ -53,20 +53,20 @@ def roomy_zookeeper(servers: int = 1) -> ZooKeeper:
 
 @contextmanager
 def _redis(options: Options) -> Iterator[Context]:
-    with Redis() as server, Crew() as crew:
-        yield options.context(RedisContext, server, crew)
+    with Redis() as server, Workers() as workers:
+        yield options.context(RedisContext, server, workers)
 
 
 @contextmanager
 def _zookeeper(options: Options) -> Iterator[Context]:
-    with compiled(), roomy_zookeeper() as server, Crew() as crew:
-        yield options.context(ZooKeeperContext, server, crew)
+    with compiled(), roomy_zookeeper() as server, Workers() as workers:
+        yield options.context(ZooKeeperContext, server, workers)
 
 
 @contextmanager
 def _mysql(options: Options) -> Iterator[Context]:
-    with durable_mariadb() as server, Crew() as crew:
-        context = options.context(MySQLContext, server, crew)
+    with durable_mariadb() as server, Workers() as workers:
+        context = options.context(MySQLContext, server, workers)
         context.prepare()
         yield context
 
@@ -74,9 +74,9 @@ def _mysql(options: Options) -> Iterator[Context]:
 @contextmanager
 def _compare(options: Options) -> Iterator[Fleet]:
     with ExitStack() as stack:
-        crew = stack.enter_context(Crew())
+        workers = stack.enter_context(Workers())
         redis, first, second, third, one, three, mariadb = (
-            options.context(Context, stack.enter_context(server), crew)
+            options.context(Context, stack.enter_context(server), workers)
             for server in (
                 *(Redis() for _ in range(4)),
                 roomy_zookeeper(),
@@ -99,9 +99,9 @@ def _compare(options: Options) -> Iterator[Fleet]:
 @contextmanager
 def _kinds(options: Options) -> Iterator[Fleet]:
     with ExitStack() as stack:
-        crew = stack.enter_context(Crew())
+        workers = stack.enter_context(Workers())
         redis, zookeeper_, mariadb = (
-            options.context(Context, stack.enter_context(server), crew)
+            options.context(Context, stack.enter_context(server), workers)
             for server in (Redis(), roomy_zookeeper(), durable_mariadb())
         )
         members = {

@@ -23,7 +23,7 @@ paid: dict[int, int] = {}
 
 
 class Bank:
-    """Stands for a payment provider: requests with one idempotency key are charged once."""
+    """A stand-in for a payment provider: requests with one idempotency key are charged once."""
 
     def __init__(self) -> None:
         self.charged: set[str] = set()
@@ -38,7 +38,7 @@ bank = Bank()
 
 @asynccontextmanager
 async def own(app: FastAPI) -> AsyncIterator[None]:
-    """What the application does by itself at its start: here, the client is open already."""
+    """The application's own start: the client is open already."""
     async with app.state.aiolock.lock("migration"):
         paid.clear()
     yield
@@ -51,7 +51,7 @@ OrderLease = Annotated[Lease, locked("order:{order_id}", timeout=2)]
 
 @app.post("/orders/{order_id}/pay")
 async def pay(order_id: int, lease: OrderLease) -> dict[str, int]:
-    """409 if it takes longer than two seconds to be next; 503 if the lock is lost on the way."""
+    """Answer 409 if the lock is not free within two seconds; 503 if it is lost on the way."""
     if order_id in paid:
         raise HTTPException(410, "this order is paid")
     # The key is the order's id, the same in every retry. A fencing token is another one for each request: the customer
@@ -63,6 +63,6 @@ async def pay(order_id: int, lease: OrderLease) -> dict[str, int]:
 
 @app.get("/orders/{order_id}")
 async def look(order_id: int, locks: LockClient) -> dict[str, object]:
-    """Needs no lock; says who has it."""
+    """Show the holders of the lock, without taking it."""
     info = await locks.lock(f"order:{order_id}").inspect()
     return {"paid": order_id in paid, "at work": [holder.label for holder in info.holders]}

@@ -18,7 +18,7 @@ from typing import Literal
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
 import aiolock
-from aiolock.figures import Figures
+from aiolock.metrics import Figures
 
 Read = Callable[[Figures], Iterable[tuple[int | float, dict[str, str | float]]]]
 

@@ -1,4 +1,4 @@
-"""A task group of workers, on this machine and on others, that share jobs: each job is done by one of them.
+"""Workers, in a task group on each of several machines, that share jobs: one worker does each job.
 
     AIOLOCK_URL=redis://127.0.0.1:6379/0 python examples/workers.py     (start it several times)
 
@@ -23,7 +23,7 @@ class Job:
 
 @dataclass
 class Ledger:
-    """Stands for a database that checks fencing tokens: it refuses writes of holders that came before the last one."""
+    """A stand-in for a database that checks fencing tokens: it refuses writes of earlier holders than the last writer."""
 
     balances: dict[str, int] = field(default_factory=dict)
     tokens: dict[str, int] = field(default_factory=dict)
@@ -33,7 +33,7 @@ class Ledger:
             raise RuntimeError(f"a later holder has written to {account}: {token} is too old")
         self.tokens[account] = token
         balance = self.balances.get(account, 0)
-        await asyncio.sleep(0.001)  # the gap in which somebody else would read the same balance
+        await asyncio.sleep(0.001)  # the gap in which another worker would read the same balance
         self.balances[account] = balance + amount
 
 

@@ -15,12 +15,26 @@ import signal
 
 import pytest
 
-from tests.servers import EXTERNAL, MYSQLD, REDIS, SERVERS, ServerMissing, mysqld, redis_server
+from tests.servers import (
+    EXTERNAL,
+    MYSQLD,
+    POSTGRES,
+    REDIS,
+    SERVERS,
+    ServerMissing,
+    mysqld,
+    postgres,
+    redis_server,
+)
 
 # Loops read this when they are made.
 os.environ["PYTHONASYNCIODEBUG"] = "1"
 
-PREVIEWS = {"mariadb": "backends/mysql", "zookeeper": "backends/zookeeper"}
+PREVIEWS = {
+    "mariadb": "backends/mysql",
+    "postgresql": "backends/postgresql",
+    "zookeeper": "backends/zookeeper",
+}
 """Servers whose backends are in preview: their tests run when the run is about them, and the header says so."""
 
 collect_ignore = [folder for server, folder in PREVIEWS.items() if server not in SERVERS]
@@ -45,7 +59,7 @@ class Complaints(logging.Handler):
         self.lines.append(line)
 
 
-URLS = {"redis": "redis", "zookeeper": "zookeeper", "mysql": "mariadb"}
+URLS = {"redis": "redis", "zookeeper": "zookeeper", "mysql": "mariadb", "postgresql": "postgresql"}
 """Options that name a server that is there already, and which server of `SERVERS` it stands for."""
 
 
@@ -99,6 +113,8 @@ def pytest_configure(config):
             collect_ignore.append(GALERA)
         if REDIS:
             redis_server()
+        if "postgresql" in SERVERS and "postgresql" not in EXTERNAL:
+            postgres()
     except ServerMissing as error:
         raise pytest.UsageError(str(error)) from error
     if crowded(config):
@@ -125,6 +141,8 @@ def pytest_report_header(config):
         )
     if REDIS:
         lines.append(f"servers: in place of the installed Redis: {redis_server()}")
+    if POSTGRES and "postgresql" in SERVERS:
+        lines.append(f"servers: PostgreSQL {postgres()[1]}, {POSTGRES}")
     if EXTERNAL:
         lines.append(
             f"servers: {', '.join(sorted(EXTERNAL))} by URL; what kills, freezes or restarts a server, or needs one with "

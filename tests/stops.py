@@ -50,6 +50,13 @@ class Stop(NamedTuple):
 
     steps: int
     lost: bool
+    seconds: float
+    """How long the block lasted. One that ended before the stop came, on a busy machine, is not lost."""
+
+    @property
+    def told(self) -> bool:
+        """Whether a block that lasted beyond its ttl was told of the loss."""
+        return self.lost or self.seconds < TTL
 
 
 # --- the process that is stopped
@@ -88,8 +95,10 @@ async def spin() -> None:
 async def work(case: str, lines: asyncio.StreamReader) -> Stop:
     """Wait under a lease, and count the steps from then on while the lease is over."""
     steps, line, lost = 0, b"", False
+    began = time.monotonic()
     try:
         async with aiolock.connect("memory://") as client, client.lock("x", ttl=TTL) as lease:
+            began = time.monotonic()
             print("waits", flush=True)
             if case in ("reads", "suspended"):
                 line = await lines.readline()
@@ -104,10 +113,11 @@ async def work(case: str, lines: asyncio.StreamReader) -> Stop:
                 await asyncio.sleep(pause)
     except aiolock.LockLost:
         lost = True
+    seconds = time.monotonic() - began
     if not line:
         # Sent all the same: it must not be there when the next work begins to wait.
         await lines.readline()
-    return Stop(steps, lost)
+    return Stop(steps, lost, seconds)
 
 
 async def child(case: str, stops: int, descriptor: int) -> None:
@@ -115,8 +125,8 @@ async def child(case: str, stops: int, descriptor: int) -> None:
     lines, writer = await asyncio.open_connection(sock=socket.socket(fileno=descriptor))
     others = [asyncio.ensure_future(spin()) for _ in range(20 if case in ("busy", "yields") else 0)]
     for _ in range(stops):
-        steps, lost = await work(case, lines)
-        print(steps, int(lost), flush=True)
+        steps, lost, seconds = await work(case, lines)
+        print(steps, int(lost), seconds, flush=True)
     for other in others:
         other.cancel()
     writer.close()
@@ -167,8 +177,8 @@ def stop(
                 near.send(b"a line\n")
                 time.sleep(length / 2)
                 process.send_signal(signal.SIGCONT)
-                steps, lost = process.stdout.readline().split()
-                found.append(Stop(int(steps), bool(int(lost))))
+                steps, lost, seconds = process.stdout.readline().split()
+                found.append(Stop(int(steps), bool(int(lost)), float(seconds)))
         finally:
             process.kill()
     return found

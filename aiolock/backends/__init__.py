@@ -1,4 +1,4 @@
-"""From the scheme of a URL to the backend behind it, imported only when it is asked for."""
+"""Registry of backends: find the class for the scheme of a URL, and import it only then."""
 
 from __future__ import annotations
 
@@ -6,84 +6,78 @@ import importlib
 import inspect
 from collections.abc import Sequence
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
-from aiolock.contract import Backend
-from aiolock.errors import ConfigError, MissingDriver, shorten
+from aiolock.core.backend import Backend
+from aiolock.errors import ConfigError, MissingDriver, meant, redact, shorten
 
 __all__ = ["from_url", "from_urls", "redact"]
 
 
 class _Entry(NamedTuple):
     path: str
-    """Where the class is, as ``module:class``."""
+    """The class, as ``module:class``."""
     extra: str = ""
-    """What installs it."""
+    """The extra of the package that installs its driver."""
     independent: bool = False
-    """Whether several of such servers can make a quorum: each decides alone."""
-    hosts: bool = False
-    """Whether its addresses list hosts: Python takes such a URL for broken if one but the first is IPv6."""
+    """True if several such servers can form a quorum: each decides alone."""
 
 
 _REDIS = _Entry("aiolock.backends.redis:RedisBackend", "redis", independent=True)
-_CLUSTER = _Entry("aiolock.backends.redis.cluster:ClusterBackend", "redis", hosts=True)
+_CLUSTER = _Entry("aiolock.backends.redis.cluster.backend:ClusterBackend", "redis")
+_POSTGRESQL = _Entry("aiolock.backends.postgresql:PostgreSQLBackend", "postgresql")
 _MYSQL = _Entry("aiolock.backends.mysql:MySQLBackend", "mysql")
 
 SCHEMES = {
     "memory": _Entry("aiolock.backends.memory:MemoryBackend", independent=True),
     "redis": _REDIS,
     "rediss": _REDIS,
-    "redis+sentinel": _REDIS._replace(independent=False, hosts=True),
-    "rediss+sentinel": _REDIS._replace(independent=False, hosts=True),
+    "redis+sentinel": _REDIS._replace(independent=False),
+    "rediss+sentinel": _REDIS._replace(independent=False),
     "redis+cluster": _CLUSTER,
     "rediss+cluster": _CLUSTER,
     "redis+unix": _REDIS,
     "unix": _REDIS,
     "mysql": _MYSQL,
     "mariadb": _MYSQL,
-    "zookeeper": _Entry("aiolock.backends.zookeeper:ZooKeeperBackend", "zookeeper", hosts=True),
+    "sqlite": _Entry("aiolock.backends.sqlite:SqliteBackend"),
+    "postgresql": _POSTGRESQL,
+    "postgres": _POSTGRESQL,
+    "postgresql+asyncpg": _POSTGRESQL,
+    "zookeeper": _Entry("aiolock.backends.zookeeper:ZooKeeperBackend", "zookeeper"),
 }
 
 _QUORUM = _Entry("aiolock.backends.quorum:QuorumBackend")
 
+EVERY = ("namespace", "ttl", "on_loss", "label", "require", "command_timeout")
+"""Options of :func:`aiolock.connect` for every server."""
+
 GROUP = "aiolock.backends"
-"""Entry points of this group add schemes: their name is the scheme, their value a class like those above."""
-
-
-def redact(url: str) -> str:
-    """A URL as it may be shown: without its password."""
-    scheme, mark, rest = url.partition("://")
-    if not mark:
-        scheme, rest = "", url
-    # A password may contain what would end it in a correct URL: everything up to the last @ may belong to it.
-    user, at, place = rest.rpartition("@")
-    if at and ":" in user:
-        user = user.partition(":")[0] + ":***"
-    place, question, query = place.partition("?")
-    return scheme + mark + user + at + place + (question + "…" if query else "")
+"""Entry points of this group add schemes: the name is the scheme, the value a class like those above."""
 
 
 def from_url(url: object, options: dict[str, Any]) -> Backend:
-    """The backend for ``url``, without I/O; ``options`` are the backend's own.
+    """Return the backend for ``url``, without I/O; ``options`` are the backend's own.
 
-    Raises :class:`ConfigError` for what is not known, :class:`MissingDriver` with the command that helps.
+    Raises :class:`ConfigError` for an unknown scheme, option or value, and :class:`MissingDriver` with the command that
+    installs the driver.
     """
     if not isinstance(url, str):
         raise ConfigError(
             f"the address of a server must be a str such as 'redis://127.0.0.1', not {shorten(url)}"
         )
-    scheme = _scheme(url)
-    if scheme is None:
-        # Outside of the handler: the error that it handles quotes the URL, and would stay in reach as __context__.
-        raise ConfigError(f"{shorten(redact(url))} is not a URL: look at its brackets and special characters")
-    external = _external() if scheme not in SCHEMES else {}
+    scheme, mark, _ = url.partition("://")
+    scheme = scheme.lower()
+    external = _external() if mark and scheme not in SCHEMES else {}
     if scheme in external:
         cls = external[scheme].load()
-    elif scheme in SCHEMES and "://" in url:
+    elif mark and scheme in SCHEMES:
         cls = _load(SCHEMES[scheme])
     else:
-        known = ", ".join(f"{name}://" for name in sorted({*SCHEMES, *external}))
-        raise ConfigError(f"{shorten(redact(url))} names no backend; known are {known}")
+        known = sorted({*SCHEMES, *external})
+        raise ConfigError(
+            f"{shorten(redact(url))} names no backend; known are {', '.join(f'{name}://' for name in known)}"
+            f"{meant(scheme, known, '://') if mark else ''}"
+        )
     _check_options(scheme, cls, options)
     backend = cls(url, **options)
     if not isinstance(backend, Backend):
@@ -92,9 +86,9 @@ def from_url(url: object, options: dict[str, Any]) -> Backend:
 
 
 def from_urls(urls: Sequence[object], options: dict[str, Any]) -> Backend:
-    """The quorum of the servers at ``urls``, in an order that does not depend on how they are listed; without I/O.
+    """Return the quorum of the servers at ``urls``, in an order that does not depend on their order; without I/O.
 
-    Raises what :func:`from_url` raises, and :class:`ConfigError` for what can be no quorum.
+    Raises what :func:`from_url` raises, and :class:`ConfigError` if the servers cannot form a quorum.
     """
     places = [_place(url) for url in urls]
     if len(set(places)) < len(places):
@@ -106,8 +100,9 @@ def from_urls(urls: Sequence[object], options: dict[str, Any]) -> Backend:
 
 
 def _place(url: object) -> str:
-    """Where a server of a quorum is, without who asks."""
+    """The host and path of a server of a quorum, without the account."""
     scheme, mark, rest = url.partition("://") if isinstance(url, str) else ("", "", "")
+    scheme = scheme.lower()
     entry = SCHEMES.get(scheme)
     if not mark or (entry is not None and not entry.independent):
         fit = ", ".join(sorted(f"{name}://" for name, one in SCHEMES.items() if one.independent))
@@ -115,24 +110,13 @@ def _place(url: object) -> str:
         raise ConfigError(f"{shown} cannot be one server of a quorum; such are {fit}")
     host, _, path = rest.rpartition("@")[2].partition("?")[0].partition("/")
     if scheme in {"redis", "rediss"}:
-        # The same written in another way.
+        # Two spellings of the same server.
         host, path = host.lower().removesuffix(":6379"), path.removesuffix("0")
     return f"{host}/{path}"
 
 
-def _scheme(url: str) -> str | None:
-    """What is before the ``://``; ``None`` if the rest is no URL."""
-    scheme = url.partition("://")[0]
-    if scheme in SCHEMES and SCHEMES[scheme].hosts:
-        return scheme
-    try:
-        return urlsplit(url).scheme
-    except ValueError:
-        return None
-
-
 def _external() -> dict[str, Any]:
-    # Takes as long to import as everything else here, and is for other people's backends alone.
+    # The import takes as long as all others of this module together, and only external backends need it.
     from importlib.metadata import entry_points  # noqa: PLC0415
 
     return {point.name: point for point in entry_points(group=GROUP)}
@@ -145,7 +129,7 @@ def _check_options(scheme: str, cls: Any, options: dict[str, Any]) -> None:
     if unknown and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         raise ConfigError(
             f"{scheme}:// has no option {', '.join(unknown)}; it has {', '.join(known) or 'none of its own'}, "
-            "and every server has namespace, ttl, on_loss, label, require, command_timeout"
+            f"and every server has {', '.join(EVERY)}{meant(unknown[0], [*known, *EVERY])}"
         )
 
 
@@ -154,7 +138,7 @@ def _load(entry: _Entry) -> Any:
     try:
         return getattr(importlib.import_module(module), name)
     except ImportError as error:
-        # Whatever is not ours comes with the extra: the driver, or something that it stands on.
+        # A module of another package comes with the extra: the driver, or a dependency of the driver.
         package = (error.name or "aiolock").partition(".")[0]
         if not entry.extra or package == "aiolock":
             raise

@@ -1,4 +1,4 @@
-"""``aiolock bench``: what a lock costs on this server, from here, with all that lies in between."""
+"""Command `bench`: measure locks on a server, from this machine."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import aiolock
 from aiolock.cli import settings
-from aiolock.cli.output import Output
-from aiolock.cli.table import lay_out
+from aiolock.cli.output import Output, lay_out
 from aiolock.client import Client
 from aiolock.clock import system_clock
 
 __all__ = ["bench", "quantile"]
 
 WARM_UP = 20
-"""Turns that are not counted."""
+"""Repetitions that are not counted."""
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The value that this share of all values does not exceed."""
+    """Return a quantile."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
@@ -44,7 +43,7 @@ async def _free(client: Client) -> None:
 
 
 async def _contend(options: argparse.Namespace, namespace: str) -> list[float]:
-    """How long each of many turns waited; every task has a client of its own, as if it were a process."""
+    """Return the waiting times of tasks that contend, each with a client of its own, as if it were a process."""
     waits: list[float] = []
     clients = [settings.connect(options, namespace=namespace) for _ in range(options.tasks)]
 
@@ -80,18 +79,18 @@ def _figures(what: str, took: Sequence[float], seconds: float) -> dict[str, floa
 
 
 async def bench(options: argparse.Namespace, output: Output) -> int:
-    """Measure, and print the figures."""
+    """Measure, and print a table."""
     namespace = f"aiolock-bench-{secrets.token_hex(4)}"
     seconds = options.seconds
     async with settings.connect(options, namespace=namespace) as client:
-        looks = await _repeat(client.lock("free").inspect, seconds)
+        trips = await _repeat(client.lock("free").inspect, seconds)
         free = await _repeat(lambda: _free(client), seconds)
     try:
         waits = await _contend(options, namespace)
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
     rows = [
-        _figures("round trip (inspect)", looks, seconds),
+        _figures("round trip (inspect)", trips, seconds),
         _figures("free lock, in and out", free, seconds),
         _figures(f"{options.tasks} clients on {options.locks} lock(s): wait for a turn", waits, seconds),
     ]

@@ -1,32 +1,190 @@
-"""``aiolock doctor``: what this deployment really promises, what it does not, and what would raise it."""
+"""Command `doctor`: explain the capabilities and findings of a server."""
 
 from __future__ import annotations
 
 import argparse
 import secrets
+from collections.abc import Collection
+from dataclasses import asdict
+from typing import NamedTuple
 
 import aiolock
 from aiolock.cli import settings
 from aiolock.cli.output import Output, clean
-from aiolock.cli.promises import Sentence, in_words
 from aiolock.client import Client
 from aiolock.clock import system_clock
 from aiolock.errors import BackendError, BackendUnavailable
-from aiolock.info import Finding, Level
+from aiolock.types import Finding, Level
 
-__all__ = ["doctor"]
+__all__ = ["PROMISES", "THERE", "Promise", "Sentence", "doctor", "in_words"]
 
-LOOKS = 5
+# --- capabilities
+
+
+class Promise(NamedTuple):
+    """The sentences about one capability: its meaning, and where it is missing the risk and the advice."""
+
+    kept: str
+    missing: str
+    raised: str
+
+
+class _There(NamedTuple):
+    raised: str
+    missing: str = ""
+
+
+class Sentence(NamedTuple):
+    """A sentence about one capability of one server."""
+
+    word: str
+    promised: bool
+    text: str
+    advice: str = ""
+
+
+_THREE = "use a server that promises it: Redis, ZooKeeper, or MySQL with mode=lease"
+_DISK = "appendonly yes, and appendfsync always where its machine may go down"
+
+PROMISES = {
+    "exclusion": Promise(
+        "at most one holder at a time, as each holder's own clock sees it",
+        "two holders can be inside at once",
+        "use a server that promises it; do not rely on this one",
+    ),
+    "fencing": Promise(
+        "every grant has a token greater than all before it, so that a late write can be refused",
+        "tokens may repeat or fall, so a resource cannot tell a late write from a good one",
+        _THREE,
+    ),
+    "fifo": Promise(
+        "clients are served in the order of their requests",
+        "clients may overtake each other while they wait",
+        _THREE,
+    ),
+    "keep": Promise(
+        "a released lock can stay taken for a while, for jobs that must not run again at once",
+        "release(keep=...) and once(at_least=...) are refused",
+        "use a server that promises it: Redis, or MySQL with mode=lease",
+    ),
+    "push": Promise(
+        "a waiter is notified when its turn comes, without polling",
+        "waiters poll, which costs time and requests",
+        "use a server that promises it: ZooKeeper, MySQL, or Redis with pub/sub",
+    ),
+    "no-eviction": Promise(
+        "a full server refuses new locks rather than forget one that is held",
+        "a full server may forget a lock that is held, and grant it to another client",
+        "use a server that promises it, or give locks a server of their own",
+    ),
+    "survives-restart": Promise(
+        "locks that are held stay held when the server restarts",
+        "a restart of the server forgets every lock: the next client gets it while the old holder still believes in it",
+        "use a server that writes locks to disk",
+    ),
+    "survives-failover": Promise(
+        "locks that are held stay held when a server dies and another takes over",
+        "a failover may forget the last locks: the next client gets one while the old holder still believes in it",
+        "use a ZooKeeper ensemble for what must not happen, and fencing tokens for the rest",
+    ),
+}
+
+THERE = {
+    ("memory", "survives-restart"): _There(
+        "use a server of its own for locks that must outlive this process",
+        "the server is this process: its locks end with it",
+    ),
+    ("memory", "survives-failover"): _There(
+        "use a ZooKeeper ensemble for locks that must outlive a server",
+        "the server is this process: no other takes over when it dies",
+    ),
+    ("sqlite", "push"): _There(
+        "use a server if a hand-over has to take less than a few milliseconds",
+        "waiters look for changes of the file, after a millisecond at first and every 20 ms later",
+    ),
+    ("sqlite", "survives-failover"): _There(
+        "use a server for locks that several machines share",
+        "there is no other server: the file is on this machine",
+    ),
+    ("redis", "push"): _There("give the account the right to publish and to subscribe"),
+    ("redis", "no-eviction"): _There(
+        "set maxmemory-policy to noeviction, or give locks a server of their own; let the account use INFO, or it is "
+        "not known"
+    ),
+    ("redis", "survives-restart"): _There(
+        f"make the server write to disk: {_DISK}; let the account use INFO, or it is not known"
+    ),
+    ("quorum", "fencing"): _There(
+        "use one server, or ZooKeeper: several that know nothing of each other cannot"
+    ),
+    ("quorum", "fifo"): _There(
+        "use one server, or ZooKeeper",
+        "the waiters at a server that goes away queue at the next one, in any order",
+    ),
+    ("quorum", "survives-restart"): _There(f"make every server write to disk: {_DISK}"),
+    ("quorum", "survives-failover"): _There(
+        f"make every server write to disk: {_DISK}",
+        "a server that dies and comes back has forgotten its votes: with its vote and that of a server that was away, the next "
+        "client may have a majority while the old holder still believes in it",
+    ),
+    ("zookeeper", "fifo"): _There("leave out recipe=simple"),
+    ("zookeeper", "survives-failover"): _There(
+        "run an ensemble of three servers or more; name them all in the address if clients may not read "
+        "/zookeeper/config",
+        "there are no other servers that could take over, or none that are known: while this one is away no lock can be "
+        "acquired, and holders lose theirs",
+    ),
+    ("postgresql", "survives-restart"): _There("set fsync = on and full_page_writes = on"),
+    ("postgresql", "survives-failover"): _There(
+        "name a standby in synchronous_standby_names",
+        "a failover may forget the last grants: the next client gets the lock while the old holder still believes in it",
+    ),
+    ("mysql", "fencing"): _There("use mode=lease"),
+    ("mysql", "fifo"): _There("use mode=lease or mode=session"),
+    ("mysql", "keep"): _There("use mode=lease"),
+    ("mysql", "survives-restart"): _There(
+        "use mode=lease, and innodb_flush_log_at_trx_commit=1 on the server",
+        "a restart of the server may forget locks, the last ones or all: the next client gets one while the old holder may "
+        "still believe in it",
+    ),
+}
+"""Sentences about one server, by the name of its backend and the capability."""
+
+
+def in_words(capabilities: Collection[str], server: str = "") -> list[Sentence]:
+    """Explain the capabilities that a deployment has, and those that it lacks.
+
+    ``server`` is the name of its backend, for advice about that one.
+    """
+    unknown = sorted(set(capabilities) - set(PROMISES))
+    sentences = [
+        Sentence(word, promised=True, text=promise.kept)
+        for word, promise in PROMISES.items()
+        if word in capabilities
+    ]
+    sentences += [Sentence(word, promised=True, text="see the page of the server") for word in unknown]
+    for word, promise in PROMISES.items():
+        if word not in capabilities:
+            there = THERE.get((server.lower(), word), _There(promise.raised))
+            text = there.missing or promise.missing
+            sentences.append(Sentence(word, promised=False, text=text, advice=there.raised))
+    return sentences
+
+
+# --- doctor
+
+
+TRIPS = 5
 """Round trips that are measured."""
 
 UNHEALTHY = 1
-"""The exit status if something is wrong; that of a server which cannot be reached is another."""
+"""The exit status if something is wrong."""
 
 COLOURS = {Level.OK: "green", Level.NOTE: "cyan", Level.WARNING: "yellow", Level.ERROR: "red"}
 
 
 async def doctor(options: argparse.Namespace, output: Output) -> int:
-    """Look, and say what was found."""
+    """Diagnose the server, and print the result."""
     client = settings.connect(options)
     sentences: list[Sentence] = []
     trip = None
@@ -35,12 +193,11 @@ async def doctor(options: argparse.Namespace, output: Output) -> int:
     except BackendUnavailable:
         raise
     except BackendError as error:
-        # It says no. Whatever can be found out all the same may be why.
+        # The server refuses; the diagnosis may say why.
         findings = await _after(client, error)
     else:
         try:
             trip = await _round_trip(client)
-            # Advice is about this kind of server.
             sentences = in_words(client.capabilities, client._backend.name)  # noqa: SLF001 - not for programs
             findings = await client.diagnose()
         finally:
@@ -55,7 +212,7 @@ async def doctor(options: argparse.Namespace, output: Output) -> int:
                 "round_trip_ms": trip,
                 "promises": [sentence.word for sentence in sentences if sentence.promised],
                 "missing": [sentence.word for sentence in sentences if not sentence.promised],
-                "findings": [_as_json(finding) for finding in findings],
+                "findings": [asdict(finding) for finding in findings],
             }
         )
     else:
@@ -64,7 +221,7 @@ async def doctor(options: argparse.Namespace, output: Output) -> int:
 
 
 async def _after(client: Client, error: BackendError) -> list[Finding]:
-    """What can be found out about a server that refused; raises ``error`` if there is nothing."""
+    """Diagnose a server that refused a client; raises ``error`` if that finds nothing."""
     try:
         findings = await client.diagnose()
     except aiolock.LockError:
@@ -75,23 +232,14 @@ async def _after(client: Client, error: BackendError) -> list[Finding]:
 
 
 async def _round_trip(client: Client) -> float:
-    """The median round trip in milliseconds."""
+    """Return the median round trip in milliseconds."""
     lock = client.lock(f"doctor-{secrets.token_hex(4)}")
     took = []
-    for _ in range(LOOKS):
+    for _ in range(TRIPS):
         start = system_clock()
         await lock.inspect()
         took.append(system_clock() - start)
-    return round(1000 * sorted(took)[LOOKS // 2], 3)
-
-
-def _as_json(finding: Finding) -> dict[str, str]:
-    return {
-        "level": finding.level.value,
-        "subject": finding.subject,
-        "text": finding.text,
-        "advice": finding.advice,
-    }
+    return round(1000 * sorted(took)[TRIPS // 2], 3)
 
 
 def _say(
@@ -101,21 +249,19 @@ def _say(
     sentences: list[Sentence],
     findings: list[Finding],
 ) -> None:
-    output.line(
-        output.style(f"{settings.place(options)}, seen from here by aiolock {aiolock.__version__}", "bold")
-    )
+    title = f"{settings.place(options)}, seen from here by aiolock {aiolock.__version__}"
+    output.line(output.style(title, "bold"))
     if trip is not None:
-        output.line(f"A round trip takes {trip:g} ms (median of {LOOKS}).")
+        output.line(f"A round trip takes {trip:g} ms (median of {TRIPS}).")
     for promised, title in ((True, "Promised"), (False, "Not promised")):
-        told = [sentence for sentence in sentences if sentence.promised is promised]
-        if told:
+        some = [sentence for sentence in sentences if sentence.promised is promised]
+        if some:
             output.line(f"\n{output.style(title, 'bold')}")
-        for sentence in told:
-            output.line(
-                f"  {output.style(sentence.word, 'green' if promised else 'yellow')}: {sentence.text}"
-            )
+        for sentence in some:
+            word = output.style(sentence.word, "green" if promised else "yellow")
+            output.line(f"  {word}: {sentence.text}")
             if sentence.advice:
-                output.line(f"      to raise it: {sentence.advice}")
+                output.line(f"      to get it: {sentence.advice}")
     if findings:
         output.line(f"\n{output.style('Found', 'bold')}")
     for finding in findings:

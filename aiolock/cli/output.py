@@ -1,33 +1,175 @@
-"""What a command says: data on stdout, messages on stderr, and both as JSON when that is asked for.
-
-A terminal gets colours unless ``NO_COLOR`` is set. Names come from other people: what a terminal would take for a
-command is shown as an escape.
-"""
+"""Standard output and error: messages, tables, JSON."""
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
-from typing import Any, TextIO
+import unicodedata
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, TextIO, cast
 
-from aiolock.cli.statuses import CANNOT_WRITE, Ended
-from aiolock.cli.streams import silence
+from aiolock.cli.exit_status import CANNOT_WRITE, Ended
+from aiolock.types import Holder, LockInfo
 
-__all__ = ["Output", "clean"]
+__all__ = ["Output", "age", "clean", "cut", "holder_of", "lay_out", "prepare", "seconds", "silence", "width"]
+
+# --- standard streams
+
+
+class _Silence(io.TextIOBase):
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str, /) -> int:
+        return len(text)
+
+
+def silence() -> TextIO:
+    """Return a stream that discards what is written."""
+    # TextIO is a class and no protocol; this stream has its methods.
+    return cast("TextIO", _Silence())
+
+
+def prepare() -> None:
+    """Make ``sys.stdin``, ``sys.stdout`` and ``sys.stderr`` usable where they are closed or have a limited encoding.
+
+    A closed stream stays closed for child processes.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        stream = getattr(sys, name)
+        if stream is None:
+            _occupy(number)
+            setattr(sys, name, silence() if number else io.StringIO())
+        elif number and isinstance(stream, io.TextIOWrapper):
+            # Names of locks may have characters that the terminal does not have.
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _occupy(number: int) -> None:
+    # Otherwise the next connection gets this descriptor, and what is written to the stream goes there.
+    try:
+        os.fstat(number)
+    except OSError:
+        null = os.open(os.devnull, os.O_RDWR)
+        if null != number:
+            os.dup2(null, number, inheritable=False)
+            os.close(null)
+
+
+# --- tables
+
+GAP = "  "
+SLIM = 4
+"""Columns of a terminal that every column of a table keeps."""
+
+
+def width(text: str) -> int:
+    """Return the columns of a terminal that a text takes."""
+    if text.isascii():
+        return len(text)
+    shown = (char for char in text if not unicodedata.combining(char))
+    return sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in shown)
+
+
+def cut(text: str, most: int) -> str:
+    """Shorten a text to so many columns, with an ellipsis."""
+    if width(text) <= most:
+        return text
+    taken = ""
+    for char in text:
+        if width(taken + char) > most - 1:
+            break
+        taken += char
+    return f"{taken}…" if most > 0 else ""
+
+
+def lay_out(
+    rows: Sequence[Sequence[str]],
+    *,
+    most: int | None = None,
+    right: Sequence[int] = (),
+    spare: Sequence[int] = (),
+) -> list[str]:
+    """Return the lines of a table; the first row is its head.
+
+    :param most: the columns of the terminal; the widest columns of the table are cut first.
+    :param right: the columns of the table, from 0, that are aligned to the right.
+    :param spare: the columns of the table that are left out, one after another, if it is too wide.
+    """
+    if not rows:
+        return []
+    widths = {place: max(width(row[place]) for row in rows) for place in range(len(rows[0]))}
+
+    def total() -> int:
+        return sum(widths.values()) + len(GAP) * (len(widths) - 1)
+
+    if most is not None:
+        for place in spare:
+            if total() > most:
+                del widths[place]
+        while total() > most and max(widths.values()) > SLIM:
+            widths[max(widths, key=lambda place: widths[place])] -= 1
+    lines = []
+    for row in rows:
+        cells = []
+        for place, columns in widths.items():
+            text = cut(row[place], columns)
+            pad = " " * (columns - width(text))
+            cells.append(pad + text if place in right else text + pad)
+        line = GAP.join(cells).rstrip()
+        lines.append(line if most is None else cut(line, most))
+    return lines
+
+
+# --- texts
+
+
+def seconds(value: float) -> str:
+    """Format a duration: ``0.4 s``, ``12 s``, ``3 m 05 s``, ``2 h 10 m``, ``3 d 4 h``."""
+    value = max(0.0, value)
+    if value < 9.95:
+        return f"{value:.1f} s"
+    whole = round(value)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} m {whole % 60:02} s"
+    if whole < 86_400:
+        return f"{whole // 3600} h {whole % 3600 // 60:02} m"
+    return f"{whole // 86_400} d {whole % 86_400 // 3600} h"
+
+
+def age(holder: Holder) -> float:
+    """Return the seconds since the grant; as exact as the clocks of both machines agree."""
+    return max(0.0, (datetime.now(UTC) - holder.since).total_seconds())
+
+
+def clean(text: str) -> str:
+    """Escape everything that a terminal would take for a command; names come from other programs."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
+def holder_of(info: LockInfo) -> str:
+    """Name the first holder and the number of others; empty if the lock is not held."""
+    if not info.holders:
+        return ""
+    first, *others = info.holders
+    return clean(first.label) + (f" and {len(others)} more" if others else "")
+
+
+# --- output
 
 CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 
 
-def clean(text: str) -> str:
-    """Text on one line, without anything that a terminal would obey."""
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
-
-
 class Output:
-    """Both streams of one command."""
+    """The output of one command: data on stdout, messages on stderr, with ``json`` both as JSON.
+
+    A terminal gets colours unless ``NO_COLOR`` is set.
+    """
 
     def __init__(
         self,
@@ -38,34 +180,30 @@ class Output:
         err: TextIO | None = None,
     ) -> None:
         self.json = json
-        """Whether data and messages are JSON."""
         self.verbose = verbose
         self.out: TextIO = sys.stdout if out is None else out
         self.err: TextIO = sys.stderr if err is None else err
 
     @property
     def chatty(self) -> bool:
-        """Whether somebody reads messages that are not about trouble."""
+        """True if messages that are not errors are wanted."""
         return self.verbose or (not self.json and _is_terminal(self.err))
 
     @property
     def live(self) -> bool:
-        """Whether stderr may show something that changes."""
+        """True if stderr is a terminal that can show changing lines."""
         return not self.json and _is_terminal(self.err) and os.environ.get("TERM") != "dumb"
 
     def style(self, text: str, name: str, stream: TextIO | None = None) -> str:
-        """``text`` in a colour or weight, where the stream (default: stdout) shows it."""
+        """Add a colour or weight to a text, if it has a name and the stream (default: stdout) shows it."""
         # no-color.org: present and not empty.
-        if (
-            os.environ.get("NO_COLOR")
-            or os.environ.get("TERM") == "dumb"
-            or not _is_terminal(stream or self.out)
-        ):
+        plain = not name or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+        if plain or not _is_terminal(stream or self.out):
             return text
         return f"\x1b[{CODES[name]}m{text}\x1b[0m"
 
     def paint(self, text: str) -> None:
-        """Data as it is; raises :class:`Ended` if it cannot be written, and :class:`BrokenPipeError`."""
+        """Write data; raises :class:`Ended` if that fails, and :class:`BrokenPipeError`."""
         try:
             self.out.write(text)
             self.out.flush()
@@ -76,26 +214,26 @@ class Output:
             raise Ended(CANNOT_WRITE, f"cannot write to stdout: {error.strerror}") from error
 
     def line(self, text: str = "") -> None:
-        """A line of data."""
+        """Write a line of data."""
         self.paint(text + "\n")
 
     def data(self, value: Any) -> None:
-        """One JSON value on a line of its own."""
+        """Write one JSON value on one line."""
         self.line(_dumps(value, self.out))
 
     def document(self, value: Any) -> None:
-        """One JSON value that people may want to read as well."""
+        """Write one JSON value, on a terminal with indentation."""
         self.line(_dumps(value, self.out, indent=2 if _is_terminal(self.out) else None))
 
     def message(self, text: str, **fields: Any) -> None:
-        """A sentence; with --json an object of ``fields`` with the sentence in it."""
+        """Write a sentence to stderr; with --json an object of ``fields`` and the sentence."""
         if self.json:
             self.say(_dumps({**fields, "message": text}, self.err) + "\n")
         else:
             self.say(f"aiolock: {text}\n")
 
     def say(self, text: str) -> None:
-        """Write to stderr; what cannot be written there is lost, and stops nobody."""
+        """Write to stderr; a failure is ignored."""
         try:
             self.err.write(text)
             self.err.flush()
@@ -105,18 +243,18 @@ class Output:
             self.err = silence()
 
     def event(self, what: str, text: str, **fields: Any) -> None:
-        """A sentence about how things go: always with --json, else where somebody asked for it."""
+        """Write a sentence about progress, with --json or --verbose."""
         if self.json or self.verbose:
             self.message(text, event=what, **fields)
 
     def trouble(self, text: str, status: int, error: BaseException | None = None) -> None:
-        """Why the command ends with ``status``."""
+        """Write the reason for which the command ends with ``status``."""
         kind = "Usage" if error is None else type(error).__name__
         self.message(text, event="error", error=kind, status=status)
 
 
 def _dumps(value: Any, stream: TextIO, indent: int | None = None) -> str:
-    # What a stream cannot encode is written as an escape, and not every one of those is JSON.
+    # Escapes of JSON where the stream cannot encode all characters: its own escapes are not valid JSON.
     unicode = (getattr(stream, "encoding", None) or "utf-8").lower().startswith("utf")
     return json.dumps(value, ensure_ascii=not unicode, indent=indent)
 
@@ -125,5 +263,5 @@ def _is_terminal(stream: TextIO) -> bool:
     try:
         return stream.isatty()
     except ValueError:
-        # It was closed.
+        # It is closed.
         return False

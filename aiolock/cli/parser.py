@@ -1,20 +1,118 @@
-"""The commands, their options and their help."""
+"""Parse the command line: commands, options and help."""
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+import math
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import aiolock
-from aiolock.cli.arguments import count, given, measurable, pattern, permits, positive, seconds, status
-from aiolock.cli.help import ABOUT, EXAMPLES, SHORT
-from aiolock.cli.statuses import TABLE, USAGE
-from aiolock.cli.words import split
-from aiolock.kinds import Family
+from aiolock.cli.exit_status import TABLE, USAGE
 
-__all__ = ["parse"]
+__all__ = ["parse", "split"]
+
+T = TypeVar("T")
+
+# --- values of options
+
+
+def _checked(convert: Callable[[str], T], fits: Callable[[T], bool], expected: str) -> Callable[[str], T]:
+    """Return the type of an option whose texts ``convert`` reads, and whose values fit."""
+
+    def value_of(text: str) -> T:
+        try:
+            value = convert(text)
+        except ValueError:
+            pass
+        else:
+            if fits(value):
+                return value
+        raise argparse.ArgumentTypeError(f"{text!r} is not {expected}")
+
+    return value_of
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal():
+        raise ValueError
+    return int(text)
+
+
+def _pair(text: str) -> tuple[int, int]:
+    count, _, limit = text.partition("/")
+    return _whole(count), _whole(limit)
+
+
+_seconds = _checked(float, lambda value: 0 <= value < math.inf, "a number of seconds, such as 10 or 0.5")
+_positive = _checked(float, lambda value: 0 < value < math.inf, "a number of seconds above 0")
+_measurable = _checked(float, lambda value: 0.01 <= value < math.inf, "a number of seconds from 0.01")
+_status = _checked(_whole, lambda value: value <= 255, "an exit status from 0 to 255")
+_count = _checked(_whole, lambda value: value >= 1, "a whole number from 1")
+_permits = _checked(
+    _pair, lambda pair: 1 <= pair[0] <= pair[1], "a number of permits and their limit, such as 1/3"
+)
+# An empty value comes from a variable that was not set.
+_given = _checked(str, bool, "a value; leave it out for the default")
+
+
+# --- words of run
+
+
+def split(words: Sequence[str], takes_value: Collection[str]) -> tuple[list[str], list[str], list[str]]:
+    """Separate the words of ``run`` into options, NAME (none if it is missing) and command.
+
+    As with flock and env, the first word after NAME that is no option begins the command, and so does the word after ``--``;
+    argparse would parse options of the command as well. ``takes_value`` are the options to which the next word belongs.
+    """
+    options: list[str] = []
+    names: list[str] = []
+    rest = list(words)
+    while rest:
+        word = rest[0]
+        if word == "--":
+            del rest[0]
+            if names:
+                return options, names, rest
+            # A NAME that begins with a dash follows a -- of its own.
+            names, rest = rest[:1], rest[1:]
+        elif word.startswith("-") and word != "-":
+            count = 2 if _wants_next(word, takes_value) else 1
+            options += rest[:count]
+            del rest[:count]
+        elif names:
+            return options, names, rest
+        else:
+            names.append(rest.pop(0))
+    return options, names, []
+
+
+def _wants_next(word: str, takes_value: Collection[str]) -> bool:
+    if word.startswith("--"):
+        return word in takes_value
+    # -nw3 is -n -w 3, and -nw takes the next word.
+    for place, letter in enumerate(word[1:], start=2):
+        if f"-{letter}" in takes_value:
+            return place == len(word)
+    return False
+
+
+# --- commands
+
+
+EXAMPLES = """\
+examples:
+  export AIOLOCK_URL=redis://127.0.0.1:6379/0
+  aiolock run -n nightly-report -- ./report.sh     run it on one machine only; others skip
+  aiolock run -w 30 deploy make deploy             wait at most 30 seconds
+  aiolock run -s tree -- ls; aiolock run -x tree -- rm -r old      readers together, writers alone
+  aiolock run --permits 1/3 api -- ./crawl         at most three at a time
+  aiolock run --local -n backup -- ./backup.sh     without a server: once on this machine
+  aiolock ls 'order:*'                             list locks and their holders
+  aiolock watch                                    the same, live
+  aiolock doctor                                   diagnose the server
+"""
 
 Parser = argparse.ArgumentParser
 
@@ -24,7 +122,7 @@ class _Parser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **more)
 
     json = False
-    """Whether the words ask for JSON; known before they are understood."""
+    """True if the command line asks for JSON; set before it is parsed."""
 
     def error(self, message: str) -> NoReturn:
         if _Parser.json:
@@ -33,133 +131,78 @@ class _Parser(argparse.ArgumentParser):
         self.exit(USAGE, f"{self.format_usage()}{self.prog}: {message}\n")
 
 
-REFUSED = {
-    (
-        "-u",
-        "--unlock",
-    ): "a lock is given back when its command ends; to take it away, see aiolock force-release",
-    ("-F", "--no-fork"): "somebody has to renew the lock while the command runs",
-}
-"""What flock has and we have not."""
-
-
 class _Refused(argparse.Action):
-    def __init__(self, *, why: str, **more: Any) -> None:
-        super().__init__(**more)
-        self._why = why
+    """An option of flock that does not exist here; its help is the reason."""
 
     def __call__(self, *_: object) -> NoReturn:
-        raise argparse.ArgumentError(self, f"there is none here: {self._why}")
+        raise argparse.ArgumentError(self, f"aiolock does not have it: {self.const}")
 
 
 def _common(parser: Parser, *, server: bool = True) -> None:
     group = parser.add_argument_group("common options")
+    add = group.add_argument
     if server:
-        group.add_argument(
+        place = group.add_mutually_exclusive_group().add_argument
+        place(
             "--url",
-            type=given,
-            help="the server, as redis://127.0.0.1:6379/0; several Redis servers as one, with spaces between them "
+            type=_given,
+            help="the server, as redis://127.0.0.1:6379/0; several Redis servers as one, separated by spaces "
             "(default: $AIOLOCK_URL, which also hides a password)",
         )
-        group.add_argument(
+        about = "a file for the processes of this user on this machine: locks.db in $AIOLOCK_DIR, or in ~/.local/state/aiolock"
+        place("--local", action="store_true", help=about)
+        add(
             "--namespace",
-            type=given,
-            help="what the names of its locks begin with (default: $AIOLOCK_NAMESPACE, else aiolock)",
+            type=_given,
+            help="the namespace of the locks (default: $AIOLOCK_NAMESPACE, else aiolock)",
         )
-        group.add_argument("--label", help="how others see this process (default: host:pid)")
-    group.add_argument(
-        "--json", action="store_true", help="data on stdout and messages on stderr, both as JSON"
-    )
-    group.add_argument("-v", "--verbose", action="store_true", help="say on stderr how it goes")
+        add("--label", help="the name of this process for others (default: host:pid)")
+    add("--json", action="store_true", help="data on stdout and messages on stderr, both as JSON")
+    add("-v", "--verbose", action="store_true", help="report progress on stderr")
 
 
 def _run(parser: Parser) -> None:
-    wait = parser.add_mutually_exclusive_group()
-    wait.add_argument(
-        "-n",
-        "--nonblock",
-        "--nb",
-        dest="wait",
-        action="store_const",
-        const=0.0,
-        help="do not wait: fail if it is taken",
+    add, wait = parser.add_argument, parser.add_mutually_exclusive_group().add_argument
+    no_wait = "do not wait: fail if the lock is taken"
+    wait("-n", "--nonblock", "--nb", dest="wait", action="store_const", const=0.0, help=no_wait)
+    about = "wait at most SECONDS"
+    wait("-w", "--wait", "--timeout", dest="wait", type=_seconds, metavar="SECONDS", help=about)
+    about = "exit status if the lock was not free in time (1)"
+    add("-E", "--conflict-exit-code", type=_status, default=1, metavar="CODE", help=about)
+    kind = parser.add_mutually_exclusive_group().add_argument
+    kind("-s", "--shared", action="store_true", help="together with other holders that use -s")
+    kind(
+        "-x", "-e", "--exclusive", action="store_true", help="alone, without other holders that use -s or -x"
     )
-    wait.add_argument(
-        "-w",
-        "--wait",
-        "--timeout",
-        dest="wait",
-        type=seconds,
-        metavar="SECONDS",
-        help="wait at most so long",
-    )
-    parser.add_argument(
-        "-E",
-        "--conflict-exit-code",
-        type=status,
-        default=1,
-        metavar="CODE",
-        help="exit status if it was not free (1)",
-    )
-    kind = parser.add_mutually_exclusive_group()
-    kind.add_argument("-s", "--shared", action="store_true", help="together with others that say -s")
-    kind.add_argument(
-        "-x", "-e", "--exclusive", action="store_true", help="alone, without any others that say -s or -x"
-    )
-    kind.add_argument(
-        "--permits", type=permits, metavar="N/LIMIT", help="take N of LIMIT permits of a semaphore"
-    )
-    parser.add_argument(
-        "--ttl",
-        type=positive,
-        default=30.0,
-        metavar="S",
-        help="seconds until the server gives up on a machine that died (30); the command may run for longer",
-    )
-    parser.add_argument(
-        "--on-loss",
-        choices=("term", "kill", "warn"),
-        default="term",
-        help="term: TERM, then KILL in time; kill: KILL in time; warn: say so, and go on without the lock",
-    )
-    parser.add_argument(
-        "--kill-after",
-        type=seconds,
-        metavar="S",
-        help="seconds that the command has after TERM (5, or a quarter of a short ttl)",
-    )
-    parser.add_argument(
-        "-c", "--command", dest="command_string", metavar="STRING", help="run STRING by the shell"
-    )
+    kind("--permits", type=_permits, metavar="N/LIMIT", help="take N of LIMIT permits of a semaphore")
+    about = "seconds until the lock of a machine that died is free (30); the command may run for longer"
+    add("--ttl", type=_positive, default=30.0, metavar="S", help=about)
+    about = "term: TERM, then KILL in time; kill: KILL in time; warn: a message, and the command goes on without the lock"
+    add("--on-loss", choices=("term", "kill", "warn"), default="term", help=about)
+    about = "seconds between TERM and KILL (5, or a quarter of a short ttl)"
+    add("--kill-after", type=_seconds, metavar="S", help=about)
+    add("-c", "--command", dest="command_string", metavar="STRING", help="run STRING by the shell")
     # Children that outlive COMMAND never hold the lock, which is what -o is for.
-    parser.add_argument(
-        "-o", "--close", action="store_true", help="as it is anyway: accepted for flock's sake"
-    )
-    for words, why in REFUSED.items():
-        parser.add_argument(*words, action=_Refused, nargs=0, why=why, help=argparse.SUPPRESS)
-    parser.add_argument("name", metavar="NAME", nargs="?", help="the lock")
-    parser.add_argument(
-        "command", metavar="-- COMMAND ...", nargs="?", help="what to run, with its arguments"
-    )
+    add("-o", "--close", action="store_true", help="no effect: accepted for compatibility with flock")
+    why = "a lock is released when its command ends; to take it away, see aiolock force-release"
+    add("-u", "--unlock", action=_Refused, nargs=0, const=why, help=argparse.SUPPRESS)
+    why = "the lock must be renewed while the command runs"
+    add("-F", "--no-fork", action=_Refused, nargs=0, const=why, help=argparse.SUPPRESS)
+    add("name", metavar="NAME", nargs="?", help="the lock")
+    add("command", metavar="-- COMMAND ...", nargs="?", help="the command, with its arguments")
 
 
 def _ls(parser: Parser) -> None:
-    parser.add_argument(
-        "pattern",
-        type=pattern,
-        metavar="PATTERN",
-        nargs="?",
-        default="*",
-        help="names with * ? [abc], as 'order:*' (all)",
-    )
+    about = "names with * ? [abc], as 'order:*' (default: all)"
+    parser.add_argument("pattern", type=_given, metavar="PATTERN", nargs="?", default="*", help=about)
 
 
 def _family(parser: Parser) -> None:
     parser.add_argument("name", metavar="NAME", help="the lock")
     parser.add_argument(
         "--family",
-        choices=[family.value for family in (Family.LOCK, Family.RW, Family.SEMAPHORE, Family.ELECTION)],
-        help="lock, rw (-s and -x of run), sem (--permits of run) or election; default: whichever is in use",
+        choices=("lock", "rw", "sem", "election"),
+        help="lock, rw (-s and -x of run), sem (--permits of run) or election; default: the one in use",
     )
 
 
@@ -170,94 +213,155 @@ def _force(parser: Parser) -> None:
 
 def _watch(parser: Parser) -> None:
     _ls(parser)
-    parser.add_argument(
-        "-i", "--interval", type=positive, default=1.0, metavar="SECONDS", help="time between looks (1)"
-    )
+    add = parser.add_argument
+    add("-i", "--interval", type=_positive, default=1.0, metavar="SECONDS", help="time between updates (1)")
 
 
 def _schema(parser: Parser) -> None:
     parser.add_argument("server", choices=["mysql"], help="the server that needs tables")
-    parser.add_argument("--table", default="aiolock", help="what the tables are called (aiolock)")
+    parser.add_argument("--table", default="aiolock", help="the name of the tables (aiolock)")
 
 
 def _purge(parser: Parser) -> None:
-    parser.add_argument(
-        "--idle",
-        type=positive,
-        required=True,
-        metavar="SECONDS",
-        help="for how long nobody has needed what is deleted; at least 3600",
-    )
+    about = "delete locks that were not used for SECONDS, which is at least 3600"
+    parser.add_argument("--idle", type=_positive, required=True, metavar="SECONDS", help=about)
 
 
 def _bench(parser: Parser) -> None:
-    parser.add_argument(
-        "--seconds", type=measurable, default=2.0, metavar="S", help="how long to measure each (2)"
-    )
-    parser.add_argument("--tasks", type=count, default=10, metavar="N", help="tasks that contend (10)")
-    parser.add_argument("--locks", type=count, default=1, metavar="N", help="locks that they contend for (1)")
+    add = parser.add_argument
+    add("--seconds", type=_measurable, default=2.0, metavar="S", help="duration of each measurement (2)")
+    add("--tasks", type=_count, default=10, metavar="N", help="tasks that contend (10)")
+    add("--locks", type=_count, default=1, metavar="N", help="locks for which they contend (1)")
 
 
 def _demo(parser: Parser) -> None:
     parser.add_argument("--worker", metavar="LABEL", help=argparse.SUPPRESS)
 
 
-FILL: dict[str, Callable[[Parser], None]] = {
-    "run": _run,
-    "ls": _ls,
-    "inspect": _family,
-    "watch": _watch,
-    "force-release": _force,
-    "doctor": lambda _: None,
-    "schema": _schema,
-    "purge": _purge,
-    "bench": _bench,
-    "demo": _demo,
+class _Command(NamedTuple):
+    fill: Callable[[Parser], None]
+    short: str
+    about: str
+
+
+COMMANDS = {
+    "run": _Command(
+        _run,
+        "run a command under a lock",
+        """\
+Acquire the lock NAME, run COMMAND under it, and release it when COMMAND ends.
+
+-n, -w, -E, -s, -x, -o and -c mean the same as for flock. Locks of -s and -x exclude each other; locks without
+either, and those with --permits, are different locks, also under the same name.
+
+If the lock cannot be renewed, COMMAND gets TERM so early that it has --kill-after seconds to end, and KILL a
+moment before the server may grant the lock to another client. It runs in a process group of its own, which gets the
+signals that aiolock gets, and it is killed if aiolock is killed. A command of another user cannot be killed:
+put aiolock inside sudo, not sudo inside aiolock.
+
+Its environment has AIOLOCK_NAME, AIOLOCK_TOKEN (the fencing token) and AIOLOCK_LABEL. Runs of NAME inside COMMAND
+work under its hold, one at a time, and the lock is released after the last of them.
+""",
+    ),
+    "ls": _Command(
+        _ls,
+        "list the locks that are held or waited for",
+        "List every lock of the namespace that is held or waited for.",
+    ),
+    "inspect": _Command(
+        _family,
+        "show the holders and waiters of a lock",
+        "Show the holders of a lock with their tokens and times, and its queue. Exit status 1 if it is not held.",
+    ),
+    "watch": _Command(
+        _watch,
+        "show changes of locks, live",
+        "A live table in a terminal (Ctrl-C ends it); otherwise a line of JSON for every change between two updates.",
+    ),
+    "force-release": _Command(
+        _force,
+        "take a lock away from its holder",
+        """\
+The holder is told that it has lost the lock, and the next in the queue gets it at once. The two can overlap:
+fencing tokens keep their writes apart. A dead holder's lock is free after its ttl without this.
+""",
+    ),
+    "doctor": _Command(
+        lambda _: None,
+        "diagnose the server",
+        """\
+Read the settings of the server, and change nothing. Explain the promises that locks keep on it, those that they do not
+keep, and the settings that would add them. Exit status 1 if something is wrong.
+""",
+    ),
+    "schema": _Command(
+        _schema,
+        "print the tables that a server needs",
+        "Print the statements for an administrator; clients create the tables themselves where they may.",
+    ),
+    "purge": _Command(
+        _purge,
+        "delete the rows of unused locks",
+        """\
+Delete the rows of locks of the namespace that were not used for --idle seconds, on MySQL and MariaDB. Locks that are
+held or waited for stay, and tokens go on rising. May run at any time, for example once a day. Other servers have no such rows.
+""",
+    ),
+    "bench": _Command(
+        _bench,
+        "measure locks on this server",
+        "Measure round trips, a free lock, and clients that contend, in a namespace of its own.",
+    ),
+    "demo": _Command(
+        _demo,
+        "show in a few seconds what a lock does when workers contend, die and hang",
+        """\
+Workers contend for a lock; one dies, one loses its lease, and its late write is refused. Over memory://
+(the default) they are tasks of this process, over any other URL they are processes.
+""",
+    ),
 }
 
 
-def _parser() -> tuple[Parser, dict[str, Parser]]:
+def _parser() -> tuple[Parser, Parser]:
+    """Return the parser, and that of ``run``."""
     parser = _Parser(
         prog="aiolock",
         description="Distributed locks, from the command line.",
-        epilog=f"{EXAMPLES}\n{TABLE}\n\n`aiolock COMMAND --help` says more about each.",
+        epilog=f"{EXAMPLES}\n{TABLE}\n\n`aiolock COMMAND --help` explains each command.",
     )
     parser.add_argument("-V", "--version", action="version", version=aiolock.__version__)
     commands = parser.add_subparsers(dest="verb", required=True, metavar="COMMAND", parser_class=_Parser)
-    made: dict[str, Parser] = {}
-    for name, fill in FILL.items():
-        usage = "aiolock run [OPTIONS] NAME -- COMMAND ..." if name == "run" else None
-        epilog = f"{EXAMPLES}\n{TABLE}" if name == "run" else None
-        made[name] = commands.add_parser(
-            name, help=SHORT[name], description=ABOUT[name], usage=usage, epilog=epilog
-        )
-        fill(made[name])
-        _common(made[name], server=name != "schema")
-    return parser, made
+    for name, command in COMMANDS.items():
+        one = commands.add_parser(name, help=command.short, description=command.about)
+        command.fill(one)
+        _common(one, server=name != "schema")
+    run = commands.choices["run"]
+    run.usage, run.epilog = "aiolock run [OPTIONS] NAME -- COMMAND ...", f"{EXAMPLES}\n{TABLE}"
+    return parser, run
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
-    """What the words of a command line say; ends the program on wrong usage, and after help."""
+    """Parse a command line; ends the program on wrong usage, and after help."""
     words = list(words)
-    parser, made = _parser()
-    ours = words[: words.index("--")] if "--" in words else words
-    _Parser.json = "--json" in ours
+    parser, run = _parser()
+    _Parser.json = "--json" in (words[: words.index("--")] if "--" in words else words)
     if words[:1] != ["run"]:
         return parser.parse_args(words)
-    run = made["run"]
-    takes_value = set()
-    for action in run._actions:  # noqa: SLF001 - the only place where argparse keeps what an option takes
-        if action.nargs != 0:
-            takes_value |= set(action.option_strings)
-    told = split(words[1:], takes_value)
-    # The name has a place of its own so that one like -x is not taken for an option.
-    options = parser.parse_args(["run", *told.options])
-    if not told.names:
+    takes_value = {
+        name
+        for action in run._actions  # noqa: SLF001 - the only place where argparse keeps them
+        if action.nargs != 0
+        for name in action.option_strings
+    }
+    given, names, command = split(words[1:], takes_value)
+    # Without the name, so that one like -x is not parsed as an option.
+    options = parser.parse_args(["run", *given])
+    if not names:
         run.error("the name of the lock is missing: aiolock run NAME -- COMMAND ...")
-    options.name = told.names[0]
-    options.command = told.command
-    if options.command_string is not None and told.command:
+    options.name, options.command = names[0], command
+    if options.command_string is not None and options.command:
         run.error("a command and -c exclude each other")
-    if options.command_string is None and not told.command:
+    if options.command_string is None and not options.command:
         run.error("the command is missing: aiolock run NAME -- COMMAND ...")
     return options

@@ -1,40 +1,90 @@
-"""``aiolock watch``: a table that is always right in a terminal, and a line of JSON per change otherwise."""
+"""Command `watch`: print the changes of locks."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 import os
-import signal
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
+from itertools import chain, repeat
 from signal import Signals
+from typing import Any
 
 from aiolock.cli import settings
-from aiolock.cli.changes import changes
-from aiolock.cli.inbox import LEAVE, Inbox
-from aiolock.cli.locks import HEAD, NUMBERS, SPARE, row
-from aiolock.cli.output import Output
-from aiolock.cli.statuses import ended_by
-from aiolock.cli.table import cut, lay_out
-from aiolock.cli.terminal import size
+from aiolock.cli.admin import HEAD, NUMBERS, SPARE, row
+from aiolock.cli.exit_status import ended_by
+from aiolock.cli.output import Output, cut, lay_out
+from aiolock.cli.run.signals import LEAVE, SignalQueue, size, stop
 from aiolock.client import Client
 from aiolock.clock import system_clock
 from aiolock.errors import BackendError
-from aiolock.info import LockInfo
+from aiolock.types import Holder, LockInfo
 
-__all__ = ["picture", "watch"]
+__all__ = ["changes", "picture", "watch"]
+
+# --- changes
+
+
+def changes(before: Iterable[LockInfo], after: Iterable[LockInfo]) -> Iterator[dict[str, Any]]:
+    """Compare two lists of locks; yield ``released``, ``granted`` and ``waiting`` (the length of the queue), in order of names.
+
+    A hold is identified by its token and label. A hold that began *and* ended in between is missed.
+    """
+    old = {_key(info): info for info in before}
+    new = {_key(info): info for info in after}
+    for key in sorted(old.keys() | new.keys()):
+        was, now = old.get(key), new.get(key)
+        held, holds = _holders(was), _holders(now)
+        for who, holder in held.items():
+            if who not in holds:
+                yield _event("released", key, holder, now)
+        for who, holder in holds.items():
+            if who not in held:
+                yield _event("granted", key, holder, now)
+        waited, waiting = _waiting(was), _waiting(now)
+        if waited != waiting:
+            yield {"event": "waiting", "name": key[0], "family": key[1], "waiting": waiting}
+
+
+def _key(info: LockInfo) -> tuple[str, str]:
+    return info.name, info.family.value
+
+
+def _holders(info: LockInfo | None) -> dict[tuple[int, str], Holder]:
+    return {} if info is None else {(holder.token, holder.label): holder for holder in info.holders}
+
+
+def _waiting(info: LockInfo | None) -> int:
+    return 0 if info is None else len(info.waiters)
+
+
+def _event(what: str, key: tuple[str, str], holder: Holder, now: LockInfo | None) -> dict[str, Any]:
+    return {
+        "event": what,
+        "name": key[0],
+        "family": key[1],
+        "label": holder.label,
+        "token": holder.token,
+        "mode": holder.mode,
+        "permits": holder.permits,
+        "since": holder.since.isoformat(),
+        "waiting": _waiting(now),
+    }
+
+
+# --- watch
+
 
 ENTER, LEAVE_SCREEN = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
-"""Another page of the terminal, without a cursor; and back to what was there before."""
+"""Switch to the alternate screen without a cursor, and back."""
 
 HOME, END_OF_LINE, END_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
-"""Painting over what is there does not flicker as clearing it first would."""
+"""Overwriting the screen does not flicker, as clearing it first would."""
 
 
 async def watch(options: argparse.Namespace, output: Output) -> int:
-    """Look again and again, until a signal or Ctrl-C."""
+    """Print changes until a signal or Ctrl-C."""
     async with settings.connect(options) as client:
         if output.out.isatty() and not output.json and os.environ.get("TERM") != "dumb":
             return await _live(client, options, output)
@@ -45,28 +95,28 @@ async def _look(client: Client, pattern: str) -> tuple[list[LockInfo] | None, st
     try:
         return await client.locks(pattern), ""
     except BackendError as error:
-        # It may come back, and whoever watches wants to see that.
+        # An outage is shown, and ends.
         return None, str(error)
 
 
 async def _stream(client: Client, options: argparse.Namespace, output: Output) -> int:
     seen: list[LockInfo] = []
-    told = ""
-    # The first look raises what is wrong.
+    outage = ""
+    # A failure of the first request ends the command.
     infos: list[LockInfo] | None = await client.locks(options.pattern)
     trouble = ""
     next_look = system_clock()
     while True:
         at = {"at": datetime.now(UTC).isoformat(timespec="milliseconds")}
         if infos is not None:
-            if told:
+            if outage:
                 output.data({**at, "event": "reachable"})
             for change in changes(seen, infos):
                 output.data({**at, **change})
             seen = infos
-        elif not told:
+        elif not outage:
             output.data({**at, "event": "unreachable", "message": trouble})
-        told = trouble
+        outage = trouble
         next_look = max(system_clock(), next_look + options.interval)
         await asyncio.sleep(next_look - system_clock())
         infos, trouble = await _look(client, options.pattern)
@@ -76,90 +126,62 @@ async def _stream(client: Client, options: argparse.Namespace, output: Output) -
 
 
 async def _live(client: Client, options: argparse.Namespace, output: Output) -> int:
-    inbox = Inbox()
-    infos: list[LockInfo] | None = await client.locks(options.pattern)
-    trouble, last = "", infos
-    async with inbox.listen(*LEAVE, Signals.SIGWINCH, Signals.SIGTSTP, Signals.SIGCONT):
-        with _page(output):
-            next_look = system_clock() + options.interval
-            looking: asyncio.Task[tuple[list[LockInfo] | None, str]] | None = None
-            try:
-                while True:
-                    _paint(output, options, last or [], trouble)
-                    # While the server is asked, it is the answer that ends the waiting.
-                    await inbox.wait(60.0 if looking else max(0.0, next_look - system_clock()))
-                    while (number := inbox.take()) is not None:
-                        if number is Signals.SIGINT:
-                            return 0
-                        if number in LEAVE:
-                            raise ended_by(number)
-                        if number is Signals.SIGTSTP:
-                            _stop(output)
-                        elif number is Signals.SIGCONT:
-                            # The shell has used the terminal in the meantime.
-                            output.paint(ENTER)
-                    if looking is not None and looking.done():
-                        infos, trouble = looking.result()
-                        last = last if infos is None else infos
-                        next_look, looking = system_clock() + options.interval, None
-                    elif looking is None and system_clock() >= next_look:
-                        looking = asyncio.create_task(_look(client, options.pattern))
-                        looking.add_done_callback(lambda _: inbox.wake.set())
-            finally:
-                if looking is not None:
-                    looking.cancel()
-                    await asyncio.wait([looking])
-
-
-def _stop(output: Output) -> None:
-    """Stop as Ctrl-Z means it, with the terminal as it was before; returns when we go on."""
-    output.paint(LEAVE_SCREEN)
-    before = signal.signal(Signals.SIGTSTP, signal.SIG_DFL)
-    try:
-        os.kill(os.getpid(), Signals.SIGTSTP)
-    finally:
-        signal.signal(Signals.SIGTSTP, before)
-    output.paint(ENTER)
-
-
-@contextmanager
-def _page(output: Output) -> Iterator[None]:
-    output.paint(ENTER)
-    try:
-        yield
-    finally:
-        output.paint(LEAVE_SCREEN)
+    queue = SignalQueue()
+    last: list[LockInfo] = await client.locks(options.pattern)
+    trouble, next_look = "", system_clock() + options.interval
+    looking: asyncio.Task[tuple[list[LockInfo] | None, str]] | None = None
+    async with queue.listen(*LEAVE, Signals.SIGWINCH, Signals.SIGTSTP, Signals.SIGCONT):
+        output.paint(ENTER)
+        try:
+            while True:
+                _paint(output, options, last, trouble)
+                # The answer to a request that is under way sets the event.
+                await queue.wait(60.0 if looking else max(0.0, next_look - system_clock()))
+                for number in queue.taken():
+                    if number is Signals.SIGINT:
+                        return 0
+                    if number in LEAVE:
+                        raise ended_by(number)
+                    if number is Signals.SIGTSTP:
+                        # Ctrl-Z: stop with the terminal as it was before.
+                        output.paint(LEAVE_SCREEN)
+                        stop(job=False)
+                        output.paint(ENTER)
+                    elif number is Signals.SIGCONT:
+                        # The shell has used the terminal.
+                        output.paint(ENTER)
+                if looking is not None and looking.done():
+                    infos, trouble = looking.result()
+                    last = last if infos is None else infos
+                    next_look, looking = system_clock() + options.interval, None
+                elif looking is None and system_clock() >= next_look:
+                    looking = asyncio.create_task(_look(client, options.pattern))
+                    queue.watch(looking)
+        finally:
+            output.paint(LEAVE_SCREEN)
+            if looking is not None:
+                looking.cancel()
+                await asyncio.wait([looking])
 
 
 def _paint(output: Output, options: argparse.Namespace, infos: Sequence[LockInfo], trouble: str) -> None:
     columns, rows = size(output.out)
     title = f"{settings.place(options)}  {settings.namespace(options)}  {options.pattern}"
     lines = picture(infos, title, trouble, columns, rows)
-    styled = [
-        output.style(line, style) if style else line
-        for line, style in zip(lines, _styles(lines, trouble), strict=True)
-    ]
-    # No line break after the last line: it would scroll a full screen.
+    styles = chain(("dim", "red" if trouble else "", "bold"), repeat(""))
+    styled = [output.style(line, style) for line, style in zip(lines, styles, strict=False)]
+    # A line break after the last line would scroll a full screen.
     output.paint(HOME + f"{END_OF_LINE}\n".join(styled) + END_OF_LINE + END_OF_SCREEN)
 
 
-def _styles(lines: Sequence[str], trouble: str) -> list[str]:
-    styles = ["dim"] + ["" for _ in lines[1:]]
-    if len(styles) > 1 and trouble:
-        styles[1] = "red"
-    if len(styles) > 2:
-        styles[2] = "bold"
-    return styles
-
-
 def picture(infos: Sequence[LockInfo], title: str, trouble: str, columns: int, rows: int) -> list[str]:
-    """The lines of a screen of that size: never more, and never longer."""
+    """Return the lines of a screen, at most of that size."""
     held = sum(info.locked for info in infos)
     waiting = sum(len(info.waiters) for info in infos)
     now = datetime.now().astimezone()
     state = trouble or f"{held} held, {waiting} waiting   Ctrl-C ends   {now:%H:%M:%S}"
     room = max(0, rows - 3)
-    # Where people wait is where somebody will look first.
+    # Locks with the longest queues are the interesting ones.
     order = sorted(infos, key=lambda info: (-len(info.waiters), info.name, info.family.value))
     shown = order if len(order) <= room else order[: max(0, room - 1)]
     table = lay_out([HEAD, *map(row, shown)], most=columns, right=NUMBERS, spare=SPARE)

@@ -1,7 +1,7 @@
-"""For tests of code that uses locks: a server in memory, time that is moved by hand, accidents, and interruptions.
+"""Testing code that uses locks: a server in memory, time that is moved by hand, accidents, and interruptions.
 
-Nothing here is imported by the rest of the library. With pytest, the fixtures ``aiolock_world`` and ``aiolock_client``
-are there without an import; whoever uses another framework makes a :class:`World` himself.
+The rest of the library imports nothing from here. With pytest, the fixtures ``aiolock_world`` and ``aiolock_client`` need
+no import; with another framework, make a :class:`World`.
 """
 
 from __future__ import annotations

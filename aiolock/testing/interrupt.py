@@ -1,8 +1,7 @@
-"""Interrupts a piece of work at each of its awaits in turn, and looks at what it leaves behind.
+"""Interrupt a piece of work at each of its awaits in turn, and check that nothing is left behind.
 
-The work is a coroutine in a wrapper that counts how often it is suspended. Attempt after attempt, it is interrupted one
-suspension later, until one ends untouched. So every ``await`` that the work really comes to is met, including those
-inside of the libraries that it uses.
+A wrapper around the coroutine counts its suspensions. Each attempt interrupts it one suspension later, until an attempt
+ends untouched: so every ``await`` that the work reaches is met, also those inside the libraries that it uses.
 """
 
 from __future__ import annotations
@@ -10,20 +9,21 @@ from __future__ import annotations
 import asyncio
 import os
 import sysconfig
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from inspect import isawaitable
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from aiolock.client import Client
+from aiolock.core.tasks import start
 from aiolock.errors import ConfigError, LockLost, shorten
-from aiolock.tasks import start
 
 __all__ = ["Report", "Way", "interrupt_everywhere"]
 
 Way = Literal["cancel", "race", "twice", "timeout", "loss"]
-"""How work is interrupted:
+"""A way to interrupt work:
 
 ``cancel``  its task is cancelled while what it waits for is still to come
 ``race``    its task is cancelled in the very step in which what it waits for arrives
@@ -33,18 +33,18 @@ Way = Literal["cancel", "race", "twice", "timeout", "loss"]
 """
 
 ENOUGH = 2000
-"""Work with more suspensions than this is taken for work that does not end."""
+"""Work with more suspensions than this counts as endless."""
 GRACE = 5.0
-"""Seconds for what has to end to end."""
+"""Seconds in which interrupted work, clean-ups and tasks have to end."""
 SHOWN = 20
-"""So many faults are listed; the others are counted."""
+"""The number of faults that are listed; the others are counted."""
 
 _LIBRARIES = (
     *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")),
     str(Path(__file__).parents[1]) + os.sep,
     "<frozen",
 )
-"""Beginnings of the file names of code that is not the user's: the standard library, site-packages, aiolock."""
+"""Prefixes of the files of other code than the user's: the standard library, site-packages, aiolock."""
 
 Work = Callable[[], Coroutine[Any, Any, Any]]
 Check = Callable[[], Awaitable[object] | object]
@@ -52,7 +52,7 @@ Check = Callable[[], Awaitable[object] | object]
 
 @dataclass
 class Report:
-    """What was done: how many attempts, and at how many awaits each way of interrupting came."""
+    """The attempts, the awaits that each way has interrupted, and the faults."""
 
     attempts: int = 0
     points: dict[Way, int] = field(default_factory=dict)
@@ -67,17 +67,18 @@ async def interrupt_everywhere(
     check: Check | None = None,
     raises: tuple[type[BaseException], ...] = (),
 ) -> Report:
-    """Run ``work()`` again and again, each time interrupted one ``await`` later, in every way.
+    """Run ``work()`` again and again, interrupted one ``await`` later each time, in every way.
 
     :param work: a function that makes the coroutine; each attempt runs in a task of its own.
-    :param clients: the clients whose locks it uses. After each attempt none of them may hold or wait for anything.
+    :param clients: the clients whose locks it uses. After each attempt they must neither hold nor wait for a lock.
     :param ways: see :data:`Way`; the default is ``cancel``, ``race``, ``timeout``, and with clients ``loss``.
-    :param check: called (and awaited) after each attempt: asserts what has to be true however the work ended, and
+    :param check: called (and awaited) after each attempt: asserts the conditions that hold however the work ended, and
         prepares the next attempt.
-    :param raises: what the work may also end with when it is interrupted.
+    :param raises: further exceptions that interrupted work may end with.
 
-    Raises :class:`AssertionError` that lists what was wrong, and where: a cancellation that was swallowed, an unexpected
-    end, a lock that stayed, a task that still runs, a failed ``check``. What stayed ends it at once. Cancelling it cancels the attempt under way.
+    Raises :class:`AssertionError` with all faults and their places: a swallowed cancellation, an unexpected end, a lock that
+    stayed, a task that still runs, a failed ``check``. A lock or task that stayed ends it at once. Cancelling it cancels the
+    attempt under way.
     """
     used = [clients] if isinstance(clients, Client) else list(clients)
     if any(not isinstance(client, Client) for client in used):
@@ -93,7 +94,7 @@ async def interrupt_everywhere(
         raise ConfigError("leases can only be lost of known clients: pass clients=")
     report = Report()
     for _ in range(25):
-        # Clients that were opened just now start their own tasks in the next passes: those are not the work's.
+        # Clients that were opened just now start their own tasks in the next passes of the loop.
         await asyncio.sleep(0)
     for way in chosen:
         at = 1
@@ -110,7 +111,7 @@ async def interrupt_everywhere(
                 faults += await _checked(check)
             report.faults += [f"{way} at await {at}, {attempt.where}: {fault}" for fault in faults]
             if left:
-                # The next attempt would wait for it, for ever if it is a lock.
+                # The next attempt could wait for it for ever.
                 raise _verdict(report)
             if attempt.suspensions < at:
                 break
@@ -129,8 +130,8 @@ def _verdict(report: Report) -> AssertionError:
     )
 
 
-class _Attempt(Coroutine[Any, Any, Any]):
-    """The work, and what happens at its suspension number ``at``."""
+class _Attempt:
+    """The work, interrupted at its suspension number ``at``."""
 
     def __init__(self, work: Coroutine[Any, Any, Any], way: Way, at: int, clients: list[Client]) -> None:
         self._work = work
@@ -142,20 +143,20 @@ class _Attempt(Coroutine[Any, Any, Any]):
         self.suspensions = 0
         self.where = "untouched"
         self._fired = False
-        """Whether an interruption came before the work had ended."""
+        """True if an interruption came before the work had ended."""
         self._error: BaseException | None = None
         self._returned = False
         self._stuck = False
 
     async def run(self) -> None:
-        """One attempt, to its end."""
+        """Run the attempt to its end."""
         self._task = start(self._bounded(), "interrupted work")
         try:
             while not self._task.done():
                 was_fired = self._fired
                 done, _ = await asyncio.wait([self._task], timeout=GRACE)
                 if not done and was_fired:
-                    # Whoever swallows a cancellation may wait for ever for what it has missed.
+                    # Work that swallows a cancellation may wait for ever.
                     self._stuck = True
                     self._task.cancel()
         except BaseException:
@@ -175,50 +176,41 @@ class _Attempt(Coroutine[Any, Any, Any]):
         async with asyncio.timeout(None) as self._deadline:
             return await self
 
-    # --- being a coroutine
+    def __await__(self) -> Generator[Any, Any, Any]:
+        step = partial(self._work.send, None)
+        while True:
+            try:
+                awaited = step()
+            except StopIteration as end:
+                return end.value
+            self._suspended(awaited)
+            try:
+                value = yield awaited
+            except BaseException as error:  # noqa: BLE001 - it is thrown into the work
+                step = partial(self._work.throw, error)
+            else:
+                step = partial(self._work.send, value)
 
-    def send(self, value: Any) -> Any:
-        """Go on to the next suspension."""
-        return self._suspended(self._work.send(value))
-
-    def throw(self, *args: Any) -> Any:
-        """Go on with an exception."""
-        return self._suspended(self._work.throw(*args))
-
-    def close(self) -> None:
-        """End the work."""
-        self._work.close()
-
-    def __await__(self) -> _Attempt:
-        return self
-
-    def __iter__(self) -> _Attempt:
-        return self
-
-    def __next__(self) -> Any:
-        return self.send(None)
-
-    def _suspended(self, awaited: Any) -> Any:
+    def _suspended(self, awaited: Any) -> None:
         self.suspensions += 1
         if self.suspensions == self._at:
             self.where = _innermost(self._work)
         if self.suspensions == self._at or (self.suspensions > self._at and self._way == "twice"):
             if self._way == "race" and awaited is not None:
-                # Registered before the task's own callback: so it comes between the result and the task.
+                # Registered before the task's own callback, so it runs between the result and the task.
                 awaited.add_done_callback(self._fire)
             else:
                 asyncio.get_running_loop().call_soon(self._fire)
-        return awaited
 
     def _fire(self, _: object = None) -> None:
         if self._task.done():
             return
         if self._way == "loss":
             for client in self._clients:
-                dog = client._runtime.watchdog  # noqa: SLF001 - a client does not list its leases
-                for term in list(dog._terms()):  # noqa: SLF001 - as above
+                scheduler = client._runtime.scheduler  # noqa: SLF001 - a client does not list its leases
+                for validity in list(scheduler._validities()):  # noqa: SLF001 - as above
                     self._fired = True
-                    dog.lose(term, "expired")
+                    scheduler.lose(validity, "expired")
             return
         self._fired = True
         if self._deadline is not None:
@@ -229,7 +221,7 @@ class _Attempt(Coroutine[Any, Any, Any]):
     # --- the verdict
 
     def faults(self, raises: tuple[type[BaseException], ...]) -> list[str]:
-        """What is wrong with how it ended."""
+        """Return the faults of its end."""
         if self._stuck:
             return [f"it went on for more than {GRACE:g} s"]
         if self._error is not None and isinstance(self._error, raises):
@@ -238,7 +230,7 @@ class _Attempt(Coroutine[Any, Any, Any]):
         if not self._fired or late:
             return [] if self._returned else [f"it ended with {self._error!r} without being interrupted"]
         if self._way == "loss":
-            # Whoever catches the loss and does the right thing may end well.
+            # Work may catch the loss and return.
             fine = self._returned or isinstance(self._error, LockLost)
             return [] if fine else [f"it lost its lease, and ended with {self._error!r}"]
         if self._returned:
@@ -248,7 +240,7 @@ class _Attempt(Coroutine[Any, Any, Any]):
 
 
 def _innermost(work: Any) -> str:
-    """The place of the innermost user frame among the coroutines that await each other; without one, of the innermost."""
+    """Return the place of the innermost user frame among the coroutines that await each other, else of the innermost."""
     frames = []
     while (frame := getattr(work, "cr_frame", None)) is not None:
         frames.append(frame)
@@ -260,12 +252,12 @@ def _innermost(work: Any) -> str:
 
 
 async def _left(clients: list[Client], before: set[asyncio.Task[Any]]) -> list[str]:
-    """What is left behind when everything that has to end had the time to do so."""
+    """Return the leases, waiters, clean-ups and tasks that are still there after ``GRACE`` seconds."""
 
     def remains() -> list[str]:
         found = []
         for client in clients:
-            runtime = client._runtime  # noqa: SLF001 - how many clean-ups are under way is nobody else's business
+            runtime = client._runtime  # noqa: SLF001 - clean-ups are internal
             figures = client.stats()
             if figures["held"] or figures["waiting"] or runtime.cleanups:
                 found.append(

@@ -1,4 +1,4 @@
-"""An event loop in virtual time: when nothing is ready, time jumps to the next timer, and nobody waits."""
+"""Event loop in virtual time: when nothing is ready, time jumps to the next timer."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ T = TypeVar("T")
 START = 1000.0
 """The time at which every loop begins."""
 PASS = 1e-6
-"""Seconds that a pass of the loop takes: whoever looks at the clock in a loop gets on."""
+"""Seconds that a pass of the loop takes: a task that polls the clock comes to its end."""
 
 
 class Deadlock(RuntimeError):
-    """Nothing is ready and no timer is set: nothing would ever happen again. The message says who waits where."""
+    """Nothing is ready and no timer is set: the loop would hang. The message lists the tasks and where they wait."""
 
 
 class _Jump(selectors.DefaultSelector):
-    """Never waits: the time that it was to wait is added to the loop's time."""
+    """A selector that never waits, and adds the timeout to the loop's time instead."""
 
     loop: VirtualLoop
 
@@ -49,11 +49,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         super().__init__(selector)
 
     def time(self) -> float:
-        """What timers are measured by."""
+        """Return the time that timers are measured by."""
         return self.now
 
     def stuck(self) -> str:
-        """Who waits where."""
+        """Return the list of tasks and where they wait."""
         lines = ["nothing is ready and no timer is set, and there wait"]
         for task in sorted(asyncio.all_tasks(self), key=lambda task: task.get_name()):
             places = [f"{frame.f_code.co_filename}:{frame.f_lineno}" for frame in task.get_stack(limit=1)]
@@ -64,9 +64,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 def run(main: Coroutine[Any, Any, T]) -> T:
     """Run ``main`` as ``asyncio.run`` does, in virtual time, and return its result: an hour takes milliseconds.
 
-    For code that waits for timers, tasks and a :class:`World`, and for nothing outside: there is no time in which a
-    socket could answer. Every run with the same random numbers is the same run. Where a real loop would hang,
-    :class:`Deadlock` is raised.
+    For code that waits for timers, tasks and a :class:`World` only: no socket could answer in time. Every run with the same
+    random numbers is the same run. Raises :class:`Deadlock` where a real loop would hang.
     """
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(main)

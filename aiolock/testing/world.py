@@ -1,4 +1,4 @@
-"""A lock server in memory, its clients, and the clock of all of them, which goes when it is told to."""
+"""Locks in memory for tests: a client, lost leases and other holders on demand."""
 
 from __future__ import annotations
 
@@ -6,33 +6,76 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from random import Random
-from typing import Any, TypeVar, get_args
+from typing import Any, Self, TypeVar, get_args
 from weakref import WeakSet
 
 from aiolock.backends.memory import MemoryBackend, MemoryServer
-from aiolock.backends.memory.machine import Machine, Message
+from aiolock.backends.rows.rules import Machine, Message
 from aiolock.client import Client
-from aiolock.contract import News, Notice
+from aiolock.core.backend import Event, EventKind
+from aiolock.core.inbox import WakeReason
+from aiolock.core.runtime import State
 from aiolock.errors import BackendUnavailable, ConfigError, LossReason, shorten
-from aiolock.joint import JointLease
-from aiolock.lease import Lease
-from aiolock.options import check_seconds
+from aiolock.kinds.multi import JointLease
+from aiolock.lease import Lease, hold_of
 from aiolock.testing.virtual import START, VirtualLoop
+from aiolock.validation import check_seconds
 
-__all__ = ["World", "lose"]
+__all__ = ["OpenedClient", "World", "lose"]
+
+
+class OpenedClient(Client):
+    """A client of a server in memory that opens on the event loop that uses it first: a pytest fixture knows no loop."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._runtime.on_first_use = self._open_at_once
+
+    def _open_at_once(self) -> None:
+        asyncio.get_running_loop()
+        # A server in memory answers at once.
+        opening = super().open()
+        try:
+            opening.send(None)
+        except StopIteration:
+            return
+        opening.close()
+        raise AssertionError("a server in memory was waited for")
+
+    async def open(self) -> Self:
+        """Open the client, unless it has opened by itself on this loop."""
+        runtime = self._runtime
+        if runtime.state is State.OPEN and runtime.loop is asyncio.get_running_loop():
+            return self
+        return await super().open()
+
+    def end(self) -> None:
+        """Close the client on its loop, if that can still run."""
+        runtime = self._runtime
+        loop = runtime.loop
+        if (
+            runtime.state is State.OPEN
+            and loop is not None
+            and not loop.is_closed()
+            and not loop.is_running()
+        ):
+            loop.run_until_complete(self.aclose())
+
+
+# --- world
 
 T = TypeVar("T")
 C = TypeVar("C", bound=Client)
 
 LANDING = 25
-"""After so many passes of the loop, everything that was on its way has arrived."""
+"""Passes of the loop after which everything under way has arrived."""
 
 
 def lose(lease: Lease, reason: LossReason = "expired") -> None:
-    """End a lease at this moment, by the way that every loss takes: what works under it is cancelled or told.
+    """Lose a lease at this moment, as by any other loss: the tasks under it are cancelled or notified.
 
-    Works with leases of every server; the server hears of it in the background, so that others can have the lock soon.
-    To be called on the loop of the lease. A lease that has ended already stays as it is.
+    Works with leases of every server, which releases the lock in the background. Call it on the loop of the lease. A lease
+    that has ended already stays as it is.
     """
     if reason not in get_args(LossReason):
         raise ConfigError(f"reason must be one of {', '.join(get_args(LossReason))}, not {shorten(reason)}")
@@ -41,20 +84,21 @@ def lose(lease: Lease, reason: LossReason = "expired") -> None:
     if isinstance(lease, JointLease):
         # It is lost with the first of its parts.
         lease = lease.parts[0]
-    home, term = lease._home, lease._term  # noqa: SLF001 - what this module is for: to do what only servers can
-    home.runtime.guard()
-    home.runtime.watchdog.lose(term, reason)
+    hold = hold_of(lease)
+    runtime = hold.home.runtime
+    runtime.guard()
+    runtime.scheduler.lose(hold.validity, reason)
 
 
 class _Server(MemoryServer):
-    """A server that notices at once that its clock was moved."""
+    """A server that can act at once when its clock was moved."""
 
     def serve(self) -> None:
-        """End what is over, and let in who is next."""
+        """End the holds whose time is over, and grant the lock to the next waiters."""
         self.ask(lambda machine, now: [machine.advance(key, now) for key in list(machine.locks)])
 
     def next_end(self) -> float:
-        """When a hold ends if nobody renews it."""
+        """Return the time at which the next hold ends without a renewal."""
 
         def look(machine: Machine, _: float) -> float:
             holds = (hold for lock in machine.locks.values() for hold in lock.holds.values())
@@ -64,7 +108,7 @@ class _Server(MemoryServer):
 
 
 class _Backend(MemoryBackend):
-    """A way to the server that can be cut."""
+    """A connection to the server that can be cut."""
 
     def __init__(self, server: MemoryServer) -> None:
         super().__init__(server=server, transport=self._travel)
@@ -76,30 +120,30 @@ class _Backend(MemoryBackend):
         return step()
 
     def receive(self, message: Message) -> None:
-        """Messages do not arrive either."""
+        """Drop messages while the connection is cut."""
         if not self._cut:
             super().receive(message)
 
     @contextmanager
     def cut(self) -> Iterator[None]:
-        """Nothing gets through until the end of the block."""
+        """Cut the connection until the end of the block."""
         self._cut = True
         try:
             yield
         finally:
             self._cut = False
-            # As after every connection that broke: what was said in the meantime was not heard.
-            self._notices.put(Notice(News.DOUBT))
-            for document in list(self._documents.values()):
-                document.wake()
+            # As after every broken connection: notifications may have been lost.
+            self.events.put(Event(EventKind.DOUBT))
+            for register in list(self._registers.values()):
+                register.inbox.wake(WakeReason.RECONNECTED)
 
 
 class World:
     """A lock server in memory, with clients that stand for as many processes.
 
     Its time stands still, for server and leases alike, until :meth:`advance` or :meth:`pause` moves it: no lease ends
-    while a debugger is open, and none is waited for. How long tasks sleep, and ``timeout=``, are the event loop's: in
-    real time usually; under :func:`aiolock.testing.run` all of it is one virtual time.
+    while a debugger is open. Sleeps of tasks and ``timeout=`` follow the event loop: in real time usually; under
+    :func:`aiolock.testing.run` all of it is one virtual time.
     """
 
     def __init__(self) -> None:
@@ -111,16 +155,16 @@ class World:
         return f"<World with {len(self._clients)} clients at {self.now():.3f} s>"
 
     def now(self) -> float:
-        """The time, in seconds since an arbitrary moment."""
+        """Return the time, in seconds since an arbitrary moment."""
         loop = _virtual()
         return self._moved + (START if loop is None else loop.time())
 
     def connect(self, **options: Any) -> Client:
-        """A client of this server, to be entered with ``async with``; takes the options of :class:`aiolock.Client`."""
+        """Return a client of this server, to be entered with ``async with``; takes the options of :class:`aiolock.Client`."""
         return self.connect_as(Client, **options)
 
     def connect_as(self, cls: type[C], **options: Any) -> C:
-        """The same, of a subclass of :class:`aiolock.Client`."""
+        """Return a client of a subclass of :class:`aiolock.Client`."""
         client = cls(_Backend(self._server), clock=self.now, random=Random(0), **options)
         self._clients.add(client)
         return client
@@ -128,7 +172,7 @@ class World:
     # --- time
 
     async def advance(self, seconds: float) -> None:
-        """Let so much time pass, with everything that happens in it: renewals in time, holds that end, turns in queues.
+        """Let time pass, with all that happens in it: renewals, holds that end, grants to waiters.
 
         Other tasks run meanwhile. Cancelling it leaves the time where it is.
         """
@@ -137,20 +181,20 @@ class World:
             await asyncio.sleep(end - self.now())
             return
         while (now := self.now()) < end:
-            dogs = [client._runtime.watchdog for client in self._clients]  # noqa: SLF001 - see lose()
-            events = [dog._next_event() for dog in dogs]  # noqa: SLF001 - see lose()
-            # A renewal falls due when its moment has come, not just before it: a step never is nothing.
+            schedulers = [client._runtime.scheduler for client in self._clients]  # noqa: SLF001 - see lose()
+            events = [scheduler._next_event() for scheduler in schedulers]  # noqa: SLF001 - see lose()
+            # A renewal is due at its moment and not before: each step moves the time.
             step = min((event for event in (*events, self._server.next_end()) if event > now), default=end)
             self._moved += max(min(step, end) - now, 1e-6)
             self._notice()
             await self.settle()
 
     def pause(self, seconds: float) -> None:
-        """This process stands still for so long, as one that is stopped, swapped out or busy; the server does not.
+        """Stop this process for a time, as if it were stopped, swapped out or busy; the server goes on.
 
-        No renewal goes out meanwhile. What waits on timers of the loop is not concerned, except under
-        :func:`aiolock.testing.run`, where they are late by so much. Returns before anybody has run: ``lease.held`` is
-        right at once, and who has to be cancelled is cancelled at the next ``await``.
+        No renewal is sent meanwhile. Timers of the loop are not delayed, except under :func:`aiolock.testing.run`. Returns
+        before other tasks run: ``lease.held`` is right at once, and tasks under lost leases are cancelled at the next
+        ``await``.
         """
         passed = check_seconds("seconds", seconds, 0)
         loop = _virtual()
@@ -161,22 +205,22 @@ class World:
         self._notice()
 
     async def settle(self) -> None:
-        """Let every other task run until what is on its way has arrived."""
+        """Let all other tasks run until everything under way has arrived."""
         for _ in range(LANDING):
             await asyncio.sleep(0)
 
     def _notice(self) -> None:
         self._server.serve()
         for client in list(self._clients):
-            client._runtime.watchdog._look()  # noqa: SLF001 - timers do not know that the clock was moved
+            client._runtime.scheduler._look()  # noqa: SLF001 - see lose()
 
     # --- accidents
 
     @contextmanager
     def cut(self, client: Client) -> Iterator[None]:
-        """The way between a client and the server is cut for the length of the block: calls fail, nothing arrives.
+        """Cut the connection between a client and the server during the block: calls fail, no notification arrives.
 
-        A lease of the client lives on until its term ends, and is lost then.
+        Leases of the client are lost when their validity ends.
         """
         backend = getattr(client, "_backend", None)
         if client not in list(self._clients) or not isinstance(backend, _Backend):
@@ -185,7 +229,7 @@ class World:
             yield
 
     def lose(self, lease: Lease, reason: LossReason = "expired") -> None:
-        """The same as :func:`aiolock.testing.lose`."""
+        """Lose a lease, as :func:`aiolock.testing.lose`."""
         lose(lease, reason)
 
 

@@ -10,9 +10,7 @@ from benchmarks.contestants.base import Contestant
 from benchmarks.contestants.curator import Curator
 from benchmarks.contestants.mysql import (
     ForUpdate,
-    ForUpdateAsPublished,
     GetLock,
-    GetLockInTurns,
     InsertDelete,
     Polling,
     SelectOne,
@@ -36,7 +34,6 @@ _KNOWN: dict[str, Callable[..., Any]] = {
     "aiolock lease": partial(Ours, query="?mode=lease"),
     "aiolock lease, no passing": partial(OursWithoutPassing, query="?mode=lease"),
     "aiolock session": partial(Ours, query="?mode=session"),
-    "aiolock session, no passing": partial(OursWithoutPassing, query="?mode=session"),
     "aiolock row": partial(Ours, query="?mode=row"),
     "aiozk": AioZK,
     "asyncio": Asyncio,
@@ -44,9 +41,7 @@ _KNOWN: dict[str, Callable[..., Any]] = {
     "coredis": CoRedis,
     "curator": Curator,
     "for update": ForUpdate,
-    "for update, as published": ForUpdateAsPublished,
     "get_lock": GetLock,
-    "get_lock, in turns": GetLockInTurns,
     "insert + delete, random wait": InsertDelete,
     "kazoo": Kazoo,
     "polling": Polling,

@@ -6,7 +6,6 @@ They are done well where that does not change what they are: no statement more t
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from random import Random
@@ -17,9 +16,7 @@ from benchmarks.contestants.base import Contestant
 
 __all__ = [
     "ForUpdate",
-    "ForUpdateAsPublished",
     "GetLock",
-    "GetLockInTurns",
     "InsertDelete",
     "Polling",
     "SelectOne",
@@ -87,7 +84,7 @@ class _ByHand(Contestant):
 class _Block:
     """For ``async with``, again and again."""
 
-    def __init__(self, owner: _ByHand | ForUpdateAsPublished, name: str) -> None:
+    def __init__(self, owner: _ByHand, name: str) -> None:
         self._owner = owner
         self._name = name
 
@@ -133,43 +130,6 @@ class ForUpdate(_ByHand):
             await connection.commit()
 
 
-class ForUpdateAsPublished(Contestant):
-    """The recipe as the books have it: a connection from the driver's pool, ``BEGIN``, ``SELECT … FOR UPDATE``, ``COMMIT``."""
-
-    async def __aenter__(self) -> Self:
-        import aiomysql
-
-        parts = urlsplit(self.url)
-        # As many as there are contenders: whoever waits for this pool may wait for ever.
-        self._pool = await aiomysql.create_pool(
-            maxsize=1000, host=parts.hostname, port=parts.port, user=parts.username, db=parts.path.strip("/")
-        )
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._pool.terminate()
-        await self._pool.wait_closed()
-
-    async def prepare(self, names: Sequence[str]) -> None:
-        async with ForUpdate(self.url) as rows:
-            await rows.prepare(names)
-        await super().prepare(names)
-
-    def lock(self, name: str) -> Any:
-        return _Block(self, name)
-
-    @asynccontextmanager
-    async def block(self, name: str) -> AsyncIterator[None]:
-        """One turn."""
-        async with self._pool.acquire() as connection:
-            await connection.begin()
-            async with connection.cursor() as cursor:
-                await cursor.execute("SELECT name FROM rows_by_hand WHERE name = %s FOR UPDATE", name)
-                await cursor.fetchone()
-            yield
-            await connection.commit()
-
-
 class GetLock(_ByHand):
     """``GET_LOCK``: a connection for whoever holds or waits."""
 
@@ -179,21 +139,6 @@ class GetLock(_ByHand):
             await _run(connection, "SELECT GET_LOCK(%s, 300)", name)
             yield
             await _run(connection, "DO RELEASE_LOCK(%s)", name)
-
-
-class GetLockInTurns(GetLock):
-    """``GET_LOCK`` on one connection for each process: its tasks take turns in front of it, in order."""
-
-    most = 1
-
-    async def __aenter__(self) -> Self:
-        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        return await super().__aenter__()
-
-    @asynccontextmanager
-    async def block(self, name: str) -> AsyncIterator[None]:
-        async with self._turns[name], super().block(name):
-            yield
 
 
 class InsertDelete(_ByHand):

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any, Self
 
 import aiolock
-from aiolock import queue
+from aiolock.core import local_queue
 from benchmarks.contestants.base import SEATS, Contestant, OneByOne, parts
 
 __all__ = ["InMemory", "Ours", "OursAnew", "OursPlain", "OursWithoutPassing", "connect"]
@@ -81,12 +81,12 @@ class OursWithoutPassing(Ours):
     """
 
     async def __aenter__(self) -> Self:
-        self._may_pass, queue.may_pass = queue.may_pass, lambda *_: False
+        self._may_pass, local_queue.may_pass = local_queue.may_pass, lambda *_: False
         return await super().__aenter__()
 
     async def __aexit__(self, *_: object) -> None:
         await super().__aexit__()
-        queue.may_pass = self._may_pass
+        local_queue.may_pass = self._may_pass
 
 
 class InMemory(Ours):

@@ -49,10 +49,10 @@ async def leases(stage: Stage, url: str, count: int, ttl: float, seconds: float)
 
 def _listen_to_renewals(client: aiolock.Client) -> list[float]:
     """Seconds from when a renewal was due until its answer was used; grows while the client runs."""
-    watchdog = client._runtime.watchdog
+    scheduler = client._runtime.scheduler
     due: dict[Any, float] = {}
     lateness: list[float] = []
-    ask, learn = watchdog._ask, watchdog._learn
+    ask, learn = scheduler._ask, scheduler._learn
 
     def asking(terms: list[Any], now: float) -> None:
         due.update((term, term.due) for term in terms)
@@ -62,7 +62,7 @@ def _listen_to_renewals(client: aiolock.Client) -> list[float]:
         lateness.append(max(0.0, now - due.pop(term, now)))
         learn(term, grant, now)
 
-    watchdog._ask, watchdog._learn = asking, learning  # type: ignore[method-assign]
+    scheduler._ask, scheduler._learn = asking, learning  # type: ignore[method-assign]
     return lateness
 
 

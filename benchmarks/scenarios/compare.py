@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from random import Random
 
-from benchmarks.crew import Crew
 from benchmarks.measure import Report, percentile
 from benchmarks.scenarios.draining import baton, drained
 from benchmarks.scenarios.fleet import Fleet
+from benchmarks.workers import Workers
 
 __all__ = ["SCENARIOS"]
 
@@ -36,7 +36,7 @@ def servers(fleet: Fleet) -> Report:
 
     def free(name: str) -> float:
         it = fleet.members[name]
-        rate: float = context.crew.one("single", who=it.who, url=it.url, turns=single)[0]
+        rate: float = context.workers.one("single", who=it.who, url=it.url, turns=single)[0]
         return 1e6 / rate
 
     def many(name: str) -> float:
@@ -92,9 +92,9 @@ def _recoveries(fleet: Fleet, names: list[str]) -> dict[str, float]:
         killed = time.monotonic()
         victims.kill()
 
-    with Crew() as victims:
+    with Workers() as victims:
         victims.ready([("victim", job) for job in jobs])
-        entered: list[float] = fleet.context.crew.together([("heir", job) for job in jobs], between=kill)
+        entered: list[float] = fleet.context.workers.together([("heir", job) for job in jobs], between=kill)
     return {name: then - killed for name, then in zip(names, entered, strict=True)}
 
 

@@ -101,7 +101,7 @@ def places(context: RedisContext) -> Report:
     def play(count: str) -> tuple[float, float]:
         context.flush()
         used: list[float] = []
-        each = context.crew.one(
+        each = context.workers.one(
             "places",
             url=context.url,
             count=int(count),

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from benchmarks.calm import Calm
-from benchmarks.crew import Crew
 from benchmarks.measure import Report, alternate
+from benchmarks.workers import Workers
 from tests.processes import Server, ask
 from tests.servers import MariaDB, Redis, ZooKeeper
 
@@ -32,7 +32,7 @@ class Context:
     """One run with one server."""
 
     server: Server
-    crew: Crew
+    workers: Workers
     quick: bool
     rounds: int
     calm: Calm
@@ -70,7 +70,7 @@ class Context:
     def _pin(self, server: set[int], workers: set[int]) -> None:
         for thread in Path(f"/proc/{self.server.pid}/task").iterdir():
             os.sched_setaffinity(int(thread.name), server)
-        self.crew.pin(workers)
+        self.workers.pin(workers)
 
     def flush(self) -> None:
         """Begin with a server that knows nothing of what was before."""

@@ -38,7 +38,7 @@ def drained(
             context.before()
 
     jobs = [("drain", {"who": who, "url": url or context.url, "tasks": tasks, "turns": turns, **params})]
-    results: list[list[Span]] = context.crew.together(jobs * processes, between=between or look)
+    results: list[list[Span]] = context.workers.together(jobs * processes, between=between or look)
     spans = [span for result in results for span in result]
     wanted = processes * tasks * turns
     if not params.get("limit") and len(spans) != wanted:
@@ -83,5 +83,5 @@ def baton(
         common: dict[str, Any] = {"who": who, "url": url or context.url, "handovers": handovers}
         common["socket"] = str(Path(folder) / "baton")
         jobs = [("giver", {**common, "spread": spread, "settle": settle}), ("taker", common)]
-        given, taken = context.crew.together(jobs)
+        given, taken = context.workers.together(jobs)
     return [(took - gave) * 1e6 for gave, took in zip(given, taken, strict=True)]

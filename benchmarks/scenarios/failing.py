@@ -24,8 +24,8 @@ def safety(context: RedisContext) -> Report:
         context.flush()
         seed = len(seeds)
         seeds.append(seed)
-        orphans: float = context.crew.one("cancelled", who=who, url=context.url, count=count, seed=seed)
-        double: float = context.crew.one(
+        orphans: float = context.workers.one("cancelled", who=who, url=context.url, count=count, seed=seed)
+        double: float = context.workers.one(
             "overlong", who=who, url=context.url, count=20, ttl=TTL, seconds=3 * TTL
         )
         return orphans, double

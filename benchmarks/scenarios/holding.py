@@ -39,7 +39,7 @@ def leases(context: RedisContext) -> Report:
     )
     rounds = [
         context.calm.play(
-            lambda: context.crew.fresh("leases", url=context.url, count=count, ttl=ttl, seconds=seconds)
+            lambda: context.workers.fresh("leases", url=context.url, count=count, ttl=ttl, seconds=seconds)
         )
         for _ in range(1)
     ]
@@ -73,7 +73,7 @@ def memory(context: RedisContext) -> Report:
     def play(kind: str) -> float:
         context.flush()
         job, params = kinds[kind]
-        return float(context.crew.fresh(job, url=context.url, count=count, **params))
+        return float(context.workers.fresh(job, url=context.url, count=count, **params))
 
     for kind, rounds in context.alternate(min(context.rounds, 2), list(kinds), play).items():
         report.add(kind, bytes=rounds)
@@ -91,7 +91,7 @@ def connections(context: RedisContext) -> Report:
     def play(who: str) -> float:
         context.flush()
         seen: list[int] = []
-        context.crew.fresh(
+        context.workers.fresh(
             "connections",
             who=who,
             url=context.url,
@@ -127,7 +127,7 @@ def waiting(context: RedisContext) -> Report:
         context.flush()
         seen: list[dict[str, int]] = []
         seconds = periods * PERIOD
-        context.crew.together(
+        context.workers.together(
             [
                 ("holder", {"url": context.url, "locks": locks, "seconds": seconds}),
                 ("waiter", {"url": context.url, "locks": locks, "tasks": tasks, "seconds": seconds}),

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from benchmarks.contestants.base import PARTS, SEATS
-from benchmarks.crew import JobFailed
 from benchmarks.measure import Report
 from benchmarks.scenarios.draining import drained
 from benchmarks.scenarios.fleet import Fleet
+from benchmarks.workers import JobFailed
 
 __all__ = ["SCENARIOS"]
 
@@ -101,7 +101,7 @@ def together(fleet: Fleet) -> Report:
         if member in absent:
             return None
         try:
-            rate: float = context.crew.one(
+            rate: float = context.workers.one(
                 "single", who=it.who, url=it.url, turns=context.count(100, 30), name="every thing"
             )[0]
         except JobFailed as failure:

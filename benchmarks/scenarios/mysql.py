@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -14,11 +11,8 @@ from benchmarks.scenarios.draining import baton, drained
 
 __all__ = ["SCENARIOS"]
 
-PUBLISHED = "for update, as published"
 BY_HAND = ["for update", "get_lock", "insert + delete, random wait", "polling 0.01", "polling 0.1"]
 NOT_FLUSHED = "aiolock lease, not flushed"
-LIMIT = 30
-"""Seconds after which a program that only makes the machine busy ends by itself."""
 
 
 @contextmanager
@@ -45,7 +39,7 @@ def free(context: MySQLContext) -> Report:
 
     def play(who: str) -> float:
         with flushed(context, who) as name:
-            rate: float = context.crew.one("single", who=name, url=context.url, turns=turns)[0]
+            rate: float = context.workers.one("single", who=name, url=context.url, turns=turns)[0]
         return rate
 
     whos = ["select 1", "aiolock session", "aiolock lease", NOT_FLUSHED, "aiolock row", *BY_HAND[:4]]
@@ -106,62 +100,6 @@ def hot(context: MySQLContext) -> Report:
     return report
 
 
-SPREAD, TOGETHER, BUSY = "", ", one core", ", busy machine"
-
-
-@contextmanager
-def placed(context: MySQLContext, who: str) -> Iterator[str]:
-    """Everybody where the scheduler puts them, or where the name says; the contestant's name."""
-    name, comma, place = who.rpartition(", ")
-    if comma + place == TOGETHER:
-        with context.pinned(apart=False):
-            yield name
-    elif comma + place == BUSY:
-        # One for each core, and not for longer than a round can take.
-        code = f"import time\nend = time.monotonic() + {LIMIT}\nwhile time.monotonic() < end: pass"
-        others = [subprocess.Popen([sys.executable, "-c", code]) for _ in os.sched_getaffinity(0)]
-        try:
-            yield name
-        finally:
-            for other in others:
-                other.kill()
-                other.wait()
-    else:
-        yield who
-
-
-def relay(context: MySQLContext) -> Report:
-    """The same lock, when every turn goes through the server: what it costs to hand it from process to process."""
-    title = "MySQL: one hot lock without local passing, drain of 4 processes x 25 tasks"
-    report = Report("relay", title, DRAIN)
-    ours, peers = "aiolock session, no passing", [PUBLISHED, "for update"]
-    turns = {ours: context.count(40, 4), **dict.fromkeys(peers, context.count(30, 4))}
-
-    def play(who: str) -> dict[str, float]:
-        with placed(context, who) as name:
-            count = turns.get(name, context.count(20, 4))
-            found = drained(context, name, 4, 25, count)
-        found["statements"] /= 100 * count
-        return found
-
-    by_hand = ["get_lock", "get_lock, in turns"]
-    whos = [ours, *peers, *by_hand, *(name + BUSY for name in (ours, *peers))]
-    whos += [name + TOGETHER for name in (ours, *peers, *by_hand)]
-    for who, rounds in context.alternate(context.rounds, whos, play).items():
-        report.add(who, **{column: [found[column] for found in rounds] for column in DRAIN})
-    for place in (SPREAD, BUSY, TOGETHER):
-        for peer in peers:
-            report.compare(f"rate, {ours}{place} / {peer}", ours + place, peer + place, "rate", 1.5)
-        report.limit(f"connections, {ours}{place}", ours + place, "connections", 12, "connections")
-    report.notes.append(
-        "“Busy machine”: another program on each core, that never stops. “One core”: the server and all processes on the same one. Without either, the "
-        "time is more that of waking up idle processors, which costs everybody the same. “for update, as published” is the recipe of the books: a pool, "
-        "BEGIN, SELECT … FOR UPDATE, COMMIT; “for update” is as little of it as we could make do with. “get_lock, in turns” has one connection for each "
-        "process, and no library around it."
-    )
-    return report
-
-
 def spread(context: MySQLContext) -> Report:
     """A hundred locks, each wanted by one task of each of four processes, and held for 5 ms."""
     turns = context.count(3, 2)
@@ -212,4 +150,4 @@ def handover(context: MySQLContext) -> Report:
     return report
 
 
-SCENARIOS = {"free": free, "hot": hot, "relay": relay, "spread": spread, "handover": handover}
+SCENARIOS = {"free": free, "hot": hot, "spread": spread, "handover": handover}

@@ -16,7 +16,7 @@ SLICES = 3
 def _play(context: Context, report: Report, job: str, whos: list[str], **params: int) -> None:
     rounds = context.rounds * context.count(SLICES, 2)
     played = context.alternate(
-        rounds, whos, lambda who: context.crew.one(job, who=who, url=context.url, **params)
+        rounds, whos, lambda who: context.workers.one(job, who=who, url=context.url, **params)
     )
     for who, figures in played.items():
         report.add(
@@ -101,7 +101,7 @@ def _on_both(context: Context, report: Report, jobs: dict[str, tuple[str, dict[s
             rates = context.alternate(
                 context.rounds,
                 ["asyncio", "uvloop"],
-                lambda loop, job=job, who=who, params=params: context.crew.one(  # type: ignore[misc]
+                lambda loop, job=job, who=who, params=params: context.workers.one(  # type: ignore[misc]
                     job, loop=loop, who=who, url=context.url, **params
                 )[0],
             )

@@ -7,10 +7,10 @@ import time
 from itertools import pairwise
 from statistics import median
 
-from benchmarks.crew import JobFailed
 from benchmarks.measure import Report, Series, ratio
 from benchmarks.scenarios.context import ZooKeeperContext
 from benchmarks.scenarios.draining import drained
+from benchmarks.workers import JobFailed
 
 __all__ = ["SCENARIOS"]
 
@@ -31,7 +31,7 @@ def free(context: ZooKeeperContext) -> Report:
 
     def play(who: str) -> tuple[float, float]:
         asked = context.packets()
-        rate, _ = context.crew.one("single", who=who, url=context.url, turns=turns)
+        rate, _ = context.workers.one("single", who=who, url=context.url, turns=turns)
         return rate, (context.packets() - asked) / turns
 
     whos = ["aiolock", "aiolock simple", "kazoo", "aiozk", "curator"]
@@ -159,7 +159,7 @@ def _tried(context: ZooKeeperContext, report: Report, who: str, count: int) -> f
 def _line(context: ZooKeeperContext, who: str, count: int) -> float:
     repeats = max(1, 16 // count)
     nodes = 1 if "simple" in who else count + 1
-    times: list[list[float]] = context.crew.one(
+    times: list[list[float]] = context.workers.one(
         "line",
         who=who,
         url=context.url,

@@ -1,4 +1,4 @@
-"""Starts the shop with several workers, lets a crowd buy, and prints who sold more than there was."""
+"""Start the shop with several workers, let a crowd buy, and print which versions oversold."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ STORES: dict[str, type[RedisGoods | MySQLGoods]] = {"redis": RedisGoods, "mysql"
 
 @dataclass(frozen=True)
 class Sale:
-    """What came of one version on one store."""
+    """The result of one version on one store."""
 
     version: str
     store: str
     stock: int
     requests: int
     told: int
-    """How many buyers were told that they got a piece."""
+    """Buyers whose request was answered with a piece."""
     sold: int
-    """How many the books say."""
+    """Recorded buyers."""
     failed: int
     seconds: float
 
@@ -44,7 +44,7 @@ class Sale:
 
 @contextmanager
 def reserved_port() -> Iterator[int]:
-    """A port for the workers to share; held by a socket that does not listen."""
+    """Reserve a port for the workers to share, by a socket that does not listen."""
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         holder.bind(("127.0.0.1", 0))
@@ -53,7 +53,7 @@ def reserved_port() -> Iterator[int]:
 
 @asynccontextmanager
 async def workers(count: int, port: int, urls: dict[str, str]) -> AsyncIterator[None]:
-    """So many uvicorn workers, open; ended at the end."""
+    """Run uvicorn workers until the end of the block."""
     environment = {**os.environ, **{f"FLASH_{store.upper()}_URL": url for store, url in urls.items()}}
     processes = [
         await asyncio.create_subprocess_exec(
@@ -79,7 +79,7 @@ async def workers(count: int, port: int, urls: dict[str, str]) -> AsyncIterator[
 
 
 async def crowd(address: str, query: dict[str, str], requests: int, at_once: int) -> tuple[int, int]:
-    """So many requests, so many at the same time: how many bought a piece, and how many got no answer."""
+    """Send requests, some at the same time; return how many bought a piece and how many got no answer."""
     told = failed = 0
     buyers = iter(range(requests))
 
@@ -104,7 +104,7 @@ async def crowd(address: str, query: dict[str, str], requests: int, at_once: int
 async def hold(
     urls: dict[str, str], *, count: int, stock: int, requests: int, at_once: int
 ) -> AsyncIterator[Sale]:
-    """One sale after the other, every version on every store."""
+    """Run every version on every store, one sale after the other."""
     with reserved_port() as port:
         stores: dict[str, Goods] = {store: STORES[store](url) for store, url in urls.items()}
         for goods in stores.values():

@@ -1,4 +1,4 @@
-"""The goods of the shop, in Redis and in MySQL: how many there are, and who bought one."""
+"""The goods of the shop, in Redis and in MySQL: the stock and the buyers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FENCED_SET = (Path(__file__).parent / "fenced_set.lua").read_text()
 
 
 class Goods(ABC):
-    """One kind of store; reading and writing are two steps, as they are where there is more to decide than a number."""
+    """One kind of store; reading and writing are two steps, as in a program with more to decide than a number."""
 
     @abstractmethod
     async def __aenter__(self) -> Self: ...
@@ -26,27 +26,27 @@ class Goods(ABC):
 
     @abstractmethod
     async def put(self, number: int, stock: int) -> None:
-        """So many are there, and none is sold."""
+        """Set the stock, with nothing sold."""
 
     @abstractmethod
     async def stock(self, number: int) -> int:
-        """How many are there."""
+        """Return the stock."""
 
     @abstractmethod
     async def write(self, number: int, stock: int) -> None:
-        """So many are there now."""
+        """Write the stock."""
 
     @abstractmethod
     async def fenced_write(self, number: int, stock: int, token: int) -> bool:
-        """The same, unless a later holder of the lock has written before; whether it was written."""
+        """Write the stock unless a later holder of the lock has written; return True if it was written."""
 
     @abstractmethod
     async def sell(self, number: int, buyer: str) -> None:
-        """Write down who bought one."""
+        """Record a buyer."""
 
     @abstractmethod
     async def sold(self, number: int) -> int:
-        """How many were sold."""
+        """Return the number of recorded buyers."""
 
 
 class RedisGoods(Goods):
@@ -123,7 +123,7 @@ class MySQLGoods(Goods):
             return row
 
     async def make_tables(self) -> None:
-        """Once, before the workers come."""
+        """Create the tables, once, before the workers start."""
         for name, statement in self.TABLES.items():
             if await self._run("SHOW TABLES LIKE %s", name) is None:
                 await self._run(statement)

@@ -8,19 +8,16 @@ from random import Random
 
 import pytest
 
-from aiolock.cli import nested, statuses
-from aiolock.cli.changes import changes
-from aiolock.cli.loss import Deed, default_kill_after, fitting, moment, next_look, what_to_do
-from aiolock.cli.output import clean
-from aiolock.cli.promises import PROMISES, in_words
-from aiolock.cli.story import as_step
-from aiolock.cli.table import cut, lay_out, seconds, width
-from aiolock.cli.waiting import progress
-from aiolock.cli.watch import picture
-from aiolock.cli.words import split
-from aiolock.errors import BackendRefused, BackendUnavailable, LockLost, UnsupportedKind
-from aiolock.info import Holder, LockInfo, Waiting
-from aiolock.kinds import MUTEX, READ, WRITE, Family, permits
+from aiolock.cli import exit_status
+from aiolock.cli.doctor import PROMISES, in_words
+from aiolock.cli.output import clean, cut, lay_out, seconds, width
+from aiolock.cli.parser import split
+from aiolock.cli.run import nested
+from aiolock.cli.run.command import progress
+from aiolock.cli.run.supervisor import Action, check_kill_after, decide, moment
+from aiolock.cli.watch import changes, picture
+from aiolock.errors import BackendRefused, BackendUnavailable, ConfigError, LockLost, UnsupportedKind
+from aiolock.types import MUTEX, READ, WRITE, Family, Holder, LockInfo, Waiting, permits
 
 VALUES = {"-w", "--wait", "--ttl", "-E", "-c"}
 
@@ -67,14 +64,14 @@ def test_a_command_is_always_dead_before_the_term_ends():
         now, term_at, kill_at = 0.0, None, None
         while kill_at is None:
             since = None if term_at is None else now - term_at
-            deed = what_to_do(end - now, ttl, kill_after, since, policy)
-            if deed is Deed.TERM:
+            action, pause = decide(end - now, ttl, kill_after, since, policy)
+            if action is Action.TERM:
                 assert term_at is None
                 term_at = now
-            elif deed is Deed.KILL:
+            elif action is Action.KILL:
                 kill_at = now
             else:
-                now += next_look(end - now, ttl, kill_after, since, policy)
+                now += pause
         assert kill_at < end
         assert policy == "term" or term_at is None
         if term_at is not None:
@@ -85,36 +82,31 @@ def test_a_command_is_always_dead_before_the_term_ends():
 def test_an_undisturbed_lease_stops_nothing():
     for ttl in (0.3, 1, 3, 30, 600):
         for left in (1.0, 0.9, 0.67, 0.5, 0.4):
-            assert what_to_do(left * ttl, ttl, default_kill_after(ttl), None, "term") is Deed.NOTHING
+            assert decide(left * ttl, ttl, check_kill_after(None, ttl), None, "term")[0] is Action.NOTHING
 
 
 def test_what_is_gone_is_the_end_at_once():
-    assert what_to_do(0, 30, 5, None, "term") is Deed.KILL
-    assert what_to_do(0, 30, 5, None, "kill") is Deed.KILL
-    assert what_to_do(0, 30, 5, None, "warn") is Deed.NOTHING
+    assert decide(0, 30, 5, None, "term")[0] is Action.KILL
+    assert decide(0, 30, 5, None, "kill")[0] is Action.KILL
+    assert decide(0, 30, 5, None, "warn")[0] is Action.NOTHING
 
 
 def test_a_renewal_after_term_does_not_call_it_back():
-    assert what_to_do(29, 30, 5, 4.9, "term") is Deed.NOTHING
-    assert what_to_do(29, 30, 5, 5.0, "term") is Deed.KILL
-    assert what_to_do(math.inf, 30, 5, 5.0, "term") is Deed.KILL
-
-
-def test_a_server_with_shorter_terms_shortens_the_time_to_die():
-    assert fitting(5, 30) == 5
-    assert fitting(5, 6) == 3
+    assert decide(29, 30, 5, 4.9, "term")[0] is Action.NOTHING
+    assert decide(29, 30, 5, 5.0, "term")[0] is Action.KILL
+    assert decide(math.inf, 30, 5, 5.0, "term")[0] is Action.KILL
 
 
 # --- statuses
 
 
 def test_statuses():
-    assert [statuses.of_child(code) for code in (0, 3, -9, -15)] == [0, 3, 137, 143]
-    assert statuses.of_error(LockLost("x", "expired")) == 75
-    assert statuses.of_error(BackendUnavailable("away")) == 69
-    assert statuses.of_error(BackendRefused("no")) == 69
-    assert statuses.of_error(UnsupportedKind("list", "this")) == 64
-    assert statuses.of_error(ZeroDivisionError()) == 70
+    assert [exit_status.of_child(code) for code in (0, 3, -9, -15)] == [0, 3, 137, 143]
+    assert exit_status.of_error(LockLost("x", "expired")) == 75
+    assert exit_status.of_error(BackendUnavailable("away")) == 69
+    assert exit_status.of_error(BackendRefused("no")) == 69
+    assert exit_status.of_error(UnsupportedKind("list", "this")) == 64
+    assert exit_status.of_error(ZeroDivisionError()) == 70
 
 
 # --- nested runs
@@ -134,10 +126,10 @@ def info(
 
 def test_a_word_about_a_hold_survives_the_environment():
     who = nested.identity("redis://:secret@host/0", "app", MUTEX, "x y:z")
-    word = nested.Word(who, 17, "mutex", 1, "/tmp/a b:c/s")
-    held = nested.add(nested.add("", nested.Word("0e", 1, "mutex", 1, "/x")), word)
-    assert nested.find(held, who) == word
-    assert nested.find(held, "nobody") is None
+    word = nested.Entry(who, 17, "mutex", 1, "/tmp/a b:c/s")
+    held = f"{nested.Entry('0e', 1, 'mutex', 1, '/x')} {word}"
+    assert nested.find(held, who, MUTEX) == word
+    assert nested.find(held, "nobody", MUTEX) is None
     assert "secret" not in held
 
 
@@ -157,17 +149,21 @@ def test_who_it_is_depends_on_everything_but_the_password():
 @pytest.mark.parametrize("number", ["\u00b2", "9" * 5000, "-1", "", "x"])
 def test_a_word_that_no_run_wrote_is_none(number):
     for words in ("0e:{}:mutex:1:/x", "0e:1:mutex:{}:/x", "0e:{}", "0e:1:mutex:1", "{}"):
-        assert nested.find(words.format(number), "0e") is None
+        assert nested.find(words.format(number), "0e", MUTEX) is None
 
 
 def test_an_outer_hold_must_be_as_strong():
-    read, write = nested.Word("0e", 17, "read", 1, "/x"), nested.Word("0e", 17, "write", 1, "/x")
-    assert not nested.refusal(write, READ, "x")
-    assert not nested.refusal(read, READ, "x")
-    assert "for ever" in nested.refusal(read, WRITE, "x")
-    two = nested.Word("0e", 17, "permits", 2, "/x")
-    assert nested.covers(two, permits(2, 5))
-    assert not nested.covers(two, permits(3, 5))
+    read, write = nested.Entry("0e", 17, "read", 1, "/x"), nested.Entry("0e", 17, "write", 1, "/x")
+    nested.check(write, READ, "x")
+    nested.check(read, READ, "x")
+    with pytest.raises(ConfigError, match="for ever"):
+        nested.check(read, WRITE, "x")
+    two = nested.Entry("0e", 17, "permits", 2, "/x")
+    assert nested.find(str(two), "0e", permits(2, 5)) == two
+    assert nested.find(str(two), "0e", permits(3, 5)) is None
+    # The innermost hold decides: the outer one waits for the run that has it.
+    three = two._replace(permits=3)
+    assert nested.find(f"{three} {two}", "0e", permits(3, 5)) is None
 
 
 # --- what is shown
@@ -213,7 +209,7 @@ def test_the_picture_fits_every_terminal():
 def test_progress():
     held = info((7, "mutex", 1), waiters=3)
     text = progress(held, "waiter:1", 12.0)
-    assert text == "waiting for 'x' for 12 s, place 2 of 3; held by host:7 for 1 m 30 s"
+    assert text == "waiting for 'x' for 12 s, position 2 of 3; held by host:7 for 1 m 30 s"
     assert progress(info(waiters=0), "me", 1.0) == "waiting for 'x' for 1.0 s"
     assert "host:1 and 1 more for" in progress(info((1, "read", 1), (2, "read", 1)), "me", 1.0)
 
@@ -240,10 +236,3 @@ def test_every_word_is_said_on_every_server():
         assert {each.word for each in told if each.promised} == capabilities
         assert {each.word for each in told} == set(PROMISES) | capabilities
         assert all(each.advice for each in told if not each.promised)
-
-
-def test_a_story_in_steps():
-    assert as_step("   0.15 s  worker-2  has the lock: A  B") == {
-        "event": "step", "at": 0.15, "who": "worker-2", "message": "has the lock: A  B",
-    }  # fmt: skip
-    assert as_step("1. Three workers.") == {"event": "said", "message": "1. Three workers."}

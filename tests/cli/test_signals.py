@@ -8,12 +8,13 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from aiolock.cli.child import Child
+from aiolock.cli.run.supervisor import Child
 from tests.cli.conftest import PATIENCE, until, waits_for_a_signal
 
 NAMES = ["TERM", "INT", "HUP", "QUIT", "USR1", "USR2"]
@@ -146,13 +147,40 @@ os.execvp(command[0], command)
 
 
 async def test_a_stop_just_before_the_command_begins_is_heard_of(monkeypatch, tmp_path):
-    (tmp_path / "launch.py").write_text(STOPS_FIRST)
-    monkeypatch.setattr("aiolock.cli.child.HERE", tmp_path)
+    path = tmp_path / "stops_first.py"
+    path.write_text(STOPS_FIRST)
+    monkeypatch.setattr("aiolock.cli.run.supervisor.PROGRAM", (sys.executable, "-I", "-S", str(path)))
     async with asyncio.timeout(PATIENCE):
         child = await Child.start(["sh", "-c", "exit 3"], os.environ, foreground=False, switch=None)
-        assert child.stopped_by() == signal.SIGSTOP
+        while (number := child.stopped_by()) is None:  # noqa: ASYNC110 - a stop is not told
+            await asyncio.sleep(0.01)
+        assert number == signal.SIGSTOP
         child.send(signal.SIGCONT)
         assert await child.wait() == 3
+
+
+NO_GROUP_YET = """\
+import os, signal, sys, time
+report, guard, parent, terminal, blocked, *command = sys.argv[1:]
+os.set_inheritable(int(report), False)
+while not os.path.exists(command[-1]):
+    time.sleep(0.01)
+os.setpgid(0, 0)
+signal.pthread_sigmask(signal.SIG_SETMASK, [])
+os.execvp(command[0], command)
+"""
+
+
+async def test_a_signal_just_before_the_command_begins_is_not_lost(monkeypatch, tmp_path):
+    path = tmp_path / "no_group_yet.py"
+    path.write_text(NO_GROUP_YET)
+    monkeypatch.setattr("aiolock.cli.run.supervisor.PROGRAM", (sys.executable, "-I", "-S", str(path)))
+    command = ["sh", "-c", "sleep 1000", "sh", str(tmp_path / "go")]
+    async with asyncio.timeout(PATIENCE):
+        child = await Child.start(command, os.environ, foreground=False, switch=None)
+        child.send(signal.SIGTERM)
+        (tmp_path / "go").touch()
+        assert await child.wait() == -signal.SIGTERM
 
 
 def test_a_forwarded_ctrl_c_that_ended_the_command_ends_us_in_the_same_way(shell):

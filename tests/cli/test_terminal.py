@@ -171,7 +171,7 @@ def test_waiting_shows_the_place_the_holder_and_for_how_long(shell):
     )
     assert holder.line() == "in"
     screen = shell.screen("run", "x", "--", "echo", "mine")
-    screen.until(r"waiting for 'x' for \d+\.\d s, place 1 of 1; held by night job for \d+")
+    screen.until(r"waiting for 'x' for \d+\.\d s, position 1 of 1; held by night job for \d+")
     holder.end("\n")
     screen.until("mine")
     assert screen.end()[0] == 0

@@ -61,14 +61,14 @@ def test_inspect_tells_holder_and_line(shell):
     status, out, err = shell.run("inspect", "x")
     assert (status, err) == (0, "")
     assert "held by night job (token " in out
-    assert "1. in line: second" in out
+    assert "1. in the queue: second" in out
     [lock] = shell.json("inspect", "x", "--family", "lock")["locks"]
     assert 0 < lock["holders"][0]["remaining"] <= 30
     status, out, err = shell.run("inspect", "x", "--family", "sem", "--json")
     assert (status, json.loads(out), err) == (1, {"name": "x", "locks": []}, "")
     let_go(holder)
     assert waiter.end()[0] == 0
-    assert shell.run("inspect", "x") == (1, "x: nobody holds it and nobody waits\n", "")
+    assert shell.run("inspect", "x") == (1, "x: not held, and nothing waits for it\n", "")
 
 
 def test_names_cannot_drive_a_terminal(shell):
@@ -86,10 +86,10 @@ def test_names_cannot_drive_a_terminal(shell):
 
 
 def test_force_release_needs_a_holder(shell):
-    assert shell.run("force-release", "x") == (1, "", "aiolock: nobody holds 'x'\n")
+    assert shell.run("force-release", "x") == (1, "", "aiolock: 'x' is not held\n")
     status, out, err = shell.run("force-release", "x", "--json")
     trouble = json.loads(err)
-    assert (status, out, trouble["status"], trouble["message"]) == (1, "", 1, "nobody holds 'x'")
+    assert (status, out, trouble["status"], trouble["message"]) == (1, "", 1, "'x' is not held")
 
 
 def test_force_release_does_not_guess(shell):
@@ -192,7 +192,7 @@ def test_doctor_says_what_is_promised_and_what_is_not(shell):
     assert "exclusion: at most one holder at a time" in out
     assert "\nNot promised\n" in out
     assert "survives-restart: a restart of the server forgets every lock" in out
-    assert "to raise it: make the server write to disk" in out
+    assert "to get it: make the server write to disk" in out
     assert "hunter2" not in out
     told = json.loads(shell.run("doctor", "--json")[1])
     assert {"exclusion", "fencing", "fifo"} <= set(told["promises"])
@@ -268,7 +268,10 @@ def test_the_demonstration_as_json(offline):
     status, out, err = offline.run("demo", "--json")
     assert (status, err) == (0, "")
     told = [json.loads(line) for line in out.splitlines()]
+    assert {tuple(each) for each in told} == {("event", "message"), ("event", "at", "who", "message")}
     assert {each["event"] for each in told} == {"said", "step"}
+    assert told[1]["message"].startswith("1. Three workers")
+    assert 0 < max(each["at"] for each in told if each["event"] == "step") < 60
     assert any("REFUSED" in each["message"] and each["who"] == "worker-2" for each in told if "who" in each)
 
 
@@ -410,7 +413,7 @@ def purges(shell, server) -> None:
     status, out, err = shell.run("purge", "--idle", "86400")
     assert (status, err) == (0, "")
     assert out.startswith("purged from mysql://")
-    assert out.endswith(": 1 lock that nobody had needed for 86400 s\n")
+    assert out.endswith(": 1 lock that had not been used for 86400 s\n")
     assert shell.json("purge", "--idle", "86400") == {
         "namespace": shell.namespace,
         "idle": 86400.0,

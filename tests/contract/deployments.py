@@ -7,40 +7,50 @@ independently of the backend's own words, and the contract asserts the negation 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import secrets
+import sqlite3
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, Self
 from urllib.parse import unquote, urlsplit
 
 import pytest
 
 import aiolock
-from aiolock import BackendUnavailable, Client, Lease
+from aiolock import Client, Lease
 from aiolock.backends.memory import MemoryBackend, MemoryServer
-from aiolock.backends.memory.machine import Machine
-from aiolock.backends.memory.server import shared
+from aiolock.backends.memory.backend import shared
 from aiolock.backends.quorum import QuorumBackend
-from aiolock.backends.quorum.vote import Say
-from aiolock.backends.redis.cluster import ClusterBackend
-from aiolock.backends.redis.seeds import NodeEndpoint, Seeds
-from aiolock.contract import Family
-from aiolock.queue import PASSES
+from aiolock.backends.redis.cluster.backend import ClusterBackend
+from aiolock.backends.redis.cluster.slots import NodeEndpoint, Seeds
+from aiolock.backends.rows.lockrow import decode, encode
+from aiolock.backends.rows.store import Edit
+from aiolock.backends.sqlite import SqliteBackend
+from aiolock.backends.sqlite.store import SqliteStore
+from aiolock.core.backend import Backend
+from aiolock.core.local_queue import PASSES
+from aiolock.core.tasks import start
+from aiolock.errors import BackendUnavailable
+from aiolock.types import Family
 from tests import servers
+from tests.faults.links import Cuttable, Link, Linked, Proxied, Way, drop
 from tests.faults.proxy import Frames, Proxy, length_frames, mysql_frames, raw, resp_frames
 from tests.servers import EXTERNAL, SERVERS
+from tests.simulation.rowstore import RowServer, RowTestBackend, forget_hold
 
 REDIS_PAGE = Path(__file__).parents[2] / "docs" / "backends" / "redis.md"
 
 WORDS = frozenset({"exclusion", "fencing", "fifo", "keep", "push"})
 """The words of `require=` whose meaning the contract knows how to test."""
 
-KINDS = frozenset({"read-write", "semaphore", "documents", "requests", "names"})
-"""What a backend may have beside the mutex: kinds of holds, documents (latch, barrier), requests to let go, a list."""
+KINDS = frozenset({"read-write", "semaphore", "registers", "requests", "names"})
+"""What a backend may have beside the mutex: kinds of holds, registers (latch, barrier), requests to let go, a list."""
 
 
 WHOLE = bool(os.environ.get("AIOLOCK_WHOLE_CONTRACT"))
@@ -49,7 +59,11 @@ WHOLE = bool(os.environ.get("AIOLOCK_WHOLE_CONTRACT"))
 
 def pace() -> float:
     """How much longer short ttls have to be than on a quiet machine, where 1: a share of a core is a share of a second."""
-    return max(1.0, min(6.0, round(os.getloadavg()[0] / (2 * (os.cpu_count() or 1))) / 2))
+    running = os.getloadavg()[0]
+    with contextlib.suppress(OSError):
+        # The average follows after a minute only; this is the number of tasks that run or want to at this moment.
+        running = max(running, int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0]))
+    return max(1.0, min(6.0, round(running / (2 * (os.cpu_count() or 1))) / 2))
 
 
 class Deployment(ABC):
@@ -121,35 +135,6 @@ class Deployment(ABC):
     way: tuple[str, int] | None = None
     """Where clients that are made now find the server, if not directly."""
 
-    @asynccontextmanager
-    async def through(self, **options: Any) -> AsyncIterator[tuple[Client, Callable[[bool], None]]]:
-        """An open client, and what cuts it off from the server, which does not tell (`False`) or refuses it (`True`)."""
-        place = urlsplit(self.url()).netloc.rpartition("@")[2].partition(",")[0].rpartition(":")
-        async with Proxy(place[0], int(place[2])) as proxy:
-
-            def cut(refused: bool) -> None:
-                proxy.refuse = refused
-                if refused:
-                    proxy.reset_all()
-                else:
-                    proxy.blackhole()
-
-            def heal() -> None:
-                proxy.refuse = False
-
-            cut.heal = heal
-            self.way = proxy.host, proxy.port
-            try:
-                client = self.connect(**options)
-            finally:
-                self.way = None
-            async with client:
-                yield client, cut
-                # A client that hears nothing takes its time to close.
-                proxy.refuse = False
-                proxy.reset_all()
-                proxy.heal(release=False)
-
     def url(self) -> str:
         """Where the server is."""
         raise NotImplementedError(f"{self.name} is at no address")
@@ -168,7 +153,7 @@ class Deployment(ABC):
 
     @asynccontextmanager
     async def over(self, **options: Any) -> AsyncIterator[tuple[Client, Way]]:
-        """An open client, and its way to the server, on which single answers can be lost."""
+        """An open client, and its way to the server, on which answers can be lost and which can be cut."""
         place = urlsplit(self.url()).netloc.rpartition("@")[2].partition(",")[0].rpartition(":")
         async with Proxy(place[0], int(place[2]), framing=self.framing) as proxy:
             self.way = proxy.host, proxy.port
@@ -177,16 +162,17 @@ class Deployment(ABC):
             finally:
                 self.way = None
             async with client:
-                yield client, Proxied([proxy])
+                yield client, (way := Proxied([proxy]))
+                way.settle()
 
     async def forget(self, lease: Lease) -> None:
         """Make the server forget the hold of `lease`, which is told to nobody where the server can be silent about it."""
         for part in getattr(lease, "parts", [lease]):
-            await self._forget(part._term.claim)
+            await self._forget(part._hold.validity.claim)
 
     async def _forget(self, claim: Any) -> None:
         async with self.connect(label="administrator") as client:
-            assert await client._runtime.backend.force_release(claim.bid.name, claim.bid.kind.family)
+            assert await client._runtime.backend.force_release(claim.request.name, claim.request.kind.family)
 
     reason: ClassVar[str] = "force-released"
     """Why a lease is lost that `lose` takes away."""
@@ -196,41 +182,6 @@ class Deployment(ABC):
         async with self.connect(label="administrator") as client:
             for part in getattr(lease, "parts", [lease]):
                 assert await client._runtime.backend.force_release(part.name, part.kind.family)
-
-
-class Way(ABC):
-    """What lies between a client and its server."""
-
-    @abstractmethod
-    def lose_answer(self) -> None:
-        """Lose the next answer of the server, after it has done what it was asked for."""
-
-    @abstractmethod
-    def hold(self) -> None:
-        """Keep all answers back."""
-
-    @abstractmethod
-    def let_go(self) -> None:
-        """Deliver what was kept back."""
-
-
-class Proxied(Way):
-    """A proxy before each server."""
-
-    def __init__(self, proxies: Sequence[Proxy]) -> None:
-        self._proxies = proxies
-
-    def lose_answer(self) -> None:
-        for proxy in self._proxies:
-            proxy.down.drop_next(reset=True)
-
-    def hold(self) -> None:
-        for proxy in self._proxies:
-            proxy.down.blackhole()
-
-    def let_go(self) -> None:
-        for proxy in self._proxies:
-            proxy.down.heal()
 
 
 class Memory(Deployment):
@@ -245,132 +196,22 @@ class Memory(Deployment):
         """What is behind that."""
         return shared("contract")
 
+    def backend(self, links: list[Cuttable]) -> Backend:
+        """A backend of this server, whose links are added to a list."""
+        links.append(link := Cuttable())
+        return MemoryBackend(server=self.server(), transport=link)
+
     @asynccontextmanager
     async def over(self, **options: Any) -> AsyncIterator[tuple[Client, Way]]:
-        link = Cuttable()
+        """As over a network, for servers that are in this process."""
+        links: list[Cuttable] = []
         settings = {"namespace": self.namespace, "ttl": self.ttl, **options}
-        async with Client(MemoryBackend(server=self.server(), transport=link), **settings) as client:
-            yield client, Linked([link])
+        async with Client(self.backend(links), **settings) as client:
+            yield client, (way := Linked(links))
+            way.settle()
 
     async def _forget(self, claim: Any) -> None:
         drop(self.server(), claim)
-
-    @asynccontextmanager
-    async def through(self, **options: Any) -> AsyncIterator[tuple[Client, Callable[[bool], None]]]:
-        """As over a network, for a server that is in this process."""
-        link = Cuttable()
-        settings = {"namespace": self.namespace, "ttl": self.ttl, **options}
-        async with Client(MemoryBackend(server=self.server(), transport=link), **settings) as client:
-            yield client, link.cut
-            link.mend()
-
-
-class Link:
-    """A way to a server that takes its time, as a connection does.
-
-    A caller is suspended before its request is sent and until the answer is there. A request on its way arrives even
-    if its caller is gone, and then later than everything that is said afterwards.
-    """
-
-    def __init__(self, late: int = 12) -> None:
-        self._late = late
-
-    async def __call__(self, step: Any) -> Any:
-        loop = asyncio.get_running_loop()
-        written: asyncio.Future[None] = loop.create_future()
-        loop.call_soon(_answer, written, None)
-        await written
-        reply: asyncio.Future[Any] = loop.create_future()
-        arrived = False
-
-        def arrive() -> None:
-            nonlocal arrived
-            arrived = True
-            loop.call_soon(_answer, reply, step())
-
-        arrival = loop.call_soon(arrive)
-        try:
-            return await reply
-        except BaseException:
-            if not arrived:
-                arrival.cancel()
-                self._delay(self._late, step)
-            raise
-
-    def _delay(self, passes: int, step: Any) -> None:
-        loop = asyncio.get_running_loop()
-        if passes:
-            loop.call_soon(self._delay, passes - 1, step)
-        else:
-            step()
-
-
-def drop(server: MemoryServer, claim: Any) -> None:
-    def step(machine: Machine, now: float) -> None:
-        lock = machine._at(claim.key, now)
-        del lock.holds[claim.request.id]
-        machine._serve(claim.key, lock, now)
-
-    server.ask(step)
-
-
-def _answer(future: asyncio.Future[Any], answer: Any) -> None:
-    if not future.done():
-        future.set_result(answer)
-
-
-class Cuttable(Link):
-    """The same, until it is cut."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._refused: bool | None = None
-        self._mended: asyncio.Event = asyncio.Event()
-        self.deaf = False
-        """Whether the next answer is lost."""
-        self.gate = asyncio.Event()
-        """Set while answers are delivered."""
-        self.gate.set()
-
-    async def __call__(self, step: Any) -> Any:
-        if self._refused is False:
-            await self._mended.wait()
-        if self._refused:
-            raise BackendUnavailable("connection refused")
-        answer = await super().__call__(step)
-        if self.deaf:
-            self.deaf = False
-            raise BackendUnavailable("the connection broke")
-        await self.gate.wait()
-        return answer
-
-    def cut(self, refused: bool) -> None:
-        """Nothing gets through any more."""
-        self._refused = refused
-
-    def mend(self) -> None:
-        """Everything does."""
-        self._refused = None
-        self._mended.set()
-
-
-class Linked(Way):
-    """The links of a client to servers in this process."""
-
-    def __init__(self, links: Sequence[Cuttable]) -> None:
-        self._links = links
-
-    def lose_answer(self) -> None:
-        for link in self._links:
-            link.deaf = True
-
-    def hold(self) -> None:
-        for link in self._links:
-            link.gate.clear()
-
-    def let_go(self) -> None:
-        for link in self._links:
-            link.gate.set()
 
 
 class FarMemory(Memory):
@@ -410,37 +251,166 @@ class MemoryQuorum(Memory):
             QuorumBackend([MemoryBackend(server=one, transport=Link()) for one in self._servers]), **options
         )
 
-    @asynccontextmanager
-    async def through(self, **options: Any) -> AsyncIterator[tuple[Client, Callable[[bool], None]]]:
-        links = [Cuttable() for _ in self._servers]
-        members = [
-            MemoryBackend(server=one, transport=link) for one, link in zip(self._servers, links, strict=True)
-        ]
-
-        def cut(refused: bool) -> None:
-            for link in links:
-                link.cut(refused)
-
-        settings = {"namespace": self.namespace, "ttl": self.ttl, **options}
-        async with Client(QuorumBackend(members), **settings) as client:
-            yield client, cut
-            for link in links:
-                link.mend()
-
-    @asynccontextmanager
-    async def over(self, **options: Any) -> AsyncIterator[tuple[Client, Way]]:
-        links = [Cuttable() for _ in self._servers]
-        members = [
-            MemoryBackend(server=one, transport=link) for one, link in zip(self._servers, links, strict=True)
-        ]
-        settings = {"namespace": self.namespace, "ttl": self.ttl, **options}
-        async with Client(QuorumBackend(members), **settings) as client:
-            yield client, Linked(links)
+    def backend(self, links: list[Cuttable]) -> Backend:
+        links += [Cuttable() for _ in self._servers]
+        return QuorumBackend(
+            [
+                MemoryBackend(server=one, transport=link)
+                for one, link in zip(self._servers, links, strict=True)
+            ]
+        )
 
     async def _forget(self, claim: Any) -> None:
         for vote in claim.votes:
-            if vote.say is Say.YES:
-                drop(vote.claim._backend._server, vote.claim)
+            if vote.granted:
+                drop(vote.claim.context.server, vote.claim)
+
+
+class Rows(Deployment):
+    """The engine for stores with compare-and-set, over rows in this process behind a link with delays."""
+
+    name = "rows"
+    prompt = False
+    slow = 2.0
+    many = 1_000
+    # SQLite and PostgreSQL run the same engine through all of it; see WHOLE.
+    part = frozenset({"test_exclusion", "test_loss", "test_releases"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._server = RowServer()
+
+    def make(self, **options: Any) -> Client:
+        return Client(RowTestBackend(self._server, Link()), **options)
+
+    @asynccontextmanager
+    async def over(self, **options: Any) -> AsyncIterator[tuple[Client, Way]]:
+        link = Cuttable()
+        settings = {"namespace": self.namespace, "ttl": self.ttl, **options}
+        async with Client(RowTestBackend(self._server, link), **settings) as client:
+            yield client, (way := Linked([link]))
+            way.settle()
+
+    async def _forget(self, claim: Any) -> None:
+        forget_hold(self._server, claim.key, claim.member.id)
+
+
+class RowsObserved(Rows):
+    """The same without notifications and without a shared clock: everything is polled and observed."""
+
+    name = "rows-observed"
+    promises = WORDS - {"push"}
+    slow = 3.0
+    ttl = 3.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._server = RowServer(push=False, shared_clock=False)
+
+    def make(self, **options: Any) -> Client:
+        return Client(RowTestBackend(self._server, Link(), poll=0.01), **options)
+
+
+class Sqlite(Deployment):
+    """A file, which every process of this machine opens for itself."""
+
+    name = "sqlite"
+    slow = 2.0
+    many = 1_000  # each is a row that is written to a disk
+    promises = WORDS - {"push"}
+    prompt = False  # a thread carries requests out, one after the other
+    ttl = 3.0
+    passes = 64  # no holder is told that others wait
+
+    @contextmanager
+    def running(self) -> Iterator[Self]:
+        with TemporaryDirectory(prefix="aiolock-") as directory:
+            self._file = Path(directory, "locks.db")
+            yield self
+
+    def url(self) -> str:
+        return f"sqlite://{self._file}"
+
+    def make(self, **options: Any) -> Client:
+        return aiolock.connect(self.url(), **options)
+
+    @asynccontextmanager
+    async def over(self, **options: Any) -> AsyncIterator[tuple[Client, Way]]:
+        """As over a network, although there is none: answers of the thread are lost and kept back."""
+        link = CuttableFile()
+        settings = {"namespace": self.namespace, "ttl": self.ttl, **options}
+        async with Client(DistantFile(self.url(), link=link), **settings) as client:
+            yield client, (way := Linked([link]))
+            way.settle()
+
+    async def _forget(self, claim: Any) -> None:
+        """As somebody does who changes the file by hand."""
+        with closing(sqlite3.connect(self._file, timeout=30, isolation_level=None)) as db:
+            db.execute("BEGIN IMMEDIATE")
+            [[value]] = db.execute("SELECT value FROM aiolock WHERE key = ?", [claim.key])
+            row = decode(value)
+            del row.holds[claim.member.id]
+            changed = encode(row), secrets.token_hex(12), claim.key
+            db.execute("UPDATE aiolock SET value = ?, version = ? WHERE key = ?", changed)
+            db.execute("COMMIT")
+
+
+class CuttableFile(Cuttable):
+    """What lies between a client and its file."""
+
+    interrupted: Callable[[], None]
+    """Tells the client that its connection broke."""
+
+    def cut(self, refused: bool) -> None:
+        super().cut(refused)
+        if refused:
+            self.interrupted()
+
+    async def carry(self, request: Awaitable[Any]) -> Any:
+        """Have a request answered, or not."""
+        if self._refused is False:
+            await self._mended.wait()
+        if self._refused:
+            raise BackendUnavailable("the file cannot be reached")
+        answer = await request
+        if self.deaf:
+            self.deaf = False
+            self.interrupted()
+            raise BackendUnavailable("the answer was lost")
+        await self.gate.wait()
+        return answer
+
+
+class _DistantStore(SqliteStore):
+    def __init__(self, path: str, link: CuttableFile) -> None:
+        super().__init__(path)
+        self._link = link
+
+    async def open(self, settings: Any, listener: Any) -> None:
+        self._link.interrupted = listener.interrupted
+        await super().open(settings, listener)
+
+    async def _request(self, step: Any, epoch: int | None = None) -> Any:
+        request = start(super()._request(step, epoch), "request")
+        try:
+            async with asyncio.timeout(self._timeout):
+                return await self._link.carry(request)
+        except TimeoutError:
+            raise BackendUnavailable("no answer in time") from None
+        finally:
+            # A request that was given up is on its way all the same.
+            request.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+
+class DistantFile(SqliteBackend):
+    """A client of a file whose answers can be lost."""
+
+    def __init__(self, url: str, *, link: CuttableFile) -> None:
+        super().__init__(url)
+        self._link = link
+
+    def make_store(self) -> SqliteStore:
+        return _DistantStore(self._path, self._link)
 
 
 class Redis(Deployment):
@@ -525,31 +495,6 @@ class RedisQuorum(Redis):
         return aiolock.connect([server.url for server in self._three], **options)
 
     @asynccontextmanager
-    async def through(self, **options: Any) -> AsyncIterator[tuple[Client, Callable[[bool], None]]]:
-        """One of them behind a proxy."""
-        async with Proxy("127.0.0.1", self._three[0].port) as proxy:
-
-            def cut(refused: bool) -> None:
-                proxy.refuse = refused
-                if refused:
-                    proxy.reset_all()
-                else:
-                    proxy.blackhole()
-
-            def heal() -> None:
-                proxy.refuse = False
-
-            cut.heal = heal
-            urls = [f"redis://127.0.0.1:{proxy.port}/0", *(server.url for server in self._three[1:])]
-            async with aiolock.connect(
-                urls, **{"namespace": self.namespace, "ttl": self.ttl, **options}
-            ) as client:
-                yield client, cut
-                proxy.refuse = False
-                proxy.reset_all()
-                proxy.heal(release=False)
-
-    @asynccontextmanager
     async def over(self, **options: Any) -> AsyncIterator[tuple[Client, Way]]:
         async with AsyncExitStack() as stack:
             proxies = [
@@ -559,11 +504,13 @@ class RedisQuorum(Redis):
             urls = [f"redis://127.0.0.1:{proxy.port}/0" for proxy in proxies]
             settings = {"namespace": self.namespace, "ttl": self.ttl, **options}
             async with aiolock.connect(urls, **settings) as client:
-                yield client, Proxied(proxies)
+                # One of them may be away.
+                yield client, (way := Proxied(proxies, 1))
+                way.settle()
 
     async def _forget(self, claim: Any) -> None:
         for vote in claim.votes:
-            if vote.say is Say.YES:
+            if vote.granted:
                 await delete(vote.member.backend.address, vote.claim.key)
 
 
@@ -587,35 +534,18 @@ class RedisCluster(Redis):
         return aiolock.connect(self._cluster.url, **options)
 
     @asynccontextmanager
-    async def through(self, **options: Any) -> AsyncIterator[tuple[Client, Callable[[bool], None]]]:
+    async def over(self, **options: Any) -> AsyncIterator[tuple[Client, Way]]:
         """Each node behind a proxy of its own."""
         async with AsyncExitStack() as stack:
             proxies = {
-                port: await stack.enter_async_context(Proxy("127.0.0.1", port))
+                port: await stack.enter_async_context(Proxy("127.0.0.1", port, framing=self.framing))
                 for port in self._cluster.ports
             }
-
-            def cut(refused: bool) -> None:
-                for proxy in proxies.values():
-                    proxy.refuse = refused
-                    if refused:
-                        proxy.reset_all()
-                    else:
-                        proxy.blackhole()
-
-            def heal() -> None:
-                for proxy in proxies.values():
-                    proxy.refuse = False
-
-            cut.heal = heal
-            ways = {port: proxy.port for port, proxy in proxies.items()}
+            detours = {port: proxy.port for port, proxy in proxies.items()}
             settings = {"namespace": self.namespace, "ttl": self.ttl, **options}
-            async with Client(Detoured(self._cluster.url, ways), **settings) as client:
-                yield client, cut
-                for proxy in proxies.values():
-                    proxy.refuse = False
-                    proxy.reset_all()
-                    proxy.heal(release=False)
+            async with Client(Detoured(self._cluster.url, detours), **settings) as client:
+                yield client, (way := Proxied(list(proxies.values())))
+                way.settle()
 
 
 class _DetouredSeeds(Seeds):
@@ -722,11 +652,11 @@ class MariaDB(Deployment):
     async def _forget(self, claim: Any) -> None:
         async with self.connect(label="administrator") as client:
             backend = client._runtime.backend
-            if claim.bid.kind.family in (Family.RW, Family.SEMAPHORE):
+            if claim.request.kind.family in (Family.RW, Family.SEMAPHORE):
                 packet = f"DELETE FROM aiolock_bids WHERE owner = '{claim.owner}'"
             else:
                 packet = f"DELETE FROM aiolock WHERE id = '{claim.key}' AND owner = '{claim.owner}'"
-            [answer] = await backend.ask(packet)
+            [answer] = await backend._context.ask(packet)
             assert answer.changed == 1
 
     @contextmanager
@@ -760,7 +690,7 @@ class MariaDBSessions(MariaDB):
 
     async def _forget(self, claim: Any) -> None:
         """As something does that stands between us and the server, and uses the session for others in between."""
-        await claim.session.run("DO RELEASE_ALL_LOCKS()", 20.0)
+        await claim.session.run("DO RELEASE_ALL_LOCKS()")
 
 
 class MariaDBRows(MariaDBSessions):
@@ -781,7 +711,7 @@ class MariaDBRows(MariaDBSessions):
             yield self
 
     async def lose(self, lease: Lease) -> None:
-        await self._forget(lease._term.claim)
+        await self._forget(lease._hold.validity.claim)
 
     async def _forget(self, claim: Any) -> None:
         """Which transaction has a row only administrators may see: one of them ends its connection."""
@@ -801,10 +731,50 @@ class MariaDBRows(MariaDBSessions):
             connection.close()
 
 
+class PostgreSQL(Deployment):
+    """PostgreSQL: rows that are changed by compare-and-set, and notifications."""
+
+    name = servers.postgresql_name()
+    needs = "postgresql"
+    prompt = False  # reads have a connection of their own, and do not wait for the writes on the other one
+    slow = 2.0
+    many = 1_000  # each is a row that is written to a disk
+    external = True
+
+    @contextmanager
+    def running(self) -> Iterator[Self]:
+        if "postgresql" in EXTERNAL:
+            self._url = EXTERNAL["postgresql"]
+            yield self
+            return
+        with servers.PostgreSQL() as server:
+            self._url = server.url
+            yield self
+
+    def url(self) -> str:
+        return self._url
+
+    def make(self, **options: Any) -> Client:
+        return aiolock.connect(self.found(), **options)
+
+    async def _forget(self, claim: Any) -> None:
+        """As an administrator would who edits the row."""
+        async with self.connect(label="administrator") as client:
+            store, made = client._runtime.backend.store, None
+            while made is None:
+                [found] = await store.get([claim.key])
+                row = decode(found.value)
+                del row.holds[claim.member.id]
+                edit = Edit(claim.key, found.version, secrets.token_urlsafe(12), encode(row))
+                [made] = await store.compare_and_set([edit])
+
+
 _ALL: tuple[type[Deployment], ...] = (
     Memory,
     FarMemory,
     MemoryQuorum,
+    Rows,
+    Sqlite,
     Redis,
     RedisWithoutPubSub,
     RedisWithLeastRights,
@@ -815,6 +785,7 @@ _ALL: tuple[type[Deployment], ...] = (
     MariaDB,
     MariaDBSessions,
     MariaDBRows,
+    PostgreSQL,
 )
 
 

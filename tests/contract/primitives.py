@@ -14,7 +14,7 @@ from typing import Any
 
 from aiolock import BarrierBroken, Client, Lease, lock_all
 from tests.contract.deployments import Deployment
-from tests.contract.staging import PATIENCE, queued, until, waiting
+from tests.faults.staging import PATIENCE, queued, until, waiting
 
 __all__ = ["BRIEF", "NEEDS", "PRIMITIVES", "Primitive", "Stage"]
 
@@ -520,12 +520,12 @@ async def _(stage):
 
 
 async def nobody_writes(stage: Stage) -> None:
-    """The work on documents has come to rest."""
+    """The work on registers has come to rest."""
     for client in (stage.client, stage.rival):
-        await until(lambda client=client: not client._runtime.boards)
+        await until(lambda client=client: not client._runtime.writers)
 
 
-@primitive("latch.count_down", "documents", "brief")
+@primitive("latch.count_down", "registers", "brief")
 async def _(stage):
     yield stage.client.latch(stage.name, 2).count_down
     await nobody_writes(stage)
@@ -533,7 +533,7 @@ async def _(stage):
     assert await stage.rival.latch(stage.name, 2).count() in (1, 2)
 
 
-@primitive("latch.count_down, with a name", "documents", "brief")
+@primitive("latch.count_down, with a name", "registers", "brief")
 async def _(stage):
     yield lambda: stage.client.latch(stage.name, 3).count_down(request_id="job")
     await nobody_writes(stage)
@@ -542,7 +542,7 @@ async def _(stage):
     await nobody_writes(stage)
 
 
-@primitive("latch.wait", "documents", "brief")
+@primitive("latch.wait", "registers", "brief")
 async def _(stage):
     async def opened() -> None:
         opening = asyncio.create_task(stage.rival.latch(stage.name, 1).count_down())
@@ -555,7 +555,7 @@ async def _(stage):
     await nobody_writes(stage)
 
 
-@primitive("barrier.wait, the last of two", "documents", "brief")
+@primitive("barrier.wait, the last of two", "registers", "brief")
 async def _(stage):
     other = asyncio.create_task(stage.rival.barrier(stage.name, 2).wait())
 

@@ -6,10 +6,11 @@ import asyncio
 
 import pytest
 
-from aiolock import BackendRefused, BarrierBroken, ConfigError, WaitTimeout, scribe
-from tests.contract.staging import PATIENCE, passes, until
+from aiolock import BackendRefused, BarrierBroken, ConfigError, WaitTimeout
+from aiolock.core import register_writer
+from tests.faults.staging import PATIENCE, passes, until
 
-NEEDS = "documents"
+NEEDS = "registers"
 
 
 async def inside(client, count: int, parties: int) -> None:
@@ -101,10 +102,10 @@ async def test_a_party_whose_client_is_closed_breaks_the_round(deployment, clien
 async def test_a_party_for_which_there_is_no_room_breaks_the_round(deployment, client, rival, monkeypatch):
     stayers = [asyncio.create_task(each.barrier("x", 4).wait()) for each in (client, rival)]
     await inside(client, 2, 4)
-    [board] = client._runtime.boards.values()
-    size = len((await board._scribe.document.read()).value)
+    [writer] = client._runtime.writers.values()
+    size = len((await writer.register.read()).value)
     # Enough for what those who are inside write, and not for the entry of another client.
-    monkeypatch.setattr(scribe, "MOST_BYTES", size + 40)
+    monkeypatch.setattr(register_writer, "MOST_BYTES", size + 40)
     async with deployment.connect(label="other") as other:
         with pytest.raises(BackendRefused, match="has too many users"):
             await other.barrier("x", 4).wait(timeout=PATIENCE)
@@ -122,7 +123,7 @@ async def test_a_party_for_which_there_is_no_room_breaks_the_round(deployment, c
 
 
 class Silent:
-    """A party of a client that stopped: it stands in the document, and nothing more is heard of it."""
+    """A party of a client that stopped: it stands in the register, and nothing more is heard of it."""
 
     def __init__(self, client, ttl: float) -> None:
         self._client = client
@@ -130,8 +131,8 @@ class Silent:
 
     async def fall_silent(self) -> None:
         await inside(self._client, 1, 3)
-        [board] = self._client._runtime.boards.values()
-        board.wish = lambda step: asyncio.get_running_loop().create_future()
+        [writer] = self._client._runtime.writers.values()
+        writer.submit = lambda step: asyncio.get_running_loop().create_future()
 
     async def end(self) -> object:
         self._task.cancel()
@@ -172,8 +173,8 @@ async def test_a_full_round_whose_parties_all_died_is_broken_by_who_waits_for_th
         for number, who in enumerate((rival, third), start=1):
             dead.append(asyncio.create_task(who.barrier("x", 2, ttl=ttl).wait()))
             await inside(client, number, 2)
-            for board in who._runtime.boards.values():
-                board.wish = lambda step: asyncio.get_running_loop().create_future()
+            for writer in who._runtime.writers.values():
+                writer.submit = lambda step: asyncio.get_running_loop().create_future()
         parties = [asyncio.create_task(client.barrier("x", 2, ttl=ttl).wait()) for _ in range(2)]
         assert sorted(await ends(parties)) == [0, 1]
         for task in dead:

@@ -8,7 +8,7 @@ import pytest
 
 from aiolock import AcquireTimeout, BackendUnavailable
 from tests.contract.deployments import Memory, RedisQuorum, registry
-from tests.contract.staging import PATIENCE, nothing_remains, passes, until
+from tests.faults.staging import PATIENCE, nothing_remains, passes, until
 
 NAMES = [f"lock {number}" for number in range(12)]
 
@@ -101,11 +101,11 @@ async def test_what_waits_for_its_admission_hears_that_the_client_was_closed(dep
 )
 async def test_a_silent_server_refuses_a_burst_within_a_few_command_timeouts(deployment):
     limit = deployment.seconds(0.5)
-    async with deployment.through(command_timeout=limit) as (client, cut):
+    async with deployment.over(command_timeout=limit) as (client, way):
         await (await client.lock("x").acquire(timeout=PATIENCE)).release()
         gate = client._runtime.gate
         gate.room = 1
-        cut(False)
+        way.cut(refused=False)
         loop = asyncio.get_running_loop()
         begun = loop.time()
         tasks = [asyncio.create_task(client.lock(f"{number}").acquire()) for number in range(40)]

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from aiolock import LockLost
-from tests.contract.staging import (
+from tests.faults.staging import (
     PATIENCE,
     gets_the_lock,
     nothing_remains,

@@ -8,7 +8,7 @@ import pytest
 
 from aiolock import LockLost
 from aiolock.clock import system_clock
-from tests.contract.staging import PATIENCE, queued, until
+from tests.faults.staging import PATIENCE, queued, until
 
 NEEDS = "fencing"
 """A term has a number, which the server knows."""
@@ -97,7 +97,7 @@ async def test_a_leader_that_loses_its_term_is_told(deployment, client, rival):
 async def test_a_leader_that_is_cut_off_knows_it_before_another_leads(deployment, refused):
     """Both moments are read from the clock that both of them go by."""
     async with (
-        deployment.through(label="cut off", ttl=2.0) as (client, cut),
+        deployment.over(label="cut off", ttl=2.0) as (client, way),
         deployment.connect(label="rival", ttl=2.0) as rival,
     ):
         ended: list[float] = []
@@ -111,14 +111,14 @@ async def test_a_leader_that_is_cut_off_knows_it_before_another_leads(deployment
                 finally:
                     assert term.lost
                     # Until then it was certain; the block was told at its next step.
-                    ended.append(term._term.until)
+                    ended.append(term._hold.validity.until)
 
         leader = asyncio.create_task(lead())
         await leading.wait()
         first = await rival.election("x").leader()
         successor = asyncio.create_task(rival.election("x").campaign().acquire())
         await queued(rival.election("x").campaign(), 1)
-        cut(refused)
+        way.cut(refused=refused)
         async with asyncio.timeout(PATIENCE):
             second = await successor
             led = system_clock()

@@ -8,7 +8,7 @@ import pytest
 
 from aiolock import LockLost, UnsafeBackend
 from tests.contract.deployments import WORDS
-from tests.contract.staging import PATIENCE, gets_the_lock, nothing_remains, passes, until
+from tests.faults.staging import PATIENCE, gets_the_lock, nothing_remains, passes, until
 
 
 @pytest.mark.parametrize("fair", [False, True], ids=["plain", "fair"])

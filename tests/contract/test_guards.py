@@ -10,7 +10,7 @@ import traceback
 
 import pytest
 
-from tests.contract.staging import gets_the_lock, passes
+from tests.faults.staging import gets_the_lock, passes
 
 
 def on_another_loop(work) -> list[BaseException | object]:

@@ -28,8 +28,8 @@ class Diary:
         self.kind = kind
 
     def close(self):
-        for pen in self.pens:
-            pen.close()
+        for recorder in self.pens:
+            recorder.close()
         return load(self.files)
 
     def wish(self, client, chance: random.Random):
@@ -44,32 +44,32 @@ class Diary:
         return mode, 1, getattr(client.rwlock("x"), mode)().acquire
 
     async def turn(self, number: int, chance: random.Random) -> None:
-        pen, client = self.pens[number % 2], self.clients[number % 2]
+        recorder, client = self.pens[number % 2], self.clients[number % 2]
         mode, permits, ask = self.wish(client, chance)
         timeout = chance.choice([None] * 7 + [0.005])
         levels = chance.randint(1, 2) if mode == "reentrant" else 1
         stack = []
         for _ in range(levels):
-            hold = pen.acquiring("x", f"task{number}", mode=mode, permits=permits, timeout=timeout)
+            hold = recorder.acquiring("x", f"task{number}", mode=mode, permits=permits, timeout=timeout)
             try:
                 lease = await ask(timeout)
             except AcquireTimeout:
-                pen.unknown(hold)
+                recorder.unknown(hold)
                 break
-            pen.acquired(hold, lease.token)
+            recorder.acquired(hold, lease.token)
             stack.append((hold, lease))
             await asyncio.sleep(chance.choice([0, 0, 0.001]))
         for hold, lease in reversed(stack):
             lease.check()
             if mode == "write" and chance.random() < 0.5:
-                pen.downgrading(hold)
+                recorder.downgrading(hold)
                 await lease.downgrade()
-                pen.downgraded(hold)
+                recorder.downgraded(hold)
                 await asyncio.sleep(0)
                 lease.check()
-            pen.releasing(hold)
+            recorder.releasing(hold)
             await lease.release()
-            pen.released(hold)
+            recorder.released(hold)
 
 
 KINDS: dict[str, tuple[Model, dict[str, int]]] = {

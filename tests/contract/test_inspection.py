@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from aiolock import LockLost, UnsupportedKind
-from tests.contract.staging import PATIENCE, gets_the_lock, nothing_remains, queued, until
+from tests.faults.staging import PATIENCE, gets_the_lock, nothing_remains, queued, until
 
 
 async def test_a_free_lock_shows_nobody(client):

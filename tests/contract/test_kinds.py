@@ -11,7 +11,7 @@ import pytest
 import aiolock
 from aiolock import Client, UnsupportedKind
 from tests.contract.deployments import KINDS, registry
-from tests.contract.staging import queued
+from tests.faults.staging import queued
 
 ASK: dict[str, list[Callable[[Client], Awaitable[object]]]] = {
     "read-write": [
@@ -24,7 +24,7 @@ ASK: dict[str, list[Callable[[Client], Awaitable[object]]]] = {
         lambda client: client.semaphore("x", 3).try_acquire(permits=2),
         lambda client: client.semaphore("x", 3).set_limit(2),
     ],
-    "documents": [
+    "registers": [
         lambda client: client.latch("x", 2).count_down(),
         lambda client: client.latch("x", 2).wait(),
         lambda client: client.barrier("x", 2).wait(),

@@ -7,9 +7,10 @@ import asyncio
 import pytest
 
 from aiolock import AcquireTimeout, BackendError, ConfigError, WaitTimeout
-from tests.contract.staging import PATIENCE, until, waiting
+from aiolock.types import Family
+from tests.faults.staging import PATIENCE, until, waiting
 
-NEEDS = "documents"
+NEEDS = "registers"
 
 
 async def test_it_opens_at_zero_for_everybody(client, rival):
@@ -109,17 +110,17 @@ async def test_a_count_that_was_cancelled_is_asked_for_again_under_its_name(clie
         counting.cancel()
         await asyncio.wait([counting])
         assert await rival.latch("x", 50).count_down(request_id=str(number)) == 49 - number
-    await until(lambda: not client._runtime.boards)
+    await until(lambda: not client._runtime.writers)
     assert await latch.count() == 38
 
 
 @pytest.mark.parametrize("steps", [1, 6, 12])
 async def test_a_count_of_a_client_that_was_cut_off_is_made_again_by_another_one(deployment, rival, steps):
-    async with deployment.through(label="cut off", command_timeout=0.5) as (client, cut):
+    async with deployment.over(label="cut off", command_timeout=0.5) as (client, way):
         counting = asyncio.create_task(client.latch("x", 3).count_down(request_id="job"))
         for _ in range(steps):
             await asyncio.sleep(0)
-        cut(False)
+        way.cut(refused=False)
         try:
             async with asyncio.timeout(PATIENCE):
                 assert await counting == 2
@@ -164,13 +165,13 @@ async def test_a_count_that_is_cancelled_is_counted_once(client):
         counting = asyncio.create_task(latch.count_down())
         for _ in range(steps):
             await asyncio.sleep(0)
-        begun = bool(client._runtime.boards)
+        begun = bool(client._runtime.writers)
         counting.cancel()
         await asyncio.wait([counting])
         if begun:
             # It had begun, so it happens: once.
             break
-    await until(lambda: not client._runtime.boards)
+    await until(lambda: not client._runtime.writers)
     assert await latch.count() == 2
 
 
@@ -204,8 +205,8 @@ async def test_wrong_numbers_are_refused(client, value):
 
 
 async def test_a_document_of_somebody_else_is_no_latch(client):
-    document = client._runtime.backend.document("x", client.latch("x", 1)._board().family)
-    assert await document.write(b"not ours", "", 60.0) is not None
-    await document.aclose()
+    register = client._runtime.backend.register("x", Family.LATCH)
+    assert await register.write(b"not ours", "", 60.0) is not None
+    await register.aclose()
     with pytest.raises(BackendError, match="was not written by this version"):
         await client.latch("x", 1).count_down()

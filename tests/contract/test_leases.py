@@ -11,7 +11,7 @@ import warnings
 import pytest
 
 from aiolock import LockLost, UnsupportedKind
-from tests.contract.staging import (
+from tests.faults.staging import (
     PATIENCE,
     gets_the_lock,
     nothing_remains,
@@ -314,6 +314,17 @@ async def test_a_lease_that_was_dropped_warns_and_is_given_back(client, rival, w
         await until(lambda: client.stats()["held"] == 0)
     assert [warning.category for warning in caught] == [ResourceWarning]
     assert "'x'" in str(caught[0].message)
+
+
+async def test_a_lease_that_max_hold_ended_is_given_back_when_it_is_dropped(client, rival):
+    async def lose() -> None:
+        lease = await client.lock("x", ttl=300, max_hold=0.05).acquire()
+        assert await lease.wait_lost() == "max_hold"
+
+    # As a task of its own, so that nothing here refers to the lease.
+    await asyncio.create_task(lose())
+    gc.collect()
+    await gets_the_lock(rival, "x")
 
 
 async def drop(client, rival, waiter: str, kind: str) -> list[asyncio.Task]:

@@ -13,8 +13,10 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 import anyio
 import pytest
 
-from aiolock import LockLost, lock_all, queue
-from tests.contract.staging import gets_the_lock, outcome, passes, queued, until, verdict, waiting
+from aiolock import LockLost, lock_all
+from aiolock.core import local_queue
+from aiolock.lease import Lease
+from tests.faults.staging import gets_the_lock, outcome, passes, queued, until, verdict, waiting
 
 
 def for_ever() -> asyncio.Future:
@@ -162,20 +164,20 @@ async def test_the_default_of_the_client_counts(deployment):
 
 async def test_a_loss_between_the_grant_and_the_block_cancels_the_block(client, monkeypatch):
     # Without pushes others are taken to wait, and then the hold is passed on for a few ms only, which a busy machine takes.
-    monkeypatch.setattr(queue, "PASSING", math.inf)
+    monkeypatch.setattr(local_queue, "PASSING", math.inf)
     # The first grant of a name may carry a single token, and cannot be passed on.
     await gets_the_lock(client, "x")
     holder = await client.lock("x").acquire()
-    assert holder._term.left
+    assert holder._hold.validity.left
 
     async def work() -> None:
         async with client.lock("x"):
             await for_ever()
 
     def hand_over_and_lose() -> None:
-        holder._home.leave(holder)
-        (cohort,) = client._runtime.everybody
-        verdict(cohort._lease())
+        holder._hold.give_back()
+        (queue,) = client._runtime.contending
+        verdict(Lease(queue._hold))
 
     task = asyncio.create_task(assert_lost(work(), client))
     await waiting(client, 1)
@@ -240,8 +242,8 @@ async def test_a_job_that_is_not_renewed_is_told_that_the_server_forgot_its_hold
 
     working = asyncio.create_task(job())
     await begun.wait()
-    [term] = client._runtime.watchdog._terms()
-    await deployment.forget(term.keeper._lease())
+    [term] = client._runtime.scheduler._validities()
+    await deployment._forget(term.claim)
     with pytest.raises(LockLost) as caught:
         await working
     assert caught.value.reason in ("revoked", "force-released", "session")
@@ -253,8 +255,8 @@ async def test_verifying_prolongs_nothing(deployment, client, rival):
     lease = await lock.acquire()
     try:
         await lease.renew()
-        lease.stop_renewing(lease.ttl)
-        term, [holder] = lease._term, (await rival.lock("x").inspect()).holders
+        client._runtime.scheduler.stop_renewing(lease._hold.validity, lease.ttl)
+        term, [holder] = lease._hold.validity, (await rival.lock("x").inspect()).holders
         for _ in range(3):
             end, before = term.until, asyncio.get_running_loop().time()
             await lease.renew()
@@ -276,7 +278,7 @@ async def test_a_job_that_takes_too_long_is_lost_at_its_time(deployment, client,
 
     @client.once("x", at_most=deployment.seconds(1.5))
     async def job() -> None:
-        [term] = client._runtime.watchdog._terms()
+        [term] = client._runtime.scheduler._validities()
         verified.append(term)
         await for_ever()
 

@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from aiolock import Client, ConfigError, Lease
-from aiolock.backends.memory.machine import Machine, Request
+from aiolock.backends.rows.rules import Machine, StoredRequest
 from tests.contract.deployments import Deployment
-from tests.contract.staging import until
+from tests.faults.staging import until
 
 NEEDS = {"read-write": "read-write", "permits": "semaphore"}
 COMPARES = True
@@ -32,7 +32,7 @@ class World:
         self.act = act
         self.clients = clients
         self.machine = Machine()
-        self.requests: dict[str, Request] = {}
+        self.requests: dict[str, StoredRequest] = {}
         self.leases: dict[str, Lease] = {}
         self.waits: dict[str, asyncio.Task[Lease]] = {}
         self.count = 0
@@ -40,9 +40,9 @@ class World:
     # --- what both know
 
     def expected(self) -> tuple[list[tuple[str, str]], list[str]]:
-        holds, queue = self.machine.look(KEY, 0.0)
+        holds, queue = self.machine.inspect(KEY, 0.0)
         return sorted((hold.request.label, hold.request.mode) for hold in holds), [
-            place.request.label for place in queue
+            place.label for place in queue
         ]
 
     async def same(self) -> bool:
@@ -78,7 +78,7 @@ class World:
         )
         permits = 1 + what % LIMIT if self.act == "permits" else 1
         limit = LIMIT + 1 if self.act == "permits" and how == 7 else LIMIT
-        request = Request(label, mode, FOR_EVER, label, permits, limit if self.act == "permits" else 1)
+        request = StoredRequest(label, mode, FOR_EVER, label, permits, limit if self.act == "permits" else 1)
         answer = self.machine.enter(KEY, request, 0.0, wait=wait)
         lock, _ = self.lock(label, mode, limit)
         options = {"permits": permits} if self.act == "permits" else {}

@@ -9,7 +9,7 @@ import pytest
 
 import aiolock
 from aiolock import InvalidName
-from tests.contract.staging import queued
+from tests.faults.staging import queued
 
 COMPOSED = unicodedata.normalize("NFC", "é")
 DECOMPOSED = unicodedata.normalize("NFD", "é")

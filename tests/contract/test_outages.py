@@ -7,12 +7,12 @@ import logging
 
 import pytest
 
-from tests.contract.deployments import Memory, registry
-from tests.contract.staging import until, waiting
+from tests.contract.deployments import Memory, Rows, registry
+from tests.faults.staging import until, waiting
 
 pytestmark = pytest.mark.parametrize(
     "server",
-    [each for each in registry() if not issubclass(each, Memory)],
+    [each for each in registry() if not issubclass(each, (Memory, Rows))],
     ids=lambda each: each.name,
     indirect=True,
     scope="session",
@@ -42,13 +42,13 @@ def addresses(records: list[logging.LogRecord]) -> list[str]:
 
 
 async def test_an_outage_is_told_once_and_so_is_its_end(deployment, said):
-    async with deployment.through(ttl=60, command_timeout=5) as (client, cut):
+    async with deployment.over(ttl=60, command_timeout=5) as (client, way):
         for number in (1, 2):
             lease = await client.lock("x").acquire()
-            cut(True)
+            way.cut(refused=True)
             await until(lambda number=number: len(said(logging.WARNING)) >= number)
             await asyncio.sleep(0.5)
-            cut.heal()
+            way.mend()
             # Some reconnect at once, others when there is something to ask.
             await until(lambda number=number: _asked(client, said, number))
             # Where a lock lives in a session, it is lost.
@@ -76,24 +76,24 @@ async def _asked(client, said, number) -> bool:
 
 
 async def test_a_client_that_waits_says_it_as_well(deployment, rival, said):
-    async with deployment.through(ttl=60, command_timeout=5) as (client, cut), rival.lock("x"):
+    async with deployment.over(ttl=60, command_timeout=5) as (client, way), rival.lock("x"):
         attempt = asyncio.ensure_future(client.lock("x").acquire())
         await waiting(client, 1)
-        cut(True)
+        way.cut(refused=True)
         await until(lambda: said(logging.WARNING))
         attempt.cancel()
-        cut.heal()
+        way.mend()
         await asyncio.wait([attempt])
 
 
 async def test_a_client_that_neither_holds_nor_waits_says_nothing(deployment, said):
-    async with deployment.through(ttl=60, command_timeout=5) as (client, cut):
+    async with deployment.over(ttl=60, command_timeout=5) as (client, way):
         async with client.lock("x"):
             pass
         await until(lambda: not client._runtime.in_use())
-        cut(True)
+        way.cut(refused=True)
         await asyncio.sleep(0.3)
-        cut.heal()
+        way.mend()
         await until(lambda: _reaches(client))
     assert said(logging.WARNING) == said(logging.INFO) == []
 

@@ -9,7 +9,7 @@ import math
 import pytest
 
 from aiolock import AcquireTimeout, ConfigError
-from tests.contract.staging import (
+from tests.faults.staging import (
     PATIENCE,
     gets_the_lock,
     nothing_remains,
@@ -126,7 +126,7 @@ async def test_a_thousand_local_contenders_delay_a_remote_waiter_by_a_bounded_nu
         while True:
             async with lock as lease:
                 # Counted from when the holder's process can know: what happens before that is the network's time.
-                since = lease._term.claim.demanded_at
+                since = lease._hold.validity.claim.contended_since
                 turns += waits and since is not None and since <= client._runtime.clock()
                 await asyncio.sleep(0)
 
@@ -154,7 +154,7 @@ async def test_a_thousand_local_contenders_delay_a_remote_waiter_by_a_bounded_nu
     for contender in contenders:
         contender.cancel()
     await asyncio.wait(contenders, timeout=PATIENCE)
-    # The turn in which the demand becomes known, and the passes after it; the same again whenever the next bid of the
+    # The turn in which the demand becomes known, and the passes after it; the same again whenever the next request of the
     # thousand overtakes the first request of the one, which can happen while that is on its way.
     assert max(delays) <= 5 * (1 + deployment.passes), delays
     await nothing_remains(client, "x")

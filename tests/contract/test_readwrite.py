@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from aiolock import LockLost, lock_all
-from tests.contract.staging import PATIENCE, passes, queued, until, waiting
+from tests.faults.staging import PATIENCE, passes, queued, until, waiting
 
 NEEDS = "read-write"
 
@@ -163,7 +163,7 @@ async def test_a_reader_that_died_costs_only_itself(deployment, client, rival):
         return
     alive = await rival.rwlock("x").read().acquire()
     silent = await client.rwlock("x").read(ttl=deployment.seconds(0.3), on_loss="signal").acquire()
-    silent.stop_renewing(PATIENCE)
+    client._runtime.scheduler.stop_renewing(silent._hold.validity, PATIENCE)
     writer = asyncio.create_task(rival.rwlock("x").write().acquire())
     assert await silent.wait_lost() == "expired"
 

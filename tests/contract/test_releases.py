@@ -11,7 +11,7 @@ import pytest
 
 from aiolock import AcquireTimeout, Client, LockLost, lock_all
 from aiolock.clock import system_clock
-from tests.contract.staging import gets_the_lock, nothing_remains, outcome, until
+from tests.faults.staging import gets_the_lock, nothing_remains, outcome, until
 
 LOCKS: dict[str, Callable[[Client], Any]] = {
     "mutex": lambda client: client.lock("x"),
@@ -99,7 +99,7 @@ async def test_a_job_of_once_whose_hold_was_forgotten_raises(deployment, client,
 
     @client.once("x", at_most=30, at_least=0.01)
     async def job() -> None:
-        [hold] = list(client._runtime.watchdog._terms())
+        [hold] = list(client._runtime.scheduler._validities())
         started.append(hold)
         await deployment._forget(hold.claim)
 
@@ -111,7 +111,7 @@ async def test_a_job_of_once_whose_hold_was_forgotten_raises(deployment, client,
 async def test_a_decorated_function_whose_hold_was_forgotten_raises(deployment, client):
     @client.locked("x")
     async def job() -> None:
-        [hold] = list(client._runtime.watchdog._terms())
+        [hold] = list(client._runtime.scheduler._validities())
         await deployment._forget(hold.claim)
 
     error, before, after = await outcome(job())
@@ -213,7 +213,7 @@ async def test_an_answer_after_the_end_of_the_term_is_no_loss(deployment):
             return
         way.hold()
         leaving = asyncio.create_task(lease.release())
-        await until(lambda: system_clock() > lease._term.until)
+        await until(lambda: system_clock() > lease._hold.validity.until)
         way.let_go()
         await leaving
         assert not lease.lost
@@ -223,46 +223,73 @@ async def test_an_answer_after_the_end_of_the_term_is_no_loss(deployment):
 # --- what a waiter leaves behind that gave up
 
 
-async def test_who_gave_up_is_gone_for_its_own_next_request(deployment, client, rival):
-    lease = await rival.lock("x").acquire()
-    with pytest.raises(AcquireTimeout):
-        await client.lock("x").acquire(timeout=0.05 * deployment.slow)
-    if deployment.prompt:
-        assert not (await client.lock("x").inspect()).waiters
-    await lease.release()
-    await nothing_remains(client, "x")
+EXCLUSIVE: dict[str, Callable[[Client, str], Any]] = {
+    "mutex": lambda client, name: client.lock(name),
+    "write": lambda client, name: client.rwlock(name).write(),
+}
+SHARED = EXCLUSIVE | {"read": lambda client, name: client.rwlock(name).read()}
 
 
-async def test_what_several_had_is_gone_for_the_next_request(deployment, client, rival):
-    lease = await rival.lock("b").acquire()
+def excluding(act: str, client: Client, name: str) -> Any:
+    """A hold by which that of the act is not to be had."""
+    return EXCLUSIVE["write" if act == "read" else act](client, name)
+
+
+async def nothing_is_left(lock: Any) -> None:
+    async def empty() -> bool:
+        info = await lock.inspect()
+        return not info.holders and not info.waiters
+
+    await until(empty)
+
+
+@pytest.mark.parametrize("act", SHARED)
+async def test_who_gave_up_is_gone_for_its_own_next_request(deployment, client, rival, act):
+    mine = SHARED[act](client, "x")
+    lease = await excluding(act, rival, "x").acquire()
     with pytest.raises(AcquireTimeout):
-        await lock_all(client.lock("a"), client.lock("b")).acquire(timeout=0.1 * deployment.slow)
+        await mine.acquire(timeout=0.05 * deployment.slow)
     if deployment.prompt:
-        assert not await client.lock("a").locked()
-        assert not (await client.lock("b").inspect()).waiters
+        assert not (await mine.inspect()).waiters
     await lease.release()
-    await nothing_remains(client, "a")
-    await nothing_remains(client, "b")
+    await nothing_is_left(mine)
+
+
+@pytest.mark.parametrize("act", SHARED)
+async def test_what_several_had_is_gone_for_the_next_request(deployment, client, rival, act):
+    first, second = SHARED[act](client, "a"), SHARED[act](client, "b")
+    lease = await excluding(act, rival, "b").acquire()
+    for _ in range(3):
+        with pytest.raises(AcquireTimeout):
+            await lock_all(first, second).acquire(timeout=0.1 * deployment.slow)
+        if deployment.prompt:
+            assert not await first.locked()
+            assert not (await second.inspect()).waiters
+    await lease.release()
+    await nothing_is_left(first)
+    await nothing_is_left(second)
 
 
 @pytest.mark.parametrize("came", ["free", "waited for"])
-async def test_what_several_had_can_be_had_by_the_next_request(deployment, client, rival, came):
-    lease = await rival.lock("b").acquire()
+@pytest.mark.parametrize("act", EXCLUSIVE)
+async def test_what_several_had_can_be_had_by_the_next_request(deployment, client, rival, act, came):
+    make = EXCLUSIVE[act]
+    lease = await make(rival, "b").acquire()
     for _ in range(3):
-        before = await rival.lock("a").acquire() if came == "waited for" else None
+        before = await make(rival, "a").acquire() if came == "waited for" else None
         asking = asyncio.create_task(
-            lock_all(client.lock("a"), client.lock("b")).acquire(timeout=0.3 * deployment.slow)
+            lock_all(make(client, "a"), make(client, "b")).acquire(timeout=0.3 * deployment.slow)
         )
         if before is not None:
             await asyncio.sleep(0.05)
             await before.release()
         with pytest.raises(AcquireTimeout):
             await asking
-        again = await client.lock("a").try_acquire()
+        again = await make(client, "a").try_acquire()
         if deployment.prompt:
             assert again is not None
         if again is not None:
             await again.release()
     await lease.release()
-    await nothing_remains(client, "a")
-    await nothing_remains(client, "b")
+    await nothing_is_left(make(client, "a"))
+    await nothing_is_left(make(client, "b"))

@@ -14,8 +14,8 @@ import pytest
 
 from aiolock import Client, LockLost, connect, lock_all
 from tests.contract.deployments import Deployment
-from tests.contract.staging import gets_the_lock, nothing_remains
 from tests.contract.test_guards import in_a_fork
+from tests.faults.staging import gets_the_lock, nothing_remains
 
 Work = Callable[[], Coroutine[Any, Any, Any]]
 
@@ -103,7 +103,7 @@ def kinds(client: Client, deployment: Deployment) -> dict[str, Callable[[], Awai
                 assert leader.token == term.token or not deployment.shows
 
         uses["election"] = lead
-    if "documents" in deployment.kinds:
+    if "registers" in deployment.kinds:
         latch = client.latch("l", 9)
         uses["latch"] = latch.count_down
         barrier = client.barrier("b", 1)

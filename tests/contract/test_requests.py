@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from aiolock import ConfigError
-from tests.contract.staging import PATIENCE, passes, queued, until, waiting
+from tests.faults.staging import PATIENCE, passes, queued, until, waiting
 
 NEEDS = "requests"
 

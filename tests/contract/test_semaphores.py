@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from aiolock import AcquireTimeout, ConfigError, LockLost
-from tests.contract.staging import PATIENCE, passes, queued, until
+from tests.faults.staging import PATIENCE, passes, queued, until
 
 NEEDS = "semaphore"
 
@@ -116,7 +116,7 @@ async def test_the_permits_of_a_holder_that_died_come_back(deployment, client, r
         # Its hold lives as long as its session, and tests of sessions are elsewhere.
         return
     silent = await client.semaphore("x", 2, ttl=deployment.seconds(0.3), on_loss="signal").acquire(permits=2)
-    silent.stop_renewing(PATIENCE)
+    client._runtime.scheduler.stop_renewing(silent._hold.validity, PATIENCE)
     async with asyncio.timeout(PATIENCE):
         lease = await rival.semaphore("x", 2).acquire()
     assert not silent.held

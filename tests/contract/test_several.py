@@ -8,7 +8,7 @@ import random
 import pytest
 
 from aiolock import AcquireTimeout, ConfigError, LockLost, lock_all
-from tests.contract.staging import PATIENCE, nothing_remains, passes, queued, until, verdict, waiting
+from tests.faults.staging import PATIENCE, nothing_remains, passes, queued, until, verdict, waiting
 
 
 async def all_free(client, *names: str) -> None:
@@ -231,7 +231,7 @@ async def released_when_waited_for(lease, lock) -> None:
     await lease.release()
 
 
-async def test_a_level_is_kept_while_another_lock_is_waited_for(client, rival):
+async def test_a_level_is_kept_while_another_lock_is_waited_for(deployment, client, rival):
     """Asked for anew, it would be waited for by the very task that has it."""
     both = lock_all(client.lock("a"), client.lock("b"), client.reentrant_lock("r"))
     async with client.reentrant_lock("r") as outer:
@@ -241,7 +241,7 @@ async def test_a_level_is_kept_while_another_lock_is_waited_for(client, rival):
             with pytest.raises(AcquireTimeout, match=f"'{busy}'"):
                 await both.acquire(timeout=0)
             with pytest.raises(AcquireTimeout, match=f"'{busy}'"):
-                await both.acquire(timeout=0.05)
+                await both.acquire(timeout=deployment.seconds(0.2))
             releasing = asyncio.create_task(released_when_waited_for(lease, client.lock(busy)))
             async with asyncio.timeout(PATIENCE), both as joint:
                 assert joint.parts[-1].token == outer.token

@@ -11,7 +11,7 @@ import pytest
 from aiolock import Client, Lease, UnsupportedKind
 from tests.contract.deployments import Deployment
 from tests.contract.primitives import BRIEF, PRIMITIVES, Primitive, Stage
-from tests.contract.staging import left_at_the_server, left_in_the_loop, passes
+from tests.faults.staging import left_at_the_server, left_in_the_loop, passes
 from tests.sweep import MODES, Attempt, Ledger, Mode, attempt, sweep
 
 LANDING = 20

@@ -59,8 +59,8 @@ def test_a_look_at_leases_that_is_due_at_once_does_not_end_their_renewal(deploym
     async def due_at_once() -> None:
         async with deployment.connect() as client, client.lock("x") as lease:
             await asyncio.sleep(0.01)
-            watchdog = client._runtime.watchdog
-            watchdog._set_timer(watchdog._clock())
+            scheduler = client._runtime.scheduler
+            scheduler._set_timer(scheduler._clock())
             await asyncio.sleep(0.05)
             lease.check()
 

@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import aiolock
 from aiolock.testing import lose
 from examples import aiohttp_app, cron_once, metrics_opentelemetry, metrics_prometheus, workers
-from tests.integrations import sites
+from tests.integrations import web_servers
 from tests.servers import Redis
 
 ROOT = Path(__file__).parents[2]
@@ -68,7 +68,7 @@ async def test_a_worker_that_loses_its_lock_does_the_job_again(capsys):
     jobs.put_nowait(workers.Job("1", 10))
     async with aiolock.connect(f"memory://{secrets.token_hex(4)}") as client:
         working = asyncio.create_task(workers.worker(client, jobs, ledger))
-        await sites.until(lambda: ledger.balances, "the job began")
+        await web_servers.until(lambda: ledger.balances, "the job began")
         await client.lock("account:1").force_release()
         await jobs.join()
         working.cancel()
@@ -120,12 +120,12 @@ async def test_the_fastapi_application_takes_one_payment(redis, monkeypatch):
     monkeypatch.setenv("AIOLOCK_URL", redis.url)
     fastapi_app = importlib.reload(importlib.import_module("examples.fastapi_app"))
     assert redis.url == fastapi_app.URL
-    async with sites.asgi(fastapi_app.app) as address:
+    async with web_servers.asgi(fastapi_app.app) as address:
         assert await buyers(address) == [200] + [410] * 9
 
 
 async def test_the_aiohttp_application_takes_one_payment(redis):
-    async with sites.aiohttp(aiohttp_app.make_app(redis.url)) as address:
+    async with web_servers.aiohttp(aiohttp_app.make_app(redis.url)) as address:
         assert await buyers(address) == [200] + [410] * 9
 
 
@@ -155,7 +155,7 @@ async def test_a_payment_that_is_retried_is_charged_once_by_fastapi(redis, monke
     monkeypatch.setenv("AIOLOCK_URL", redis.url)
     fastapi_app = importlib.reload(importlib.import_module("examples.fastapi_app"))
     monkeypatch.setattr(fastapi_app, "paid", Dies())
-    async with sites.asgi(fastapi_app.app) as address:
+    async with web_servers.asgi(fastapi_app.app) as address:
         assert await retried(address) == [500, 200, 410]
     assert fastapi_app.bank.charged == {"order:7"}
 
@@ -164,7 +164,7 @@ async def test_a_payment_that_is_retried_is_charged_once_by_aiohttp(redis, monke
     monkeypatch.setattr(aiohttp_app, "bank", aiohttp_app.Bank())
     app = aiohttp_app.make_app(redis.url)
     app[aiohttp_app.PAID] = Dies()
-    async with sites.aiohttp(app) as address:
+    async with web_servers.aiohttp(app) as address:
         assert await retried(address) == [500, 200, 410]
     assert aiohttp_app.bank.charged == {"order:7"}
 
@@ -239,7 +239,7 @@ def test_exporters_know_every_figure(exporter):
     module = importlib.import_module(f"examples.{exporter}")
     known = {*module.GAUGES, *module.COUNTERS, *module.HISTOGRAMS}
     # Losses are exported by reason, which add up to `lost`.
-    assert known | {"losses", "lost"} == set(aiolock.figures.Figures.__annotations__)
+    assert known | {"losses", "lost"} == set(aiolock.metrics.Figures.__annotations__)
 
 
 async def test_the_prometheus_program_answers(monkeypatch, capsys):
@@ -252,7 +252,7 @@ async def test_the_prometheus_program_answers(monkeypatch, capsys):
         said += capsys.readouterr().out
         return said.partition("\n")[0]
 
-    await sites.until(address, "it says where it is")
+    await web_servers.until(address, "it says where it is")
     async with aiohttp.ClientSession() as session, session.get(address()) as response:
         assert "aiolock_held" in await response.text()
     running.cancel()

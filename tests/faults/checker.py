@@ -29,7 +29,7 @@ def check(history: History, *, capacity: Mapping[str, int] | None = None, grace:
         *exclusion(history, capacity, grace=grace),
         *tokens(history, grace=grace),
         *told(history, grace=grace),
-        *guarded(history),
+        *stale_writes(history),
         *ownership(history),
     ]
 
@@ -177,23 +177,23 @@ def _losses(history: History) -> Iterator[tuple[Hold, Hold | None]]:
                 yield hold, next((other for other in holds[later:] if _exclude(last, other)), None)
 
 
-# 4. The guard and 5. ownership, in the order of the guard's and the server's own files
+# 4. The store and 5. ownership, in the order of the store's and the server's own files
 
 
-def guarded(history: History) -> list[str]:
-    """The fenced guard accepted no token below the highest accepted one, and every token from one owner only."""
+def stale_writes(history: History) -> list[str]:
+    """The fenced store accepted no token below the highest accepted one, and every token from one owner only."""
     found: list[str] = []
     highest: dict[str, int] = {}
     owners: dict[tuple[str, int], str] = {}
-    for event in history.guard:
+    for event in history.store:
         name, token, owner = event["name"], event["token"], event["owner"]
         if not (event["fenced"] and event["accepted"]):
             continue
         if token < highest.get(name, token):
-            found.append(f"guard: accepted token {token} of {owner} for {name!r} after {highest[name]}")
+            found.append(f"store: accepted token {token} of {owner} for {name!r} after {highest[name]}")
         if owners.setdefault((name, token), owner) != owner:
             found.append(
-                f"guard: token {token} for {name!r} came from {owners[name, token]} and from {owner}"
+                f"store: token {token} for {name!r} came from {owners[name, token]} and from {owner}"
             )
         highest[name] = max(token, highest.get(name, token))
     return found

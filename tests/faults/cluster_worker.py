@@ -6,8 +6,7 @@ import json
 import sys
 from urllib.parse import parse_qs, urlsplit
 
-from aiolock.backends.redis.seeds import NodeEndpoint, Seeds
-from aiolock.backends.redis.slots import Place
+from aiolock.backends.redis.cluster.slots import NodeEndpoint, Place, Seeds
 from tests.faults import worker
 
 

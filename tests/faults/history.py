@@ -26,7 +26,7 @@ NEVER = math.inf
 
 
 class Recorder:
-    """The pen of one process. `process` is unique per process, also per restart: "worker3.1"."""
+    """The recorder of one process. `process` is unique per process, also per restart: "worker3.1"."""
 
     def __init__(self, path: Path | str, process: str) -> None:
         self.process = process
@@ -102,16 +102,16 @@ class Recorder:
     def answered(self, question: str, locked: bool) -> None:
         self.note("ask.ret", id=question, locked=locked)
 
-    # What the guard and the server did, in their own order.
+    # What the store and the server did, in their own order.
 
-    def guarded(self, name: str, owner: str, token: int, *, accepted: bool, fenced: bool) -> None:
-        self.note("guard", name=name, owner=owner, token=token, accepted=accepted, fenced=fenced)
+    def stored(self, name: str, owner: str, token: int, *, accepted: bool, fenced: bool) -> None:
+        self.note("store", name=name, owner=owner, token=token, accepted=accepted, fenced=fenced)
 
     def served(self, action: str, name: str, owner: str) -> None:
         """A successful grant, renew, release or expire, as the server's own log tells it."""
         self.note("server", action=action, name=name, owner=owner)
 
-    # What the nemesis does. A process whose event loop is blocked is stopped as well: it stamps itself.
+    # What the injector does. A process whose event loop is blocked is stopped as well: it stamps itself.
 
     def stop(self, process: str) -> None:
         self.note("stop", target=process)
@@ -178,7 +178,7 @@ class History:
     events: list[Event]
     attempts: list[Hold] = field(default_factory=list)
     questions: list[Question] = field(default_factory=list)
-    guard: list[Event] = field(default_factory=list)
+    store: list[Event] = field(default_factory=list)
     server: list[Event] = field(default_factory=list)
     stops: dict[str, list[Window]] = field(default_factory=lambda: defaultdict(list))
     kills: dict[str, float] = field(default_factory=dict)
@@ -231,8 +231,8 @@ class History:
                 self.questions.append(question)
             case "ask.ret":
                 known[event["id"]].ret, known[event["id"]].locked = t, event["locked"]
-            case "guard":
-                self.guard.append(event)
+            case "store":
+                self.store.append(event)
             case "server":
                 self.server.append(event)
             case "kill":

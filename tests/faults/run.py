@@ -2,8 +2,8 @@
 
     python -m tests.faults.run redis --seconds 60 --processes 8 --names 16 --seed 1 [--kinds all]
 
-The controller has the server, the guarded resource and one fault proxy per worker; worker.py is what the others do and
-nemesis.py what is done to them. The table is verdict.py's. Exit status 1 if there were violations outside of the
+The controller has the server, the fenced store and one fault proxy per worker; worker.py is what the others do and
+injector.py what is done to them. The table is verdict.py's. Exit status 1 if there were violations outside of the
 exceptions that the backend's page lists.
 """
 
@@ -24,17 +24,17 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from tests.faults.guard import Counter, Guard
+from tests.faults.fenced_store import Counter, FencedStore
 from tests.faults.history import Recorder, load
+from tests.faults.injector import FaultInjector, Trap, send
 from tests.faults.locks import KINDS, capacity, name_locks
-from tests.faults.nemesis import Nemesis, Trap, send
 from tests.faults.proxy import Proxy
-from tests.faults.redis_site import RedisSite
+from tests.faults.redis_system import RedisSystem
 from tests.faults.verdict import Verdict, judge
 from tests.mutants import MUTANTS
 from tests.processes import program
 
-SITES = {"redis": RedisSite}
+SYSTEMS = {"redis": RedisSystem}
 TTLS = [0.5, 0.8, 1.0]
 """Seconds; of holds, unless the plan says otherwise."""
 END_WITHIN = 20.0
@@ -58,11 +58,11 @@ class Plan:
     plant: str | None = None
     keep: Path | None = None
     ttls: tuple[float, ...] | None = None
-    """Of holds, in seconds, if not those of the site."""
+    """Of holds, in seconds, if not those of the system."""
 
 
 class Member:
-    """A place in the crew: one worker at a time, behind proxies that outlive it, one for each server that it knows."""
+    """A place in the workers: one worker at a time, behind proxies that outlive it, one for each server that it knows."""
 
     def __init__(self, run: Run, number: int) -> None:
         self.run, self.number, self.generation = run, number, -1
@@ -87,7 +87,7 @@ class Member:
     def name(self) -> str:
         return f"worker{self.number}.{self.generation}"
 
-    def _frame(self, part: RedisSite, direction: str, frame: bytes) -> None:
+    def _frame(self, part: RedisSystem, direction: str, frame: bytes) -> None:
         part.overhear(direction, frame)
         if self.trap is not None:
             self.trap.frame(direction, frame)
@@ -110,8 +110,8 @@ class Member:
         ]
         settings = {
             "url": urls if len(urls) > 1 else urls[0],
-            "namespace": run.site.namespace,
-            "guard": str(run.guard.path),
+            "namespace": run.system.namespace,
+            "store": str(run.store.path),
             "history": str(run.folder / f"{self.name}.jsonl"),
             "process": self.name,
             "seed": f"{run.plan.seed}/{self.name}",
@@ -121,7 +121,7 @@ class Member:
             "tasks": run.plan.tasks,
             "until": run.until,
         }
-        worker = ("tests.faults.planted", run.plan.plant) if run.plan.plant else (run.worker,)
+        worker = ("tests.faults.planted_worker", run.plan.plant) if run.plan.plant else (run.worker,)
         setpriv = program("setpriv", package="util-linux", server=run.plan.server)
         with (run.folder / f"{self.name}.log").open("wb") as log:
             self._process = await asyncio.create_subprocess_exec(
@@ -150,15 +150,15 @@ class Member:
         return [f"hygiene: {self.name} ended with status {status}:\n{log[-3_000:]}"]
 
 
-class WatchedGuard(Guard):
+class WatchedStore(FencedStore):
     """Springs the traps for holders: whoever reads is inside of its critical section."""
 
-    crew: Sequence[Member] = ()
+    workers: Sequence[Member] = ()
 
     def read(self, name: str, owner: str, token: int, *, fenced: bool) -> Counter | None:
-        for member in self.crew:
+        for member in self.workers:
             if member.trap is not None and owner.startswith(f"{member.name}#"):
-                member.trap.frame("guard", name.encode())
+                member.trap.frame("store", name.encode())
         return super().read(name, owner, token, fenced=fenced)
 
 
@@ -167,61 +167,69 @@ class Run:
 
     def __init__(self, plan: Plan, folder: Path) -> None:
         self.plan, self.folder = plan, folder
-        self.site = SITES[plan.server]()
-        self.worker = getattr(self.site, "worker", "tests.faults.worker")
-        self.parts = getattr(self.site, "parts", [self.site])
-        """The sites of the servers that are one here."""
+        self.system = SYSTEMS[plan.server]()
+        self.worker = getattr(self.system, "worker", "tests.faults.worker")
+        self.parts = getattr(self.system, "parts", [self.system])
+        """The systems of the servers that are one here."""
         self.names = name_locks(plan.names, plan.kinds)
         self.ttls = list(plan.ttls or TTLS)
         self.command_timeouts = [max(self.ttls) / 3, max(self.ttls)]
         """Of every other worker; with the second, a late answer arrives after its hold is over."""
         self.calm = 2 * max(self.ttls) + 2.5
         """Seconds without faults at the end: the holds and queue entries of killed workers expire within them."""
-        self.pen = Recorder(folder / "nemesis.jsonl", "nemesis")
-        self.guard = WatchedGuard(folder / "guard.sock", Recorder(folder / "guard.jsonl", "guard"))
+        self.recorder = Recorder(folder / "injector.jsonl", "injector")
+        self.store = WatchedStore(folder / "store.sock", Recorder(folder / "store.jsonl", "store"))
         self.until = 0.0
 
     async def __call__(self) -> Verdict:
-        plan, site = self.plan, self.site
+        plan, system = self.plan, self.system
         async with AsyncExitStack() as stack:
-            stack.enter_context(site.server)
-            await stack.enter_async_context(self.guard)
+            stack.enter_context(system.server)
+            await stack.enter_async_context(self.store)
+            if hasattr(system, "prepare"):
+                await system.prepare()
             self.until = time.monotonic() + plan.seconds
-            crew = [Member(self, number) for number in range(plan.processes)]
-            for member in crew:
+            workers = [Member(self, number) for number in range(plan.processes)]
+            for member in workers:
                 for proxy in member.proxies:
                     await stack.enter_async_context(proxy)
                 await member.start()
-            await self._all_open(crew)
-            self.guard.crew = crew
-            nemesis = getattr(site, "nemesis", Nemesis)(
-                site, crew, self.pen, seed=plan.seed, ttls=self.ttls, names=self.names, only=plan.only
+            await self._all_open(workers)
+            self.store.workers = workers
+            injector = getattr(system, "injector", FaultInjector)(
+                system,
+                workers,
+                self.recorder,
+                seed=plan.seed,
+                ttls=self.ttls,
+                names=self.names,
+                only=plan.only,
             )
-            await nemesis.rage(self.until - self.calm - getattr(site, "place", 0.0), plan.arms)
-            others = [each for member in crew for each in await member.end()]
-            others += await site.hygiene(self.names, max(self.ttls))
+            await injector.run(self.until - self.calm - getattr(system, "place", 0.0), plan.arms)
+            others = [each for member in workers for each in await member.end()]
+            others += await system.hygiene(self.names, max(self.ttls))
         history = load(self.folder.glob("*.jsonl"))
         ends = {event["process"] for event in history.events if event["kind"] == "end"}
-        others += [f"hygiene: {member.name} wrote no end" for member in crew if member.name not in ends]
-        others += site.foreign
+        others += [f"hygiene: {member.name} wrote no end" for member in workers if member.name not in ends]
+        others += system.foreign
         return judge(
             history,
-            self.guard,
+            self.store,
             seed=plan.seed,
             ttl=max(self.ttls),
-            verified=site.verified_within(max(self.ttls)),
-            breaking=getattr(site, "breaking", 0.0),
+            verified=system.verified_within(max(self.ttls)),
+            breaking=getattr(system, "breaking", 0.0),
             command_timeout=max(self.command_timeouts),
             others=others,
-            replayed=site.replayed,
+            replayed=system.replayed,
             capacity=capacity(self.names),
-            fenced=getattr(site, "fenced", True),
-            place=getattr(site, "place", 0.0),
+            fenced=getattr(system, "fenced", True),
+            place=getattr(system, "place", 0.0),
         )
 
-    async def _all_open(self, crew: Sequence[Member]) -> None:
+    async def _all_open(self, workers: Sequence[Member]) -> None:
         """A busy machine takes seconds to start them all."""
-        waiting = [self.folder / f"{member.name}.jsonl" for member in crew]
+        waiting = [self.folder / f"{member.name}.jsonl" for member in workers]
         while waiting and time.monotonic() < self.until:
             await asyncio.sleep(0.05)
             waiting = [path for path in waiting if not path.exists() or b'"open"' not in path.read_bytes()]
@@ -242,7 +250,7 @@ def run(plan: Plan) -> Verdict:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.faults.run", description=__doc__.splitlines()[0])
-    parser.add_argument("server", choices=sorted(SITES))
+    parser.add_argument("server", choices=sorted(SYSTEMS))
     parser.add_argument("--seconds", type=float, default=Plan.seconds)
     parser.add_argument("--processes", type=int, default=Plan.processes)
     parser.add_argument("--names", type=int, default=Plan.names)
@@ -255,6 +263,12 @@ def main() -> int:
         default=Plan.kinds,
         metavar="KIND,…",
         help=f"of the locks, in turn: {', '.join(KINDS)}, or all",
+    )
+    parser.add_argument(
+        "--ttls",
+        type=lambda text: tuple(map(float, text.split(","))),
+        metavar="SECONDS,…",
+        help=f"of the holds: {','.join(map(str, TTLS))} on a machine that does nothing else",
     )
     parser.add_argument(
         "--only", action="append", default=[], metavar="FAULT", help="nothing but these faults"

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 
 from tests.faults import checker
-from tests.faults.guard import Guard
+from tests.faults.fenced_store import FencedStore
 from tests.faults.history import NEVER, Event, History, Hold, Window
 
 RESTART = "restart server"
@@ -90,7 +90,7 @@ def _ms(seconds: float | None) -> str:
 
 def judge(
     history: History,
-    guard: Guard,
+    store: FencedStore,
     *,
     seed: int,
     ttl: float,
@@ -118,7 +118,7 @@ def judge(
         ),
         "told in time": (checker.told(told), _sighted(told, exceptions, checker.told)),
         "tokens": (_tokens(clock), _tokens(_without_grants(clock, exceptions)) if fenced else []),
-        "guard": (_guard(history, guard),) * 2,
+        "store": (_store(history, store),) * 2,
         "ownership": ([each for each in others if each.startswith("ownership")],) * 2,
         "calls in time": (_calls(told, command_timeout),) * 2,
         "progress": (_progress(history, 3 * max(ttl, place) + 2),) * 2,
@@ -138,8 +138,8 @@ def judge(
         losses=dict(Counter(event["reason"] for event in history.events if event["kind"] == "lost")),
         outside={name: outside for name, (_, outside) in everything.items()},
         inside={name: max(0, len(found) - len(outside)) for name, (found, outside) in everything.items()},
-        fenced=asdict(guard.fenced),
-        unfenced=asdict(guard.unfenced),
+        fenced=asdict(store.fenced),
+        unfenced=asdict(store.unfenced),
         tokens_duplicated=sum("share" in found for found in tokens),
         tokens_decreased=sum("granted after" in found for found in tokens),
         told=len(margins),
@@ -163,7 +163,7 @@ def views(history: History, breaking: float) -> tuple[History, History]:
 def by_clock(history: History) -> History:
     """A hold ends at the moment at which the holder's own clock said so, whenever its loop came to tell it.
 
-    So no lag of the machine needs an excuse. Only processes that the nemesis stopped are blind (to their end, if it
+    So no lag of the machine needs an excuse. Only processes that the injector stopped are blind (to their end, if it
     killed them before they were awake), and those that it killed end with the last that they wrote: what their clocks
     would have said after that is not known.
     """
@@ -264,12 +264,12 @@ def _tokens(clock: History) -> list[str]:
     return [*twins, *(found for found in checker.tokens(certain, grace=0) if "share" not in found)]
 
 
-def _guard(history: History, guard: Guard) -> list[str]:
-    found = checker.guarded(history)
-    if guard.fenced.stale:
-        found.append(f"guard: {guard.fenced.stale} stale writes were accepted")
-    if guard.fenced.lost_updates:
-        found.append(f"guard: {guard.fenced.lost_updates} updates were lost in spite of fencing")
+def _store(history: History, store: FencedStore) -> list[str]:
+    found = checker.stale_writes(history)
+    if store.fenced.stale:
+        found.append(f"store: {store.fenced.stale} stale writes were accepted")
+    if store.fenced.lost_updates:
+        found.append(f"store: {store.fenced.lost_updates} updates were lost in spite of fencing")
     return found
 
 

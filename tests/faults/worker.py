@@ -1,6 +1,6 @@
 """One process of a history run: tasks that take locks in every way there is, and write down what they see.
 
-Started by run.py with one argument, its settings as JSON; stopped, killed and cut off by nemesis.py. A hold is recorded
+Started by run.py with one argument, its settings as JSON; stopped, killed and cut off by injector.py. A hold is recorded
 so that a loaded machine cannot make the library look guilty: `acquire.ret` is stamped after the fact, `release` before
 it, and `lost` carries, beside the moment in which we were told, the moment `until` in which the lease's own clock said
 so. A process that did not get to run says that as well: it was as good as stopped.
@@ -23,7 +23,7 @@ from pathlib import Path
 
 import aiolock
 from aiolock.clock import system_clock
-from tests.faults.guard import GuardClient
+from tests.faults.fenced_store import StoreClient
 from tests.faults.history import Recorder
 from tests.faults.locks import Wish, wish
 
@@ -38,7 +38,7 @@ PATIENCE = 1.5
 class Settings:
     url: str | list[str]
     namespace: str
-    guard: str
+    store: str
     history: str
     process: str
     seed: str
@@ -56,7 +56,7 @@ class Plan:
     wish: Wish
     way: str  # block, acquire or try
     on_loss: str
-    looks: bool  # before it writes; who does not, and is not cancelled either, is the guard's business
+    looks: bool  # before it writes; who does not, and is not cancelled either, is the store's business
     ttl: float
     timeout: float | None
     fair: bool
@@ -92,11 +92,11 @@ def draw(rng: random.Random, names: list[str], ttls: list[float], *, slow: bool)
 
 
 class Worker:
-    """The client, its tasks and the pen."""
+    """The client, its tasks and the recorder."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.pen = Recorder(settings.history, settings.process)
+        self.recorder = Recorder(settings.history, settings.process)
         self.client: aiolock.Client
         self.blocks = False
 
@@ -105,14 +105,14 @@ class Worker:
         sockets, tasks = _sockets(), len(asyncio.all_tasks())
         ticking = asyncio.create_task(self._notice_lags())
         if await self._connect():
-            self.pen.note("open")
+            self.recorder.note("open")
             await asyncio.gather(*(self._slot(number) for number in range(self.settings.tasks)))
             await self.client.aclose()
         ticking.cancel()
         await asyncio.wait([ticking])
         await asyncio.sleep(TICK)  # sockets are closed one pass after their transports
         left = [task.get_name() for task in asyncio.all_tasks()]
-        self.pen.note("end", tasks=left if len(left) > tasks else [], sockets=_sockets() - sockets)
+        self.recorder.note("end", tasks=left if len(left) > tasks else [], sockets=_sockets() - sockets)
 
     async def _connect(self) -> bool:
         while time.monotonic() < self.settings.until:
@@ -141,18 +141,18 @@ class Worker:
             await asyncio.sleep(TICK)
             now = time.monotonic_ns()
             if now - due > LAG * 1e9:
-                self.pen.note("stop", target=self.settings.process, t=due, why="lag")
-                self.pen.note("cont", target=self.settings.process, t=now, why="lag")
+                self.recorder.note("stop", target=self.settings.process, t=due, why="lag")
+                self.recorder.note("cont", target=self.settings.process, t=now, why="lag")
 
     # --- attempts
 
     async def _slot(self, number: int) -> None:
         settings, loop = self.settings, asyncio.get_running_loop()
         rng = random.Random(f"{settings.seed}/{number}")
-        guard = GuardClient(settings.guard)
+        store = StoreClient(settings.store)
         while (left := settings.until - time.monotonic()) > 0:
             plan = draw(rng, settings.names, settings.ttls, slow=number == 0)
-            task = asyncio.create_task(self._attempt(plan, f"{number}", guard))
+            task = asyncio.create_task(self._attempt(plan, f"{number}", store))
             after = left + PATIENCE
             if plan.cancelled_after is not None:
                 after = min(after, plan.cancelled_after)
@@ -160,9 +160,9 @@ class Worker:
             await asyncio.wait([task])
             cancelling.cancel()
             await asyncio.sleep(rng.expovariate(500))
-        guard.close()
+        store.close()
 
-    async def _attempt(self, plan: Plan, slot: str, guard: GuardClient) -> None:
+    async def _attempt(self, plan: Plan, slot: str, store: StoreClient) -> None:
         wanted = plan.wish
         lock = wanted.lock(
             self.client,
@@ -174,8 +174,8 @@ class Worker:
         )
         once = plan.way == "try" or plan.timeout == 0
         hold = _Hold(
-            self.pen,
-            self.pen.acquiring(
+            self.recorder,
+            self.recorder.acquiring(
                 wanted.name,
                 slot,
                 mode=wanted.mode,
@@ -188,7 +188,7 @@ class Worker:
         try:
             if plan.way == "block":
                 async with lock as lease:
-                    await self._inside(plan, hold, lease, guard)
+                    await self._inside(plan, hold, lease, store)
                 hold.must_have_raised()
             else:
                 lease = await wanted.ask(lock, once=plan.way == "try")
@@ -196,7 +196,7 @@ class Worker:
                     hold.refused = True
                 else:
                     try:
-                        await self._inside(plan, hold, lease, guard)
+                        await self._inside(plan, hold, lease, store)
                     finally:
                         await lease.release()
         except (aiolock.AcquireTimeout, aiolock.BackendError, aiolock.LockLost):
@@ -204,22 +204,22 @@ class Worker:
         except asyncio.CancelledError:
             cancelled = True
         except Exception:
-            self.pen.note("error", what=traceback.format_exc())
+            self.recorder.note("error", what=traceback.format_exc())
         hold.over()
         task = asyncio.current_task()
         if task is not None and task.cancelling() and not cancelled:
-            self.pen.note("error", what=f"a cancellation was swallowed: {plan}")
+            self.recorder.note("error", what=f"a cancellation was swallowed: {plan}")
 
-    async def _inside(self, plan: Plan, hold: _Hold, lease: aiolock.Lease, guard: GuardClient) -> None:
+    async def _inside(self, plan: Plan, hold: _Hold, lease: aiolock.Lease, store: StoreClient) -> None:
         hold.begin(lease)
         try:
-            await self._work(plan, hold, lease, guard)
+            await self._work(plan, hold, lease, store)
             if plan.goes_on and plan.wish.mode == "reentrant":
                 await self._again(plan, hold.slot)
             elif plan.goes_on and plan.wish.mode == "write" and lease.held:
-                self.pen.downgrading(hold.id)
+                self.recorder.downgrading(hold.id)
                 await lease.downgrade()
-                self.pen.downgraded(hold.id)
+                self.recorder.downgraded(hold.id)
                 await asyncio.sleep(plan.thinks)
         finally:
             hold.leaving()
@@ -228,7 +228,9 @@ class Worker:
         """Another level of the hold, through another object; a new hold if that one was lost."""
         lock = plan.wish.lock(self.client, ttl=plan.ttl, on_loss="signal")
         hold = _Hold(
-            self.pen, self.pen.acquiring(plan.wish.name, slot, mode="reentrant", timeout=PATIENCE), slot
+            self.recorder,
+            self.recorder.acquiring(plan.wish.name, slot, mode="reentrant", timeout=PATIENCE),
+            slot,
         )
         try:
             lease = await lock.acquire(timeout=PATIENCE)
@@ -241,19 +243,19 @@ class Worker:
         finally:
             hold.over()
 
-    async def _work(self, plan: Plan, hold: _Hold, lease: aiolock.Lease, guard: GuardClient) -> None:
+    async def _work(self, plan: Plan, hold: _Hold, lease: aiolock.Lease, store: StoreClient) -> None:
         name, token, values = plan.wish.name, lease.token, {}
         for fenced in (False, True) if plan.writes else ():
             if plan.wish.alone:
-                values[fenced] = await guard.read(name, hold.id, token, fenced=fenced)
+                values[fenced] = await store.read(name, hold.id, token, fenced=fenced)
             elif not fenced:
                 # Others are inside as well, with higher tokens: it only looks.
-                await guard.read(name, hold.id, token, fenced=False)
+                await store.read(name, hold.id, token, fenced=False)
         if self.blocks and values:
             self.blocks = False
-            self.pen.stop(self.settings.process)
+            self.recorder.stop(self.settings.process)
             time.sleep(1.5 * max(self.settings.ttls))  # noqa: ASYNC251 - that is the fault
-            self.pen.cont(self.settings.process)
+            self.recorder.cont(self.settings.process)
         elif plan.thinks:
             await asyncio.sleep(plan.thinks)
         warned = plan.way == "block" and plan.on_loss == "cancel"
@@ -261,22 +263,22 @@ class Worker:
             if value is None or (plan.looks and not lease.held):
                 return
             if warned or plan.looks:
-                self.pen.wrote(hold.id)
-            await guard.write(name, hold.id, token, value + 1, fenced=fenced)
+                self.recorder.wrote(hold.id)
+            await store.write(name, hold.id, token, value + 1, fenced=fenced)
 
 
 class _Hold:
     """One attempt in the words of the history."""
 
-    def __init__(self, pen: Recorder, number: str, slot: str) -> None:
-        self.pen, self.id, self.slot = pen, number, slot
+    def __init__(self, recorder: Recorder, number: str, slot: str) -> None:
+        self.recorder, self.id, self.slot = recorder, number, slot
         self.refused = False
         self._lease: aiolock.Lease | None = None
         self._told = False
         self._left = False
 
     def begin(self, lease: aiolock.Lease) -> None:
-        self.pen.acquired(self.id, lease.token)
+        self.recorder.acquired(self.id, lease.token)
         self._lease = lease
         self._watch = asyncio.create_task(self._watching(lease))
 
@@ -288,8 +290,8 @@ class _Hold:
     def _tell(self, lease: aiolock.Lease, reason: str, now: int) -> None:
         if not self._told and not self._left:
             self._told = True
-            until = now + int((lease._term.until - system_clock()) * 1e9)
-            self.pen.note("lost", id=self.id, t=now, until=min(now, until), reason=reason)
+            until = now + int((lease._hold.validity.until - system_clock()) * 1e9)
+            self.recorder.note("lost", id=self.id, t=now, until=min(now, until), reason=reason)
 
     def leaving(self) -> None:
         """The last look before the release: what is held after `now` was held at `now`."""
@@ -297,32 +299,32 @@ class _Hold:
         if self._lease is not None and self._lease.lost:
             self._tell(self._lease, "seen", now)
         self._left = True
-        self.pen.note("release", id=self.id, t=now + 1)
+        self.recorder.note("release", id=self.id, t=now + 1)
 
     def must_have_raised(self) -> None:
         if self._told:
-            self.pen.note("error", what=f"{self.id} was lost, and its block ended without LockLost")
+            self.recorder.note("error", what=f"{self.id} was lost, and its block ended without LockLost")
 
     def over(self) -> None:
         if self._left:
-            self.pen.released(self.id, "fail" if self._told else "ok")
+            self.recorder.released(self.id, "fail" if self._told else "ok")
         elif self.refused:
-            self.pen.refused(self.id)
+            self.recorder.refused(self.id)
         else:
-            self.pen.unknown(self.id)
+            self.recorder.unknown(self.id)
 
 
 class Complaints(logging.Handler):
     """What asyncio and the library complain about."""
 
-    def __init__(self, pen: Recorder) -> None:
+    def __init__(self, recorder: Recorder) -> None:
         super().__init__()
-        self.pen = pen
+        self.recorder = recorder
 
     def emit(self, record: logging.LogRecord) -> None:
         if not record.name.startswith("aiolock") or record.levelno >= logging.ERROR:
             trace = "".join(traceback.format_exception(*record.exc_info)) if record.exc_info else ""
-            self.pen.note("error", what=f"{record.name}: {record.getMessage()}\n{trace}"[:3_000])
+            self.recorder.note("error", what=f"{record.name}: {record.getMessage()}\n{trace}"[:3_000])
 
 
 def _sockets() -> int:
@@ -338,7 +340,7 @@ def _sockets() -> int:
 def main() -> None:
     worker = Worker(Settings(**json.loads(sys.argv[1])))
     logging.captureWarnings(capture=True)
-    handler = Complaints(worker.pen)
+    handler = Complaints(worker.recorder)
     for name in ("asyncio", "py.warnings", "aiolock"):
         logging.getLogger(name).addHandler(handler)
         logging.getLogger(name).propagate = False

@@ -9,8 +9,9 @@ from typing import NamedTuple
 import pytest
 
 import aiolock
-from aiolock.backends.memory.server import shared
-from tests.contract.deployments import delete, drop
+from aiolock.backends.memory.backend import shared
+from tests.contract.deployments import delete
+from tests.faults.links import drop
 from tests.servers import Redis
 
 
@@ -26,9 +27,9 @@ class Deployment(NamedTuple):
     async def forget(self, lease: aiolock.Lease) -> None:
         """Have the server drop the hold of `lease`, and tell nobody."""
         if self.url.startswith("memory:"):
-            drop(shared(self.namespace), lease._term.claim)
+            drop(shared(self.namespace), lease._hold.validity.claim)
         else:
-            await delete(self.url, lease._term.claim.key)
+            await delete(self.url, lease._hold.validity.claim.key)
 
 
 @pytest.fixture(scope="session")

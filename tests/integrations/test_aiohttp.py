@@ -11,9 +11,9 @@ from aiohttp import web
 
 import aiolock
 from aiolock.aiohttp import CLIENT, cleanup_ctx, locked
-from tests.contract.staging import nothing_remains
-from tests.integrations import sites
-from tests.integrations.sites import PATIENCE, hang_up, until
+from tests.faults.staging import nothing_remains
+from tests.integrations import web_servers
+from tests.integrations.web_servers import PATIENCE, hang_up, until
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ async def test_a_handler_holds_the_lock_while_it_runs(app, rival, http):
     below.router.add_get("/{order_id}/pay", pay)
     below.router.add_view("/{order_id}/refund", Refund)
     app.add_subapp("/orders", below)
-    async with sites.aiohttp(app) as address:
+    async with web_servers.aiohttp(app) as address:
         async with http.get(f"{address}/orders/7/pay?part=1") as response:
             assert await response.json() == ["order:7:1", True]
         async with rival.lock("order:7:1"), http.get(f"{address}/orders/7/pay?part=1") as response:
@@ -64,7 +64,7 @@ async def test_a_handler_may_be_a_method(app, rival, http):
             return web.json_response([request.path, taken])
 
     app.router.add_post("/{order_id}", Shop().pay)
-    async with sites.aiohttp(app) as address:
+    async with web_servers.aiohttp(app) as address:
         async with http.post(f"{address}/7") as response:
             assert await response.json() == ["/7", True]
         async with rival.lock("order:7"), http.post(f"{address}/7") as response:
@@ -86,7 +86,7 @@ async def test_the_client_lives_as_long_as_the_application(app, http):
             return web.Response(text="done")
 
     app.router.add_get("/", look)
-    async with sites.aiohttp(app) as address, http.get(address) as response:
+    async with web_servers.aiohttp(app) as address, http.get(address) as response:
         assert await response.text() == "done"
     with pytest.raises(RuntimeError, match="closed"):
         await app[CLIENT].lock("report").acquire()
@@ -99,7 +99,7 @@ async def test_a_loss_that_only_the_release_finds_is_answered_503(app, deploymen
         return web.Response(text="done")
 
     app.router.add_get("/{order_id}", pay)
-    async with sites.aiohttp(app) as address, http.get(f"{address}/7") as response:
+    async with web_servers.aiohttp(app) as address, http.get(f"{address}/7") as response:
         assert response.status == 503
 
 
@@ -113,7 +113,7 @@ async def test_a_loss_cancels_the_handler_and_is_answered_503(app, rival, http):
         raise AssertionError("it is cancelled")
 
     app.router.add_get("/{order_id}", pay)
-    async with sites.aiohttp(app) as address:
+    async with web_servers.aiohttp(app) as address:
         answer = asyncio.create_task(http.get(f"{address}/7"))
         await entered.wait()
         await rival.lock("order:7").force_release()
@@ -134,7 +134,7 @@ async def test_a_loss_in_the_middle_of_a_stream_ends_the_connection(app, rival, 
         return response
 
     app.router.add_get("/{order_id}", pay)
-    async with sites.aiohttp(app) as address, http.get(f"{address}/7") as response:
+    async with web_servers.aiohttp(app) as address, http.get(f"{address}/7") as response:
         assert await response.content.readexactly(5) == b"first"
         await rival.lock("order:7").force_release()
         with pytest.raises(aiohttp.ClientPayloadError):
@@ -156,7 +156,7 @@ async def test_a_handler_whose_client_goes_away_gives_the_lock_back(app, rival):
         raise AssertionError("it is cancelled")
 
     app.router.add_post("/{order_id}", pay)
-    async with sites.aiohttp(app, handler_cancellation=True) as address:
+    async with web_servers.aiohttp(app, handler_cancellation=True) as address:
         async with hang_up(address, "/7"):
             await entered.wait()
         await nothing_remains(rival, "order:7")
@@ -178,7 +178,7 @@ async def test_a_client_that_goes_away_while_it_waits_gives_up_its_place(app, ri
         return await places() == 0
 
     app.router.add_post("/{order_id}", pay)
-    async with sites.aiohttp(app, handler_cancellation=True) as address, rival.lock("order:7"):
+    async with web_servers.aiohttp(app, handler_cancellation=True) as address, rival.lock("order:7"):
         async with hang_up(address, "/7"):
             await until(somebody_waits, "the request waits")
         await until(nobody_waits, "the request has left the queue")
@@ -190,7 +190,7 @@ async def test_what_the_handler_raises_goes_on_as_it_is(app, rival, http):
         raise web.HTTPPaymentRequired
 
     app.router.add_post("/{order_id}", pay)
-    async with sites.aiohttp(app) as address, http.post(f"{address}/7") as response:
+    async with web_servers.aiohttp(app) as address, http.post(f"{address}/7") as response:
         assert response.status == 402
     await nothing_remains(rival, "order:7")
 
@@ -201,7 +201,7 @@ async def test_a_name_that_cannot_be_is_the_callers_mistake(app, http):
         raise AssertionError("nobody gets here")
 
     app.router.add_post("/{text}", pay)
-    async with sites.aiohttp(app) as address, http.post(f"{address}/{'x' * 1025}") as response:
+    async with web_servers.aiohttp(app) as address, http.post(f"{address}/{'x' * 1025}") as response:
         assert response.status == 422
 
 
@@ -211,7 +211,7 @@ async def test_a_request_that_lacks_a_part_of_the_name_is_the_callers_mistake(ap
         raise AssertionError("nobody gets here")
 
     app.router.add_post("/{order_id}", pay)
-    async with sites.aiohttp(app) as address, http.post(f"{address}/7?prat=1") as response:
+    async with web_servers.aiohttp(app) as address, http.post(f"{address}/7?prat=1") as response:
         assert (response.status, await response.text()) == (422, "The address lacks part.")
 
 
@@ -222,7 +222,7 @@ async def test_an_application_without_a_client_says_how_to_get_one(http, caplog)
 
     app = web.Application()
     app.router.add_post("/", pay)
-    async with sites.aiohttp(app) as address, http.post(address) as response:
+    async with web_servers.aiohttp(app) as address, http.post(address) as response:
         assert response.status == 500
     assert "cleanup_ctx(url)" in caplog.text
 

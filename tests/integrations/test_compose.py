@@ -26,6 +26,7 @@ VOLUMES = {
     "redis": {"/data"},
     "mariadb": {"/var/lib/mysql"},
     "mysql": {"/var/lib/mysql"},
+    "postgres": {"/var/lib/postgresql"},
     "zookeeper": {"/data", "/datalog", "/logs"},
 }
 """Where the images keep what they write: without something else there, every start leaves an anonymous volume behind."""

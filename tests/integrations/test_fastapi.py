@@ -30,8 +30,8 @@ import aiolock
 from aiolock import Lease
 from aiolock.backends.memory import MemoryBackend
 from aiolock.fastapi import LockClient, client, exception_handlers, lifespan, locked
-from tests.contract.staging import nothing_remains
-from tests.integrations.sites import PATIENCE, asgi, hang_up, until
+from tests.faults.staging import nothing_remains
+from tests.integrations.web_servers import PATIENCE, asgi, hang_up, until
 
 Order = Annotated[Lease, locked("order:{order_id}", timeout=0, retry_after=7)]
 Patient = Annotated[Lease, locked("order:{order_id}", timeout=PATIENCE)]
@@ -683,7 +683,7 @@ async def differing(
         (several, r"several.*ids is more than one value \(list\[int\]\)"),
         (perhaps_several, "perhaps_several.*ids is more than one value"),
         (group, "group.*there is no page_ to make"),
-        (header, "header.*x_user is in the headers.*locked\\(function\\)"),
+        (header, "header.*x_user is in the header;.*locked\\(function\\)"),
         (body, "body.*order is in the body"),
         (differing, "order_of and text_of declare order_id differently; declare it in differing as well"),
     ],

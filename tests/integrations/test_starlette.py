@@ -14,7 +14,7 @@ from starlette.routing import Mount, Route
 
 import aiolock
 from aiolock.starlette import client_of, exception_handlers, lifespan, locked
-from tests.integrations.sites import asgi
+from tests.integrations.web_servers import asgi
 
 
 @pytest.fixture

@@ -8,16 +8,16 @@ import os
 
 import pytest
 
-from benchmarks import pages
+from benchmarks import gate, pages
 from benchmarks.__main__ import parsed
 from benchmarks.contestants import contestant
 from benchmarks.contestants.base import Contestant
-from benchmarks.crew import Crew, JobFailed
-from benchmarks.measure import Report, Series, alternate, percentile, ratio
+from benchmarks.measure import Goal, Report, Series, alternate, percentile, ratio
 from benchmarks.plots import INK, PLOTS
 from benchmarks.report import as_json, as_markdown, as_text, goals, loaded, number, table
 from benchmarks.scenarios.draining import figures
 from benchmarks.suites import SUITES
+from benchmarks.workers import JobFailed, Workers
 
 ABOUT = {
     "command": "python -m benchmarks",
@@ -165,13 +165,62 @@ async def test_contenders_of_a_line_enter_one_after_the_other():
 def test_workers_run_jobs_in_step_and_a_failure_leaves_none_behind():
     drain = {"who": "aiolock memory://", "url": "", "tasks": 3, "turns": 2}
     pauses = []
-    with Crew() as crew:
-        found = crew.together([("drain", drain)] * 2, between=pauses.append)
+    with Workers() as workers:
+        found = workers.together([("drain", drain)] * 2, between=pauses.append)
         assert [len(spans) for spans in found] == [6, 6]
         assert pauses == [0, 1]
-        busy = [worker._process.pid for worker in crew._workers]
+        busy = [worker._process.pid for worker in workers._workers]
         with pytest.raises(JobFailed, match="KeyError: 'nobody'"):
-            crew.together([("drain", drain), ("drain", {**drain, "who": "nobody"})])
-        assert crew._workers == []
+            workers.together([("drain", drain), ("drain", {**drain, "who": "nobody"})])
+        assert workers._workers == []
         assert all(not os.path.exists(f"/proc/{pid}") for pid in busy)  # noqa: PTH110 - of a process
-        assert len(crew.one("drain", **drain)) == 6
+        assert len(workers.one("drain", **drain)) == 6
+
+
+def gated(value: float, *, must: float = 1.0, at_most: bool = True) -> dict[str, Report]:
+    """One report for each row of the gate, with that figure."""
+    reports = {}
+    for name, what in gate.ROWS.items():
+        reports[name] = Report(name, name, {})
+        reports[name].goals.append(Goal(what, Series((value,)), must, at_most))
+    return reports
+
+
+def test_the_bound_of_a_row_is_its_goal_or_what_was_committed():
+    [good] = gated(1.0)["redis/free"].goals
+    [missed] = gated(2.0)["redis/free"].goals
+    assert gate.bound(good, good) == pytest.approx(1.15)
+    assert gate.bound(good, missed) == pytest.approx(2.3)
+    [rate] = gated(0.5, at_most=False)["redis/free"].goals
+    assert gate.bound(rate, rate) == pytest.approx(0.425)
+
+
+def test_the_gate_fails_only_what_is_worse_in_every_run():
+    said, runs = [], []
+
+    def play(scenarios):
+        runs.append(scenarios)
+        for suite, names in scenarios.items():
+            for name in names:
+                # Always worse, worse once, and never.
+                slow = name == "free" or (name == "many" and len(runs) == 1)
+                yield gated(1.2 if slow else 1.1)[f"{suite}/{name}"]
+
+    assert gate.check(play, gated(1.0), said.append) == ["redis/free"]
+    assert runs[1:] == [{"redis": ["free", "many"]}, {"redis": ["free"]}]
+    assert len(said) == len(gate.ROWS) + 3
+
+
+def test_a_scenario_that_ends_with_an_error_fails_the_gate_at_once():
+    def play(scenarios):
+        for name, report in gated(1.0).items():
+            report.failed = name == "redis/many"
+            yield report
+
+    assert gate.check(play, gated(1.0), lambda _: None) == ["redis/many"]
+
+
+def test_the_rows_of_the_gate_are_in_the_committed_results():
+    reports, _ = loaded(pages.RESULTS.read_text())
+    for name, what in gate.ROWS.items():
+        assert what in [goal.what for goal in reports[name].goals]

@@ -10,7 +10,7 @@ import pytest
 
 from tests.faults import checker
 from tests.faults.checker import FENCED, MUTEX, READ_WRITE, REENTRANT, Op, linearizable, operations, semaphore
-from tests.faults.guard import Guard, GuardClient
+from tests.faults.fenced_store import FencedStore, StoreClient
 from tests.faults.history import NEVER, History, Recorder, load
 from tests.faults.verdict import slowness, views
 from tests.scoreboard import after_kills, after_stops
@@ -23,7 +23,7 @@ class Story:
         self.events: list[dict] = []
         self.holds = 0
 
-    def note(self, t: float, kind: str, process: str = "nemesis", **fields) -> Story:
+    def note(self, t: float, kind: str, process: str = "injector", **fields) -> Story:
         self.events.append({"t": int(t * 1_000_000), "process": process, "kind": kind, **fields})
         return self
 
@@ -263,23 +263,23 @@ def test_margins_are_the_distances_of_losses_without_a_stop():
 
 
 def write(story: Story, t: float, token: int, owner: str, *, accepted=True, fenced=True, name="x") -> Story:
-    return story.note(t, "guard", name=name, owner=owner, token=token, accepted=accepted, fenced=fenced)
+    return story.note(t, "store", name=name, owner=owner, token=token, accepted=accepted, fenced=fenced)
 
 
-def test_a_guard_that_accepts_a_stale_write_is_found():
+def test_a_store_that_accepts_a_stale_write_is_found():
     story = Story()
     for t, token in enumerate([1, 1, 5, 9]):
         write(story, t, token, f"owner{token}")
     write(story, 5, 3, "owner3", accepted=False)
     write(story, 6, 3, "owner3", fenced=False)
     write(story, 7, 1, "owner1", name="y")
-    assert checker.guarded(story.told()) == []
-    assert len(checker.guarded(write(story, 8, 5, "owner5").told())) == 1
+    assert checker.stale_writes(story.told()) == []
+    assert len(checker.stale_writes(write(story, 8, 5, "owner5").told())) == 1
 
 
 def test_one_token_of_two_owners_is_found():
     story = write(write(Story(), 1, 4, "a"), 2, 4, "b")
-    assert len(checker.guarded(story.told())) == 1
+    assert len(checker.stale_writes(story.told())) == 1
 
 
 @pytest.mark.parametrize("action", ["release", "renew"])
@@ -502,10 +502,10 @@ def test_operations_of_a_history_allow_what_may_have_happened():
 
 
 def test_what_is_recorded_is_what_is_loaded(tmp_path):
-    worker, nemesis = Recorder(tmp_path / "w", "w1.0"), Recorder(tmp_path / "n", "nemesis")
+    worker, injector = Recorder(tmp_path / "w", "w1.0"), Recorder(tmp_path / "n", "injector")
     hold = worker.acquiring("é\n/x", "t1", mode="permits", permits=2, timeout=1.5)
-    nemesis.stop("w1.0")
-    nemesis.cont("w1.0")
+    injector.stop("w1.0")
+    injector.cont("w1.0")
     worker.acquired(hold, 7)
     worker.wrote(hold)
     worker.releasing(hold)
@@ -516,13 +516,13 @@ def test_what_is_recorded_is_what_is_loaded(tmp_path):
     worker.refused(worker.acquiring("y"))
     worker.unknown(worker.acquiring("y"))
     worker.answered(worker.asking("y"), locked=True)
-    nemesis.guarded("y", "me", 8, accepted=True, fenced=True)
-    nemesis.served("grant", "y", "me")
-    nemesis.down()
-    nemesis.up()
-    nemesis.kill("w1.0")
+    injector.stored("y", "me", 8, accepted=True, fenced=True)
+    injector.served("grant", "y", "me")
+    injector.down()
+    injector.up()
+    injector.kill("w1.0")
     worker.close()
-    nemesis.close()
+    injector.close()
     history = load([tmp_path / "w", tmp_path / "n"])
     first, second, *rest = history.attempts
     assert (first.name, first.process, first.task, first.owner) == ("é\n/x", "w1.0", "t1", "w1.0/t1")
@@ -538,7 +538,7 @@ def test_what_is_recorded_is_what_is_loaded(tmp_path):
     assert (second.owner, second.lost < NEVER, second.release_call) == ("me", True, NEVER)
     assert [attempt.result for attempt in rest] == ["fail", "info"]
     assert [question.locked for question in history.questions] == [True]
-    assert [len(each) for each in (history.holds, history.guard, history.server, history.outages)] == [
+    assert [len(each) for each in (history.holds, history.store, history.server, history.outages)] == [
         2,
         1,
         1,
@@ -566,19 +566,19 @@ def test_a_line_torn_by_a_kill_is_left_out(tmp_path):
     assert len(load([tmp_path / "w"]).holds) == 1
 
 
-# The guard
+# The store
 
 
 @pytest.fixture
-async def guard(tmp_path):
-    recorder = Recorder(tmp_path / "guard.log", "guard")
-    async with asyncio.timeout(30), Guard(tmp_path / "guard", recorder) as guard:
-        yield guard
+async def store(tmp_path):
+    recorder = Recorder(tmp_path / "store.log", "store")
+    async with asyncio.timeout(30), FencedStore(tmp_path / "store", recorder) as store:
+        yield store
     recorder.close()
 
 
-async def test_the_fenced_guard_rejects_who_came_too_late(guard, tmp_path):
-    old, new = GuardClient(guard.path), GuardClient(guard.path)
+async def test_the_fenced_store_rejects_who_came_too_late(store, tmp_path):
+    old, new = StoreClient(store.path), StoreClient(store.path)
     assert await old.read("x", "a", 1, fenced=True) == 0
     assert await old.write("x", "a", 1, 10, fenced=True)
     assert await old.write("x", "a", 1, 11, fenced=True) is True  # its own token again
@@ -587,32 +587,32 @@ async def test_the_fenced_guard_rejects_who_came_too_late(guard, tmp_path):
     assert await old.read("x", "a", 1, fenced=True) is None
     assert await new.write("x", "b", 2, 20, fenced=True)
     assert await old.write("x", "thief", 2, 30, fenced=True) is False  # an equal token, another owner
-    assert guard.counter("x", fenced=True).value == 20
-    tally = guard.fenced
+    assert store.counter("x", fenced=True).value == 20
+    tally = store.fenced
     assert (tally.accepted, tally.rejected, tally.stale) == (3, 2, 0)
-    history = load([tmp_path / "guard.log"])
-    assert [event["accepted"] for event in history.guard] == [True, True, False, True, False]
-    assert checker.guarded(history) == []
+    history = load([tmp_path / "store.log"])
+    assert [event["accepted"] for event in history.store] == [True, True, False, True, False]
+    assert checker.stale_writes(history) == []
     old.close()
     new.close()
 
 
-async def test_the_unfenced_guard_accepts_everything_and_counts_the_damage(guard):
-    old, new = GuardClient(guard.path), GuardClient(guard.path)
+async def test_the_unfenced_store_accepts_everything_and_counts_the_damage(store):
+    old, new = StoreClient(store.path), StoreClient(store.path)
     assert await old.read("x", "a", 1, fenced=False) == 0
     assert await new.read("x", "b", 2, fenced=False) == 0
     assert await new.write("x", "b", 2, 1, fenced=False)
-    assert (guard.unfenced.stale, guard.unfenced.lost_updates) == (0, 0)
+    assert (store.unfenced.stale, store.unfenced.lost_updates) == (0, 0)
     assert await old.write("x", "a", 1, 1, fenced=False)
-    assert (guard.unfenced.stale, guard.unfenced.lost_updates, guard.unfenced.accepted) == (1, 1, 2)
-    assert guard.fenced.accepted == 0
+    assert (store.unfenced.stale, store.unfenced.lost_updates, store.unfenced.accepted) == (1, 1, 2)
+    assert store.fenced.accepted == 0
     assert await new.read("y", "b", 2, fenced=False) == 0  # names are counted apart
     old.close()
     new.close()
 
 
-async def test_an_interrupted_call_leaves_no_reply_for_the_next_one(guard):
-    client = GuardClient(guard.path)
+async def test_an_interrupted_call_leaves_no_reply_for_the_next_one(store):
+    client = StoreClient(store.path)
     assert await client.read("x", "a", 1, fenced=True) == 0
     call = asyncio.create_task(client.write("x", "a", 1, 5, fenced=True))
     await asyncio.sleep(0)
@@ -623,9 +623,9 @@ async def test_an_interrupted_call_leaves_no_reply_for_the_next_one(guard):
     client.close()
 
 
-async def test_a_leaving_client_is_no_error_and_a_leaving_guard_is_one(tmp_path):
-    async with Guard(tmp_path / "guard") as guard:
-        client, leaver = GuardClient(guard.path), GuardClient(guard.path)
+async def test_a_leaving_client_is_no_error_and_a_leaving_store_is_one(tmp_path):
+    async with FencedStore(tmp_path / "store") as store:
+        client, leaver = StoreClient(store.path), StoreClient(store.path)
         await client.read("x", "a", 1, fenced=True)
         await leaver.read("x", "a", 1, fenced=True)
         leaver.close()

@@ -10,6 +10,7 @@ import pytest
 
 import aiolock
 from aiolock.backends.memory import MemoryBackend, MemoryServer
+from aiolock.core.hold import Hold
 
 
 @pytest.fixture
@@ -274,3 +275,18 @@ async def until(condition) -> None:
             return
         await asyncio.sleep(0)
     raise AssertionError("nothing happened")
+
+
+async def test_a_lease_counts_as_dropped_only_if_it_is_collected_while_it_is_held(monkeypatch):
+    dropped = []
+    monkeypatch.setattr(Hold, "drop", lambda hold: dropped.append(hold.name))
+    async with aiolock.connect("memory://dropping") as client:
+        async with client.lock("a"), client.rwlock("a").write(), client.reentrant_lock("z"):
+            pass
+        async with aiolock.lock_all(client.lock("b"), client.lock("c")):
+            pass
+        async with await client.lock("d").acquire():
+            pass
+        assert dropped == []
+        await client.lock("e").acquire()
+        assert dropped == ["e"]

@@ -12,7 +12,7 @@ import pytest
 import aiolock
 from aiolock import ConfigError, InvalidName, LockLost, UnsupportedKind
 from aiolock.backends.memory import MemoryBackend, MemoryServer
-from tests.contract.staging import passes, until, waiting
+from tests.faults.staging import passes, until, waiting
 
 
 @pytest.fixture
@@ -364,6 +364,6 @@ async def test_an_option_that_there_is_not_is_told_with_those_that_there_are(cli
         with pytest.raises(TypeError) as caught:
             ask(client, {"ttl": 3, wrong: 3})
         assert str(caught.value) == (
-            f"{method}() got an unexpected keyword argument '{wrong}': it takes ttl, timeout, on_loss, fair, max_hold, label"
+            f"{method}() got an unexpected keyword argument '{wrong}': it takes ttl, timeout, max_hold, label, fair, on_loss"
         )
     ask(client, {"ttl": 3, "timeout": 0, "on_loss": "signal", "fair": True, "max_hold": 9, "label": "x"})

@@ -114,7 +114,7 @@ def test_a_timeout_looks_like_no_operating_system_error():
         ),
         (
             errors.LockLost("a", "force-released"),
-            "lock 'a' was lost (force-released): somebody released it by force; stop working under it, and let the fencing token decide about writes on their way",
+            "lock 'a' was lost (force-released): it was released by force; stop working under it, and let the fencing token decide about writes on their way",
         ),
         (errors.UnsupportedKind("latch", "quorum"), "quorum has no latch"),
         (

@@ -11,141 +11,160 @@ from pathlib import Path
 import pytest
 
 import aiolock
+from tests.architecture import arrows, circles, imports, modules
 
 PACKAGE = Path(aiolock.__file__).parent
 
 ORDER = [
-    {"errors", "clock", "delivery", "logs", "tasks", "frames"},
-    {"names", "options", "kinds", "figures", "templates"},
-    {"info", "document", "outages", "signals"},
-    {"contract"},
-    {"notices", "gate"},
-    {"backends"},
-    {"suspend"},
-    {"watchdog"},
-    {"runtime"},
-    {"arms", "requests"},
-    {"lease", "borrowed"},
-    {"line"},
-    {"queue"},
-    {"lock", "pen"},
-    {"scribe"},
-    {"reentrant", "semaphore", "election", "board", "rounds", "decorators", "joint"},
-    {"rwlock", "latch", "barrier", "merging"},
-    {"combine"},
+    {"errors", "clock", "core.forks", "core.wakeup"},
+    {"types", "validation", "metrics", "signals", "core.logs", "core.suspend", "backends.urls"},
+    {"core.inbox", "core.limiter", "core.tasks"},
+    {"core.backend"},
+    {"core.capabilities"},
+    {"core.renewal", "core.register_writer", "backends"},
+    {"core.runtime"},
+    {"core.cancellation"},
+    {"core.hold"},
+    {"core.local_queue"},
+    {"lease"},
+    {"lock"},
+    {
+        "transaction_lock",
+        "kinds.reentrant",
+        "kinds.semaphore",
+        "kinds.election",
+        "kinds.latch",
+        "kinds.barrier",
+        "decorators",
+    },
+    {"kinds.rwlock"},
+    {"kinds.multi"},
     {"client"},
     {""},
-    {"portal", "mysql", "zookeeper", "answers"},
-    {"handling"},
-    {"starlette", "aiohttp", "parameters"},
+    {"figures", "portal", "mysql", "zookeeper", "_web"},
+    {"starlette", "aiohttp"},
     {"fastapi", "testing"},
-    {"stage"},
-    {"demo"},
     {"cli"},
     {"__main__"},
 ]
-"""A module imports only from sets before its own; "" is the package itself, what users import."""
+"""A module imports only from sets before its own; "" is the package itself, what users import. A name stands for the
+modules of its folder as well."""
+
+PACKAGES = {"core", "kinds", "cli.run", "backends.rows"}
+"""Folders whose ``__init__.py`` has nothing but a docstring."""
 
 BACKENDS_MAY_IMPORT = {
-    "contract",
-    "errors",
+    "backends.diagnosis",
+    "backends.rows",
+    "backends.transport",
+    "backends.urls",
     "clock",
-    "names",
-    "notices",
-    "kinds",
-    "info",
-    "document",
-    "delivery",
-    "logs",
-    "outages",
-    "tasks",
+    "core.backend",
+    "core.capabilities",
+    "core.forks",
+    "core.inbox",
+    "core.limiter",
+    "core.logs",
+    "core.tasks",
+    "core.wakeup",
+    "errors",
+    "types",
+    "validation",
 }
 
-DRIVERS = {"redis": {"redis", "hiredis"}, "zookeeper": {"aiozk"}, "mysql": {"aiomysql", "pymysql"}}
+STILL_CIRCULAR = ("backends.zookeeper",)
+"""Folders in which files import each other in circles under TYPE_CHECKING."""
+
+DRIVERS = {
+    "redis": {"redis", "hiredis"},
+    "zookeeper": {"aiozk"},
+    "mysql": {"aiomysql", "pymysql"},
+    "postgresql": {"asyncpg"},
+}
 """Third-party packages, by the folder of backends that may import them."""
 
 EXTRAS = {
     "portal": {"anyio"},
-    "cli.child": {"anyio"},
-    "cli.inbox": {"anyio"},
+    "cli.run.signals": {"anyio"},
     "aiohttp": {"aiohttp"},
     "starlette": {"starlette"},
-    "fastapi": {"fastapi", "starlette"},
-    "parameters": {"fastapi", "pydantic", "starlette"},
+    "fastapi": {"fastapi", "pydantic", "starlette"},
 }
 """Third-party packages, by the other module that may import them, and only when it is used."""
 
-MODULES = {
-    ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
-    .removesuffix(".__init__")
-    .replace("__init__", ""): path
-    for path in sorted(PACKAGE.rglob("*.py"))
-}
-
-
-def imports(path: Path) -> set[str]:
-    """The modules that a file imports, anywhere in it: in functions and under TYPE_CHECKING as well."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: imports inside the package are absolute"
-            assert node.module
-            names = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= {name for name in names if name.removeprefix("aiolock.") in MODULES} or {node.module}
-    return found
+MODULES = modules(PACKAGE)
 
 
 def split(path: Path) -> tuple[set[str], set[str]]:
     """What a file imports: of this package (without its name), and of other people (only the first name)."""
     ours = {
         name.removeprefix("aiolock").lstrip(".")
-        for name in imports(path)
+        for name in imports(path, MODULES)
         if name.partition(".")[0] == "aiolock"
     }
-    theirs = {name.partition(".")[0] for name in imports(path)} - {"aiolock"} - sys.stdlib_module_names
+    theirs = (
+        {name.partition(".")[0] for name in imports(path, MODULES)} - {"aiolock"} - sys.stdlib_module_names
+    )
     return ours, theirs
 
 
 def rank(module: str) -> int:
-    for place, names in enumerate(ORDER):
-        if module.partition(".")[0] in names:
-            return place
-    raise AssertionError(f"say in ORDER where aiolock.{module} stands")
+    """The place of a module, or of the closest of its folders, in ORDER."""
+    name = module
+    while True:
+        for place, names in enumerate(ORDER):
+            if name in names:
+                return place
+        assert "." in name, f"say in ORDER where aiolock.{module} stands"
+        name = name.rpartition(".")[0]
+
+
+def folder(module: str) -> str:
+    """The folder whose modules may import each other: a server's, or a package above the client."""
+    parts = module.split(".")
+    return (
+        ".".join(parts[:2]) if parts[0] == "backends" else parts[0] if parts[0] in {"cli", "testing"} else ""
+    )
 
 
 def test_the_reader_of_imports_sees_them():
     assert "lease" in split(MODULES["lock"])[0]
     assert split(MODULES["portal"])[1] == {"anyio"}
-    assert {"", "client", "backends.memory.machine"} <= set(MODULES)
+    assert {"", "client", "backends.rows.rules"} <= set(MODULES)
 
 
-@pytest.mark.parametrize("module", [name for name in MODULES if not name.startswith("backends.")])
+@pytest.mark.parametrize(
+    "module", [name for name in MODULES if not name.startswith("backends.") and name not in PACKAGES]
+)
 def test_a_module_imports_only_from_below(module):
     ours, theirs = split(MODULES[module])
-    package = module.partition(".")[0]
     above = [name for name in ours if rank(name) >= rank(module)]
-    # The modules of one folder may know each other.
-    assert [name for name in above if name.partition(".")[0] != package] == []
+    assert [name for name in above if not folder(module) or folder(name) != folder(module)] == []
     assert theirs <= EXTRAS.get(module, set())
 
 
 @pytest.mark.parametrize("module", [name for name in MODULES if name.startswith("backends.")])
 def test_a_backend_imports_the_contract_and_its_own_folder(module):
-    folder = module.split(".")[1]
     ours, theirs = split(MODULES[module])
+    own = folder(module)
     assert [
         name
         for name in ours
-        if name not in BACKENDS_MAY_IMPORT and name.split(".")[:2] != ["backends", folder]
+        if name != own
+        and not name.startswith(f"{own}.")
+        and not any(name == other or name.startswith(f"{other}.") for other in BACKENDS_MAY_IMPORT)
     ] == []
-    assert theirs <= DRIVERS.get(folder, set())
+    assert theirs <= DRIVERS.get(module.split(".")[1], set())
 
 
-def test_nobody_above_imports_a_backend():
+def test_there_are_no_circles():
+    groups = circles(arrows(PACKAGE))
+    assert [group for group in groups if not group[0].startswith(STILL_CIRCULAR)] == []
+
+
+def test_only_the_registry_knows_backends():
     for module, path in MODULES.items():
-        if not module.startswith("backends.") and module not in {"stage", "testing.world"}:
+        if not module.startswith("backends.") and module not in {"cli.demo", "testing.world"}:
             assert [name for name in split(path)[0] if name.startswith("backends.")] == [], module
 
 
@@ -163,7 +182,7 @@ def fresh(program: str) -> str:
     ).stdout
 
 
-def test_import_brings_no_driver_and_nobody_else_along(capsys):
+def test_import_brings_no_driver_and_no_other_package_along(capsys):
     program = (
         "import json, sys, time\n"
         "import asyncio\n"
@@ -177,14 +196,14 @@ def test_import_brings_no_driver_and_nobody_else_along(capsys):
     foreign = {name.partition(".")[0] for name in modules} - {"aiolock"} - sys.stdlib_module_names
     assert foreign == set()
     assert not [
-        name for name in modules if name.startswith(("aiolock.backends.", "aiolock.portal", "aiolock.demo"))
+        name for name in modules if name.startswith(("aiolock.backends.", "aiolock.portal", "aiolock.cli."))
     ]
     with capsys.disabled():
         print(f"\nimport aiolock: {took * 1000:.0f} ms beyond asyncio, {len(modules)} modules")
 
 
 @pytest.mark.parametrize(
-    "module", ["aiolock.portal", "aiolock.demo", "aiolock.__main__", "aiolock.backends.memory"]
+    "module", ["aiolock.portal", "aiolock.cli.demo", "aiolock.__main__", "aiolock.backends.memory"]
 )
 def test_these_are_imported_without_drivers_as_well(module):
     modules = json.loads(fresh(f"import json, sys, {module}; print(json.dumps(sorted(sys.modules)))"))
@@ -194,6 +213,7 @@ def test_these_are_imported_without_drivers_as_well(module):
         "hiredis",
         "aiozk",
         "aiomysql",
+        "asyncpg",
     } == set()
 
 
@@ -243,7 +263,12 @@ def test_public_is_what_is_listed():
     assert sorted(aiolock.__all__) == sorted(json.loads(fresh(program)))
 
 
-@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize("module", sorted(PACKAGES))
+def test_a_package_has_nothing_but_a_docstring(module):
+    assert len(ast.parse(MODULES[module].read_text()).body) == 1
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if name not in PACKAGES])
 def test_a_module_lists_what_it_offers_and_has_it(module):
     names = [
         target.id
@@ -262,6 +287,7 @@ def test_a_module_lists_what_it_offers_and_has_it(module):
         ("redis", "hiredis"),
         ("mysql", "aiomysql"),
         ("mysql", "pymysql"),
+        ("postgresql", "asyncpg"),
         ("zookeeper", "aiozk"),
     ],
 )

@@ -432,6 +432,7 @@ def test_too_few_servers_for_a_quorum(value):
         ["redis://a", "redis://b", "rediss://user:secret@a/?tls_ca=x"],
         ["redis://a", "redis://b", "redis://a:6379/0"],
         ["redis://a", "redis://b", "redis://A:6379"],
+        ["redis://a", "redis://b", "REDIS://a:6379/0"],
         ["memory://a", "memory://b", "memory://a"],
     ]
 )

@@ -9,25 +9,28 @@ from types import SimpleNamespace
 
 import pytest
 
-from aiolock.contract import MUTEX, Bid, Claim, Grant
+from aiolock.core.backend import Claim, Grant, Request
+from aiolock.core.cancellation import CancelScope
+from aiolock.core.hold import Hold
+from aiolock.core.renewal import Validity
+from aiolock.core.runtime import Runtime, State
 from aiolock.errors import ConfigError, LockLost, UnsupportedKind
-from aiolock.lease import Arm, Lease
-from aiolock.runtime import Runtime, State
-from aiolock.watchdog import Term
+from aiolock.lease import Lease
+from aiolock.types import MUTEX
 
 LOST = LockLost("x", "expired")
 
 
-class Hold(Claim):
+class Recorded(Claim):
     """A claim that writes down its releases."""
 
     def __init__(self) -> None:
-        super().__init__(Bid("x", MUTEX, 10.0, "test"))
+        super().__init__(Request("x", MUTEX, 10.0, "test"))
         self.released: list[float] = []
 
-    async def attempt(self, wait): ...
+    async def acquire(self, wait): ...
 
-    async def changed(self): ...
+    async def wait(self): ...
 
     async def release(self, keep: float = 0) -> None:
         self.released.append(keep)
@@ -38,26 +41,29 @@ class Home:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.left: list[tuple[Lease, float]] = []
-        backend = SimpleNamespace(renew=None, notice=None, name="none", capabilities={"keep"}, concurrency=1)
+        self.left: list[tuple[Hold, float]] = []
+        backend = SimpleNamespace(
+            renew=None, events=SimpleNamespace(get=None), name="none", capabilities={"keep"}, concurrency=1
+        )
         self.runtime = Runtime(
             backend, clock=lambda: self.now, random=Random(1), command_timeout=1.0, label="test"
         )
         self.runtime.state = State.OPEN
         self.runtime.loop = asyncio.get_running_loop()
-        self.claim = Hold()
-        self.lease = Lease(self, Term(self.claim, Grant(7, 1, 8.0, demand=False), 0.0, self), "cancel", 7)
+        self.claim = Recorded()
+        self.hold = Hold(self, Validity(self.claim, Grant(7, 1, 8.0, demand=False), 0.0, self), "cancel", 7)
+        self.lease = Lease(self.hold)
 
     @property
     def kind(self):
-        return self.claim.bid.kind
+        return self.claim.request.kind
 
-    def leave(self, lease, keep=0):
-        self.left.append((lease, keep))
+    def leave(self, hold, keep=0):
+        self.left.append((hold, keep))
         return self.claim
 
-    def term_lost(self, term, reason):
-        self.lease.lose(reason)
+    def hold_lost(self, validity, reason):
+        self.hold.lose(reason)
 
 
 @pytest.fixture
@@ -89,7 +95,7 @@ async def test_a_lease_is_held_exactly_until_its_term_ends(home):
 
 
 async def test_a_verdict_counts_at_once_whatever_the_clock_says(home):
-    home.lease.lose("revoked")
+    home.hold.lose("revoked")
     assert not home.lease.held
     assert home.lease.lost
     assert home.lease.remaining() == 0.0
@@ -98,14 +104,14 @@ async def test_a_verdict_counts_at_once_whatever_the_clock_says(home):
 
 
 async def test_the_first_reason_stands(home):
-    home.lease.lose("max_hold")
-    home.lease.lose("expired")
+    home.hold.lose("max_hold")
+    home.hold.lose("expired")
     assert await home.lease.wait_lost() == "max_hold"
 
 
 async def test_what_was_released_is_not_lost_any_more(home):
     await home.lease.release()
-    home.lease.lose("expired")
+    home.hold.lose("expired")
     home.now = 1e9
     assert not home.lease.lost
     assert await home.lease.wait_lost() is None
@@ -114,7 +120,7 @@ async def test_what_was_released_is_not_lost_any_more(home):
 
 
 async def test_what_was_lost_stays_lost_after_its_release(home):
-    home.lease.lose("expired")
+    home.hold.lose("expired")
     await home.lease.release()
     assert home.lease.lost
     with pytest.raises(LockLost):
@@ -124,14 +130,14 @@ async def test_what_was_lost_stays_lost_after_its_release(home):
 async def test_the_hold_is_given_back_once(home):
     await home.lease.release()
     await home.lease.release()
-    home.lease.abandon()
-    assert home.left == [(home.lease, 0)]
+    home.hold.abandon()
+    assert home.left == [(home.hold, 0)]
     assert home.claim.released == [0]
 
 
 async def test_keep_goes_to_the_server(home):
     await home.lease.release(keep=3)
-    assert home.left == [(home.lease, 3.0)]
+    assert home.left == [(home.hold, 3.0)]
     assert home.claim.released == [3.0]
 
 
@@ -154,37 +160,37 @@ async def test_the_repr_says_how_it_stands(home):
     assert repr(home.lease) == "<Lease 'x' mutex token=7 8.000 s>"
     await home.lease.release()
     assert repr(home.lease) == "<Lease 'x' mutex token=7 released>"
-    other = Home().lease
-    other.lose("revoked")
-    assert repr(other) == "<Lease 'x' mutex token=7 lost (revoked)>"
+    other = Home()
+    other.hold.lose("revoked")
+    assert repr(other.lease) == "<Lease 'x' mutex token=7 lost (revoked)>"
 
 
 # --- leaving a block
 
 
 async def test_a_term_that_ended_unnoticed_is_ended_at_the_end_of_the_block(home):
-    home.runtime.watchdog.add(home.lease._term)
-    home.lease.enter(asyncio.current_task(), cancel=True)
+    home.runtime.scheduler.add(home.hold.validity)
+    home.hold.enter(asyncio.current_task(), cancel=True)
     home.now = 9.0
     with pytest.raises(LockLost, match="expired"):
-        await home.lease.leave(asyncio.current_task(), None)
-    assert home.lease._term.over
-    assert len(home.runtime.watchdog) == 0
+        await home.hold.leave(asyncio.current_task(), None)
+    assert home.hold.validity.over
+    assert len(home.runtime.scheduler) == 0
     assert asyncio.current_task().cancelling() == 0
 
 
 async def test_another_level_is_lost_with_the_first_and_has_its_token(home):
-    level = home.lease.level()
-    assert level.token == home.lease.token
-    home.lease.lose("revoked")
-    assert level.lost
-    assert await level.wait_lost() == "revoked"
+    level = home.hold.level(home)
+    assert level.token == home.hold.token
+    home.hold.lose("revoked")
+    assert level.lost()
+    assert await Lease(level).wait_lost() == "revoked"
 
 
-# --- the arithmetic of an arm
+# --- the arithmetic of a cancel scope
 
 
-async def settle(error, *, fired: bool, outer: int, before: int = 0) -> tuple[object, int]:
+async def resolve(error, *, fired: bool, outer: int, before: int = 0) -> tuple[object, int]:
     """What a block that ends with `error` raises, and the task's count, after `outer` cancellations from outside."""
     result: list = []
 
@@ -194,17 +200,17 @@ async def settle(error, *, fired: bool, outer: int, before: int = 0) -> tuple[ob
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.sleep(0)
-        arm = Arm(task)
-        arm.depth = 1
+        scope = CancelScope(task)
+        scope.depth = 1
         for _ in range(outer):
             task.cancel()
         if fired:
-            arm.fire()
-            arm.fire()
+            scope.cancel()
+            scope.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.sleep(0)
-        arm.depth = 0
-        result.extend([arm.settle(error, LOST), task.cancelling()])
+        scope.depth = 0
+        result.extend([scope.resolve(error, LOST), task.cancelling()])
 
     await in_a_task(work)
     return result[0], result[1]
@@ -227,7 +233,7 @@ async def settle(error, *, fired: bool, outer: int, before: int = 0) -> tuple[ob
     ],
 )
 async def test_a_loss_is_raised_unless_something_else_wins(error, fired, outer, raised, before):
-    verdict, count = await settle(error, fired=fired, outer=outer, before=before)
+    verdict, count = await resolve(error, fired=fired, outer=outer, before=before)
     assert verdict is raised
     # Our own cancellation is taken back, those of others are left.
     assert count == before + outer
@@ -235,32 +241,32 @@ async def test_a_loss_is_raised_unless_something_else_wins(error, fired, outer, 
 
 async def test_the_loss_is_a_note_on_what_wins_but_not_on_itself():
     error, own = ValueError("of the block"), LockLost("x", "revoked")
-    await settle(error, fired=True, outer=0)
-    await settle(own, fired=True, outer=0)
+    await resolve(error, fired=True, outer=0)
+    await resolve(own, fired=True, outer=0)
     assert error.__notes__ == [str(LOST)]
     assert not hasattr(own, "__notes__")
 
 
-async def test_an_arm_that_was_left_does_not_fire():
+async def test_a_scope_that_was_left_cancels_nothing():
     async def work() -> None:
-        arm = Arm(asyncio.current_task())
-        arm.fire()
+        scope = CancelScope(asyncio.current_task())
+        scope.cancel()
         await asyncio.sleep(0)
-        assert not arm.fired
+        assert not scope.cancelled
 
     await in_a_task(work)
 
 
-async def test_a_shared_arm_takes_its_cancellation_back_once():
+async def test_a_shared_scope_takes_its_cancellation_back_once():
     async def work() -> None:
         task = asyncio.current_task()
-        arm = Arm(task)
-        arm.depth = 2
-        arm.fire()
+        scope = CancelScope(task)
+        scope.depth = 2
+        scope.cancel()
         with pytest.raises(asyncio.CancelledError) as caught:
             await asyncio.sleep(0)
-        assert arm.settle(caught.value, LOST) is LOST
-        assert arm.settle(None, LOST) is LOST
+        assert scope.resolve(caught.value, LOST) is LOST
+        assert scope.resolve(None, LOST) is LOST
         assert task.cancelling() == 0
 
     await in_a_task(work)

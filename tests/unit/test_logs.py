@@ -11,8 +11,8 @@ import pytest
 
 import aiolock
 from aiolock.backends.memory import MemoryBackend
-from aiolock.logs import Log
-from tests.contract.staging import until
+from aiolock.core.logs import Log
+from tests.faults.staging import until
 from tests.servers import Redis
 
 
@@ -113,18 +113,18 @@ async def test_a_record_names_the_place_that_logs(caplog):
         await client.lock("a").force_release()
         await lease.wait_lost()
     [record] = [record for record in caplog.records if record.name == "aiolock.lost"]
-    assert record.filename == "lease.py"
+    assert record.filename == "hold.py"
 
 
 def test_every_logger_of_the_library_is_one_that_does_not_raise():
-    """Programs (the command line, the demonstration) may use ``logging`` as it is."""
+    """Programs (the command line and what belongs to it) may use ``logging`` as it is."""
     package = Path(aiolock.__file__).parent
     plain = [
         path.relative_to(package).as_posix()
         for path in sorted(package.rglob("*.py"))
         if "logging.getLogger" in path.read_text() and path.relative_to(package).parts[0] != "cli"
     ]
-    assert plain == ["demo.py", "logs.py", "stage.py"]
+    assert plain == ["core/logs.py"]
 
 
 async def test_a_loss_is_one_warning_with_fields(caplog):

@@ -177,7 +177,7 @@ def test_leaving_a_lost_block_raises_the_loss(client):
 
 def forget(client, name: str) -> None:
     """Have the server drop its hold, and tell nobody."""
-    server = client._client._backend.near
+    server = client._client._backend.server
 
     def step(machine, now: float) -> None:
         [key] = [key for key in machine.locks if key[1] == name]
@@ -240,7 +240,7 @@ def test_closing_wakes_whoever_waits(connect):
         told = pool.submit(lease.wait_lost)
         waiting = pool.submit(client.lock("a").acquire)
         until(lambda: client.stats()["waiting"] == 1)
-        until(lambda: (more := lease._lease._more) is not None and more.watchers)
+        until(lambda: lease._inner._hold.rare().watchers)
     assert told.result(30) == "closed"
     with pytest.raises(RuntimeError, match="closed while this task waited"):
         waiting.result(30)
@@ -344,6 +344,26 @@ def test_ctrl_c_inside_a_block_releases(client, ctrl_c):
     with pytest.raises(KeyboardInterrupt), client.lock("a"):
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(30)
+    assert not client.lock("a").locked()
+
+
+def test_an_interruption_before_the_call_knows_its_future_leaves_nothing_behind(client, monkeypatch):
+    """The signal arrives when the loop has the work and ``start`` has not returned."""
+    holder = client.lock("a").acquire()
+    real = client.start
+
+    def start(work):
+        future = real(work)
+        if work.__name__ == "run":
+            until(lambda: client.stats()["waiting"] == 1)
+            raise KeyboardInterrupt
+        return future
+
+    monkeypatch.setattr(client, "start", start)
+    with pytest.raises(KeyboardInterrupt):
+        client.lock("a").acquire()
+    until(lambda: client.stats()["waiting"] == 0)
+    holder.release()
     assert not client.lock("a").locked()
 
 

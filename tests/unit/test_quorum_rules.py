@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiolock.backends.memory import MemoryBackend, MemoryServer
-from aiolock.backends.quorum import QuorumBackend, member
+from aiolock.backends.quorum import QuorumBackend, members
 from aiolock.backends.quorum.rules import certain, combined, lacking, majority, promised, rotation
 from aiolock.client import Client
-from aiolock.contract import Holder, LockInfo, Waiting
 from aiolock.errors import BackendUnavailable
-from tests.contract.staging import until
+from aiolock.types import Holder, LockInfo, Waiting
+from tests.faults.staging import until
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -88,7 +88,7 @@ async def test_who_comes_later_and_does_not_promise_it_takes_no_part(monkeypatch
                 raise BackendUnavailable("not yet")
             await super().open()
 
-    monkeypatch.setattr(member, "AGAIN", (0.01, 0.01))
+    monkeypatch.setattr(members, "RETRY", (0.01, 0.01))
     late = Late(server=MemoryServer())
     others = [MemoryBackend(server=MemoryServer()) for _ in range(2)]
     async with Client(QuorumBackend([*others, late]), require={"no-eviction"}) as client:

@@ -18,11 +18,16 @@ import pytest
 
 from tests import servers
 from tests.processes import ask, program, reserve_port
-from tests.servers import MariaDB, Redis, ServerFailed, ServerMissing, ZooKeeper
+from tests.servers import MariaDB, PostgreSQL, Redis, ServerFailed, ServerMissing, ZooKeeper
 
 # `make test` names the servers that it has installed; the others are not looked for.
 INSTALLED = os.environ.get("AIOLOCK_SERVERS", "redis").split()
-MAKERS = {"redis": [Redis], "mariadb": [MariaDB], "zookeeper": [ZooKeeper, lambda: ZooKeeper(3)]}
+MAKERS = {
+    "redis": [Redis],
+    "mariadb": [MariaDB],
+    "postgresql": [PostgreSQL],
+    "zookeeper": [ZooKeeper, lambda: ZooKeeper(3)],
+}
 
 
 def ping(redis: Redis) -> bytes:

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 import aiolock
-from aiolock import clock, suspend
+from aiolock import clock
+from aiolock.core import suspend
 from tests.stops import LOOPS, late
 
 LINUX = pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="needs CLOCK_BOOTTIME")
@@ -151,7 +152,7 @@ def test_a_forked_child_that_ends_leaves_the_timer_of_its_parent_alone():
             await asyncio.sleep(0)
             child = os.fork()
             if not child:
-                client._runtime.watchdog.close()
+                client._runtime.scheduler.close()
                 os._exit(0)
             assert os.waitpid(child, 0)[1] == 0  # noqa: ASYNC222 - it ends at once
             await lose(client)
@@ -175,7 +176,7 @@ def test_without_it_the_timers_of_the_loop_do(monkeypatch, missing):
     async def main() -> None:
         async with aiolock.connect("memory://") as client:
             await asyncio.sleep(0)
-            assert client._runtime.watchdog._boot_timer is None
+            assert client._runtime.scheduler._boot_timer is None
             await lose(client)
 
     run(Without if missing == "reader" else asyncio.SelectorEventLoop, main())

@@ -13,7 +13,7 @@ import pytest
 
 import aiolock
 from aiolock.testing import Deadlock, World, interrupt_everywhere, lose, run
-from tests.contract.staging import until
+from tests.faults.staging import until
 
 ROOT = Path(__file__).parents[2]
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 
 import pytest
 
-from tests import virtual
-from tests.virtual import Deadlock, Host, VirtualClock
+from tests.simulation import virtual
+from tests.simulation.virtual import Deadlock, Host, VirtualClock
 
 
 def test_an_hour_passes_without_waiting():
@@ -61,20 +60,6 @@ def test_a_deadlock_is_an_error_that_says_who_waits_where():
 
     with pytest.raises(Deadlock, match=r"the forgotten one at .*test_virtual\.py:\d+"):
         virtual.run(main())
-
-
-def test_other_threads_may_wake_the_loop():
-    async def main():
-        loop = asyncio.get_running_loop()
-        woken = loop.create_future()
-        thread = threading.Timer(0.05, loop.call_soon_threadsafe, (woken.set_result, "hello"))
-        thread.start()
-        try:
-            return await woken
-        finally:
-            thread.join()
-
-    assert virtual.run(main(), patience=60) == "hello"
 
 
 def test_the_clock_follows_the_loop_at_its_rate_and_jumps_when_suspended():

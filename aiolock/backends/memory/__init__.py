@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from aiolock.backends.memory.backend import MemoryBackend
-from aiolock.backends.memory.server import MemoryServer
+from aiolock.backends.memory.backend import MemoryBackend, MemoryServer
 
 __all__ = ["MemoryBackend", "MemoryServer"]

@@ -1,57 +1,260 @@
-"""Claims on a server inside this process."""
+"""Locks in the memory of this process."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
+import threading
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
 
-from aiolock.backends.memory.document import MemoryDocument
-from aiolock.backends.memory.machine import BLOCK, Answer, Hold, Machine, Message, Request
-from aiolock.backends.memory.server import MemoryServer, shared
-from aiolock.contract import (
+from aiolock.backends.diagnosis import note
+from aiolock.backends.rows.rules import BLOCK, Answer, Hold, Machine, Message, StoredRequest
+from aiolock.clock import Clock, Deadline, system_clock
+from aiolock.core.backend import (
     NEVER,
-    READ,
-    Backend,
-    Bid,
     Claim,
-    Family,
-    Finding,
+    Event,
+    EventKind,
     Grant,
-    Holder,
-    LockInfo,
-    News,
-    Notice,
     Release,
     Renewal,
-    Waiting,
+    Request,
+    Settings,
     certain_until,
 )
-from aiolock.errors import ConfigError, LockLost, shorten
-from aiolock.info import Level
-from aiolock.notices import Notices
+from aiolock.core.capabilities import Administration, Diagnosis, Downgrade, Entry, Register, RegisterStore
+from aiolock.core.inbox import Inbox, WakeReason
+from aiolock.errors import ConfigError, LockError, LockLost, shorten
+from aiolock.types import PERMIT, READ, Family, Finding, Holder, LockInfo, Waiting
 
-__all__ = ["MemoryBackend", "Transport"]
+__all__ = ["MemoryBackend", "MemoryRegister", "MemoryServer", "Transport"]
 
 T = TypeVar("T")
 
-_RELEASED = Release.RELEASED
-"""Looking a member up in its class costs 0.2 µs on Python 3.11."""
-
+Key = tuple[str, str]
+Deliver = Callable[[Message], None]
 Transport = Callable[[Callable[[], Any]], Awaitable[Any]]
-"""How a step reaches the server and its answer comes back; simulations put delays and losses here."""
+"""Carries a step to the server and its answer back; simulations put delays and losses here."""
+
+POLL = 2.0
+"""Seconds after which a register is read again without a notification: one may get lost, and none tells of an expiry."""
 
 
-class MemoryBackend(Backend):
-    """``memory://`` (one server for the whole process) or ``memory://name`` (one for everybody who says that name).
+# --- the server
 
-    :param server: a server of one's own instead, for example with a clock of one's own.
+
+class MemoryServer:
+    """Locks shared by all clients of this process that connect to it, from any event loop or thread."""
+
+    def __init__(self, clock: Clock = system_clock) -> None:
+        self.clock = clock
+        self._machine = Machine()
+        self._mutex = threading.Lock()
+        self._clients: dict[str, Deliver] = {}
+
+    def attach(self, client: str, deliver: Deliver) -> None:
+        """Send messages to ids that begin with ``client`` and a colon to ``deliver``."""
+        self._clients[client] = deliver
+
+    def detach(self, client: str) -> None:
+        """Send no more messages to a client; its holds end by their ttl."""
+        self._clients.pop(client, None)
+        with self._mutex:
+            self._machine.registers.forget_client(f"{client}:")
+
+    def abandon(self, client: str) -> None:
+        """Detach a client that is certainly gone, and give up its holds and positions."""
+        self.detach(client)
+        self.ask(lambda machine, now: machine.abandon(f"{client}:", now))
+
+    def ask(self, step: Callable[[Machine, float], T]) -> T:
+        """Run one atomic step of the state machine, and deliver the messages that follow from it."""
+        with self._mutex:
+            answer = step(self._machine, self.clock())
+            if not self._machine.outbox:
+                return answer
+            messages, self._machine.outbox = self._machine.outbox, []
+        for message in messages:
+            deliver = self._clients.get(message.to.partition(":")[0])
+            if deliver is not None:
+                deliver(message)
+        return answer
+
+
+_servers: dict[str, MemoryServer] = {}
+
+
+def shared(name: str) -> MemoryServer:
+    """Return the server of that name in this process; its tokens grow for as long as the process lives."""
+    return _servers.setdefault(name, MemoryServer())
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """The part of the backend that claims and registers use."""
+
+    server: MemoryServer
+    transport: Transport | None
+    clock: Clock
+
+    async def ask(self, step: Callable[[Machine, float], T]) -> T:
+        """Run one step at the server."""
+        if self.transport is None:
+            return self.server.ask(step)
+        answer: T = await self.transport(lambda: self.server.ask(step))
+        return answer
+
+
+# --- registers
+
+
+class MemoryRegister(Register):
+    """One client's view of a register; ``id`` is the address of its notifications."""
+
+    def __init__(self, context: Context, key: Key, address: str) -> None:
+        self.id: str = address
+        self.inbox: Inbox[None] = Inbox(key[1])
+        self._context = context
+        self._key = key
+        self._watched = False
+        """True if the server may know of a watch."""
+
+    async def read(self) -> Entry:
+        """Return the value and its stamp."""
+        return Entry(*await self._context.ask(lambda machine, now: machine.registers.read(self._key, now)))
+
+    async def write(self, value: bytes, stamp: str, keep: float) -> str | None:
+        """Replace the version ``stamp``, and notify the watchers."""
+
+        def step(machine: Machine, now: float) -> str | None:
+            written, watchers = machine.registers.write(self._key, value, stamp, keep, now)
+            machine.outbox += [Message(watcher, "changed", now) for watcher in watchers]
+            return written
+
+        return await self._context.ask(step)
+
+    async def changed(self, stamp: str) -> None:
+        """Wait for a notification, at most until the next poll."""
+        self._watched = True
+        # The notification may come before the answer to the watch.
+        self.inbox.take()
+        if await self._context.ask(
+            lambda machine, now: machine.registers.watch(self._key, self.id, stamp, now)
+        ):
+            await self.inbox.wait(Deadline.after(POLL, self._context.clock))
+
+    async def aclose(self) -> None:
+        """End the watch; a notification that is not delivered does no harm."""
+        if self._watched:
+            self._watched = False
+            with suppress(LockError):
+                await self._context.ask(lambda machine, _: machine.registers.forget(self._key, self.id))
+
+
+# --- claims
+
+
+class MemoryClaim(Downgrade):
+    """One request at the server."""
+
+    __slots__ = ("__weakref__", "_answer", "_unanswered", "context", "key", "requested", "stored")
+
+    asks_again = True
+
+    def __init__(self, context: Context, request: Request, key: Key, address: str) -> None:
+        super().__init__(request)
+        self.context = context
+        self.key = key
+        kind = request.kind
+        self.stored = StoredRequest(
+            id=address,
+            mode=kind.mode.value,
+            ttl=request.ttl,
+            label=request.label,
+            permits=kind.permits,
+            limit=kind.limit,
+            block=1 if request.fair or not kind.exclusive else BLOCK,
+        )
+        self.requested: str | None = None
+        """The reason of the last request to release it."""
+        self._unanswered = 0
+        """Number of attempts that were sent and not answered."""
+        self._answer: Release | None = None
+        """The answer to the release; UNKNOWN from its sending."""
+
+    async def acquire(self, wait: bool) -> Grant | None:
+        """Acquire the lock or join the queue, or take a grant that was pushed."""
+        if self._inbox is not None and (grant := self._inbox.take()) is not None:
+            return grant
+        sent = self.context.clock()
+        self._unanswered += 1
+        answer = await self.context.ask(
+            lambda machine, now: machine.enter(self.key, self.stored, now, wait=wait)
+        )
+        self._unanswered -= 1
+        if answer.token:
+            return self.granted(answer, sent)
+        if answer.limit:
+            raise ConfigError(
+                f"semaphore {shorten(self.request.name)} has {answer.limit} permits, not {self.request.kind.limit}: "
+                "every client has to name the same limit; set_limit() changes it"
+            )
+        if wait:
+            # A millisecond later, so that the hold ahead has ended when the server is asked.
+            self.inbox.wake_after(answer.seconds + 0.001, WakeReason.EXPIRED)
+        return None
+
+    async def downgrade(self) -> Grant:
+        """Turn the write hold into a read hold."""
+        sent = self.context.clock()
+        answer = await self.context.ask(lambda machine, now: machine.downgrade(self.key, self.stored, now))
+        if answer is None:
+            raise LockLost(self.request.name, "revoked")
+        self.request = replace(self.request, kind=READ)
+        self.stored = replace(self.stored, mode=READ.mode.value, block=1)
+        return self.granted(answer, sent)
+
+    async def release(self, keep: float = 0) -> Release:
+        """Release the hold or give up the position."""
+        if (answer := self.begin_release(keep)) is not None:
+            return answer
+        first, self._answer = self._answer is None, Release.UNKNOWN
+        held = await self.context.ask(self._leave(keep))
+        return Release.RELEASED if held else Release.NOT_OURS if first else Release.UNKNOWN
+
+    def begin_release(self, keep: float = 0) -> Release | None:
+        """Release at once if the server is only a function call away."""
+        if self.context.transport is not None:
+            return None
+        if self._answer is None:
+            held = self.context.server.ask(self._leave(keep))
+            self._answer = Release.RELEASED if held else Release.NOT_OURS
+        return self._answer
+
+    def _leave(self, keep: float) -> Callable[[Machine, float], bool]:
+        if self._inbox is not None:
+            self._inbox.close()
+        bury = self._unanswered > 0
+        return lambda machine, now: machine.leave(self.key, self.stored, now, keep, bury=bury)
+
+    def granted(self, answer: Answer, sent: float) -> Grant:
+        """Return the grant in an answer to a request that was sent at ``sent``."""
+        return Grant(answer.token, answer.count, certain_until(sent, answer.seconds), answer.demand)
+
+
+# --- the backend
+
+
+class MemoryBackend(Administration, RegisterStore, Diagnosis):
+    """``memory://`` (one server for the whole process) or ``memory://name`` (one for all clients that give that name).
+
+    :param server: a server of your own instead, for example with another clock.
     :param transport: for simulations: a coroutine function that carries out each step.
     """
 
@@ -65,163 +268,89 @@ class MemoryBackend(Backend):
         server: MemoryServer | None = None,
         transport: Transport | None = None,
     ) -> None:
-        parts = urlsplit(url)
-        for part, given in (
-            ("a path", parts.path.strip("/")),
-            ("parameters", parts.query),
-            ("#", parts.fragment),
-        ):
-            if given:
-                raise ConfigError(
-                    f"memory:// takes nothing but the name of a server, as in memory://tests, not {part}"
-                )
-        if "@" in parts.netloc:
+        shared_name = url.partition("://")[2].removesuffix("/")
+        if set("/?#@[]") & set(shared_name):
             raise ConfigError(
-                "memory:// takes nothing but the name of a server, as in memory://tests, not a password"
+                "memory:// takes nothing but the name of a server: memory://tests is one, this is not a URL of memory"
             )
         if server is not None and not isinstance(server, MemoryServer):
             raise ConfigError(f"server must be a MemoryServer, not {shorten(server)}")
-        self._server = server or shared(parts.netloc)
-        self.address = f"memory://{parts.netloc}"
         if transport is not None and not callable(transport):
             raise ConfigError(f"transport must be a coroutine function, not {shorten(transport)}")
+        self.server: MemoryServer = server or shared(shared_name)
+        self.address = f"memory://{shared_name}"
         self._transport = transport
-        self.near: MemoryServer | None = self._server if transport is None else None
-        """The server, if nothing lies between it and its clients."""
         self._id = secrets.token_hex(16)
         self._count = 0
         self._claims: WeakValueDictionary[str, MemoryClaim] = WeakValueDictionary()
-        """Whom messages find; a claim that nobody has any more gets none."""
-        self._documents: WeakValueDictionary[str, MemoryDocument] = WeakValueDictionary()
-        self._notices = Notices()
+        """The recipients of messages; a claim that was dropped gets none."""
+        self._registers: WeakValueDictionary[str, MemoryRegister] = WeakValueDictionary()
         self._loop: asyncio.AbstractEventLoop | None = None
 
+    def bind(self, settings: Settings) -> None:
+        """Make the context of claims and registers."""
+        super().bind(settings)
+        self._context = Context(self.server, self._transport, settings.clock)
+
     async def open(self) -> None:
-        """Become reachable for the server's messages."""
+        """Begin to receive the server's messages."""
         self._loop = asyncio.get_running_loop()
-        self._server.attach(self._id, self._deliver)
+        self.server.attach(self._id, self._deliver)
 
     async def aclose(self) -> None:
-        """Be gone for the server."""
-        self._server.detach(self._id)
+        """Leave the server."""
+        self.server.detach(self._id)
         self._claims.clear()
 
     def abandon(self) -> None:
-        """Give back what the tasks of a closed loop held or waited for: none of them will run again."""
-        self._server.abandon(self._id)
+        """Give up all holds and positions of a closed loop: none of its tasks will run again."""
+        self.server.abandon(self._id)
         self._claims.clear()
 
-    def claim(self, bid: Bid) -> MemoryClaim:
-        """A new claim; every kind is there."""
-        self._count += 1
-        return MemoryClaim(self, bid, f"{self._id}:{self._count}")
+    def key(self, name: str, family: Family) -> Key:
+        """Return the key of a lock or register in the state machine."""
+        return f"{self.settings.namespace}:{family.value}", name
 
-    async def ask(self, question: Callable[[Machine, float], T]) -> T:
-        """Have the server take one step."""
-        if self._transport is None:
-            return self._server.ask(question)
-        answer: T = await self._transport(lambda: self._server.ask(question))
-        return answer
+    def _address(self) -> str:
+        self._count += 1
+        return f"{self._id}:{self._count}"
+
+    def claim(self, request: Request) -> MemoryClaim:
+        """Return a new claim, of any kind."""
+        address = self._address()
+        key = self.key(request.name, request.kind.family)
+        claim = self._claims[address] = MemoryClaim(self._context, request, key, address)
+        return claim
+
+    def register(self, name: str, family: Family) -> MemoryRegister:
+        """Return a view of a register."""
+        address = self._address()
+        register = self._registers[address] = MemoryRegister(self._context, self.key(name, family), address)
+        return register
 
     async def renew(self, claims: Sequence[Claim]) -> list[Renewal]:
-        """All of them in one step."""
+        """Renew all claims in one step."""
         sent = self.settings.clock()
         mine = [claim for claim in claims if isinstance(claim, MemoryClaim)]
 
-        def question(machine: Machine, now: float) -> list[Answer | None]:
-            return [machine.renew(claim.key, claim.request, now, prolong=not claim.fixed) for claim in mine]
+        def step(machine: Machine, now: float) -> list[Answer | None]:
+            return [machine.renew(claim.key, claim.stored, now, prolong=not claim.fixed) for claim in mine]
 
-        answers = await self.ask(question)
-        for claim, answer in zip(mine, answers, strict=True):
-            if answer is not None and answer.asked is not None:
-                self.tell_request(claim, answer.asked)
-        return [
-            "revoked" if answer is None else self._renewed(claim, claim.granted(answer, sent))
-            for claim, answer in zip(mine, answers, strict=True)
-        ]
+        renewals: list[Renewal] = []
+        for claim, answer in zip(mine, await self._context.ask(step), strict=True):
+            if answer is None:
+                renewals.append("revoked")
+                continue
+            if answer.asked is not None:
+                self._request(claim, answer.asked)
+            grant = claim.granted(answer, sent)
+            renewals.append(replace(grant, until=NEVER) if claim.fixed else grant)
+        return renewals
 
-    @staticmethod
-    def _renewed(claim: MemoryClaim, grant: Grant) -> Grant:
-        return replace(grant, until=NEVER) if claim.fixed else grant
-
-    async def notice(self) -> Notice:
-        """The next message that is not a grant."""
-        return await self._notices.get()
-
-    async def inspect(self, name: str, family: Family) -> LockInfo:
-        """What the machine knows at this moment."""
-        key = self.key(name, family)
-        moment = datetime.now(UTC)
-
-        def question(machine: Machine, now: float) -> LockInfo:
-            holds, queue = machine.look(key, now)
-            return LockInfo(
-                name,
-                tuple(_holder(hold, now, moment) for hold in holds),
-                tuple(
-                    Waiting(place.request.label, place.request.mode, place.request.permits) for place in queue
-                ),
-                family,
-                machine.limit(key, now),
-            )
-
-        return await self.ask(question)
-
-    async def force_release(self, name: str, family: Family) -> bool:
-        """Take it from whoever has it."""
-        key = self.key(name, family)
-        return await self.ask(lambda machine, now: machine.force(key, now))
-
-    async def request_release(self, name: str, family: Family, reason: str) -> bool:
-        """Tell whoever has it."""
-        key = self.key(name, family)
-        return await self.ask(lambda machine, now: machine.request(key, reason, now))
-
-    async def set_limit(self, name: str, limit: int) -> None:
-        """Another number of permits."""
-        key = self.key(name, Family.SEMAPHORE)
-        await self.ask(lambda machine, now: machine.set_limit(key, limit, now))
-
-    def document(self, name: str, family: Family) -> MemoryDocument:
-        """A view of one of the machine's papers."""
-        self._count += 1
-        document = MemoryDocument(self.ask, self.key(name, family), f"{self._id}:{self._count}")
-        self._documents[document.id] = document
-        return document
-
-    async def names(self, pattern: str) -> list[tuple[str, Family]]:
-        """What is held or waited for in this namespace."""
-        prefix = f"{self.settings.namespace}:"
-
-        def question(machine: Machine, now: float) -> list[tuple[str, Family]]:
-            return sorted(
-                (name, Family(space.removeprefix(prefix)))
-                for space, name in machine.busy(now)
-                if space.rpartition(":")[0] == self.settings.namespace and fnmatchcase(name, pattern)
-            )
-
-        return await self.ask(question)
-
-    async def diagnose(self) -> list[Finding]:
-        """What a server inside a process is good for."""
-        return [
-            Finding(
-                Level.NOTE,
-                "memory",
-                "this server lives in this process: nobody outside of it sees its locks, and they end with it",
-                "use redis://, zookeeper:// or mysql:// for locks between processes",
-            )
-        ]
-
-    def key(self, name: str, family: Family) -> tuple[str, str]:
-        """Where the machine keeps a lock."""
-        return f"{self.settings.namespace}:{family.value}", name
-
-    def register(self, claim: MemoryClaim) -> None:
-        """Messages to this claim find it from now on; before its first byte is sent."""
-        self._claims[claim.request.id] = claim
+    # --- events
 
     def _deliver(self, message: Message) -> None:
+        """Pass a message to the client's loop, from any thread."""
         try:
             here = asyncio.get_running_loop() is self._loop
         except RuntimeError:
@@ -232,152 +361,77 @@ class MemoryBackend(Backend):
             self._loop.call_soon_threadsafe(self.receive, message)
 
     def receive(self, message: Message) -> None:
-        """Take in a message, on the client's own loop."""
+        """Handle a message on the client's loop."""
         if message.what == "changed":
-            if (document := self._documents.get(message.to)) is not None:
-                document.wake()
+            if (register := self._registers.get(message.to)) is not None:
+                register.inbox.wake(WakeReason.NOTIFIED)
             return
         claim = self._claims.get(message.to)
         if claim is None:
-            # A grant for somebody who left in the meantime: its release is on the way.
+            # A grant to a claim that was dropped in the meantime: its release is on the way.
             return
         if message.what == "grant" and message.answer is not None:
-            claim.push(message.answer, self._server.clock() - message.sent)
+            sent = self.settings.clock() - (self.server.clock() - message.sent)
+            claim.inbox.put(claim.granted(message.answer, sent))
         elif message.what == "demand":
-            claim.demanded_at = self.settings.clock()
+            claim.contended_since = self.settings.clock()
         elif message.what == "requested":
-            self.tell_request(claim, message.text)
+            self._request(claim, message.text)
         else:
-            self._notices.put(Notice(News.LOST, claim, "force-released"))
+            self.events.put(Event(EventKind.LOST, claim, "force-released"))
 
-    def tell_request(self, claim: MemoryClaim, reason: str) -> None:
-        """The holder is asked to let go; said once for each reason, however often it is heard."""
-        if claim.asked != reason:
-            claim.asked = reason
-            self._notices.put(Notice(News.REQUESTED, claim, text=reason))
+    def _request(self, claim: MemoryClaim, reason: str) -> None:
+        """Report a request to release the hold, once for each reason."""
+        if claim.requested != reason:
+            claim.requested = reason
+            self.events.put(Event(EventKind.REQUESTED, claim, text=reason))
 
+    # --- administration
 
-class MemoryClaim(Claim):
-    """One request of the machine's."""
-
-    __slots__ = (
-        "__weakref__",
-        "_answer",
-        "_backend",
-        "_changed",
-        "_doubts",
-        "_look",
-        "_pushed",
-        "asked",
-        "key",
-        "request",
-    )
-
-    asks_again = True
-
-    def __init__(self, backend: MemoryBackend, bid: Bid, request: str) -> None:
-        super().__init__(bid)
-        self._backend = backend
-        self.key = backend.key(bid.name, bid.kind.family)
-        self.request = Request(
-            id=request,
-            mode=bid.kind.mode.value,
-            ttl=bid.ttl,
-            label=bid.label,
-            permits=bid.kind.permits,
-            limit=bid.kind.limit,
-            block=1 if bid.fair or not bid.kind.exclusive else BLOCK,
+    async def inspect(self, name: str, family: Family) -> LockInfo:
+        """Return the holders and the queue of a lock."""
+        key = self.key(name, family)
+        now, (holds, queue), limit = await self._context.ask(
+            lambda machine, now: (now, machine.inspect(key, now), machine.limit(key, now))
         )
-        self._pushed: Grant | None = None
-        self._changed: asyncio.Future[None] | None = None
-        self._look = 0.0
-        self._doubts = 0
-        """How many attempts were sent and not answered."""
-        self.asked: str | None = None
-        """Why it was asked to let go, if it was."""
-        self._answer: Release | None = None
-        """The answer to the release; UNKNOWN from its sending."""
+        moment = datetime.now(UTC)
+        holders = tuple(_holder(hold, now, moment) for hold in holds)
+        waiters = tuple(Waiting(request.label, request.mode, request.permits) for request in queue)
+        return LockInfo(name, holders, waiters, family, limit)
 
-    async def attempt(self, wait: bool) -> Grant | None:
-        """Enter the machine, or take a grant that was pushed."""
-        if self._pushed is not None:
-            grant, self._pushed = self._pushed, None
-            return grant
-        self._backend.register(self)
-        sent = self._backend.settings.clock()
-        self._doubts += 1
-        answer = await self._backend.ask(
-            lambda machine, now: machine.enter(self.key, self.request, now, wait=wait)
-        )
-        self._doubts -= 1
-        if answer.token:
-            return self.granted(answer, sent)
-        if answer.limit:
-            raise ConfigError(
-                f"semaphore {shorten(self.bid.name)} has {answer.limit} permits, not {self.bid.kind.limit}: "
-                "everybody has to name the same limit; set_limit() changes it"
+    async def force_release(self, name: str, family: Family) -> bool:
+        """End all holds of a lock."""
+        key = self.key(name, family)
+        return await self._context.ask(lambda machine, now: machine.force(key, now))
+
+    async def request_release(self, name: str, family: Family, reason: str) -> bool:
+        """Notify the holders of a lock."""
+        key = self.key(name, family)
+        return await self._context.ask(lambda machine, now: machine.request(key, reason, now))
+
+    async def set_limit(self, name: str, limit: int) -> None:
+        """Set the limit of a semaphore."""
+        key = self.key(name, PERMIT.family)
+        await self._context.ask(lambda machine, now: machine.set_limit(key, limit, now))
+
+    async def names(self, pattern: str) -> list[tuple[str, Family]]:
+        """Return the locks of this namespace that are held or waited for."""
+        namespace = self.settings.namespace
+
+        def step(machine: Machine, now: float) -> list[tuple[str, Family]]:
+            found = ((name, space.rpartition(":")) for space, name in machine.busy(now))
+            return sorted(
+                (name, Family(family))
+                for name, (space, _, family) in found
+                if space == namespace and fnmatchcase(name, pattern)
             )
-        self._look = answer.seconds
-        return None
 
-    async def changed(self) -> None:
-        """Wait for a grant, and at most until a hold before us may have ended."""
-        if self._pushed is not None:
-            return
-        loop = asyncio.get_running_loop()
-        self._changed = loop.create_future()
-        # A hold may end just after the moment that we were told; a look costs little.
-        timer = loop.call_later(self._look + 0.001, self._wake)
-        try:
-            await self._changed
-        finally:
-            timer.cancel()
-            self._changed = None
+        return await self._context.ask(step)
 
-    async def downgrade(self) -> Grant:
-        """Become a reader in the machine."""
-        sent = self._backend.settings.clock()
-        answer = await self._backend.ask(lambda machine, now: machine.downgrade(self.key, self.request, now))
-        if answer is None:
-            raise LockLost(self.bid.name, "revoked")
-        self.bid = replace(self.bid, kind=READ)
-        self.request = replace(self.request, mode=READ.mode.value, block=1)
-        return self.granted(answer, sent)
-
-    async def release(self, keep: float = 0) -> Release:
-        """Leave the machine."""
-        if self._backend.near is not None:
-            return self._leave(self._backend.near, keep)
-        first, self._answer = self._answer is None, Release.UNKNOWN
-        held = await self._backend.ask(self._leaving(keep))
-        return _RELEASED if held else Release.NOT_OURS if first else Release.UNKNOWN
-
-    def begin_release(self, keep: float = 0) -> Release | None:
-        """Leave the machine, if it is only a function call away."""
-        near = self._backend.near
-        return None if near is None else self._leave(near, keep)
-
-    def _leave(self, server: MemoryServer, keep: float) -> Release:
-        if self._answer is None:
-            self._answer = _RELEASED if server.ask(self._leaving(keep)) else Release.NOT_OURS
-        return self._answer
-
-    def _leaving(self, keep: float) -> Callable[[Machine, float], bool]:
-        bury = self._doubts > 0
-        return lambda machine, now: machine.leave(self.key, self.request, now, keep, bury=bury)
-
-    def push(self, answer: Answer, age: float) -> None:
-        """The server made us the holder while we waited, ``age`` seconds ago."""
-        self._pushed = self.granted(answer, self._backend.settings.clock() - age)
-        self._wake()
-
-    def granted(self, answer: Answer, sent: float) -> Grant:
-        """The grant in an answer to a request of ours."""
-        return Grant(answer.token, answer.count, certain_until(sent, answer.seconds), answer.demand)
-
-    def _wake(self) -> None:
-        if self._changed is not None and not self._changed.done():
-            self._changed.set_result(None)
+    async def diagnose(self) -> list[Finding]:
+        """Report the limits of a server inside one process."""
+        text = "this server lives in this process: other processes do not see its locks, and they end with it"
+        return [note("memory", text, "use redis://, zookeeper:// or mysql:// for locks between processes")]
 
 
 def _holder(hold: Hold, now: float, moment: datetime) -> Holder:

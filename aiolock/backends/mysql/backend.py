@@ -4,76 +4,65 @@ from __future__ import annotations
 
 import asyncio
 import math
-import re
 import secrets
 from collections.abc import Callable, Sequence
 from random import Random
-from typing import Any, TypeVar
+from typing import Any
 
-from aiolock.backends.mysql import tables
-from aiolock.backends.mysql.address import Address, parameters
-from aiolock.backends.mysql.asking import Asking
+from aiolock.backends.mysql import schema
 from aiolock.backends.mysql.connection import Session
-from aiolock.backends.mysql.crowded import Crowded
-from aiolock.backends.mysql.doctor import diagnose
-from aiolock.backends.mysql.document import MySQLDocument
-from aiolock.backends.mysql.driver import Result
-from aiolock.backends.mysql.guest import Guests
-from aiolock.backends.mysql.lease import LeaseMode
-from aiolock.backends.mysql.loan import RowLoan
-from aiolock.backends.mysql.probe import GALERA, cluster, processlist, promises, refuse, variables
-from aiolock.backends.mysql.row_claim import RowMode
-from aiolock.backends.mysql.session_claim import SessionMode
-from aiolock.backends.mysql.sessions import Sessions
-from aiolock.backends.mysql.sharing import Sharing
-from aiolock.backends.mysql.statements import Statements, quote
-from aiolock.backends.mysql.turns import ALONE
-from aiolock.contract import (
-    Bid,
-    Claim,
-    Document,
-    Family,
-    Finding,
-    Grant,
+from aiolock.backends.mysql.context import Context, Statements, quote
+from aiolock.backends.mysql.diagnosis import (
+    GALERA,
+    cluster,
+    diagnose,
+    processlist,
+    promises,
+    refuse,
+    variables,
+)
+from aiolock.backends.mysql.lease_mode import LeaseMode
+from aiolock.backends.mysql.listener import presence
+from aiolock.backends.mysql.pool import Sessions, Site
+from aiolock.backends.mysql.protocol import Result
+from aiolock.backends.mysql.register import MySQLRegister
+from aiolock.backends.mysql.row_mode import RowMode
+from aiolock.backends.mysql.session_mode import SessionMode, silence_of
+from aiolock.backends.mysql.transaction_lock import CallerConnections, RowLoan
+from aiolock.backends.mysql.url import parameters
+from aiolock.core.backend import Claim, Renewal, Request, Settings
+from aiolock.core.capabilities import (
+    Administration,
+    Diagnosis,
     Loan,
-    LockInfo,
-    Mode,
-    Notice,
-    Renewal,
-    Settings,
+    Register,
+    RegisterStore,
+    TransactionLocks,
 )
-from aiolock.errors import (
-    ConfigError,
-    UnsupportedKind,
-    shorten,
-)
-from aiolock.names import digest
-from aiolock.notices import Notices
+from aiolock.errors import UnsupportedKind
+from aiolock.types import Family, Finding, LockInfo, Mode
 
 __all__ = ["MySQLBackend"]
-
-T = TypeVar("T")
 
 MODES: dict[str, type[LeaseMode | SessionMode | RowMode]] = {
     "lease": LeaseMode,
     "session": SessionMode,
     "row": RowMode,
 }
-TABLE = re.compile(r"[A-Za-z0-9_]{1,48}")
 MOST = 16
-"""How many sessions wait, or hold what they waited for, unless `connections=` says otherwise."""
+"""The default of ``connections=``."""
 
 
-class MySQLBackend(Asking):
+class MySQLBackend(Administration, RegisterStore, TransactionLocks, Diagnosis):
     """One MySQL (8.0 or later) or MariaDB (10.6 or later) server.
 
-    :param url: ``mysql://user:password@host:3306/database``; ``mariadb://`` is the same. What follows may also stand
+    :param url: ``mysql://user:password@host:3306/database``; ``mariadb://`` is the same. The other options may also stand
         in its query.
     :param mode: ``lease`` (the default): rows with an expiry, durable tokens; ``session``: user locks; ``row``: row
         locks in open transactions.
     :param schema: ``auto`` creates the table where it is missing; ``manual`` leaves that to an administrator.
     :param table: the name of the table.
-    :param connections: how many connections may wait at the server, or hold what they waited for.
+    :param connections: the number of connections that may wait at the server, or hold what they waited for.
     :param tls: ``off``, ``encrypt`` (any certificate), ``verify`` (authorities of the system or of ``tls_ca``), or an
         :class:`ssl.SSLContext`.
     :param tls_ca: a file with the authorities that certificates are verified with.
@@ -81,6 +70,11 @@ class MySQLBackend(Asking):
     """
 
     name = "MySQL"
+    concurrency = 32
+    """Enough that the server is never idle, and so few that other requests do not wait for long behind them."""
+
+    sessions: Sessions
+    mode: LeaseMode | SessionMode | RowMode
 
     def __init__(
         self,
@@ -94,245 +88,203 @@ class MySQLBackend(Asking):
         tls_ca: Any = None,
         unix_socket: str | None = None,
     ) -> None:
-        options = {
-            "mode": mode,
-            "schema": schema,
-            "table": table,
-            "connections": connections,
-            "tls": tls,
-            "tls_ca": tls_ca,
-            "unix_socket": unix_socket,
-        }
-        address, given = parameters(url, options, ("mode", "schema", "table", "connections"))
-        self._address: Address = address
-        self.address = address.text
-        self._schema = _one_of("schema", given.get("schema", "auto"), ("auto", "manual"))
-        self._most = _count(given.get("connections", MOST))
-        chosen = _one_of("mode", given.get("mode", "lease"), tuple(MODES))
-        if not isinstance(name := given.get("table", "aiolock"), str) or not TABLE.fullmatch(name):
-            raise ConfigError(f"table must be 1 to 48 characters of A-Z a-z 0-9 _, not {shorten(name)}")
-        self.statements = Statements(name, address.database)
-        self.client = secrets.token_hex(16)
-        """How other clients of the server find this one."""
-        self.across = False
-        """Whether the server is one of several that take locks, and user locks are each node's own."""
-        self.galera = False
-        """Whether a read must be told to wait for what other nodes have committed."""
-        self.clock_stands = False
-        """Whether SYSDATE is NOW here, and says when a statement began instead of what the time is."""
-        self.scope: tuple[str, str] | None = None
-        """The database and the table by the names that the server has for them, which all clients see alike."""
-        self.rolls_back = False
-        """Whether the server ends a whole transaction when one of its statements has waited for too long."""
-        self.processlist = ""
-        """The table with the sessions of the server and their statements."""
-        self.fine_times = False
-        """Whether that table says to less than a second how long statements have been running."""
-        self.crowded = Crowded()
-        self.guests = Guests()
-        """Connections of callers on which something of ours is under way."""
-        self.mode = MODES[chosen](self)
-        self.notices = Notices()
-        self.random = Random()
+        options = {"mode": mode, "schema": schema, "table": table, "connections": connections}
+        options |= {"tls": tls, "tls_ca": tls_ca, "unix_socket": unix_socket}
+        self._address, given = parameters(url, options)
+        self.address = self._address.text
+        self._schema = given.get("schema", "auto")
+        self._most = given.get("connections", MOST)
+        self._mode_name = given.get("mode", "lease")
+        self._table = given.get("table", "aiolock")
+        self._opened = False
+        self.callers = CallerConnections()
+        """Connections of callers on which a statement of this client is under way."""
 
     def __repr__(self) -> str:
-        return f"<MySQLBackend {self._address.text} {self.mode.name}>"
+        return f"<MySQLBackend {self.address} {self._mode_name}>"
 
     # --- opening and closing
 
     def bind(self, settings: Settings) -> None:
-        """Take over what the client decides."""
+        """Take the client's settings, and make the statements and sessions."""
         super().bind(settings)
-        # The server counts whole seconds.
-        self.silence = max(1, math.ceil(settings.ttl))
+        self._statements = Statements(self._table, self._address.database, settings.namespace)
+        self._prepare(settings)
 
-    def _session(self, ended: Callable[[Session], None], silence: int) -> Session:
-        silence = silence or self.silence
-        words = {
-            "presence": quote(Sharing.presence(self.client)),
-            "wait_timeout": silence,
-            "patience": max(1, math.ceil(self.settings.command_timeout)),
-        }
-        setup = f"{self.statements('settings')}; {self.statements('setup', **words)}"
-
-        def lost(session: Session) -> None:
-            outages = self.settings.outages
-            # Those that are neither used nor needed may be ended by the server.
-            if outages is not None and session.lost and (session.locks or not session.contended):
-                outages.down(self, self.address, "the session ended")
-            ended(session)
-
-        patience = self.settings.ttl if self.mode.name != "lease" else 0.0
-        session = Session(self._address, setup, self.settings.clock, lost, patience)
-        session.silence = silence
-        return session
-
-    def _check(self, answers: list[Result]) -> None:
-        if self.settings.outages is not None:
-            self.settings.outages.up(self, self.address)
-        facts = variables(answers)
-        refuse(facts, self.mode.name, self._address.text)
-        self.across = cluster(facts) != ""
-        self.galera = cluster(facts) == GALERA
-        _, moves, database, blind = answers[-1].rows[0]
-        self.clock_stands = not int(moves)
-        self.scope = (str(database), self.statements.table.lower() if int(blind) else self.statements.table)
-        self.rolls_back = facts.get("innodb_rollback_on_timeout", "OFF").upper() in {"ON", "1"}
-        self.processlist = processlist(facts)
-        self.fine_times = "MariaDB" in facts.get("version", "")
-        self.capabilities = promises(facts, self.mode.name)
-
-    async def open(self) -> None:
-        """Connect, look at the server, and see to the table."""
+    def _prepare(self, settings: Settings) -> None:
+        """Make the sessions, context and mode of one opening; a client that was refused at open may be opened again."""
         self.sessions = Sessions(
             self._session,
             self._check,
+            self._enter,
+            lambda session: self.mode.ended(session),
             most=self._most,
-            timeout=self.settings.command_timeout,
-            ended=self.mode.ended,
-            clock=self.settings.clock,
-            enter=self.mode.enter,
+            timeout=settings.command_timeout,
+            clock=settings.clock,
         )
+        self._context = Context(
+            self.address,
+            self._mode_name,
+            secrets.token_hex(16),
+            settings,
+            self._statements,
+            self.sessions,
+            self.events,
+            Random(),
+            settings.clock,
+            settings.command_timeout,
+        )
+        self.mode = MODES[self._mode_name](self._context)
+
+    def _session(self, ended: Callable[[Session], None], silence: int) -> Session:
+        settings, statements = self.settings, self._statements
+        silence = silence or silence_of(settings.ttl)
+        setup = statements(
+            "setup",
+            presence=quote(presence(self._context.client)),
+            wait_timeout=silence,
+            patience=max(1, math.ceil(settings.command_timeout)),
+        )
+
+        def lost(session: Session) -> None:
+            # Sessions that are neither used nor needed may be ended by the server.
+            if settings.outages is not None and session.lost and (session.locks or not session.contended):
+                settings.outages.down(self, self.address, "the session ended")
+            ended(session)
+
+        patience = settings.ttl if self._mode_name != "lease" else 0.0
+        setup = f"{statements('settings')}; {setup}"
+        session = Session(self._address, setup, settings.clock, settings.command_timeout, lost, patience)
+        session.silence = silence
+        return session
+
+    def _check(self, answers: list[Result]) -> Site:
+        """Refuse a server on which locks would not exclude; return the facts that statements depend on."""
+        if self.settings.outages is not None:
+            self.settings.outages.up(self, self.address)
+        facts = variables(answers)
+        refuse(facts, self._mode_name, self.address)
+        self.capabilities = promises(facts, self._mode_name)
+        _, moves, database, blind = answers[-1].rows[0]
+        return Site(
+            across=cluster(facts) != "",
+            galera=cluster(facts) == GALERA,
+            clock_stands=not int(moves),
+            scope=(str(database), self._table.lower() if int(blind) else self._table),
+            rolls_back=facts.get("innodb_rollback_on_timeout", "OFF").upper() in {"ON", "1"},
+            processlist=processlist(facts),
+            fine_times="MariaDB" in facts.get("version", ""),
+        )
+
+    async def _enter(self, session: Session, main: bool) -> None:
+        """Refuse clients of another data format, before the session can have locks."""
+        if self._mode_name == "session":
+            await self._context.within(schema.announce(self._context, session))
+        elif main:
+            await self._context.within(schema.check_tables(self._context, session))
+
+    async def open(self) -> None:
+        """Connect, check the server, and create the tables."""
+        if self.sessions.closed:
+            self._prepare(self.settings)
+        self._opened = True
         await self.sessions.main()
-        if self.mode.name != "session":
+        if self._mode_name != "session":
             await self.ensure_schema(create=self._schema == "auto")
-        self.sessions.spawn(self._keep_talking(), "aiolock-mysql-pulse")
+        self.sessions.spawn(self._keep_alive(), "aiolock-mysql-keep-alive")
 
     async def ensure_schema(self, *, create: bool = True) -> None:
-        """See that the tables are there and whole; create them if they are missing and ``create`` is true.
+        """Check that the tables are there and whole; create them if they are missing and ``create`` is true.
 
         Raises :class:`BackendRefused`, or :class:`UnsafeBackend` for tables that are there, with the statement that an
         administrator has to run.
         """
-        await tables.ensure(self, create=create)
+        await schema.ensure(self._context, create=create)
 
     async def purge(self, idle: float) -> int:
-        """Delete the rows of this namespace that nobody has needed for ``idle`` seconds; how many locks they were.
+        """Delete the rows of this namespace that were not needed for ``idle`` seconds; return the number of locks.
 
         See :func:`aiolock.mysql.purge`, which is for programs.
         """
         microseconds = self.check_purge(idle)
-        if not hasattr(self, "sessions"):
+        if not self._opened:
             raise RuntimeError("the client of this backend is not open: enter it with `async with` first")
-        return await tables.purge(self, microseconds)
+        return await schema.purge(self._context, microseconds)
 
     def check_purge(self, idle: object) -> int:
-        """The µs of ``idle``, if there may be rows to purge; raises what :meth:`purge` raises before any I/O."""
-        if isinstance(self.mode, SessionMode):
-            raise UnsupportedKind(
-                "rows to purge", f"{self.name} with ?mode=session", "use the mode that has made them"
-            )
-        return tables.check_idle(idle)
+        """Return the µs of ``idle``, if there may be rows to purge; raises what :meth:`purge` raises before any I/O."""
+        if self._mode_name == "session":
+            advice = "use the mode that has made them"
+            raise UnsupportedKind("rows to purge", f"{self.name} with ?mode=session", advice)
+        return schema.check_idle(idle)
 
     async def aclose(self) -> None:
         """Close every connection."""
-        if hasattr(self, "sessions"):
-            if isinstance(self.mode, SessionMode):
-                self.mode.lookout.stop()
-            await self.guests.aclose(self.settings.command_timeout)
+        if self._opened:
+            await self.callers.aclose(self.settings.command_timeout)
             await self.sessions.aclose()
 
-    async def _keep_talking(self) -> None:
-        """Sessions that are needed say something in time, so that the server keeps them."""
-        pause = self.settings.ttl / 3
+    async def _keep_alive(self) -> None:
+        """Ping sessions that are needed before the server ends them."""
+        pause = self.settings.ttl / 6
         while True:
-            await asyncio.sleep(pause / 2)
+            await asyncio.sleep(pause)
             now = self.settings.clock()
             for session in self.sessions.used:
-                if session.idle and now - session.used >= pause / 2:
-                    session.send(self.statements("ping"), self.settings.command_timeout)
-
-    # --- for the modes
-
-    def key(self, name: str, family: Family) -> str:
-        """The name of a lock at the server: a digest, because names there are short, and blind to case on MySQL.
-
-        It contains the database and the table, because user locks are those of the whole server.
-        """
-        if self.scope is None:
-            raise RuntimeError("the client of this backend is not open: enter it with `async with` first")
-        return digest("\0".join((self.mode.name, *self.scope, self.settings.namespace, family.value, name)))
-
-    def granted(self, claim: Claim, token: int, count: int, sent: float) -> Grant:
-        """The grant of a hold that the server has had for a full ttl since ``sent`` or later.
-
-        Nobody tells a holder that others wait. So for a moment it is taken that nobody does, because passing the hold on
-        inside the process is so much cheaper than passing it on between processes; then it is taken that somebody does.
-        """
-        if count > 1 and claim.demanded_at is None:
-            claim.demanded_at = self.settings.clock() + ALONE
-        return Grant(token, count, sent + claim.bid.certain, demand=False)
+                if session.idle and now - session.used >= pause:
+                    session.send(self._statements("ping"))
 
     # --- the contract
 
-    def claim(self, bid: Bid) -> Claim:
-        """A new claim of the mode."""
-        if bid.kind.mode is not Mode.MUTEX and self.mode.name != "lease":
-            raise self._unsupported(bid.kind.family.value)
-        return self.mode.claim(bid)
+    def claim(self, request: Request) -> Claim:
+        """Return a new claim of the mode."""
+        mode = self.mode if request.kind.mode is Mode.MUTEX else self._lease_mode(request.kind.family.value)
+        return mode.claim(request)
 
-    def _unsupported(self, what: str) -> UnsupportedKind:
-        return UnsupportedKind(what, f"{self.name} with ?mode={self.mode.name}", "use ?mode=lease")
+    def _lease_mode(self, what: str) -> LeaseMode:
+        if not isinstance(self.mode, LeaseMode):
+            raise UnsupportedKind(what, f"{self.name} with ?mode={self._mode_name}", "use ?mode=lease")
+        return self.mode
 
     async def renew(self, claims: Sequence[Claim]) -> list[Renewal]:
         """Prolong holds, in as few statements as the mode can."""
         return await self.mode.renew(claims)
 
-    async def notice(self) -> Notice:
-        """The next thing that the end of a session means."""
-        return await self.notices.get()
-
     async def inspect(self, name: str, family: Family) -> LockInfo:
-        """Who holds and who waits."""
-        return await self.within(self.mode.inspect(name, family))
+        """Return holders and waiters, as far as the server knows."""
+        return await self._context.within(self.mode.inspect(name, family))
 
     async def force_release(self, name: str, family: Family) -> bool:
         """Take a lock from its holder."""
-        return await self.within(self.mode.force_release(name, family))
+        return await self._context.within(self.mode.force_release(name, family))
 
-    def borrow(self, bid: Bid, connection: object) -> Loan:
-        """A row lock in the caller's own transaction; in the row mode."""
+    def borrow(self, request: Request, connection: object) -> Loan:
+        """Return a row lock in the caller's own transaction; in the row mode."""
         if not isinstance(self.mode, RowMode):
-            return super().borrow(bid, connection)
-        return RowLoan(self.mode, bid, connection)
+            raise UnsupportedKind(
+                "lock inside a transaction", f"{self.name} with ?mode={self._mode_name}", "use ?mode=row"
+            )
+        return RowLoan(self._context, self.mode.rows, self.callers, request, connection)
 
     async def request_release(self, name: str, family: Family, reason: str) -> bool:
-        """Leave a word for its holders, which their renewals read."""
-        if not isinstance(self.mode, LeaseMode):
-            raise self._unsupported("request_release")
-        return await self.within(self.mode.request_release(name, family, reason))
+        """Write the reason to the row, which the renewals of its holders read."""
+        mode = self._lease_mode("request_release")
+        return await self._context.within(mode.request_release(name, family, reason))
 
     async def set_limit(self, name: str, limit: int) -> None:
         """Give a semaphore another number of permits."""
-        if not isinstance(self.mode, LeaseMode):
-            raise self._unsupported(Family.SEMAPHORE.value)
-        await self.within(self.mode.sharing.set_limit(name, limit))
+        sharing = self._lease_mode(Family.SEMAPHORE.value).sharing
+        await self._context.within(sharing.set_limit(name, limit))
 
-    def document(self, name: str, family: Family) -> Document:
-        """A row of the table of documents; in the lease mode."""
-        if not isinstance(self.mode, LeaseMode):
-            raise self._unsupported(family.value)
-        return MySQLDocument(self.mode.sharing, name, family)
+    def register(self, name: str, family: Family) -> Register:
+        """Return a row of the table of registers; in the lease mode."""
+        listener = self._lease_mode(family.value).sharing.listener
+        return MySQLRegister(self._context, listener, name, family)
 
     async def names(self, pattern: str) -> list[tuple[str, Family]]:
-        """Every lock of the namespace that is held or waited for; in the other modes the server does not know."""
-        if not isinstance(self.mode, LeaseMode):
-            raise self._unsupported("list of locks")
-        return await self.within(self.mode.names(pattern))
+        """Return every lock of the namespace that is held or waited for; in the other modes the server does not know."""
+        return await self._context.within(self._lease_mode("list of locks").names(pattern))
 
     async def diagnose(self) -> list[Finding]:
-        """What the server is like, and what would be better."""
-        return await diagnose(self._address, self.statements, self.settings, self.mode.name)
-
-
-def _one_of(what: str, value: object, words: tuple[str, ...]) -> str:
-    if not isinstance(value, str) or value not in words:
-        raise ConfigError(f"{what} must be one of {', '.join(words)}, not {shorten(value)}")
-    return value
-
-
-def _count(value: object) -> int:
-    text = str(value)
-    if isinstance(value, bool) or not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 10_000:
-        raise ConfigError(f"connections must be a number from 1 to 10000, not {shorten(value)}")
-    return int(text)
+        """Diagnose the server."""
+        return await diagnose(self._address, self._statements, self.settings, self._mode_name)

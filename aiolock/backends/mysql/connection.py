@@ -1,8 +1,7 @@
-"""One session of the server: commands one after the other, and what is known about its end.
+"""A session at the server: one connection, its queue of commands, and the ways in which it ends.
 
-Commands stand in line, callers wait on futures. So a caller that is cancelled leaves the connection in step, with
-its command done or never sent, and never an answer for the next one. There is no reconnecting
-here: locks live in sessions, and another session is another story.
+Commands wait in a queue, callers on futures. So a caller that is cancelled leaves the connection in step: its command is
+carried out or never sent, and its answer goes to no other caller. Sessions do not reconnect, because locks live in them.
 """
 
 from __future__ import annotations
@@ -13,14 +12,49 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from aiolock.backends.mysql.address import Address
-from aiolock.backends.mysql.command import Command
-from aiolock.backends.mysql.driver import Driver, Result
-from aiolock.backends.mysql.failures import INTERRUPTED, Late, code, deadly, translate
+from aiolock.backends.mysql.errors import INTERRUPTED, Late, code, deadly, translate
+from aiolock.backends.mysql.protocol import Driver, Result
+from aiolock.backends.mysql.url import Address
 from aiolock.clock import Clock
 from aiolock.errors import BackendUnavailable, LockError, UnsafeBackend
 
-__all__ = ["Session"]
+__all__ = ["Answers", "Session"]
+
+Answers = asyncio.Future[list[Result]]
+
+
+class _Command:
+    """A packet and the future of its answers; :meth:`Session.run` explains the parameters."""
+
+    __slots__ = ("again", "answers", "atomic", "blocks", "late", "limit", "packet", "then")
+
+    def __init__(
+        self,
+        packet: str,
+        limit: float,
+        then: Callable[[], None] | None = None,
+        *,
+        blocks: bool = False,
+        atomic: bool = False,
+    ) -> None:
+        self.packet = packet
+        self.limit = limit
+        """Seconds that the answer may take once it was sent."""
+        self.then = then
+        self.blocks = blocks
+        self.atomic = atomic
+        self.answers: Answers = asyncio.get_running_loop().create_future()
+        self.late = math.inf
+        """The time, by the loop's clock, at which the answer is late."""
+        self.again = False
+        """It was sent before, and refused."""
+
+    def fail(self, error: LockError) -> None:
+        """Raise ``error`` where the answers are awaited; the caller may be gone."""
+        if not self.answers.done():
+            self.answers.set_exception(error)
+            # Retrieved: asyncio does not warn about it.
+            self.answers.exception()
 
 
 class Session:
@@ -31,90 +65,74 @@ class Session:
         address: Address,
         setup: str,
         clock: Clock,
+        timeout: float,
         ended: Callable[[Session], None],
         patience: float = 0,
     ) -> None:
         self._address = address
         self._setup = setup
         self._clock = clock
+        self._timeout = timeout
         self._ended = ended
         self._patience = patience
-        """For how many seconds a session that has locks may be late with an answer before it is given up."""
+        """Seconds for which a session that has locks may be late with an answer before it is closed."""
         self._driver: Driver | None = None
-        self._commands: deque[Command] = deque()
-        self._urgent: deque[Command] = deque()
-        """Those that do not stand behind the others."""
-        self._current: Command | None = None
-        """What the server has not answered yet."""
-        self._repeated = ""
-        """What was last sent to wait for others."""
-        self._prepared: int | None = None
-        """The number of the statement that was prepared for that."""
+        self._commands: deque[_Command] = deque()
+        self._urgent: deque[_Command] = deque()
+        """Commands that go before the others."""
+        self._current: _Command | None = None
+        """The command that the server has not answered yet."""
         self._silent = False
-        """Whether the answer to what was sent is late: nothing that is asked now would be answered in time."""
+        """The current answer is late and is waited for: other commands would be late as well."""
         self._rolling_back = False
         self.interrupt: Callable[[Session], None] | None = None
-        """What has the server end the statement whose answer is late, and then calls :meth:`go_on`."""
+        """Has the server end the statement whose answer is late, and then calls :meth:`go_on`."""
         self._interrupted = False
-        """Whether that is under way: nothing is sent that it could hit."""
+        """The interruption is under way: no statement is sent that it could hit."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
         self._over = False
-        self._hear = self._heard
-        """Who is told what the server answers: one for all that is sent."""
         self.id = 0
         self.locks: dict[str, Any] = {}
-        """The user locks of this session, or those that it may have, and for whom."""
+        """The user locks that this session has or may have, with the claim or position of each."""
         self.silence = 0
-        """After how many seconds without a word the server ends it, as far as it has answered; 0: not known."""
+        """Its ``wait_timeout``: seconds without a command after which the server ends it; 0: not known."""
         self.contended = False
-        """Whether it may block, and counts as one in line."""
+        """It may block, and counts among the connections that do."""
         self.lost = False
-        """Whether it ended otherwise than by :meth:`quit`."""
+        """It ended otherwise than by :meth:`quit`."""
         self.used = 0.0
-        """When the server last answered."""
+        """The time of the server's last answer."""
 
     @property
     def alive(self) -> bool:
-        """Whether commands can be sent."""
+        """True if commands can be sent."""
         return self._driver is not None and not self._over
 
     @property
     def idle(self) -> bool:
-        """Whether it has nothing to do at this moment."""
-        return self._current is None and not self._commands and not self._urgent
-
-    @property
-    def free(self) -> bool:
-        """Whether what is sent now is sent at once."""
-        return (
-            self._current is None
-            and not self._over
-            and not self._commands
-            and not self._urgent
-            and not self._rolling_back
-            and not self._interrupted
-        )
+        """True if no command is sent or waits."""
+        return not self._unanswered()
 
     @property
     def busy(self) -> bool:
-        """Whether the server has not answered what was sent."""
+        """True if the server has not answered the last command."""
         return self._current is not None
 
     @property
     def blocked(self) -> bool:
-        """Whether the server is at a command that waits for others."""
+        """True if the server executes a command that waits for others."""
         return self._current is not None and self._current.blocks
 
-    async def open(self, timeout: float) -> list[Result]:
-        """Connect and set up within ``timeout`` seconds; the answers to the set-up. Cancelling it leaves nothing."""
+    async def open(self) -> list[Result]:
+        """Connect and set up within the timeout; the answers to the set-up. Cancelling it leaves nothing."""
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(self._timeout):
                 driver = await self._address.connect(self._at_end)
                 try:
                     answers = await driver.execute(self._setup)
-                    if driver.over:
-                        raise BackendUnavailable(f"{self._address.text}: the connection was lost")
+                    if driver.wire.over:
+                        raise self._lost()
                 except BaseException:
                     driver.abort()
                     raise
@@ -133,165 +151,102 @@ class Session:
         self.used = self._clock()
         return answers
 
+    # --- commands
+
     async def run(
         self,
         packet: str,
-        timeout: float | None,
         *,
         blocks: bool = False,
+        limit: float | None = None,
         atomic: bool = False,
-        silence: int = 0,
         then: Callable[[], None] | None = None,
         urgent: bool = False,
     ) -> list[Result]:
-        """Send a packet after those that came before, and wait for its answers, at most ``timeout`` seconds.
+        """Send a packet after those that came before, and wait for its answers.
 
-        The time counts from when it is sent: as long as the server answers, what others have asked for before is no reason
-        to give up. One that is ``urgent`` stands only behind others of that kind.
+        :param blocks: it waits for others, for ``limit`` seconds at most (``None``: as long as it likes).
+        :param atomic: it is a transaction, which is rolled back if one of its statements fails.
+        :param then: called when it is done. Such a command gives something back: it is sent whatever becomes of the
+            caller, and if the server refuses it twice, the session ends.
+        :param urgent: it goes before commands that are not.
 
-        ``atomic`` says that it is a transaction, which is rolled back if one of its statements fails. ``silence`` is
-        the ``wait_timeout`` that the session has from then on; if it must be set, its answer comes first. ``then`` is
-        called when the packet is done: such a one gives something back, so it is carried out for as long as the session
-        lives, whatever becomes of the caller; if the server refuses it twice, the session ends.
-
-        Cancelling it stops the waiting; the command is carried out if it was sent. When the time is over nobody knows
-        whether it was, and it is :class:`Late`: the server is made to end the statement, which may wait for a row of somebody
-        else's, and if it does not, the session ends; one that has locks only after as long as they may be silent.
+        Cancelling it stops the waiting; the command is carried out if it was sent. If the server has not answered
+        within the timeout since it was sent, it raises :class:`Late`, which leaves open whether it was carried out; the
+        server is made to end the statement, which may wait for a row, and if it does not, the session ends. One
+        that has locks ends only after its patience.
         """
-        command = Command(packet, math.inf if timeout is None else timeout)
-        command.blocks, command.atomic, command.silence = blocks, atomic, silence
-        answer = self._begin(command, then, urgent=urgent)
+        limit = (limit or math.inf) if blocks else self._timeout
+        answers = self._take(_Command(packet, limit, then, blocks=blocks, atomic=atomic), urgent=urgent)
         try:
-            return await answer
-        except BaseException:
-            # Nobody else looks at it: without this, one that is not on its way yet would still be sent.
-            if not answer.cancel():
-                answer.exception()
-            raise
+            return await answers
+        finally:
+            # Without this, a command of a cancelled caller would still be sent.
+            answers.cancel()
 
-    def begin(
-        self, packet: str, timeout: float, then: Callable[[], None] | None = None
-    ) -> asyncio.Future[list[Result]]:
-        """Send a packet as :meth:`run` does, in this step; its answers. Raises :class:`BackendUnavailable` if it cannot be sent."""
-        answer = self._begin(Command(packet, timeout), then)
-        # Whoever waits for it may be gone when the client is closed.
-        answer.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return answer
+    def begin(self, packet: str, then: Callable[[], None] | None = None) -> Answers:
+        """Send a packet as :meth:`run` does, in this step; its answers. Raises :class:`BackendUnavailable` if it cannot."""
+        return self._take(_Command(packet, self._timeout, then))
 
-    def _begin(
-        self, command: Command, then: Callable[[], None] | None, *, urgent: bool = False
-    ) -> asyncio.Future[list[Result]]:
+    def send(self, packet: str) -> None:
+        """Send a packet whose answer is not waited for, if the session is alive."""
+        if self.alive and not self._silent:
+            self.begin(packet)
+
+    async def set_silence(self, seconds: int) -> None:
+        """Set the ``wait_timeout``, if it is another one. After an error or a cancellation it is not known."""
+        if self.silence != seconds:
+            self.silence = 0
+            await self.run(f"SET SESSION wait_timeout={seconds}")
+            self.silence = seconds
+
+    def _take(self, command: _Command, *, urgent: bool = False) -> Answers:
         if not self.alive:
             raise BackendUnavailable(f"{self._address.text}: the connection is closed")
-        if self._silent and then is None:
-            raise self._unanswered()
-        answer: asyncio.Future[list[Result]] = asyncio.get_running_loop().create_future()
-        command.answer, command.then = answer, then
-        self._take(command, urgent=urgent)
-        return answer
-
-    def send(self, packet: str, timeout: float) -> None:
-        """Send a packet whose answer nobody waits for."""
-        if self.alive:
-            self._take(Command(packet, timeout))
-
-    def line_up(self, command: Command) -> None:
-        """Send a packet that waits for others; who waits is told by the command's ``heard``."""
-        if not self.alive:
-            command.tell(BackendUnavailable(f"{self._address.text}: the connection is closed"))
-        elif command.timeout < math.inf or not self.at_once(command):
-            self._take(command)
-
-    def at_once(self, command: Command) -> bool:
-        """The same, if it can be sent now; whether that is so. As :meth:`_take`, on the shortest way."""
-        driver = self._driver
-        if driver is None or not self.free:
-            return False
-        packet = command.packet
-        if packet != self._repeated:
-            self._repeat(driver, packet)
-        elif (prepared := self._prepared) is not None:
-            driver.repeat(prepared, self._hear)
-            self._current = command
-            return True
-        else:
-            driver.prepare(packet, self._learn)
-        driver.ask(packet, self._hear, usual=True)
-        self._current = command
-        return True
-
-    def _repeat(self, driver: Driver, packet: str) -> None:
-        """It may be sent again and again from now on; the second time, it is prepared."""
-        if self._prepared is not None:
-            driver.forget(self._prepared)
-        self._repeated, self._prepared = packet, None
-
-    def _learn(self, outcome: list[Result] | Exception) -> None:
-        if not isinstance(outcome, Exception):
-            self._prepared = outcome[0].rows[0][0]
-
-    # --- one after the other
-
-    def _asked(self) -> list[Command]:
-        current = [self._current] if self._current is not None else []
-        return [*current, *self._urgent, *self._commands]
-
-    def _take(self, command: Command, *, urgent: bool = False) -> None:
+        if self._silent and command.then is None:
+            raise self._no_answer()
         (self._urgent if urgent else self._commands).append(command)
         self._next()
+        return command.answers
 
     def _next(self) -> None:
-        """Send what may be sent now."""
-        driver = self._driver
-        while self._current is None and driver is not None:
+        """Send the next command if it may be sent now."""
+        while self._current is None and (queue := self._urgent or self._commands):
             if self._over or self._rolling_back or self._interrupted:
                 return
-            if not self._urgent and not self._commands:
-                return
-            command = (self._urgent or self._commands).popleft()
-            if command.unwanted:
-                # It was not sent.
+            command = queue.popleft()
+            if command.answers.done() and command.then is None:
+                # The caller was cancelled before it was sent.
                 continue
             self._current = command
-            packet = command.packet
-            command.changes = command.silence not in (0, self.silence)
-            if command.changes:
-                packet = f"SET SESSION wait_timeout={command.silence}; {packet}"
-            if command.timeout < math.inf:
-                command.late = asyncio.get_running_loop().time() + command.timeout
+            if command.limit < math.inf:
+                command.late = asyncio.get_running_loop().time() + command.limit
                 if self._timer is None or command.late < self._timer_at:
                     self._arm(command.late)
-            driver.ask(packet, self._hear, usual=command.blocks)
+            assert self._driver is not None  # noqa: S101 - commands are taken while it is there
+            self._driver.wire.ask(command.packet, self._answered)
 
-    def _heard(self, outcome: list[Result] | Exception) -> None:
+    def _answered(self, outcome: list[Result] | Exception) -> None:
         if self._over:
             return
         command, self._current = self._current, None
-        assert command is not None  # noqa: S101 - somebody asked
+        assert command is not None  # noqa: S101 - one was sent
         self._silent = False
         if isinstance(outcome, Exception):
             self._failed(command, outcome)
         else:
             self.used = self._clock()
-            if command.changes:
-                self.silence = command.silence
             if command.then is not None:
                 command.then()
-            if (heard := command.heard) is not None:
-                command.heard = None
-                heard(outcome)
-            else:
-                command.tell(outcome)
-        if self._commands or self._urgent:
-            self._next()
+            if not command.answers.done():
+                command.answers.set_result(outcome)
+        self._next()
 
-    def _failed(self, command: Command, error: Exception) -> None:
-        if command.changes:
-            self.silence = 0
+    def _failed(self, command: _Command, error: Exception) -> None:
         fatal = deadly(error)
         if command.then is not None and not fatal:
             if not command.again or code(error) in INTERRUPTED:
-                # Whoever ends statements may hit this one as often as he likes.
+                # KILL QUERY may hit this one any number of times.
                 command.again = command.again or code(error) not in INTERRUPTED
                 self._urgent.appendleft(command)
                 return
@@ -300,7 +255,7 @@ class Session:
         translated.__cause__ = error
         if fatal:
             self.abort()
-        command.tell(translated)
+        command.fail(translated)
         if command.atomic and not self._over:
             self._rolling_back = True
             if not self._interrupted:
@@ -308,30 +263,29 @@ class Session:
 
     def _roll_back(self) -> None:
         if self._driver is not None:
-            self._driver.ask("ROLLBACK", self._rolled_back)
+            self._driver.wire.ask("ROLLBACK", self._rolled_back)
 
     def _rolled_back(self, outcome: list[Result] | Exception) -> None:
-        if isinstance(outcome, Exception):
-            if code(outcome) in INTERRUPTED and not self._over:
-                self._roll_back()
-            else:
-                # The end of the session rolls back as well.
-                self.abort()
-            return
-        self._rolling_back = False
-        self._next()
+        if not isinstance(outcome, Exception):
+            self._rolling_back = False
+            self._next()
+        elif code(outcome) in INTERRUPTED and not self._over:
+            self._roll_back()
+        else:
+            # The end of the session rolls back as well.
+            self.abort()
 
-    # --- answers that do not come
+    # --- late answers
 
     def _arm(self, when: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_at(when, self._look)
+        self._timer = asyncio.get_running_loop().call_at(when, self._check)
         # uvloop returns a handle without `when` for a time that has passed.
         self._timer_at = when
 
-    def _look(self) -> None:
-        """One timer for all commands: most are over long before it."""
+    def _check(self) -> None:
+        """Find out whether the answer is late. One timer for all commands: most are answered long before it."""
         self._timer = None
         command = self._current
         if command is None or command.late == math.inf:
@@ -342,32 +296,28 @@ class Session:
         else:
             self._arm(command.late)
 
-    def _unanswered(self) -> Late:
-        return Late(f"{self._address.text}: no answer in time")
-
-    def _late(self, command: Command) -> None:
-        command.tell(self._unanswered())
+    def _late(self, command: _Command) -> None:
+        command.fail(self._no_answer())
         patient = bool(self.locks and self._patience)
         if self.interrupt is not None and not patient:
-            # Others' commands wait for what comes of it.
+            # The other commands wait until the statement was ended.
             self._interrupted = True
             self.interrupt(self)
             return
         self._silent = True
         for queue in (self._urgent, self._commands):
-            # What gives something back is sent all the same, if there is anybody to hear it some day.
-            waiting = [other for other in queue if other.then is None]
-            for other in waiting:
+            # Commands that give something back are sent when the server answers again.
+            for other in [other for other in queue if other.then is None]:
                 queue.remove(other)
-                other.tell(self._unanswered())
+                other.fail(self._no_answer())
         if patient:
-            # With the session its locks would go; until their terms end the answer may still come.
-            asyncio.get_running_loop().call_later(self.silence or self._patience, self._given_up, command)
+            # With the session its locks would go, and the answer may come before their leases end.
+            asyncio.get_running_loop().call_later(self.silence or self._patience, self._give_up, command)
         else:
             self.abort()
 
     def go_on(self) -> None:
-        """The late statement has been ended, and whatever was sent to end it has been answered."""
+        """Send commands again: the late statement was ended, and KILL QUERY was answered."""
         if self._over or not self._interrupted:
             return
         self._interrupted = False
@@ -376,19 +326,25 @@ class Session:
         else:
             self._next()
 
-    def _given_up(self, command: Command) -> None:
+    def _give_up(self, command: _Command) -> None:
         if command is self._current:
             self.abort()
 
-    def _at_end(self) -> None:
-        # What was on its way has been told. While it is being opened, whoever opens it sees to it.
-        if self._driver is not None:
-            self.abort()
+    def _no_answer(self) -> Late:
+        return Late(f"{self._address.text}: no answer in time")
+
+    def _lost(self) -> BackendUnavailable:
+        return BackendUnavailable(f"{self._address.text}: the connection was lost")
 
     # --- the end
 
+    def _at_end(self) -> None:
+        # While it is being opened, `open` sees it.
+        if self._driver is not None:
+            self.abort()
+
     def abort(self) -> None:
-        """Close at once; the server frees what the session has as soon as it notices."""
+        """Close at once; the server frees its locks as soon as it notices."""
         self._close(quit_first=False)
 
     def quit(self) -> None:
@@ -408,18 +364,20 @@ class Session:
                 self._driver.quit()
             else:
                 self._driver.abort()
-        commands = self._asked()
+        unanswered = self._unanswered()
         self._current = None
         self._commands.clear()
         self._urgent.clear()
-        for command in commands:
-            command.tell(BackendUnavailable(f"{self._address.text}: the connection was lost"))
+        for command in unanswered:
+            command.fail(self._lost())
         self._ended(self)
 
-    async def drain(self, timeout: float) -> None:
-        """Wait for what has been asked for and does not block, such as a release whose caller was told to go on."""
-        answers = [
-            command.answer for command in self._asked() if command.answer is not None and not command.blocks
-        ]
+    def _unanswered(self) -> list[_Command]:
+        current = [self._current] if self._current is not None else []
+        return [*current, *self._urgent, *self._commands]
+
+    async def drain(self) -> None:
+        """Wait for commands that do not block, such as a release whose caller did not wait for it."""
+        answers = [command.answers for command in self._unanswered() if not command.blocks]
         if answers and self.alive:
-            await asyncio.wait(answers, timeout=timeout)
+            await asyncio.wait(answers, timeout=self._timeout)

@@ -1,43 +1,153 @@
-"""One sleeper for everybody of a client who waits: for a grant, for a lock whose holder is over, for a document.
-
-A session of its own sleeps at the server, in a statement that ends by itself when there is something to know, at the
-latest when the next hold in the way ends. Whoever grants something ends the sleep by KILL QUERY. Nothing is lost when
-that does not arrive: a grant is committed before it is told, and the sleeper looks before it sleeps, and at least
-three times within the claim of a grant.
-"""
+"""The listener session, and the blocking statement that notifications end."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Protocol
 
-from aiolock.backends.mysql.bed import Bed, insist, interrupted
 from aiolock.backends.mysql.connection import Session
-from aiolock.backends.mysql.statements import quote
-from aiolock.backends.mysql.stragglers import FRESH
-from aiolock.contract import Grant, claim_time
+from aiolock.backends.mysql.context import RETRY, Context, quote
+from aiolock.backends.mysql.errors import INTERRUPTED, code
+from aiolock.backends.mysql.protocol import Result
+from aiolock.backends.mysql.renewal import BATCH, FRESH
+from aiolock.core.backend import Claim, Grant, claim_time
+from aiolock.core.inbox import Inbox, WakeReason
 from aiolock.errors import BackendError, BackendRefused, LockError
 
-if TYPE_CHECKING:
-    from aiolock.backends.mysql.shared_claim import SharedClaim
-    from aiolock.backends.mysql.sharing import Sharing
+__all__ = ["Listener", "ListeningClaim", "Sleep", "Watch", "insist", "interrupted"]
 
-__all__ = ["Listener", "Watch"]
 
-BATCH = 500
-"""How many places one statement prolongs."""
-SHORTEST_STAY = 3.0
-"""A place lives so many seconds without a word at least; `sharing.sql` says the same."""
+class ListeningClaim(Claim):
+    """A claim that the listener wakes by its owner id: when it is granted, or when its row is gone."""
+
+    __slots__ = ("block", "context", "key", "owner")
+
+    context: Context
+    key: str
+    owner: str
+    block: int
+    """The number of tokens of a grant."""
+
+    def granted(self, token: int, sent: float) -> Grant:
+        """Return the grant of a hold that the server has had for a full ttl since ``sent`` or later."""
+        return self.context.granted(self, token, self.block, sent)
+
+
+class Watch:
+    """A watch on a register: the listener wakes it when the register has another version than it knows."""
+
+    def __init__(self, name: str, key: str, owner: str) -> None:
+        self.key = key
+        self.owner = owner
+        self.version = ""
+        """The version that its client knows; empty if the register is absent."""
+        self.inbox: Inbox[None] = Inbox(name)
+
+
+def presence(client: str) -> str:
+    """Return the user lock of a session whose end makes a client verify its holds."""
+    return f"aiolock:c:{client}"
+
+
+# --- the blocking statement
+# The listener waits for a user lock, the sleep lock, that the client's main session has and does not give back; another client
+# wakes it by ending that statement with KILL QUERY, and finds its session by another user lock, the wake lock.
+
+
+class Sleep:
+    """The blocking statement of the listener, which other clients can end."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self.asleep = False
+        """There is a sleep that can be ended."""
+        self._findable: Session | None = None
+        self._sleep_lock_at: Session | None = None
+        """The sessions that have the wake lock and the sleep lock."""
+
+    @property
+    def _sleep_lock(self) -> str:
+        return quote(f"aiolock:s:{self._context.client}")
+
+    @staticmethod
+    def wake_lock(client: str) -> str:
+        """Return the user lock of the session in which a client sleeps while it waits."""
+        return f"aiolock:l:{client}"
+
+    async def prepare(self, session: Session) -> None:
+        """Take the wake lock, so that other clients can end the sleep, and the sleep lock, so that it blocks."""
+        context = self._context
+        if self._findable is not session:
+            packet = context.statements("take_wake_lock", wake_lock=quote(self.wake_lock(context.client)))
+            [answer] = await insist(session, packet)
+            # One that we had before may not have noticed yet that it has ended.
+            self._findable = session if answer.rows[0][0] else None
+        main = await context.sessions.main()
+        if self._sleep_lock_at is not main:
+            await context.within(
+                context.execute(context.statements("take_sleep_lock", sleep_lock=self._sleep_lock), main)
+            )
+            self._sleep_lock_at = main
+
+    async def sleep(self, session: Session, look: float, changed: str) -> bool:
+        """Sleep until there may be news, for ``look`` seconds at most; return whether the sleep was not ended by another client.
+
+        ``changed`` is the condition that a watched register has changed.
+        """
+        context = self._context
+        packet = context.statements(
+            "listen",
+            client=quote(context.client),
+            look=round(look, 6),
+            changed=changed,
+            sleep_lock=self._sleep_lock,
+        )
+        self.asleep = True
+        try:
+            [answer] = await session.run(packet, blocks=True, limit=look + context.timeout)
+        except BackendError as error:
+            if not interrupted(session, error):
+                raise
+            return False
+        finally:
+            self.asleep = False
+        [[came]] = answer.rows
+        if came:
+            # The main session that had it is gone; the next one takes it.
+            self._sleep_lock_at = None
+            await insist(session, context.statements("release_sleep_lock", sleep_lock=self._sleep_lock))
+            await self.prepare(session)
+        # MariaDB has no error for GET_LOCK when it is ended, but no answer either.
+        return came is not None
+
+
+async def insist(session: Session, statement: str) -> list[Result]:
+    """Have a statement carried out that may be repeated, also if KILL QUERY ends it that was meant for the sleep."""
+    while True:
+        try:
+            return await session.run(statement)
+        except BackendError as error:
+            if not interrupted(session, error):
+                raise
+
+
+def interrupted(session: Session, error: BackendError) -> bool:
+    """Return whether the statement was ended, and nothing else is wrong."""
+    return session.alive and code(error.__cause__) in INTERRUPTED
+
+
+# --- the listener
+
+
+SHORTEST_LIFE = 3.0
+"""Seconds that a position lives at least without being prolonged; `sharing.sql` says the same."""
 LONGEST = 1.0
 """At most so many seconds between looks."""
 GRANTED, HELD, WAITING = 1, 2, (0, 5)
-"""The states of a grant, of a confirmed hold, and of places and watches."""
+"""The states of a grant, of a confirmed hold, and of positions and watches."""
 ACROSS = 0.2
 """The same where a grant may come from another node of a cluster, which cannot wake us."""
-RETRY = (0.05, 0.15)
-"""Seconds between looks while there is no session to sleep in, or while somebody keeps a row locked."""
 SHARE = 0.25
 """For how many seconds all wait for a decision about the lock of one of them."""
 SOON = (0.003, 0.01)
@@ -45,79 +155,77 @@ SOON = (0.003, 0.01)
 NEVER = (0.0, 0.0)
 
 
-class Watch(Protocol):
-    """Somebody who looks at a document."""
-
-    key: str
-    owner: str
-    stamp: str
-    event: asyncio.Event
-
-
 class Listener:
     """Wakes claims and watches of one client; runs while there are any."""
 
-    def __init__(self, sharing: Sharing) -> None:
-        self._sharing = sharing
-        self._claims: dict[str, SharedClaim] = {}
-        self._lines: dict[str, dict[str, SharedClaim]] = {}
+    def __init__(
+        self,
+        context: Context,
+        advance: Callable[[str, str, str], Coroutine[None, None, None]],
+        bury: Callable[[str, str, str, str], Coroutine[None, None, None]],
+    ) -> None:
+        """Take the two decisions that it makes: about a lock of which a hold is over (key, family, name), and about a grant
+        without a claim (owner, key, family, name)."""
+        self._context = context
+        self._advance, self._bury = advance, bury
+        self._claims: dict[str, ListeningClaim] = {}
+        self._queues: dict[str, dict[str, ListeningClaim]] = {}
         """The same by lock, in the order in which they came."""
         self._watches: dict[str, Watch] = {}
         self._doubts: set[str] = set()
-        """Owners that were let in perhaps, by a decision that had no answer."""
-        self._bed = Bed(sharing)
+        """Owners that may have been let in by a decision that had no answer."""
+        self._sleep = Sleep(context)
         self._running = False
         self._searched = 0.0
-        """When it was last looked for holds that are over."""
+        """When it last looked for holds that are over."""
         self._look = LONGEST
-        self._stayed = 0.0
+        self._prolonged = 0.0
         self._pause = NEVER
-        """How long to wait before the next look, because somebody has something locked that is to be seen to."""
+        """Seconds to wait before the next look, because a row that it is about is locked."""
         self._deciding: set[str] = set()
         """Locks about which a decision of the listener's is under way."""
 
-    # --- who waits
+    # --- claims and watches
 
-    def add(self, claim: SharedClaim) -> None:
-        """Wake this claim when it is granted, or has lost its place."""
+    def add(self, claim: ListeningClaim) -> None:
+        """Wake this claim when it is granted, or has lost its position."""
         self._claims[claim.owner] = claim
-        self._lines.setdefault(claim.key, {})[claim.owner] = claim
-        self._run(claim_time(claim.bid.ttl) / 3)
+        self._queues.setdefault(claim.key, {})[claim.owner] = claim
+        self._run(claim_time(claim.request.ttl) / 3)
 
-    def discard(self, claim: SharedClaim) -> None:
-        """It does not wait any more."""
+    def discard(self, claim: ListeningClaim) -> None:
+        """Forget a claim."""
         if self._claims.pop(claim.owner, None) is not None:
-            line = self._lines[claim.key]
+            line = self._queues[claim.key]
             del line[claim.owner]
             if not line:
-                del self._lines[claim.key]
+                del self._queues[claim.key]
         self._hurry()
 
-    def first(self, key: str, most: int) -> dict[str, SharedClaim]:
-        """Who waits for this lock, by owner: the first of them."""
-        return dict(islice(self._lines.get(key, {}).items(), most))
+    def first(self, key: str, most: int) -> dict[str, ListeningClaim]:
+        """Return the first claims that wait for this lock, by owner."""
+        return dict(islice(self._queues.get(key, {}).items(), most))
 
-    def hand(self, claim: SharedClaim, grant: Grant) -> None:
-        """Give a claim what it waits for, if it still does."""
+    def hand(self, claim: ListeningClaim, grant: Grant) -> None:
+        """Give a claim its grant, if it still waits."""
         if claim.owner in self._claims:
-            claim.pushed = grant
             self.discard(claim)
-            claim.event.set()
+            claim.inbox.put(grant)
 
     def doubt(self, owners: Iterable[str]) -> None:
-        """Find out whether they were let in."""
+        """Find out whether these owners were let in."""
         self._doubts.update(owner for owner in owners if owner in self._claims)
         if self._doubts:
             self.look()
 
     def doubt_all(self) -> None:
-        """The same of everybody who waits."""
+        """Find out which of all waiting claims were let in."""
         self.doubt(list(self._claims))
 
     def look(self) -> None:
-        """There may be something to hear."""
-        if self._bed.asleep:
-            self._ring()
+        """End the sleep: there may be news."""
+        if self._sleep.asleep:
+            self._wake_self()
 
     def watch(self, watch: Watch) -> None:
         """Wake this watch when its document has another stamp than it knows."""
@@ -125,113 +233,118 @@ class Listener:
         self._run(LONGEST)
 
     def forget(self, watch: Watch) -> None:
-        """Nobody looks any more."""
+        """End a watch."""
         self._watches.pop(watch.owner, None)
         self._hurry()
 
     def _hurry(self) -> None:
-        """End the sleep if there is nobody left for whom it is slept."""
+        """End the sleep if there is no claim or watch left."""
         if not self._claims and not self._watches:
             self.look()
 
-    def _ring(self) -> None:
-        self._sharing.backend.sessions.spawn(self._sharing.ring({self._sharing.client}), "aiolock-mysql-ring")
+    def _wake_self(self) -> None:
+        self._context.sessions.spawn(self.wake({self._context.client}), "aiolock-mysql-wake")
+
+    async def wake(self, clients: Iterable[str]) -> None:
+        """End the sleep of these clients' listeners, if they sleep; the answers are not waited for."""
+        session = await self._context.sessions.main()
+        for client in clients:
+            session.send(self._context.statements("wake", wake_lock=quote(self._sleep.wake_lock(client))))
 
     # --- sleeping
 
     def _run(self, look: float) -> None:
-        backend = self._sharing.backend
-        look = min(look, ACROSS if backend.across else LONGEST)
+        context = self._context
+        look = min(look, ACROSS if context.site.across else LONGEST)
         if not self._running:
             self._running = True
             self._look = look
-            self._stayed = backend.settings.clock()
-            backend.sessions.spawn(self._serve(), "aiolock-mysql-listen")
+            self._prolonged = context.clock()
+            context.sessions.spawn(self._serve(), "aiolock-mysql-listen")
         elif look < self._look:
             # It sleeps for longer than this one may wait.
             self._look = look
             self.look()
 
     async def _serve(self) -> None:
-        backend = self._sharing.backend
+        context = self._context
         try:
             while self._claims or self._watches:
                 try:
                     await self._turn()
                 except BackendRefused:
-                    # The table was dropped, for example. All ask again, and hear why it was refused.
-                    waiting: list[SharedClaim | Watch] = [*self._claims.values(), *self._watches.values()]
+                    # The table was dropped, for example. All ask again, and meet the same error.
+                    waiting: list[ListeningClaim | Watch] = [*self._claims.values(), *self._watches.values()]
                     for one in waiting:
-                        one.event.set()
-                    await backend.pause(RETRY)
+                        one.inbox.wake(WakeReason.FAILED)
+                    await context.pause(RETRY)
                 except LockError:
-                    # The server cannot be asked, or somebody ended the statement that was asked instead of the sleep.
-                    await backend.pause(RETRY)
+                    # The server cannot be asked, or KILL QUERY hit a statement other than the sleep.
+                    await context.pause(RETRY)
         finally:
             self._running = False
 
     async def _turn(self) -> None:
-        backend = self._sharing.backend
+        context = self._context
         try:
-            session = await backend.sessions.listener()
+            session = await context.sessions.listener()
         except BackendError:
             # No more connections are to be had: look on the one there is.
-            await self._hear(await backend.sessions.main())
-            await backend.pause(RETRY)
+            await self._hear(await context.sessions.main())
+            await context.pause(RETRY)
             return
-        await self._bed.settle(session)
+        await self._sleep.prepare(session)
         while self._claims or self._watches:
             try:
-                searches = not self._doubts and await self._bed.sleep(session, self._look, self._news())
+                searches = not self._doubts and await self._sleep.sleep(session, self._look, self._news())
                 await self._hear(session, searches=searches)
                 if self._pause != NEVER:
                     # There is no sleep while a grant is not confirmed, or something is over and still there.
                     pause, self._pause = self._pause, NEVER
-                    await backend.pause(pause)
+                    await context.pause(pause)
             except BackendError as error:
                 if not interrupted(session, error):
                     raise
 
     def _news(self) -> str:
-        """The condition that a document has changed that somebody looks at."""
+        """Return the condition that a watched register has changed."""
         known = [
-            f"(id = {quote(watch.key)} AND version <> {int(watch.stamp or 0)})"
+            f"(id = {quote(watch.key)} AND version <> {int(watch.version or 0)})"
             for watch in self._watches.values()
         ]
         return " OR ".join(known) or "FALSE"
 
-    # --- hearing
+    # --- looking
 
     async def _hear(self, session: Session, *, searches: bool = True) -> None:
-        """Look, and act on it. Whether a hold in the way is over is seen if it ``searches``, and when that was long ago."""
-        backend = self._sharing.backend
-        timeout = backend.settings.command_timeout
-        await self._stay(session)
-        client = quote(self._sharing.client)
-        [granted] = await session.run(backend.statements("hear_grants", client=client), timeout)
+        """Look for grants, ended holds and changed registers, and act on them. Ended holds are looked for if it ``searches``, and when that was long ago."""
+        context = self._context
+        await self._prolong(session)
+        client = quote(self._context.client)
+        [granted] = await session.run(context.statements("hear_grants", client=client))
         taken = await self._take(session, {str(owner) for owner, *_ in granted.rows})
         for owner, key, family, name in granted.rows:
             if owner not in taken:
-                # Its bid arrived after it was given up: nobody will ask for it.
-                burial = self._sharing.bury(str(owner), str(key), str(family), str(name))
+                # Its request arrived after it was given up: no claim will ask for it.
+                burial = self._bury(str(owner), str(key), str(family), str(name))
                 await self._decide(str(key), burial)
-        now = backend.settings.clock()
+        now = context.clock()
         if searches or now - self._searched >= self._look:
             self._searched = now
-            [over] = await session.run(backend.statements("hear_ends", client=client), timeout)
+            [over] = await session.run(context.statements("hear_ends", client=client))
             for lock in over.rows:
                 words = tuple(map(str, lock))
-                await self._decide(words[0], self._sharing.advance(*words))
+                await self._decide(words[0], self._advance(*words))
         for watch in await self._changed(session):
             self.forget(watch)
-            watch.event.set()
+            watch.inbox.wake(WakeReason.NOTIFIED)
 
-    async def _decide(self, key: str, deciding: Coroutine[Any, Any, None]) -> None:
-        """A decision about a lock, in the time of all who wait only while that is short: somebody may have a row of it locked."""
+    async def _decide(self, key: str, deciding: Coroutine[None, None, None]) -> None:
+        """Make a decision about a lock, and wait for it only shortly: one of its rows may be locked."""
         if key in self._deciding:
             deciding.close()
         else:
-            task = self._sharing.backend.sessions.spawn(deciding, "aiolock-mysql-advance")
+            task = self._context.sessions.spawn(deciding, "aiolock-mysql-advance")
             self._deciding.add(key)
             task.add_done_callback(lambda _: self._deciding.discard(key))
             if (await asyncio.wait([task], timeout=SHARE))[0]:
@@ -241,30 +354,30 @@ class Listener:
         self._pause = RETRY
 
     async def _changed(self, session: Session) -> list[Watch]:
-        """The watches whose documents have another stamp than they know."""
+        """Return the watches whose registers have another version than they know."""
         if not self._watches:
             return []
-        backend = self._sharing.backend
+        context = self._context
         watched = ", ".join({quote(watch.key) for watch in self._watches.values()})
-        packet = backend.statements("hear_documents", watched=watched)
-        [documents] = await session.run(packet, backend.settings.command_timeout)
+        packet = context.statements("hear_documents", watched=watched)
+        [documents] = await session.run(packet)
         versions = {str(key): str(version) for key, version in documents.rows}
-        return [one for one in self._watches.values() if versions.get(one.key, "") != one.stamp]
+        return [one for one in self._watches.values() if versions.get(one.key, "") != one.version]
 
     async def _take(self, session: Session, granted: set[str]) -> set[str]:
-        """Confirm grants, and what may be one, for the claims that wait for them; who these are."""
-        backend = self._sharing.backend
-        clock, timeout = backend.settings.clock, backend.settings.command_timeout
+        """Confirm grants, and possible ones, for the claims that wait for them; return the owners of these."""
+        context = self._context
+        clock = context.clock
         doubts, self._doubts = self._doubts, set()
         mine = sorted(owner for owner in granted | doubts if owner in self._claims)
         try:
             for start in range(0, len(mine), BATCH):
                 batch = mine[start : start + BATCH]
                 words = ", ".join(map(quote, batch))
-                packet = backend.statements("confirm_bids", owners=words, count=len(batch))
-                await insist(session, packet, timeout)
+                packet = context.statements("confirm_bids", owners=words, count=len(batch))
+                await insist(session, packet)
                 asked = clock()
-                [bids] = await insist(session, backend.statements("bids", owners=words), timeout)
+                [bids] = await insist(session, context.statements("bids", owners=words))
                 stand = {str(owner): tuple(map(int, row)) for owner, *row in bids.rows}
                 for owner in batch:
                     state, token, left = stand.get(owner, (None, 0, 0))
@@ -272,42 +385,41 @@ class Listener:
                         continue
                     if state == HELD:
                         # Perhaps not confirmed by us, nor now.
-                        sent = asked - (claim.bid.ttl - left / 1_000_000)
+                        sent = asked - (claim.request.ttl - left / 1_000_000)
                         self.hand(claim, claim.granted(token, sent))
                     elif state == GRANTED:
-                        # Somebody has it locked at this moment.
+                        # It is locked at this moment.
                         self._pause = max(self._pause, SOON)
                     elif state not in WAITING:
                         # It was taken away before it was known here, or is over.
-                        claim.event.set()
+                        claim.inbox.wake(WakeReason.LAPSED)
         except BaseException:
             # Some may be confirmed, and no look would find them again.
             self.doubt(mine)
             raise
         return set(mine)
 
-    async def _stay(self, session: Session) -> None:
-        """Prolong places and watches in time; who has none any more asks again."""
-        backend = self._sharing.backend
-        timeout = backend.settings.command_timeout
-        waiting: dict[str, SharedClaim | Watch] = {**self._claims, **self._watches}
-        life = max(SHORTEST_STAY, min((claim.bid.ttl for claim in self._claims.values()), default=0.0))
-        now = backend.settings.clock()
-        if now - self._stayed < life / 3:
+    async def _prolong(self, session: Session) -> None:
+        """Prolong positions and watches in time; a claim without one asks again."""
+        context = self._context
+        waiting: dict[str, ListeningClaim | Watch] = {**self._claims, **self._watches}
+        life = max(SHORTEST_LIFE, min((claim.request.ttl for claim in self._claims.values()), default=0.0))
+        now = context.clock()
+        if now - self._prolonged < life / 3:
             return
-        self._stayed = now
+        self._prolonged = now
         owners = sorted(waiting)
         for start in range(0, len(owners), BATCH):
             batch = owners[start : start + BATCH]
             words = ", ".join(map(quote, batch))
-            packet = backend.statements("stay", owners=words, count=len(batch))
-            await insist(session, packet, timeout)
-            [bids] = await insist(session, backend.statements("bids", owners=words), timeout)
+            packet = context.statements("stay", owners=words, count=len(batch))
+            await insist(session, packet)
+            [bids] = await insist(session, context.statements("bids", owners=words))
             found = {str(owner): int(left) for owner, state, _, left in bids.rows if int(state) in WAITING}
             for owner, left in found.items():
                 claim = self._claims.get(owner)
-                if claim is not None and left < FRESH * max(SHORTEST_STAY, claim.bid.ttl) * 1_000_000:
-                    # Somebody has it locked at this moment: at the next look again.
-                    self._stayed = 0.0
+                if claim is not None and left < FRESH * max(SHORTEST_LIFE, claim.request.ttl) * 1_000_000:
+                    # It is locked at this moment: at the next look again.
+                    self._prolonged = 0.0
             for owner in set(batch) - found.keys():
-                waiting[owner].event.set()
+                waiting[owner].inbox.wake(WakeReason.LAPSED)

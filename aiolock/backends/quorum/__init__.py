@@ -1,4 +1,4 @@
-"""Several independent servers as one: a lock is held by whoever has it on most of them (Redlock)."""
+"""Several independent servers as one: a claim that a majority of them granted is held (Redlock)."""
 
 from aiolock.backends.quorum.backend import QuorumBackend
 

@@ -1,47 +1,28 @@
-"""A backend made of backends: the claims of several independent servers, counted."""
+"""A backend made of backends: a lock is held by a majority of several independent servers (Redlock)."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Self, TypeVar
 
-from aiolock.backends.quorum.claim import QuorumClaim
-from aiolock.backends.quorum.holding import Holding
-from aiolock.backends.quorum.looking import all_of, findings, seen
-from aiolock.backends.quorum.member import Member
-from aiolock.backends.quorum.members import Members
-from aiolock.backends.quorum.vote import Say, Vote
-from aiolock.contract import (
-    Backend,
-    Bid,
-    Claim,
-    Family,
-    Finding,
-    Grant,
-    LockInfo,
-    News,
-    Notice,
-    Release,
-    Renewal,
-    Settings,
-)
-from aiolock.errors import (
-    BackendError,
-    UnsupportedKind,
-)
-from aiolock.logs import Log, get_logger
-from aiolock.notices import Notices
+from aiolock.backends.diagnosis import failure
+from aiolock.backends.quorum.claim import QuorumClaim, Vote
+from aiolock.backends.quorum.members import Member, Members
+from aiolock.backends.quorum.rules import combined, rotation
+from aiolock.core.backend import Backend, Claim, Event, EventKind, Grant, Renewal, Request, Settings
+from aiolock.core.capabilities import Administration, Diagnosis, diagnose
+from aiolock.errors import BackendError, UnsupportedKind
+from aiolock.types import Family, Finding, LockInfo
 
 __all__ = ["QuorumBackend"]
-
-log: Log = get_logger("aiolock")
 
 T = TypeVar("T")
 
 
-class QuorumBackend(Backend):
-    """Several independent servers: who has a lock on more than half of them has it (Redlock).
+class QuorumBackend(Administration, Diagnosis):
+    """Several independent servers: a claim that more than half of them granted is held (Redlock).
 
     :param members: a backend for each server, three or more; every client has to name the same ones, in the same order.
     """
@@ -50,139 +31,77 @@ class QuorumBackend(Backend):
 
     def __init__(self, members: Sequence[Backend]) -> None:
         self.members = Members(members)
-        self.needed = self.members.needed
-        """How many votes are more than half."""
-        self.random = self.members.random
-        self.spawn = self.members.spawn
-        self.failure = self.members.failure
-        self.notices = Notices()
 
     def __repr__(self) -> str:
-        return f"<QuorumBackend {self.members!r}>"
+        return repr(self.members)
 
     # --- opening and closing
 
     def again(self) -> Self:
-        """The same, of new backends for the same servers."""
+        """Return a new quorum of new backends for the same servers; no I/O."""
         return type(self)([member.backend.again() for member in self.members.all])
 
     def abandon(self) -> None:
-        """Every member for itself."""
+        """Forget this opening at every member."""
         for member in self.members.all:
             member.backend.abandon()
 
     def bind(self, settings: Settings) -> None:
-        """The same for all of them."""
+        """Bind every member."""
         super().bind(settings)
         self.members.bind(settings)
 
     async def open(self) -> None:
-        """Open most of them."""
+        """Open a majority of the members."""
         self.capabilities = await self.members.open(self._opened)
 
     def _opened(self, member: Member) -> None:
-        self.spawn(self._listen(member), "aiolock-quorum-notices")
-        # Votes that were missing are asked for with the next renewals.
-        self.notices.put(Notice(News.DOUBT))
+        self.members.spawn(self._listen(member), "aiolock-quorum-events")
+        # The next renewals ask this member for the votes that are missing.
+        self.events.put(Event(EventKind.DOUBT))
 
     async def settle(self, timeout: float) -> None:
-        """Wait for votes that are given back, unless they have had their time."""
+        """Wait for votes that are given back, at most a command timeout for each."""
         await self.members.settle(timeout)
 
     async def aclose(self) -> None:
-        """Close every server."""
+        """Close every member."""
         await self.members.aclose()
 
     # --- claims
 
-    def claim(self, bid: Bid) -> QuorumClaim:
-        """A new claim, for kinds of which one server's no is enough."""
-        if bid.kind.family is Family.SEMAPHORE:
-            raise UnsupportedKind(
-                "semaphore",
-                self.name,
-                "three servers with two permits each can seat three holders, each of whom has a majority: use one server",
-            )
-        return QuorumClaim(self, bid)
-
-    def order(self, bid: Bid) -> list[Member]:
-        """The servers, the one that decides about this lock first."""
-        return self.members.order(bid.name)
-
-    def free(self, vote: Vote, keep: float = 0) -> asyncio.Task[Release]:
-        """Give back a vote, in the background, for as long as its server could keep it; what it said of the vote."""
-        if vote.member.open and not vote.open:
-            vote.claim.begin_release(keep)
-        return self.members.leave(self._free(vote, keep))
-
-    async def _free(self, vote: Vote, keep: float) -> Release:
-        if vote.task is not None and vote.open:
-            vote.task.cancel()
-            await asyncio.wait([vote.task])
-        if not vote.member.open:
-            return Release.UNKNOWN
-        clock = self.settings.clock
-        give_up, pause = clock() + vote.claim.bid.ttl, 0.02
-        while True:
-            try:
-                return await vote.member.hear(vote.claim.release(keep))
-            except BackendError as error:
-                if not error.retryable or clock() >= give_up:
-                    log.info(
-                        "%r was not told that a vote is given back, it ends by its ttl: %s",
-                        vote.member,
-                        error,
-                    )
-                    return Release.UNKNOWN
-            await asyncio.sleep(pause * self.random.uniform(0.5, 1.0))
-            pause = min(2 * pause, 1.0)
-
-    # --- renewing
+    def claim(self, request: Request) -> QuorumClaim:
+        """Return a new claim, of a kind of which a majority admits the right number of holders."""
+        if request.kind.counted:
+            raise self._no_semaphore()
+        return QuorumClaim(self.members, request)
 
     async def renew(self, claims: Sequence[Claim]) -> list[Renewal]:
-        """All servers at once; answered when most have said what it takes for each claim."""
+        """Renew at all members at once; return when for each claim a majority has answered, or none is possible."""
         mine = [claim for claim in claims if isinstance(claim, QuorumClaim)]
         sent = self.settings.clock()
         rounds = []
         for member in self.members.all:
-            votes = [
-                vote
-                for claim in mine
-                for vote in claim.votes
-                if vote.member is member and vote.say is Say.YES
-            ]
+            votes = [vote for claim in mine for vote in claim.votes if vote.member is member and vote.granted]
             for vote in votes:
                 vote.claim.fixed = vote.owner.fixed
             if votes:
-                rounds.append(self.spawn(self._renew(member, votes, sent), "aiolock-quorum-renewal"))
-        while (open_rounds := [one for one in rounds if not one.done()]) and not all(
-            claim.renewed(sent) or claim.lost() for claim in mine
-        ):
-            await asyncio.wait(open_rounds, return_when=asyncio.FIRST_COMPLETED)
-        return [self._renewal(claim, sent) for claim in mine]
-
-    def _renewal(self, claim: QuorumClaim, sent: float) -> Renewal:
-        if (grant := claim.renewed(sent)) is not None:
-            if not claim.fixed:
-                # What is asked for now would be ours for longer than the hold is to last.
-                claim.mend()
-            return grant
-        if (reason := claim.lost()) is not None:
-            return reason
-        return self.failure([vote.error for vote in claim.votes if vote.error is not None])
+                rounds.append(self.members.spawn(self._renew(member, votes, sent), "aiolock-quorum-renewal"))
+        await self.members.until(lambda: all(claim.renewed(sent) or claim.lost() for claim in mine), rounds)
+        return [claim.renewal(sent) for claim in mine]
 
     async def _renew(self, member: Member, votes: Sequence[Vote], sent: float) -> None:
         try:
-            answers: Sequence[Renewal] = await member.hear(
-                member.backend.renew([vote.claim for vote in votes])
+            answers: Sequence[Renewal] = await member.ask(
+                lambda: member.backend.renew([vote.claim for vote in votes])
             )
-        except Exception as error:  # noqa: BLE001 - whatever a server does to us, it is only one of several
+        except Exception as error:  # noqa: BLE001 - one member's failure of any kind is outvoted by the others
             answers = [error] * len(votes)
         for vote, answer in zip(votes, answers, strict=True):
             if isinstance(answer, Exception):
                 vote.error = answer
-            elif vote.say is not Say.YES:
-                # It was lost, or given back, while the question was under way.
+            elif not vote.granted:
+                # It was lost, or given back, while the request was under way.
                 pass
             elif isinstance(answer, Grant):
                 vote.take(answer, sent)
@@ -190,66 +109,95 @@ class QuorumBackend(Backend):
                 vote.lose(answer)
                 self._weakened(vote.owner)
 
-    def _weakened(self, claim: Holding) -> None:
-        """A vote was lost, and the others may be certain for less time than its holder believes."""
+    def _weakened(self, claim: QuorumClaim) -> None:
+        """Report the loss in time if the remaining votes are certain for less time than the grant promised the holder."""
         if not claim.given_back and claim.lost() is None and claim.until < claim.promised:
             now = self.settings.clock()
             if claim.until <= now:
-                self.notices.put(Notice(News.LOST, claim, "expired"))
+                self.events.put(Event(EventKind.LOST, claim, "expired"))
             else:
                 asyncio.get_running_loop().call_later(claim.until - now, self._weakened, claim)
 
-    # --- what servers say unasked
-
-    async def notice(self) -> Notice:
-        """The next thing that the votes of a claim mean, together."""
-        return await self.notices.get()
+    # --- events
 
     async def _listen(self, member: Member) -> None:
         while True:
-            self._hear(await member.backend.notice())
+            self._receive(await member.backend.events.get())
 
-    def _hear(self, notice: Notice) -> None:
-        if notice.claim is None:
-            self.notices.put(notice)
+    def _receive(self, event: Event) -> None:
+        if event.claim is None:
+            self.events.put(event)
             return
-        vote = getattr(notice.claim, "term", None)
+        vote = event.claim.validity
         if not isinstance(vote, Vote):
             return
         owner = vote.owner
-        if notice.news is News.LOST:
-            vote.lose(notice.reason)
+        if event.kind is EventKind.LOST:
+            vote.lose(event.reason)
             if (reason := owner.lost()) is not None:
-                self.notices.put(Notice(News.LOST, owner, reason))
+                self.events.put(Event(EventKind.LOST, owner, reason))
             else:
-                self.notices.put(Notice(News.DOUBT, owner))
+                self.events.put(Event(EventKind.DOUBT, owner))
                 self._weakened(owner)
-        elif notice.news is News.REQUESTED:
-            if owner.asked != notice.text:
-                owner.asked = notice.text
-                self.notices.put(Notice(News.REQUESTED, owner, text=notice.text))
+        elif event.kind is EventKind.REQUESTED:
+            if owner.requested != event.text:
+                owner.requested = event.text
+                self.events.put(Event(EventKind.REQUESTED, owner, text=event.text))
         else:
-            self.notices.put(Notice(notice.news, owner))
+            self.events.put(Event(event.kind, owner))
 
-    # --- what people ask
+    # --- administration
+
+    def _ask_all(self, ask: Callable[[Administration], Awaitable[T]], what: str) -> Awaitable[list[T]]:
+        """Ask each member, if it can be asked for ``what``."""
+        return self.members.ask_all(lambda backend: ask(Administration.of(backend, what)))
 
     async def inspect(self, name: str, family: Family) -> LockInfo:
-        """Who is inside as most servers see it."""
-        return await seen(self.members, name, family)
+        """Return the holders that a majority reports, and the queue of the deciding member."""
+        infos = await self._ask_all(lambda member: member.inspect(name, family), "inspection")
+        if len(infos) == len(self.members.all):
+            first = rotation(name, len(infos))
+            infos = infos[first:] + infos[:first]
+        else:
+            # The deciding member may be among the silent ones: the longest queue is likely to be the one in use.
+            infos.sort(key=lambda info: -len(info.waiters))
+        return combined(infos, self.members.needed)
 
     async def force_release(self, name: str, family: Family) -> bool:
-        """At every server."""
-        return any(await all_of(self.members, lambda backend: backend.force_release(name, family)))
+        """Release by force at every member."""
+        return any(await self._ask_all(lambda member: member.force_release(name, family), "force_release"))
 
     async def request_release(self, name: str, family: Family, reason: str) -> bool:
-        """At every server."""
-        return any(await all_of(self.members, lambda backend: backend.request_release(name, family, reason)))
+        """Request a release at every member."""
+        return any(
+            await self._ask_all(
+                lambda member: member.request_release(name, family, reason), "request_release"
+            )
+        )
+
+    async def set_limit(self, name: str, limit: int) -> None:  # noqa: ARG002 - refused whatever it is
+        """Raise :class:`UnsupportedKind`."""
+        raise self._no_semaphore()
+
+    def _no_semaphore(self) -> UnsupportedKind:
+        advice = "three servers with two permits each can seat three holders, each of whom has a majority: use one server"
+        return UnsupportedKind("semaphore", self.name, advice)
 
     async def names(self, pattern: str) -> list[tuple[str, Family]]:
-        """Whatever any server knows."""
-        found = await all_of(self.members, lambda backend: backend.names(pattern))
+        """Return the locks that any member knows."""
+        found = await self._ask_all(lambda member: member.names(pattern), "list of locks")
         return sorted({name for names in found for name in names})
 
     async def diagnose(self) -> list[Finding]:
-        """What each of them says of itself, and which are away."""
-        return await findings(self.members)
+        """Return the findings of each member, and the members that cannot be reached."""
+        found = await asyncio.gather(*map(_diagnose, self.members.all))
+        return [finding for findings in found for finding in findings]
+
+
+async def _diagnose(member: Member) -> list[Finding]:
+    try:
+        found = await diagnose(member.backend)
+    except BackendError as error:
+        advice = "bring it back: the others can lose fewer until then"
+        found = [failure("connection", str(error), advice)]
+    return [replace(finding, subject=f"{member!r} {finding.subject}") for finding in found]

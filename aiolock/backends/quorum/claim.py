@@ -1,209 +1,513 @@
-"""One bid at several servers: asked of all, held by most, given back to each.
+"""Quorum claims: one request at several servers, held by a majority of them.
 
-Whoever asks everybody at once may find that each of three got one server of three, and nobody a majority. So one server
-decides who is next: the first that can be reached, in an order that is the same for every client and another for each
-lock. Its line is the line. The others are asked at the same time, because most locks are free; a vote that came without
-the word of the first is given back at once. Whoever has that word and lacks other votes stands in line for them, but
-not for long: two who see different servers could wait for each other, so both let go after a random time.
+Clients that ask all servers at once can each get one server of three, and none a majority. So one server decides who is
+next: the first that can be reached, in an order that is the same for every client and differs from lock to lock. Its queue
+is the queue. The others are asked at the same time, because most locks are free; a vote that comes without the grant of the
+first is given back at once. A claim that has this grant and lacks other votes queues for them, but not for long: two
+claims that see different servers could wait for each other, so both retreat after a random time.
 
-The majority is Redlock's (antirez, "Distributed locks with Redis").
-"""
+The majority is Redlock's (antirez, "Distributed locks with Redis"). The file is long because a vote and its claim are one
+protocol: each calls the other."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from enum import Enum
 
-from aiolock.backends.quorum.holding import SLACK, Holding
-from aiolock.backends.quorum.vote import LOOK, Say, Vote
-from aiolock.contract import Bid, Grant, Release, claim_time
-from aiolock.errors import BackendUnavailable
+from aiolock.backends.quorum.members import Member, Members
+from aiolock.backends.quorum.rules import certain
+from aiolock.clock import Deadline
+from aiolock.core.backend import Claim, Grant, Release, Renewal, Request, claim_time
+from aiolock.core.capabilities import Downgrade
+from aiolock.core.inbox import WakeReason
+from aiolock.core.logs import Log, get_logger
+from aiolock.core.tasks import Backoff, end
+from aiolock.errors import BackendError, BackendUnavailable, LockLost, LossReason
+from aiolock.types import READ
 
-if TYPE_CHECKING:
-    from aiolock.backends.quorum.backend import QuorumBackend
-    from aiolock.backends.quorum.member import Member
+__all__ = ["Answer", "QuorumClaim", "Vote"]
 
-__all__ = ["QuorumClaim"]
+log: Log = get_logger("aiolock")
+
+POLL = 2.0
+"""Seconds after which a queued vote is asked for again, even without a notification."""
+
+SLACK = 0.01
+"""Seconds that slow members get beyond the time that the majority took, at least."""
 
 GATHER = (0.25, 0.5)
-"""For which share of the time that a pushed grant waits for its confirmation the other votes are waited for."""
+"""Share of the confirmation window of a pushed grant for which missing votes are waited for."""
 
 
-class QuorumClaim(Holding):
-    """The votes of all servers for one bid, while they are asked for."""
+# --- votes
 
-    __slots__ = ("_give_up", "_line", "_pause")
 
-    def __init__(self, backend: QuorumBackend, bid: Bid) -> None:
-        super().__init__(backend, bid)
-        self._line: Vote | None = None
-        """The server whose line we stand in."""
+class Answer(Enum):
+    """The last answer of a member about a vote."""
+
+    NONE = "not asked, or no answer yet"
+    GRANTED = "granted"
+    REFUSED = "held by another owner"
+    QUEUED = "held by another owner, and queued"
+    FAILED = "not known"
+    LOST = "granted, and taken back"
+
+
+class Vote:
+    """The claim at one member."""
+
+    __slots__ = (
+        *("answer", "asked", "claim", "error", "grant", "member"),
+        *("owner", "queued", "reason", "sent", "task", "until"),
+    )
+
+    def __init__(self, member: Member, owner: QuorumClaim) -> None:
+        self.member = member
+        self.owner = owner
+        self.claim: Claim = member.backend.claim(owner.request)
+        # Events of the member's backend find the vote by this.
+        self.claim.validity = self
+        self.answer = Answer.NONE
+        self.asked = False
+        """True once a request was sent."""
+        self.queued = False
+        """True once a request was sent that may join the queue."""
+        self.task: asyncio.Task[None] | None = None
+        """The last request; a task of the client."""
+        self.grant: Grant | None = None
+        self.until = -math.inf
+        """End of the certain validity, if granted."""
+        self.sent = -math.inf
+        """Time at which the latest confirmed request was sent."""
+        self.error: Exception | None = None
+        self.reason: LossReason = "revoked"
+
+    @property
+    def pending(self) -> asyncio.Task[None] | None:
+        """The request whose answer may still come."""
+        return self.task if self.task is not None and not self.task.done() else None
+
+    @property
+    def granted(self) -> bool:
+        """Test whether the latest answer of the member is a grant."""
+        return self.answer is Answer.GRANTED
+
+    @property
+    def known(self) -> bool:
+        """Test whether the member may know the claim: it keeps nothing of a refused request that did not queue."""
+        return self.asked and (self.queued or self.answer is not Answer.REFUSED or self.pending is not None)
+
+    def ask(self, *, wait: bool, until_granted: bool = False) -> None:
+        """Send a request in a task of the client, which with ``until_granted`` repeats it until it succeeds."""
+        self.asked, self.queued = True, self.queued or wait
+        self.answer = Answer.NONE
+        work = self._ask(wait=wait, until_granted=until_granted)
+        self.task = self.owner.members.spawn(work, "aiolock-quorum-ask")
+
+    async def _ask(self, *, wait: bool, until_granted: bool) -> None:
+        clock = self.owner.members.settings.clock
+        while True:
+            sent = clock()
+            try:
+                grant = await self.member.ask(lambda: self.claim.acquire(wait))
+            except Exception as error:  # noqa: BLE001 - one member's failure of any kind is outvoted by the others
+                self.answer, self.error = Answer.FAILED, error
+                return
+            if grant is not None or not until_granted:
+                break
+            if self.answer is Answer.NONE:
+                self.answer = Answer.QUEUED
+            await self.claim.wait(Deadline.after(POLL, clock))
+        if grant is None:
+            self.answer = Answer.QUEUED if wait else Answer.REFUSED
+        elif self.answer in (Answer.NONE, Answer.QUEUED):
+            # Otherwise an event of the loss arrived before the grant.
+            self.take(grant, sent)
+        self.owner.answered(self)
+
+    def take(self, grant: Grant, sent: float) -> None:
+        """Record a grant, the answer to a request that was sent at ``sent``."""
+        self.answer, self.grant, self.error = Answer.GRANTED, grant, None
+        self.until, self.sent = max(self.until, grant.until), max(self.sent, sent)
+
+    def lose(self, reason: LossReason) -> None:
+        """Record that the member's hold is gone."""
+        self.answer, self.reason = Answer.LOST, reason
+
+    async def settled(self) -> Answer:
+        """Wait for the pending request and return the answer. Cancelling it leaves the request alone."""
+        if (task := self.pending) is not None:
+            await asyncio.wait([task])
+        return self.answer
+
+    def give_back(self, keep: float = 0) -> asyncio.Task[Release]:
+        """Release it in the background, for at most a ttl; the task returns the member's answer."""
+        if self.member.open and not self.pending:
+            self.claim.begin_release(keep)
+        return self.owner.members.leave(self._give_back(keep))
+
+    async def _give_back(self, keep: float) -> Release:
+        if (task := self.pending) is not None:
+            await end([task])
+        if not self.member.open:
+            return Release.UNKNOWN
+        members = self.owner.members
+        clock = members.settings.clock
+        give_up, backoff = clock() + self.claim.request.ttl, Backoff(members.random)
+        while True:
+            try:
+                return await self.member.ask(lambda: self.claim.release(keep))
+            except BackendError as error:
+                if not error.retryable or clock() >= give_up:
+                    log.info("could not give a vote back to %r, it ends by its ttl: %s", self.member, error)
+                    return Release.UNKNOWN
+            await backoff.pause()
+
+    async def downgrade(self, sent: float) -> None:
+        """Make it a read hold at the member; a failure is recorded in the vote."""
+        claim = self.claim
+        if await self.settled() is not Answer.GRANTED or not isinstance(claim, Downgrade):
+            return
+        try:
+            self.take(await self.member.ask(claim.downgrade), sent)
+        except LockLost as error:
+            self.lose(error.reason)
+        except BackendError as error:
+            self.error = error
+
+
+# --- claims
+
+
+class QuorumClaim(Downgrade):
+    """The votes of all members for one request."""
+
+    __slots__ = (
+        *("_deciding", "_demanded", "_give_up", "_leaving", "_pause", "_token", "_won"),
+        *("members", "promised", "requested", "votes"),
+    )
+
+    def __init__(self, members: Members, request: Request) -> None:
+        super().__init__(request)
+        self.members = members
+        self.votes: list[Vote] = [Vote(member, self) for member in members.order(request.name)]
+        """One for each member, the deciding one first."""
+        self._deciding: Vote | None = None
+        """The vote of the member in whose queue the claim is."""
         self._give_up = math.inf
-        """Until when we may wait for the votes of others; ``inf``: we do not."""
+        """End of the wait for the votes of the other members; ``inf`` if there is no such wait."""
         self._pause = 0.0
-        """Seconds to keep quiet after everything was given back."""
+        """Seconds without requests after a retreat."""
+        self._won = False
+        """True once a majority was granted."""
+        self._token = 0
+        """The token of that grant."""
+        self._leaving: dict[asyncio.Task[Release], Member] | None = None
+        self.requested = ""
+        """The reason of the last request to release."""
+        self.promised = -math.inf
+        """End of the validity that a grant promised the holder."""
 
-    # --- asking
+    @property
+    def contended_since(self) -> float | None:
+        """The earliest time at which a member reported waiters."""
+        times = (self._demanded, *(vote.claim.contended_since for vote in self.votes))
+        return min((when for when in times if when is not None), default=None)
 
-    async def attempt(self, wait: bool) -> Grant | None:
-        """Ask everybody; or go on where the last attempt ended."""
-        limit = self.backend.settings.command_timeout * (2 if wait else 1)
+    @contended_since.setter
+    def contended_since(self, when: float | None) -> None:  # pyright: ignore[reportIncompatibleVariableOverride] # each member reports its own
+        self._demanded: float | None = when
+
+    @property
+    def _now(self) -> float:
+        return self.members.settings.clock()
+
+    @property
+    def given_back(self) -> bool:
+        """Test whether the release has begun."""
+        return self._leaving is not None
+
+    @property
+    def until(self) -> float:
+        """End of the validity of a majority of the votes."""
+        return certain((vote.until for vote in self.votes if vote.granted), self.members.needed)
+
+    def failure(self) -> BackendError:
+        """Return the error for a majority that cannot be asked."""
+        return self.members.failure([vote.error for vote in self.votes if vote.error is not None])
+
+    def _replace(self, number: int) -> None:
+        """Give back one vote in the background and start with a new one."""
+        vote = self.votes[number]
+        if vote.known:
+            vote.give_back()
+        if vote.known or vote.claim.request is not self.request:
+            self.votes[number] = Vote(vote.member, self)
+
+    # --- acquire
+
+    async def acquire(self, wait: bool) -> Grant | None:
+        """Ask all members, or go on where the last attempt ended."""
+        limit = self.members.command_timeout * (2 if wait else 1)
         self._pause = 0.0
         try:
             async with asyncio.timeout(limit):
                 if self._give_up < math.inf:
                     return await self._gather()
-                self._quiet()
-                if self._line is not None and (vote := self._line).say is Say.IN_LINE and wait:
-                    return await self._in_line(vote)
-                return await self._round(wait=wait)
+                for number, vote in enumerate(self.votes):
+                    if vote.pending:
+                        # A request of an attempt that was cancelled.
+                        self._replace(number)
+                if (first := self._deciding) is not None and first.answer is Answer.QUEUED and wait:
+                    first.ask(wait=True)
+                    if (answer := await first.settled()) is Answer.QUEUED:
+                        return None
+                    if answer is Answer.GRANTED:
+                        return await self._gather()
+                return await self._ask_all(wait=wait)
         except TimeoutError as error:
-            raise BackendUnavailable(f"{self.backend!r} did not answer within {limit:g} s") from error
+            raise BackendUnavailable(f"{self.members!r} did not answer within {limit:g} s") from error
 
-    def _quiet(self) -> None:
-        """What an attempt that was cancelled has asked for is given back."""
-        for number, vote in enumerate(self._votes):
-            if vote.open:
+    async def _ask_all(self, *, wait: bool) -> Grant | None:
+        """Ask all members at once; only the first may queue the claim."""
+        self._deciding = None
+        for number, vote in enumerate(self.votes):
+            if vote.answer in (Answer.FAILED, Answer.LOST) or (
+                vote.answer is Answer.QUEUED and (number or not wait)
+            ):
                 self._replace(number)
-
-    async def _round(self, *, wait: bool) -> Grant | None:
-        """All at once; only the first may put us in line."""
-        votes = self._votes
-        self._line = None
-        for number, vote in enumerate(votes):
-            if vote.say in (Say.ERROR, Say.LOST) or (vote.say is Say.IN_LINE and (number or not wait)):
-                self._replace(number)
-            votes[number].ask(wait=wait and number == 0)
+            self.votes[number].ask(wait=wait and number == 0)
         first = await self._first(wait=wait)
         if first is None:
-            failure = self._without_majority()
-            self._retreat()
-            raise failure
-        if first.say is not Say.YES:
-            # Whoever is next is not us: what others have given us in the meantime would only be in the way.
-            self._retreat(keep=first if wait else None)
-            self._line = first if wait else None
+            self._fail_or_retreat()
+            return None
+        if not first.granted:
+            # Another claim is next: the votes that the others gave in the meantime would only block it.
+            self._deciding = first if wait else None
+            self._retreat(keep=self._deciding)
             return None
         if wait:
             return await self._gather()
-        if await self._enough():
-            return self._won()
-        error = None if self._possible() else self._without_majority()
-        self._retreat()
-        if error is not None:
-            raise error
+        if await self._majority():
+            return self._grant()
+        self._fail_or_retreat()
         return None
 
     async def _first(self, *, wait: bool) -> Vote | None:
-        """The vote of the first server that can be asked, which decides.
+        """Return the vote of the deciding member: the first in order that answers.
 
-        One that did not answer the last time is asked as well, and is waited for if nobody else can be asked.
+        A member that was silent the last time is asked as well, and waited for if no other can be asked.
         """
-        for vote in sorted(self._votes, key=lambda vote: vote.member.silent):
-            if await vote.answered() is Say.NO and wait:
+        for vote in sorted(self.votes, key=lambda vote: vote.member.silent):
+            if await vote.settled() is Answer.REFUSED and wait:
                 vote.ask(wait=True)
-                await vote.answered()
-            if vote.say is not Say.ERROR:
+                await vote.settled()
+            if vote.answer is not Answer.FAILED:
                 return vote
         return None
 
-    async def _in_line(self, vote: Vote) -> Grant | None:
-        vote.ask(wait=True)
-        said = await vote.answered()
-        if said is Say.IN_LINE:
-            return None
-        if said is not Say.YES:
-            return await self._round(wait=True)
-        return await self._gather()
-
     async def _gather(self) -> Grant | None:
-        """We are next: stand in line for the votes that are missing."""
+        """Queue for the missing votes, after the grant of the deciding member."""
         if self._give_up == math.inf:
-            self._give_up = self._now + self._patience(*GATHER)
-        # Once more for those that said no before we were next.
-        for missing in ({Say.NOTHING, Say.NO, Say.IN_LINE}, {Say.NO}):
-            for vote in self._votes:
-                if not vote.open and vote.say in missing:
+            self._give_up = self._now + self._window(*GATHER)
+        # Members that refused before the deciding one granted are asked once more.
+        for missing in ({Answer.NONE, Answer.REFUSED, Answer.QUEUED}, {Answer.REFUSED}):
+            for vote in self.votes:
+                if not vote.pending and vote.answer in missing:
                     vote.ask(wait=True)
-            if await self._enough():
-                return self._won()
-        if not self._possible():
-            error = self._without_majority()
-            self._retreat()
-            raise error
-        if self._now < self._give_up:
-            return None
-        self._retreat()
-        self._pause = self._patience(0, GATHER[1])
+            if await self._majority():
+                return self._grant()
+        if self._now >= self._give_up or not self._possible():
+            self._fail_or_retreat()
+            self._pause = self._window(0, GATHER[1])
         return None
 
-    def _patience(self, least: float, most: float) -> float:
-        """A random share of the time that others may take as well: for a long ttl, that of a command."""
-        whole = min(claim_time(self.bid.ttl), self.backend.settings.command_timeout)
-        return self.backend.random.uniform(least, most) * whole
+    def _window(self, least: float, most: float) -> float:
+        """Return a random share of the confirmation window; of a command timeout, if that is shorter."""
+        whole = min(claim_time(self.request.ttl), self.members.command_timeout)
+        return self.members.random.uniform(least, most) * whole
 
-    async def _enough(self) -> bool:
-        """Wait until most have said yes, or cannot any more, or one of them says that we are in its line."""
+    async def _majority(self) -> bool:
+        """Wait until a majority has granted, until it no longer can, or until a member has queued the claim.
+
+        A queued vote may be granted before a silent member answers, so :meth:`wait` waits for both together.
+        """
         while True:
-            ours = sum(vote.ours(self._now) for vote in self._votes)
-            waiting = [vote.task for vote in self._votes if vote.task is not None and vote.open]
-            if ours >= self.backend.needed:
+            now = self._now
+            granted = sum(vote.granted and vote.until > now for vote in self.votes)
+            pending = [task for vote in self.votes if (task := vote.pending) is not None]
+            if granted >= self.members.needed:
                 return True
-            if ours + len(waiting) < self.backend.needed:
+            if granted + len(pending) < self.members.needed:
                 return False
-            if any(vote.say is Say.IN_LINE for vote in self._votes):
-                # It may tell us sooner than a silent one answers: both are waited for together.
+            if any(vote.answer is Answer.QUEUED for vote in self.votes):
                 return False
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
 
     def _possible(self) -> bool:
-        """Whether so many servers can be asked that they could give us the lock."""
-        return sum(vote.say is not Say.ERROR for vote in self._votes) >= self.backend.needed
+        """Test whether enough members can be asked."""
+        return sum(vote.answer is not Answer.FAILED for vote in self.votes) >= self.members.needed
 
-    def _won(self) -> Grant | None:
-        """The grant that the votes make together."""
-        self._give_up, self._line, self._won_it = math.inf, None, True
-        grants = [vote.grant for vote in self._votes if vote.say is Say.YES and vote.grant is not None]
-        for vote in self._votes:
-            if vote.say in (Say.IN_LINE, Say.NO) and not vote.open:
-                vote.ask(wait=True, stay=True)
-        # Those of the server that decides rise; what another one's clock makes of it is beside the point.
+    def _grant(self) -> Grant:
+        """Return the grant of the majority, and go on asking the other members."""
+        self._give_up, self._deciding, self._won = math.inf, None, True
+        grants = [vote.grant for vote in self.votes if vote.granted and vote.grant is not None]
+        for vote in self.votes:
+            if vote.answer in (Answer.QUEUED, Answer.REFUSED) and not vote.pending:
+                vote.ask(wait=True, until_granted=True)
+        # Tokens of the deciding member rise; those of the others follow their own clocks.
         first, self.promised = grants[0], self.until
         self._token = first.token
         return Grant(first.token, first.count, self.promised, any(grant.demand for grant in grants))
 
     def _retreat(self, keep: Vote | None = None) -> None:
-        """Give back everything, except for one place."""
+        """Give back all votes but one."""
         self._give_up = math.inf
-        for number, vote in enumerate(self._votes):
+        for number, vote in enumerate(self.votes):
             if vote is not keep:
                 self._replace(number)
 
-    # --- waiting
+    def _fail_or_retreat(self) -> None:
+        """Give back all votes; raise if too few members can be asked."""
+        error = None if self._possible() else self.failure()
+        self._retreat()
+        if error is not None:
+            raise error
 
-    async def changed(self) -> None:
-        """Wait for whatever may come from a server whose line we stand in, or that has not answered yet."""
-        if self._pause:
-            await asyncio.sleep(self._pause)
-            return
-        limit = min(LOOK, max(0.0, self._give_up - self._now))
-        spawn = self.backend.spawn
-        lines = [
-            spawn(vote.claim.changed(), "aiolock-quorum-wait")
-            for vote in self._votes
-            if vote.say is Say.IN_LINE
-        ]
-        waits = [*lines, *(vote.task for vote in self._votes if vote.task is not None and vote.open)]
+    def answered(self, vote: Vote) -> None:
+        """Use the answer to a request that no attempt waits for: a vote that is queued during the hold is worth having."""
+        if vote.answer is Answer.QUEUED and self._won and not self.given_back and vote in self.votes:
+            vote.ask(wait=True, until_granted=True)
+
+    async def wait(self, deadline: Deadline | None = None) -> None:  # noqa: ARG002 - it wakes by itself
+        """Wait for a notification of a member that has queued the claim, or for a pending answer."""
+        self.inbox.take()
+        queues: list[asyncio.Task[None]] = []
+        pending: list[asyncio.Task[None]] = []
+        limit = self._pause
+        if not self._pause:
+            queued = [vote for vote in self.votes if vote.answer is Answer.QUEUED]
+            queues = [self.members.spawn(vote.claim.wait(), "aiolock-quorum-wait") for vote in queued]
+            pending = [task for vote in self.votes if (task := vote.pending) is not None]
+            limit = min(POLL if queues or pending else SLACK, max(0.0, self._give_up - self._now))
+        for task in (*queues, *pending):
+            task.add_done_callback(self._wake)
         try:
-            if waits:
-                await asyncio.wait(waits, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
-            else:
-                await asyncio.sleep(min(limit, SLACK))
+            await self.inbox.wait(Deadline.after(limit, self.members.settings.clock))
         finally:
-            for line in lines:
-                line.cancel()
+            for task in (*queues, *pending):
+                task.remove_done_callback(self._wake)
+            for task in queues:
+                task.cancel()
+
+    def _wake(self, _: asyncio.Task[None]) -> None:
+        self.inbox.wake(WakeReason.NOTIFIED)
+
+    # --- hold
+
+    def lost(self) -> LossReason | None:
+        """Return the reason of the loss if fewer votes than a majority are left."""
+        if sum(vote.granted for vote in self.votes) >= self.members.needed:
+            return None
+        reasons: list[LossReason] = [vote.reason for vote in self.votes if vote.answer is Answer.LOST]
+        return "force-released" if "force-released" in reasons else reasons[-1] if reasons else "expired"
+
+    def renewed(self, sent: float) -> Grant | None:
+        """Return the grant of a majority of renewals that were sent at ``sent`` or later, if there is one."""
+        fresh = [vote.until for vote in self.votes if vote.granted and vote.sent >= sent]
+        if len(fresh) < self.members.needed:
+            return None
+        demand = any(vote.grant is not None and vote.grant.demand for vote in self.votes)
+        until = certain(fresh, self.members.needed)
+        self.promised = max(self.promised, until)
+        return Grant(0, 0, until, demand)
+
+    def renewal(self, sent: float) -> Renewal:
+        """Return the result of a renewal that was sent at ``sent``, and ask for the missing votes if it succeeded."""
+        if (grant := self.renewed(sent)) is not None:
+            # A vote that is granted now would outlast a hold that is not prolonged.
+            if not self.fixed:
+                self._mend()
+            return grant
+        return self.lost() or self.failure()
+
+    def _mend(self) -> None:
+        """Ask the members whose vote is missing: after an outage or a loss of data they may be back.
+
+        The claim queues there as well: the claims before it find out that they cannot have a majority, and retreat.
+        """
+        if self.given_back:
+            return
+        for number, vote in enumerate(self.votes):
+            if not vote.granted and not vote.pending and vote.member.open:
+                if vote.answer is Answer.LOST:
+                    self._replace(number)
+                self.votes[number].ask(wait=True, until_granted=True)
+
+    async def downgrade(self) -> Grant:
+        """Downgrade every vote: return when a majority has answered and the others had as much time again."""
+        sent = self._now
+        steps = [
+            self.members.spawn(vote.downgrade(sent), "aiolock-quorum-downgrade")
+            for vote in self.votes
+            if vote.granted or (vote.answer is Answer.NONE and vote.pending)
+        ]
+        try:
+            await self.members.until(lambda: self.renewed(sent) is not None, steps)
+            if steps:
+                await asyncio.wait(steps, timeout=SLACK + self._now - sent)
+        finally:
+            for step in steps:
+                step.cancel()
+        if (reason := self.lost()) is not None:
+            raise LockLost(self.request.name, reason)
+        if (grant := self.renewed(sent)) is None:
+            raise self.failure()
+        if self.request.kind != READ:
+            self.request = replace(self.request, kind=READ)
+        # A member that did not answer goes on refusing readers: its vote is given back.
+        for number, vote in enumerate(self.votes):
+            if vote.sent < sent:
+                self._replace(number)
+        return Grant(self._token, 1, grant.until, grant.demand)
+
+    # --- release
+
+    def begin_release(self, keep: float = 0) -> Release | None:
+        """Begin the release at every member; a pending request is cancelled first."""
+        self._leave(keep)
+        return Release.UNKNOWN
 
     def _leave(self, keep: float) -> dict[asyncio.Task[Release], Member]:
         self._give_up = math.inf
-        return super()._leave(keep)
+        if self._leaving is None:
+            self._leaving = {vote.give_back(keep): vote.member for vote in self.votes if vote.known}
+        return self._leaving
+
+    async def release(self, keep: float = 0) -> Release:
+        """Give back every vote: return when a majority has answered and the others had as much time again.
+
+        The answer is "not ours" if the members that knew a vote are no majority.
+        """
+        leaving, begun = self._leave(keep), self._now
+        limit, needed = self.members.command_timeout, self.members.needed
+        # The members that never knew the claim are free as well.
+        without = len(self.votes) - len(leaving)
+
+        def answers() -> list[Release]:
+            return [task.result() for task in leaving if task.done() and not task.cancelled()]
+
+        free = await self.members.until(
+            lambda: without + len(answers()) >= needed, list(leaving), begun + limit
+        )
+        if not free:
+            raise BackendUnavailable(f"{self.members!r}: too few servers have answered the release")
+        slow = [task for task, member in leaving.items() if not (task.done() or member.silent)]
+        took = self._now - begun
+        if slow and took < limit:
+            await asyncio.wait(slow, timeout=min(limit - took, took + SLACK))
+        if without + answers().count(Release.NOT_OURS) > len(self.votes) - needed:
+            return Release.NOT_OURS
+        return Release.RELEASED if answers().count(Release.RELEASED) >= needed else Release.UNKNOWN

@@ -1,493 +1,372 @@
-"""The Redis backend: scripts go out on one connection, grants come in on another."""
+"""Redis backend: from requests to claims, renewals and events of one server."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
+from abc import abstractmethod
+from collections import defaultdict
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from functools import partial
 from random import Random
 from typing import Any, Self
 
-from aiolock.backends.redis.capabilities import is_allowed, judge, probe
-from aiolock.backends.redis.claim import RedisClaim
-from aiolock.backends.redis.commands import Arg, Script, Wire
-from aiolock.backends.redis.connection import Connection
-from aiolock.backends.redis.doctor import examine
-from aiolock.backends.redis.document import Documents, RedisDocument
-from aiolock.backends.redis.endpoint import Endpoint
-from aiolock.backends.redis.format import SCRIPT as FORMAT
-from aiolock.backends.redis.format import Format
-from aiolock.backends.redis.forms import ENTER, MOST_TOKENS, RELEASE, Forms, request
-from aiolock.backends.redis.link import Link
-from aiolock.backends.redis.listing import busy
-from aiolock.backends.redis.many import ASK as ASK_MANY
-from aiolock.backends.redis.many import FAMILIES, Many
-from aiolock.backends.redis.many import RENEW as RENEW_MANY
-from aiolock.backends.redis.many_claim import ManyClaim
-from aiolock.backends.redis.pairing import Pairing
-from aiolock.backends.redis.pubsub import Subscriber
-from aiolock.backends.redis.pushes import GONE, Pushes
-from aiolock.backends.redis.recent import Recent
-from aiolock.backends.redis.replies import NotSent
-from aiolock.backends.redis.scripts import source
+from aiolock.backends.redis import admin
+from aiolock.backends.redis.claim import GONE, Context, RedisClaim, Released, SharedClaim, renewal
+from aiolock.backends.redis.commands import (
+    LOADED,
+    SCRIPTS,
+    Commands,
+    Format,
+    Issue,
+    MutexCommands,
+    Scripts,
+    Tokens,
+    encode,
+)
+from aiolock.backends.redis.connection import Connection, Pairing
+from aiolock.backends.redis.diagnosis import assess, examine, is_allowed, probe
+from aiolock.backends.redis.pubsub import Messages, Subscriber
+from aiolock.backends.redis.register import RedisRegister, Registers
 from aiolock.backends.redis.sentinel import SCHEMES as SENTINELS
-from aiolock.backends.redis.sentinel import Sentinels
-from aiolock.backends.redis.switching import Switching
-from aiolock.backends.redis.wakeups import Wakeups
-from aiolock.backends.redis.watcher import Place
-from aiolock.contract import (
+from aiolock.backends.redis.sentinel import Place, Sentinels, Switching
+from aiolock.backends.redis.url import Endpoint
+from aiolock.backends.redis.waiting import BATCH, Wakeups
+from aiolock.backends.transport import Options, Transport
+from aiolock.core.backend import (
     NEVER,
-    Backend,
-    Bid,
     Claim,
-    Family,
-    Finding,
+    Event,
+    EventKind,
     Grant,
-    Holder,
-    LockInfo,
-    Mode,
-    News,
-    Notice,
     Renewal,
+    Request,
     Settings,
-    Waiting,
     certain_until,
 )
+from aiolock.core.capabilities import Administration, Diagnosis, RegisterStore
+from aiolock.core.logs import Log, get_logger
 from aiolock.errors import BackendError, BackendUnavailable, UnsafeBackend
-from aiolock.logs import Log, get_logger
-from aiolock.names import escape
-from aiolock.notices import Notices
+from aiolock.types import MUTEX, Family, Finding, LockInfo
+from aiolock.validation import escape
 
-__all__ = ["RedisBackend"]
+__all__ = ["BaseBackend", "RedisBackend"]
 
 log: Log = get_logger("aiolock")
 
-LEAVE, RENEW, BEAT, FORCE, LOOK, ASK = (
-    Script(source(name)) for name in ("leave", "renew", "beat", "force", "look", "ask")
-)
-SCRIPTS = (ENTER, RELEASE, LEAVE, RENEW, BEAT, FORCE, LOOK, ASK)
-PROBE = Script(source("probe"))
-
-MUTEX = Mode.MUTEX
-
 RENEWED = 100
-"""How many holds one call renews: what a round of renewals asks of the server is spread over several calls."""
-
+"""Holds per renewal call: the work of a round of renewals is spread over several calls."""
 GRACE = 0.05
 """Seconds that opening may take longer than it should."""
 
 
-class RedisBackend(Backend):
+class BaseBackend(Administration, RegisterStore, Diagnosis):
+    """Claims, renewals, registers and administration: the common part of a single server and a cluster.
+
+    ``bind`` builds everything, and ``open`` may be called again after a failure: claims made before it stay valid.
+    """
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self.address = str(endpoint)
+        self._process = secrets.token_hex(16)
+        self._count = 0
+        self._tokens = Tokens()
+        self.claims: dict[int, RedisClaim] = {}
+        """Claims that the server may know, by number."""
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._endpoint!r}>"
+
+    def again(self) -> Self:
+        """Return a backend for the same server that knows the highest token."""
+        backend = super().again()
+        backend._tokens.highest = self._tokens.highest  # noqa: SLF001 - its own class
+        return backend
+
+    def bind(self, settings: Settings) -> None:
+        """Derive the names of keys and channels."""
+        super().bind(settings)
+        self._prefix = f"{settings.namespace}:1:"
+        self._channel = f"{settings.namespace}:1:to:{self._process}"
+        self._format = Format(settings.namespace, self._verified)
+        self._asked_format: asyncio.Future[Any] | None = None
+        self._released = Released(settings.clock) if self._endpoint.moves else None
+        clock, limit = settings.clock, settings.command_timeout
+        self._options: Options = {"clock": clock, "command_timeout": limit, "outages": settings.outages}
+        self._issue, scripts, pairing = self._connect()
+
+        def context(commands: Commands) -> Context:
+            # In a cluster a call is about one slot, which two locks seldom share.
+            batch = 1 if pairing is None else BATCH
+            wakeups = Wakeups(commands.beat, commands.tickets, clock=clock, random=Random(), batch=batch)
+            return Context(clock, limit, commands, wakeups, self.claims, self._released, pairing)
+
+        names = self._tokens, self._prefix, self._process
+        self._mutex = context(MutexCommands(self._issue, scripts, *names))
+        self._shared = context(Commands(self._issue, scripts, *names, family="many_"))
+        self._contexts = self._mutex, self._shared
+        self._registers = Registers(
+            self._issue, scripts, self._process, clock, pushed=lambda: self._mutex.wakeups.pushed
+        )
+        self._messages = Messages(self._mutex, self.events, self._registers.notify)
+
+    @abstractmethod
+    def _connect(self) -> tuple[Issue, Scripts, Pairing | None]:
+        """Make the connections without opening them.
+
+        Return the destination of commands, the scripts for it, and the pairing of server and local time: ``None`` in a
+        cluster, where a reply may have the time of any node.
+        """
+
+    # --- opening and closing
+
+    async def open(self) -> None:
+        """Connect, and find out what the server can do."""
+        limit = self.settings.command_timeout
+        for context in self._contexts:
+            context.wakeups.open()
+        self._registers.open()
+        try:
+            # Each step has the same limit and a better message; this one bounds their sum.
+            async with asyncio.timeout(limit + GRACE):
+                await self._open()
+        except TimeoutError as error:
+            for transport in self._transports():
+                if transport.failure is not None:
+                    raise transport.failure from transport.failure.__cause__
+            raise BackendUnavailable(
+                f"{self._endpoint} did not answer everything that it was asked within {limit:g} s"
+            ) from error
+
+    @abstractmethod
+    async def _open(self) -> None:
+        """Connect; see :meth:`open`."""
+
+    @abstractmethod
+    def _transports(self) -> list[Transport]:
+        """Return the connections whose failure explains why opening failed."""
+
+    @abstractmethod
+    def _verified(self, error: UnsafeBackend | None) -> None:
+        """Take note of the format of the namespace's data: why it cannot be used, if it cannot."""
+
+    def _stop(self) -> None:
+        """End timers and waits, before the connections are closed."""
+        for context in self._contexts:
+            context.wakeups.close()
+        self._registers.close()
+        self.claims.clear()
+
+    def _push(self, *, pushed: bool) -> None:
+        """Note whether messages are pushed to this client, and look at everything, because some may have been missed."""
+        for context in self._contexts:
+            context.wakeups.set_pushed(pushed=pushed)
+        self._look()
+
+    def _look(self) -> None:
+        for context in self._contexts:
+            context.wakeups.now()
+        self._registers.look()
+
+    # --- claims and registers
+
+    def claim(self, request: Request) -> RedisClaim:
+        """Return a claim with a request id of its own."""
+        self._count = number = self._count + 1
+        if request.kind is not MUTEX and request.kind.shareable:
+            return SharedClaim(self._shared, request, number)
+        return RedisClaim(self._mutex, request, number)
+
+    def register(self, name: str, family: Family) -> RedisRegister:
+        """Return a view of a hash of its own."""
+        key = f"{self._prefix}{family.value}.doc:{{{escape(name)}}}"
+        return RedisRegister(self._registers, key, name)
+
+    def _renewed(self, claim: RedisClaim, state: int | list[Any], sent: float) -> Renewal:
+        """Read the answer for one hold whose renewal was sent at ``sent``."""
+        if type(state) is list:
+            state, words = state
+            self._messages.ask(claim, words.decode("utf-8", "replace").partition(" ")[2])
+        assert type(state) is int  # noqa: S101 - the scripts answer nothing else
+        if state == 0:
+            self._ask_format()
+        if state <= 0:
+            return GONE[state]
+        until = NEVER if claim.fixed else certain_until(sent, claim.request.ttl)
+        return Grant(0, 0, until, demand=state == 2)
+
+    def _ask_format(self) -> None:
+        """Read the format anew: a hold is gone, and all data may be, so that a client of another version came first."""
+        # One question is enough for thousands of holds.
+        if self._asked_format is None or self._asked_format.done():
+            self._asked_format = self._issue(encode(*self._format.question))
+            self._asked_format.add_done_callback(self._told_format)
+
+    def _told_format(self, reply: asyncio.Future[Any]) -> None:
+        if not reply.cancelled() and reply.exception() is None:
+            self._verified(self._format.refusal(reply.result()))
+
+    # --- administration
+
+    def _context(self, name: str, family: Family) -> tuple[Context, str]:
+        """Return the context of a family, and the key of a lock."""
+        context = self._shared if family.shareable else self._mutex
+        return context, context.commands.key(name, family)
+
+    async def inspect(self, name: str, family: Family) -> LockInfo:
+        """Send one script, which writes nothing."""
+        context, key = self._context(name, family)
+        return admin.read(await context.commands.look(key), name, family)
+
+    async def force_release(self, name: str, family: Family) -> bool:
+        """Send one script, which notifies the holders."""
+        context, key = self._context(name, family)
+        taken, claim = await context.commands.force(key)
+        context.wakeups.served(key, claim)
+        return bool(taken)
+
+    async def request_release(self, name: str, family: Family, reason: str) -> bool:
+        """Send one script, which notifies the holders, and has their next renewals repeat the request."""
+        context, key = self._context(name, family)
+        return bool(await context.commands.ask(key, reason))
+
+    async def set_limit(self, name: str, limit: int) -> None:
+        """Send one script, which grants the waiters that fit then."""
+        context, key = self._context(name, Family.SEMAPHORE)
+        context.wakeups.served(key, await context.commands.limit(key, limit))
+
+    async def names(self, pattern: str) -> list[tuple[str, Family]]:
+        """Scan the keys, and inspect each."""
+        timeout = self.settings.command_timeout
+        return await admin.names(self._calls(), self.inspect, self._prefix, pattern, timeout)
+
+    @abstractmethod
+    def _calls(self) -> list[admin.Call]:
+        """Return for each server the function that sends it a command."""
+
+
+class RedisBackend(BaseBackend):
     """One Redis or Valkey server, version 6.2 or later.
 
     :param url: ``redis://[user:password@]host:6379/0``, ``rediss://…`` (TLS), ``unix:///path/to.sock?db=0``; or
         ``redis+sentinel://host:26379,host:26379/service/0``, for the primary that :class:`Sentinels` name.
-    :param client: an application's own ``redis.asyncio.Redis`` instead: its connections are made the same way, with
-        the same credentials, but are our own.
+    :param client: an application's own ``redis.asyncio.Redis`` instead: connections are made the same way, with the same
+        credentials, but are separate ones.
     :param options: those of a connection; :class:`Endpoint` lists them.
     """
 
     name = "Redis"
 
     def __init__(self, url: str | None = None, *, client: Any = None, **options: Any) -> None:
-        self._endpoint = Endpoint.of(client) if client is not None else self._where(url, options)
-        self.address = str(self._endpoint)
-        self._process = secrets.token_hex(16)
-        self._count = 0
-        self._floor = 0
-        """The highest token that this client has seen in its namespace."""
-        self._pairing = Pairing()
-        self._notices = Notices()
-        self._wire: Wire | None = None
-        """Where commands go."""
-        self._connection: Connection | None = None
-        self._subscriber: Subscriber | None = None
+        if client is not None:
+            endpoint = Endpoint.of(client)
+        elif isinstance(url, str) and url.partition("://")[0].lower() in SENTINELS:
+            endpoint = Sentinels(url, **options)
+        else:
+            endpoint = Endpoint(url, **options)
+        super().__init__(endpoint)
         self._switching: Switching | None = None
-        self.claims: dict[int, RedisClaim] = {}
-        """By their numbers: those that the server may know."""
-        self.wakeups: Wakeups
 
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._endpoint!r}>"
-
-    def _where(self, url: str | None, options: dict[str, Any]) -> Endpoint:
-        if isinstance(url, str) and url.partition("://")[0].lower() in SENTINELS:
-            return Sentinels(url, **options)
-        return Endpoint(url, **options)
-
-    # --- opening and closing
-
-    def again(self) -> Self:
-        """The same server, in a client that knows the highest token."""
-        backend = super().again()
-        backend.saw(self._floor)
-        return backend
-
-    def bind(self, settings: Settings) -> None:
-        """Work out the names of keys and channels."""
-        super().bind(settings)
-        self._prefix = f"{settings.namespace}:1:"
-        self._channels = f"{settings.namespace}:1:to:"
-        self.clock = settings.clock
-        self.wakeups = Wakeups(self._beat, self.tickets, clock=settings.clock, random=Random())
-        self.recent = Recent(settings.clock) if self._endpoint.moves else None
-        self._forms = Forms(self._prefix, self._process)
-        self._many = Many(self)
-        self._documents = Documents(self)
-        self._format = Format(settings.namespace)
-        self._asked_format: asyncio.Future[Any] | None = None
-        self._pushes = Pushes(self, self._notices, self._pairing, self._documents)
-
-    async def open(self) -> None:
-        """Connect both connections, and find out what the server can do."""
-        limit = self.settings.command_timeout
-        try:
-            # Each step has the same limit, and a better sentence: this is for their sum.
-            async with asyncio.timeout(limit + GRACE):
-                await self._open()
-        except TimeoutError as error:
-            for link in self._links():
-                if link.failure is not None:
-                    raise link.failure from link.failure.__cause__
-            raise BackendUnavailable(
-                f"{self._endpoint} did not answer everything that it was asked within {limit:g} s"
-            ) from error
-
-    def _links(self) -> list[Link]:
-        return [link for link in (self._connection, self._subscriber) if link is not None]
+    def _connect(self) -> tuple[Issue, Scripts, Pairing]:
+        connection = self._connection = Connection(
+            self._endpoint,
+            scripts=[SCRIPTS[name] for name in LOADED],
+            verify=self._format.verify,
+            on_up=self._up,
+            **self._options,
+        )
+        self._subscriber = Subscriber(
+            self._endpoint,
+            self._channel,
+            on_message=lambda payload: self._messages.dispatch(connection.pairing, payload),
+            on_up=partial(self._push, pushed=True),
+            on_down=partial(self._push, pushed=False),
+            **self._options,
+        )
+        return connection.issue, SCRIPTS, connection.pairing
 
     async def _open(self) -> None:
-        settings = self.settings
-        connection = self._wire = self._connection = Connection(
-            self._endpoint,
-            clock=settings.clock,
-            command_timeout=settings.command_timeout,
-            scripts=SCRIPTS,
-            on_up=self._up,
-            on_down=self._pairing.forget,
-            verify=self._format.verify,
-        )
-        connection.outages = settings.outages
+        endpoint, connection, subscriber = self._endpoint, self._connection, self._subscriber
         await connection.open()
-        channel = self._channels + self._process
-        publishing = connection.call("PUBLISH", channel, "")
-        version = connection.call("EVAL", FORMAT.source, "1", *self._format.words)
-        info = await probe(connection.call, PROBE, f"{self._prefix}probe:{{{self._process}}}")
+        publishing = connection.call("PUBLISH", self._channel, "")
+        version = connection.call(*self._format.question)
+        info = await probe(connection.call, f"{self._prefix}probe:{{{self._process}}}")
         publishes = await is_allowed(publishing)
-        subscriber = self._subscriber = Subscriber(
-            self._endpoint,
-            channel,
-            clock=settings.clock,
-            command_timeout=settings.command_timeout,
-            on_message=self._pushes.heard,
-            on_up=self._subscribed,
-            on_down=self._unsubscribed,
-        )
-        subscriber.outages = settings.outages
-        if isinstance(self._endpoint, Sentinels):
-            self._switching = Switching(
-                self._endpoint,
-                clock=settings.clock,
-                command_timeout=settings.command_timeout,
-                switched=self._switched,
-            )
+        if isinstance(endpoint, Sentinels):
+            self._switching = Switching(endpoint, switched=partial(self._switched, endpoint), **self._options)
             self._switching.open()
-        # Who may not publish is most likely not heard from by others of the same account, either.
+        # Other clients of an account that may not publish most likely may not either.
         if publishes:
             await subscriber.open()
         pushed = publishes and subscriber.denied is None
-        self._hear(pushed=pushed)
-        verdict = judge(info, pushed=pushed)
+        self._push(pushed=pushed)
+        verdict = assess(info, pushed=pushed)
         self._format.check(await version)
         self.capabilities = verdict.capabilities
         for warning in verdict.warnings:
-            log.warning("%s: %s", self._endpoint, warning)
+            log.warning("%s: %s", endpoint, warning)
 
     async def aclose(self) -> None:
-        """Close both connections."""
-        self.wakeups.close()
-        self._many.wakeups.close()
-        for part in (self._switching, self._subscriber, self._connection):
-            if part is not None:
-                await part.aclose()
-        self._switching = self._subscriber = self._connection = self._wire = None
-        self._documents.look()
-        self.claims.clear()
+        """Close all connections."""
+        self._stop()
+        if self._switching is not None:
+            await self._switching.aclose()
+        for transport in (self._subscriber, self._connection):
+            await transport.aclose()
 
-    def _switched(self, place: Place) -> None:
-        for link in (self._connection, self._subscriber):
-            if (
-                link is not None
-                and isinstance(self._endpoint, Sentinels)
-                and self._endpoint.places.get(link) != place
-            ):
-                link.leave()
-
-    def _link(self) -> Wire:
-        assert self._wire is not None  # noqa: S101 - the client lets nobody in before open and after aclose
-        return self._wire
+    def _transports(self) -> list[Transport]:
+        return [self._connection, self._subscriber]
 
     def _up(self) -> None:
-        # Whatever happened in between, the server may be another one, or have lost what it knew.
-        self._pairing.forget()
-        if self.recent is not None:
-            for claim, keep in self.recent.again():
+        # The server may be another one now, or have lost data.
+        if self._released is not None:
+            for claim, keep in self._released.again():
                 claim.leave_again(keep)
-        self._notices.put(Notice(News.DOUBT))
-        self._look_at_everything()
+        self.events.put(Event(EventKind.DOUBT))
+        self._look()
 
-    def _subscribed(self) -> None:
-        self._hear(pushed=True)
-        self._look_at_everything()
+    def _switched(self, endpoint: Sentinels, place: Place) -> None:
+        for transport in self._transports():
+            if endpoint.places.get(transport) != place:
+                transport.leave()
 
-    def _unsubscribed(self) -> None:
-        self._hear(pushed=False)
-        self._look_at_everything()
-
-    def _hear(self, *, pushed: bool) -> None:
-        self.wakeups.pushed = self._many.wakeups.pushed = pushed
-
-    def _look_at_everything(self) -> None:
-        self.wakeups.now()
-        self._many.wakeups.now()
-        self._documents.look()
-
-    # --- claims
-
-    def claim(self, bid: Bid) -> RedisClaim:
-        """A claim with a request id of its own."""
-        self._count = number = self._count + 1
-        if bid.kind.mode is not MUTEX:
-            return ManyClaim(self._many, bid, number)
-        return RedisClaim(self, bid, number)
-
-    def key(self, claim: RedisClaim) -> str:
-        """Where the lock is on the server."""
-        return self._forms.key(claim.bid)
-
-    def request(self, claim: RedisClaim) -> str:
-        """How the server calls a claim."""
-        return request(self._process, claim.number)
-
-    def _key(self, name: str, family: Family) -> str:
-        return f"{self._prefix}{family.value}:{{{escape(name)}}}"
-
-    @property
-    def _hears(self) -> str:
-        return "s" if self.wakeups.pushed else "n"
-
-    def enter(self, claim: RedisClaim, wait: bool, ticket: int) -> asyncio.Future[Any]:
-        """Ask for the lock."""
-        bid, terms = claim.bid, self.wakeups.terms
-        if wait and ticket < 0:
-            form = self._forms.form(bid, terms)
-            return self._wire.issue(form.enter % (claim.number, self._floor))  # type: ignore[union-attr] # it is open
-        most = 1 if bid.fair else MOST_TOKENS
-        place = f"{terms} {ticket}" if wait else ""
-        words = claim.request, claim.ttl_ms, most, self._floor, bid.label, place
-        return self._link().script(ENTER, (claim.key,), words)
-
-    def release(self, claim: RedisClaim) -> asyncio.Future[Any]:
-        """Give up a hold that is certainly ours, or certainly gone."""
-        if self.recent is not None:
-            self.recent.add(claim)
-        form = self._forms.form(claim.bid, self.wakeups.terms)
-        return self._wire.issue(form.release % (claim.number, self._floor))  # type: ignore[union-attr] # it is open
-
-    def leave(self, claim: RedisClaim, *, bury: bool, keep: float) -> asyncio.Future[Any]:
-        """Give up whatever there is."""
-        if self.recent is not None:
-            self.recent.add(claim, keep)
-        return self._link().script(
-            LEAVE, (claim.key,), (claim.request, self._floor, int(bury), round(keep * 1000))
-        )
-
-    def served(self, key: str, claim: int) -> None:
-        """Somebody was handed the lock, with a claim of so many ms; or (-1) there is more to look through."""
-        if claim > 0 or claim == -1:
-            self.wakeups.claimed(key, claim / 1000)
+    def _verified(self, error: UnsafeBackend | None) -> None:
+        if error is not None:
+            # Connecting anew is refused.
+            self._connection.leave()
 
     async def renew(self, claims: Sequence[Claim]) -> list[Renewal]:
-        """As many as fit in one script, all in one write."""
-        # Locks with many holders have a script of their own.
-        many = [claim for claim in claims if isinstance(claim, ManyClaim)]
-        mine = [
-            claim for claim in claims if isinstance(claim, RedisClaim) and not isinstance(claim, ManyClaim)
-        ]
+        """Renew the holds of each family in calls of 100, all in one write."""
+        families: defaultdict[Commands, list[RedisClaim]] = defaultdict(list)
+        for claim in claims:
+            if isinstance(claim, RedisClaim):
+                families[claim.commands].append(claim)
         batches = [
-            kind[start : start + RENEWED] for kind in (mine, many) for start in range(0, len(kind), RENEWED)
+            some[start : start + RENEWED]
+            for some in families.values()
+            for start in range(0, len(some), RENEWED)
         ]
         sent = self.settings.clock()
-        replies = [self.renewal(batch) for batch in batches]
-        answers: list[Renewal] = []
-        for batch, reply in zip(batches, replies, strict=True):
+        found: dict[Claim, Renewal] = {}
+        for batch, reply in [(batch, renewal(batch)) for batch in batches]:
             try:
                 states = await reply
             except BackendError as error:
-                answers += [error] * len(batch)
-            else:
-                self.learn(states[0], sent)
-                for claim, state in zip(batch, states[1:], strict=True):
-                    answers.append(self.renewed(claim, state, sent))
-        if mine and many:
-            found: dict[Claim, Renewal] = dict(zip((*mine, *many), answers, strict=True))
-            return [found[claim] for claim in claims]
-        return answers
+                found.update(dict.fromkeys(batch, error))
+                continue
+            pairing = self._connection.pairing
+            pairing.latest = states[0], sent, pairing.received
+            for claim, state in zip(batch, states[1:], strict=True):
+                found[claim] = self._renewed(claim, state, sent)
+        return [found[claim] for claim in claims]
 
-    def renewed(self, claim: RedisClaim, state: int | list[Any], sent: float) -> Renewal:
-        """What the server says of a hold that was asked for at ``sent``."""
-        if type(state) is list:
-            state = self._told(state)
-        assert type(state) is int  # noqa: S101 - our own script says nothing else
-        if state == 0:
-            self._ask_format()
-        if state <= 0:
-            return GONE[state]
-        return Grant(0, 0, NEVER if claim.fixed else certain_until(sent, claim.ttl), demand=state == 2)
-
-    def _ask_format(self) -> None:
-        """Read the format anew: a hold is gone, and all data may be, so that a client of another version came first."""
-        if self._wire is not None and (self._asked_format is None or self._asked_format.done()):
-            # Thousands may be gone at once.
-            self._asked_format = self._wire.call("EVAL", FORMAT.source, "1", *self._format.words)
-            self._asked_format.add_done_callback(self._told_format)
-
-    def _told_format(self, reply: asyncio.Future[Any]) -> None:
-        if reply.cancelled() or reply.exception() is not None:
-            return
-        try:
-            self._format.check(reply.result())
-        except UnsafeBackend:
-            if self._connection is not None:
-                # Connecting anew is refused.
-                self._connection.leave()
-
-    def _told(self, answer: list[Any]) -> int:
-        """What a renewal says of a hold that was asked to let go."""
-        self._pushes.heard(b"a " + answer[1])
-        return int(answer[0])
-
-    async def notice(self) -> Notice:
-        """The next thing that the server, or the state of the connection, says."""
-        return await self._notices.get()
-
-    # --- what others need to know
-
-    def saw(self, token: int) -> None:
-        """Remember the highest token; it travels with every attempt."""
-        if token > self._floor:
-            self._floor = token
-
-    def learn(self, server: int, sent: float) -> None:
-        """Pair the server's time in µs with ours."""
-        # Worked out when it is needed, which is seldom.
-        self._pairing.latest = server, sent, self._connection.received  # type: ignore[union-attr] # it answered
-
-    def never_sent(self, error: BackendError) -> bool:
-        """Whether a request certainly did not reach the server."""
-        return isinstance(error, NotSent)
-
-    # --- what is sent for those who wait, and what comes
-
-    def _beat(self, keys: Sequence[str], counts: Sequence[int], life: int) -> asyncio.Future[Any]:
-        return self._link().script(BEAT, keys, (self._process, life, self._hears, self._floor, *counts))
-
-    def tickets(self, key: str, requests: Sequence[str]) -> asyncio.Future[Any]:
-        """Read the tickets of requests that should be in the queue of a lock."""
-        return self._link().call("HMGET", key, *[f"r:{request}" for request in requests])
-
-    def renewal(self, batch: Sequence[RedisClaim]) -> asyncio.Future[Any]:
-        """Ask for a full ttl for claims of one kind, or for none if they are fixed, in one call."""
-        arguments: list[str | int] = []
-        for claim in batch:
-            arguments += (claim.request, 0 if claim.fixed else claim.ttl_ms)
-        script = RENEW_MANY if isinstance(batch[0], ManyClaim) else RENEW
-        return self._link().script(script, [claim.key for claim in batch], arguments)
-
-    # --- what people ask
-
-    async def inspect(self, name: str, family: Family) -> LockInfo:
-        """One script, which writes nothing."""
-        if family in FAMILIES:
-            return await self._many.inspect(self._key(name, family), name, family)
-        now, until, token, since, label, *waiting = await self._link().script(
-            LOOK, (self._key(name, family),), ()
-        )
-        holders: tuple[Holder, ...] = ()
-        if until:
-            holder = Holder(
-                label=_text(label),
-                token=int(token),
-                since=datetime.fromtimestamp(int(since) / 1_000_000, UTC),
-                remaining=(int(until) - now) / 1_000_000,
-            )
-            holders = (holder,)
-        return LockInfo(name, holders, tuple(Waiting(_text(other)) for other in waiting), family)
-
-    async def force_release(self, name: str, family: Family) -> bool:
-        """One script, which tells the holder."""
-        key = self._key(name, family)
-        if family in FAMILIES:
-            return await self._many.force_release(key)
-        taken, claim = await self._link().script(FORCE, (key,), (self._floor,))
-        self.served(key, claim)
-        return bool(taken)
-
-    async def request_release(self, name: str, family: Family, reason: str) -> bool:
-        """One script: it tells the holders, and leaves word for their next renewals."""
-        script = ASK_MANY if family in FAMILIES else ASK
-        return bool(await self._link().script(script, (self._key(name, family),), (reason,)))
-
-    async def set_limit(self, name: str, limit: int) -> None:
-        """One script, which lets in whoever fits then."""
-        await self._many.set_limit(self._key(name, Family.SEMAPHORE), limit)
-
-    def document(self, name: str, family: Family) -> RedisDocument:
-        """A view of a hash of its own."""
-        return self._documents.document(f"{self._prefix}{family.value}.doc:{{{escape(name)}}}")
-
-    async def names(self, pattern: str) -> list[tuple[str, Family]]:
-        """By ``SCAN``, and a look at each key."""
-        return await busy(self, (self.call,), self._prefix, pattern)
+    def _calls(self) -> list[admin.Call]:
+        return [self._connection.call]
 
     async def diagnose(self) -> list[Finding]:
-        """Over connections of its own, so that it is right also where opening fails."""
-        found = await examine(self._endpoint, PROBE, self.settings)
+        """Examine the server over separate connections, so that it works also where opening fails."""
+        found = await examine(self._endpoint, self.settings)
         if isinstance(self._endpoint, Sentinels):
             found += await self._endpoint.look(self.settings.command_timeout)
         return found
-
-    # --- what locks with many holders and documents are made of
-
-    def send(self, script: Script, keys: Sequence[str], words: Sequence[Arg]) -> asyncio.Future[Any]:
-        """Issue a script; see :meth:`Connection.script`."""
-        return self._link().script(script, keys, words)
-
-    def call(self, *words: Arg) -> asyncio.Future[Any]:
-        """Issue a command; see :meth:`Connection.call`."""
-        return self._link().call(*words)
-
-    @property
-    def usable(self) -> bool:
-        """Whether there is a connection, or one will be."""
-        return self._wire is not None
-
-    @property
-    def process(self) -> str:
-        """How the server calls this client."""
-        return self._process
-
-    @property
-    def channels(self) -> str:
-        """What the names of channels begin with; a process follows."""
-        return self._channels
-
-    @property
-    def floor(self) -> int:
-        """The highest token that this client has seen."""
-        return self._floor
-
-
-def _text(value: bytes) -> str:
-    return value.decode("utf-8", "replace")

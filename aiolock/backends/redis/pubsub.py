@@ -1,97 +1,97 @@
-"""The channel of this process: one long-lived SUBSCRIBE on a connection of its own."""
+"""Subscriber connection, and dispatch of its messages to claims and registers."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from random import Random
-from typing import Any
+import functools
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, Unpack
 
 from hiredis import ProtocolError, Reader, ReplyError
 
-from aiolock.backends.redis.commands import Arg, encode
-from aiolock.backends.redis.endpoint import Endpoint
-from aiolock.backends.redis.link import Hook, Link, State, settle
-from aiolock.backends.redis.replies import from_reply
-from aiolock.clock import Clock
+from aiolock.backends.redis.claim import GONE, Context, RedisClaim, renewal
+from aiolock.backends.redis.commands import NOTHING, Arg, Reply, encode
+from aiolock.backends.redis.connection import Pairing
+from aiolock.backends.redis.errors import from_reply
+from aiolock.backends.redis.url import Endpoint
+from aiolock.backends.transport import Hook, Options, State, Transport
+from aiolock.core.backend import Event, EventKind, EventQueue, certain_until
+from aiolock.core.inbox import WakeReason
 from aiolock.errors import BackendError, BackendUnavailable
 
-__all__ = ["Subscriber"]
+__all__ = ["Messages", "Subscriber"]
 
 DENIED_PAUSE = 30.0
 """Seconds after which a subscription that was denied is asked for again."""
 
-_NOTHING = object()
+_NUMBER = re.compile(r"-?[0-9]{1,18}")
 _PING = encode("PING")
 
 
-class Subscriber(Link):
-    """A subscription that comes back; ``generation`` counts its confirmations.
+class Subscriber(Transport):
+    """A subscription to one channel that reconnects; ``generation`` counts its confirmations.
 
-    ``on_message(payload)`` is called with each message. ``on_up()`` says that from now on messages arrive, ``on_down()``
-    that some may be missed. A server that denies the subscription is no failure of :meth:`open`:
-    the state is then ``DENIED``, ``denied`` says why, ``on_down`` is called once, and it is asked again every half
-    minute.
+    A server that denies the subscription does not make :meth:`open` fail: the state is then ``DENIED``, ``denied`` is
+    the reason, ``on_down`` is called once, and the subscription is asked for again every half minute.
+
+    :param channel: its name, or a function that returns the name for each new connection.
+    :param on_message: is called with the payload of each message.
+    :param on_up: is called when messages begin to arrive, ``on_down`` when some may be missed.
     """
-
-    __slots__ = ("_on_message", "_reader", "_subscribe", "denied")
 
     def __init__(
         self,
         endpoint: Endpoint,
-        channel: Arg,
+        channel: Arg | Callable[[], Arg],
         *,
-        clock: Clock,
-        command_timeout: float,
         on_message: Callable[[bytes], object],
-        random: Random | None = None,
         on_up: Hook | None = None,
         on_down: Hook | None = None,
+        **options: Unpack[Options],
     ) -> None:
-        super().__init__(
-            endpoint,
-            clock=clock,
-            command_timeout=command_timeout,
-            random=random,
-            on_up=on_up,
-            on_down=on_down,
-        )
+        super().__init__(endpoint.address, endpoint.connect, on_up, on_down, **options)
         self._on_message = on_message
-        self._subscribe = encode("SUBSCRIBE", channel)
+        self._channel = channel
         self._reader = Reader()
         self.denied: BackendError | None = None
 
+    def begin(self) -> asyncio.Future[None]:
+        """Connect and subscribe in the background; see :meth:`Transport.begin`."""
+        self.denied = None
+        return super().begin()
+
     @property
     def subscribed(self) -> bool:
-        """Whether messages arrive at this moment, as far as we know."""
+        """True while messages arrive, as far as is known."""
         return self.state is State.READY
 
     def _greet(self, transport: asyncio.WriteTransport) -> None:
-        self._reader = Reader(notEnoughData=_NOTHING)
-        self._write(transport, self._subscribe)
+        self._reader = Reader(notEnoughData=NOTHING)
+        channel = self._channel
+        self._write(transport, encode("SUBSCRIBE", channel() if callable(channel) else channel))
 
     def _ping(self, transport: asyncio.WriteTransport) -> None:
         self._write(transport, _PING)
 
     def data_received(self, data: bytes) -> None:
-        """Hand on messages; take note of the rest."""
+        """Pass on messages; note confirmations and refusals."""
         self.received = self._clock()
         try:
             self._reader.feed(data)
-            while (reply := self._reader.gets()) is not _NOTHING:
+            while (reply := self._reader.gets()) is not NOTHING:
                 if type(reply) is list:
-                    self._told(reply)
-                elif (
-                    type(reply) is ReplyError and self.state is not State.READY
-                ):  # else an account without PING
+                    self._reply(reply)
+                elif type(reply) is ReplyError and self.state is not State.READY:
+                    # In the state READY it is the PING of an account without the right to it.
                     self._refused(from_reply(str(reply)), reply)
                     return
         except ProtocolError as error:
-            garbage = BackendUnavailable(f"{self._endpoint} sent what is no message")
+            garbage = BackendUnavailable(f"{self.address} sent what is no message")
             garbage.__cause__ = error
             self._lost(garbage)
 
-    def _told(self, reply: list[Any]) -> None:
+    def _reply(self, reply: list[Any]) -> None:
         if reply[0] == b"message":
             self._on_message(reply[2])
         elif reply[0] == b"subscribe":
@@ -106,7 +106,82 @@ class Subscriber(Link):
         first_time = self.denied is None
         self.denied = error
         self._lost(error, State.DENIED, DENIED_PAUSE)
-        if self._first is not None:
-            settle(self._first)
+        self._opened()
         if first_time and self._on_down is not None:
             self._on_down()
+
+
+class Messages:
+    """Dispatch of the messages on this client's channel: provisional grants, demand, losses and release requests.
+
+    Any account may publish on the channel, so a message that names no claim of this client is dropped, and so is one that
+    is not written as the scripts write it.
+
+    :param context: of the client's claims, of any family.
+    :param on_register: is called with the key of a register that has changed.
+    """
+
+    def __init__(self, context: Context, events: EventQueue, on_register: Callable[[str], object]) -> None:
+        self._claims = context.claims
+        self._clock = context.clock
+        self._process = context.commands.process
+        self._events = events
+        self._on_register = on_register
+
+    def dispatch(self, pairing: Pairing, payload: bytes) -> None:
+        """Deliver one message; ``pairing`` is that of the connection to the server that published it."""
+        what, _, rest = payload.decode("utf-8", "replace").partition(" ")
+        if what == "c":
+            self._on_register(rest)
+            return
+        request_id, _, words = rest.partition(" ")
+        claim = self._claim(request_id)
+        numbers = words.split(" ")
+        if claim is None:
+            return
+        if what == "g" and len(numbers) == 5 and all(map(_NUMBER.fullmatch, numbers)):
+            self._granted(claim, pairing, list(map(int, numbers)))
+        elif what == "d" and claim.contended_since is None:
+            claim.contended_since = self._clock()
+        elif what == "f":
+            self._events.put(Event(EventKind.LOST, claim, "force-released"))
+        elif what == "a":
+            self.ask(claim, words)
+
+    def ask(self, claim: RedisClaim, words: str) -> None:
+        """Report a release request, given as its time at the server and the reason, unless it was reported before."""
+        stamp, _, reason = words.partition(" ")
+        # While no task uses the hold, there is no holder to ask: the next renewal repeats the request.
+        if claim.taken and _NUMBER.fullmatch(stamp) and int(stamp) > claim.asked:
+            claim.asked = int(stamp)
+            self._events.put(Event(EventKind.REQUESTED, claim, text=reason))
+
+    def _claim(self, request_id: str) -> RedisClaim | None:
+        process, _, number = request_id.partition(":")
+        try:
+            return self._claims.get(int(number, 16)) if process == self._process else None
+        except ValueError:
+            return None
+
+    def _granted(self, claim: RedisClaim, pairing: Pairing, numbers: Sequence[int]) -> None:
+        if not claim.waiting:
+            # The waiter has left; its leave command may have reached the server before the grant.
+            return
+        token, count, server, milliseconds, waiting = numbers
+        now = self._clock()
+        age = pairing.age(server / 1_000_000, now)
+        seconds = milliseconds / 1000
+        if age is None or not age.credible(seconds):
+            # Too old or of unknown age: asking again finds the grant, and is its confirmation.
+            claim.inbox.wake(WakeReason.NOTIFIED)
+            return
+        # The confirmation is on the wire before the waiter runs, so even a block that never awaits has sent it.
+        renewal([claim]).add_done_callback(functools.partial(self._confirmed, claim))
+        claim.push(token, count, certain_until(now - age.most, seconds), demand=waiting != 0)
+
+    def _confirmed(self, claim: RedisClaim, reply: Reply) -> None:
+        if reply.cancelled() or reply.exception() is not None:
+            return
+        state = reply.result()[1]
+        if type(state) is not list and state <= 0:
+            self._events.put(Event(EventKind.LOST, claim, GONE[state]))

@@ -1,7 +1,9 @@
-"""A server that is found by asking Sentinels: which one is the primary is theirs to say, whenever we connect.
+"""Sentinel: find the primary of a service, and follow failovers.
 
-There is nothing to be told of a failover: whoever ceases to be the primary is made to close its connections, or answers
-READONLY, or nothing at all. Then we connect anew, and ask.
+The Sentinels are asked whenever a connection is made. A server that ceases to be the primary closes its connections,
+answers READONLY, or stays silent; the connection is then made anew. Because the old primary may take writes for seconds
+until a Sentinel reaches it, and locks taken there exist a second time at the new one, the Sentinels' announcements are
+subscribed to as well.
 """
 
 from __future__ import annotations
@@ -9,35 +11,113 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from typing import Any
-from urllib.parse import unquote, urlsplit
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, Unpack
+from urllib.parse import unquote
 from weakref import WeakKeyDictionary
 
-from redis.asyncio.connection import AbstractConnection
+from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection
 from redis.exceptions import NoPermissionError, ReadOnlyError
 
-from aiolock.backends.redis.endpoint import QUOTE, Endpoint
-from aiolock.backends.redis.format import Verify
-from aiolock.backends.redis.watcher import CHANNEL, RIGHTS, Place, hears, named
-from aiolock.contract import Finding
-from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, ConfigError
-from aiolock.info import Level
+from aiolock.backends.diagnosis import ok, warning
+from aiolock.backends.redis.pubsub import Subscriber
+from aiolock.backends.redis.url import (
+    BESIDE,
+    IN_URL,
+    Endpoint,
+    Verify,
+    answers,
+    credentials,
+    survey,
+    why_none,
+)
+from aiolock.backends.transport import Options
+from aiolock.backends.urls import Form, parse, text
+from aiolock.core.logs import Log, get_logger
+from aiolock.core.tasks import TaskSet, end
+from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, ConfigError, shorten
+from aiolock.types import Finding
 
-__all__ = ["SCHEMES", "Sentinels"]
+__all__ = ["CHANNEL", "RIGHTS", "SCHEMES", "Place", "Sentinels", "Switching"]
 
-SCHEMES = {"redis+sentinel": "redis", "rediss+sentinel": "rediss"}
-"""Those of addresses that name Sentinels, and of the connections that are made."""
-PORT = 26379
-GRACE = 0.25
-"""Seconds that the others have to answer once one has; who is named has to say itself that it is the primary."""
+log: Log = get_logger("aiolock")
+
+CHANNEL = "+switch-master"
+"""Where Sentinels announce that another server has become the primary."""
+RIGHTS = f"+ping +sentinel|get-master-addr-by-name +subscribe &{CHANNEL}"
+"""Rights that an account needs at a Sentinel."""
 SOON = 2.0
-"""Seconds after which one that is healthy has answered."""
+"""Seconds after which a healthy Sentinel has answered."""
 FEWEST = 3
 """Sentinels that a service should have."""
 SHARE = 0.5
-"""Of the time to connect, for asking the Sentinels."""
+"""Share of the time to connect that the question to the Sentinels may take."""
 LATE = 10.0
-"""Seconds for which a Sentinel may not have heard yet that a primary was replaced, nor that primary itself."""
+"""Seconds after a failover for which a Sentinel, or the old primary itself, may not know of it."""
+AGAIN = 1.0
+"""Seconds after which a Sentinel that could not be reached is tried again."""
+
+SCHEMES = ("redis+sentinel", "rediss+sentinel")
+_FORM = Form(
+    "Redis",
+    "redis+sentinel://user:password@h1:26379,h2:26379/service/0",
+    SCHEMES,
+    26379,
+    {**IN_URL, "sentinel_username": text, "sentinel_password": text},
+    BESIDE,
+    several=True,
+    reserved="/",
+)
+
+Place = tuple[str, int]
+"""A host and a port."""
+
+# --- one Sentinel
+
+_LOGIN = "Sentinels have passwords of their own, sentinel_password= and perhaps sentinel_username="
+_NO_SENTINEL = "is no Sentinel: the address names those, which tell where the servers are"
+
+
+async def _named(sentinel: Endpoint, service: str, timeout: float) -> Place:
+    """Return the primary that one Sentinel names, within ``timeout`` seconds; raises :class:`BackendError`."""
+    reply = await _asked(sentinel, timeout, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", service)
+    if reply is None:
+        raise BackendRefused(f"{sentinel} watches no service that is called {shorten(service)}")
+    try:
+        host, port = (part.decode() for part in reply)
+        return host, int(port)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise BackendRefused(f"{sentinel} {_NO_SENTINEL}") from error
+
+
+async def _announces(sentinel: Endpoint, timeout: float) -> bool:
+    """Return whether this account may subscribe to failovers; raises :class:`BackendUnavailable`."""
+    try:
+        await _asked(sentinel, timeout, "SUBSCRIBE", CHANNEL)
+    except BackendRefused:
+        return False
+    return True
+
+
+async def _asked(sentinel: Endpoint, timeout: float, *words: str) -> Any:
+    """Send one command; an error that any server may answer is worded for a Sentinel."""
+    try:
+        return await sentinel.ask(timeout, *words)
+    except BackendError as error:
+        said = str(error)
+        if "unknown command" in said:
+            said = f"{sentinel} {_NO_SENTINEL}"
+        elif "NOAUTH: " in said:
+            said = f"{sentinel}: NOAUTH: it asks for a password: {_LOGIN}"
+        elif "WRONGPASS: " in said:
+            said = f"{sentinel}: WRONGPASS: it knows no enabled user with this name and password: {_LOGIN}"
+        elif "NOPERM: " in said:
+            said = f"{sentinel}: NOPERM: this account may not ask it: grant it {RIGHTS}"
+        raise type(error)(said, retryable=error.retryable) from error.__cause__
+
+
+# --- all of them
 
 
 class Sentinels(Endpoint):
@@ -50,8 +130,6 @@ class Sentinels(Endpoint):
     :param options: those of :class:`Endpoint`.
     """
 
-    __slots__ = ("_failed", "_latest", "_replaced", "places", "service", "watchers")
-
     moves = True
 
     def __init__(
@@ -62,72 +140,54 @@ class Sentinels(Endpoint):
         sentinel_password: str | None = None,
         **options: Any,
     ) -> None:
-        scheme, _, rest = url.partition("://")
-        place, mark, query = rest.partition("?")
-        account, at, hosts_and_path = place.rpartition("@")
-        hosts, _, path = hosts_and_path.partition("/")
-        service, _, db = path.partition("/")
-        if not service or not hosts:
-            raise ConfigError(
-                "the address of Sentinels names hosts and a service, as in redis+sentinel://h1:26379,h2:26379/service/0; "
-                f"{QUOTE}"
-            )
-        if "@" in account:
-            # As it is after a name and password before each of the hosts.
-            raise ConfigError(
-                f"name and password of the servers stand once, before the first of the Sentinels; {QUOTE}"
-            )
-        if "#" in service:
-            raise ConfigError("write # in the name of a service as %23")
-        places = [host.strip() for host in hosts.split(",")]
-        theirs: dict[str, Any] = {"username": sentinel_username, "password": sentinel_password}
-        kept = []
-        for word in query.split("&") if mark else ():
-            name, _, value = word.partition("=")
-            if name in {"sentinel_username", "sentinel_password"}:
-                if theirs[name.removeprefix("sentinel_")] is not None:
-                    raise ConfigError(f"{name} is given twice; say it once")
-                theirs[name.removeprefix("sentinel_")] = unquote(value)
-            else:
-                kept.append(word)
-        query = f"?{'&'.join(kept)}" if kept else ""
-        kind = SCHEMES[scheme.lower()]
-        super().__init__(f"{kind}://{account}{at}localhost/{db}{query}", **options)
+        given = options | {
+            "sentinel_username": sentinel_username,
+            "sentinel_password": sentinel_password,
+        }
+        address = parse(_FORM, url, given)
+        service, _, db = address.path[1:].partition("/")
+        if not service:
+            raise _FORM.error("it names hosts but no service")
+        theirs = {name: address.options.pop(f"sentinel_{name}", None) for name in ("username", "password")}
+        kind = SSLConnection if address.scheme == "rediss+sentinel" else Connection
+        self._set(kind, credentials(address, db))
         self.service = unquote(service)
         self.places: WeakKeyDictionary[asyncio.Protocol, Place] = WeakKeyDictionary()
-        """Where those are connected who are, as Sentinels call it."""
+        """Where each connection leads, in the words of the Sentinels."""
         self._failed: Place | None = None
-        """Where it was tried in vain."""
+        """The latest place that could not be connected to."""
         self._latest: Place | None = None
-        """What a Sentinel said last, unasked."""
+        """The latest primary that was announced."""
         self._replaced: dict[Place, float] = {}
-        """Who was the primary, and until when (by the loop's clock) whoever names it is late."""
-        files = {name: value for name, value in self._kwargs.items() if name.startswith("ssl_")}
-        self.watchers = [Endpoint(_of_sentinel(kind, host), **theirs, **files) for host in places]
-        if len({watcher.address for watcher in self.watchers}) < len(places):
+        """Earlier primaries, and until when (by the loop's clock) a Sentinel that names one is late."""
+        self.watchers = [
+            self.elsewhere(Endpoint, *host, **theirs, db=0, client_name=None, credential_provider=None)
+            for host in address.hosts
+        ]
+        if len({watcher.address for watcher in self.watchers}) < len(address.hosts):
             raise ConfigError("one of the Sentinels is named twice in the address")
-        user = f"{self._kwargs['username']}@" if self._kwargs.get("username") else ""
-        self.address = f"{scheme}://{user}{','.join(places)}/{service}/{self._kwargs.get('db') or 0}"
+        self.address = (
+            f"{address.scheme}://{self.user}{address.place}/{service}/{self._kwargs.get('db') or 0}"
+        )
 
     async def connect(
         self, timeout: float, protocol: asyncio.Protocol, verify: Verify | None = None
     ) -> asyncio.WriteTransport:
-        """As that of one server, to the one that most Sentinels name, if it says itself that it is the primary."""
+        """Connect to the server that most Sentinels name, if its own ``ROLE`` is that of a primary."""
         loop = asyncio.get_running_loop()
         end, latest = loop.time() + timeout, self._latest
-        host, port = place = await self.primary(SHARE * timeout)
-        primary = _Primary.__new__(_Primary)
-        primary._set(self._kind, self._kwargs | {"host": host, "port": port})  # noqa: SLF001 - its own class
+        place = await self.primary(SHARE * timeout)
+        primary = self.elsewhere(_Primary, *place)
         try:
             transport = await primary.connect(max(0.0, end - loop.time()), protocol, verify)
         except BackendError as error:
             self._failed = place
-            # Who was the primary may still be named for a while; soon it is another one.
+            # An earlier primary may still be named for a while.
             kind = BackendUnavailable if isinstance(error.__cause__, ReadOnlyError) else type(error)
             failure = kind(f"{self.address}: {error}", retryable=error.retryable)
             raise failure from error.__cause__
         if self._latest is not latest and self._latest != place:
-            # Said while we were on our way, and who is on the way cannot be told to leave.
+            # Announced while this connection was being made, so that it was not among those that were dropped.
             transport.set_protocol(asyncio.Protocol())
             transport.abort()
             raise BackendUnavailable(f"{self.address}: another server has taken over")
@@ -135,116 +195,163 @@ class Sentinels(Endpoint):
         return transport
 
     def learn(self, new: Place, old: Place | None = None) -> None:
-        """A Sentinel says who the primary is, and who it was before; others may name that one for a while."""
+        """Note that ``new`` is the primary; Sentinels may name ``old`` for a while."""
         self._latest = new
         self._replaced.pop(new, None)
         if old is not None and old != new:
             self._replaced[old] = asyncio.get_running_loop().time() + LATE
 
     async def look(self, timeout: float) -> list[Finding]:
-        """Whether they all answer soon, and name the same primary."""
+        """Report whether all Sentinels answer soon, and name the same primary."""
         soon = min(timeout, SOON)
-        asked = [asyncio.ensure_future(self._look_at(one, soon)) for one in self.watchers]
-        try:
-            await asyncio.wait(asked)
-        finally:
-            for one in asked:
-                one.cancel()
-            await asyncio.gather(*asked, return_exceptions=True)
-        silent = [error for one in asked if (error := one.exception()) is not None]
-        found = [one.result() for one in asked if one.exception() is None]
-        places, deaf = {place for place, _ in found}, not all(told for _, told in found)
-        count = len(asked)
+
+        async def look_at(watcher: Endpoint) -> tuple[Place, bool]:
+            return await _named(watcher, self.service, soon), await _announces(watcher, soon)
+
+        tasks = await survey(map(look_at, self.watchers))
+        silent = [error for task in tasks if (error := task.exception()) is not None]
+        found = answers(tasks)
+        places, count = {place for place, _ in found}, len(tasks)
         if len(places) > 1:
             them = ", ".join(sorted(f"{host} {port}" for host, port in places))
-            text = f"they name {len(places)} different primaries ({them}): there is a failover, or some of them are cut off"
-            return [
-                Finding(Level.WARNING, "sentinels", text, "look again; if it stays so, see SENTINEL CKQUORUM")
-            ]
-        if silent:
-            text = f"{len(silent)} of {count} cannot be asked: {silent[0]}"
-            return [Finding(Level.WARNING, "sentinels", text, "bring it back, or take it out of the address")]
-        if deaf:
-            text = f"an account may not subscribe to {CHANNEL}: a failover is noticed only when the old primary hears of it"
-            return [Finding(Level.WARNING, "sentinels", text, f"grant it {RIGHTS} at all of them")]
-        if count < FEWEST:
-            text = f"the address names {count}: if it is away, nobody finds the primary"
-            return [
-                Finding(Level.WARNING, "sentinels", text, "name all of them, which should be three or more")
-            ]
-        return [Finding(Level.OK, "sentinels", f"all {count} answer, and name the same primary")]
+            said = f"they name {len(places)} different primaries ({them}): there is a failover, or some of them are cut off"
+            advice = "look again; if it stays so, see SENTINEL CKQUORUM"
+        elif silent:
+            said = f"{len(silent)} of {count} cannot be asked: {silent[0]}"
+            advice = "bring it back, or take it out of the address"
+        elif not all(announced for _, announced in found):
+            said = f"an account may not subscribe to {CHANNEL}: a failover is noticed only when the old primary hears of it"
+            advice = f"grant it {RIGHTS} at all of them"
+        elif count < FEWEST:
+            said = f"the address names {count}: if it is away, the primary cannot be found"
+            advice = "name all of them, which should be three or more"
+        else:
+            return [ok("sentinels", f"all {count} answer, and name the same primary")]
+        return [warning("sentinels", said, advice)]
 
     async def primary(self, timeout: float) -> Place:
-        """Where most of those say that it is who answer in time, or all who can be asked.
+        """Return the place that a majority names, or else most of the Sentinels that answer in time.
 
-        Who names one that was replaced a moment ago is not counted. Raises :class:`BackendUnavailable`, or
+        An earlier primary of a moment ago does not count. Raises :class:`BackendUnavailable`, or
         :class:`BackendRefused` if all of them refuse. Cancelling it leaves no socket behind.
         """
-        asked: list[asyncio.Future[Place]] = [
-            asyncio.ensure_future(named(one, self.service, timeout)) for one in self.watchers
-        ]
-        try:
-            left: set[asyncio.Future[Place]] = set(asked)
-            while left:
-                more = GRACE if self._counted(asked) else None
-                done, left = await asyncio.wait(left, timeout=more, return_when=asyncio.FIRST_COMPLETED)
-                if not done:
-                    break
-                for place, count in self._counted(asked).items():
-                    if 2 * count > len(asked):
-                        return place
-        finally:
-            for one in asked:
-                one.cancel()
-            await asyncio.gather(*asked, return_exceptions=True)
-        if said := self._counted(asked):
-            # Of two that as many name, one may be gone.
-            return max(said, key=lambda place: (said[place], place != self._failed))
-        if _said(asked):
+
+        def majority(said: list[Place]) -> bool | None:
+            votes = self._votes(said)
+            return 2 * max(votes.values()) > len(self.watchers) if votes else None
+
+        tasks = await survey(
+            (_named(watcher, self.service, timeout) for watcher in self.watchers), enough=majority
+        )
+        said = answers(tasks)
+        if votes := self._votes(said):
+            # Of two places with as many votes, one may be gone.
+            return max(votes, key=lambda place: (votes[place], place != self._failed))
+        if said:
             raise BackendUnavailable(f"{self.address}: no Sentinel that answers knows the new primary yet")
-        errors = [error for one in asked if isinstance(error := one.exception(), BackendError)]
-        known = [error for error in errors if isinstance(error, BackendRefused)]
-        first = (known or errors)[0]
-        failure = type(first) if len(known) in {0, len(asked)} else BackendUnavailable
-        raise failure(f"{self.address}: no Sentinel names the primary: {first}") from first.__cause__
+        raise why_none(tasks, f"{self.address}: no Sentinel names the primary")
 
-    async def _look_at(self, watcher: Endpoint, timeout: float) -> tuple[Place, bool]:
-        """Whom one of them names, and whether we hear of it when that changes."""
-        return await named(watcher, self.service, timeout), await hears(watcher, timeout)
-
-    def _counted(self, asked: list[asyncio.Future[Place]]) -> Counter[Place]:
-        """How many have named which place so far that was not replaced a moment ago."""
+    def _votes(self, said: list[Place]) -> Counter[Place]:
+        """Count the places that were named, without those that were replaced a moment ago."""
         now = asyncio.get_running_loop().time()
         self._replaced = {place: until for place, until in self._replaced.items() if now < until}
-        return Counter({place: count for place, count in _said(asked).items() if place not in self._replaced})
+        return Counter(place for place in said if place not in self._replaced)
 
 
 class _Primary(Endpoint):
-    """A server that has to be one that is written to."""
-
-    __slots__ = ()
+    """A server that has to be a primary."""
 
     async def _look(self, driver: AbstractConnection) -> None:
         await super()._look(driver)
         await driver.send_command("ROLE")
+        # An account without the right to ask learns it from the answer to the first lock.
         with contextlib.suppress(NoPermissionError):
-            # Who may not ask learns it from what the server says to the first lock.
             role = await driver.read_response()
             if not role or role[0] not in {b"master", "master"}:
                 raise ReadOnlyError("READONLY it is not the primary any more, or not yet")
 
 
-def _said(asked: list[asyncio.Future[Place]]) -> Counter[Place]:
-    """How many have named which place so far."""
-    return Counter(
-        one.result() for one in asked if one.done() and not one.cancelled() and one.exception() is None
-    )
+# --- failovers
 
 
-def _of_sentinel(kind: str, host: str) -> str:
-    """The address of one of them."""
-    url = f"{kind}://{host}"
-    try:
-        return url if urlsplit(url).port is not None else f"{url}:{PORT}"
-    except ValueError:
-        raise ConfigError("one of the addresses of Sentinels is no host and port, as h1:26379 is") from None
+class Switching:
+    """A subscription at each Sentinel; ``switched(place)`` is called with a primary that took over.
+
+    It is also called when a subscription is back and that Sentinel names another server than the one in use: then with the
+    place that most Sentinels name now.
+    """
+
+    def __init__(
+        self,
+        endpoint: Sentinels,
+        *,
+        switched: Callable[[Place], object],
+        **options: Unpack[Options],
+    ) -> None:
+        self._endpoint = endpoint
+        self._timeout = options["command_timeout"]
+        # An outage is one of the servers with the locks.
+        options["outages"] = None
+        self._switched = switched
+        self._tasks = TaskSet()
+        self._closed = False
+        self._subscribers = [
+            Subscriber(one, CHANNEL, on_message=self._announced, on_up=partial(self._up, one), **options)
+            for one in endpoint.watchers
+        ]
+
+    def open(self) -> None:
+        """Subscribe in the background: a Sentinel may be away, and come later."""
+        for subscriber in self._subscribers:
+            self._spawn(self._subscribe(subscriber))
+
+    async def aclose(self) -> None:
+        """End all subscriptions."""
+        self._closed = True
+        await end(self._tasks)
+        await asyncio.gather(*(subscriber.aclose() for subscriber in self._subscribers))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        if self._closed:
+            # A subscription came back while another one was being closed.
+            work.close()
+            return
+        self._tasks.spawn(work, "aiolock-redis-sentinel")
+
+    async def _subscribe(self, subscriber: Subscriber) -> None:
+        while True:
+            try:
+                await subscriber.open()
+            except BackendError:
+                await asyncio.sleep(AGAIN)
+                continue
+            if subscriber.denied is not None:
+                log.warning(
+                    "%s: an account may not hear there of a failover, which is then noticed late; grant it %s",
+                    self._endpoint,
+                    RIGHTS,
+                )
+            return
+
+    def _announced(self, payload: bytes) -> None:
+        # The service, where its primary was, and where it is.
+        words = payload.decode("utf-8", "replace").rsplit(" ", 4)
+        if len(words) != 5 or words[0] != self._endpoint.service:
+            return
+        with contextlib.suppress(ValueError):
+            old, new = (words[1], int(words[2])), (words[3], int(words[4]))
+            self._endpoint.learn(new, old)
+            self._switched(new)
+
+    def _up(self, sentinel: Endpoint) -> None:
+        self._spawn(self._ask(sentinel))
+
+    async def _ask(self, sentinel: Endpoint) -> None:
+        # The announcements of the others count as well, so this Sentinel need not be asked until it answers.
+        with contextlib.suppress(BackendError):
+            place = await _named(sentinel, self._endpoint.service, self._timeout)
+            if any(place != other for other in list(self._endpoint.places.values())):
+                # A Sentinel that was away itself may name an earlier primary.
+                place = await self._endpoint.primary(self._timeout)
+                self._endpoint.learn(place)
+                self._switched(place)

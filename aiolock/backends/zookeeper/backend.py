@@ -1,80 +1,80 @@
-"""Claims on a ZooKeeper ensemble: one session for all of them, and what its state means for each."""
+"""ZooKeeper backend: one session, the context of its claims, and the contract's verbs."""
 
 from __future__ import annotations
 
-import asyncio
 import ssl
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
+from fnmatch import fnmatchcase
 from random import Random
+from typing import Any, NamedTuple
 
 from aiozk import exc
 
-from aiolock.backends.zookeeper import findings, wire
-from aiolock.backends.zookeeper.address import parse
-from aiolock.backends.zookeeper.administration import Desk
-from aiolock.backends.zookeeper.audience import Audience
-from aiolock.backends.zookeeper.bounded import Bounded
+from aiolock.backends.zookeeper import diagnosis, protocol
 from aiolock.backends.zookeeper.claim import QueueClaim
-from aiolock.backends.zookeeper.document import NodeDocument
-from aiolock.backends.zookeeper.format import FORMAT, agree
-from aiolock.backends.zookeeper.janitor import Janitor
-from aiolock.backends.zookeeper.limits import Limits
-from aiolock.backends.zookeeper.node import BLOCK
-from aiolock.backends.zookeeper.outcomes import InDoubt, NotSent, translate
-from aiolock.backends.zookeeper.parents import Parents
-from aiolock.backends.zookeeper.paths import component, parents
-from aiolock.backends.zookeeper.permits import PermitsClaim
-from aiolock.backends.zookeeper.promises import ALWAYS, CONFIG, promises
-from aiolock.backends.zookeeper.rules import RULES
-from aiolock.backends.zookeeper.session import Session
-from aiolock.backends.zookeeper.shared import ReadWriteClaim
-from aiolock.backends.zookeeper.simple import SimpleClaim
-from aiolock.backends.zookeeper.vigil import Vigil
-from aiolock.contract import (
-    Backend,
-    Bid,
-    Claim,
-    Family,
-    Finding,
-    Grant,
-    LockInfo,
-    Mode,
-    Notice,
-    Renewal,
-    Settings,
+from aiolock.backends.zookeeper.context import BLOCK, Cleanup, Context, Nodes, Soon
+from aiolock.backends.zookeeper.format import FORMAT, REVOKE, Note, Record, agree
+from aiolock.backends.zookeeper.kinds import PermitsClaim, ReadWriteClaim, SimpleClaim
+from aiolock.backends.zookeeper.protocol import Operation
+from aiolock.backends.zookeeper.queue import (
+    SIMPLE,
+    TAKEN,
+    Place,
+    component,
+    inside,
+    name_of,
+    parents,
+    places,
+    queue,
 )
+from aiolock.backends.zookeeper.register import NodeRegister
+from aiolock.backends.zookeeper.session import Session
+from aiolock.backends.zookeeper.url import parse
+from aiolock.core.backend import Claim, Event, EventKind, Grant, Renewal, Request, Settings
+from aiolock.core.capabilities import Administration, Diagnosis, RegisterStore
 from aiolock.errors import BackendUnavailable, UnsupportedKind
+from aiolock.types import LOCK_FAMILIES, Family, Finding, Holder, LockInfo, Waiting
 
 __all__ = ["ZooKeeperBackend"]
 
-FEW = 1000
-"""Bids that are remembered."""
-DOCUMENTS = "document"
-"""Beside the families of locks."""
+REGISTERS = "document"
+"""The folder of registers, beside those of the families of locks."""
+AT_ONCE = 200
+"""Requests that are sent together where there may be thousands."""
 
 
-class ZooKeeperBackend(Backend):
+class _View(NamedTuple):
+    """The queue of a lock, and the record of the lock's own node."""
+
+    queue: list[Place]
+    record: Record
+    version: int
+    """The version of the record; -1 if there is no such lock."""
+
+    @property
+    def holders(self) -> list[Place]:
+        return self.queue[: inside(self.queue, self.record.limit, self.record.inside)]
+
+
+class ZooKeeperBackend(Administration, RegisterStore, Diagnosis):
     """``zookeeper://h1:2181,h2:2181,h3:2181/chroot``, with ``user:password@`` for digest authentication.
 
     :param session_timeout: seconds to ask for, instead of the client's ttl; the server has the last word.
     :param tick_time: seconds of the server's ``tickTime``, where its ``minSessionTimeout`` is below two ticks.
-    :param acl: ``"open"``: anybody; ``"creator"``: the authenticated user alone.
+    :param acl: ``"open"``: all users have all rights; ``"creator"``: the authenticated user alone.
     :param recipe: ``"queue"``, or ``"simple"``: one node that all wait for, in no order.
-    :param on_suspend: ``"hold"``: without a connection a hold lasts until it might end; ``"lost"``: it ends at once.
     :param heartbeat: ``"sync"``, which the leader answers alone; ``"write"``: a quorum has to.
     :param tls: ``True``, or a context; ``tls_ca``, ``tls_cert`` and ``tls_key`` name files in PEM.
     """
 
     name = "zookeeper"
-    capabilities = ALWAYS
+    capabilities = diagnosis.ALWAYS
     format = FORMAT
 
     session: Session
-    janitor: Janitor
-    desk: Desk
-    limits: Limits
-    parents: Parents
+    context: Context
 
     def __init__(
         self,
@@ -84,7 +84,6 @@ class ZooKeeperBackend(Backend):
         tick_time: float | None = None,
         acl: str | None = None,
         recipe: str | None = None,
-        on_suspend: str | None = None,
         heartbeat: str | None = None,
         tls: bool | ssl.SSLContext | None = None,
         tls_ca: str | None = None,
@@ -97,26 +96,15 @@ class ZooKeeperBackend(Backend):
             tick_time=tick_time,
             acl=acl,
             recipe=recipe,
-            on_suspend=on_suspend,
             heartbeat=heartbeat,
             tls=tls,
             tls_ca=tls_ca,
             tls_cert=tls_cert,
             tls_key=tls_key,
         )
-        self.acl = wire.CREATOR if self._address.options.acl == "creator" else wire.OPEN
         self._simple = self._address.options.recipe == "simple"
-        self.random = Random()
-        self.vigil = Vigil()
-        self.audience = Audience(cautious=self._address.options.on_suspend == "lost")
-        self._lasting: dict[Bid, Bid] = {}
-        """What bids have become lately: a lock asks with the same one again and again."""
         self._opened = False
         self._connected = False
-        self.may_write = True
-        """Whether we may write to the nodes of locks, for all that we know."""
-        self.forgets = True
-        """Whether the servers have nodes with a time to live, for all that we know."""
 
     def __repr__(self) -> str:
         return f"<ZooKeeperBackend {self._address}>"
@@ -127,107 +115,55 @@ class ZooKeeperBackend(Backend):
         self._base = f"{self._address.chroot}/{component(settings.namespace)}"
 
     async def open(self) -> None:
-        """Begin a session, check the version of the data format, and ask who belongs to the ensemble."""
-        self.session = Session(
+        """Begin a session, check the version of the data format, and read the members of the ensemble."""
+        settings, random = self.settings, Random()
+        acl = protocol.CREATOR if self._address.options.acl == "creator" else protocol.OPEN
+        self.session = session = Session(
             self._address,
-            self._address.options.session_timeout or self.settings.ttl,
-            patience=self.settings.command_timeout,
-            clock=self.settings.clock,
-            random=self.random,
-            on_change=self._changed,
-            on_begin=lambda send: agree(send, self._base, self.acl, self.format),
+            self._address.options.session_timeout or settings.ttl,
+            command_timeout=settings.command_timeout,
+            clock=settings.clock,
+            random=random,
+            on_change=self._session_changed,
+            on_begin=lambda send: agree(send, self._base, acl, self.format),
         )
-        self.janitor = Janitor(self.session)
-        self.desk = Desk(self.session, simple=self._simple, block=BLOCK)
-        self.limits = Limits(self)
-        self.parents = Parents(self.session, self.acl)
+        self.context = context = Context(
+            session=session,
+            nodes=Nodes(session, acl, settings.clock),
+            cleanup=Cleanup(session),
+            soon=Soon(),
+            events=self.events,
+            clock=settings.clock,
+            random=random,
+            address=self._address,
+            command_timeout=settings.command_timeout,
+        )
         self._opened = True
-        try:
-            async with asyncio.timeout(self.settings.command_timeout):
-                await self.session.start()
-                config = await self._config()
-        except exc.ZKError as error:
-            raise translate(error) from error
-        except TimeoutError:
-            cause = self.session.why()
-            raise BackendUnavailable(
-                f"no server of {self._address} gave a session within {self.settings.command_timeout:g} s: "
-                f"{cause or 'no answer'!r}"
-            ) from cause
-        self.capabilities = promises(config, len(self._address.hosts), simple=self._simple)
+        async with context.bounded():
+            await session.start()
+            members = await self._members()
+        self.capabilities = diagnosis.promises(members, len(self._address.hosts), simple=self._simple)
 
-    async def _config(self) -> bytes | None:
-        """The members of the ensemble, as its servers show them; ``None`` if we may not know."""
-        while True:
-            await self.session.ready()
-            try:
-                reply = await self.session.ask(wire.get(CONFIG, watch=False))
-            except (exc.NoAuth, exc.NoNode):
-                return None
-            except (InDoubt, NotSent):
-                # Over another connection, another server answers as well.
-                if self.session.closing:
-                    raise
-                continue
-            return bytes(reply.data or b"")
+    async def _members(self) -> bytes | None:
+        """Read the members of the ensemble; ``None`` without the right to."""
+        config = protocol.get(diagnosis.CONFIG, watch=False)
+        try:
+            reply = await self.session.persist(lambda: self.session.ask(config))
+        except (exc.NoAuth, exc.NoNode):
+            return None
+        return bytes(reply.data or b"")
 
     async def aclose(self) -> None:
         """End the session, and with it every node that is left."""
-        self.vigil.close()
         if self._opened:
-            await self.janitor.aclose()
+            await self.context.cleanup.aclose()
             await self.session.close()
-        self.audience.claims.clear()
-
-    def bounded(self) -> Bounded:
-        """Within the command timeout, with errors of ours instead of aiozk's."""
-        return Bounded(self._address, self.settings.command_timeout)
-
-    # --- claims
-
-    def claim(self, bid: Bid) -> QueueClaim:
-        """A claim with a uuid of its own."""
-        mode = bid.kind.mode
-        if self._simple and mode is not Mode.MUTEX:
-            raise UnsupportedKind(f"{mode.value} lock", self.name, "recipe=simple has the mutex only")
-        recipe = SimpleClaim if self._simple else _RECIPES[mode]
-        return recipe(self, bid, self._path(bid.name, bid.kind.family), RULES[mode])
+            self.session.listeners.clear()
 
     def _path(self, name: str, family: Family) -> str:
         return f"{self._base}/{family.value}/{component(name)}"
 
-    def path(self, name: str) -> str:
-        """Where something that does not belong to locks is, below what the address says."""
-        return self._address.chroot + name
-
-    def lasting(self, bid: Bid) -> Bid:
-        """The same bid, with the time for which the session keeps what it is granted."""
-        known = self._lasting.get(bid)
-        if known is None or known.ttl != self.session.timeout:
-            if len(self._lasting) > FEW:
-                self._lasting.clear()
-            known = self._lasting[bid] = replace(bid, ttl=self.session.timeout)
-        return known
-
-    async def renew(self, claims: Sequence[Claim]) -> list[Renewal]:
-        """From what the heartbeats of the session have proved; no request."""
-        return [self._renewed(claim) for claim in claims if isinstance(claim, QueueClaim)]
-
-    def _renewed(self, claim: QueueClaim) -> Renewal:
-        if claim.owner != self.session.session_id:
-            return "session"
-        if claim.hold is None:
-            return "force-released"
-        claim.hold.look(own=True)
-        if not self.session.connected:
-            return BackendUnavailable("there is no connection; the session lasts until its deadline")
-        return Grant(0, 0, self.session.deadline, claim.demanded_at is not None)
-
-    async def notice(self) -> Notice:
-        """The end of the session or of a node, or a session that is certain again."""
-        return await self.audience.notice()
-
-    def _changed(self) -> None:
+    def _session_changed(self) -> None:
         outages, session = self.settings.outages, self.session
         if outages is not None and session.connected is not self._connected:
             self._connected = session.connected
@@ -235,67 +171,191 @@ class ZooKeeperBackend(Backend):
                 outages.up(self, str(self._address))
             elif not session.closing:
                 outages.down(self, str(self._address), "the connection broke")
-        self.audience.changed(self.session)
+        if session.connected:
+            self.events.put(Event(EventKind.DOUBT))
 
-    # --- what people ask
+    # --- locks
+
+    def claim(self, request: Request) -> QueueClaim:
+        """Return a claim with a uuid of its own."""
+        kind = request.kind
+        if self._simple and kind.shareable:
+            raise UnsupportedKind(f"{kind.mode.value} lock", self.name, "recipe=simple has the mutex only")
+        recipe = QueueClaim
+        if self._simple:
+            recipe = SimpleClaim
+        elif kind.counted:
+            recipe = PermitsClaim
+        elif kind.shareable:
+            recipe = ReadWriteClaim
+        return recipe(self.context, request, self._path(request.name, kind.family))
+
+    async def renew(self, claims: Sequence[Claim]) -> list[Renewal]:
+        """Answer from what the heartbeats of the session have proved; no request."""
+        return [self._renewed(claim) for claim in claims if isinstance(claim, QueueClaim)]
+
+    def _renewed(self, claim: QueueClaim) -> Renewal:
+        if claim.owner != self.session.session_id:
+            return "session"
+        if not claim.held:
+            return "force-released"
+        claim.check(own=True)
+        if not self.session.connected:
+            return BackendUnavailable("there is no connection; the session lasts until its deadline")
+        return Grant(0, 0, self.session.deadline, claim.contended_since is not None)
+
+    def register(self, name: str, family: Family) -> NodeRegister:
+        """Return a register, beside the locks."""
+        return NodeRegister(self.context, name, f"{self._base}/{REGISTERS}/{family.value}/{component(name)}")
+
+    # --- administration
+    # Each begins with a ``sync``, so that the answer is what the leader knew when the question came.
 
     async def inspect(self, name: str, family: Family) -> LockInfo:
-        """The queue, as the leader knows it, with the data of each node."""
-        async with self.bounded():
-            return await self.desk.inspect(self._path(name, family), name, family)
+        """Return the queue with the data of each node."""
+        path = self._path(name, family)
+        async with self.context.bounded():
+            view = await self._view(path, family)
+            replies = await self._each(
+                [protocol.get(f"{path}/{place.name}", watch=False) for place in view.queue]
+            )
+        present = [
+            (place, reply) for place, reply in zip(view.queue, replies, strict=True) if reply is not None
+        ]
+        entered = inside([place for place, _ in present], view.record.limit, view.record.inside)
+        holders = tuple(self._holder(place, reply) for place, reply in present[:entered])
+        waiters = tuple(
+            Waiting(Note.decode(reply.data).label, place.mode.value, place.permits)
+            for place, reply in present[entered:]
+        )
+        return LockInfo(name, holders, waiters, family, view.record.limit or None)
+
+    def _holder(self, place: Place, reply: Any) -> Holder:
+        note = Note.decode(reply.data)
+        return Holder(
+            label=note.label,
+            token=(note.token or reply.stat.created_zxid) * BLOCK,
+            since=datetime.fromtimestamp(reply.stat.created / 1000, UTC),
+            remaining=self.session.timeout,
+            permits=place.permits,
+            mode=place.mode.value,
+        )
 
     async def force_release(self, name: str, family: Family) -> bool:
-        """Delete the nodes of whoever is inside."""
-        async with self.bounded():
-            return await self.desk.force_release(self._path(name, family), family)
+        """Delete the nodes of the holders, who watch them."""
+        path = self._path(name, family)
+        async with self.context.bounded():
+            while holders := (await self._view(path, family)).holders:
+                replies = await self._each([protocol.delete(f"{path}/{place.name}") for place in holders])
+                if any(reply is not None for reply in replies):
+                    return True
+        return False
 
     async def request_release(self, name: str, family: Family, reason: str) -> bool:
-        """Write it into the nodes of whoever is inside."""
-        async with self.bounded():
-            return await self.desk.request_release(self._path(name, family), family, reason)
+        """Write the reason into the nodes of the holders, who watch them."""
+        path = self._path(name, family)
+        async with self.context.bounded():
+            holders = (await self._view(path, family)).holders
+            return any([await self._request(f"{path}/{place.name}", reason) for place in holders])
+
+    async def _request(self, node: str, reason: str) -> bool:
+        while True:
+            try:
+                reply = await self.session.ask(protocol.get(node, watch=False))
+                # An empty node belongs to a user of Curator, whose form it understands.
+                data = replace(Note.decode(reply.data), asked=reason).encode() if reply.data else REVOKE
+                await self.session.ask(protocol.put(node, data, reply.stat.version))
+                return True
+            except exc.BadVersion:
+                continue
+            except exc.NoNode:
+                return False
 
     async def set_limit(self, name: str, limit: int) -> None:
-        """Write it into the semaphore's node, and keep that for a day."""
+        """Write the limit into the semaphore's node, and keep that for a day."""
         if self._simple:
             raise UnsupportedKind("semaphore", self.name, "recipe=simple has the mutex only")
-        path = self._path(name, Family.SEMAPHORE)
-        async with self.bounded():
-            await self.limits.set(path, limit)
+        path, nodes = self._path(name, Family.SEMAPHORE), self.context.nodes
+        async with self.context.bounded():
+            while True:
+                while not await self._write_limit(path, limit):
+                    await nodes.make(path, Record(limit=limit).encode())
+                if await nodes.keep(path):
+                    return
+                # The server has removed the unused node after the write.
 
-    def keep(self, path: str) -> None:
-        """A semaphore whose number of permits was set is used."""
-        self.limits.used(path)
-
-    def document(self, name: str, family: Family) -> NodeDocument:
-        """A node beside those of the locks."""
-        return NodeDocument(self, f"{self._base}/{DOCUMENTS}/{family.value}/{component(name)}")
+    async def _write_limit(self, path: str, limit: int) -> bool:
+        while True:
+            view = await self._view(path, Family.SEMAPHORE)
+            if view.version < 0:
+                return False
+            # Holders under the old limit stay holders, and inspection has to show them.
+            upto = max((place.sequence for place in view.holders), default=-1)
+            record = replace(view.record, limit=limit, inside=max(view.record.inside, upto))
+            try:
+                await self.session.ask(protocol.put(path, record.encode(), view.version))
+                return True
+            except exc.BadVersion:
+                continue
+            except exc.NoNode:
+                return False
 
     async def names(self, pattern: str) -> list[tuple[str, Family]]:
-        """Every node with a queue."""
-        async with self.bounded():
-            return await self.desk.names(self._base, pattern)
+        """Return every lock that has a queue and matches the pattern."""
+        folders = [f"{self._base}/{family.value}" for family in LOCK_FAMILIES]
+        async with self.context.bounded():
+            await self.session.ready()
+            replies = await self._each([protocol.listing(folder, watch=False) for folder in folders])
+            found = [
+                (family, f"{folder}/{child}", name_of(child))
+                for family, folder, reply in zip(LOCK_FAMILIES, folders, replies, strict=True)
+                for child in (reply.children if reply is not None else ())
+                # Another program may have made a node whose name does not come from a lock's name.
+                if child == component(name_of(child)) and fnmatchcase(name_of(child), pattern)
+            ]
+            lists = await self._each([protocol.listing(path, watch=False) for _, path, _ in found])
+        return sorted(
+            (name, family)
+            for (family, _, name), reply in zip(found, lists, strict=True)
+            if reply is not None and (SIMPLE in reply.children or places(family, reply.children)[0])
+        )
+
+    async def _view(self, path: str, family: Family) -> _View:
+        await self.session.ready()
+        listed, known = await self.session.read(
+            protocol.listing(path, watch=False), protocol.get(path, watch=False)
+        )
+        if listed is None or known is None:
+            return _View([], Record(), -1)
+        if self._simple:
+            # Waiters of the simple recipe have no nodes.
+            contenders = list(TAKEN.watch) if SIMPLE in listed.children else []
+        else:
+            contenders = queue(path, family, listed.children)
+        return _View(contenders, Record.decode(known.data), known.stat.version)
+
+    async def _each(self, requests: Sequence[Operation]) -> list[Any]:
+        """Return the replies to many requests; ``None`` where there is no such node."""
+        replies: list[Any] = []
+        for begin in range(0, len(requests), AT_ONCE):
+            replies += await self.session.read(*requests[begin : begin + AT_ONCE])
+        return replies
 
     async def diagnose(self) -> list[Finding]:
-        """What the servers say of themselves, and what the session and the rights are."""
-        servers = await findings.ask(self._address, self.settings.command_timeout)
-        found = findings.judge(self._address, servers)
+        """Judge the servers, and if there is a session, its timeout and the rights on the nodes of locks."""
+        servers = await diagnosis.ask(self._address, self.settings.command_timeout)
+        found = diagnosis.judge(self._address, servers)
         if self._opened and self.session.connected:
             wanted = self._address.options.session_timeout or self.settings.ttl
-            found += findings.judge_session(self.session.timeout, wanted, servers, forgets=self.forgets)
-            async with self.bounded():
+            found += diagnosis.judge_session(
+                self.session.timeout, wanted, servers, forgets=self.context.nodes.expire
+            )
+            async with self.context.bounded():
                 for step in reversed(parents(self._base)):
                     try:
-                        reply = await self.session.ask(wire.rights(step))
+                        reply = await self.session.ask(protocol.rights(step))
                     except (exc.NoNode, exc.NoAuth):
                         continue
-                    found.append(findings.judge_rights(step, reply.acl))
+                    found.append(diagnosis.judge_rights(step, reply.acl))
                     break
         return found
-
-
-_RECIPES: dict[Mode, type[QueueClaim]] = {
-    Mode.MUTEX: QueueClaim,
-    Mode.READ: ReadWriteClaim,
-    Mode.WRITE: ReadWriteClaim,
-    Mode.PERMITS: PermitsClaim,
-}

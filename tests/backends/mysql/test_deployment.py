@@ -13,15 +13,15 @@ import pytest
 import aiolock
 from aiolock import BackendRefused, ConfigError, UnsafeBackend, UnsupportedKind
 from aiolock.backends.mysql import MySQLBackend
-from aiolock.backends.mysql.driver import Result
-from aiolock.backends.mysql.lease_claim import GRACE, MOMENT, Look, judge
-from aiolock.backends.mysql.probe import promises, refuse, variables
-from aiolock.contract import READ, WRITE, Bid, Family, permits
-from aiolock.info import Level
+from aiolock.backends.mysql.claim import GRACE, MOMENT, Look, judge
+from aiolock.backends.mysql.diagnosis import promises, refuse, variables
+from aiolock.backends.mysql.protocol import Result
+from aiolock.core.backend import Request
 from aiolock.mysql import check_purge, ddl, purge
+from aiolock.types import READ, WRITE, Family, Level, permits
 from tests.backends.mysql.conftest import PASSWORD
 from tests.backends.mysql.tools import as_root, sessions
-from tests.contract.staging import PATIENCE, gets_the_lock, nothing_remains, queued, until, waiting
+from tests.faults.staging import PATIENCE, gets_the_lock, nothing_remains, queued, until, waiting
 
 PAGE = Path(__file__).parents[3] / "docs" / "backends" / "mysql.md"
 
@@ -502,9 +502,9 @@ async def test_other_kinds_are_refused_before_any_io(mode):
     backend = aiolock.connect(f"mysql://u@h/db?mode={mode}")._backend
     for kind in (READ, WRITE, permits(1, 2)):
         with pytest.raises(UnsupportedKind, match=r"use \?mode=lease"):
-            backend.claim(Bid("x", kind, 1.0, "me"))
+            backend.claim(Request("x", kind, 1.0, "me"))
     with pytest.raises(UnsupportedKind):
-        backend.document("x", Family.LATCH)
+        backend.register("x", Family.LATCH)
     for asked in (
         backend.request_release("x", Family.LOCK, "why"),
         backend.set_limit("x", 3),

@@ -11,9 +11,9 @@ import pymysql.err
 import pytest
 
 from aiolock import BackendUnavailable
-from aiolock.backends.mysql.failures import hit, translate
+from aiolock.backends.mysql.errors import hit, translate
 from tests.backends.mysql.tools import Deaf, as_root, sessions
-from tests.contract.staging import until
+from tests.faults.staging import until
 
 ROUNDS = {"lease": 60, "session": 200, "row": 200}
 """How often each task gets its lock."""
@@ -74,7 +74,7 @@ async def test_statements_that_are_ended_at_random_cost_time_and_nothing_else(pl
                         group.create_task(rounds(lambda client=client: client.rwlock("w").write(), "w", 1))
                 for lease in kept:
                     for _ in range(3):
-                        # Asks in each of them whether it is there; what was ended is asked again by the watchdog.
+                        # Asks in each of them whether it is there; what was ended is asked again by the renewal scheduler.
                         with suppress(BackendUnavailable):
                             await lease.renew()
                         await asyncio.sleep(0.05)

@@ -16,20 +16,20 @@ from pymysql.constants import CLIENT
 import aiolock
 from aiolock import AcquireTimeout, BackendRefused, BackendUnavailable, LockLost, UnsafeBackend
 from aiolock.backends.mysql import MySQLBackend
-from aiolock.backends.mysql.driver import Driver
+from aiolock.backends.mysql.protocol import Driver
 from tests import servers
 from tests.backends.mysql.conftest import PASSWORD
 from tests.backends.mysql.tools import as_root, sessions
 from tests.certificates import Certificates
-from tests.contract.staging import PATIENCE, gets_the_lock, nothing_remains, queued, until, waiting
 from tests.faults.proxy import Proxy, mysql_frames
+from tests.faults.staging import PATIENCE, gets_the_lock, nothing_remains, queued, until, waiting
 
 MODES = ("lease", "session", "row")
 every_mode = pytest.mark.parametrize("mode", MODES)
 
 
 def session_of(lease):
-    claim = lease._term.claim
+    claim = lease._hold.validity.claim
     return getattr(claim, "session", None) or claim._turn
 
 
@@ -193,7 +193,7 @@ async def test_a_cycle_of_user_locks_that_the_server_breaks_costs_nothing(place,
                 await cursor.execute("SELECT GET_LOCK('mine', 0)")
                 # Its cycle: we wait for x, whose holder waits for what we have.
                 session = session_of(lease)
-                cycle = asyncio.create_task(session.run("SELECT GET_LOCK('mine', 5)", 10))
+                cycle = asyncio.create_task(session.run("SELECT GET_LOCK('mine', 5)"))
                 await asyncio.sleep(0.1)
                 with pytest.raises(aiomysql.OperationalError, match=r"1213|3058"):
                     await cursor.execute(f"SELECT GET_LOCK('{name}', 5)")
@@ -211,7 +211,7 @@ async def test_a_cycle_of_user_locks_that_the_server_breaks_costs_nothing(place,
 async def test_a_session_that_lets_go_of_all_user_locks_costs_a_lease_nothing(place):
     async with place.connect() as client, place.connect() as rival:
         lease = await client.lock("x").acquire()
-        await session_of(lease).run("DO RELEASE_ALL_LOCKS()", 5)
+        await session_of(lease).run("DO RELEASE_ALL_LOCKS()")
         assert await rival.lock("x").try_acquire() is None
         waiter = asyncio.create_task(rival.lock("x").acquire())
         await lease.renew()
@@ -225,7 +225,7 @@ async def test_a_session_that_lets_go_of_all_user_locks_costs_a_lease_nothing(pl
 async def test_a_session_that_lets_go_of_all_user_locks_is_noticed_by_the_next_renewal(place):
     async with place.connect("session") as client, place.connect("session") as rival:
         leases = [await client.lock(f"x{number}").acquire() for number in range(3)]
-        await session_of(leases[0]).run("DO RELEASE_ALL_LOCKS()", 5)
+        await session_of(leases[0]).run("DO RELEASE_ALL_LOCKS()")
         kept = await client.lock("y").acquire()
         async with asyncio.timeout(PATIENCE):
             assert {await lease.wait_lost() for lease in leases} == {"revoked"}
@@ -510,7 +510,7 @@ async def test_tls_is_used_when_it_is_asked_for(tmp_path):
             backend = MySQLBackend(server.url + query)
             async with aiolock.Client(backend) as client:
                 await gets_the_lock(client, "x")
-                [answer] = await backend.ask("SHOW SESSION STATUS LIKE 'Ssl_cipher'")
+                [answer] = await backend._context.ask("SHOW SESSION STATUS LIKE 'Ssl_cipher'")
                 assert answer.rows[0][1]
         for query in ("?tls=verify", f"?tls=verify&tls_ca={others.ca}"):
             with pytest.raises(BackendUnavailable, match="certificate"):
@@ -622,21 +622,21 @@ async def test_a_session_that_is_silent_keeps_nobody_waiting_who_comes_later(pla
     async with place.connect("session", ttl=20) as client:
         lease = await client.lock("x").acquire()
         session = await client._backend.sessions.main()
-        asked = [asyncio.create_task(session.run("DO SLEEP(2)", 0.3))]
-        asked += [asyncio.create_task(session.run("DO 0", 20)) for _ in range(3)]
+        asked = [asyncio.create_task(session.run("DO SLEEP(2)", blocks=True, limit=0.3))]
+        asked += [asyncio.create_task(session.run("DO 0")) for _ in range(3)]
         loop = asyncio.get_running_loop()
         begun = loop.time()
         for one in asked:
             with pytest.raises(BackendUnavailable, match="no answer in time"):
                 await one
         with pytest.raises(BackendUnavailable, match="no answer in time"):
-            await session.run("DO 0", 20)
+            await session.run("DO 0")
         assert loop.time() - begun < 1.9
         assert session.alive
 
         async def answers() -> bool:
             try:
-                await session.run("DO 0", 20)
+                await session.run("DO 0")
             except BackendUnavailable:
                 return False
             return True

@@ -10,8 +10,8 @@ import pytest
 
 import aiolock
 from aiolock import UnsafeBackend
-from aiolock.contract import Family
-from tests.contract.staging import PATIENCE, until
+from aiolock.types import Family
+from tests.faults.staging import PATIENCE, until
 from tests.galera import Galera
 
 
@@ -102,16 +102,16 @@ async def test_force_release_on_one_node_is_learnt_on_the_other(nodes):
 
 async def test_a_document_is_changed_by_one_at_a_time_on_both_nodes(nodes):
     async def count(client) -> None:
-        document = client._backend.document("x", Family.LATCH)
+        register = client._backend.register("x", Family.LATCH)
         for _ in range(10):
             while True:
-                value, stamp = await document.read()
-                if await document.write(str(int(value or b"0") + 1).encode(), stamp, 60.0):
+                value, stamp = await register.read()
+                if await register.write(str(int(value or b"0") + 1).encode(), stamp, 60.0):
                     break
                 await asyncio.sleep(0.001)
-        await document.aclose()
+        await register.aclose()
 
     async with asyncio.timeout(60):
         await asyncio.gather(*(count(client) for client in nodes for _ in range(2)))
     for client in nodes:
-        assert (await client._backend.document("x", Family.LATCH).read()).value == b"40"
+        assert (await client._backend.register("x", Family.LATCH).read()).value == b"40"

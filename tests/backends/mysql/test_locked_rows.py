@@ -11,7 +11,7 @@ import pytest
 
 from aiolock import AcquireTimeout, BackendUnavailable
 from tests.backends.mysql.tools import as_root
-from tests.contract.staging import PATIENCE, gets_the_lock, queued, until
+from tests.faults.staging import PATIENCE, gets_the_lock, queued, until
 
 SHORT = 3
 """A ttl, in seconds, of which a third is no more than what the server waits for a row."""
@@ -126,7 +126,7 @@ async def test_a_grant_that_is_locked_holds_up_no_other_of_its_client(place):
         for name in "xy":
             await queued(rival.semaphore(name, 1), 1)
         sharing = client._backend.mode.sharing
-        owners = {claim.bid.name: claim.owner for claim in sharing.listener._claims.values()}
+        owners = {claim.request.name: claim.owner for claim in sharing.listener._claims.values()}
         admin = await aiomysql.connect(**{**place.server.admin, "db": "test"}, autocommit=True)
         try:
             async with admin.cursor() as cursor:

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.backends.quorum.staging import SERVERS, Three, server
+from tests.faults.redis_quorum import SERVERS, Three, server
 from tests.servers import Redis
 
 

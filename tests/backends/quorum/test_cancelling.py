@@ -11,8 +11,8 @@ import pytest
 from aiolock import Client
 from aiolock.backends.memory import MemoryBackend, MemoryServer
 from aiolock.backends.quorum import QuorumBackend
-from tests.contract.deployments import Link
-from tests.contract.staging import PATIENCE, passes, until
+from tests.faults.links import Link
+from tests.faults.staging import PATIENCE, passes, until
 
 
 async def storm(clients, names: list[str], count: int, random: Random, pause) -> int:

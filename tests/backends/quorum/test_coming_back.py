@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tests.contract.staging import PATIENCE, queued, until
+from tests.faults.staging import PATIENCE, queued, until
 
 TTL = 1.2
 OTHERS = (1, 2)

@@ -19,13 +19,13 @@ def history(keep: Path, *words: str) -> dict[str, Any]:
     """One run, in a process of its own: asyncio's debug mode would slow the proxies down. The last of equal words counts."""
     words = ("--seconds", f"{SECONDS}", "--processes", "5", "--names", "9", "--json", *words)
     done = subprocess.run(
-        [sys.executable, "-m", "tests.faults.quorum_site", "quorum", *words, "--keep", str(keep)],
+        [sys.executable, "-m", "tests.faults.quorum_system", "quorum", *words, "--keep", str(keep)],
         cwd=ROOT,
         env={name: value for name, value in os.environ.items() if name != "PYTHONASYNCIODEBUG"},
         capture_output=True,
         text=True,
         check=False,
-        timeout=150,
+        timeout=900,
     )
     assert done.stdout, done.stderr
     shown: dict[str, Any] = json.loads(done.stdout)
@@ -41,7 +41,7 @@ def enough(shown: dict[str, Any]) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 def test_nobody_is_wrong_while_servers_links_and_processes_fail(tmp_path):
     """Of three servers one at a time is killed, emptied, frozen or cut off, beside all that goes wrong elsewhere."""
     shown = history(tmp_path / "histories", "--kinds", "all")
@@ -54,8 +54,12 @@ def test_nobody_is_wrong_while_servers_links_and_processes_fail(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(900)
 def test_a_majority_that_is_none_is_found_out(tmp_path):
     """The same with a planted bug, so that the run above proves something."""
-    shown = history(tmp_path / "histories", "--plant", "half of the servers are enough", "--seconds", "10")
-    assert shown["outside"]["exclusion (by own clock)"]
+    for seconds in (10, 20, 40, 80):
+        bug = "half of the servers are enough"
+        shown = history(tmp_path / f"{seconds}", "--plant", bug, "--seconds", f"{seconds}")
+        if shown["outside"]["exclusion (by own clock)"]:
+            return
+    pytest.fail(f"the planted bug is not noticed: {shown}")

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from aiolock.contract import News
-from tests.contract.staging import PATIENCE, gets_the_lock, queued, until
+from aiolock.core.backend import EventKind
+from tests.faults.staging import PATIENCE, gets_the_lock, queued, until
 
 
 async def test_readers_are_inside_together_and_a_writer_in_line_stops_new_ones(three):
@@ -100,9 +100,9 @@ async def test_who_is_asked_to_let_go_is_told_once(three, away, monkeypatch):
     """Although every server says it, and says it again with each renewal."""
     name, told = three.name(0), []
     async with three.several(2, ttl=1.5, command_timeout=1) as (holder, asker):
-        notices = holder._backend.notices
-        put = notices.put
-        monkeypatch.setattr(notices, "put", lambda notice: (told.append(notice), put(notice)))
+        events = holder._backend.events
+        put = events.put
+        monkeypatch.setattr(events, "put", lambda event: (told.append(event), put(event)))
         async with holder.lock(name) as lease:
             async with without(three, away):
                 assert await asker.lock(name).request_release("maintenance")
@@ -111,7 +111,7 @@ async def test_who_is_asked_to_let_go_is_told_once(three, away, monkeypatch):
                 for _ in range(3):
                     await lease.renew()
             await lease.renew()
-            assert [notice.text for notice in told if notice.news is News.REQUESTED] == ["maintenance"]
+            assert [event.text for event in told if event.kind is EventKind.REQUESTED] == ["maintenance"]
             assert lease.held
     await three.nothing_is_left()
 

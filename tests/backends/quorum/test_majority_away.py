@@ -10,8 +10,8 @@ from functools import partial
 import pytest
 
 from aiolock import BackendRefused, BackendUnavailable
-from tests.backends.redis.staging import Stopwatch
-from tests.contract.staging import gets_the_lock, queued, until
+from tests.faults.redis_keys import Stopwatch
+from tests.faults.staging import gets_the_lock, queued, until
 
 SOON = 8.0
 """Seconds that a loaded machine may add to what happens at once."""

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from tests.backends.quorum.staging import AWAY, REFUSES, SERVERS, SILENT
-from tests.contract.staging import PATIENCE, queued, until
+from tests.faults.redis_quorum import AWAY, REFUSES, SERVERS, SILENT
+from tests.faults.staging import PATIENCE, queued, until
 
 TTL = 1.2
 """Seconds; what is held has to be renewed for longer than that."""

@@ -10,7 +10,7 @@ import pytest
 from aiolock import Client, ConfigError
 from aiolock.backends.memory import MemoryBackend, MemoryServer
 from aiolock.backends.quorum import QuorumBackend
-from tests.contract.staging import gets_the_lock, until
+from tests.faults.staging import gets_the_lock, until
 
 
 @pytest.mark.parametrize("number", range(3))

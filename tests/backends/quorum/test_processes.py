@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import aiolock
-from tests.backends.redis.staging import Stopwatch
-from tests.backends.redis.worker import Worker
-from tests.contract.staging import PATIENCE, queued, until
+from tests.faults.lock_process import Worker
+from tests.faults.redis_keys import Stopwatch
+from tests.faults.staging import PATIENCE, queued, until
 
 TTL = 1.0
 SOON = 8.0

@@ -14,12 +14,12 @@ ROOT = Path(__file__).parents[3]
 def command(*arguments: str, **environment: str) -> str:
     """In a process of its own: measuring coverage of so many steps takes longer than the steps."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.quorum_schedules", *arguments],
+        [sys.executable, "-m", "tests.simulation", "--quorum", *arguments],
         cwd=ROOT,
         env=environment,
         capture_output=True,
         text=True,
-        timeout=170,
+        timeout=900,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

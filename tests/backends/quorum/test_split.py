@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from aiolock import BackendUnavailable, Client
-from tests.contract.staging import PATIENCE
+from tests.contract.deployments import pace
 from tests.faults.proxy import Proxy
 
 TURNS = 3
@@ -58,7 +58,8 @@ async def test_each_is_cut_off_another_server(three, how):
     async with AsyncExitStack() as stack:
         ways = [await three.more_ways() for _ in range(3)]
         clients = [
-            await stack.enter_async_context(three.client(each, ttl=12, command_timeout=4)) for each in ways
+            await stack.enter_async_context(three.client(each, ttl=12 * pace(), command_timeout=4 * pace()))
+            for each in ways
         ]
         cut = [each[number] for number, each in enumerate(ways)]
         stack.callback(heal, *cut)
@@ -68,7 +69,7 @@ async def test_each_is_cut_off_another_server(three, how):
                 way.reset_all()
             else:
                 way.blackhole()
-        async with asyncio.timeout(2 * PATIENCE), asyncio.TaskGroup() as group:
+        async with asyncio.TaskGroup() as group:
             for client in clients:
                 for name in names:
                     group.create_task(contend(client, name, inside, TURNS))
@@ -81,7 +82,7 @@ async def test_each_is_cut_off_another_server(three, how):
 async def test_links_that_break_and_heal_at_random(three):
     names, inside, done = [three.name(position) for position in range(3)], Inside(), asyncio.Event()
 
-    async def nemesis(ways: list[Proxy], number: int) -> None:
+    async def cut_links(ways: list[Proxy], number: int) -> None:
         # Another server at a time for each client.
         while not done.is_set():
             way = ways[number % 3]
@@ -98,11 +99,12 @@ async def test_links_that_break_and_heal_at_random(three):
     async with AsyncExitStack() as stack:
         ways = [await three.more_ways() for _ in range(3)]
         clients = [
-            await stack.enter_async_context(three.client(each, ttl=12, command_timeout=4)) for each in ways
+            await stack.enter_async_context(three.client(each, ttl=12 * pace(), command_timeout=4 * pace()))
+            for each in ways
         ]
-        async with asyncio.timeout(2 * PATIENCE), asyncio.TaskGroup() as nemeses:
+        async with asyncio.TaskGroup() as faults:
             for number, each in enumerate(ways):
-                nemeses.create_task(nemesis(each, number))
+                faults.create_task(cut_links(each, number))
             async with asyncio.TaskGroup() as group:
                 for client in clients:
                     for name in names:

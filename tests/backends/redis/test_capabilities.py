@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from aiolock.backends.redis.backend import PROBE
-from aiolock.backends.redis.capabilities import is_allowed, judge, parse_info, probe
+from aiolock.backends.redis.commands import PROBE
+from aiolock.backends.redis.diagnosis import assess, is_allowed, parse_info, probe
 from aiolock.errors import BackendRefused, BackendUnavailable
 
 FIT = {
@@ -21,17 +21,17 @@ ALWAYS = {"exclusion", "fencing", "fifo", "keep"}
 
 
 def test_a_fit_server_promises_what_it_can_and_warns_of_nothing():
-    verdict = judge(FIT, pushed=True)
+    verdict = assess(FIT, pushed=True)
     assert verdict.capabilities == ALWAYS | {"push", "no-eviction"}
     assert verdict.warnings == ()
 
 
 def test_an_append_only_file_survives_a_restart():
-    assert "survives-restart" in judge(FIT | {"aof_enabled": "1"}, pushed=True).capabilities
+    assert "survives-restart" in assess(FIT | {"aof_enabled": "1"}, pushed=True).capabilities
 
 
 def test_without_push_there_is_a_warning_that_says_what_to_grant():
-    verdict = judge(FIT, pushed=False)
+    verdict = assess(FIT, pushed=False)
     assert "push" not in verdict.capabilities
     [warning] = verdict.warnings
     assert "100 ms" in warning
@@ -40,7 +40,7 @@ def test_without_push_there_is_a_warning_that_says_what_to_grant():
 
 @pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl", "volatile-random"])
 def test_a_server_that_evicts_promises_less_and_is_warned_about(policy):
-    verdict = judge(FIT | {"maxmemory_policy": policy}, pushed=True)
+    verdict = assess(FIT | {"maxmemory_policy": policy}, pushed=True)
     assert "no-eviction" not in verdict.capabilities
     [warning] = verdict.warnings
     assert policy in warning
@@ -48,33 +48,33 @@ def test_a_server_that_evicts_promises_less_and_is_warned_about(policy):
 
 
 def test_what_is_not_known_is_not_promised():
-    verdict = judge({}, pushed=True)
+    verdict = assess({}, pushed=True)
     assert verdict.capabilities == ALWAYS | {"push"}
     [warning] = verdict.warnings
     assert "INFO" in warning
     # A server that leaves out single lines, as managed ones do, is unknown in these points.
-    assert judge({"redis_version": "7.0.0"}, pushed=True).capabilities == ALWAYS | {"push"}
+    assert assess({"redis_version": "7.0.0"}, pushed=True).capabilities == ALWAYS | {"push"}
 
 
 @pytest.mark.parametrize("version", ["6.2.0", "6.2.14", "7.0.15", "7.2.4", "8.0.1", "255.255.255", "10.0"])
 def test_versions_from_6_2_are_accepted(version):
-    judge(FIT | {"redis_version": version}, pushed=True)
+    assess(FIT | {"redis_version": version}, pushed=True)
 
 
 @pytest.mark.parametrize("version", ["6.0.16", "5.0.3", "2.8.9"])
 def test_older_versions_are_refused_by_their_number(version):
     with pytest.raises(BackendRefused, match=version) as refused:
-        judge(FIT | {"redis_version": version}, pushed=True)
+        assess(FIT | {"redis_version": version}, pushed=True)
     assert "6.2" in str(refused.value)
     assert not refused.value.retryable
 
 
 def test_a_replica_is_refused_for_now_and_a_cluster_for_good():
     with pytest.raises(BackendRefused, match="primary") as refused:
-        judge(FIT | {"role": "slave"}, pushed=True)
+        assess(FIT | {"role": "slave"}, pushed=True)
     assert refused.value.retryable
     with pytest.raises(BackendRefused, match="Cluster") as refused:
-        judge(FIT | {"cluster_enabled": "1"}, pushed=True)
+        assess(FIT | {"cluster_enabled": "1"}, pushed=True)
     assert not refused.value.retryable
 
 
@@ -110,7 +110,7 @@ class Server:
 
 async def test_the_probe_asks_everything_before_it_waits_for_the_first_answer():
     server = Server()
-    assert await probe(server, PROBE, "ns:1:probe:{p}") == {"a": "1"}
+    assert await probe(server, "ns:1:probe:{p}") == {"a": "1"}
     assert [words[0] for words in server.asked] == ["EVAL", "EVALSHA", *["INFO"] * 5]
     assert server.asked[0] == ("EVAL", PROBE.source, "1", "ns:1:probe:{p}")
     assert server.asked[1] == ("EVALSHA", PROBE.sha, "1", "ns:1:probe:{p}")
@@ -119,7 +119,7 @@ async def test_the_probe_asks_everything_before_it_waits_for_the_first_answer():
 async def test_commands_that_are_refused_are_named_all_at_once():
     refused = [b"HSET", b"ERR no", b"PTTL", b"ERR no", b"HSET", b"ERR no"]
     with pytest.raises(BackendRefused, match=r"may not use HSET, PTTL on keys such as k,") as caught:
-        await probe(Server(EVAL=refused), PROBE, "k")
+        await probe(Server(EVAL=refused), "k")
     assert "ACL" in str(caught.value)
     assert not caught.value.retryable
 
@@ -127,14 +127,14 @@ async def test_commands_that_are_refused_are_named_all_at_once():
 async def test_a_server_that_takes_no_writes_is_no_matter_of_rights():
     refused = [b"HDEL", b"-READONLY You can't write against a read only replica.", b"PEXPIRE", b"-READONLY"]
     with pytest.raises(BackendRefused, match="primary") as caught:
-        await probe(Server(EVAL=refused), PROBE, "k")
+        await probe(Server(EVAL=refused), "k")
     assert caught.value.retryable
 
 
 async def test_info_that_may_not_be_asked_is_empty_and_one_that_cannot_be_heard_is_an_error():
-    assert await probe(Server(INFO=BackendRefused("no")), PROBE, "k") == {}
+    assert await probe(Server(INFO=BackendRefused("no")), "k") == {}
     with pytest.raises(BackendUnavailable):
-        await probe(Server(INFO=BackendUnavailable("gone")), PROBE, "k")
+        await probe(Server(INFO=BackendUnavailable("gone")), "k")
 
 
 async def test_a_refusal_is_a_no_and_silence_is_none():

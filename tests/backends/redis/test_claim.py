@@ -8,12 +8,16 @@ from typing import Any
 
 import pytest
 
-from aiolock.backends.redis.claim import RedisClaim
-from aiolock.backends.redis.replies import NotSent
-from aiolock.contract import MUTEX, Bid
+from aiolock.backends.redis.claim import Context, RedisClaim
+from aiolock.backends.redis.commands import Tokens
+from aiolock.backends.redis.connection import Pairing
+from aiolock.backends.redis.errors import NotSent
+from aiolock.core.backend import Request
+from aiolock.core.inbox import WakeReason
 from aiolock.errors import BackendRefused, BackendUnavailable
+from aiolock.types import MUTEX, Family
 
-BID = Bid("x", MUTEX, 10.0, "me")
+REQUEST = Request("x", MUTEX, 10.0, "me")
 GRANT = [1, 100, 5, 7_000_000, 0]
 PLACE = [0, 3, 7_000_000, 2_000_000, 1]
 NO = [0, -1, 7_000_000, 2_000_000, 0]
@@ -22,22 +26,34 @@ REFUSED = BackendRefused("out of memory")
 
 
 class Server:
-    """The backend that a claim talks to: answers from a list, and keeps what it was asked."""
+    """The context of one claim: answers from a list, and keeps what was sent."""
 
     def __init__(self, *answers: Any) -> None:
         self.answers = list(answers)
         self.story: list[Any] = []
         self.claims: dict[int, RedisClaim] = {}
         self.now = 50.0
-        self.clock = lambda: self.now
-        self.settings = SimpleNamespace(command_timeout=1.0)
+        self.tokens = Tokens()
+        self.pairing = Pairing()
+        self.process = "p"
         self.wakeups = SimpleNamespace(
             pushed=True,
-            add=lambda place: self.story.append("watched"),
-            remove=lambda place: self.story.append("unwatched"),
+            terms="6000 s",
+            add=lambda waiter: self.story.append("watched"),
+            remove=lambda waiter: self.story.append("unwatched"),
             ends=lambda key, left, first: self.story.append(("ends", left, first)),
+            served=lambda key, claim: None,
         )
-        self.claim = RedisClaim(self, BID, 1)  # type: ignore[arg-type]
+        context = Context(
+            clock=lambda: self.now,
+            command_timeout=1.0,
+            commands=self,  # type: ignore[arg-type]
+            wakeups=self.wakeups,  # type: ignore[arg-type]
+            claims=self.claims,
+            released=None,
+            pairing=self.pairing,
+        )
+        self.claim = RedisClaim(context, REQUEST, 1)
 
     def _answered(self) -> asyncio.Future[Any]:
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -49,36 +65,27 @@ class Server:
                 answer.set_result(known)
         return answer
 
-    def enter(self, claim: RedisClaim, wait: bool, ticket: int) -> asyncio.Future[Any]:
-        assert self.claims.get(1) is claim, "a grant may overtake the answer"
+    def enter(
+        self, request: Request, number: int, wait: bool, ticket: int, terms: str
+    ) -> asyncio.Future[Any]:
+        assert (request, number, terms) == (REQUEST, 1, "6000 s")
+        assert self.claims.get(1) is self.claim, "a grant may overtake the answer"
         self.story.append(("enter", wait, ticket))
         return self._answered()
 
-    def release(self, claim: RedisClaim) -> asyncio.Future[Any]:
+    def release(self, request: Request, number: int) -> asyncio.Future[Any]:
         self.story.append("release")
         return self._answered()
 
-    def leave(self, claim: RedisClaim, *, bury: bool, keep: float) -> asyncio.Future[Any]:
+    def leave(self, request: Request, number: int, *, bury: bool, keep: float) -> asyncio.Future[Any]:
         self.story.append(("leave", bury, keep))
         return self._answered()
 
-    def key(self, claim: RedisClaim) -> str:
+    def key(self, name: str, family: Family) -> str:
         return "key"
 
-    def request(self, claim: RedisClaim) -> str:
+    def request_id(self, number: int) -> str:
         return "p:1"
-
-    def served(self, key: str, claim: int) -> None:
-        assert key == "key"
-
-    def learn(self, server: int, sent: float) -> None:
-        assert (server, sent) == (7_000_000, 50.0)
-
-    def saw(self, token: int) -> None:
-        self.highest = token
-
-    def never_sent(self, error: Exception) -> bool:
-        return isinstance(error, NotSent)
 
     @property
     def given_up(self) -> list[Any]:
@@ -86,36 +93,37 @@ class Server:
         return [entry for entry in self.story if entry in ("release", "unwatched") or entry[0] == "leave"]
 
 
-async def attempt(server: Server, *, wait: bool = True) -> Any:
-    """One attempt: what it returned, or the error."""
+async def acquire(server: Server, *, wait: bool = True) -> Any:
+    """One acquire: what it returned, or the error."""
     try:
-        return await server.claim.attempt(wait)
+        return await server.claim.acquire(wait)
     except (BackendUnavailable, BackendRefused) as error:
         return error
 
 
-# --- attempts
+# --- acquires
 
 
 async def test_a_grant_counts_from_when_it_was_asked_for():
     server = Server(GRANT)
-    grant = await server.claim.attempt(wait=True)
+    grant = await server.claim.acquire(wait=True)
     assert (grant.token, grant.count, grant.demand) == (100, 5, False)
     assert grant.until == pytest.approx(50.0 + 9.9 - 0.2)
-    assert server.highest == 104
+    assert server.tokens.highest == 104
+    assert server.pairing.latest == (7_000_000, 50.0, 0.0)
 
 
 async def test_without_pushes_demand_is_not_known_and_so_assumed():
     server = Server(GRANT)
     server.wakeups.pushed = False
-    assert (await server.claim.attempt(wait=True)).demand
+    assert (await server.claim.acquire(wait=True)).demand
 
 
 async def test_a_place_is_watched_and_its_ticket_shown_again():
     server = Server(PLACE, GRANT)
-    assert await server.claim.attempt(wait=True) is None
+    assert await server.claim.acquire(wait=True) is None
     assert server.story == [("enter", True, -1), "watched", ("ends", 2.0, True)]
-    assert await server.claim.attempt(wait=True) is not None
+    assert await server.claim.acquire(wait=True) is not None
     assert server.story[-2:] == [("enter", True, 3), "unwatched"]
 
 
@@ -150,7 +158,7 @@ async def test_a_place_is_watched_and_its_ticket_shown_again():
 async def test_a_claim_is_given_up_according_to_what_may_be_there(answers, given_up):
     server = Server(*answers)
     for _ in answers:
-        await attempt(server)
+        await acquire(server)
     server.answers = [0]
     await server.claim.release()
     assert server.given_up == given_up
@@ -162,7 +170,7 @@ async def test_a_claim_is_given_up_according_to_what_may_be_there(answers, given
 
 async def test_a_no_to_who_does_not_wait_leaves_nothing_to_give_up():
     server = Server(NO)
-    assert await server.claim.attempt(wait=False) is None
+    assert await server.claim.acquire(wait=False) is None
     assert server.claims == {}
     await server.claim.release()
     assert server.given_up == []
@@ -170,15 +178,15 @@ async def test_a_no_to_who_does_not_wait_leaves_nothing_to_give_up():
 
 async def test_a_no_after_an_unknown_answer_is_still_given_up():
     server = Server(UNKNOWN, NO, 0)
-    await attempt(server, wait=False)
-    assert await attempt(server, wait=False) is None
+    await acquire(server, wait=False)
+    assert await acquire(server, wait=False) is None
     await server.claim.release()
     assert server.given_up == [("leave", True, 0)]
 
 
-async def test_a_cancelled_attempt_is_buried():
+async def test_a_cancelled_acquire_is_buried():
     server = Server()
-    asking = asyncio.create_task(server.claim.attempt(wait=True))
+    asking = asyncio.create_task(server.claim.acquire(wait=True))
     await asyncio.sleep(0)
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -193,7 +201,7 @@ LEFT, BURIED = ("leave", False, 0), ("leave", True, 0)
 
 async def test_keeping_a_hold_is_leaving_it():
     server = Server(GRANT, 0)
-    await server.claim.attempt(wait=True)
+    await server.claim.acquire(wait=True)
     await server.claim.release(keep=5.0)
     assert server.given_up == [("leave", False, 5.0)]
 
@@ -205,7 +213,7 @@ async def test_keeping_a_hold_is_leaving_it():
 )
 async def test_giving_up_goes_on_until_it_was_heard(answers, first, then):
     server = Server(*answers, UNKNOWN, REFUSED, 0)
-    await attempt(server)
+    await acquire(server)
     for error in (BackendUnavailable, BackendRefused):
         with pytest.raises(error):
             await server.claim.release()
@@ -219,10 +227,10 @@ async def test_giving_up_goes_on_until_it_was_heard(answers, first, then):
 
 async def test_a_hold_that_is_gone_is_left_within_the_time_of_one_step():
     server = Server(GRANT)
-    await server.claim.attempt(wait=True)
+    await server.claim.acquire(wait=True)
     said: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
-    def release(claim: RedisClaim) -> asyncio.Future[int]:
+    def release(request: Request, number: int) -> asyncio.Future[int]:
         server.story.append("release")
         return said
 
@@ -243,7 +251,7 @@ async def test_a_hold_that_is_gone_is_left_within_the_time_of_one_step():
 
 async def test_a_hold_that_is_gone_is_left_at_once_if_there_is_time():
     server = Server(GRANT, -2, 0)
-    await server.claim.attempt(wait=True)
+    await server.claim.acquire(wait=True)
     await server.claim.release()
     assert server.claims == {}
     assert server.given_up == ["release", ("leave", False, 0)]
@@ -258,13 +266,13 @@ def push(server: Server) -> None:
 
 async def test_a_push_ends_the_waiting_and_answers_without_asking():
     server = Server(PLACE)
-    await server.claim.attempt(wait=True)
-    waiting = asyncio.create_task(server.claim.changed())
+    await server.claim.acquire(wait=True)
+    waiting = asyncio.create_task(server.claim.wait())
     await asyncio.sleep(0)
     assert server.claim.waiting
     push(server)
     await waiting
-    grant = await server.claim.attempt(wait=True)
+    grant = await server.claim.acquire(wait=True)
     assert (grant.token, grant.until, grant.demand) == (200, 60.0, True)
     assert [entry for entry in server.story if entry[0] == "enter"] == [("enter", True, -1)]
     server.answers = [0]
@@ -275,8 +283,8 @@ async def test_a_push_ends_the_waiting_and_answers_without_asking():
 async def test_a_push_that_overtakes_the_answer_is_the_answer():
     server = Server()
     answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-    server.enter = lambda claim, wait, ticket: answer  # type: ignore[method-assign]
-    asking = asyncio.create_task(server.claim.attempt(wait=True))
+    server.enter = lambda *_: answer  # type: ignore[method-assign]
+    asking = asyncio.create_task(server.claim.acquire(wait=True))
     await asyncio.sleep(0)
     assert server.claim.waiting
     push(server)
@@ -287,18 +295,18 @@ async def test_a_push_that_overtakes_the_answer_is_the_answer():
 
 async def test_a_push_before_anybody_waits_for_it_is_not_missed():
     server = Server(PLACE)
-    await server.claim.attempt(wait=True)
+    await server.claim.acquire(wait=True)
     push(server)
     async with asyncio.timeout(5):
-        await server.claim.changed()
-    assert (await server.claim.attempt(wait=True)).token == 200
+        await server.claim.wait()
+    assert (await server.claim.acquire(wait=True)).token == 200
 
 
 async def test_a_push_that_was_heard_too_late_is_asked_for_again():
     server = Server(PLACE, GRANT)
-    await server.claim.attempt(wait=True)
+    await server.claim.acquire(wait=True)
     server.claim.push(200, 1, 49.9, demand=True)
-    assert (await server.claim.attempt(wait=True)).token == 100
+    assert (await server.claim.acquire(wait=True)).token == 100
     assert server.story[-1] == ("enter", True, 3)
 
 
@@ -317,13 +325,13 @@ async def test_a_push_that_was_heard_too_late_is_asked_for_again():
 async def test_a_grant_is_wanted_by_who_is_in_line_or_may_be(answers, waiting):
     server = Server(*answers)
     for _ in answers:
-        await attempt(server)
+        await acquire(server)
     assert server.claim.waiting is waiting
 
 
 async def test_who_is_leaving_wants_no_grant():
     server = Server(PLACE)
-    await server.claim.attempt(wait=True)
+    await server.claim.acquire(wait=True)
     leaving = asyncio.create_task(server.claim.release())
     await asyncio.sleep(0)
     assert not server.claim.waiting
@@ -334,18 +342,18 @@ async def test_who_is_leaving_wants_no_grant():
 
 async def test_waking_is_remembered_once_and_cancelling_the_wait_changes_nothing():
     server = Server(PLACE)
-    await server.claim.attempt(wait=True)
-    waiting = asyncio.create_task(server.claim.changed())
+    await server.claim.acquire(wait=True)
+    waiting = asyncio.create_task(server.claim.wait())
     await asyncio.sleep(0)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    server.claim.wake()
+    server.claim.inbox.wake(WakeReason.POLL)
     async with asyncio.timeout(5):
-        await server.claim.changed()
-    waiting = asyncio.create_task(server.claim.changed())
+        await server.claim.wait()
+    waiting = asyncio.create_task(server.claim.wait())
     await asyncio.sleep(0)
     assert not waiting.done()
-    server.claim.wake()
-    server.claim.wake()
+    server.claim.inbox.wake(WakeReason.NOTIFIED)
+    server.claim.inbox.wake(WakeReason.POLL)
     await waiting

@@ -15,8 +15,8 @@ import pytest
 
 import aiolock
 from tests.backends.redis.conftest import SLOW
-from tests.backends.redis.staging import Stopwatch
-from tests.contract.staging import until
+from tests.faults.redis_keys import Stopwatch
+from tests.faults.staging import until
 from tests.processes import program
 from tests.servers import Redis
 
@@ -72,7 +72,7 @@ async def silent(server: Redis, namespace: str, kind: str, ttl: float) -> aioloc
     """A client that holds the lock and says nothing any more: to the server it is as good as dead."""
     client = await aiolock.connect(server.url, namespace=namespace, ttl=ttl, **SLOW).open()
     client.held = await some(client, kind).acquire()  # type: ignore[attr-defined] # else it would be given back
-    client._runtime.watchdog.discard(client.held._term)  # type: ignore[attr-defined] # nobody renews it
+    client._runtime.scheduler.discard(client.held._hold.validity)  # type: ignore[attr-defined] # nobody renews it
     return client
 
 

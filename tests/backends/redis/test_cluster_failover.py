@@ -10,10 +10,10 @@ import pytest
 
 import aiolock
 from aiolock import BackendError, BackendUnavailable
-from tests.backends.redis.moving import named, nothing_is_left, owner, slot_of_name
 from tests.contract.deployments import Detoured
-from tests.contract.staging import PATIENCE, queued, until
+from tests.faults.cluster_slots import named, nothing_is_left, owner, slot_of_name
 from tests.faults.proxy import Proxy
+from tests.faults.staging import PATIENCE, queued, until
 from tests.servers import Redis, RedisCluster
 
 
@@ -152,10 +152,10 @@ async def test_a_node_that_is_away_disturbs_nobody_who_needs_another(cluster, co
             (cluster.kill if way == "killed" else cluster.freeze)(1)
             asked = asyncio.create_task(client.lock(away).inspect())
             # For more than its ttl.
-            terms = {lease._term.until}
+            terms = {lease._hold.validity.until}
             async with asyncio.timeout(PATIENCE):
                 while len(terms) < 5:
-                    terms.add(lease._term.until)
+                    terms.add(lease._hold.validity.until)
                     async with rival.lock(another):
                         await asyncio.sleep(0.01)
             assert lease.held
@@ -203,7 +203,7 @@ async def test_an_answer_that_is_late_counts_all_the_same(cluster, namespace):
                 while min(map(len, terms)) < 4:
                     for lease, seen in zip(leases, terms, strict=True):
                         assert lease.held
-                        seen.add(lease._term.until)
+                        seen.add(lease._hold.validity.until)
                     await asyncio.sleep(0.01)
             for far in proxies[1:]:
                 far.up.delay = 0

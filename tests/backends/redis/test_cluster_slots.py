@@ -9,10 +9,11 @@ import random
 import pytest
 
 import aiolock
-from aiolock.backends.redis.router import Router
-from aiolock.contract import MUTEX, Bid, permits
-from tests.backends.redis.moving import Move, named, nothing_is_left, slot_of_name
-from tests.contract.staging import PATIENCE, passes, queued, until
+from aiolock.backends.redis.cluster.router import Router
+from aiolock.core.backend import Request
+from aiolock.types import MUTEX, permits
+from tests.faults.cluster_slots import Move, named, nothing_is_left, slot_of_name
+from tests.faults.staging import PATIENCE, passes, queued, until
 
 
 @pytest.fixture
@@ -128,11 +129,11 @@ async def test_hand_overs_after_a_move_are_pushed_again_and_not_asked_for(cluste
     heard: list[bytes] = []
     for node in other._backend._router.nodes.all.values():
 
-        def listen(payload: bytes, take=node.on_message) -> None:
+        def listen(payload: bytes, take=node.subscriber._on_message) -> None:
             heard.append(payload)
             take(payload)
 
-        node.on_message = listen
+        node.subscriber._on_message = listen
     async with one.lock(name):
         waiter = asyncio.create_task(other.lock(name).acquire())
         await queued(one.lock(name), 1)
@@ -249,7 +250,7 @@ async def test_what_was_sent_on_is_forgotten(cluster, two):
         router = client._backend._router
         assert isinstance(router, Router)
         await passes(3)
-        assert not router._trips
+        assert not router._rerouted
 
 
 @pytest.mark.parametrize("kind", [MUTEX, permits(1, 1)], ids=["lock", "semaphore"])
@@ -257,8 +258,8 @@ async def test_a_release_that_nobody_waits_for_reaches_the_new_home(cluster, two
     """By the backend's own means: what a client cleans up would be asked for again."""
     one, other = two
     name = named(cluster, 0)
-    claim = one._backend.claim(Bid(name, kind, 60.0, "somebody"))
-    assert await claim.attempt(wait=False)
+    claim = one._backend.claim(Request(name, kind, 60.0, "somebody"))
+    assert await claim.acquire(wait=False)
     Move(cluster, name).all()
     releasing = asyncio.create_task(claim.release())
     await passes(1)

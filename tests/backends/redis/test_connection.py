@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 import uvloop
 
+from aiolock.backends import transport
 from aiolock.backends.redis import connection as connection_module
-from aiolock.backends.redis import link
-from aiolock.backends.redis.commands import as_eval, encode
-from aiolock.backends.redis.connection import Connection, Script, State
-from aiolock.backends.redis.endpoint import Endpoint
-from aiolock.backends.redis.replies import NotSent
+from aiolock.backends.redis.commands import Script, as_eval, encode
+from aiolock.backends.redis.connection import Connection
+from aiolock.backends.redis.errors import NotSent
+from aiolock.backends.redis.url import Endpoint
+from aiolock.backends.transport import State
 from aiolock.clock import system_clock
 from aiolock.errors import BackendRefused, BackendUnavailable
 from tests.faults.proxy import Proxy, resp_frames
@@ -224,7 +225,7 @@ async def test_scripts_are_known_before_they_are_called(server):
     script = Script("return 'known ' .. ARGV[1]")
     async with connected(server, scripts=[script]) as connection:
         assert await connection.call("SCRIPT", "EXISTS", script.sha) == [1]
-        assert await connection.script(script, (), ("x",)) == b"known x"
+        assert await connection.issue(script.encode((), ("x",))) == b"known x"
 
 
 async def test_a_forgotten_script_is_sent_in_full_for_each_call_that_needs_it(server):
@@ -232,7 +233,7 @@ async def test_a_forgotten_script_is_sent_in_full_for_each_call_that_needs_it(se
     async with connected(server) as connection:
         await connection.call("SCRIPT", "FLUSH")
         words = [os.urandom(20) + b"\r\n" for _ in range(20)]
-        calls = [connection.script(script, (word,), (n, "é")) for n, word in enumerate(words)]
+        calls = [connection.issue(script.encode((word,), (n, "é"))) for n, word in enumerate(words)]
         for n, (word, call) in enumerate(zip(words, calls, strict=True)):
             assert await call == [word, b"%d" % n, "é".encode()]
         assert connection.in_flight == 0
@@ -257,7 +258,7 @@ async def test_a_forgotten_script_has_no_more_time_for_being_sent_again():
         endpoint = Endpoint(f"redis://127.0.0.1:{other.sockets[0].getsockname()[1]}")
         connection = Connection(endpoint, clock=lambda: now, command_timeout=1.0)
         await connection.open()
-        early = connection.script(Script(ECHO), ("key",), ("a", "b"))
+        early = connection.issue(Script(ECHO).encode(("key",), ("a", "b")))
         now = 100.4
         late = connection.call("ECHO", "late")
         now = 100.8
@@ -281,7 +282,7 @@ async def test_a_forgotten_script_of_a_caller_who_left_is_not_sent_again(server)
     async with connected(server) as connection:
         await connection.call("SCRIPT", "FLUSH")
         await connection.call("DEL", "counter")
-        connection.script(script, ("counter",)).cancel()
+        connection.issue(script.encode(("counter",))).cancel()
         assert await connection.call("PING") == b"PONG"
         assert await connection.call("GET", "counter") is None
 
@@ -437,8 +438,8 @@ async def test_each_call_has_its_own_deadline(server):
 
 
 async def test_a_half_open_connection_is_found_by_silence(server, monkeypatch):
-    monkeypatch.setattr(link, "PING_EVERY", 0.1)
-    monkeypatch.setattr(link, "PING_WITHIN", 0.1)
+    monkeypatch.setattr(transport, "PING_EVERY", 0.1)
+    monkeypatch.setattr(transport, "PING_WITHIN", 0.1)
     down = asyncio.Event()
     async with (
         Proxy("127.0.0.1", server.port) as proxy,
@@ -453,8 +454,8 @@ async def test_a_half_open_connection_is_found_by_silence(server, monkeypatch):
 
 
 async def test_an_idle_connection_is_pinged_and_stays(server, monkeypatch):
-    monkeypatch.setattr(link, "PING_EVERY", 0.03)
-    monkeypatch.setattr(link, "PING_WITHIN", 5)
+    monkeypatch.setattr(transport, "PING_EVERY", 0.03)
+    monkeypatch.setattr(transport, "PING_WITHIN", 5)
     async with (
         Proxy("127.0.0.1", server.port, framing=resp_frames) as proxy,
         connected(server, port=proxy.port) as connection,

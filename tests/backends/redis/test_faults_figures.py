@@ -1,4 +1,4 @@
-"""What the backend has to show under faults, with moderate counts; `python -m tests.backends.redis.figures` has all.
+"""What the backend has to show under faults, with moderate counts; `python -m tests.faults.redis_figures` has all.
 
 What is a matter of the machine's speed is not asserted here; what is lost, left or told too late is.
 """
@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from tests.backends.redis import figures
+from tests.faults import redis_figures as figures
 
 
 @pytest.mark.slow

@@ -11,8 +11,8 @@ import redis.asyncio
 
 import aiolock
 from aiolock import BackendRefused, BackendUnavailable, UnsafeBackend
-from tests.backends.redis.staging import Stopwatch, descriptors, nothing_is_left
-from tests.contract.staging import gets_the_lock, queued, until
+from tests.faults.redis_keys import Stopwatch, descriptors, nothing_is_left
+from tests.faults.staging import gets_the_lock, queued, until
 from tests.servers import Redis
 
 SOON = 8.0
@@ -290,7 +290,7 @@ async def test_a_server_that_evicts_is_warned_about_and_can_be_refused(connect, 
         async with connect(server.url) as client:
             assert "no-eviction" not in client.capabilities
         assert "allkeys-lru" in caplog.text
-        assert "use noeviction" in caplog.text
+        assert "set maxmemory-policy to noeviction" in caplog.text
         error = await refusal(connect(server.url, require={"no-eviction"}))
     assert isinstance(error, UnsafeBackend)
     assert "no-eviction" in str(error)

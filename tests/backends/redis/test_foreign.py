@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tests.contract.staging import queued, until
+from tests.faults.staging import queued, until
 
 NUMBER = "7" * 5000
 
@@ -31,13 +31,13 @@ NUMBER = "7" * 5000
 async def test_a_message_that_no_script_wrote_is_dropped(admin, connect, server, words):
     async with connect(server.url) as one, connect(server.url) as other:
         backend = one._backend
-        channel = backend.channels + backend.process
+        channel = backend._channel
         generation = backend._subscriber.generation
         async with other.lock("waited"), one.lock("held") as held:
             waiter = asyncio.create_task(one.lock("waited").acquire())
             await queued(other.lock("waited"), 1)
             for claim in list(backend.claims.values()):
-                for payload in (words.format(backend.request(claim)), words.format("nobody:1")):
+                for payload in (words.format(claim.request_id), words.format("nobody:1")):
                     await admin.publish(channel, payload.encode() + b"\xff")
             # The order of one channel: when this has arrived, so have they.
             assert await other.lock("held").request_release("really")
@@ -49,7 +49,7 @@ async def test_a_message_that_no_script_wrote_is_dropped(admin, connect, server,
 @pytest.mark.parametrize("name", ["%d800;", "%41;", "%zz;", ""])
 async def test_keys_that_no_lock_has_are_not_listed(admin, connect, server, namespace, name):
     async with connect(server.url) as client, client.lock("mine"):
-        key = client._backend._key("mine", client.lock("mine").kind.family)
+        key = client._backend._mutex.commands.key("mine", client.lock("mine").kind.family)
         for foreign in (key.replace("mine", name), key.replace("mine", name).replace(":lock:", ":rw:")):
             await admin.hset(foreign, mapping={"value": "x"})
         assert [info.name for info in await client.locks()] == ["mine"]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults import verdict
-from tests.faults.guard import Guard
+from tests.faults.fenced_store import FencedStore
 from tests.faults.history import History, Recorder, load
 
 ROOT = Path(__file__).parents[3]
@@ -110,12 +110,12 @@ class Story:
             self.note(end, process, "release.ret", id=number, result="ok")
 
     def judged(self, folder: Path) -> verdict.Verdict:
-        for pen in self._pens.values():
-            pen.close()
+        for recorder in self._pens.values():
+            recorder.close()
         self._pens.clear()
         return verdict.judge(
             self.history(),
-            Guard(folder / "guard.sock"),
+            FencedStore(folder / "store.sock"),
             seed=0,
             ttl=1.0,
             verified=0.5,
@@ -179,8 +179,8 @@ def test_levels_of_one_hold_are_right(story, tmp_path):
 
 def test_two_at_once_after_a_restart_are_counted_inside_of_the_exception(story, tmp_path):
     story.hold("a", 100, 200, token=1)
-    story.note(140, "nemesis", "down", target=verdict.RESTART)
-    story.note(145, "nemesis", "up", target=verdict.RESTART)
+    story.note(140, "injector", "down", target=verdict.RESTART)
+    story.note(145, "injector", "up", target=verdict.RESTART)
     story.hold("b", 150, 300, token=2)
     found = story.judged(tmp_path)
     assert not wrong(found)
@@ -188,8 +188,8 @@ def test_two_at_once_after_a_restart_are_counted_inside_of_the_exception(story, 
 
 
 def test_two_at_once_long_after_a_restart_are_wrong(story, tmp_path):
-    story.note(140, "nemesis", "down", target=verdict.RESTART)
-    story.note(145, "nemesis", "up", target=verdict.RESTART)
+    story.note(140, "injector", "down", target=verdict.RESTART)
+    story.note(145, "injector", "up", target=verdict.RESTART)
     story.hold("a", 100, 800, token=1)
     story.hold("b", 150, 900, token=2)
     assert wrong(story.judged(tmp_path)) == {"exclusion (by own clock)"}
@@ -219,10 +219,10 @@ def test_a_clock_that_believes_too_long_is_wrong_however_late_the_loop(story, tm
 
 def test_who_is_killed_before_it_is_awake_cannot_be_asked(story, tmp_path):
     story.hold("a", 100, 400, token=1)
-    story.note(120, "nemesis", "stop", target="a")
-    story.note(200, "nemesis", "cont", target="a")
+    story.note(120, "injector", "stop", target="a")
+    story.note(200, "injector", "cont", target="a")
     story.note(201, "a", "open")
-    story.note(202, "nemesis", "kill", target="a")
+    story.note(202, "injector", "kill", target="a")
     story.hold("b", 150, 300, token=2)
     assert not wrong(story.judged(tmp_path))
 

@@ -13,31 +13,20 @@ from typing import Any
 
 import pytest
 
-from aiolock.backends.redis import RedisBackend, listing, many
+from aiolock.backends.redis import RedisBackend, admin
+from aiolock.backends.redis.commands import SCRIPTS
 from aiolock.clock import system_clock
-from aiolock.contract import (
-    MUTEX,
-    READ,
-    WRITE,
-    Bid,
-    Claim,
-    Family,
-    Grant,
-    Kind,
-    News,
-    Notice,
-    Settings,
-    permits,
-)
+from aiolock.core.backend import Claim, Event, EventKind, Grant, Request, Settings
 from aiolock.errors import BackendRefused, BackendUnavailable, ConfigError, LockLost
-from tests.backends.redis.staging import is_grant, nothing_is_left, traces
+from aiolock.types import MUTEX, READ, WRITE, Family, Kind, permits
 from tests.contract.deployments import least_rights
-from tests.contract.staging import PATIENCE, until
 from tests.faults.proxy import Proxy, resp_frames
+from tests.faults.redis_keys import is_grant, nothing_is_left, traces
+from tests.faults.staging import PATIENCE, until
 from tests.servers import Redis
 
 ENTERS, RELEASES, DOWNGRADES, LEAVES = (
-    script.sha.encode() for script in (many.ENTER, many.RELEASE, many.DOWNGRADE, many.LEAVE)
+    SCRIPTS[f"many_{name}"].sha.encode() for name in ("enter", "release", "downgrade", "leave")
 )
 """What frames with these scripts contain."""
 
@@ -54,7 +43,7 @@ def opened(namespace, server) -> Open:
         backend.bind(Settings(namespace, "me", 300.0, timeout, system_clock))
         await backend.open()
         # That it came up is news, and not what the tests are about.
-        assert (await backend.notice()).news is News.DOUBT
+        assert (await backend.events.get()).kind is EventKind.DOUBT
         try:
             yield backend
         finally:
@@ -70,22 +59,22 @@ async def proxy(server) -> AsyncIterator[Proxy]:
         yield way
 
 
-def bid(kind: Kind = READ, *, ttl: float = 300.0, name: str = "x") -> Bid:
-    return Bid(name, kind, ttl, "me")
+def request(kind: Kind = READ, *, ttl: float = 300.0, name: str = "x") -> Request:
+    return Request(name, kind, ttl, "me")
 
 
 async def enters(backend: RedisBackend, kind: Kind = READ, **options: Any) -> tuple[Claim, Grant]:
     """A claim that gets in at once."""
-    claim = backend.claim(bid(kind, **options))
-    grant = await claim.attempt(wait=True)
+    claim = backend.claim(request(kind, **options))
+    grant = await claim.acquire(wait=True)
     assert grant is not None
     return claim, grant
 
 
 async def waits(backend: RedisBackend, kind: Kind = READ, **options: Any) -> Claim:
     """A claim that has to take a place."""
-    claim = backend.claim(bid(kind, **options))
-    assert await claim.attempt(wait=True) is None
+    claim = backend.claim(request(kind, **options))
+    assert await claim.acquire(wait=True) is None
     return claim
 
 
@@ -93,17 +82,17 @@ async def granted(claim: Claim) -> Grant:
     """The grant that it waits for."""
     async with asyncio.timeout(PATIENCE):
         while True:
-            await claim.changed()
-            if (grant := await claim.attempt(wait=True)) is not None:
+            await claim.wait()
+            if (grant := await claim.acquire(wait=True)) is not None:
                 return grant
 
 
-async def notices(backend: RedisBackend, news: News) -> Notice:
-    """The next notice of that kind."""
+async def next_event(backend: RedisBackend, kind: EventKind) -> Event:
+    """The next event of that kind."""
     async with asyncio.timeout(PATIENCE):
-        while (notice := await backend.notice()).news is not news:
+        while (event := await backend.events.get()).kind is not kind:
             pass
-        return notice
+        return event
 
 
 async def used(admin: Any, namespace: str, family: str = "rw", name: str = "x") -> int:
@@ -121,11 +110,11 @@ async def test_a_lost_question_or_answer_is_asked_again_and_counts_once(
     async with opened(proxy.port) as backend:
         match = (lambda frame: ENTERS in frame) if lane == "up" else (lambda frame: b"*5\r\n:1\r\n" in frame)
         dropped = getattr(proxy, lane).drop_next(1, match, reset=True)
-        claim = backend.claim(bid(permits(2, 5)))
+        claim = backend.claim(request(permits(2, 5)))
         with pytest.raises(BackendUnavailable):
-            await claim.attempt(wait=True)
+            await claim.acquire(wait=True)
         assert dropped.is_set()
-        first = await claim.attempt(wait=True)
+        first = await claim.acquire(wait=True)
         assert first is not None
         assert await used(admin, namespace, "sem") == 2
         await claim.release()
@@ -138,9 +127,9 @@ async def test_an_answer_that_was_lost_and_is_not_wanted_any_more_leaves_nothing
 ):
     async with opened(proxy.port) as backend, opened() as other:
         dropped = proxy.down.drop_next(1, lambda frame: b"*5\r\n:1\r\n" in frame, reset=True)
-        claim = backend.claim(bid(WRITE))
+        claim = backend.claim(request(WRITE))
         with pytest.raises(BackendUnavailable):
-            await claim.attempt(wait=True)
+            await claim.acquire(wait=True)
         assert dropped.is_set()
         waiter = await waits(other, WRITE)
         await claim.release()
@@ -174,7 +163,7 @@ async def test_a_downgrade_that_was_lost_is_asked_again(proxy, opened, lane):
             await claim.downgrade()
         assert dropped.is_set()
         again = await claim.downgrade()
-        assert (again.token, claim.bid.kind) == (grant.token, READ)
+        assert (again.token, claim.request.kind) == (grant.token, READ)
         assert (await granted(reader)).token > grant.token + grant.count - 1
         await reader.release()
         await claim.release()
@@ -203,7 +192,7 @@ async def test_a_place_in_line_outlives_a_connection(proxy, opened):
         last = await waits(other, READ)
         proxy.reset_all()
         await until(lambda: proxy.connections == 4)
-        await until(lambda: backend.wakeups.pushed)
+        await until(lambda: backend._mutex.wakeups.pushed)
         await held.release()
         await granted(first)
         await first.release()
@@ -212,36 +201,6 @@ async def test_a_place_in_line_outlives_a_connection(proxy, opened):
 
 
 # --- who is dead, or stopped
-
-
-async def test_a_dead_reader_costs_the_writer_its_ttl_and_the_other_readers_nothing(opened, admin, namespace):
-    async with opened() as other:
-        async with opened() as doomed:
-            await enters(doomed, READ, ttl=1.0)
-        # It is gone without a release, as a process that was killed.
-        reader, _ = await enters(other, READ)
-        writer = await waits(other, WRITE)
-        late = await waits(other, READ)
-        [answer] = await other.renew([reader])
-        assert isinstance(answer, Grant)
-        assert answer.demand
-        await reader.release()
-        await granted(writer)
-        await writer.release()
-        await granted(late)
-        await late.release()
-        await nothing_is_left(admin, namespace)
-
-
-async def test_permits_of_a_dead_holder_come_back_after_its_ttl(opened):
-    async with opened() as other:
-        async with opened() as doomed:
-            await enters(doomed, permits(3, 4), ttl=1.0)
-        held, _ = await enters(other, permits(1, 4))
-        large = await waits(other, permits(3, 4))
-        await granted(large)
-        await large.release()
-        await held.release()
 
 
 async def test_a_dead_writer_in_line_stops_nobody_for_longer_than_its_place_lives(opened):
@@ -331,9 +290,9 @@ async def test_a_semaphore_that_is_known_with_another_limit_is_an_error_that_lea
 ):
     async with opened() as one, opened() as two:
         held, _ = await enters(one, permits(1, 5))
-        stranger = two.claim(bid(permits(1, 4)))
+        stranger = two.claim(request(permits(1, 4)))
         with pytest.raises(ConfigError, match=r"'x'.* 5 permits, not 4"):
-            await stranger.attempt(wait=True)
+            await stranger.acquire(wait=True)
         await stranger.release()
         assert (await traces(admin, namespace)).places == 0
         await held.release()
@@ -365,16 +324,16 @@ async def test_on_a_full_server_holds_are_given_back_kept_and_handed_on(mortal, 
         mutex, _ = await enters(backend, MUTEX)
         pool, _ = await enters(backend, permits(2, 2))
         waiter = await waits(other, permits(1, 2))
-        document = backend.document("d", Family.LATCH)
-        stamp = await document.write(b"a", "", 60)
+        register = backend.register("d", Family.LATCH)
+        stamp = await register.write(b"a", "", 60)
         await master.config_set("maxmemory", "1")
         with pytest.raises(BackendRefused, match="maxmemory"):
             await enters(backend, READ, name="new")
         with pytest.raises(BackendRefused, match="maxmemory"):
-            await backend.document("new", Family.LATCH).write(b"a", "", 60)
+            await backend.register("new", Family.LATCH).write(b"a", "", 60)
         with pytest.raises(BackendRefused, match="maxmemory"):
             await backend.set_limit("x", 3)
-        assert await document.write(b"b", stamp, 60) is not None
+        assert await register.write(b"b", stamp, 60) is not None
         assert (await traces(master, namespace)).keys == 4
         for answer in await backend.renew([mutex, writer, pool]):
             assert isinstance(answer, Grant)
@@ -401,11 +360,11 @@ async def test_a_holder_is_asked_to_let_go_at_once(opened, kind):
         assert not await other.request_release("x", kind.family, "too early")
         claim, _ = await enters(backend, kind)
         assert await other.request_release("x", kind.family, "a reason with spaces,\nlines and ü")
-        notice = await notices(backend, News.REQUESTED)
-        assert (notice.claim, notice.text) == (claim, "a reason with spaces,\nlines and ü")
+        event = await next_event(backend, EventKind.REQUESTED)
+        assert (event.claim, event.text) == (claim, "a reason with spaces,\nlines and ü")
         # Once is enough, also where the renewal says it as well.
         assert await other.request_release("x", kind.family, "again")
-        assert (await notices(backend, News.REQUESTED)).text == "again"
+        assert (await next_event(backend, EventKind.REQUESTED)).text == "again"
         [answer] = await backend.renew([claim])
         assert isinstance(answer, Grant)
         await claim.release()
@@ -415,7 +374,7 @@ async def test_a_holder_is_asked_to_let_go_at_once(opened, kind):
         [answer] = await backend.renew([claim])
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0):
-                await notices(backend, News.REQUESTED)
+                await next_event(backend, EventKind.REQUESTED)
         await claim.release()
 
 
@@ -428,26 +387,9 @@ async def test_a_request_to_let_go_that_was_lost_comes_with_the_next_renewal(pro
         await lost.wait()
         [answer] = await backend.renew([claim])
         assert isinstance(answer, Grant)
-        notice = await notices(backend, News.REQUESTED)
-        assert (notice.claim, notice.text) == (claim, "please go")
+        event = await next_event(backend, EventKind.REQUESTED)
+        assert (event.claim, event.text) == (claim, "please go")
         await claim.release()
-
-
-async def test_force_release_tells_every_holder_and_lets_in_the_next(opened):
-    async with opened() as one, opened() as two:
-        first, _ = await enters(one, permits(2, 3))
-        second, _ = await enters(two, permits(1, 3))
-        third = await waits(two, permits(3, 3))
-        assert await one.force_release("x", Family.SEMAPHORE)
-        assert (await notices(one, News.LOST)).claim is first
-        notice = await notices(two, News.LOST)
-        assert (notice.claim, notice.reason) == (second, "force-released")
-        assert await two.renew([second, third])
-        await granted(third)
-        assert (await one.renew([first])) == ["force-released"]
-        for claim in (first, second, third):
-            await claim.release()
-        assert not await one.force_release("x", Family.SEMAPHORE)
 
 
 async def test_what_was_taken_away_is_not_downgraded(opened):
@@ -457,7 +399,7 @@ async def test_what_was_taken_away_is_not_downgraded(opened):
         with pytest.raises(LockLost) as lost:
             await claim.downgrade()
         assert lost.value.reason == "force-released"
-        assert claim.bid.kind == WRITE
+        assert claim.request.kind == WRITE
         await claim.release()
 
 
@@ -486,17 +428,17 @@ async def test_without_channels_all_of_it_works_by_asking(quiet, opened):
         readers = [await waits(two, READ) for _ in range(3)]
         assert await two.request_release("x", Family.RW, "please")
         await one.renew([writer])
-        assert (await notices(one, News.REQUESTED)).text == "please"
+        assert (await next_event(one, EventKind.REQUESTED)).text == "please"
         await writer.downgrade()
         tokens = {(await granted(reader)).token for reader in readers}
         assert len(tokens) == 3
         for claim in (writer, *readers):
             await claim.release()
-        document, seen = one.document("d", Family.LATCH), two.document("d", Family.LATCH)
+        register, seen = one.register("d", Family.LATCH), two.register("d", Family.LATCH)
         watching = asyncio.create_task(seen.changed(""))
-        assert await document.write(b"1", "", 60) is not None
+        assert await register.write(b"1", "", 60) is not None
         await watching
-        await document.aclose()
+        await register.aclose()
         await seen.aclose()
 
 
@@ -533,8 +475,8 @@ async def test_locks_that_are_held_or_waited_for_are_listed_with_their_real_name
         await kept.release(keep=300)
         free, _ = await enters(other, permits(1, 1), name="free")
         await free.release()
-        document = backend.document("order:43", Family.LATCH)
-        await document.write(b"1", "", 60)
+        register = backend.register("order:43", Family.LATCH)
+        await register.write(b"1", "", 60)
         everything = [
             *((name, Family.LOCK) for name in NAMES),
             ("order:42", Family.RW),
@@ -561,7 +503,7 @@ async def test_locks_that_are_held_or_waited_for_are_listed_with_their_real_name
 
 
 async def test_a_list_that_nobody_can_read_is_refused(opened, monkeypatch):
-    monkeypatch.setattr(listing, "MOST", 3)
+    monkeypatch.setattr(admin, "MOST", 3)
     async with opened() as backend:
         claims = [(await enters(backend, READ, name=f"n{n}"))[0] for n in range(4)]
         with pytest.raises(BackendRefused, match="narrow the pattern"):

@@ -6,10 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiolock.backends.redis.pairing import DRIFT, FRESH, Age, Pairing
+from aiolock.backends.redis.connection import DRIFT, FRESH, Age, Pairing
 from aiolock.errors import BackendUnavailable
 
 seconds = st.floats(0, 5, allow_nan=False)
+
+
+def learn(pairing: Pairing, server: float, sent: float, received: float) -> None:
+    pairing.latest = round(server * 1_000_000), sent, received
 
 
 def test_without_a_pair_the_age_is_not_known():
@@ -18,15 +22,15 @@ def test_without_a_pair_the_age_is_not_known():
 
 def test_a_pair_is_used_while_it_is_fresh_and_not_after_it():
     pairing = Pairing()
-    pairing.learn(1000.0, 9.0, 10.0)
+    learn(pairing, 1000.0, 9.0, 10.0)
     assert pairing.age(1000.0, 10.0 + FRESH) is not None
     assert pairing.age(1000.0, 10.1 + FRESH) is None
 
 
 def test_what_was_learnt_is_forgotten_when_the_server_may_be_another():
     pairing = Pairing()
-    pairing.learn(1000.0, 9.0, 10.0)
-    pairing.forget()
+    learn(pairing, 1000.0, 9.0, 10.0)
+    pairing.latest = None
     assert pairing.age(1000.0, 10.0) is None
 
 
@@ -34,15 +38,15 @@ async def test_what_a_server_said_is_not_applied_to_the_one_behind_the_next_conn
     async with connect(server.url) as client, client.lock("x"):
         backend = client._backend
         now = backend.settings.clock()
-        assert backend._pairing.age(0.0, now) is not None
+        assert backend._connection.pairing.age(0.0, now) is not None
         backend._connection._lost(BackendUnavailable("staged"))
-        assert backend._pairing.age(0.0, now) is None
+        assert backend._connection.pairing.age(0.0, now) is None
 
 
 def test_the_latest_pair_counts():
     pairing = Pairing()
-    pairing.learn(1000.0, 0.0, 10.0)
-    pairing.learn(1010.0, 10.0, 10.0)
+    learn(pairing, 1000.0, 0.0, 10.0)
+    learn(pairing, 1010.0, 10.0, 10.0)
     age = pairing.age(1010.0, 10.0)
     assert age is not None
     assert age == Age(0.0, 0.0)
@@ -64,7 +68,7 @@ def test_the_true_age_is_within_what_is_said(offset, rate, there, back, pause, t
 
     pairing = Pairing()
     sent = 100.0
-    pairing.learn(server(sent + there), sent, sent + there + back)
+    learn(pairing, server(sent + there), sent, sent + there + back)
     stamped = sent + there + back + pause
     age = pairing.age(server(stamped), stamped + travelled)
     assert age is not None
@@ -76,7 +80,7 @@ def test_the_true_age_is_within_what_is_said(offset, rate, there, back, pause, t
 @given(there=seconds, back=seconds, travelled=seconds, step=st.floats(0.1, 1e6))
 def test_a_server_clock_stepped_back_makes_a_grant_look_older_and_never_younger(there, back, travelled, step):
     pairing = Pairing()
-    pairing.learn(1e6 + there, 0.0, there + back)
+    learn(pairing, 1e6 + there, 0.0, there + back)
     now = there + back + travelled
     age = pairing.age(1e6 + there + back - step, now)
     assert age is not None
@@ -88,7 +92,7 @@ def test_a_server_clock_stepped_forward_is_noticed_or_costs_no_more_than_the_ste
     there, back, travelled, step
 ):
     pairing = Pairing()
-    pairing.learn(1e6 + there, 0.0, there + back)
+    learn(pairing, 1e6 + there, 0.0, there + back)
     now = there + back + travelled
     age = pairing.age(1e6 + there + back + step, now)
     assert age is not None

@@ -7,11 +7,12 @@ import contextlib
 
 import pytest
 
-from aiolock.backends.redis import link, pubsub
+from aiolock.backends import transport
+from aiolock.backends.redis import pubsub
 from aiolock.backends.redis.connection import Connection
-from aiolock.backends.redis.endpoint import Endpoint
-from aiolock.backends.redis.link import State
 from aiolock.backends.redis.pubsub import Subscriber
+from aiolock.backends.redis.url import Endpoint
+from aiolock.backends.transport import State
 from aiolock.clock import system_clock
 from aiolock.errors import BackendRefused, BackendUnavailable
 from tests.faults.proxy import Proxy, resp_frames
@@ -95,8 +96,8 @@ async def test_a_killed_subscription_comes_back_and_says_so(server, admin):
 
 
 async def test_an_idle_subscription_is_pinged_and_stays(server, admin, monkeypatch):
-    monkeypatch.setattr(link, "PING_EVERY", 0.03)
-    monkeypatch.setattr(link, "PING_WITHIN", 5)
+    monkeypatch.setattr(transport, "PING_EVERY", 0.03)
+    monkeypatch.setattr(transport, "PING_WITHIN", 5)
     async with (
         Proxy("127.0.0.1", server.port, framing=resp_frames) as proxy,
         listening(address(server, proxy.port)) as listener,
@@ -108,8 +109,8 @@ async def test_an_idle_subscription_is_pinged_and_stays(server, admin, monkeypat
 
 
 async def test_a_half_open_subscription_is_found_by_silence(server, monkeypatch):
-    monkeypatch.setattr(link, "PING_EVERY", 0.1)
-    monkeypatch.setattr(link, "PING_WITHIN", 0.1)
+    monkeypatch.setattr(transport, "PING_EVERY", 0.1)
+    monkeypatch.setattr(transport, "PING_WITHIN", 0.1)
     async with Proxy("127.0.0.1", server.port) as proxy, listening(address(server, proxy.port)) as listener:
         assert await listener.next() == "up"
         proxy.blackhole()

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 import redis.asyncio
 
-from aiolock.backends.redis.backend import BEAT, ENTER, FORCE, LEAVE, LOOK, PROBE, RELEASE, RENEW
-from aiolock.backends.redis.commands import Script
+from aiolock.backends.redis.commands import PROBE, SCRIPTS, Script
 
 A, B, C = "a:1", "b:1", "c:1"
 """Requests of three processes."""
@@ -35,30 +34,30 @@ class Lock:
         return await self.admin.eval(script.source.decode(), 1, self.key, *arguments)
 
     async def enter(self, request: str, *, ttl=10_000, most=1, floor=0, label="me", place="6000 s -1") -> Any:
-        return await self.call(ENTER, request, ttl, most, floor, label, place)
+        return await self.call(SCRIPTS["enter"], request, ttl, most, floor, label, place)
 
     async def attempt(self, request: str, **options: Any) -> Any:
         return await self.enter(request, place="", **options)
 
     async def release(self, request: str, floor: int = 0) -> int:
-        return await self.call(RELEASE, request, floor)
+        return await self.call(SCRIPTS["release"], request, floor)
 
     async def leave(self, request: str, *, bury: bool = False, keep: int = 0) -> int:
-        return await self.call(LEAVE, request, 0, int(bury), keep)
+        return await self.call(SCRIPTS["leave"], request, 0, int(bury), keep)
 
     async def renew(self, request: str, ttl: int = 10_000) -> int:
-        return (await self.call(RENEW, request, ttl))[1]
+        return (await self.call(SCRIPTS["renew"], request, ttl))[1]
 
     async def beat(
         self, process: str, places: object = 1, *, hears: str = "s", life: int = 6000
     ) -> list[int]:
-        return (await self.call(BEAT, process, life, hears, 0, places))[1]
+        return (await self.call(SCRIPTS["beat"], process, life, hears, 0, places))[1]
 
     async def force(self) -> list[int]:
-        return await self.call(FORCE, 0)
+        return await self.call(SCRIPTS["force"], 0)
 
     async def look(self) -> Any:
-        return await self.call(LOOK)
+        return await self.call(SCRIPTS["look"])
 
     async def fields(self) -> dict[str, str]:
         return {name.decode(): value.decode() for name, value in (await self.admin.hgetall(self.key)).items()}
@@ -575,11 +574,11 @@ async def test_renewals_of_many_locks_are_answered_one_by_one(lock, admin, names
     await locks[1].force()
     await locks[2].admin.set(locks[2].key, "of another type")
     arguments = [word for _ in locks for word in (A, 10_000)]
-    answer = await admin.eval(RENEW.source.decode(), 4, *(each.key for each in locks), *arguments)
+    answer = await admin.eval(SCRIPTS["renew"].source.decode(), 4, *(each.key for each in locks), *arguments)
     assert answer[1:] == [1, -1, 0, 0]
     counts = [1] * 4
     answer = await admin.eval(
-        BEAT.source.decode(), 4, *(each.key for each in locks), "b", 6000, "s", 0, *counts
+        SCRIPTS["beat"].source.decode(), 4, *(each.key for each in locks), "b", 6000, "s", 0, *counts
     )
     assert [state for _, _, state in answer[1:]] == [2, 2, 2, 2]
 

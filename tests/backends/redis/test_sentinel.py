@@ -13,7 +13,7 @@ import redis
 
 import aiolock
 from aiolock import BackendRefused, BackendUnavailable, ConfigError
-from tests.contract.staging import PATIENCE, queued, until
+from tests.faults.staging import PATIENCE, queued, until
 from tests.servers import Redis
 
 SERVICE = "the locks"
@@ -253,8 +253,8 @@ async def test_passwords_of_servers_and_of_sentinels_are_told_apart_and_not_show
 @pytest.mark.parametrize(
     ("url", "says"),
     [
-        ("redis+sentinel://h1,h2", "names hosts and a service"),
-        ("redis+sentinel:///service", "names hosts and a service"),
+        ("redis+sentinel://h1,h2", "names hosts but no service"),
+        ("redis+sentinel:///service", "names no host, as in"),
         ("redis+sentinel://h1:secret/service", "is no host and port"),
         ("redis+sentinel://h1,/service", "names no host"),
         ("redis+sentinel://h1/service/secret", "database must be a number"),

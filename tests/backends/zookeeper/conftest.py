@@ -12,13 +12,14 @@ from random import Random
 from typing import Any
 
 import pytest
-from aiozk import exc, protocol
+from aiozk import exc
+from aiozk import protocol as aiozk_protocol
 
 import aiolock
 from aiolock import Client
-from aiolock.backends.zookeeper import wire
-from aiolock.backends.zookeeper.address import parse
+from aiolock.backends.zookeeper import protocol
 from aiolock.backends.zookeeper.session import Session
+from aiolock.backends.zookeeper.url import parse
 from aiolock.clock import system_clock
 from tests.faults.proxy import Proxy, length_frames
 from tests.servers import ZooKeeper
@@ -65,7 +66,7 @@ class Replies:
 
 def end_session(session: Session, port: int) -> None:
     """Take a session over on another connection and close it there, back to back."""
-    connect = protocol.ConnectRequest(
+    connect = aiozk_protocol.ConnectRequest(
         protocol_version=0,
         last_seen_zxid=0,
         timeout=3000,
@@ -73,7 +74,7 @@ def end_session(session: Session, port: int) -> None:
         password=session.password,
         read_only=False,
     ).serialize()
-    payloads = [connect, protocol.CloseRequest().serialize(1)]
+    payloads = [connect, aiozk_protocol.CloseRequest().serialize(1)]
     with socket.create_connection(("127.0.0.1", port), timeout=20) as other:
         other.sendall(b"".join(struct.pack("!i", len(payload)) + payload for payload in payloads))
         while other.recv(4096):
@@ -122,10 +123,12 @@ class Tools:
 
         def note() -> None:
             if changes is not None:
-                changes.append(session.state.current_state)
+                changes.append(session.state.value)
 
         address = parse(url, tick_time=0.5, **options)
-        session = Session(address, timeout, patience=5.0, clock=system_clock, random=Random(), on_change=note)
+        session = Session(
+            address, timeout, command_timeout=5.0, clock=system_clock, random=Random(), on_change=note
+        )
         try:
             async with asyncio.timeout(within):
                 await session.start()
@@ -149,9 +152,9 @@ class Tools:
         """The children of a lock's node, in their order; none if it is not there."""
         session = self.session_of(client)
         await session.ready()
-        await session.ask(wire.sync())
+        await session.ask(protocol.sync())
         try:
-            children = (await session.ask(wire.listing(self.path(name, family), watch=False))).children
+            children = (await session.ask(protocol.listing(self.path(name, family), watch=False))).children
         except exc.NoNode:
             return []
         return sorted(children, key=lambda child: child[-10:])

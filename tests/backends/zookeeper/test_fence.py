@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from aiozk import exc, protocol
+from aiozk import exc
+from aiozk import protocol as aiozk_protocol
 from kazoo.client import KazooClient
 
 import aiolock
 from aiolock import BackendRefused, BackendUnavailable, ConfigError, LockLost, UnsupportedKind
-from aiolock.backends.zookeeper import wire
+from aiolock.backends.zookeeper import protocol
 from aiolock.zookeeper import fenced_set, node
 
 MULTI = 14
@@ -20,12 +21,12 @@ MULTI = 14
 async def data(client, tools):
     """The path of a node that locks protect."""
     path = f"/{tools.namespace}-data"
-    await tools.session_of(client).ask(wire.persistent(path, b"0", wire.OPEN))
+    await tools.session_of(client).ask(protocol.persistent(path, b"0", protocol.OPEN))
     return path
 
 
 async def value(client, tools, path: str) -> bytes:
-    return (await tools.session_of(client).ask(wire.get(path, watch=False))).data
+    return (await tools.session_of(client).ask(protocol.get(path, watch=False))).data
 
 
 async def test_a_holder_writes_and_may_name_the_version(client, tools, data):
@@ -98,7 +99,9 @@ async def test_what_cannot_be_written_is_refused_by_name(client, tools, data):
     async with client.lock("x") as lease:
         with pytest.raises(BackendRefused, match="there is no node '/none'"):
             await fenced_set(lease, "/none", b"1")
-        await session.ask(wire.persistent(f"{data}/mine", b"", wire.acl(protocol.WORLD_READABLE)))
+        await session.ask(
+            protocol.persistent(f"{data}/mine", b"", protocol.acl(aiozk_protocol.WORLD_READABLE))
+        )
         with pytest.raises(BackendRefused, match="right"):
             await fenced_set(lease, f"{data}/mine", b"1")
         for path in ("relative", "/ends/", 7, "/\ud800", "/a//b", "/a/../b", "/a\0b"):
@@ -140,7 +143,7 @@ async def test_the_simple_recipe_refuses_because_its_nodes_are_not_unique(client
 
 async def test_below_a_chroot_paths_are_the_applications(server, client, tools, data):
     session = tools.session_of(client)
-    await session.ask(wire.persistent(f"{data}/app", b"", wire.OPEN))
+    await session.ask(protocol.persistent(f"{data}/app", b"", protocol.OPEN))
     url = f"zookeeper://127.0.0.1:{server.port}{data}?session_timeout=5"
     async with aiolock.connect(url, namespace="ns") as inner, inner.lock("x") as lease:
         assert await fenced_set(lease, "/app", b"1") == 1
@@ -169,4 +172,4 @@ async def test_a_transaction_of_another_client_can_check_for_the_node(server, cl
     with pytest.raises(LockLost):
         node(lease)
     with pytest.raises(exc.NoNode):
-        await rival._backend.session.ask(wire.get(path, watch=False))
+        await rival._backend.session.ask(protocol.get(path, watch=False))

@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 
 import pytest
-from aiozk import exc, protocol
+from aiozk import exc
+from aiozk import protocol as aiozk_protocol
 
 import aiolock
 from aiolock import BackendRefused, Client, UnsafeBackend
-from aiolock.backends.zookeeper import wire
+from aiolock.backends.zookeeper import protocol
 from aiolock.backends.zookeeper.backend import ZooKeeperBackend
 from aiolock.backends.zookeeper.format import FORMAT
 
@@ -28,7 +29,7 @@ async def owner(server, tools):
 
 
 async def mark(owner, tools):
-    return await owner.ask(wire.get(f"/{tools.namespace}/format", watch=False))
+    return await owner.ask(protocol.get(f"/{tools.namespace}/format", watch=False))
 
 
 async def test_the_first_client_writes_the_version_and_nobody_lists_it(client, owner, tools):
@@ -84,8 +85,8 @@ async def test_of_two_versions_that_open_together_one_wins(server, owner, tools,
 
 @pytest.mark.parametrize("data", [b"", b"2", b"aiolock format=", b"aiolock format=\xc2\xb2", b"\xff" * 9])
 async def test_what_is_no_version_is_refused(server, owner, tools, data):
-    await owner.ask(wire.container(f"/{tools.namespace}", wire.OPEN))
-    await owner.ask(wire.persistent(f"/{tools.namespace}/format", data, wire.OPEN))
+    await owner.ask(protocol.container(f"/{tools.namespace}", protocol.OPEN))
+    await owner.ask(protocol.persistent(f"/{tools.namespace}/format", data, protocol.OPEN))
     with pytest.raises(UnsafeBackend, match="unknown format"):
         await tools.connect(server.port).open()
 
@@ -99,7 +100,7 @@ async def test_a_new_session_looks_again_before_it_asks_for_anything(server, pro
         await tools.expire(tools.session_of(cut), server.port)
         # Everything has stopped, as an administrator thinks, and programs of another version have begun.
         path = f"/{tools.namespace}/format"
-        await owner.ask(wire.put(path, b"aiolock format=%d" % (FORMAT + 1)))
+        await owner.ask(protocol.put(path, b"aiolock format=%d" % (FORMAT + 1)))
         proxy.refuse = False
         assert await lease.wait_lost()
         with pytest.raises(UnsafeBackend):
@@ -108,7 +109,7 @@ async def test_a_new_session_looks_again_before_it_asks_for_anything(server, pro
             with pytest.raises(UnsafeBackend, match=f"format {FORMAT + 1}"):
                 await call()
         with contextlib.suppress(exc.NoNode):
-            listed = await owner.ask(wire.listing(f"/{tools.namespace}/lock/x", watch=False))
+            listed = await owner.ask(protocol.listing(f"/{tools.namespace}/lock/x", watch=False))
             assert listed.children == []
 
 
@@ -142,24 +143,26 @@ async def test_a_namespace_that_another_program_has_begun_is_used(server, owner,
     """Curator makes its path before the first client comes; so did clients before there were versions."""
     steps = f"/{tools.namespace}", f"/{tools.namespace}/lock", tools.path("x")
     for step in steps:
-        await owner.ask(wire.persistent(step, b"", wire.OPEN))
-    curator = wire.create(f"{tools.path('x')}/_c_0b2c-lock-", b"10.0.0.1", wire.OPEN, sequential=True)
+        await owner.ask(protocol.persistent(step, b"", protocol.OPEN))
+    curator = protocol.create(f"{tools.path('x')}/_c_0b2c-lock-", b"10.0.0.1", protocol.OPEN, sequential=True)
     name, _ = await owner.ask(curator)
     async with tools.connect(server.port) as client:
         assert await client.lock("x").try_acquire() is None
-        await owner.ask(wire.delete(name))
+        await owner.ask(protocol.delete(name))
         async with client.lock("x", timeout=5):
             assert bytes((await mark(owner, tools)).data) == b"aiolock format=%d" % FORMAT
 
 
 async def test_without_the_right_to_write_it_opening_says_so(server, owner, tools):
-    await owner.ask(wire.container(f"/{tools.namespace}", wire.CREATOR))
+    await owner.ask(protocol.container(f"/{tools.namespace}", protocol.CREATOR))
     with pytest.raises(BackendRefused, match="right"):
         await tools.connect(server.port).open()
     # An administrator may write it.
     await owner.ask(
-        wire.persistent(
-            f"/{tools.namespace}/format", b"aiolock format=%d" % FORMAT, wire.acl(protocol.WORLD_READABLE)
+        protocol.persistent(
+            f"/{tools.namespace}/format",
+            b"aiolock format=%d" % FORMAT,
+            protocol.acl(aiozk_protocol.WORLD_READABLE),
         )
     )
     async with tools.connect(server.port) as client:
@@ -169,7 +172,7 @@ async def test_without_the_right_to_write_it_opening_says_so(server, owner, tool
 
 async def test_users_who_do_not_share_locks_share_a_namespace(server, owner, tools):
     for step in (f"/{tools.namespace}", f"/{tools.namespace}/lock"):
-        await owner.ask(wire.container(step, wire.OPEN))
+        await owner.ask(protocol.container(step, protocol.OPEN))
     for user in ("one", "two"):
         url = f"zookeeper://{user}:secret@127.0.0.1:{server.port}?acl=creator"
         async with aiolock.connect(url, namespace=tools.namespace) as client, client.lock(user):

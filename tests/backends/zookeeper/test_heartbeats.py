@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from aiolock.backends.zookeeper.heartbeats import Heartbeats, interval
+from aiolock.backends.zookeeper.session import Heartbeats, interval
 
 
 def test_a_new_session_counts_from_before_it_was_asked_for():

@@ -33,7 +33,7 @@ class Workers:
 
     def __init__(self, url: str, namespace: str, folder: Path) -> None:
         self._url, self._namespace, self._folder = url, namespace, folder
-        self.nemesis = Recorder(folder / "nemesis", "nemesis")
+        self.injector = Recorder(folder / "injector", "injector")
         self.lives = [0] * WORKERS
         self.running: dict[int, subprocess.Popen] = {}
         self.faults = {"killed": 0, "stopped": 0, "servers": 0}
@@ -62,26 +62,26 @@ class Workers:
             )
 
     def kill(self, number: int) -> None:
-        self.nemesis.kill(self.name(number))
+        self.injector.kill(self.name(number))
         self.running[number].kill()
         self.running[number].wait()
         self.faults["killed"] += 1
 
     async def stop(self, number: int, seconds: float) -> None:
-        self.nemesis.stop(self.name(number))
+        self.injector.stop(self.name(number))
         self.running[number].send_signal(signal.SIGSTOP)
         await asyncio.sleep(seconds)
         self.running[number].send_signal(signal.SIGCONT)
-        self.nemesis.cont(self.name(number))
+        self.injector.cont(self.name(number))
         self.faults["stopped"] += 1
 
     def end(self) -> None:
         for number, process in self.running.items():
             if process.poll() is None:
-                self.nemesis.kill(self.name(number))
+                self.injector.kill(self.name(number))
                 process.kill()
                 process.wait()
-        self.nemesis.close()
+        self.injector.close()
 
 
 def grants(folder: Path) -> list[Any]:
@@ -118,10 +118,10 @@ async def test_no_history_of_twenty_processes_under_faults_shows_two_holders(too
                     await workers.stop(number, generator.choice([0.2, 1.0, 4.0]))
                 if time.monotonic() > hurt:
                     victim = generator.randrange(3)
-                    workers.nemesis.down(f"server{victim}")
+                    workers.injector.down(f"server{victim}")
                     await asyncio.to_thread(ensemble.kill, victim)
                     await asyncio.to_thread(ensemble.start, victim)
-                    workers.nemesis.up(f"server{victim}")
+                    workers.injector.up(f"server{victim}")
                     workers.faults["servers"] += 1
                     hurt = time.monotonic() + generator.uniform(6, 10)
                 await asyncio.sleep(generator.uniform(0.05, 0.3))
@@ -153,7 +153,7 @@ def run(seconds: int, keep: Path) -> dict[str, Any]:
     """One run, and that nobody was wrong in it."""
     words = ["--seconds", str(seconds), "--processes", "6", "--names", "12", "--kinds", "all", "--json"]
     done = subprocess.run(
-        [sys.executable, "-m", "tests.faults.zookeeper_site", "zookeeper", *words, "--keep", str(keep)],
+        [sys.executable, "-m", "tests.faults.zookeeper_system", "zookeeper", *words, "--keep", str(keep)],
         cwd=ROOT,
         env={name: value for name, value in os.environ.items() if name != "PYTHONASYNCIODEBUG"},
         capture_output=True,

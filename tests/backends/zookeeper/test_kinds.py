@@ -8,9 +8,9 @@ import struct
 import pytest
 
 from aiolock import AcquireTimeout, ConfigError, LockLost
-from aiolock.backends.zookeeper import wire
-from aiolock.backends.zookeeper.records import REVOKE, Record
-from aiolock.contract import Family
+from aiolock.backends.zookeeper import protocol
+from aiolock.backends.zookeeper.format import REVOKE, Record
+from aiolock.types import Family
 from tests.servers import ZooKeeper
 
 CREATE2 = 15
@@ -90,8 +90,8 @@ async def test_a_downgrade_after_the_node_was_deleted_is_a_loss(client, rival, t
     lease = await client.rwlock("x").write().acquire()
     session = tools.session_of(client)
     [node] = await tools.nodes(rival, "x", "rw")
-    await tools.session_of(rival).ask(wire.delete(f"{tools.path('x', 'rw')}/{node}"))
-    await session.ask(wire.sync())
+    await tools.session_of(rival).ask(protocol.delete(f"{tools.path('x', 'rw')}/{node}"))
+    await session.ask(protocol.sync())
     with pytest.raises(LockLost):
         await lease.downgrade()
     assert lease.lost
@@ -140,7 +140,7 @@ async def test_whichever_holder_leaves_first_the_next_in_line_enters(client, riv
 async def test_the_number_of_permits_stands_in_the_node_of_the_semaphore(client, rival, tools):
     path = tools.path("x", "sem")
     lease = await client.semaphore("x", 3).acquire()
-    data = (await tools.session_of(rival).ask(wire.get(path, watch=False))).data
+    data = (await tools.session_of(rival).ask(protocol.get(path, watch=False))).data
     assert Record.decode(data) == Record(limit=3, declared=3)
     with pytest.raises(ConfigError, match="3 permits, not 4"):
         await rival.semaphore("x", 4).acquire()
@@ -151,9 +151,9 @@ async def test_the_number_of_permits_stands_in_the_node_of_the_semaphore(client,
 @pytest.mark.parametrize("data", [b"", b"127.0.0.1", b"aiolock limit=x", None])
 async def test_a_node_that_somebody_made_before_gets_the_number_of_the_first_user(client, tools, data):
     session, path = tools.session_of(client), tools.path("x", "sem")
-    await client._backend.parents.make(path)
+    await client._backend.context.nodes.make(path)
     if data is not None:
-        await session.ask(wire.put(path, data))
+        await session.ask(protocol.put(path, data))
     leases = await asyncio.gather(*(client.semaphore("x", 2).acquire() for _ in range(2)))
     assert (await client.semaphore("x", 2).inspect()).limit == 2
     with pytest.raises(ConfigError):
@@ -173,7 +173,7 @@ async def test_a_number_that_was_set_is_remembered_and_one_that_was_said_is_forg
 
             async def reaped() -> bool:
                 session = tools.session_of(client)
-                folder = await session.ask(wire.listing(f"/{tools.namespace}/sem", watch=False))
+                folder = await session.ask(protocol.listing(f"/{tools.namespace}/sem", watch=False))
                 return folder.children == ["set"]
 
             await tools.until(reaped)
@@ -187,17 +187,17 @@ async def test_a_number_that_was_set_is_remembered_and_one_that_was_said_is_forg
 
 async def test_a_number_is_set_although_the_server_removes_the_unused_node_in_between(client, tools):
     await (await client.semaphore("x", 2).acquire()).release()
-    desk, session = client._backend.desk, tools.session_of(client)
-    real, removed = desk.set_limit, []
+    backend, session = client._backend, tools.session_of(client)
+    real, removed = backend._write_limit, []
 
     async def set_and_be_removed(path, limit):
         done = await real(path, limit)
         if done and not removed:
-            await session.ask(wire.delete(path))
+            await session.ask(protocol.delete(path))
             removed.append(path)
         return done
 
-    desk.set_limit = set_and_be_removed
+    backend._write_limit = set_and_be_removed
     await client.semaphore("x", 2).set_limit(3)
     assert removed
     assert (await client.semaphore("x", 2).inspect()).limit == 3
@@ -298,8 +298,8 @@ async def test_nothing_is_left_of_those_who_gave_up(client, rival, tools, kind):
         assert await lock_of(client, kind).try_acquire() is None
     await holder.release()
     await tools.empty(rival, "x", FAMILY[kind])
-    assert tools.session_of(client).watch_callbacks == {}
-    assert client._backend.audience.claims == set()
+    assert tools.session_of(client).watchers == {}
+    assert client._backend.session.listeners == set()
 
 
 # --- requests to let go
@@ -321,7 +321,7 @@ async def test_a_request_is_heard_also_by_who_was_cut_off(cut, rival, proxy, too
 async def test_a_request_in_curators_words_is_heard(client, rival, tools):
     lease = await client.lock("x").acquire()
     [node] = await tools.nodes(rival, "x")
-    await tools.session_of(rival).ask(wire.put(f"{tools.path('x')}/{node}", REVOKE))
+    await tools.session_of(rival).ask(protocol.put(f"{tools.path('x')}/{node}", REVOKE))
     async with asyncio.timeout(tools.PATIENCE):
         assert await lease.release_requested == ""
     await lease.release()
@@ -331,11 +331,11 @@ async def test_whoever_has_left_its_node_empty_is_asked_in_curators_words(client
     session, path = tools.session_of(client), tools.path("x")
     async with client.lock("x"):
         pass
-    await session.ask(wire.create(f"{path}/_c_0-lock-", b"", wire.OPEN, sequential=True))
+    await session.ask(protocol.create(f"{path}/_c_0-lock-", b"", protocol.OPEN, sequential=True))
     assert await client.lock("x").request_release("please")
     [node] = await tools.nodes(client, "x")
-    assert (await session.ask(wire.get(f"{path}/{node}", watch=False))).data == REVOKE
-    await session.ask(wire.delete(f"{path}/{node}"))
+    assert (await session.ask(protocol.get(f"{path}/{node}", watch=False))).data == REVOKE
+    await session.ask(protocol.delete(f"{path}/{node}"))
     assert not await client.lock("x").request_release("please")
 
 

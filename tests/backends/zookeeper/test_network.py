@@ -14,7 +14,7 @@ import pytest
 
 import aiolock
 from aiolock import AcquireTimeout, BackendUnavailable
-from aiolock.backends.zookeeper import resolving, wire
+from aiolock.backends.zookeeper import connection, protocol
 
 CREATE2 = 15
 DELETE = 2
@@ -256,7 +256,7 @@ class Names:
         self.hangs = threading.Event()
         self.hangs.set()
         self._real = socket.getaddrinfo
-        monkeypatch.setattr(resolving.socket, "getaddrinfo", self._answer)
+        monkeypatch.setattr(connection.socket, "getaddrinfo", self._answer)
 
     def _answer(self, host, port, *rest, **options):
         if host not in self.answers:
@@ -423,7 +423,7 @@ async def test_z13_a_list_of_more_than_a_megabyte_is_read(server, tools):
         holder = await client.lock("x").acquire()
         for begin in range(0, count, 500):
             requests = [
-                wire.create(f"{path}/_c_{number:0190d}-lock-", b"", wire.OPEN, sequential=True)
+                protocol.create(f"{path}/_c_{number:0190d}-lock-", b"", protocol.OPEN, sequential=True)
                 for number in range(begin, begin + 500)
             ]
             await asyncio.gather(*map(session.ask, requests))
@@ -438,7 +438,7 @@ async def test_z13_a_list_of_more_than_a_megabyte_is_read(server, tools):
         await holder.release()
         for begin in range(0, count, 500):
             assert not last.done()
-            deletes = [wire.delete(f"{path}/{node}") for node in nodes[begin : begin + 500]]
+            deletes = [protocol.delete(f"{path}/{node}") for node in nodes[begin : begin + 500]]
             await asyncio.gather(*map(session.ask, deletes))
         async with asyncio.timeout(tools.PATIENCE):
             await (await last).release()

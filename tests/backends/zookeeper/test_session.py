@@ -12,12 +12,13 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from aiozk import exc, protocol
+from aiozk import exc
+from aiozk import protocol as aiozk_protocol
 
-from aiolock.backends.zookeeper import wire
-from aiolock.backends.zookeeper.address import Host
-from aiolock.backends.zookeeper.outcomes import InDoubt, NotSent, SessionChanged
-from aiolock.backends.zookeeper.resolving import Resolver
+from aiolock.backends.zookeeper import protocol
+from aiolock.backends.zookeeper.connection import Resolver
+from aiolock.backends.zookeeper.errors import InDoubt, NotSent, SessionChanged
+from aiolock.backends.zookeeper.url import Host
 from aiolock.errors import BackendRefused
 from tests.certificates import Certificates
 from tests.faults.proxy import Proxy, length_frames
@@ -29,7 +30,7 @@ GET = 4
 
 
 def ephemeral(path: str):
-    return wire.create(path, b"", wire.OPEN, sequential=False)
+    return protocol.create(path, b"", protocol.OPEN, sequential=False)
 
 
 async def reset(proxy, session, tools) -> None:
@@ -49,7 +50,7 @@ async def test_a_session_is_made_and_ended_at_the_server(server, tools):
             assert session.certain
             path = (await session.ask(ephemeral(f"/{tools.namespace}"))).path
         with pytest.raises(exc.NoNode):
-            await watcher.ask(wire.get(path, watch=False))
+            await watcher.ask(protocol.get(path, watch=False))
 
 
 async def test_the_server_has_the_last_word_about_the_timeout(server, tools):
@@ -183,7 +184,7 @@ async def test_a_dead_connection_is_noticed_at_once_and_the_session_goes_on(prox
             owner = session.session_id
             path = (await session.ask(ephemeral(f"/{tools.namespace}"))).path
             proxy.down.blackhole()
-            asked = session.ask(wire.get(path, watch=False))
+            asked = session.ask(protocol.get(path, watch=False))
             begin = loop.time()
             if how == "reset":
                 proxy.reset_all()
@@ -199,7 +200,7 @@ async def test_a_dead_connection_is_noticed_at_once_and_the_session_goes_on(prox
             assert not session.connected
             proxy.down.heal(release=False)
             assert await session.ready() == owner
-            assert (await session.ask(wire.get(path, watch=False))).stat.ephemeral_owner == owner
+            assert (await session.ask(protocol.get(path, watch=False))).stat.ephemeral_owner == owner
     assert changes[:3] == ["connected", "suspended", "connected"]
     assert caplog.records == []
 
@@ -210,7 +211,7 @@ async def test_without_a_connection_nothing_is_sent_and_that_is_said(tools):
             server.kill()
             await tools.until(lambda: not session.connected)
             with pytest.raises(NotSent):
-                session.ask(wire.sync())
+                session.ask(protocol.sync())
 
 
 async def test_a_request_is_sent_once_and_never_repeated(proxy, tools):
@@ -219,11 +220,11 @@ async def test_a_request_is_sent_once_and_never_repeated(proxy, tools):
     async with tools.session(f"zookeeper://127.0.0.1:{proxy.port}") as session:
         lost = proxy.down.drop_next(1, replies.to(CREATE2), reset=True)
         with pytest.raises(InDoubt):
-            await session.ask(wire.create(f"/{tools.namespace}-", b"", wire.OPEN, sequential=True))
+            await session.ask(protocol.create(f"/{tools.namespace}-", b"", protocol.OPEN, sequential=True))
         await lost.wait()
         await session.ready()
-        await session.ask(wire.sync())
-        names = (await session.ask(wire.listing("/", watch=False))).children
+        await session.ask(protocol.sync())
+        names = (await session.ask(protocol.listing("/", watch=False))).children
         assert len([name for name in names if name.startswith(tools.namespace)]) == 1
 
 
@@ -252,12 +253,14 @@ async def test_a_server_that_answers_too_late_for_one_attempt_is_tried_again(pro
 async def test_replies_and_requests_stay_together_while_callers_are_cancelled(server, tools):
     async with tools.session(server.url) as session:
         base = f"/{tools.namespace}"
-        await session.ask(wire.container(base, wire.OPEN))
+        await session.ask(protocol.container(base, protocol.OPEN))
         for number in range(20):
-            request = wire.create(f"{base}/{number}", str(number).encode(), wire.OPEN, sequential=False)
+            request = protocol.create(
+                f"{base}/{number}", str(number).encode(), protocol.OPEN, sequential=False
+            )
             await session.ask(request)
         asked = {
-            number: session.ask(wire.get(f"{base}/{number % 20}", watch=False)) for number in range(1000)
+            number: session.ask(protocol.get(f"{base}/{number % 20}", watch=False)) for number in range(1000)
         }
         for number in range(0, 1000, 3):
             asked[number].cancel()
@@ -287,7 +290,7 @@ async def test_without_the_leader_the_deadline_comes_before_the_server_ends_the_
 
         async def gone() -> bool:
             try:
-                await watcher.ask(wire.get(path, watch=False))
+                await watcher.ask(protocol.get(path, watch=False))
             except exc.NoNode:
                 return True
             return False
@@ -335,9 +338,9 @@ async def test_an_expired_session_is_replaced_and_never_passed_off_as_the_old_on
         await tools.until(lambda: session.connected and session.session_id != owner)
         assert "lost" in changes
         with pytest.raises(SessionChanged):
-            session.ask(wire.delete(path), owner)
+            session.ask(protocol.delete(path), owner)
         with pytest.raises(exc.NoNode):
-            await session.ask(wire.get(path, watch=False))
+            await session.ask(protocol.get(path, watch=False))
         assert session.certain
 
 
@@ -347,7 +350,9 @@ async def test_a_session_ends_with_the_data_of_the_ensemble(tools):
         async with tools.session(server.url, timeout=1.0) as session:
             owner = session.session_id
             for _ in range(5):
-                await session.ask(wire.create(f"/{tools.namespace}-", b"", wire.OPEN, sequential=True))
+                await session.ask(
+                    protocol.create(f"/{tools.namespace}-", b"", protocol.OPEN, sequential=True)
+                )
             server.kill()
             for version in server.folder.glob("*/version-2"):
                 for file in version.iterdir():
@@ -367,26 +372,28 @@ async def test_the_user_is_known_again_after_every_reconnect_before_anybody_else
         tools.session(server.url) as stranger,
     ):
         path = f"/{tools.namespace}"
-        await session.ask(wire.create(path, b"", wire.CREATOR, sequential=False))
+        await session.ask(protocol.create(path, b"", protocol.CREATOR, sequential=False))
         with pytest.raises(exc.NoAuth):
-            await stranger.ask(wire.get(path, watch=False))
+            await stranger.ask(protocol.get(path, watch=False))
         for _ in range(5):
             await reset(proxy, session, tools)
-            await session.ask(wire.get(path, watch=False))
+            await session.ask(protocol.get(path, watch=False))
 
 
 async def test_no_password_is_in_any_log(server, tools, caplog):
     with caplog.at_level(logging.DEBUG):
         async with tools.session(f"zookeeper://me:SECRET@127.0.0.1:{server.port}") as session:
-            await session.ask(wire.sync())
+            await session.ask(protocol.sync())
     assert "is connected" in caplog.text, "what happens was logged"
     assert "SECRET" not in caplog.text
-    assert "SECRET" not in f"{wire.mark(b'me:SECRET')} {wire.mark(b'me:SECRET')!r}"
+    assert "SECRET" not in f"{protocol.login(b'me:SECRET')} {protocol.login(b'me:SECRET')!r}"
 
 
 async def test_a_user_whom_the_ensemble_does_not_accept_is_refused_once(server, tools, monkeypatch):
     monkeypatch.setattr(
-        wire, "mark", lambda credentials: protocol.AuthRequest(type=0, scheme="none such", auth=credentials)
+        protocol,
+        "login",
+        lambda credentials: aiozk_protocol.AuthRequest(type=0, scheme="none such", auth=credentials),
     )
     with pytest.raises(BackendRefused, match="does not accept"):
         async with tools.session(f"zookeeper://me:secret@127.0.0.1:{server.port}"):
@@ -416,7 +423,7 @@ async def test_tls_verifies_the_server_and_shows_a_certificate(tools, tmp_path, 
         files = {"tls": True, "tls_ca": str(made.ca), "tls_cert": str(made.cert), "tls_key": str(made.key)}
         url = f"zookeeper://localhost:{port}"
         async with tools.session(url, **files) as session:
-            await session.ask(wire.create(f"/{tools.namespace}", b"", wire.CREATOR, sequential=False))
+            await session.ask(protocol.create(f"/{tools.namespace}", b"", protocol.CREATOR, sequential=False))
         for wrong in (
             {**files, "tls_ca": str(other.ca)},
             {"tls": True, "tls_ca": str(made.ca)},
@@ -444,9 +451,9 @@ async def test_a_hundred_reconnects_leave_nothing_behind(server, proxy, tools):
         await tools.until(lambda: len(proxy.ends) == 2)
         gc.collect()
         await tools.until(lambda: descriptors() <= before and len(asyncio.all_tasks()) <= tasks)
-        # Nobody waits for a connection that is there.
-        await tools.until(lambda: not session._waiting)
-        assert session.watch_callbacks == {}
+        # Nobody but the session itself, which waits for the end of this connection.
+        await tools.until(lambda: len(session._changed._waiters) == 1)
+        assert session.watchers == {}
 
 
 @pytest.mark.parametrize("kind", [SYNC, GET, CREATE2])
@@ -457,8 +464,8 @@ async def test_a_connection_that_dies_in_the_first_request_after_a_reconnect_is_
         proxy.down.drop_next(1, replies.to(kind), reset=True)
         proxy.reset_all()
         request = {
-            SYNC: wire.sync(),
-            GET: wire.get("/", watch=False),
+            SYNC: protocol.sync(),
+            GET: protocol.get("/", watch=False),
             CREATE2: ephemeral(f"/{tools.namespace}"),
         }[kind]
         while True:

@@ -9,9 +9,9 @@ import pytest
 from aiozk import exc
 from aiozk.protocol.acl import ACL
 
-from aiolock.backends.zookeeper import vigil, wire
-from aiolock.backends.zookeeper.frames import Several
-from aiolock.backends.zookeeper.records import REVOKE, Note, Record
+from aiolock.backends.zookeeper import context, protocol
+from aiolock.backends.zookeeper.format import REVOKE, Note, Record
+from aiolock.backends.zookeeper.protocol import Several
 
 LIST = 8
 MULTI = 14
@@ -19,7 +19,8 @@ MULTI = 14
 
 def claim_of(client, node: str):
     """The claim that this node stands for."""
-    [claim] = [claim for claim in client._backend.audience.claims if claim._node == node]
+    claims = [listener.__self__ for listener in client._backend.session.listeners]
+    [claim] = [claim for claim in claims if claim._node == node]
     return claim
 
 
@@ -69,10 +70,10 @@ async def test_a_holder_says_when_it_leaves_that_all_before_it_have_gone(client,
     waiter = await tools.waiting(rival, rival.lock("x"))
     numbers = [int(node[-10:]) for node in await tools.nodes(rival, "x")]
     # It has to know that somebody waits; else it has nobody to tell.
-    await tools.until(lambda: lease._term.claim.demanded_at is not None)
+    await tools.until(lambda: lease._hold.validity.claim.contended_since is not None)
     await lease.release()
     following = await waiter
-    data = (await tools.session_of(rival).ask(wire.get(tools.path("x"), watch=False))).data
+    data = (await tools.session_of(rival).ask(protocol.get(tools.path("x"), watch=False))).data
     assert Record.decode(data).floor == numbers[0]
     await following.release()
 
@@ -100,7 +101,7 @@ async def test_whoever_was_asked_to_let_go_while_it_waited_is_not_taken_for_a_ho
     between = await tools.waiting(client, rival.lock("x", fair=True), 1)
     last = await tools.waiting(client, rival.lock("x", fair=True), 2)
     _, node, _ = await tools.nodes(client, "x")
-    await tools.session_of(client).ask(wire.put(f"{tools.path('x')}/{node}", REVOKE))
+    await tools.session_of(client).ask(protocol.put(f"{tools.path('x')}/{node}", REVOKE))
     between.cancel()
     await asyncio.sleep(0.2)
     assert not last.done()
@@ -128,20 +129,20 @@ async def test_whoever_waits_is_not_taken_for_gone_because_somebody_writes_to_it
         holder = await before(client).acquire()
         between = await tools.waiting(client, before(rival), 1)
         last = await tools.waiting(client, locks[kind](third), 2)
-        await tools.until(lambda: holder._term.claim.demanded_at is not None)
+        await tools.until(lambda: holder._hold.validity.claim.contended_since is not None)
         _, node, own = await tools.nodes(client, "x", family)
         path = f"{tools.path('x', family)}/{node}"
         claim = claim_of(third, own)
         old = claim._verdict
-        await tools.session_of(client).ask(wire.put(path, data))
+        await tools.session_of(client).ask(protocol.put(path, data))
         # It has looked again.
-        await tools.until(lambda: claim._verdict is not old and claim._sleeper is not None)
+        await tools.until(lambda: claim._verdict is not old and claim.inbox._waiter is not None)
         await holder.release()
         async with asyncio.timeout(tools.TIMEOUT):
             lease = await between
         # Whatever the holder's end has led to there has been asked and answered by then.
         for _ in range(5):
-            await tools.session_of(third).ask(wire.sync())
+            await tools.session_of(third).ask(protocol.sync())
             await asyncio.sleep(0.02)
         assert not last.done()
         lease.check()
@@ -164,8 +165,8 @@ async def test_whoever_has_lost_its_place_does_not_enter_by_what_it_last_saw(
         _, node, _ = await tools.nodes(client, "x")
         if release == "while it does not hear":
             proxy.down.blackhole()
-        await tools.session_of(client).ask(wire.delete(f"{tools.path('x')}/{node}"))
-        await tools.until(lambda: holder._term.claim.demanded_at is not None)
+        await tools.session_of(client).ask(protocol.delete(f"{tools.path('x')}/{node}"))
+        await tools.until(lambda: holder._hold.validity.claim.contended_since is not None)
         await holder.release()
         async with asyncio.timeout(tools.PATIENCE):
             lease = await behind
@@ -185,7 +186,7 @@ async def test_whatever_somebody_wrote_into_the_node_of_the_lock_nobody_is_misle
     holder = await client.lock("x").acquire()
     first = await tools.waiting(client, rival.lock("x", fair=True), 1)
     second = await tools.waiting(client, rival.lock("x", fair=True), 2)
-    await tools.session_of(client).ask(wire.put(tools.path("x"), data))
+    await tools.session_of(client).ask(protocol.put(tools.path("x"), data))
     first.cancel()
     await asyncio.sleep(0.1)
     assert not second.done()
@@ -197,17 +198,17 @@ async def test_whatever_somebody_wrote_into_the_node_of_the_lock_nobody_is_misle
 async def test_without_the_right_to_write_to_the_node_of_the_lock_the_list_is_read(client, rival, tools):
     """READ, CREATE and DELETE on it are enough."""
     session = tools.session_of(client)
-    await client._backend.parents.make(f"/{tools.namespace}/lock")
-    acl = wire.acl(ACL.make("world", "anyone", read=True, create=True, delete=True))
-    await session.ask(wire.container(tools.path("x"), acl))
+    await client._backend.context.nodes.make(f"/{tools.namespace}/lock")
+    acl = protocol.acl(ACL.make("world", "anyone", read=True, create=True, delete=True))
+    await session.ask(protocol.container(tools.path("x"), acl))
     for _ in range(3):
         lease = await client.lock("x").acquire()
         waiter = await tools.waiting(rival, rival.lock("x"))
-        await tools.until(lambda lease=lease: lease._term.claim.demanded_at is not None)
+        await tools.until(lambda lease=lease: lease._hold.validity.claim.contended_since is not None)
         await lease.release()
         async with asyncio.timeout(tools.TIMEOUT):
             await (await waiter).release()
-    assert not client._backend.may_write
+    assert not client._backend.context.nodes.may_write
     await tools.empty(client, "x")
 
 
@@ -215,7 +216,7 @@ async def test_a_farewell_whose_reply_is_lost_is_finished_in_the_background(prox
     async with tools.connect(proxy.port, label="cut") as cut:
         lease = await cut.lock("x").acquire()
         waiter = await tools.waiting(rival, rival.lock("x"))
-        await tools.until(lambda: lease._term.claim.demanded_at is not None)
+        await tools.until(lambda: lease._hold.validity.claim.contended_since is not None)
         lost = proxy.up.drop_next(1, lambda frame: frame[8:12] == struct.pack("!i", MULTI), reset=True)
         await lease.release()
         assert lost.is_set()
@@ -255,8 +256,8 @@ def test_whatever_stands_in_a_node_is_read_without_harm(data):
 
 def test_why_a_transaction_failed_is_told_from_what_failed_with_it():
     reply = Several([exc.RolledBack(), exc.BadVersion(), exc.RuntimeInconsistency()])
-    assert isinstance(wire.failure(reply), exc.BadVersion)
-    assert wire.failure(Several([])) is None
+    assert isinstance(protocol.failure(reply), exc.BadVersion)
+    assert protocol.failure(Several([])) is None
 
 
 # --- what a turn costs
@@ -268,7 +269,7 @@ SYNC = 9
 @pytest.fixture
 def unhurried(monkeypatch):
     """However slow this machine is, nobody looks whether others have come."""
-    monkeypatch.setattr(vigil, "MOMENT", 60.0)
+    monkeypatch.setattr(context, "MOMENT", 60.0)
 
 
 def opcodes(seen: list[bytes]) -> list[int]:
@@ -306,8 +307,8 @@ async def test_whoever_waits_for_the_holder_alone_enters_without_asking(client, 
         holder = await client.lock("x").acquire()
         following = await tools.waiting(client, waiter.lock("x"))
         # It watches the one before it, and its own node.
-        await tools.until(lambda: len(tools.session_of(waiter).watch_callbacks) == 4)
-        await tools.session_of(waiter).ask(wire.sync())
+        await tools.until(lambda: len(tools.session_of(waiter).watchers) == 2)
+        await tools.session_of(waiter).ask(protocol.sync())
         up: list[bytes] = []
         proxy.on_frame = lambda direction, frame: up.append(frame) if direction == "up" else None
         await holder.release()
@@ -318,7 +319,7 @@ async def test_whoever_waits_for_the_holder_alone_enters_without_asking(client, 
         lease.check()
         # And still it is told of the end of its node.
         [node] = await tools.nodes(client, "x")
-        await tools.session_of(client).ask(wire.delete(f"{tools.path('x')}/{node}"))
+        await tools.session_of(client).ask(protocol.delete(f"{tools.path('x')}/{node}"))
         async with asyncio.timeout(tools.PATIENCE):
             assert await lease.wait_lost() == "force-released"
         await lease.release()
@@ -333,7 +334,7 @@ async def test_whoever_has_lost_its_node_does_not_enter_when_the_holder_goes(cli
     nodes = await tools.nodes(client, "x")
     # Both in one step, in this order.
     paths = [f"{tools.path('x')}/{node}" for node in (nodes[1], nodes[0])]
-    await session.ask(wire.together(*(wire.delete(path) for path in paths)))
+    await session.ask(protocol.together(*(protocol.delete(path) for path in paths)))
     async with asyncio.timeout(tools.PATIENCE):
         lease = await second
     assert not first.done()

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from aiolock import AcquireTimeout, BackendRefused, UnsafeBackend
-from aiolock.backends.zookeeper import wire
+from aiolock.backends.zookeeper import protocol
 
 CREATE2 = 15
 DELETE = 2
@@ -44,7 +44,7 @@ async def test_many_tasks_of_two_clients_are_never_inside_together(pair, tools):
     assert len(tokens) == 40
     await tools.until(lambda: gone(tools, pair[0]))
     for client in pair:
-        assert tools.session_of(client).watch_callbacks == {}
+        assert tools.session_of(client).watchers == {}
 
 
 async def gone(tools, client) -> bool:
@@ -137,8 +137,8 @@ async def test_every_release_wakes_all_who_wait(server, tools):
         tasks = [asyncio.create_task(client.lock(recipe).acquire()) for client in clients[1:]]
         # Everybody watches somebody.
         for client in clients[1:]:
-            await tools.until(lambda client=client: tools.session_of(client).watch_callbacks)
-            await tools.session_of(client).ask(wire.sync())
+            await tools.until(lambda client=client: tools.session_of(client).watchers)
+            await tools.session_of(client).ask(protocol.sync())
         before = sum(tools.session_of(client).xid for client in clients[1:])
         await holder.release()
         while tasks:
@@ -147,7 +147,7 @@ async def test_every_release_wakes_all_who_wait(server, tools):
                 await task.result().release()
             tasks = list(pending)
         creates[recipe] = sum(tools.session_of(client).xid for client in clients[1:]) - before
-        await watcher.ask(wire.sync())
+        await watcher.ask(protocol.sync())
         for client in clients:
             await client.aclose()
     print(f"requests for 7 hand-overs between 8 clients: {creates}")

@@ -1,0 +1,124 @@
+"""Errors of the driver and the server by number, and their translation to errors of this library.
+
+By number, because texts differ between versions, languages and MySQL and MariaDB."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pymysql.err
+
+from aiolock.errors import BackendRefused, BackendUnavailable, DeadlockDetected, LockError, shorten
+
+__all__ = [
+    "ACCOUNT_LIMIT",
+    "DENIED",
+    "INTERRUPTED",
+    "NOT_NOW",
+    "NO_SUCH_SAVEPOINT",
+    "NO_SUCH_TABLE",
+    "NO_SUCH_VARIABLE",
+    "OUTDATED",
+    "XA_ENDED",
+    "Late",
+    "Outdated",
+    "code",
+    "deadly",
+    "hit",
+    "locked",
+    "translate",
+]
+
+DEADLOCK = {1213, 3058}
+OUTDATED = {1020}
+"""A row is younger than the snapshot of the transaction; with `innodb_snapshot_isolation` the server undoes all of it then."""
+INTERRUPTED = {1048, 1105, 1210, 1317, 1969, 3024}
+"""The statement was ended by KILL QUERY or a limit of time. In the middle of an expression, the value of a subquery is NULL
+then, which a column refuses (1048), and SLEEP (1210, MySQL); MySQL has no number for the end of an UPDATE of a join (1105)."""
+NO_SUCH_TABLE = {1146}
+NO_SUCH_VARIABLE = {1193}
+DENIED = {1044, 1045, 1095, 1142, 1143, 1227, 1698}
+BUSY = {1040, 1041, 1203, 1205, 1226, 3572}
+"""Too many connections, out of memory for a thread, a lock wait that took too long."""
+ACCOUNT_LIMIT = {1203, 1226}
+"""The account has as many connections as it may have."""
+NOT_NOW = {1205, 3572}
+"""A row lock that is not to be had now."""
+READ_ONLY = {1290, 1836}
+READ_ONLY_TRANSACTION = {1792}
+NO_SUCH_SAVEPOINT = {1305}
+XA_ENDED = {1399}
+"""An XA transaction that takes no more statements, and has its locks until XA COMMIT or XA ROLLBACK."""
+NO_USE = {2026, 2061}
+"""TLS, or a way of logging in, that one of both sides does not have: another try cannot help."""
+ENDING = {1053, 1077, 1079, 1152, 1158, 1159, 1160, 1161, 1184, 1927, 2006, 2013, 2014, 2027, 2055, 4031}
+"""The connection is over or out of step."""
+
+
+class Late(BackendUnavailable):
+    """No answer in time: the server is silent, or the statement waits for a row that another transaction has locked."""
+
+
+class Outdated(DeadlockDetected):
+    """As of a deadlock, nothing is left of the transaction, and the same one again may well succeed."""
+
+    def __str__(self) -> str:
+        [what] = self.cycle
+        return (
+            f"{shorten(what)}: the server rolled the whole transaction back, because a row that it wanted to lock is younger "
+            "than what it had read before (innodb_snapshot_isolation): begin it again, as retry_on_conflict() does, and "
+            "take the lock before anything else"
+        )
+
+
+def code(error: BaseException | None) -> int:
+    """Return the number of a driver's error, 0 if it has none."""
+    if isinstance(error, pymysql.err.Error) and error.args and isinstance(error.args[0], int):
+        return error.args[0]
+    return 0
+
+
+def deadly(error: Exception) -> bool:
+    """Return whether the connection on which this was raised is of no more use."""
+    number = code(error)
+    return number in ENDING or not number or 2000 <= number < 3000
+
+
+def hit(error: BaseException) -> bool:
+    """Return whether a translated error means that the statement was ended, and nothing else is known to be wrong."""
+    return code(error.__cause__) in INTERRUPTED
+
+
+def locked(error: BaseException) -> bool:
+    """Return whether a statement with this translated error waited, as far as is known, for a locked row."""
+    return isinstance(error, Late) or code(error.__cause__) in NOT_NOW
+
+
+def translate(error: Exception, address: str) -> LockError:
+    """Return the error of this library for one of the driver's; the caller chains it."""
+    number = code(error)
+    text = f"{address}: {_sentence(error)}"
+    if number in DEADLOCK:
+        return DeadlockDetected([address])
+    if number in OUTDATED:
+        return Outdated([address])
+    if number in READ_ONLY:
+        return BackendRefused(f"{text}; locks need a server that takes writes")
+    if number in READ_ONLY_TRANSACTION:
+        return BackendRefused(
+            f"{text}; the transaction is READ ONLY, and cannot lock a row: begin one that may write"
+        )
+    if isinstance(error, asyncio.TimeoutError | OSError) or number in INTERRUPTED | BUSY or deadly(error):
+        return BackendRefused(text) if number in NO_USE else BackendUnavailable(text)
+    return BackendRefused(text)
+
+
+def _sentence(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    if code(error):
+        cause = error.__cause__
+        detail = f" ({cause})" if code(error) == 2003 and cause is not None and str(cause) else ""
+        number, *text = error.args
+        return f"{text[0] if text else 'error'}{detail} [{number}]"
+    return str(error) or type(error).__name__

@@ -1,0 +1,202 @@
+"""Row mode: a lock is a row lock, SELECT … FOR UPDATE in an open transaction; one connection for each hold.
+
+The row is made beforehand, in a transaction of its own, and is never deleted: on a missing row FOR UPDATE excludes
+nothing, and making it inside causes deadlocks. If an administrator deleted it, that is seen by what FOR UPDATE found.
+Releasing is ROLLBACK; nothing was written."""
+
+from __future__ import annotations
+
+from aiolock.backends.mysql.connection import Session
+from aiolock.backends.mysql.context import Context, hexed, quote
+from aiolock.backends.mysql.errors import NOT_NOW, code
+from aiolock.backends.mysql.protocol import Result
+from aiolock.backends.mysql.queue import Blocking, Position, in_queue, left
+from aiolock.backends.mysql.session_mode import HoldingClaim, HoldingMode, demoted
+from aiolock.core.backend import Claim, Grant, Request
+from aiolock.errors import BackendUnavailable, UnsupportedKind
+from aiolock.types import Family, LockInfo
+
+__all__ = ["RowClaim", "RowMode", "Rows"]
+
+WAIT = 10
+"""Seconds at most, and no more than its ttl, after which the server ends a wait, and the claim queues up again: the server
+does not notice when a waiter's client is gone."""
+
+
+class Rows:
+    """The rows of locks, made by the first use of a name."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._known: set[str] = set()
+
+    async def make(self, request: Request, key: str) -> None:
+        """Make the row if it is missing; asked once for each name until :meth:`forget`."""
+        if key in self._known:
+            return
+        context = self._context
+        if not await self._exists(key):
+            packet = context.statements(
+                "make_row",
+                id=quote(key),
+                family=quote(request.kind.family.value),
+                name=hexed(request.name),
+            )
+            try:
+                await context.execute(packet)
+            except BackendUnavailable as error:
+                # Another client made it in the meantime, and has it locked.
+                if code(error.__cause__) not in NOT_NOW or not await self._exists(key):
+                    raise
+        self._known.add(key)
+
+    async def _exists(self, key: str) -> bool:
+        answers = await self._context.execute(self._context.statements("row_exists", id=quote(key)))
+        return bool(answers[0].rows[0][0])
+
+    def forget(self, key: str) -> None:
+        """Look for the row again at its next use: it was deleted."""
+        self._known.discard(key)
+
+    def blocking(self, key: str, who: str) -> str:
+        """Return the statement that waits for the row, as the server lists it."""
+        return self._context.statements("lock_row", id=quote(key), who=who)
+
+
+class RowMode(HoldingMode):
+    """A row for each lock, locked by an open transaction."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self.rows = Rows(context)
+
+    def claim(self, request: Request) -> Claim:
+        """Return a new claim of a mutex."""
+        return RowClaim(self._context, request, self._lock(request.name, request.kind.family), self.rows)
+
+    async def inspect(self, name: str, family: Family) -> LockInfo:
+        """Return the holder, as far as it can be known, and the statements that wait."""
+        context, key = self._context, self._context.key(name, family)
+        await left(context, key)
+        pattern = hexed(self.rows.blocking(key, "%"))
+        packet = context.statements("waiters", processlist=context.site.processlist, pattern=pattern)
+        [others] = await context.execute(packet)
+        waiting = await in_queue(context, others.rows)
+        claim = self._own(key)
+        held = claim is not None or not await self._free(key)
+        return LockInfo(name, (self._shown(claim, "a transaction"),) if held else (), waiting, family)
+
+    async def _free(self, key: str) -> bool:
+        """Return whether no transaction has the row."""
+        try:
+            await self._context.execute(self._context.statements("row_free", id=quote(key)))
+        except BackendUnavailable as error:
+            if code(error.__cause__) not in NOT_NOW:
+                raise
+            return False
+        return True
+
+    async def _force(self, lock: str) -> bool:
+        """Refuse: which other transaction has a row, only administrators may see."""
+        if await self._free(lock):
+            return False
+        advice = "end its connection by KILL"
+        raise UnsupportedKind("force_release() of another client's row lock", "MySQL", advice)
+
+
+class RowClaim(HoldingClaim):
+    """A transaction with one row locked, or a request for it."""
+
+    __slots__ = ("_rows",)
+
+    def __init__(self, context: Context, request: Request, lock: str, rows: Rows) -> None:
+        super().__init__(context, request, lock)
+        self._rows = rows
+
+    async def _directly(self, *, wait: bool, again: bool = True) -> Grant | None:  # noqa: ARG002 - counted below
+        """Ask on a session of its own: each hold needs one."""
+        context, sessions = self._context, self._context.sessions
+        await left(context, self.lock)
+        session: Session | None = None
+        # Sessions that were idle may have been ended by the server in the meantime.
+        for last in (*(False for _ in range(sessions.idle + 1)), True):
+            await self._rows.make(self.request, self.lock)
+            session = self._asked if self._begun is None else None
+            if session is None or not session.alive:
+                session = await sessions.take()
+            if session is None:
+                break
+            try:
+                return await self._try_on(session)
+            except BackendUnavailable:
+                if session.alive or last:
+                    raise
+        if (refusal := sessions.shut_out) is not None:
+            # Without a connection for the hold it is not to be had, free or not.
+            raise BackendUnavailable(
+                f"{refusal}: in this mode each hold and each waiter needs a connection beside the client's own, and the "
+                "server refuses it: raise MAX_USER_CONNECTIONS of the account, or use ?mode=lease"
+            ) from refusal
+        if wait:
+            return None
+        raise BackendUnavailable(
+            f"{context.address}: every one of its connections is in use, and in this mode each hold needs one: "
+            "raise connections="
+        )
+
+    async def _try_on(self, session: Session) -> Grant | None:
+        context = self._context
+        self._use(session)
+        await session.set_silence(self._silence)
+        packet = context.statements("try_row", id=quote(self.lock))
+        try:
+            for _ in range(2):
+                sent = context.clock()
+                answers = await context.execute(packet, session)
+                if self._confirmed(answers):
+                    return self._held(session, answers, sent)
+                await self._rows.make(self.request, self.lock)
+        except BackendUnavailable as error:
+            if not session.alive or code(error.__cause__) not in NOT_NOW:
+                raise
+        await self._give_back()
+        return None
+
+    async def _in_turn(self, position: Position, session: Session) -> Grant | None:
+        try:
+            return await super()._in_turn(position, session)
+        except BackendUnavailable as error:
+            if not session.alive or code(error.__cause__) not in NOT_NOW:
+                raise
+        # There was no row to wait for, and now another transaction has it.
+        self._rows.forget(self.lock)
+        await self._leave_queue()
+        return None
+
+    def _confirm(self) -> str:
+        # Again, because the wait finds nothing if the row was deleted in the meantime.
+        return self._context.statements("confirm_row", id=quote(self.lock))
+
+    def _confirmed(self, answers: list[Result]) -> bool:
+        if int(answers[-1].rows[0][0]) < 0:
+            # The caller gives the row back.
+            raise demoted(self._context)
+        if answers[-2].rows:
+            return True
+        self._rows.forget(self.lock)
+        return False
+
+    def _blocking(self) -> Blocking:
+        context, wait = self._context, min(WAIT, self._silence)
+        return Blocking(
+            self.lock,
+            self._rows.blocking(self.lock, self.request.label.encode().hex()),
+            self._put_back(),
+            tells=False,
+            prelude=context.statements("wait_row", wait=wait),
+            limit=wait + context.timeout,
+            silence=self._silence,
+        )
+
+    def _put_back(self) -> str:
+        return "ROLLBACK"

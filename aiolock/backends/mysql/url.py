@@ -1,0 +1,103 @@
+"""Server addresses: where a MySQL server is and how to log in, from a URL and options, without I/O."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import unquote
+
+from aiolock.backends.mysql.protocol import Driver
+from aiolock.backends.urls import Form, Host, count, file, one_of, optional_tls, parse, tls_mode
+from aiolock.errors import ConfigError, shorten
+
+__all__ = ["Address", "parameters"]
+
+_TABLE = re.compile(r"[A-Za-z0-9_]{1,48}")
+
+
+def _table(name: str, value: object) -> str:
+    if not isinstance(value, str) or not _TABLE.fullmatch(value):
+        raise ConfigError(f"{name} must be 1 to 48 characters of A-Z a-z 0-9 _, not {shorten(value)}")
+    return value
+
+
+def _socket(name: str, value: object) -> str:
+    if not isinstance(value, str) or not value.startswith("/"):
+        raise ConfigError(f"{name} must be the path of a socket, not {shorten(value)}")
+    return value
+
+
+_FORM = Form(
+    "MySQL",
+    "mysql://user:password@host:3306/database",
+    ("mysql", "mariadb"),
+    3306,
+    {
+        "mode": one_of("lease", "session", "row"),
+        "schema": one_of("auto", "manual"),
+        "table": _table,
+        "connections": count(1, 10_000),
+        "tls": tls_mode,
+        "tls_ca": file,
+        "unix_socket": _socket,
+    },
+)
+
+
+class Address:
+    """A server, a database and credentials; made by :func:`parameters` and never shown with its password."""
+
+    __slots__ = ("_kwargs", "database", "local", "text")
+
+    def __init__(self, text: str, kwargs: dict[str, Any]) -> None:
+        self.text = text
+        self._kwargs = kwargs
+        self.database = str(kwargs["db"])
+        """The database that holds the tables."""
+        self.local = bool(kwargs["unix_socket"]) or kwargs["host"] in ("127.0.0.1", "::1", "localhost")
+        """True if connections stay on this machine."""
+
+    def __repr__(self) -> str:
+        return f"<Address {self.text}>"
+
+    async def connect(self, ended: Callable[[], None]) -> Driver:
+        """Log in and return the connection; ``ended`` is called when it ends. Raises errors of the driver.
+
+        Its settings are the server's: the first packet on it is `settings`. Cancelling it, like an error, leaves
+        nothing behind.
+        """
+        driver = Driver(**self._kwargs)
+        await driver.connect(ended)
+        return driver
+
+
+def parameters(url: object, given: dict[str, Any]) -> tuple[Address, dict[str, Any]]:
+    """Parse a URL and the options given beside it: the address, and the other options with their values.
+
+    Raises :class:`ConfigError`, never with a part of the password.
+    """
+    address = parse(_FORM, url, given)
+    options = address.options
+    database = unquote(address.path.strip("/"))
+    if not database or "/" in database:
+        raise ConfigError(f"the address must name a database, as in {_FORM.example}")
+    path = options.pop("unix_socket", None)
+    context = optional_tls(options.pop("tls", "off"), options.pop("tls_ca", None), local=path is not None)
+    host = address.hosts[0] if address.hosts else Host("127.0.0.1", _FORM.port)
+    kwargs = {
+        "host": host.name,
+        "port": host.port,
+        "user": address.user or None,
+        # Servers keep passwords in UTF-8, and the driver sends one byte for each letter.
+        "password": (address.password or "").encode().decode("latin-1"),
+        "db": database,
+        "unix_socket": path,
+        "ssl": context,
+        "charset": "utf8mb4",
+        # As the server has it: `settings` sets it.
+        "autocommit": None,
+        "program_name": "aiolock",
+    }
+    user = f"{address.user}@" if address.user else ""
+    return Address(f"mysql://{user}{path or host}/{database}", kwargs), options

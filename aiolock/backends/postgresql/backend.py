@@ -1,0 +1,63 @@
+"""The PostgreSQL backend: the engine over rows, on a table of the server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiolock.backends.postgresql.diagnosis import diagnose
+from aiolock.backends.postgresql.statements import Statements
+from aiolock.backends.postgresql.store import PostgreSQLStore
+from aiolock.backends.postgresql.url import parameters
+from aiolock.backends.rows.backend import RowBackend
+from aiolock.types import Finding
+
+__all__ = ["PostgreSQLBackend"]
+
+
+class PostgreSQLBackend(RowBackend):
+    """One PostgreSQL (15 or later) server.
+
+    :param url: ``postgresql://user:password@host:5432/database``; ``postgres://`` and ``postgresql+asyncpg://`` are the
+        same. The other options may also stand in its query.
+    :param schema: ``auto`` (the default) creates the table where it is missing; ``check`` leaves that to an administrator.
+    :param table: the name of the table, or ``schema.table``; ``aiolock``, in the schema ``public``.
+    :param tls: ``off``, ``encrypt`` (any certificate), ``verify`` (authorities of the system or of ``tls_ca``), or an
+        :class:`ssl.SSLContext`.
+    :param tls_ca: a file with the authorities that certificates are verified with.
+    :param unix_socket: the folder of the server's socket, instead of a host; the port is a part of the socket's name.
+    """
+
+    name = "PostgreSQL"
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        schema: str | None = None,
+        table: str | None = None,
+        tls: Any = None,
+        tls_ca: Any = None,
+        unix_socket: str | None = None,
+    ) -> None:
+        options = {
+            "schema": schema,
+            "table": table,
+            "tls": tls,
+            "tls_ca": tls_ca,
+            "unix_socket": unix_socket,
+        }
+        self._address, given = parameters(url, options)
+        self.address = self._address.text
+        self._create = given.get("schema", "auto") == "auto"
+        self._table = given.get("table", "public.aiolock")
+
+    def __repr__(self) -> str:
+        return f"<PostgreSQLBackend {self.address}>"
+
+    def make_store(self) -> PostgreSQLStore:
+        """Return the store of this opening."""
+        return PostgreSQLStore(self._address, self._table, create=self._create)
+
+    async def diagnose(self) -> list[Finding]:
+        """Diagnose the server over a new connection."""
+        return await diagnose(self._address, Statements(self._table), self.settings)

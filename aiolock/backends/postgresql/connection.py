@@ -1,0 +1,429 @@
+"""Connections to a PostgreSQL server: a lane carries out one statement at a time, and two lanes live and end together.
+
+Callers wait on futures, and the lane's own task calls the driver: asyncpg sends a request to cancel the statement when its
+caller is cancelled, and a statement may be carried out all the same. So no call of the driver is ever cancelled. An answer
+that is late ends both connections instead, and the server finds out by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, NamedTuple
+
+import asyncpg
+
+from aiolock.backends.diagnosis import numbers
+from aiolock.backends.postgresql.errors import translate
+from aiolock.backends.postgresql.statements import Statements
+from aiolock.backends.postgresql.url import Address
+from aiolock.clock import Deadline
+from aiolock.core.backend import Settings
+from aiolock.core.tasks import Backoff, TaskSet
+from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, LockError, UnsafeBackend, copy_of
+
+__all__ = ["OLDEST", "Connections", "Driver", "Facts", "Lane", "login"]
+
+OLDEST = 15
+"""The oldest version that is tested; older ones are refused."""
+
+MOST_ITEMS = 256
+"""Items of one statement, unless a single call has more."""
+
+GOODBYE = 1.0
+"""Seconds for which closing waits until the server was told."""
+
+CLOSED = "the client is closed"
+
+
+class Driver(asyncpg.Connection):  # type: ignore[misc]  # the driver is untyped
+    """A connection of the driver, whose owner closes it."""
+
+    def __del__(self) -> None:
+        """Do nothing: a forked child must not touch the connection, nor may one whose event loop was closed."""
+
+
+class Facts(NamedTuple):
+    """Facts about a server and a connection to it."""
+
+    version: str
+    recovering: bool
+    pid: int
+    fsync: str
+    full_page_writes: str
+    standbys: str
+
+
+async def login(address: Address, statements: Statements, settings: Settings) -> tuple[Driver, Facts]:
+    """Connect, log in and set the session up, within the command timeout; nothing is left if it raises or is cancelled.
+
+    Raises errors of this library. The server may be one that clients refuse to use.
+    """
+    try:
+        async with asyncio.timeout(settings.command_timeout):
+            driver = await asyncpg.connect(
+                **address.arguments,
+                connection_class=Driver,
+                # Statements are prepared once, and live as long as the connection.
+                max_cached_statement_lifetime=0,
+                timeout=None,  # pyright: ignore[reportArgumentType] # the limit is the one around it
+            )
+            try:
+                wait = max(1, round(settings.command_timeout * 1000))
+                await driver.execute(statements("settings").replace("{lock_timeout}", str(wait)))
+                if driver.get_server_version().major >= 17:  # noqa: PLR2004 - the version that brought it
+                    await driver.execute(statements("settings_17"))
+                facts = Facts(*await driver.fetchrow(statements("facts")))
+            except BaseException:
+                driver.terminate()
+                raise
+    except Exception as error:
+        raise translate(error, address.text) from error
+    return driver, facts
+
+
+def refuse(driver: Driver, facts: Facts, address: str) -> None:
+    """Raise what keeps locks from being safe on this server, or over this connection."""
+    if not facts.version.startswith("PostgreSQL "):
+        raise BackendRefused(f"{address}: this is no PostgreSQL, but {facts.version.split(' ')[0]}")
+    if numbers(facts.version)[0] < OLDEST:
+        raise BackendRefused(f"{address}: {facts.version.split(',')[0]} is older than {OLDEST}")
+    if facts.pid != driver.get_server_pid():
+        raise UnsafeBackend(
+            f"{address}: a pooler such as PgBouncer stands in between, and may swap the session that settings and "
+            "notifications live in: connect to the server itself"
+        )
+    if facts.recovering:
+        raise BackendRefused(
+            f"{address}: the server is a standby or recovers, and locks taken here do not exclude clients of its primary: "
+            "connect to the primary"
+        )
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """Items whose answers one caller waits for, or a plain statement."""
+
+    items: Sequence[Any]
+    late: float
+    """When, by the loop's clock, the answer is late."""
+    keys: frozenset[str] = frozenset()
+    """Keys that no other call of the same statement may have."""
+    statement: tuple[Any, ...] = ()
+    answer: asyncio.Future[Sequence[Any]] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+
+    def fail(self, error: Exception) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(copy_of(error))
+            # The caller may be gone.
+            self.answer.exception()
+
+
+class Lane:
+    """One connection, and the calls that wait for their turn on it.
+
+    Calls that wait go out together, as one statement, when the present one is answered: a commit costs one flush, however
+    many edits it has.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        execute: Callable[[Driver, Sequence[Any]], Awaitable[Sequence[Any]]],
+        address: str,
+        timeout: float,
+        tasks: TaskSet,
+        lost: Callable[[Lane, BackendError], None],
+    ) -> None:
+        """Take the function that carries out items of several calls in one round trip, and the one to call at the end."""
+        self.driver = driver
+        self._execute = execute
+        self._address = address
+        self._timeout = timeout
+        self._tasks = tasks
+        self._lost = lost
+        self._calls: deque[_Call] = deque()
+        self._current: list[_Call] = []
+        self._busy = False
+        self._warning = ""
+        self.over = False
+        driver.add_log_listener(self._logged)
+        driver.add_termination_listener(self._terminated)
+
+    async def ask(self, items: Sequence[Any], keys: frozenset[str] = frozenset()) -> list[Any]:
+        """Carry out ``items`` in one round trip, perhaps together with those of other calls that do not share ``keys``.
+
+        Ends within the command timeout. Cancelling it before its turn withdraws the call; later it leaves open whether the
+        items were carried out.
+        """
+        return list(await self._put(_Call(items, self._late(), keys)))
+
+    async def fetch(self, *statement: Any) -> list[Any]:
+        """Execute one statement with its arguments, in its turn; its records. Ends, and is cancelled, as :meth:`ask`."""
+        return list(await self._put(_Call((), self._late(), statement=statement)))
+
+    def _late(self) -> float:
+        return asyncio.get_running_loop().time() + self._timeout
+
+    async def _put(self, call: _Call) -> Sequence[Any]:
+        if self.over:
+            raise BackendUnavailable(f"{self._address}: the connection was lost")
+        self._calls.append(call)
+        if not self._busy:
+            self._busy = True
+            self._tasks.spawn(self._work(), "aiolock-postgresql-lane")
+        return await call.answer
+
+    async def _work(self) -> None:
+        try:
+            while not self.over and self._take():
+                await self._carry_out()
+        finally:
+            self._busy = False
+            if self._current:
+                # The application cancels every task that there is: the outcome of the statement is not known.
+                self._lost(self, BackendUnavailable(f"{self._address}: the connection was closed"))
+
+    def _take(self) -> bool:
+        """Take the calls that go out together: one plain statement, or as many others as fit."""
+        taken: list[_Call] = []
+        keys: set[str] = set()
+        room = MOST_ITEMS
+        while self._calls:
+            call = self._calls[0]
+            if not call.answer.done():
+                fits = not call.statement and len(call.items) <= room and not keys & call.keys
+                if taken and not fits:
+                    break
+                taken.append(call)
+                keys |= call.keys
+                room = 0 if call.statement else room - len(call.items)
+            self._calls.popleft()
+        self._current = taken
+        return bool(taken)
+
+    async def _carry_out(self) -> None:
+        loop = asyncio.get_running_loop()
+        calls = self._current
+        timer = loop.call_at(min(call.late for call in calls), self._too_late)
+        self._warning = ""
+        try:
+            if calls[0].statement:
+                answers: Sequence[Any] = await self.driver.fetch(*calls[0].statement)
+            else:
+                answers = await self._execute(self.driver, [item for call in calls for item in call.items])
+            if self._warning:
+                # One of them says that the commit is not on the replica for which it should have waited.
+                raise BackendUnavailable(f"{self._address}: {self._warning}")
+        except LockError as error:
+            self._failed(error, dead=True)
+        except Exception as error:  # noqa: BLE001 - any error of the driver
+            translated = translate(error, self._address)
+            translated.__cause__ = error
+            self._failed(
+                translated, dead=self.driver.is_closed() or not isinstance(error, asyncpg.PostgresError)
+            )
+        else:
+            self._current = []
+            start = 0
+            for call in calls:
+                end = start + len(call.items)
+                if not call.answer.done():
+                    call.answer.set_result(answers if call.statement else answers[start:end])
+                start = end
+        finally:
+            timer.cancel()
+
+    def _failed(self, error: LockError, *, dead: bool) -> None:
+        for call in self._current:
+            call.fail(error)
+        self._current = []
+        if dead:
+            self._lost(self, error if isinstance(error, BackendError) else BackendUnavailable(str(error)))
+
+    def _too_late(self) -> None:
+        self._lost(self, BackendUnavailable(f"{self._address}: no answer in time"))
+
+    def _logged(self, _: Any, message: Any) -> None:
+        if getattr(message, "severity_en", None) == "WARNING":
+            self._warning = str(message)
+
+    def _terminated(self, _: Any) -> None:
+        if not self.over:
+            self._lost(self, BackendUnavailable(f"{self._address}: the connection was lost"))
+
+    def end(self, error: Exception) -> None:
+        """Close the connection at once, and raise ``error`` in every call."""
+        if self.over:
+            return
+        self.over = True
+        self.driver.terminate()
+        for call in [*self._current, *self._calls]:
+            call.fail(error)
+        self._current = []
+        self._calls.clear()
+
+    async def quit(self) -> None:
+        """Close in good order if nothing is under way, else at once."""
+        if not self.over and not self._busy:
+            self.over = True
+            try:
+                await self.driver.close(timeout=GOODBYE)
+            except Exception:  # noqa: BLE001 - it is closed then as well
+                self.driver.terminate()
+        self.end(BackendUnavailable(CLOSED))
+
+
+class Connections:
+    """The two connections of a client, reopened together: one for writes, and one for reads and notifications.
+
+    Two, because a renewal sends a write and a read in one flight. When one of them is lost, the other one is closed: what
+    was read on it and what was written before are then told apart by one border.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        statements: Statements,
+        settings: Settings,
+        read: Callable[[Driver, Sequence[Any]], Awaitable[Sequence[Any]]],
+        write: Callable[[Driver, Sequence[Any]], Awaitable[Sequence[Any]]],
+        prepare: Callable[[Driver], Awaitable[None]],
+        interrupted: Callable[[], None],
+    ) -> None:
+        """Take the functions that carry out reads and writes, that subscribe, and that report the loss."""
+        self._address = address
+        self._statements = statements
+        self._settings = settings
+        self._read, self._write, self._prepare = read, write, prepare
+        self._interrupted = interrupted
+        self._lanes: tuple[Lane, Lane] | None = None
+        self._there = asyncio.Event()
+        self._error: BackendError | None = None
+        self._tasks = TaskSet()
+        self._backoff = Backoff(Random())
+        self._reconnecting: asyncio.Task[None] | None = None
+        self.closed = False
+        self.facts: Facts | None = None
+        """Known once a connection was opened."""
+
+    async def open(self) -> None:
+        """Open both connections, once; raises why it cannot. Cancelling it leaves nothing open."""
+        task = self._tasks.spawn(self._connect(), "aiolock-postgresql-connect")
+        try:
+            await asyncio.wait([task])
+        except BaseException:
+            self.closed = True
+            task.cancel()
+            await asyncio.wait([task])
+            raise
+        if (refused := task.result()) is not None:
+            raise refused
+
+    async def reader(self, deadline: Deadline) -> Lane:
+        """Return the connection for reads; waits until there is one, or raises why there is none."""
+        while self._lanes is None:
+            if self.closed:
+                raise BackendUnavailable(CLOSED)
+            self._begin_reconnecting()
+            try:
+                async with asyncio.timeout(deadline.left()):
+                    await self._there.wait()
+            except TimeoutError:
+                raise self._absent() from None
+        return self._lanes[0]
+
+    def writer(self) -> Lane:
+        """Return the connection for writes; raises if it was lost, because what is to be written rests on earlier reads."""
+        if self._lanes is None:
+            raise self._absent()
+        return self._lanes[1]
+
+    def _absent(self) -> BackendError:
+        if self.closed:
+            return BackendUnavailable(CLOSED)
+        if self._error is not None:
+            return copy_of(self._error)
+        return BackendUnavailable(f"{self._address.text}: the connection was lost")
+
+    async def _connect(self) -> LockError | None:
+        """Open both; return why it cannot."""
+        opened: list[Driver] = []
+        facts: Facts | None = None
+        try:
+            for _ in range(2):
+                driver, facts = await login(self._address, self._statements, self._settings)
+                opened.append(driver)
+                refuse(driver, facts, self._address.text)
+            try:
+                async with asyncio.timeout(self._settings.command_timeout):
+                    await self._prepare(opened[0])
+            except LockError:
+                raise
+            except Exception as error:
+                raise translate(error, self._address.text) from error
+            if self.closed:
+                raise BackendUnavailable(CLOSED)
+        except BaseException as error:
+            for driver in opened:
+                driver.terminate()
+            if not isinstance(error, BackendError):
+                raise
+            self._error = error
+            return error
+        reader, writer = (
+            Lane(driver, execute, self._address.text, self._settings.command_timeout, self._tasks, self._lost)
+            for driver, execute in zip(opened, (self._read, self._write), strict=True)
+        )
+        self._lanes, self._error, self.facts = (reader, writer), None, facts
+        self._backoff.reset()
+        self._there.set()
+        if self._settings.outages is not None:
+            self._settings.outages.up(self, self._address.text)
+        return None
+
+    def _lost(self, lane: Lane, error: BackendError) -> None:
+        if self._lanes is None or lane not in self._lanes:
+            # It is over already, and other connections may have taken its place.
+            return
+        lanes, self._lanes, self._error = self._lanes, None, error
+        self._there.clear()
+        for lane in lanes:
+            lane.end(error)
+        if self.closed:
+            return
+        if self._settings.outages is not None:
+            self._settings.outages.down(self, self._address.text, error)
+        self._interrupted()
+        self._begin_reconnecting()
+
+    def _begin_reconnecting(self) -> None:
+        task = asyncio.current_task()
+        # One that was cancelled by the application with all others would leave a task behind; the next read begins it.
+        cancelled = task is not None and task.cancelling() > 0
+        if not self.closed and not cancelled and (self._reconnecting is None or self._reconnecting.done()):
+            self._reconnecting = self._tasks.spawn(self._reconnect(), "aiolock-postgresql-reconnect")
+
+    async def _reconnect(self) -> None:
+        while not self.closed and self._lanes is None and await self._connect() is not None:
+            await self._backoff.pause()
+
+    async def aclose(self) -> None:
+        """Close both, and end every task."""
+        self.closed = True
+        self._there.set()
+        if self._settings.outages is not None:
+            self._settings.outages.forget(self, self._address.text)
+        lanes, self._lanes = self._lanes, None
+        if lanes is not None:
+            await asyncio.wait([self._tasks.spawn(lane.quit(), "aiolock-postgresql-close") for lane in lanes])
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)

@@ -1,0 +1,148 @@
+"""Diagnose a PostgreSQL server: findings."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+
+from aiolock.backends.diagnosis import failure, note, numbers, ok, round_trip, warning
+from aiolock.backends.postgresql import schema
+from aiolock.backends.postgresql.connection import OLDEST, Driver, Facts, login
+from aiolock.backends.postgresql.errors import translate
+from aiolock.backends.postgresql.statements import Statements
+from aiolock.backends.postgresql.url import Address
+from aiolock.core.backend import Settings
+from aiolock.errors import BackendError
+from aiolock.types import Finding
+
+__all__ = ["diagnose", "findings"]
+
+FEW = 50
+"""Connections below which clients, of which each needs two, may run out of them."""
+
+
+async def diagnose(address: Address, statements: Statements, settings: Settings) -> list[Finding]:
+    """Diagnose a server over a new connection, also one that clients refuse to use."""
+    driver, facts = await login(address, statements, settings)
+    # No call is cancelled: the connection ends when the time is over.
+    timer = asyncio.get_running_loop().call_later(settings.command_timeout, driver.terminate)
+    try:
+        return await _ask(driver, facts, address, statements, settings)
+    except BackendError:
+        raise
+    except Exception as error:
+        raise translate(error, address.text) from error
+    finally:
+        timer.cancel()
+        driver.terminate()
+
+
+async def _ask(
+    driver: Driver, facts: Facts, address: Address, statements: Statements, settings: Settings
+) -> list[Finding]:
+    sent = settings.clock()
+    rows = await driver.fetch(statements("server_settings"))
+    trip = settings.clock() - sent
+    found = findings(facts, {str(name): str(value) for name, value in rows}, driver.get_server_pid())
+    found.append(_tls(encrypted=bool(await driver.fetchval(statements("encrypted"))), local=address.local))
+    found.append(round_trip([trip], settings.ttl))
+    found.append(await _table(driver, statements, address.text))
+    return found
+
+
+def findings(facts: Facts, variables: Mapping[str, str], pid: int) -> list[Finding]:
+    """Judge a server's facts and settings, as a connection with that process id sees them."""
+    return [
+        *_version(facts),
+        *_server(facts, pid),
+        *_durability(facts),
+        *_limits(variables),
+    ]
+
+
+def _version(facts: Facts) -> Iterator[Finding]:
+    product = facts.version.split(" (")[0].split(",")[0]
+    if not facts.version.startswith("PostgreSQL "):
+        yield failure(
+            "version",
+            f"this is no PostgreSQL, but {product}",
+            "connect to a PostgreSQL of version 15 or later",
+        )
+    elif numbers(facts.version)[0] < OLDEST:
+        yield failure("version", f"{product} is older than {OLDEST}", f"use PostgreSQL {OLDEST} or later")
+    else:
+        yield ok("version", product)
+
+
+def _server(facts: Facts, pid: int) -> Iterator[Finding]:
+    if facts.pid != pid:
+        yield failure(
+            "pooler",
+            "a pooler such as PgBouncer stands in between, and clients refuse to open here",
+            "connect to the server itself",
+        )
+    else:
+        yield ok("pooler", "the connection is one to the server itself")
+    if facts.recovering:
+        yield failure(
+            "recovery",
+            "the server is a standby or recovers, takes no writes, and clients refuse to open here",
+            "connect to the primary",
+        )
+    else:
+        yield ok("recovery", "the server takes writes")
+
+
+def _durability(facts: Facts) -> Iterator[Finding]:
+    off = [name for name in ("fsync", "full_page_writes") if getattr(facts, name) != "on"]
+    for name in off:
+        yield warning(
+            name,
+            "it is off: a machine that dies may forget grants that clients have, and grant the same locks again",
+            f"set {name} = on",
+        )
+    if not off:
+        yield ok("durability", "every grant is on disk before the client has it")
+    if facts.standbys.strip():
+        yield ok("synchronous_standby_names", "every grant is on a standby before the client has it")
+    else:
+        yield note(
+            "synchronous_standby_names",
+            "it is empty: standbys, if there are any, get a grant after the client has it; a failover may lose the last "
+            "ones, and two clients may believe to hold a lock until the next renewal",
+            "use synchronous replication where a standby may take over",
+        )
+
+
+def _limits(variables: Mapping[str, str]) -> Iterator[Finding]:
+    most = int(variables.get("max_connections", 0))
+    if most < FEW:
+        yield note("max_connections", f"it is {most}, and each client needs two", "raise it")
+    else:
+        yield ok("max_connections", f"there may be {most}")
+
+
+def _tls(*, encrypted: bool, local: bool) -> Finding:
+    if encrypted or local:
+        return ok("tls", f"the connection {'is encrypted' if encrypted else 'does not leave this machine'}")
+    return warning(
+        "tls",
+        "the connection is not encrypted: names and labels can be read on the network",
+        "use tls=verify",
+    )
+
+
+async def _table(driver: Driver, statements: Statements, address: str) -> Finding:
+    try:
+        there = await schema.examine(driver, statements, address)
+    except BackendError as error:
+        return failure(
+            "table", f"clients refuse to open with this table ({error})", "do what the message says"
+        )
+    if there:
+        return ok("table", f"{statements.table} is as it must be, and this role may use it")
+    return note(
+        "table",
+        f"{statements.table} is not there yet",
+        "open a client with schema=auto once, or have an administrator run the statements of the documentation",
+    )

@@ -1,0 +1,63 @@
+"""Errors of the driver and the server by SQLSTATE, and their translation to errors of this library.
+
+By SQLSTATE, because texts differ between versions and languages; only the first line of a message is shown, because details
+may name values."""
+
+from __future__ import annotations
+
+import ssl
+
+import asyncpg
+
+from aiolock.errors import BackendError, BackendRefused, BackendUnavailable
+
+__all__ = [
+    "CREATED_MEANWHILE",
+    "NO_ROOM_TO_NOTIFY",
+    "NO_TLS",
+    "sqlstate",
+    "translate",
+]
+
+READ_ONLY = "25006"
+DISK_FULL = "53100"
+NO_ROOM_TO_NOTIFY = "54000"
+"""The server's queue of notifications is full: the statement was rolled back."""
+CREATED_MEANWHILE = {"23505", "42P06", "42P07", "42710"}
+"""Another session created the same table or type at the same time."""
+TEMPORARY = ("08", "40", "53", "55P03", "57", "58", "25P03", "25P04")
+"""Beginnings of codes after which the same statement may succeed later: connection, conflict, resources, locked, shutdown,
+I/O, time-outs."""
+
+NO_TLS = "the server does not offer TLS, which was asked for"
+
+
+def sqlstate(error: BaseException | None) -> str:
+    """Return the code of a server's error, an empty string for any other error."""
+    return str(getattr(error, "sqlstate", None) or "") if isinstance(error, asyncpg.PostgresError) else ""
+
+
+def translate(error: Exception, address: str) -> BackendError:
+    """Return the error of this library for one of the driver's; the caller chains it."""
+    code = sqlstate(error)
+    text = f"{address}: {_sentence(error)}"
+    if code == READ_ONLY:
+        return BackendRefused(f"{text}; locks need a server that takes writes")
+    if code == DISK_FULL:
+        return BackendRefused(text)
+    if isinstance(error, ssl.SSLCertVerificationError) or NO_TLS in text:
+        return BackendRefused(text)
+    if not code or code.startswith(TEMPORARY):
+        # Without a code: the way to the server, or the connection is out of step.
+        return BackendUnavailable(text)
+    return BackendRefused(text)
+
+
+def _sentence(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    if isinstance(error, ConnectionError) and "SSL upgrade" in str(error):
+        return NO_TLS
+    code = sqlstate(error)
+    [first, *_] = str(error).splitlines() or [""]
+    return f"{first or type(error).__name__}{f' [{code}]' if code else ''}"

@@ -1,0 +1,134 @@
+-- Everything that is sent to a PostgreSQL server, one statement under each name; the table is filled in, everything else is
+-- bound. The only array type is text[]: for any other one the driver would ask the server's catalogue first.
+
+-- name: settings
+-- First on every connection, whatever role, database and server have set. The time-out of statements comes before the others,
+-- because one of a millisecond might end them. A table is found by the index on its key, also while the planner does not know
+-- yet how large it is. Warnings are shown, because one can say that a commit did not reach the replica.
+SET statement_timeout = 0;
+SET quote_all_identifiers = off;
+SET lock_timeout = {lock_timeout};
+SET idle_session_timeout = 0;
+SET idle_in_transaction_session_timeout = 0;
+SET client_encoding = 'UTF8';
+SET client_min_messages = warning;
+SET search_path = pg_catalog, pg_temp;
+SET default_transaction_isolation = 'read committed';
+SET default_transaction_read_only = off;
+SET default_transaction_deferrable = off;
+SET synchronous_commit = on;
+SET row_security = off;
+SET jit = off;
+SET plan_cache_mode = force_generic_plan;
+SET enable_nestloop = on;
+SET enable_indexscan = on;
+SET enable_seqscan = off;
+SET enable_hashjoin = off;
+SET enable_mergejoin = off
+
+-- name: settings_17
+SET transaction_timeout = 0
+
+-- name: facts
+SELECT version() AS version, pg_is_in_recovery() AS recovering, pg_backend_pid() AS pid,
+  current_setting('fsync') AS fsync, current_setting('full_page_writes') AS full_page_writes,
+  current_setting('synchronous_standby_names') AS standbys
+
+-- name: get
+-- Values only where they are wanted. The clock is read after the row, in the same statement.
+SELECT CASE WHEN k.wanted = 'value' THEN r.value END AS value, r.version,
+  (extract(epoch FROM clock_timestamp()) * 1000000)::int8 AS tick
+FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS k (key, wanted, place)
+LEFT JOIN {table} AS r ON r.key = k.key
+ORDER BY k.place
+
+-- name: insert
+INSERT INTO {table} AS r (key, value, version, expires)
+VALUES ($1, $2, $3, clock_timestamp() + make_interval(secs => $4))
+ON CONFLICT (key) DO NOTHING
+RETURNING (extract(epoch FROM clock_timestamp()) * 1000000)::int8 AS tick, set_config('synchronous_commit', $5, true)
+
+-- name: update
+UPDATE {table} SET value = $2, version = $3, expires = clock_timestamp() + make_interval(secs => $4)
+WHERE key = $1 AND version = $6
+RETURNING (extract(epoch FROM clock_timestamp()) * 1000000)::int8 AS tick, set_config('synchronous_commit', $5, true)
+
+-- name: several
+-- Several edits, each by its own version, and notifications. Rows are locked in the order of their keys, inserted ones first,
+-- so that two such statements never wait for each other. A row that another transaction has changed meanwhile is looked at
+-- again when its lock is there, and has another version then.
+WITH edit AS MATERIALIZED (
+  SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[])
+    AS e (key, expected, version, value, ttl, notify)
+), inserted AS (
+  INSERT INTO {table} AS r (key, value, version, expires)
+  SELECT key, decode(value, 'base64'), version, clock_timestamp() + make_interval(secs => ttl::float8)
+  FROM edit WHERE expected = '' ORDER BY key
+  ON CONFLICT (key) DO NOTHING
+  RETURNING r.key
+), locked AS MATERIALIZED (
+  SELECT r.key FROM {table} AS r JOIN edit AS e ON r.key = e.key AND r.version = e.expected
+  WHERE e.expected <> '' AND (SELECT count(*) FROM inserted) >= 0
+  ORDER BY r.key FOR UPDATE OF r
+), updated AS (
+  UPDATE {table} AS r
+  SET value = decode(e.value, 'base64'), version = e.version,
+    expires = clock_timestamp() + make_interval(secs => e.ttl::float8)
+  FROM locked AS l JOIN edit AS e ON e.key = l.key
+  WHERE r.key = l.key AND r.version = e.expected AND e.value IS NOT NULL
+  RETURNING r.key
+), deleted AS (
+  DELETE FROM {table} AS r USING locked AS l JOIN edit AS e ON e.key = l.key
+  WHERE r.key = l.key AND r.version = e.expected AND e.value IS NULL
+  RETURNING r.key
+), made AS MATERIALIZED (
+  SELECT key FROM inserted UNION ALL SELECT key FROM updated UNION ALL SELECT key FROM deleted
+)
+SELECT m.key, (extract(epoch FROM clock_timestamp()) * 1000000)::int8 AS tick,
+  set_config('synchronous_commit', $7, true),
+  (SELECT count(pg_notify($8 || address, m.key)) FROM unnest(string_to_array(e.notify, ',')) AS address)
+FROM made AS m JOIN edit AS e ON e.key = m.key
+
+-- name: scan
+-- Keys are printable ASCII: nothing that begins with the prefix comes after the prefix and a DEL.
+SELECT key, value, version, (extract(epoch FROM clock_timestamp()) * 1000000)::int8 AS tick
+FROM {table} WHERE key >= $1 AND key < $1 || chr(127) AND key > $2
+ORDER BY key LIMIT $3
+
+-- name: purge
+-- One page: looks at the rows again as it deletes them, and leaves those alone that another transaction is at.
+WITH page AS MATERIALIZED (
+  SELECT key FROM {table} WHERE key > $1 AND expires <= clock_timestamp() - make_interval(secs => $2)
+  ORDER BY key LIMIT $3 FOR UPDATE SKIP LOCKED
+), gone AS (
+  DELETE FROM {table} AS r USING page AS p
+  WHERE r.key = p.key AND r.expires <= clock_timestamp() - make_interval(secs => $2)
+  RETURNING r.key
+)
+SELECT max(key) AS last, (SELECT count(*) FROM gone) AS gone FROM page
+
+-- name: described
+-- The table as the server knows it: NULL instead of a row that is not there.
+SELECT c.relkind::text AS kind, c.relpersistence::text AS persistence, obj_description(c.oid, 'pg_class') AS comment,
+  (SELECT string_agg(a.attname || ' ' || format_type(a.atttypid, a.atttypmod)
+      || CASE WHEN a.attnotnull THEN ' not null' ELSE '' END
+      || CASE WHEN l.collname = 'C' THEN ' C' ELSE '' END, ', ' ORDER BY a.attnum)
+    FROM pg_attribute AS a LEFT JOIN pg_collation AS l ON l.oid = a.attcollation
+    WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped) AS columns,
+  (SELECT string_agg(a.attname, ', ') FROM pg_index AS i
+    JOIN pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey)
+    WHERE i.indrelid = c.oid AND i.indisprimary AND i.indisvalid) AS key,
+  concat_ws(', ',
+    CASE WHEN NOT has_table_privilege(c.oid, 'SELECT') THEN 'SELECT' END,
+    CASE WHEN NOT has_table_privilege(c.oid, 'INSERT') THEN 'INSERT' END,
+    CASE WHEN NOT has_table_privilege(c.oid, 'UPDATE') THEN 'UPDATE' END,
+    CASE WHEN NOT has_table_privilege(c.oid, 'DELETE') THEN 'DELETE' END) AS missing
+FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+WHERE n.nspname = $1 AND c.relname = $2
+
+-- name: server_settings
+SELECT name, setting FROM pg_settings WHERE name IN ('max_connections')
+
+-- name: encrypted
+-- Without a row where the server was built without TLS.
+SELECT coalesce((SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()), false)

@@ -1,0 +1,192 @@
+"""Rows in a PostgreSQL table: reads and compare-and-set in one statement each, and notifications."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, NamedTuple
+
+from aiolock.backends.postgresql import schema
+from aiolock.backends.postgresql.connection import Connections, Driver, Facts
+from aiolock.backends.postgresql.errors import NO_ROOM_TO_NOTIFY, sqlstate
+from aiolock.backends.postgresql.statements import Statements
+from aiolock.backends.postgresql.url import Address
+from aiolock.backends.rows.store import ALL, Edit, Listener, Row, RowStore, StoreClock
+from aiolock.clock import Deadline
+from aiolock.core.backend import Settings
+from aiolock.errors import BackendUnavailable
+
+__all__ = ["PostgreSQLStore", "capabilities"]
+
+PAGE = 500
+"""Rows of one statement of a scan or a purge."""
+
+
+class _Wanted(NamedTuple):
+    """A row to read, with or without its value."""
+
+    key: str
+    what: str
+
+
+def capabilities(facts: Facts) -> frozenset[str]:
+    """Return the capabilities of a server with these settings."""
+    words = {"exclusion", "fencing", "fifo", "keep", "no-eviction", "push"}
+    if facts.fsync == "on" and facts.full_page_writes == "on":
+        words.add("survives-restart")
+        if facts.standbys.strip():
+            # A commit is answered when a standby has it on its disk as well.
+            words.add("survives-failover")
+    return frozenset(words)
+
+
+class PostgreSQLStore(RowStore):
+    """The rows of one table."""
+
+    push = True
+
+    def __init__(self, address: Address, table: str, *, create: bool) -> None:
+        self._address = address
+        self._statements = Statements(table)
+        self._create = create
+        self._connections: Connections | None = None
+
+    async def open(self, settings: Settings, listener: Listener) -> None:
+        """Connect, check the server, create or check the table, and listen."""
+        self._settings, self._listener = settings, listener
+        # Clients of other namespaces and tables have channels of their own.
+        place = "\0".join((self._statements.table, settings.namespace)).encode()
+        self._channel = f"aiolock_{hashlib.sha256(place).hexdigest()[:16]}_"
+        self._connections = Connections(
+            self._address,
+            self._statements,
+            settings,
+            self._read,
+            self._write,
+            self._subscribe,
+            listener.interrupted,
+        )
+        await self._connections.open()
+        assert self._connections.facts is not None  # noqa: S101 - known once it was opened
+        self.capabilities = capabilities(self._connections.facts)
+
+    async def _subscribe(self, driver: Driver) -> None:
+        """Check the table and listen; first on the connection for reads, each time that it was opened."""
+        await schema.ensure(driver, self._statements, self._address.text, create=self._create)
+        for address in (self._listener.address, ALL):
+            await driver.add_listener(f"{self._channel}{address}", self._notified)
+
+    def _notified(self, _driver: Any, _pid: int, _channel: str, key: Any) -> None:
+        self._listener.changed(str(key))
+
+    # --- reads
+
+    async def get(self, keys: Sequence[str]) -> list[Row]:
+        """Read rows with their values."""
+        return await self._rows([_Wanted(key, "value") for key in keys])
+
+    async def versions(self, keys: Sequence[str]) -> list[Row]:
+        """Read rows without their values."""
+        return await self._rows([_Wanted(key, "version") for key in keys])
+
+    async def _rows(self, wanted: list[_Wanted]) -> list[Row]:
+        if not wanted:
+            return []
+        reader = await self._open().reader(self._deadline())
+        return await reader.ask(wanted)
+
+    async def _read(self, driver: Driver, wanted: Sequence[_Wanted]) -> list[Row]:
+        records = await driver.fetch(
+            self._statements("get"), [one.key for one in wanted], [one.what for one in wanted]
+        )
+        return [_row(value or b"", version or "", tick) for value, version, tick in records]
+
+    # --- writes
+
+    async def compare_and_set(self, edits: Sequence[Edit]) -> list[Row | None]:
+        """Make edits, perhaps in one statement with those of other calls."""
+        if not edits:
+            return []
+        writer = self._open().writer()
+        return await writer.ask(edits, frozenset(edit.key for edit in edits))
+
+    async def _write(self, driver: Driver, edits: Sequence[Edit]) -> list[Row | None]:
+        try:
+            return await self._make(driver, edits)
+        except Exception as error:
+            if sqlstate(error) != NO_ROOM_TO_NOTIFY or not any(edit.notify for edit in edits):
+                raise
+            # The statement was rolled back.
+            return await self._make(driver, [edit._replace(notify=frozenset()) for edit in edits])
+
+    async def _make(self, driver: Driver, edits: Sequence[Edit]) -> list[Row | None]:
+        flush = "on" if any(edit.flush for edit in edits) else "off"
+        first = edits[0]
+        if len(edits) == 1 and first.value is not None and not first.notify:
+            name, expected = ("update", (first.expected,)) if first.expected else ("insert", ())
+            words = (first.key, first.value, first.version, first.ttl, flush, *expected)
+            record = await driver.fetchrow(self._statements(name), *words)
+            return [None if record is None else _row(b"", first.version, record["tick"])]
+        records = await driver.fetch(
+            self._statements("several"),
+            [edit.key for edit in edits],
+            [edit.expected for edit in edits],
+            [edit.version for edit in edits],
+            [None if edit.value is None else base64.b64encode(edit.value).decode() for edit in edits],
+            [None if edit.ttl is None else repr(float(edit.ttl)) for edit in edits],
+            [",".join(sorted(edit.notify)) or None for edit in edits],
+            flush,
+            self._channel,
+        )
+        ticks = {str(record["key"]): int(record["tick"]) for record in records}
+        return [
+            _row(b"", "" if edit.value is None else edit.version, ticks[edit.key])
+            if edit.key in ticks
+            else None
+            for edit in edits
+        ]
+
+    # --- maintenance
+
+    async def scan(self, prefix: str) -> AsyncIterator[tuple[str, Row]]:
+        """Yield each row whose key begins with ``prefix``, in the order of keys."""
+        after = ""
+        while True:
+            reader = await self._open().reader(self._deadline())
+            records = await reader.fetch(self._statements("scan"), prefix, after, PAGE)
+            for key, value, version, tick in records:
+                yield str(key), _row(value, version, tick)
+            if len(records) < PAGE:
+                return
+            after = str(records[-1]["key"])
+
+    async def purge(self, idle: float) -> int:
+        """Delete the rows whose ttl ended ``idle`` seconds ago or earlier, page by page."""
+        gone, after = 0, ""
+        while True:
+            # Rows that were not read: a reconnection in between does not matter.
+            await self._open().reader(self._deadline())
+            [page] = await self._open().writer().fetch(self._statements("purge"), after, float(idle), PAGE)
+            gone += int(page["gone"])
+            if page["last"] is None:
+                return gone
+            after = str(page["last"])
+
+    async def aclose(self) -> None:
+        """Close both connections."""
+        if self._connections is not None:
+            await self._connections.aclose()
+
+    def _open(self) -> Connections:
+        if self._connections is None:
+            raise BackendUnavailable(f"{self._address.text}: the client is not open")
+        return self._connections
+
+    def _deadline(self) -> Deadline:
+        return Deadline.after(self._settings.command_timeout, asyncio.get_running_loop().time)
+
+
+def _row(value: bytes, version: str, tick: int) -> Row:
+    return Row(value, version, tick, StoreClock(tick / 1e6))

@@ -1,0 +1,94 @@
+"""Server addresses: where a PostgreSQL server is and how to log in, from a URL and options, without I/O."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+from urllib.parse import unquote
+
+from aiolock.backends.urls import Form, Host, file, one_of, optional_tls, parse, tls_mode
+from aiolock.errors import ConfigError, shorten
+
+__all__ = ["Address", "parameters"]
+
+_TABLE = re.compile(r"(?:[A-Za-z_][A-Za-z0-9_]{0,47}\.)?[A-Za-z_][A-Za-z0-9_]{0,47}")
+
+
+def _table(name: str, value: object) -> str:
+    if not isinstance(value, str) or not _TABLE.fullmatch(value):
+        raise ConfigError(
+            f"{name} must be a table or schema.table, each 1 to 48 characters of A-Z a-z 0-9 _ that do not begin with a "
+            f"digit, not {shorten(value)}"
+        )
+    return value if "." in value else f"public.{value}"
+
+
+def _socket(name: str, value: object) -> str:
+    if not isinstance(value, str) or not value.startswith("/"):
+        raise ConfigError(f"{name} must be the folder of the server's socket, not {shorten(value)}")
+    return value
+
+
+_FORM = Form(
+    "PostgreSQL",
+    "postgresql://user:password@host:5432/database",
+    ("postgresql", "postgres", "postgresql+asyncpg"),
+    5432,
+    {
+        "schema": one_of("auto", "check"),
+        "table": _table,
+        "tls": tls_mode,
+        "tls_ca": file,
+        "unix_socket": _socket,
+    },
+)
+
+
+class Address:
+    """A server, a database and credentials; made by :func:`parameters` and never shown with its password."""
+
+    __slots__ = ("arguments", "text")
+
+    def __init__(self, text: str, arguments: dict[str, Any]) -> None:
+        self.text = text
+        self.arguments = arguments
+        """The arguments of the driver's ``connect``, with the password."""
+
+    def __repr__(self) -> str:
+        return f"<Address {self.text}>"
+
+    @property
+    def local(self) -> bool:
+        """True if connections stay on this machine."""
+        host = str(self.arguments["host"])
+        return host.startswith("/") or host in ("127.0.0.1", "::1", "localhost")
+
+
+def parameters(url: object, given: dict[str, Any]) -> tuple[Address, dict[str, Any]]:
+    """Parse a URL and the options given beside it: the address, and the other options with their values.
+
+    Raises :class:`ConfigError`, never with a part of the password.
+    """
+    address = parse(_FORM, url, given)
+    options = address.options
+    database = unquote(address.path.strip("/"))
+    if not database or "/" in database or "\0" in database:
+        raise ConfigError(f"the address must name a database, as in {_FORM.example}")
+    if not address.user or "\0" in address.user + (address.password or ""):
+        raise ConfigError(f"the address must name a user, as in {_FORM.example}")
+    folder = options.pop("unix_socket", None)
+    context = optional_tls(options.pop("tls", "off"), options.pop("tls_ca", None), local=folder is not None)
+    host = address.hosts[0] if address.hosts else Host("127.0.0.1", _FORM.port)
+    arguments = {
+        # Each is given, so that no environment variable, service file or password file of the driver has a say.
+        "host": folder or host.name,
+        "port": host.port,
+        "user": address.user,
+        "password": address.password or "",
+        "database": database,
+        "ssl": context if context is not None else False,
+        "direct_tls": False,
+        "target_session_attrs": "any",
+        "server_settings": {"application_name": "aiolock"},
+    }
+    return Address(f"postgresql://{address.user}@{folder or host}/{database}", arguments), options

@@ -1,0 +1,145 @@
+"""Inspect locks, and list the keys of a namespace."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import UTC, datetime
+from fnmatch import fnmatchcase
+from typing import Any
+
+from aiolock.backends.redis.commands import WHOLE
+from aiolock.errors import BackendRefused, BackendUnavailable, shorten
+from aiolock.types import Family, Holder, LockInfo, Mode, Waiting
+from aiolock.validation import escape, unescape
+
+__all__ = ["MOST", "key_pattern", "names", "read", "split"]
+
+MOST = 10_000
+"""Most locks that may match a pattern."""
+STEP = 500
+"""Keys that one SCAN looks through: it delays other commands by about a tenth of a millisecond."""
+AT_ONCE = 100
+"""Locks that are inspected in one write."""
+
+Call = Callable[..., Awaitable[Any]]
+Lock = tuple[str, Family]
+
+
+def read(answer: Sequence[Any], name: str, family: Family) -> LockInfo:
+    """Read the answer of the script ``look`` of a lock's family."""
+    if family.shareable:
+        return _shared(*answer, name=name, family=family)
+    now, until, token, since, label, *waiting = answer
+    holder = (_holder(_text(label), now, (token, since, until)),) if until else ()
+    return LockInfo(name, holder, tuple(Waiting(_text(other)) for other in waiting), family)
+
+
+def _shared(
+    now: int, limit: int, holds: list[bytes], positions: list[bytes], *, name: str, family: Family
+) -> LockInfo:
+    holders, waiters = [], []
+    for hold in holds:
+        until, weight, token, since, label = _text(hold).split(" ", 4)
+        holders.append(_holder(label, now, (token, since, until), *_mode(int(weight), family)))
+    for position in positions:
+        weight, _, label = _text(position).partition(" ")
+        waiters.append(Waiting(label, *_mode(int(weight), family)))
+    known = limit if limit and family.counted else None
+    return LockInfo(name, tuple(holders), tuple(waiters), family, known)
+
+
+def _mode(weight: int, family: Family) -> tuple[str, int]:
+    """Return mode and permits of a hold of that weight."""
+    if family.counted:
+        return Mode.PERMITS.value, weight
+    return (Mode.WRITE if weight == WHOLE else Mode.READ).value, 1
+
+
+def _holder(
+    label: str, now: int, record: Sequence[str | bytes], mode: str = "mutex", permits: int = 1
+) -> Holder:
+    """Return the holder of a hold by its token, and by the times (µs) of its grant and of its end."""
+    token, since, until = map(int, record)
+    start = datetime.fromtimestamp(since / 1_000_000, UTC)
+    return Holder(label, token, start, (until - now) / 1_000_000, mode=mode, permits=permits)
+
+
+def _text(value: bytes) -> str:
+    return value.decode("utf-8", "replace")
+
+
+def split(key: str, prefix: str) -> Lock | None:
+    """Return the name and family of the lock under a key; ``None`` for a key that is not a lock."""
+    family, mark, name = key.removeprefix(prefix).partition(":{")
+    if not key.startswith(prefix) or not mark or not name.endswith("}"):
+        return None
+    try:
+        kind = Family(family)
+    except ValueError:
+        # A register, a probe, or of a later version.
+        return None
+    lock = unescape(name[:-1])
+    # Another program may have written a key that no lock's name is escaped to.
+    return (lock, kind) if escape(lock) == name[:-1] else None
+
+
+def key_pattern(prefix: str, pattern: str) -> str:
+    """Return a pattern for ``SCAN`` that matches at least the keys whose names match ``pattern``."""
+    literal = escape(re.split(r"[*?\[]", pattern, maxsplit=1)[0]).replace("\\", "\\\\")
+    return f"{prefix}*:{{{literal}*"
+
+
+async def names(
+    calls: Sequence[Call],
+    inspect: Callable[[str, Family], Awaitable[LockInfo]],
+    prefix: str,
+    pattern: str,
+    timeout: float,
+) -> list[Lock]:
+    """List every lock that is held or waited for and whose name matches a glob pattern, sorted.
+
+    ``calls`` send a command to each server. Raises :class:`BackendRefused` if more than 10,000 match, and
+    :class:`BackendUnavailable` if it takes longer than ``timeout`` seconds.
+    """
+    try:
+        async with asyncio.timeout(timeout):
+            found: set[Lock] = set()
+            for call in calls:
+                await _scan(call, prefix, pattern, found)
+            return sorted(await _in_use(inspect, list(found)))
+    except TimeoutError as error:
+        raise BackendUnavailable(
+            f"listing the locks that match {shorten(pattern)} took longer than {timeout:g} s: narrow the pattern"
+        ) from error
+
+
+async def _scan(call: Call, prefix: str, pattern: str, found: set[Lock]) -> None:
+    cursor = b""
+    while cursor != b"0":
+        scan = "SCAN", cursor or b"0", "MATCH", key_pattern(prefix, pattern), "COUNT", STEP
+        cursor, keys = await call(*scan)
+        for key in keys:
+            lock = split(_text(key), prefix)
+            if lock is not None and fnmatchcase(lock[0], pattern):
+                found.add(lock)
+        if len(found) > MOST:
+            raise BackendRefused(
+                f"more than {MOST:,} locks match {shorten(pattern)}: narrow the pattern", retryable=False
+            )
+
+
+async def _in_use(inspect: Callable[[str, Family], Awaitable[LockInfo]], locks: list[Lock]) -> list[Lock]:
+    answer = []
+    for start in range(0, len(locks), AT_ONCE):
+        some = locks[start : start + AT_ONCE]
+        infos = await asyncio.gather(*(inspect(*lock) for lock in some), return_exceptions=True)
+        for lock, info in zip(some, infos, strict=True):
+            if isinstance(info, LockInfo):
+                if info.holders or info.waiters:
+                    answer.append(lock)
+            elif not str(info).startswith("WRONGTYPE"):
+                # A key of another program is not a lock, and no reason to fail.
+                raise info
+    return answer

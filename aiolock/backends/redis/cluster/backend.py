@@ -1,0 +1,374 @@
+"""Redis Cluster backend."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
+from typing import Any
+
+from aiolock.backends.diagnosis import failure, note, ok
+from aiolock.backends.redis.admin import Call
+from aiolock.backends.redis.backend import BaseBackend
+from aiolock.backends.redis.claim import RedisClaim, renewal
+from aiolock.backends.redis.cluster.nodes import Discovery, Node, NodeContext
+from aiolock.backends.redis.cluster.router import Router
+from aiolock.backends.redis.cluster.slots import SLOTS, Layout, Place, Seeds, key_in, shown, slot_of
+from aiolock.backends.redis.commands import LOADED, Issue, Scripts, encode, load
+from aiolock.backends.redis.diagnosis import Verdict, assess, examine, is_allowed, probe
+from aiolock.backends.redis.url import survey
+from aiolock.backends.transport import Transport
+from aiolock.core.backend import Claim, Event, EventKind, Renewal, Settings
+from aiolock.core.logs import Log, get_logger
+from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, ConfigError, UnsafeBackend
+from aiolock.types import Finding, Level
+
+__all__ = ["ClusterBackend", "diagnose", "summed_up"]
+
+log: Log = get_logger("aiolock")
+
+SCRIPTS = load(cluster=True)
+
+SHARE = 0.5
+"""Share of the time to open that is left to nodes that do not answer while others do."""
+SETTLE = 0.05
+"""Seconds for which reports of moved slots are collected."""
+SETTINGS = frozenset({"no-eviction", "survives-restart", "push"})
+"""Capabilities that depend on settings and rights."""
+FEW = 16
+"""Most holds that are verified one by one when their slots have moved; of more, all holds are."""
+PATIENCE = 1 / 12
+"""Share of the shortest ttl for which a round of renewals waits for nodes that do not answer while others have: half of the
+time after which a renewal without an answer is repeated."""
+
+Reply = tuple["asyncio.Future[Any]", float]
+"""An answer that will come, and when its request was sent."""
+
+
+class ClusterBackend(BaseBackend):
+    """A Redis or Valkey Cluster, version 6.2 or later: each command is sent to the node that serves the lock's slot.
+
+    :param url: ``redis+cluster://[user:password@]host:7000,host:7001``, or ``rediss+cluster://…`` (TLS): some of the nodes.
+    :param options: those of a connection; :class:`Endpoint` lists them.
+    """
+
+    name = "Redis Cluster"
+
+    def __init__(self, url: str, **options: Any) -> None:
+        if "client" in options:
+            raise ConfigError("a cluster is addressed by its nodes, not by an application's client")
+        self._seeds = self._where(url, options)
+        super().__init__(self._seeds)
+        self._late: dict[RedisClaim, list[Reply]] = {}
+        """Renewals that were reported as unknown; a late answer counts all the same."""
+        self._moved: set[int] = set()
+        self._moving: asyncio.TimerHandle | None = None
+        self._publishes, self._opened = True, False
+
+    def _where(self, url: str, options: dict[str, Any]) -> Seeds:
+        return Seeds(str(url), **options)
+
+    # --- opening and closing
+
+    def _connect(self) -> tuple[Issue, Scripts, None]:
+        context = NodeContext(
+            options=self._options,
+            channel=self._channel,
+            scripts=[SCRIPTS[name] for name in LOADED],
+            verify=self._format.verify,
+            on_message=lambda pairing, payload: self._messages.dispatch(pairing, payload),
+            on_up=self._node_up,
+            on_moved=self._slots_moved,
+            on_change=self._change,
+        )
+        self._router = Router(self._seeds, context)
+        return self._router.issue, SCRIPTS, None
+
+    async def _open(self) -> None:
+        router, limit = self._router, self.settings.command_timeout
+        self._publishes = True
+        self._late.clear()
+        soon = asyncio.get_running_loop().time() + SHARE * limit
+        await router.open()
+        await _some(router, soon)
+        version = router.issue(encode(*self._format.question))
+        promised, away = await self._promises(soon + (1 - SHARE) * limit / 2)
+        await self._check_format(version, wait=not away)
+        for node, why in away:
+            text = "%s: %s cannot be used, and its locks cannot be had until it can: %s"
+            log.warning(text, self._endpoint, shown(node.place), why or "it does not answer")
+        # Of an unknown node only that is promised which is true of every server.
+        self.capabilities = promised - SETTINGS if away else promised
+        self._opened = True
+        self._change()
+        if away:
+            router.nodes.look()
+
+    async def _promises(self, soon: float) -> tuple[frozenset[str], list[tuple[Node, BackendError | None]]]:
+        """Return the common capabilities of all nodes that answer until ``soon``, and the others with the reason."""
+        ready = [node for node in self._nodes if node.ready]
+        left = soon - asyncio.get_running_loop().time()
+        asked = dict(zip(ready, await survey(map(self._judged, ready), left), strict=True))
+        verdicts: list[Verdict] = []
+        away: list[tuple[Node, BackendError | None]] = []
+        for node in self._nodes:
+            judged = asked.get(node)
+            error = node.connection.failure if judged is None else None
+            if judged is not None and not judged.cancelled():
+                found = judged.exception()
+                if found is None:
+                    verdicts.append(judged.result())
+                    continue
+                if not isinstance(found, BackendError) or not found.retryable:
+                    raise found
+                error = found
+            away.append((node, error))
+        if not verdicts:
+            if (trouble := self._router.trouble) is not None:
+                # The nodes do answer: that the cluster is down, for example.
+                raise BackendUnavailable(f"{self._endpoint}: {trouble}") from trouble
+            why = away[0][1] if away else None
+            raise BackendUnavailable(
+                f"{self._endpoint}: none of the addresses that its nodes announce can be used: {why or 'none answers'}"
+            ) from why
+        for warning in dict.fromkeys(warning for verdict in verdicts for warning in verdict.warnings):
+            log.warning("%s: %s", self._endpoint, warning)
+        return frozenset.intersection(*(verdict.capabilities for verdict in verdicts)), away
+
+    async def _judged(self, node: Node) -> Verdict:
+        call = node.connection.call
+        publishing = call("PUBLISH", f"{self._channel}@", "")
+        info = await probe(call, key_in(node.slots or range(SLOTS), f"{self._prefix}probe:"))
+        if not await is_allowed(publishing):
+            self._publishes = False
+        return assess(info, pushed=self._publishes and node.subscriber.denied is None, cluster=True)
+
+    async def _judge_later(self, node: Node) -> None:
+        """Warn if a node that came after the opening lacks a capability that was promised."""
+        text = "%s: %s has taken over locks, and %s"
+        try:
+            missing = self.capabilities - (await self._judged(node)).capabilities
+        except BackendRefused as error:
+            log.warning(text, self._endpoint, shown(node.place), f"refuses them: {error}")
+        except BackendUnavailable:
+            pass
+        else:
+            if missing:
+                what = f"does not promise {', '.join(sorted(missing))} as the others do"
+                log.warning(text, self._endpoint, shown(node.place), what)
+
+    async def _check_format(self, version: asyncio.Future[Any], *, wait: bool) -> None:
+        """Refuse a cluster with data of another format; raises :class:`UnsafeBackend`.
+
+        The node that has the key may be away: it is asked when it comes back, before anything else.
+        """
+        if wait or version.done():
+            with contextlib.suppress(*(() if wait else (BackendUnavailable,))):
+                self._format.check(await version)
+                return
+        log.warning(
+            "%s: the node that knows the format of the data of this namespace is away, and is asked when it is back",
+            self._endpoint,
+        )
+
+    def _verified(self, error: UnsafeBackend | None) -> None:
+        self._router.refusal = error
+
+    @property
+    def _nodes(self) -> list[Node]:
+        return list(self._router.nodes.all.values())
+
+    def _transports(self) -> list[Transport]:
+        return [node.connection for node in self._nodes]
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        # A timer that is due while the connections are closed has nothing to ask any more.
+        self._stop()
+        self._opened = False
+        if self._moving is not None:
+            self._moving.cancel()
+            self._moving = None
+        await self._router.aclose()
+
+    # --- nodes and slots
+
+    def _change(self) -> None:
+        """Look at everything: a connection has come or gone."""
+        self._push(
+            pushed=self._publishes and all(node.subscriber.subscribed for node in self._nodes if node.ready)
+        )
+
+    def _node_up(self, node: Node) -> None:
+        # It may be another server now, or have lost data.
+        self._doubt(node.slots)
+        if self._opened and node.connection.generation == 1:
+            self._router.nodes.spawn(self._judge_later(node))
+
+    def _slots_moved(self, slots: set[int]) -> None:
+        # Slots move one after the other, and many commands report it: that is one occasion.
+        self._moved |= slots
+        if self._moving is None and self._opened:
+            self._moving = asyncio.get_running_loop().call_later(SETTLE, self._settle)
+
+    def _settle(self) -> None:
+        moved, self._moved, self._moving = self._moved, set(), None
+        self._doubt(moved)
+        # Not at everything: there may be thousands of waiters, and in a resharding one such occasion after the other.
+        for context in self._contexts:
+            context.wakeups.soon(lambda key: slot_of(key.encode()) in moved)
+        self._registers.look()
+
+    def _doubt(self, slots: AbstractSet[int]) -> None:
+        """Verify the holds in slots whose node may not know everything, and repeat the latest releases there."""
+        for claim, keep in self._released.again() if self._released is not None else ():
+            if slot_of(claim.key.encode()) in slots:
+                claim.leave_again(keep)
+        held = [claim for claim in self.claims.values() if slot_of(claim.key.encode()) in slots]
+        for claim_or_all in held if len(held) <= FEW else (None,):
+            self.events.put(Event(EventKind.DOUBT, claim_or_all))
+
+    # --- renewals
+
+    async def renew(self, claims: Sequence[Claim]) -> list[Renewal]:
+        """Send one call for each hold, and answer when all nodes have, or have had their time.
+
+        A node that does not answer does not delay the others: its holds are reported as unknown, and asked for again.
+        """
+        router, mine = self._router, [claim for claim in claims if isinstance(claim, RedisClaim)]
+        sent = self.settings.clock()
+        late, self._late = self._late, {}
+        replies = {claim: [*late.pop(claim, ()), (renewal([claim]), sent)] for claim in mine}
+        # Late answers of other claims; those of released claims are asked for by no round any more.
+        self._late = {
+            claim: some for claim, some in late.items() if any(not reply.done() for reply, _ in some)
+        }
+        # A round that asks one node alone waits for it.
+        several = len({router.node(claim.key) for claim in mine}) > 1
+        limit = PATIENCE * min(claim.request.ttl for claim in mine) if several else None
+        await asyncio.wait([replies[claim][-1][0] for claim in mine], timeout=limit)
+        return [self._answer(claim, replies[claim]) for claim in mine]
+
+    def _answer(self, claim: RedisClaim, replies: list[Reply]) -> Renewal:
+        error: BackendError | None = None
+        left: list[Reply] = []
+        for reply, sent in reversed(replies):
+            if not reply.done():
+                left.insert(0, (reply, sent))
+            elif reply.cancelled():
+                continue
+            elif (failure := reply.exception()) is None:
+                return self._renewed(claim, reply.result()[1], sent)
+            elif isinstance(failure, BackendError):
+                error = error or failure
+            else:
+                return failure if isinstance(failure, Exception) else RuntimeError(repr(failure))
+        if left:
+            self._late[claim] = left
+        if error is None:
+            node = self._router.node(claim.key)
+            error = BackendUnavailable(f"{shown(node.place) if node else 'no node'} has not answered yet")
+        return error
+
+    # --- administration
+
+    def _calls(self) -> list[Call]:
+        return [node.connection.call for node in self._nodes if node.slots]
+
+    async def diagnose(self) -> list[Finding]:
+        """Examine every primary, and the layout."""
+        return await diagnose(self._seeds, self.settings)
+
+
+async def _some(router: Router, soon: float) -> None:
+    """Wait until every node is connected, or until ``soon`` if one is; raises what one of them refuses."""
+    loop = asyncio.get_running_loop()
+    left = {first for node in router.nodes.all.values() for first in node.begun}
+    while left:
+        some = any(node.settled for node in router.nodes.all.values())
+        wait = max(0.0, soon - loop.time()) if some or loop.time() < soon else None
+        done, left = await asyncio.wait(left, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
+        for one in done:
+            one.result()
+        if not done and some:
+            return
+
+
+# --- diagnosis
+
+DISCOVERY = 0.5
+"""Share of the command timeout for the discovery of the nodes."""
+WORST = (Level.ERROR, Level.WARNING, Level.NOTE, Level.OK)
+
+
+async def diagnose(seeds: Seeds, settings: Settings) -> list[Finding]:
+    """Examine every primary as a single server, within the command timeout, and sum up the findings.
+
+    Raises :class:`BackendError` if the nodes cannot be discovered.
+    """
+    limit = settings.command_timeout
+    layout = await Discovery(seeds, DISCOVERY * limit).ask(())
+    settings = replace(settings, command_timeout=(1 - DISCOVERY) * limit)
+    prefix = f"{settings.namespace}:1:probe:"
+    asked = await survey(
+        examine(seeds.at(place), settings, key_in(layout.slots(place), prefix), cluster=True)
+        for place in layout.primaries
+    )
+    found: dict[Place, list[Finding]] = {}
+    silent: dict[Place, BackendError] = {}
+    for place, task in zip(layout.primaries, asked, strict=True):
+        error = task.exception()
+        if error is None:
+            found[place] = task.result()
+        elif isinstance(error, BackendError):
+            silent[place] = error
+        else:
+            raise error
+    return [*_of_layout(layout, silent), *summed_up(found)]
+
+
+def _of_layout(layout: Layout, silent: dict[Place, BackendError]) -> Iterator[Finding]:
+    count = len(layout.primaries)
+    if silent:
+        [place, error], *_ = silent.items()
+        text = f"{len(silent)} of {count} primaries cannot be asked, so their locks cannot be had: {shown(place)}: {error}"
+        yield failure("nodes", text, "bring it back, or have a replica take over")
+    else:
+        text = f"all {count} primaries answer" if count > 1 else "the one primary answers"
+        yield ok("nodes", text)
+    if missing := SLOTS - layout.covered:
+        text = f"no node serves {missing} of the {SLOTS} slots, and locks whose names are there cannot be had"
+        yield failure("slots", text, "see CLUSTER SLOTS, and redis-cli --cluster fix")
+    else:
+        yield ok("slots", f"all {SLOTS} are served")
+    alone = [place for place, replicas in layout.replicas if not replicas]
+    if alone:
+        who = "no primary has" if len(alone) == count else f"{', '.join(map(shown, alone))} has no"
+        if 1 < len(alone) < count:
+            who = f"{', '.join(map(shown, alone))} have no"
+        text = f"{who} replica: when it is away, so are the locks of its slots"
+        yield note("failover", text, "give each primary a replica")
+    else:
+        yield ok("failover", "every primary has a replica that can take over")
+
+
+def summed_up(found: dict[Place, list[Finding]]) -> list[Finding]:
+    """Return one finding per subject: the worst, with the nodes that it is about if it is not about all."""
+    summary = []
+    for subject in dict.fromkeys(finding.subject for findings in found.values() for finding in findings):
+        said = [
+            (place, finding)
+            for place, findings in found.items()
+            for finding in findings
+            if finding.subject == subject
+        ]
+        level = min((finding.level for _, finding in said), key=WORST.index)
+        worst = [(place, finding) for place, finding in said if finding.level is level]
+        _, first = worst[0]
+        if len(worst) < len(found):
+            places = ", ".join(shown(place) for place, _ in worst)
+            first = replace(first, text=f"at {places}: {first.text}")
+        summary.append(first)
+    return summary

@@ -1,0 +1,50 @@
+-- beat: extend a client's positions in queues, and let time pass for their locks.
+-- KEYS the locks. ARGV: 1 the client, 2 life of a position in ms, 3 how it learns of a grant (s, n), 4 floor, then for each
+-- lock how many positions it certainly has there (more may be on their way, or being left).
+-- Returns the server's time in µs, then for each lock {µs until the hold ends, ms of a claim that was just given (or
+-- -1), state}: state 1 the client is first in the queue, 2 ask again (it was granted the lock, or positions are gone), else 0.
+-- Safe: a hold that it ends has expired by the server's clock; the waiter that it grants is next in the queue.
+-- include tokens
+-- include serve
+-- include park
+-- include rewind
+local mine = ARGV[1]
+local t = redis.call('TIME')
+local now = t[1] * 1000000 + t[2]
+local answer = {now}
+for i, lock in ipairs(KEYS) do
+  local f = redis.pcall('HMGET', lock, 'owner', 'until', 'head', 'tail', 'claim', 'p:' .. mine, 'ttl')
+  -- A key of another type fails the requests of its own waiters; the positions in other queues go on.
+  local broken = f.err and string.find(f.err, 'WRONGTYPE', 1, true)
+  if f.err and not broken then return f end
+  local counted = string.match(f[6] or '', '(%d+)$')
+  local claim, state = 0, 0
+  if counted then
+    redis.call('PEXPIRE', lock, string.format('%.0f',
+      math.max(f[1] and f[2] - now or 0, ARGV[2] * 1000) / 1000 + 60000))
+    redis.call('HSET', lock, 'p:' .. mine, string.format('%.0f %s %s', now + ARGV[2] * 1000, ARGV[3], counted))
+  end
+  if f[1] then f[2] = rewind(lock, now, f[2], f[7]) end
+  if (f[1] and tonumber(f[2]) <= now) or (not f[1] and f[3] ~= f[4]) then
+    if f[1] and f[5] == '1' then park(lock, f[1], mine) end
+    claim = serve(lock, now, mine, tonumber(ARGV[4]))
+    f = redis.call('HMGET', lock, 'owner', 'until', 'head', 'tail', 'claim')
+  end
+  local first = not broken and redis.call('HGET', lock, 'q:' .. (f[3] or 0))
+  if not broken and f[3] ~= f[4] and not first then
+    -- The first in the queue has left, before a long row of holes.
+    local head = skip(lock, f[3] + 1, math.min(f[4], f[3] + 2500))
+    redis.call('HDEL', lock, 'head')
+    redis.call('HSET', lock, 'head', head)
+    first = redis.call('HGET', lock, 'q:' .. head)
+    if not first and head < tonumber(f[4]) then claim = -1 end
+  end
+  local handed = f[1] and f[5] == '1' and string.match(f[1], '^%x+') == mine
+  if broken or handed or tonumber(counted or 0) < tonumber(ARGV[4 + i]) then
+    state = 2
+  elseif first and string.match(first, '^%x+') == mine then
+    state = 1
+  end
+  answer[i + 1] = {f[1] and math.max(0, f[2] - now) or 0, claim, state}
+end
+return answer

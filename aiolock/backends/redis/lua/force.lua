@@ -1,0 +1,13 @@
+-- force: take the lock from its holder, notify it, and grant the next waiter. For administrators.
+-- KEYS[1] the lock. ARGV: 1 floor. Returns {1 if there was a holder, ms of a claim}.
+-- Safe in one atomic step; the old holder's validity may overlap with the next one's, which is why it is notified.
+local lock = KEYS[1]
+local owner = redis.call('HGET', lock, 'owner')
+if not owner then return {0, 0} end
+-- include tokens
+-- include serve
+local t = redis.call('TIME')
+redis.call('HDEL', lock, 'owner')
+redis.call('HSET', lock, 'forced', owner)
+redis.pcall('PUBLISH', channel(lock, string.match(owner, '^%x+')), 'f ' .. owner)
+return {1, serve(lock, t[1] * 1000000 + t[2], '', tonumber(ARGV[1]))}

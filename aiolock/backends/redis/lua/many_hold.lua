@@ -1,0 +1,22 @@
+-- hold: one hold of a lock with several holders, as a field of its own. Part of the scripts that grant, prolong or keep.
+-- ``h:<request>`` is: until (µs), 1 while a pushed grant has not been confirmed, weight, first token, tokens, since (µs),
+-- ttl (ms), label. A hold weighs its permits, a reader 1, and a writer 2^30, which is the whole limit of a read-write lock: so one
+-- rule is right for all of them, and a sum says whether a request can be granted.
+local function hold(lock, request, ends, claim, weight, token, count, now, ttl, label)
+  redis.call('HSET', lock, 'h:' .. request,
+    string.format('%.0f %d %.0f %.0f %.0f %.0f %.0f %s', ends, claim, weight, token, count, now, ttl, label))
+end
+
+-- From now on it stands until then, which is a ttl from now, and is confirmed. ``soonest`` is when the next hold ends, as far as is known; this
+-- one is earlier if it is being kept, or the clock was set back. Begins with a write that needs no memory.
+local function prolong(lock, request, record, ends, ttl, soonest)
+  redis.call('HDEL', lock, 'h:' .. request)
+  redis.call('HSET', lock, 'h:' .. request, (string.gsub(record, '^%d+ %d (%d+ %d+ %d+ %d+) %d+',
+    string.format('%.0f 0 %%1 %.0f', ends, ttl))))
+  if tonumber(soonest or 0) > ends then redis.call('HSET', lock, 'next', ends) end
+end
+
+-- The key must not expire before that many ms.
+local function stay(lock, ms)
+  if redis.call('PTTL', lock) < ms then redis.call('PEXPIRE', lock, string.format('%.0f', ms)) end
+end

@@ -1,0 +1,10 @@
+-- park: note that the client of a claim that lapsed is stopped or cut off: it is granted nothing until it sends a command.
+-- Part of enter and beat; ``mine`` is the client that sent this one.
+local function park(lock, owner, mine)
+  local process = string.match(owner, '^%x+')
+  local life, places = string.match(redis.call('HGET', lock, 'p:' .. process) or '', '^(%d+) %a (%d+)$')
+  if life and process ~= mine then
+    redis.call('HDEL', lock, 'p:' .. process)
+    redis.call('HSET', lock, 'p:' .. process, life .. ' k ' .. places)
+  end
+end

@@ -1,0 +1,25 @@
+-- renew: prolong holds, and confirm grants that were pushed.
+-- KEYS the locks. ARGV: for each, its request and its ttl in ms, or 0 to verify the hold and prolong nothing.
+-- Returns the server's time in µs, then for each -1 (taken by force), 0 (gone), 1 (held) or 2 (held, others wait), or a
+-- list of that and ``request µs reason`` if its release was asked for.
+-- Safe: compares the owner; a hold that has expired but was granted to no other is still its owner's. Each begins with a
+-- write that needs no memory.
+local t = redis.call('TIME')
+local now = t[1] * 1000000 + t[2]
+local answer = {now}
+for i, lock in ipairs(KEYS) do
+  local f = redis.pcall('HMGET', lock, 'owner', 'head', 'tail', 'asked')
+  -- A key of another type has cost its own hold, and must not cost others.
+  if f.err and not string.find(f.err, 'WRONGTYPE', 1, true) then return f end
+  if f[1] == ARGV[2 * i - 1] then
+    if ARGV[2 * i] ~= '0' then
+      redis.call('PEXPIRE', lock, ARGV[2 * i] + 60000)
+      redis.call('HSET', lock, 'until', now + ARGV[2 * i] * 1000, 'claim', 0)
+    end
+    answer[i + 1] = f[2] == f[3] and 1 or 2
+    if f[4] and string.match(f[4], '^%S+') == f[1] then answer[i + 1] = {answer[i + 1], f[4]} end
+  else
+    answer[i + 1] = not f.err and redis.call('HGET', lock, 'forced') == ARGV[2 * i - 1] and -1 or 0
+  end
+end
+return answer

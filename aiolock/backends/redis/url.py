@@ -1,0 +1,386 @@
+"""Server endpoints: where a Redis server is and how to log in, and questions to one or to several of them.
+
+redis-py connects, does TLS, authenticates (also with a credential provider), selects the database and sets the name
+of the connection. Then its transport is taken over, and redis-py sends no byte after that. Its timeouts, retries and
+features that act by themselves are off, because only this library knows which requests may be repeated."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import math
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import Any, Final, TypeVar
+from urllib.parse import unquote
+
+import redis
+import redis.asyncio
+from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection, UnixDomainSocketConnection
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import SentinelConnectionPool
+from redis.backoff import NoBackoff
+from redis.exceptions import NoPermissionError
+
+from aiolock.backends.redis.errors import from_driver
+from aiolock.backends.urls import (
+    QUOTE,
+    Address,
+    Form,
+    Host,
+    Reader,
+    file,
+    flag,
+    given_twice,
+    one_of,
+    parse,
+    text,
+)
+from aiolock.core.tasks import start
+from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, ConfigError, UnsafeBackend
+
+__all__ = ["BESIDE", "IN_URL", "Endpoint", "Verify", "answers", "credentials", "survey", "why_none"]
+
+Verify = Callable[[AbstractConnection], Awaitable[None]]
+"""Use a connection before it is handed over, for example to check the server; may raise :class:`UnsafeBackend`."""
+
+_DRIVERS = inspect.signature(AbstractConnection.__init__).parameters
+"""Arguments that a connection of the installed redis-py takes: they differ from version to version."""
+_OURS: dict[str, Any] = {
+    # RESP2 is enough, and has no pushes among the replies; redis-py before version 5 has no such argument.
+    **({"protocol": 2} if "protocol" in _DRIVERS else {}),
+    "socket_timeout": None,
+    "socket_connect_timeout": None,
+    "retry_on_timeout": False,
+    "health_check_interval": 0,
+    "decode_responses": False,
+}
+# None saves two commands of every connection, in which redis-py sends its name and version.
+_NAMELESS = {name: None for name in ("driver_info", "lib_name", "lib_version") if name in _DRIVERS}
+if "driver_info" in _NAMELESS:
+    # It stands for the two older ones, which are deprecated beside it.
+    _NAMELESS = {"driver_info": None}
+_NOT_OURS = (
+    "event_dispatcher",
+    "himport_registry",
+    "parser_class",
+    "retry",
+    "retry_on_error",
+    "redis_connect_func",
+)
+_NOT_OURS_EITHER = ("maint", "orig_", "oss_cluster_")
+
+# --- options
+
+
+def _database(_: str, value: object) -> int:
+    digits = str(value)
+    if isinstance(value, bool) or not digits.isascii() or not digits.isdigit():
+        # Not repeated: behind a slash in a password it would be its other half.
+        raise ConfigError(f"the database must be a number, as in redis://host:6379/0; {QUOTE}")
+    return int(digits)
+
+
+def _provider(name: str, value: object) -> object:
+    if not hasattr(value, "get_credentials"):
+        raise ConfigError(f"{name} must be a redis.credentials.CredentialProvider")
+    return value
+
+
+def _flag(name: str, value: object) -> bool:
+    return flag(
+        name, {"1": "true", "yes": "true", "0": "false", "no": "false"}.get(v := str(value).lower(), v)
+    )
+
+
+IN_URL: Final[Mapping[str, Reader]] = {
+    "username": text,
+    "password": text,
+    "db": _database,
+    "client_name": text,
+    "ssl_ca_certs": file,
+    "ssl_certfile": file,
+    "ssl_keyfile": file,
+    "ssl_cert_reqs": one_of("required", "optional", "none"),
+    "ssl_check_hostname": _flag,
+}
+"""Options that may stand in the query of an address."""
+BESIDE: Final[Mapping[str, Reader]] = {"credential_provider": _provider}
+_FORM = Form(
+    "Redis",
+    "redis://user:password@host:6379/0",
+    ("redis", "rediss", "unix", "redis+unix"),
+    6379,
+    IN_URL,
+    BESIDE,
+)
+
+E = TypeVar("E", bound="Endpoint")
+T = TypeVar("T")
+
+
+class Endpoint:
+    """A server's address, and everything that is needed to log in; no I/O before :meth:`connect`.
+
+    :param url: ``redis://[user:password@]host:6379/0``, ``rediss://`` (TLS), ``unix:///path/to.sock?db=0``.
+    :param options: those of ``IN_URL`` and ``BESIDE``.
+    """
+
+    moves = False
+    """True if each connection may reach another server, which does not know everything that this one knew."""
+
+    def __init__(self, url: str | None, **options: Any) -> None:
+        address = parse(_FORM, url, options)
+        if not address.scheme.endswith("unix"):
+            if not address.hosts and (address.user or address.password):
+                raise _FORM.error("it names no host")
+            host, port = address.hosts[0] if address.hosts else ("localhost", _FORM.port)
+            kind = SSLConnection if address.scheme == "rediss" else Connection
+            self._set(kind, credentials(address, address.path) | {"host": host, "port": port})
+            return
+        if address.place:
+            raise ConfigError(
+                f"the path of a socket begins with a slash, as in unix:///run/redis.sock; {QUOTE}"
+            )
+        path = unquote(address.path)
+        if len(path) < 2:
+            raise ConfigError("the address names no socket, as in unix:///run/redis.sock?db=0")
+        self._set(UnixDomainSocketConnection, credentials(address, "") | {"path": path})
+
+    @classmethod
+    def of(cls, client: object) -> Endpoint:
+        """Return the server of an application's ``redis.asyncio.Redis``: same address, user and TLS, other connections."""
+        if isinstance(client, redis.Redis | redis.RedisCluster):
+            raise ConfigError(
+                "this is the synchronous client of redis-py; hand over a redis.asyncio.Redis instead"
+            )
+        if isinstance(client, redis.asyncio.RedisCluster):
+            raise ConfigError("this is a cluster's client; give connect() a redis+cluster:// address instead")
+        if not isinstance(client, redis.asyncio.Redis):
+            raise ConfigError(f"client must be a redis.asyncio.Redis, not a {type(client).__name__}")
+        pool = client.connection_pool
+        if isinstance(pool, SentinelConnectionPool):
+            raise ConfigError(
+                "this is a Sentinel's client; give connect() a redis+sentinel:// address instead"
+            )
+        endpoint = cls.__new__(cls)
+        endpoint._set(pool.connection_class, dict(pool.connection_kwargs))  # noqa: SLF001 - its own class
+        return endpoint
+
+    def elsewhere(self, kind: type[E], host: str, port: int, **changed: Any) -> E:
+        """The server at another host and port; account, database and TLS are the same but for what is ``changed``."""
+        endpoint = kind.__new__(kind)
+        endpoint._set(self._kind, self._kwargs | {"host": host, "port": port} | changed)  # noqa: SLF001 - its own class
+        return endpoint
+
+    def _set(self, kind: type[AbstractConnection], kwargs: dict[str, Any]) -> None:
+        self._kind = kind
+        self._greeting = kwargs.get("redis_connect_func")
+        self._kwargs = {
+            name: value
+            for name, value in kwargs.items()
+            if name not in _NOT_OURS and not name.startswith(_NOT_OURS_EITHER)
+        } | _OURS
+        self._secret = str(kwargs.get("password") or "")
+        self.tls = issubclass(kind, SSLConnection)
+        self.local = issubclass(kind, UnixDomainSocketConnection)
+        """True for a socket in the file system."""
+        scheme = "unix" if self.local else "rediss" if self.tls else "redis"
+        db = kwargs.get("db") or 0
+        place = (
+            f"{kwargs.get('path', '')}?db={db}"
+            if self.local
+            else f"{Host(str(kwargs.get('host', 'localhost')), kwargs.get('port', 6379))}/{db}"
+        )
+        self.address = f"{scheme}://{self.user}{place}"
+        """The URL without its password."""
+
+    @property
+    def user(self) -> str:
+        """``user@`` as it stands in a URL, or nothing."""
+        return f"{self._kwargs['username']}@" if self._kwargs.get("username") else ""
+
+    def __str__(self) -> str:
+        return self.address
+
+    def __repr__(self) -> str:
+        return f"<Endpoint {self.address}>"
+
+    async def connect(
+        self, timeout: float, protocol: asyncio.Protocol, verify: Verify | None = None
+    ) -> asyncio.WriteTransport:
+        """Connect, log in and PING; ``protocol`` receives what the server sends afterwards.
+
+        Raises :class:`BackendUnavailable` or :class:`BackendRefused` within ``timeout`` seconds, and what ``verify`` raises.
+        Cancelling it leaves no socket behind.
+        """
+        writers: list[asyncio.StreamWriter] = []
+        try:
+            async with asyncio.timeout(timeout):
+                await self._log_in(writers, verify)
+        except BaseException as error:
+            for writer in writers:
+                # Aborted, because closing waits for the peer.
+                writer.transport.abort()
+            if isinstance(error, Exception):
+                # Ends in the next pass at the latest. asyncio would log an error of the socket that is not retrieved.
+                await asyncio.gather(*(writer.wait_closed() for writer in writers), return_exceptions=True)
+                if isinstance(error, UnsafeBackend):
+                    error.args = (f"{self.address}: {error}",)
+                    raise
+                raise self._translated(error) from self._cause(error)
+            raise
+        transport = writers[0].transport
+        transport.set_protocol(protocol)
+        return transport
+
+    async def ask(self, timeout: float, *words: str) -> Any:
+        """Send one command on a connection of its own, and return the answer within ``timeout`` seconds.
+
+        Raises :class:`BackendError`. Cancelling it leaves no socket behind.
+        """
+        answers: list[Any] = []
+
+        async def ask(driver: AbstractConnection) -> None:
+            await driver.send_command(*words)
+            answers.append(await driver.read_response())
+
+        (await self.connect(timeout, asyncio.Protocol(), ask)).abort()
+        return answers[0]
+
+    async def _log_in(self, writers: list[asyncio.StreamWriter], verify: Verify | None) -> None:
+        """Connect and authenticate; take the streams from the driver as soon as they exist."""
+
+        async def greet(driver: AbstractConnection) -> None:
+            writer = driver._writer  # noqa: SLF001 - redis-py has no other way to hand a connection over
+            assert writer is not None  # noqa: S101 - it has just connected
+            writers.append(writer)
+            if self._greeting is None:
+                await driver.on_connect()
+            elif inspect.isawaitable(greeted := self._greeting(driver)):
+                await greeted
+
+        driver = self._kind(**self._kwargs, retry=Retry(NoBackoff(), 0), redis_connect_func=greet)  # type: ignore[arg-type]  # parameters of its protocols have other names
+        try:
+            await driver.connect()  # type: ignore[no-untyped-call]
+            await self._look(driver)
+            if verify is not None:
+                await verify(driver)
+        finally:
+            driver._reader = driver._writer = None  # noqa: SLF001 - else it warns about what it no longer owns
+        # A collected writer closes its transport; in a forked child it would write to the parent's connection.
+        writers[0].__class__ = _Silent
+
+    async def _look(self, driver: AbstractConnection) -> None:
+        """Test that the server answers."""
+        await driver.send_command("PING")
+        # A refusal is an answer as well.
+        with contextlib.suppress(NoPermissionError):
+            await driver.read_response()
+
+    def _translated(self, error: Exception) -> BackendError:
+        found = from_driver(error, tls=self.tls, local=self.local)
+        text = str(found)
+        if self._secret and self._secret in text:
+            text = "the server's answer repeats the password, so it is not shown"
+        found.args = (f"{self.address}: {text}",)
+        return found
+
+    def _cause(self, error: BaseException) -> BaseException | None:
+        """Return the driver's error, unless it or a cause of it contains the password."""
+        link: BaseException | None = error
+        while link is not None:
+            if self._secret and self._secret in f"{link} {link.args!r}":
+                return None
+            link = link.__cause__ or link.__context__
+        return error
+
+
+class _Silent(asyncio.StreamWriter):
+    """A writer that leaves its transport alone when it is collected."""
+
+    def __del__(self) -> None:
+        """Do nothing."""
+
+
+def credentials(address: Address, path: str) -> dict[str, Any]:
+    """The arguments of the driver for everything but the host: the options of an address and its database in ``path``.
+
+    Raises :class:`ConfigError` for options that exclude each other.
+    """
+    given = dict(address.options)
+    for name, value in (("username", address.user), ("password", address.password), ("db", path.strip("/"))):
+        if value:
+            if name in given:
+                raise given_twice(name)
+            given[name] = IN_URL[name](name, value)
+    tls = address.scheme.startswith("rediss")
+    for name in given:
+        if name.startswith("ssl_") and not tls:
+            raise ConfigError(f"{name} is for TLS: use a rediss:// address")
+    if "credential_provider" in given and ("username" in given or "password" in given):
+        raise ConfigError("a credential_provider brings user name and password, so give neither beside it")
+    if "ssl_keyfile" in given and "ssl_certfile" not in given:
+        raise ConfigError("ssl_keyfile needs the certificate that it belongs to, ssl_certfile")
+    if tls:
+        # Explicit, because it is not the default of redis-py before version 6.
+        given.setdefault("ssl_check_hostname", given.get("ssl_cert_reqs") != "none")
+    return _NAMELESS | given
+
+
+# --- several servers
+
+GRACE = 0.25
+"""Seconds that the other servers have to answer once one has."""
+
+
+async def survey(
+    questions: Iterable[Coroutine[Any, Any, T]],
+    timeout: float = math.inf,
+    enough: Callable[[list[T]], bool | None] = lambda _: None,
+) -> list[asyncio.Task[T]]:
+    """Ask at the same time, and return the tasks, all of which are done.
+
+    It ends when all have ended, after ``timeout`` seconds, or when ``enough`` of the answers so far returns true; when it
+    returns false, an answer of use is there, and the others have :data:`GRACE` seconds more. Tasks that have not ended are
+    then cancelled. Cancelling it cancels all of them, and leaves no socket behind.
+    """
+    loop = asyncio.get_running_loop()
+    end = loop.time() + timeout
+    tasks = [start(question, "aiolock-redis-question") for question in questions]
+    left = set(tasks)
+    try:
+        while left and not (verdict := enough(answers(tasks))):
+            rest = max(0.0, end - loop.time())
+            wait = min(rest, math.inf if verdict is None else GRACE)
+            done, left = await asyncio.wait(
+                left, timeout=None if wait == math.inf else wait, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not done:
+                break
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return tasks
+
+
+def answers(tasks: Iterable[asyncio.Task[T]]) -> list[T]:
+    """Return the results of the tasks that have one."""
+    return [
+        task.result() for task in tasks if task.done() and not task.cancelled() and task.exception() is None
+    ]
+
+
+def why_none(tasks: Sequence[asyncio.Task[T]], text: str) -> BackendError:
+    """Return the error for a question that no server answered: a refusal only if all of them refuse."""
+    found = [task.exception() for task in tasks if not task.cancelled()]
+    errors = [error for error in found if isinstance(error, BackendError)]
+    refusals = [error for error in errors if isinstance(error, BackendRefused)]
+    if not errors:
+        return BackendUnavailable(f"{text} in time")
+    first = (refusals or errors)[0]
+    kind = type(first) if len(refusals) in {0, len(tasks)} else BackendUnavailable
+    error = kind(f"{text}: {first}")
+    error.__cause__ = first.__cause__
+    return error

@@ -1,0 +1,349 @@
+"""Heartbeats and deadlines of the positions that this client has in queues at the server.
+
+A push is a hint that usually arrives; the state is on the server. So a heartbeat per client also extends every position
+and lets time pass for its lock, and a timer looks when the hold ahead may end. All of it is timers and reply slots of the
+connection: there is no task per lock or waiter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import heapq
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
+from random import Random
+
+from aiolock.backends.redis.commands import Reply
+from aiolock.clock import Clock
+from aiolock.core.backend import Grant
+from aiolock.core.inbox import Inbox, WakeReason
+from aiolock.core.logs import Log, get_logger
+from aiolock.errors import BackendError, BackendRefused, UnsafeBackend
+
+__all__ = ["Waiter", "Wakeups"]
+
+log: Log = get_logger("aiolock")
+
+PERIOD = 2.0
+"""Most seconds between heartbeats."""
+ASKING = 0.1
+"""Seconds between heartbeats while grants cannot be pushed to this client."""
+LIFE = 3.0
+"""Least seconds that a position lives without a heartbeat."""
+BATCH = 1000
+"""Most locks per heartbeat call on one server: each takes the server about 10 µs, so other commands wait 10 ms, or 17 on
+a busy machine."""
+CALLS = 5000
+"""Most heartbeat calls per second, as long as no position expires for that: more would leave no time for anything else."""
+HANDED = 3 * PERIOD
+"""Longest provisional grant, in seconds, whose end is looked at by the client that handed the lock over. Waiters learn of
+a longer one with their heartbeats, well before it ends."""
+FEW = 32
+"""Most waiters of one lock that all ask again when one of their positions may be gone; of more, the server is asked which."""
+SLACK = 100
+"""Outdated entries that the agenda may have, in addition to one for each valid entry."""
+
+
+class Waiter:
+    """A claim's position in the queue of a lock."""
+
+    __slots__ = ("inbox", "key", "placed", "request_id", "ttl")
+
+    def __init__(self, key: str, request_id: str, ttl: float, inbox: Inbox[Grant]) -> None:
+        self.key: str = key
+        self.request_id: str = request_id
+        self.ttl: float = ttl
+        """Of a hold, in seconds."""
+        self.inbox: Inbox[Grant] = inbox
+        self.placed = False
+        """The server has confirmed the position, and no further request is under way."""
+
+
+Beat = Callable[[Sequence[str], Sequence[int], int, bool], Reply]
+"""Send a heartbeat for these locks, with the number of confirmed positions in each, the life of a position in ms, and
+whether grants are pushed to this client."""
+
+Tickets = Callable[[str, Sequence[str]], Reply]
+"""Read the ticket of each of these requests in the queue of a lock; ``None`` for a request that has none."""
+
+
+class Wakeups:
+    """The waiters of one client for one family of locks."""
+
+    def __init__(
+        self, beat: Beat, tickets: Tickets, *, clock: Clock, random: Random, batch: int = BATCH
+    ) -> None:
+        self._beat = beat
+        self._tickets = tickets
+        self._clock = clock
+        self._random = random
+        self._waiting: dict[str, set[Waiter]] = {}
+        self._ttls: Counter[float] = Counter()
+        """Number of waiters by ttl."""
+        self._shortest = math.inf
+        """The shortest of these."""
+        self._ends: dict[str, float] = {}
+        """When a lock should be looked at before the next heartbeat."""
+        self._doubted: set[str] = set()
+        """Locks that are looked at because a message may have been missed."""
+        self._agenda: list[tuple[float, str]] = []
+        self._urgent: OrderedDict[str, WakeReason] = OrderedDict()
+        """Locks that are due, the earliest first. On one server there is one call at a time: other commands wait for one
+        call only, and a server slower than the heartbeats is not buried under them."""
+        self._round: OrderedDict[str, WakeReason] = OrderedDict()
+        """Locks that the current round of heartbeats has still to cover; they come after the urgent ones."""
+        self._calls = 0
+        """Calls under way."""
+        self._in_round = False
+        """The call under way on one server is part of the round."""
+        self._began = 0.0
+        """When the latest round began."""
+        self._overdue = False
+        """The next round was due before this one had ended."""
+        self._next_beat = math.inf
+        self._reason: WakeReason | None = None
+        """Why the next round comes early."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = math.inf
+        self.pushed = True
+        """Grants are pushed to this client."""
+        self.batch = batch
+        """Most locks per call; 1 in a cluster, where a call is about one slot."""
+        self.period = PERIOD
+        """Seconds between heartbeats."""
+        self.life_ms = round(3 * PERIOD * 1000)
+        """Milliseconds that a position lives without one."""
+        self.terms = f"{self.life_ms} s"
+        """Terms of a new position: that, and whether this client learns of a grant by push (s) or by asking (n)."""
+
+    # --- waiters
+
+    def add(self, waiter: Waiter) -> None:
+        """Look after a waiter from now on."""
+        waiters = self._waiting.setdefault(waiter.key, set())
+        if waiter not in waiters:
+            waiters.add(waiter)
+            self._ttls[waiter.ttl] += 1
+            if waiter.ttl < self._shortest:
+                self._shortest = waiter.ttl
+                self._pace()
+        self._next_beat = min(self._next_beat, self._clock() + self.period)
+        self._arm()
+
+    def remove(self, waiter: Waiter) -> None:
+        """Forget a waiter."""
+        waiters = self._waiting.get(waiter.key)
+        if waiters is None or waiter not in waiters:
+            return
+        waiters.remove(waiter)
+        if not waiters:
+            del self._waiting[waiter.key]
+            # A look that is due soon stays: it may be for a lock that was handed over.
+            if self._ends.get(waiter.key, 0.0) > self._clock() + HANDED + 0.1:
+                del self._ends[waiter.key]
+                self._tidy()
+        self._ttls[waiter.ttl] -= 1
+        if not self._ttls[waiter.ttl]:
+            del self._ttls[waiter.ttl]
+            if waiter.ttl == self._shortest:
+                self._shortest = min(self._ttls, default=math.inf)
+                self._pace()
+
+    def set_pushed(self, *, pushed: bool) -> None:
+        """Note whether grants are pushed to this client."""
+        self.pushed = pushed
+        self._pace()
+
+    def _pace(self) -> None:
+        self.period = max(ASKING, min(self._shortest / 3, PERIOD)) if self.pushed else ASKING
+        life = round(max(3 * self.period, LIFE) * 1000)
+        terms = f"{life} {'s' if self.pushed else 'n'}"
+        if terms != self.terms:
+            self.life_ms, self.terms = life, terms
+
+    # --- deadlines
+
+    def ends(self, key: str, left: float, *, first: bool) -> None:
+        """Look at a lock when its hold may end, in ``left`` seconds; the first in its queue looks first."""
+        delay = 0.002 if first else self._random.uniform(0.02, 0.08)
+        self._look_at(key, self._clock() + left + delay, move=True)
+
+    def claimed(self, key: str, claim: float) -> None:
+        """Look at a lock that was handed over at the end of its confirmation window of ``claim`` seconds."""
+        if claim <= HANDED:
+            self._look_at(key, self._clock() + max(0.0, claim) + 0.002, move=False)
+
+    def served(self, key: str, claim: int) -> None:
+        """Read a script's report: a lock was handed over for ``claim`` ms, or (-1) more positions are to be looked through."""
+        if claim > 0 or claim == -1:
+            self.claimed(key, claim / 1000)
+
+    def now(self) -> None:
+        """Look at every lock at once: messages may have been missed."""
+        self._next_beat = self._clock()
+        self._reason = WakeReason.RECONNECTED
+        self._arm()
+
+    def soon(self, concerned: Callable[[str], bool]) -> None:
+        """Look at once at the locks for which ``concerned`` returns true: messages may have been missed."""
+        now = self._clock()
+        for key in self._waiting:
+            if concerned(key):
+                self._doubted.add(key)
+                self._look_at(key, now, move=False)
+
+    def open(self) -> None:
+        """Accept waiters again after :meth:`close`."""
+        self._timer_at = math.inf
+
+    def close(self) -> None:
+        """End all timers; answers and waiters that come later have no effect."""
+        for each in (self._waiting, self._ttls, self._ends, self._agenda, self._urgent, self._round):
+            each.clear()
+        self._shortest = self._next_beat = math.inf
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        # No later time is before this one.
+        self._timer_at = -math.inf
+
+    def _look_at(self, key: str, when: float, *, move: bool) -> None:
+        known = self._ends.get(key)
+        if known is None or move or when < known:
+            self._ends[key] = when
+            heapq.heappush(self._agenda, (when, key))
+            self._tidy()
+            self._arm()
+
+    def _tidy(self) -> None:
+        """Rebuild the agenda when most of it is outdated: every move leaves an entry behind until its time comes."""
+        if len(self._agenda) > 2 * len(self._ends) + SLACK:
+            self._agenda = [(then, name) for name, then in self._ends.items()]
+            heapq.heapify(self._agenda)
+
+    def _arm(self) -> None:
+        if not self._waiting:
+            self._next_beat = math.inf
+        agenda = self._agenda
+        while agenda and self._ends.get(agenda[0][1]) != agenda[0][0]:
+            heapq.heappop(agenda)
+        when = min(self._next_beat, agenda[0][0] if agenda else math.inf)
+        if when >= self._timer_at:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = when
+        self._timer = asyncio.get_running_loop().call_later(max(0.0, when - self._clock()), self._look)
+
+    # --- heartbeats
+
+    def _look(self) -> None:
+        self._timer, self._timer_at = None, math.inf
+        now = self._clock()
+        if now >= self._next_beat:
+            self._begin_round(now)
+        agenda = self._agenda
+        while agenda and agenda[0][0] <= now:
+            when, key = heapq.heappop(agenda)
+            if self._ends.get(key) == when:
+                del self._ends[key]
+                self._urgent[key] = WakeReason.RECONNECTED if key in self._doubted else WakeReason.EXPIRED
+                self._doubted.discard(key)
+                self._round.pop(key, None)
+        self._send()
+        self._arm()
+
+    def _begin_round(self, now: float) -> None:
+        if self._busy:
+            self._overdue = True
+            self._next_beat = now + self.period
+            return
+        self._began = now
+        reason = self._reason or (WakeReason.LAPSED if self.pushed else WakeReason.POLL)
+        self._reason = None
+        self._round.update(dict.fromkeys(self._waiting, reason))
+        crowd = len(self._round) / self.batch / CALLS
+        self._next_beat = now + max(self.period, min(crowd, self.life_ms / 3000))
+
+    @property
+    def _busy(self) -> bool:
+        """True while a round on one server has not ended."""
+        return self._in_round or bool(self._round)
+
+    def _send(self) -> None:
+        """Make the next calls: one on one server, all in a cluster, where one node must not delay the others."""
+        while (self._urgent or self._round) and (self.batch == 1 or not self._calls):
+            asked: dict[str, WakeReason] = {}
+            for due in (self._urgent, self._round):
+                while due and len(asked) < self.batch:
+                    key, reason = due.popitem(last=False)
+                    asked[key] = reason
+                    self._in_round = due is self._round and self.batch > 1
+            # Only confirmed positions are counted: one whose request is under way may not exist yet.
+            counts = [sum(waiter.placed for waiter in self._waiting.get(key, ())) for key in asked]
+            reply = self._beat(list(asked), counts, self.life_ms, self.pushed)
+            self._calls += 1
+            reply.add_done_callback(functools.partial(self._answered, asked))
+
+    def _answered(self, asked: dict[str, WakeReason], reply: Reply) -> None:
+        self._calls -= 1
+        self._in_round = False
+        self._send()
+        if self._overdue and not self._busy:
+            # Other commands get as much of the server's time as the round took.
+            now = self._clock()
+            self._overdue = False
+            self._next_beat = min(self._next_beat, now + min(now - self._began, self.life_ms / 3000))
+            self._arm()
+        if reply.cancelled():
+            return
+        error = reply.exception()
+        if error is None:
+            self._read(asked, reply.result()[1:])
+        elif isinstance(error, UnsafeBackend):
+            # The connection will not come back: waiters ask, and are refused.
+            for waiter in [waiter for key in asked for waiter in self._waiting.get(key, ())]:
+                waiter.inbox.wake(WakeReason.FAILED)
+        elif not isinstance(error, BackendError):
+            # After an error of the backend, the connection looks at everything when it is back.
+            log.error("heartbeat failed: %r", error)
+
+    def _read(self, asked: dict[str, WakeReason], answers: Sequence[tuple[int, int, int]]) -> None:
+        for (key, reason), (left, claim, state) in zip(asked.items(), answers, strict=True):
+            waiters = self._waiting.get(key)
+            if claim:
+                self.claimed(key, claim / 1000)
+            if not waiters:
+                continue
+            if state == 2:
+                self._missed(key, waiters, reason)
+            elif left:
+                self.ends(key, left / 1_000_000, first=state == 1)
+
+    def _missed(self, key: str, waiters: set[Waiter], reason: WakeReason) -> None:
+        """Wake the waiters of a lock of which a grant, or the end of a position, was missed."""
+        if len(waiters) <= FEW:
+            for waiter in list(waiters):
+                waiter.inbox.wake(reason)
+            return
+        # Most likely one of them was granted the lock and the push is still under way: the others have nothing to ask.
+        placed = [waiter for waiter in waiters if waiter.placed]
+        for start in range(0, len(placed), BATCH):
+            some = placed[start : start + BATCH]
+            reply = self._tickets(key, [waiter.request_id for waiter in some])
+            reply.add_done_callback(functools.partial(self._looked_up, key, some))
+
+    def _looked_up(self, key: str, waiters: Sequence[Waiter], reply: Reply) -> None:
+        if reply.cancelled():
+            return
+        error = reply.exception()
+        if error is not None and not isinstance(error, BackendRefused):
+            # The connection looks at everything when it is back.
+            return
+        tickets = [None] * len(waiters) if error is not None else reply.result()
+        waiting = self._waiting.get(key, set())
+        for waiter, ticket in zip(waiters, tickets, strict=True):
+            if ticket is None and waiter.placed and waiter in waiting:
+                waiter.inbox.wake(WakeReason.LAPSED)

@@ -1,0 +1,1 @@
+"""Lock rules for any store with compare-and-set."""

@@ -1,0 +1,261 @@
+"""The backend over a row store: a server is an adapter of :class:`RowStore` and a subclass that makes it."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from collections.abc import Coroutine, Iterable, Sequence
+from datetime import UTC, datetime
+from fnmatch import fnmatchcase
+from typing import Any, Self, TypeVar
+
+from aiolock.backends.rows.claim import RowClaim, RowRegister
+from aiolock.backends.rows.context import Context, row_key
+from aiolock.backends.rows.engine import Engine
+from aiolock.backends.rows.liveness import Verdict, decode_session, judge, observe
+from aiolock.backends.rows.lockrow import (
+    Ask,
+    Force,
+    Liveness,
+    LockRow,
+    Result,
+    RowHold,
+    RowRequest,
+    SetLimit,
+    UnknownFormat,
+    decode,
+)
+from aiolock.backends.rows.session import session_key
+from aiolock.backends.rows.store import Listener, RowStore
+from aiolock.backends.rows.writer import MemberState
+from aiolock.core.backend import NEVER, Claim, Grant, Renewal, Request, Settings
+from aiolock.core.capabilities import Administration, Diagnosis, RegisterStore
+from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, shorten
+from aiolock.types import LOCK_FAMILIES, PERMIT, Family, Finding, Holder, LockInfo, Waiting
+from aiolock.validation import unescape
+
+__all__ = ["RowBackend"]
+
+T = TypeVar("T")
+
+PURGES = 1_000
+"""One of so many openings deletes rows that were not used for long."""
+IDLE = 86_400.0
+"""Seconds after the end of its ttl for which a row stays before it is purged."""
+
+
+class RowBackend(Administration, RegisterStore, Diagnosis):
+    """Locks of every kind over a :class:`RowStore`."""
+
+    floor = 0
+    """The highest token that earlier openings have seen."""
+
+    @abstractmethod
+    def make_store(self) -> RowStore:
+        """Return a new store; no I/O."""
+
+    def bind(self, settings: Settings) -> None:
+        """Make the store and the engine of this opening."""
+        super().bind(settings)
+        self.store = self.make_store()
+        self.context = Context(self.store, settings, self.events, self.floor)
+        self._engine = Engine(self.context)
+
+    def again(self) -> Self:
+        """Return a backend for the next opening, whose tokens are above all that this one has seen."""
+        other = super().again()
+        if hasattr(self, "context"):
+            other.floor = self.context.floor
+        return other
+
+    def abandon(self) -> None:
+        """Forget this opening: its sessions end by their ttl."""
+        self.context.closed = True
+        self.context.tasks.clear()
+        self.store.abandon()
+
+    async def open(self) -> None:
+        """Open the store."""
+        await self.store.open(
+            self.settings, Listener(self.context.address, self._engine.changed, self._engine.interrupted)
+        )
+        self.capabilities = self.store.capabilities
+        if self.context.random.random() < 1 / PURGES:
+            self.context.begin(self.store.purge(IDLE), "aiolock-purge")
+
+    async def settle(self, timeout: float) -> None:
+        """Wait for the releases under way."""
+        await self._engine.settle(timeout)
+
+    async def aclose(self) -> None:
+        """End the sessions, all tasks and the store."""
+        if hasattr(self, "context"):
+            await self._engine.close()
+            await self.store.aclose()
+
+    def claim(self, request: Request) -> RowClaim:
+        """Return a new claim, of any kind."""
+        return RowClaim(self._engine, request)
+
+    def register(self, name: str, family: Family) -> RowRegister:
+        """Return a view of a register."""
+        return RowRegister(self._engine, name, family)
+
+    async def renew(self, claims: Sequence[Claim]) -> list[Renewal]:
+        """Renew by one heartbeat for each ttl, and verify the rows of all claims in the same flight."""
+        called = self.settings.clock()
+        alone = [
+            self.context.begin(claim.stand_alone(), "aiolock-verify")
+            for claim in claims
+            if isinstance(claim, RowClaim) and claim.fixed
+        ]
+        if alone:
+            await asyncio.wait(alone, timeout=self.settings.command_timeout)
+        members = {claim: claim.member for claim in claims if isinstance(claim, RowClaim)}
+        sessions = {
+            member.session for member in members.values() if member is not None and not member.session.dead
+        }
+        futures = {session: self._engine.begin_renewal(session) for session in sessions}
+        if futures:
+            await asyncio.wait(futures.values(), timeout=self.settings.command_timeout)
+        renewals: list[Renewal] = []
+        for claim in claims:
+            member = members.get(claim) if isinstance(claim, RowClaim) else None
+            if member is None or member.session.dead:
+                renewals.append("revoked")
+            elif member.state is MemberState.GONE:
+                renewals.append(member.reason)
+            elif member.shown >= called and member.session.heartbeat_sent >= called:
+                demand = claim.contended_since is not None
+                renewals.append(Grant(0, 0, NEVER if claim.fixed else member.until, demand))
+            else:
+                renewals.append(_trouble(futures.get(member.session)))
+        return renewals
+
+    # --- administration
+
+    async def inspect(self, name: str, family: Family) -> LockInfo:
+        """Return the holders and the queue of a lock, as far as they count."""
+        [row], _ = await self._ask(self.context.get([row_key(self.settings.namespace, "l", family, name)]))
+        try:
+            found = decode(row.value)
+        except UnknownFormat:
+            raise BackendRefused(
+                f"the row of {shorten(name)} was not written by this version of the library"
+            ) from None
+        requests = [*(hold.request for hold in found.holds.values()), *found.queue.values()]
+        known, remaining = await self._ask(self._sessions(requests))
+        holders = tuple(
+            _holder(hold, remaining.get(hold.request.session, 0.0))
+            for hold in found.holds.values()
+            if known.counts(hold.request)
+        )
+        waiters = tuple(
+            Waiting(request.label, request.mode, request.permits)
+            for request in found.queue.values()
+            if known.counts(request)
+        )
+        return LockInfo(name, holders, waiters, family, found.current or None)
+
+    async def force_release(self, name: str, family: Family) -> bool:
+        """End all holds of a lock; replaces a row of an unknown format."""
+        return await self._step(name, family, Force())
+
+    async def request_release(self, name: str, family: Family, reason: str) -> bool:
+        """Notify the holders of a lock."""
+        return await self._step(name, family, Ask(reason=reason))
+
+    async def set_limit(self, name: str, limit: int) -> None:
+        """Set the limit of a semaphore."""
+        await self._step(name, PERMIT.family, SetLimit(limit=limit))
+
+    async def names(self, pattern: str) -> list[tuple[str, Family]]:
+        """Return the locks of this namespace that are held or waited for."""
+        return await self._ask(self._names(pattern))
+
+    async def diagnose(self) -> list[Finding]:
+        """Report what the store finds."""
+        return await self.store.diagnose()
+
+    async def _step(self, name: str, family: Family, step: Ask | Force | SetLimit) -> bool:
+        pending = self._engine.writer(name, family).submit(step)
+        result: Result = await self.context.answered(pending.future)
+        return bool(result)
+
+    async def _ask(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do work as a task of the client, which a cancellation of the caller does not end."""
+        return await self.context.answered(self.context.begin(work, "aiolock-ask"))
+
+    async def _names(self, pattern: str) -> list[tuple[str, Family]]:
+        prefix = f"{self.settings.namespace}/l/"
+        rows: dict[tuple[str, Family], LockRow] = {}
+        async for key, row in self.store.scan(prefix):
+            family, _, text = key.removeprefix(prefix).partition("/")
+            try:
+                found = decode(row.value)
+            except UnknownFormat:
+                continue
+            name = found.name or unescape(text)
+            if family in LOCK_FAMILIES and fnmatchcase(name, pattern) and not found.free:
+                rows[name, Family(family)] = found
+        known, _ = await self._sessions(
+            request
+            for row in rows.values()
+            for request in [*(hold.request for hold in row.holds.values()), *row.queue.values()]
+        )
+        return sorted(
+            key
+            for key, row in rows.items()
+            if any(known.counts(hold.request) for hold in row.holds.values())
+            or any(known.counts(request) for request in row.queue.values())
+        )
+
+    async def _sessions(self, requests: Iterable[RowRequest]) -> tuple[Liveness, dict[str, float]]:
+        """Read the sessions of requests; return what counts, and the seconds that each session has left."""
+        known, remaining = Liveness(), {}
+        ttls = {request.session: request.ttl for request in requests}
+        sessions = list(ttls)
+        while sessions:
+            some, sessions = sessions[:500], sessions[500:]
+            rows, _ = await self.context.get(
+                [session_key(self.settings.namespace, session) for session in some]
+            )
+            for session, row in zip(some, rows, strict=True):
+                try:
+                    content = decode_session(row.value) if row.version else None
+                except UnknownFormat:
+                    continue
+                now = self.settings.clock()
+                verdict = judge(
+                    observe(None, row.version, content, now),
+                    ttls[session],
+                    now,
+                    row.clock,
+                    expires=self.store.expires,
+                )
+                if verdict is not Verdict.ALIVE:
+                    known.dead.add(session)
+                if content is not None:
+                    known.ended[session] = frozenset(content.ended)
+                    remaining[session] = content.ttl
+                    if content.expires is not None and row.clock is not None:
+                        remaining[session] = max(
+                            0.0, min(content.ttl, content.expires.seconds - row.clock.seconds)
+                        )
+        return known, remaining
+
+
+def _trouble(future: asyncio.Future[None] | None) -> Exception:
+    error = future.exception() if future is not None and future.done() and not future.cancelled() else None
+    return error if isinstance(error, BackendError) else BackendUnavailable("the hold could not be verified")
+
+
+def _holder(hold: RowHold, remaining: float) -> Holder:
+    return Holder(
+        label=hold.request.label,
+        token=hold.token,
+        since=datetime.fromtimestamp(hold.since, UTC),
+        remaining=remaining,
+        permits=hold.request.permits,
+        mode=hold.request.mode,
+    )

@@ -1,0 +1,282 @@
+"""Claims and registers over a row store."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from dataclasses import replace
+
+from aiolock.backends.rows.context import new_future, new_version, row_key
+from aiolock.backends.rows.engine import Engine
+from aiolock.backends.rows.lockrow import Downgrade, Enter, Entered, Leave, Move, RowRequest
+from aiolock.backends.rows.rules import BLOCK
+from aiolock.backends.rows.session import Session
+from aiolock.backends.rows.store import ALL, Edit
+from aiolock.backends.rows.writer import Member, MemberState, Pending
+from aiolock.clock import Deadline
+from aiolock.core.backend import Grant, Release, Request
+from aiolock.core.capabilities import Downgrade as CanDowngrade
+from aiolock.core.capabilities import Entry, Register
+from aiolock.core.inbox import Inbox
+from aiolock.core.tasks import Backoff
+from aiolock.errors import BackendError, BackendUnavailable, ConfigError, LockLost, shorten
+from aiolock.types import READ, Family
+
+__all__ = ["POLL", "RowClaim", "RowRegister"]
+
+POLL = 2.0
+"""Most seconds between two reads of a register that is watched."""
+TRIES = 3
+"""Sessions under which one call tries to enter, if they turn out to be dead."""
+
+
+class RowClaim(CanDowngrade):
+    """One request; it enters under another id if its session is dead."""
+
+    __slots__ = ("__weakref__", "_alone", "_answer", "_keeping", "_leave", "_member", "_writer", "engine")
+
+    asks_again = True
+
+    def __init__(self, engine: Engine, request: Request) -> None:
+        super().__init__(request)
+        self.engine = engine
+        self._writer = engine.writer(request.name, request.kind.family)
+        self._member: Member | None = None
+        self._leave: Pending | None = None
+        self._keeping: asyncio.Future[None] | None = None
+        """Opens the session of a lock that stays taken, and begins the release."""
+        self._answer: Release | None = None
+        self._alone = False
+        """True once the hold has a session of its own."""
+
+    @property
+    def member(self) -> Member | None:
+        """The state of the claim in the row, once a request was sent."""
+        return self._member
+
+    @property
+    def key(self) -> str:
+        """The key of the row."""
+        return self._writer.key
+
+    # --- acquire
+
+    async def acquire(self, wait: bool) -> Grant | None:
+        """Acquire the lock or join the queue, or take a grant that was pushed."""
+        context = self.engine.context
+        deadline = context.deadline()
+        for _ in range(TRIES):
+            if (
+                self._inbox is not None
+                and (grant := self._inbox.take()) is not None
+                and grant.until > context.clock()
+            ):
+                return grant
+            member = self._enter(await self.engine.sessions.get(self.request.ttl, deadline))
+            session = member.session
+            self.engine.keep_alive(session)
+            # Less than half a ttl is left: the heartbeat goes in the same flight, and nothing is believed before its answer.
+            beat = self.engine.begin_renewal(session) if session.late else None
+            entered = await self._submit(Enter(member.id, member.request, wait), deadline)
+            if beat is not None:
+                await context.answered(beat, deadline)
+            if session.dead:
+                continue
+            if entered.limit:
+                self._forget(member)
+                raise ConfigError(
+                    f"semaphore {shorten(self.request.name)} has {entered.limit} permits, not {self.request.kind.limit}: "
+                    "every client has to name the same limit; set_limit() changes it"
+                )
+            if entered.token:
+                context.expect_others(self)
+                return Grant(entered.token, entered.tokens, member.until, bool(self._writer.row.queue))
+            if wait:
+                self.engine.observer.wake()
+                self.engine.watch()
+            else:
+                self._forget(member)
+            return None
+        raise BackendUnavailable(
+            "the sessions of this client are declared dead by others as soon as they are opened"
+        )
+
+    def _enter(self, session: Session) -> Member:
+        """Return the member to enter with: a claim does not move to another session, but enters anew."""
+        member = self._member
+        if member is not None and not member.session.dead:
+            return member
+        if member is not None:
+            self._writer.submit(Leave(member.id), member.session)
+        kind = self.request.kind
+        request = RowRequest(
+            id=secrets.token_hex(8),
+            mode=kind.mode.value,
+            ttl=session.ttl,
+            label=self.request.label,
+            permits=kind.permits,
+            limit=kind.limit,
+            block=1 if self.request.fair or not kind.exclusive else BLOCK,
+            session=session.id,
+        )
+        member = self._member = Member(self, request, session)
+        session.claims[member.id] = self
+        self._writer.members[member.id] = member
+        return member
+
+    async def _submit(self, step: Enter | Downgrade | Move, deadline: Deadline) -> Entered:
+        assert self._member is not None  # noqa: S101 - registered before the first step
+        entered = await self.engine.context.answered(
+            self._writer.submit(step, self._member.session).future, deadline
+        )
+        assert isinstance(entered, Entered)  # noqa: S101 - the result of these steps
+        return entered
+
+    def _forget(self, member: Member) -> None:
+        """Forget a member that the answer says is not in the row."""
+        self._writer.members.pop(member.id, None)
+        member.session.claims.pop(member.id, None)
+        self._member = None
+
+    async def downgrade(self) -> Grant:
+        """Turn the write hold into a read hold."""
+        member = self._member
+        if member is None:
+            raise LockLost(self.request.name, "revoked")
+        entered = await self._submit(Downgrade(member.id), self.engine.context.deadline())
+        if not entered.token:
+            raise LockLost(self.request.name, "revoked")
+        self.request = replace(self.request, kind=READ)
+        member.request = replace(member.request, mode=READ.mode.value, block=1)
+        return Grant(entered.token, 1, member.until, bool(self._writer.row.queue))
+
+    async def stand_alone(self) -> None:
+        """Give the hold a session of its own for the rest of its ttl, because it is not prolonged any more.
+
+        Raises :class:`BackendError`; then it is to be called again.
+        """
+        member = self._member
+        if member is None or self._alone or member.state is not MemberState.HELD:
+            return
+        deadline = self.engine.context.deadline()
+        left = member.proven + member.session.ttl - self.engine.context.clock()
+        session = await self.engine.sessions.keep(max(left, 0.01), deadline)
+        self._alone = bool((await self._submit(Move(member.id, session), deadline)).token)
+
+    # --- release
+
+    async def release(self, keep: float = 0) -> Release:
+        """Release the hold or give up the position."""
+        member = self._member
+        if member is None or self._answer is not None:
+            return self._answer or Release.RELEASED
+        context = self.engine.context
+        deadline = context.deadline()
+        if self._leave is None and keep and member.state is not MemberState.GONE:
+            if self._keeping is None:
+                self._keeping = context.begin(self._leave_kept(member, keep), "aiolock-keep")
+            await context.answered(self._keeping, deadline)
+        elif self._leave is None:
+            self._begin(member, None)
+        return await self._left(deadline)
+
+    async def _leave_kept(self, member: Member, seconds: float) -> None:
+        """Begin the release once a session for the kept lock is open, however long that takes; never gives up."""
+        context = self.engine.context
+        end, backoff, kept = context.clock() + seconds, Backoff(context.random), None
+        while kept is None and not member.session.dead and (left := end - context.clock()) > 0:
+            try:
+                # The row of the session exists, flushed, before any row names it.
+                session = await self.engine.sessions.keep(left, context.deadline())
+            except BackendError:
+                await backoff.pause()
+            else:
+                kept = replace(member.request, id=f"{member.id} kept", session=session, ttl=left, block=1)
+        if self._leave is None:
+            self._begin(member, kept)
+
+    def begin_release(self, keep: float = 0) -> Release | None:
+        """Submit the release before any later request of this client for the same lock."""
+        member = self._member
+        if member is None or self._answer is not None:
+            return self._answer or Release.RELEASED
+        if keep and self._leave is None:
+            return None
+        if self._leave is None:
+            self._begin(member, None)
+        return Release.UNKNOWN
+
+    def _begin(self, member: Member, kept: RowRequest | None) -> None:
+        if self._inbox is not None:
+            self._inbox.close()
+        self._writer.withdraw(member.id)
+        if kept is None:
+            # From the next heartbeat on it counts for no client, whatever becomes of the release.
+            member.session.ended.begin(member.id, self._writer.key)
+        self._leave = self._writer.submit(Leave(member.id, kept), member.session)
+
+    async def _left(self, deadline: Deadline) -> Release:
+        leave = self._leave
+        assert leave is not None  # noqa: S101 - the caller has begun it
+        if leave.future.done() and leave.future.exception() is not None:
+            # Tried again by the writer; this is another wait for it.
+            leave.future = new_future()
+            if not self._writer.leaves(leave.step.id):
+                self._leave = leave = self._writer.submit(leave.step, leave.session)
+                leave.in_doubt = True
+        first = await self.engine.context.answered(leave.future, deadline)
+        self._answer = Release.UNKNOWN
+        if first:
+            return Release.RELEASED
+        return Release.UNKNOWN if leave.in_doubt else Release.NOT_OURS
+
+
+# --- registers
+
+
+class RowRegister(Register):
+    """One client's view of a register, which is a row of its own."""
+
+    def __init__(self, engine: Engine, name: str, family: Family) -> None:
+        self.inbox: Inbox[None] = Inbox(name)
+        self._engine = engine
+        self._key = row_key(engine.context.settings.namespace, "r", family, name)
+
+    async def read(self) -> Entry:
+        """Return the value and its version."""
+        future = self._engine.context.begin(self._engine.context.get([self._key]), "aiolock-register")
+        [row], _ = await self._engine.context.answered(future)
+        return Entry(row.value, row.version)
+
+    async def write(self, value: bytes, stamp: str, keep: float) -> str | None:
+        """Replace the version ``stamp``, and notify the clients that watch."""
+        context = self._engine.context
+        edit = Edit(self._key, stamp, new_version(), value, keep, notify=frozenset({ALL}))
+        row, _ = await context.answered(context.begin(context.write(edit), "aiolock-register"))
+        return None if row is None else row.version
+
+    async def changed(self, stamp: str) -> None:
+        """Wait for a notification, at most until the next poll."""
+        engine, context = self._engine, self._engine.context
+        self.inbox.take()
+        engine.watchers.setdefault(self._key, set()).add(self.inbox)
+        engine.watch()
+        pause = context.store.poll
+        while not self.inbox.woken:
+            [row], _ = await context.answered(
+                context.begin(context.versions([self._key]), "aiolock-register")
+            )
+            if row.version != stamp:
+                return
+            await self.inbox.wait(Deadline.after(pause, context.clock))
+            if context.store.poll >= POLL:
+                return
+            pause = min(pause * 1.5, POLL)
+
+    async def aclose(self) -> None:
+        """End the watch."""
+        inboxes = self._engine.watchers.get(self._key)
+        if inboxes is not None:
+            inboxes.discard(self.inbox)
+            if not inboxes:
+                del self._engine.watchers[self._key]

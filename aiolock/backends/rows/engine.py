@@ -1,0 +1,236 @@
+"""The engine of one opening: writers of lock rows, sessions with their heartbeats, and verification of what is held."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+
+from aiolock.backends.rows.context import Context, row_key
+from aiolock.backends.rows.lockrow import Leave
+from aiolock.backends.rows.observer import Observer
+from aiolock.backends.rows.session import Session, Sessions
+from aiolock.backends.rows.writer import MemberState, RowWriter
+from aiolock.core.backend import Event, EventKind
+from aiolock.core.inbox import Inbox, WakeReason
+from aiolock.errors import BackendError, closed_error
+from aiolock.types import Family
+
+__all__ = ["Engine"]
+
+REMEMBERED_ROWS = 1_000
+"""Rows that a client remembers without a claim in them, so that a lock that it used last costs one write."""
+TRIES = 3
+"""Reads of a row that is written meanwhile, in one renewal."""
+
+
+class Engine:
+    """Everything that claims, registers and the backend of one opening share."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.sessions = Sessions(context)
+        self.observer = Observer(context, lambda: self._writers.values())
+        self.watchers: dict[str, set[Inbox[None]]] = {}
+        """The inboxes of registers that are watched, by key."""
+        self._writers: OrderedDict[str, RowWriter] = OrderedDict()
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        """The timers of heartbeats, by session."""
+        self._busy: dict[str, float] = {}
+        """The time at which a session was last seen in use."""
+        self._watch_due = False
+
+    def writer(self, name: str, family: Family) -> RowWriter:
+        """Return the writer of a lock's row."""
+        return self._writer(row_key(self.context.settings.namespace, "l", family, name), name)
+
+    def _writer(self, key: str, name: str) -> RowWriter:
+        writer = self._writers.get(key)
+        if writer is None:
+            writer = self._writers[key] = RowWriter(
+                self.context, key, name, self.observer.look, self.observer.served
+            )
+            self._forget_idle()
+        else:
+            self._writers.move_to_end(key)
+        return writer
+
+    def _forget_idle(self) -> None:
+        if len(self._writers) > REMEMBERED_ROWS:
+            for key in list(self._writers)[:2]:
+                if self._writers[key].idle:
+                    del self._writers[key]
+                else:
+                    self._writers.move_to_end(key)
+
+    # --- reports of the store
+
+    def changed(self, key: str | None) -> None:
+        """Read a row that may have changed, if a claim is in it or it is watched."""
+        for watched in [key] if key is not None else list(self.watchers):
+            for inbox in self.watchers.get(watched, ()):
+                inbox.wake(WakeReason.NOTIFIED)
+        if key is None:
+            self.observer.wake(poll=True)
+        elif (writer := self._writers.get(key)) is not None:
+            writer.version = None
+            if writer.members:
+                writer.look()
+
+    def interrupted(self) -> None:
+        """Forget what is known after a reconnect, and check again what was not durable."""
+        context = self.context
+        context.connection += 1
+        known, context.answered_since = context.answered_since, False
+        if context.closed or not known:
+            # Nothing was learnt on this connection, and the loss of the one before is known.
+            return
+        self.observer.interrupted()
+        for writer in list(self._writers.values()):
+            writer.forget()
+            if writer.waiting:
+                writer.look()
+        for session in self.sessions.open.values():
+            for claim, key in session.interrupted():
+                if not (checking := self._writer(key, "")).leaves(claim):
+                    checking.submit(Leave(claim), session)
+        for inboxes in self.watchers.values():
+            for inbox in inboxes:
+                inbox.wake(WakeReason.RECONNECTED)
+        context.events.put(Event(EventKind.DOUBT))
+
+    def watch(self) -> None:
+        """Tell the store soon which rows are waited for."""
+        if not self._watch_due:
+            self._watch_due = True
+            asyncio.get_running_loop().call_soon(self._watch)
+
+    def _watch(self) -> None:
+        self._watch_due = False
+        rows = [writer.key for writer in self._writers.values() if writer.waiting]
+        self.context.store.watch(frozenset([*rows, *self.watchers]))
+
+    # --- renewals
+
+    def begin_renewal(self, session: Session) -> asyncio.Future[None]:
+        """Start a renewal of everything that names a session, as a task of the client."""
+        return self.context.begin(self.renew(session), "aiolock-heartbeat")
+
+    async def renew(self, session: Session) -> None:
+        """Send a heartbeat and, in the same flight, verify the rows in which this client holds or waits.
+
+        Raises :class:`BackendError` if one of the two was not answered: what was, counts nevertheless.
+        """
+        heartbeat = self.context.begin(session.heartbeat(), "aiolock-heartbeat")
+        try:
+            await self._verify(session)
+        finally:
+            await asyncio.wait({heartbeat})
+            if session.dead:
+                self._bury(session)
+        heartbeat.result()
+
+    async def _verify(self, session: Session) -> None:
+        """Read the versions of all rows in which the session has claims, and the rows that have changed."""
+        writers = [
+            writer
+            for writer in list(self._writers.values())
+            if any(
+                member.session is session and member.state is not MemberState.ENTERING
+                for member in writer.members.values()
+            )
+        ]
+        if not writers:
+            return
+        rows, flight = await self.context.versions([writer.key for writer in writers])
+        changed = [
+            writer
+            for writer, row in zip(writers, rows, strict=True)
+            if not writer.confirm(row.version, flight)
+        ]
+        for _ in range(TRIES):
+            if not changed:
+                return
+            rows, flight = await self.context.get([writer.key for writer in changed])
+            # A row that was written while the read was under way is not judged by it.
+            changed = [
+                writer for writer, row in zip(changed, rows, strict=True) if not writer.learn(row, flight)
+            ]
+
+    def _bury(self, session: Session) -> None:
+        """Take in that a session is dead: its holds are lost, and its waiting claims enter anew."""
+        if session.id not in self.sessions.open:
+            return
+        self.sessions.bury(session)
+        for writer in self._writers.values():
+            for member in writer.members.values():
+                if member.session is not session:
+                    continue
+                if member.state is MemberState.HELD:
+                    self.context.events.put(Event(EventKind.LOST, member.claim, "revoked"))
+                    member.state = MemberState.GONE
+                elif member.state is MemberState.WAITING:
+                    member.claim.inbox.wake(WakeReason.LAPSED)
+
+    def keep_alive(self, session: Session) -> None:
+        """Have heartbeats sent while a claim needs them, and for a ttl longer."""
+        if session.id not in self._timers:
+            self._busy[session.id] = self.context.clock()
+            self._set_timer(session, session.ttl / 4)
+
+    def _set_timer(self, session: Session, seconds: float) -> None:
+        # Between heartbeats there is no task: an idle client leaves nothing running.
+        loop = asyncio.get_running_loop()
+        self._timers[session.id] = loop.call_later(seconds, self._look_at, session)
+
+    def _look_at(self, session: Session) -> None:
+        """Send a heartbeat if one is due; end the heartbeats of a session that has been idle for its ttl."""
+        context, now = self.context, self.context.clock()
+        if session.busy:
+            self._busy[session.id] = now
+        if session.dead or context.closed or now - self._busy[session.id] >= session.ttl:
+            del self._timers[session.id], self._busy[session.id]
+            return
+        due = session.last_sent + session.ttl / 2.5
+        if due > now:
+            self._set_timer(session, min(due - now, session.ttl / 4))
+        else:
+            context.tasks.spawn(self._beat(session), "aiolock-heartbeat")
+
+    async def _beat(self, session: Session) -> None:
+        """Renew, and set the timer again: sooner after an error, of whatever kind. Ends with the client."""
+        seconds = session.ttl / 10 * self.context.random.uniform(0.5, 1.0)
+        try:
+            await self.renew(session)
+            seconds = session.ttl / 4
+        except BackendError:
+            pass
+        finally:
+            if not self.context.closed:
+                self._set_timer(session, seconds)
+
+    # --- the end
+
+    async def settle(self, timeout: float) -> None:
+        """Wait until all releases were answered, for at most ``timeout`` seconds."""
+        leaves = [future for writer in self._writers.values() for future in writer.leaving]
+        if leaves:
+            await asyncio.wait(leaves, timeout=timeout)
+
+    async def close(self) -> None:
+        """End all sessions and tasks. Never raises."""
+        context = self.context
+        context.closed = True
+        for timer in self._timers.values():
+            timer.cancel()
+        sessions = list(self.sessions.open.values())
+        if sessions:
+            closing = [context.begin(session.close(), "aiolock-close") for session in sessions]
+            # A store that has not answered the releases is not waited for: the sessions end by their ttl.
+            silent = any(writer.leaving for writer in self._writers.values())
+            await asyncio.wait(closing, timeout=context.timeout / (50 if silent else 4))
+        for task in list(context.tasks):
+            task.cancel()
+        for writer in self._writers.values():
+            writer.fail(closed_error())
+        if context.tasks:
+            await asyncio.wait(set(context.tasks), timeout=context.timeout)

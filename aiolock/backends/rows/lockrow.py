@@ -1,0 +1,538 @@
+"""The rules over one lock row: pure functions from a row and the steps of a client's tasks to the next row.
+
+A row contains holds, the queue, the last token and the limit of a semaphore. Holds and queue entries name the session of
+their client; whether they count is known from the session rows, and passed in as a :class:`Liveness`. An entry that is known
+not to count is removed by the next writer, of any client, and the head of the queue enters as far as it is compatible.
+
+Nothing here knows tasks, stores or clocks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from aiolock.backends.rows.rules import SET_LIMIT, UNSET_LIMIT, Granted, StoredRequest, admits
+
+__all__ = [
+    "MOST_SHARED",
+    "Ask",
+    "Batch",
+    "Downgrade",
+    "Enter",
+    "Entered",
+    "Force",
+    "Leave",
+    "Liveness",
+    "LockRow",
+    "Look",
+    "Mint",
+    "Move",
+    "RowHold",
+    "RowRequest",
+    "SetLimit",
+    "Step",
+    "UnknownFormat",
+    "address_of",
+    "apply",
+    "decode",
+    "encode",
+    "keep_row",
+    "mint",
+]
+
+FORMAT = b"1"
+"""First byte of a row: the format of the rest. A program refuses to write a row of another format."""
+
+MOST_SHARED = 49_152
+"""Bytes to which requests may let a row grow; the rest of its 65,536 belongs to the holders."""
+
+GRANT = 48
+"""Most bytes by which a queue entry grows when it becomes a hold: there has to be room for all of them in one write."""
+
+MOST_GRANTED = 61_440
+"""Bytes to which a row may grow when its whole queue is granted; what is left is for releases that keep the lock."""
+
+
+class UnknownFormat(Exception):
+    """The row was written by another version of the library, or by another program."""
+
+
+# --- the row
+
+
+@dataclass(frozen=True, slots=True)
+class RowRequest(StoredRequest):
+    """A request as a row keeps it: it lives as long as its session."""
+
+    session: str = ""
+    extra: tuple[tuple[str, Any], ...] = ()
+    """Fields that this version does not know."""
+
+
+@dataclass(slots=True)
+class RowHold(Granted):
+    """A hold, until its holder leaves or its session is dead."""
+
+    request: RowRequest  # pyright: ignore[reportIncompatibleVariableOverride] # never another
+    asked: str | None = None
+    """Reason of the last request to release it, if there was one."""
+    kept: bool = False
+    """Released with ``keep``: it excludes others, has no owner, and a session of its own."""
+
+
+@dataclass(slots=True)
+class LockRow:
+    """One lock: holds and queue by the id of the request, in the order in which they came."""
+
+    name: str = ""
+    holds: dict[str, RowHold] = field(default_factory=dict)
+    queue: dict[str, RowRequest] = field(default_factory=dict)
+    token: int = 0
+    """The last token that was given."""
+    declared: int = 0
+    """The limit that the first user of a semaphore named; 0 if it is not known."""
+    current: int = 0
+    """The limit in force."""
+    used: int = 0
+    """The time of the store (µs) at the last use of the limit."""
+    forced: tuple[str, ...] = ()
+    """The holds that the last release by force has ended."""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """Fields that this version does not know."""
+
+    @property
+    def free(self) -> bool:
+        """True if nothing is held, kept or waited for: the row may be deleted after a while."""
+        return not self.holds and not self.queue
+
+    def copy(self) -> LockRow:
+        """Return a row that can be changed."""
+        return replace(
+            self, holds={owner: replace(hold) for owner, hold in self.holds.items()}, queue=dict(self.queue)
+        )
+
+
+_REQUEST = {
+    "i": "id",
+    "s": "session",
+    "m": "mode",
+    "d": "ttl",
+    "a": "label",
+    "n": "permits",
+    "l": "limit",
+    "b": "block",
+}
+"""Fields of a request in the row, by their short names; those with their default are left out."""
+_DEFAULTS = StoredRequest("", "", 0.0)
+
+
+def _pack(request: RowRequest) -> dict[str, Any]:
+    packed = {
+        short: getattr(request, name)
+        for short, name in _REQUEST.items()
+        if getattr(request, name) != getattr(_DEFAULTS, name, "")
+    }
+    return {**packed, **dict(request.extra)}
+
+
+def _unpack(packed: dict[str, Any], known: Iterable[str] = ()) -> RowRequest:
+    fields = {_REQUEST[short]: value for short, value in packed.items() if short in _REQUEST}
+    fields["extra"] = tuple(
+        (key, value) for key, value in packed.items() if key not in _REQUEST and key not in known
+    )
+    return RowRequest(**{"mode": "", "ttl": 0.0, **fields})
+
+
+def encode(row: LockRow) -> bytes:
+    """Return the value of a row."""
+    content: dict[str, Any] = dict(row.extra)
+    content.update(v=row.name, t=row.token)
+    if row.holds:
+        content["h"] = [
+            {
+                **_pack(hold.request),
+                "t": hold.token,
+                "w": round(hold.since, 3),
+                **({"r": hold.asked} if hold.asked is not None else {}),
+                **({"k": 1} if hold.kept else {}),
+            }
+            for hold in row.holds.values()
+        ]
+    if row.queue:
+        content["q"] = [_pack(request) for request in row.queue.values()]
+    if row.current:
+        content["c"] = [row.declared, row.current, row.used]
+    if row.forced:
+        content["f"] = row.forced
+    return FORMAT + json.dumps(content, separators=(",", ":")).encode()
+
+
+def decode(value: bytes) -> LockRow:
+    """Return the row with this value; an empty value is an empty row. Raises :class:`UnknownFormat`."""
+    if not value:
+        return LockRow()
+    if value[:1] != FORMAT:
+        raise UnknownFormat
+    try:
+        content = json.loads(value[1:])
+        holds = [
+            RowHold(_unpack(packed, "twrk"), packed["t"], packed["w"], packed.get("r"), "k" in packed)
+            for packed in content.pop("h", ())
+        ]
+        queue = [_unpack(packed) for packed in content.pop("q", ())]
+        declared, current, used = content.pop("c", (0, 0, 0))
+        return LockRow(
+            name=content.pop("v"),
+            token=content.pop("t"),
+            holds={hold.request.id: hold for hold in holds},
+            queue={request.id: request for request in queue},
+            declared=declared,
+            current=current,
+            used=used,
+            forced=tuple(content.pop("f", ())),
+            extra=content,
+        )
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise UnknownFormat from error
+
+
+def keep_row(row: LockRow) -> float | None:
+    """Return the ttl of the row in the store: none while anything is held, kept or waited for."""
+    if not row.free:
+        return None
+    return UNSET_LIMIT if row.current == row.declared else SET_LIMIT
+
+
+def address_of(session: str) -> str:
+    """Return the address of the client that has a session."""
+    return session.partition("-")[0]
+
+
+# --- what counts
+
+
+class Liveness:
+    """The knowledge of a client about sessions: which are dead, which claims have ended, and which of its own claims live."""
+
+    def __init__(
+        self,
+        dead: Iterable[str] = (),
+        ended: Mapping[str, frozenset[str]] | None = None,
+        own: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        self.dead: set[str] = set(dead)
+        """Sessions of which it is known that they are marked dead, or whose absence proves it."""
+        self.ended: dict[str, frozenset[str]] = dict(ended or {})
+        """By session, the ids of claims that its client has ended."""
+        self.own: dict[str, Mapping[str, Any]] = dict(own or {})
+        """The sessions of this client, and the claims of each that are live: all others of them have ended."""
+
+    def counts(self, request: RowRequest) -> bool:
+        """Test whether a hold or queue entry counts: for all that is known, its session lives and its claim has not ended."""
+        session, own = request.session, self.own.get(request.session)
+        if session in self.dead or request.id in self.ended.get(session, ()):
+            return False
+        return own is None or request.id in own
+
+
+# --- tokens
+
+
+class Mint(NamedTuple):
+    """Where the tokens of a grant come from, besides the row."""
+
+    floor: int
+    """The highest token that this client has seen; survives reopening."""
+    tick: int
+    """The time of the store in µs, at or after the read of the version that is replaced; 0 if it has none."""
+    wall: float = 0.0
+    """Seconds since the epoch, by the writer's clock; shown to people only."""
+
+
+def mint(last: int, block: int, source: Mint) -> tuple[int, int, int]:
+    """Return the first token of a grant, their number (at most ``block``), and the last one, which the row remembers.
+
+    All lie above ``last`` and ``floor``, and a block not above the time of the store: a row that was lost or purged begins
+    again above it. A row without history gives one token: a block below the time of the store could contain tokens that were
+    given before the row was lost.
+    """
+    top = max(last + 1, source.floor + 1, source.tick)
+    first = max(last, source.floor, top - block) + 1 if last else top
+    return first, top - first + 1, top
+
+
+# --- steps
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of a task; ``id`` is the claim that it is about."""
+
+    id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Enter(Step):
+    """Acquire the lock, or with ``wait`` join the queue; repeated, it finds its hold or position."""
+
+    request: RowRequest = RowRequest("", "", 0.0)
+    wait: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Leave(Step):
+    """Give up the hold or position; with ``kept``, that request takes the place of the hold."""
+
+    kept: RowRequest | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Downgrade(Step):
+    """Turn a write hold into a read hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move(Step):
+    """Let a hold live in another session: one of its own, which has no heartbeats."""
+
+    session: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Force(Step):
+    """End all holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask(Step):
+    """Ask the holders to release."""
+
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SetLimit(Step):
+    """Set the limit of a semaphore."""
+
+    limit: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Look(Step):
+    """Remove what does not count and serve the queue."""
+
+
+class Entered(NamedTuple):
+    """The result of :class:`Enter` and :class:`Downgrade`: a grant, or a refusal with ``token`` 0."""
+
+    token: int = 0
+    tokens: int = 0
+    limit: int = 0
+    """The limit in force, if the request named another one."""
+    blockers: tuple[RowRequest, ...] = ()
+    """The holds and queue entries ahead."""
+
+
+Result = Entered | bool
+"""Of the other steps: whether there was a hold."""
+
+
+class Batch(NamedTuple):
+    """The next row, and what becomes of the steps."""
+
+    row: LockRow
+    changed: bool
+    results: list[Result | None]
+    """In the order of the steps; ``None``: refused, because the row would be too long."""
+    flush: bool
+    """False if the write may be lost in a crash: releases with an empty queue only."""
+    notify: frozenset[str]
+    """Addresses of clients that have to read the row."""
+
+
+def apply(
+    row: LockRow,
+    steps: Sequence[Step],
+    known: Liveness,
+    source: Mint,
+    *,
+    size: int = MOST_SHARED,
+    doubt: bool = False,
+) -> Batch:
+    """Apply the steps of one client's tasks, those that shrink the row first; ``row`` stays as it is.
+
+    ``doubt``: an earlier write of this client was not answered, and a copy may be late. Then a leave changes the version
+    although it finds nothing, by a write that is flushed.
+    """
+    work = _Work(row.copy(), known, source)
+    work.serve()
+    results: list[Result | None] = [None] * len(steps)
+    order = sorted(range(len(steps)), key=lambda number: not isinstance(steps[number], (Leave, Force)))
+    # A step whose row is too long is undone by itself; the exact length is computed only near the limit.
+    reasons = sum(6 * len(step.reason) for step in steps if isinstance(step, Ask))
+    near = _full(work.row, size, 600 * len(steps) + reasons * len(work.row.holds))
+    for number in order:
+        step = steps[number]
+        before = (work.row.copy(), work.changed, work.durable, set(work.notify)) if near else None
+        results[number] = work.step(step)
+        if before is not None and isinstance(step, (Enter, Ask)) and work.changed and _full(work.row, size):
+            work.row, work.changed, work.durable, work.notify = before
+            results[number] = None
+    if doubt and any(isinstance(step, Leave) for step in steps):
+        work.changed = work.durable = True
+    notify = frozenset(map(address_of, work.notify))
+    return Batch(work.row, work.changed, results, work.durable or not work.row.free, notify)
+
+
+def _full(row: LockRow, size: int, more: int = 0) -> bool:
+    """Test whether ``more`` bytes are too many, now or once the whole queue has been granted."""
+    length = len(encode(row)) + more
+    return length > size or length + GRANT * len(row.queue) > MOST_GRANTED
+
+
+class _Work:
+    """One row that is being changed."""
+
+    def __init__(self, row: LockRow, known: Liveness, source: Mint) -> None:
+        self.row = row
+        self.known = known
+        self.source = source
+        self.changed = False
+        self.durable = False
+        self.notify: set[str] = set()
+        """Sessions."""
+
+    def serve(self) -> None:
+        """Remove what does not count, and let the head of the queue enter as far as it is compatible."""
+        row, counts = self.row, self.known.counts
+        over = [owner for owner, hold in row.holds.items() if not counts(hold.request)]
+        gone = [waiter for waiter, request in row.queue.items() if not counts(request)]
+        for owner in over:
+            del row.holds[owner]
+        for waiter in gone:
+            del row.queue[waiter]
+        self.changed = self.changed or bool(over or gone)
+        while row.queue and admits(row.holds, request := next(iter(row.queue.values())), row.current or None):
+            del row.queue[request.id]
+            self._grant(request)
+            self.notify.add(request.session)
+
+    def _grant(self, request: RowRequest) -> Entered:
+        first, count, self.row.token = mint(self.row.token, request.block, self.source)
+        # The number of tokens is read from the hold again when the grant is found there.
+        self.row.holds[request.id] = RowHold(replace(request, block=count), first, self.source.wall)
+        self.changed = self.durable = True
+        return Entered(first, count)
+
+    def step(self, step: Step) -> Result:
+        """Carry out one step."""
+        match step:
+            case Enter():
+                return self._enter(step.request, wait=step.wait)
+            case Leave():
+                return self._leave(step)
+            case Downgrade():
+                return self._downgrade(step.id)
+            case Move():
+                return self._move(step)
+            case Force():
+                return self._force()
+            case Ask():
+                return self._ask(step.reason)
+            case SetLimit():
+                self.row.current, self.row.used = step.limit, self.source.tick
+                self.changed = self.durable = True
+        self.serve()
+        return True
+
+    def _enter(self, request: RowRequest, *, wait: bool) -> Entered:
+        row = self.row
+        if (hold := row.holds.get(request.id)) is not None:
+            return Entered(hold.token, hold.request.block)
+        if (
+            request.mode == "permits"
+            and request.id not in row.queue
+            and (limit := self._limit(request.limit))
+        ):
+            return Entered(limit=limit)
+        if not row.queue and admits(row.holds, request, row.current or None):
+            return self._grant(request)
+        ahead: list[RowRequest] = [hold.request for hold in row.holds.values()]
+        for waiting in row.queue.values():
+            if waiting.id == request.id:
+                break
+            ahead.append(waiting)
+        if wait and request.id not in row.queue:
+            if not row.queue:
+                # The first that waits: from now on the holder's client does not pass the lock on for long.
+                self.notify.update(
+                    hold.request.session for hold in row.holds.values() if hold.request.block > 1
+                )
+            row.queue[request.id] = request
+            self.changed = self.durable = True
+        return Entered(blockers=tuple(ahead))
+
+    def _limit(self, named: int) -> int:
+        """Return the limit in force if it differs from the one that a request names, else 0."""
+        row, keep = self.row, keep_row(self.row)
+        forgotten = keep is not None and row.used + keep * 1e6 <= self.source.tick
+        if not row.current or forgotten:
+            row.declared = row.current = named
+        elif not row.declared:
+            row.declared = named
+        row.used = self.source.tick
+        return 0 if named in (row.declared, row.current) else row.current
+
+    def _leave(self, step: Leave) -> bool:
+        row = self.row
+        hold = row.holds.pop(step.id, None)
+        if row.queue.pop(step.id, None) is not None or hold is not None:
+            self.changed = True
+        if hold is not None and step.kept is not None:
+            row.holds[step.kept.id] = RowHold(step.kept, hold.token, hold.since, kept=True)
+            self.durable = True
+        if row.current:
+            row.used = self.source.tick
+        self.serve()
+        return hold is not None
+
+    def _downgrade(self, owner: str) -> Entered:
+        hold = self.row.holds.get(owner)
+        if hold is None:
+            return Entered()
+        if hold.request.mode != "read":
+            hold.request = replace(hold.request, mode="read", block=1)
+            self.changed = self.durable = True
+            self.serve()
+        return Entered(hold.token, 1)
+
+    def _move(self, step: Move) -> Entered:
+        hold = self.row.holds.get(step.id)
+        if hold is None:
+            return Entered()
+        if hold.request.session != step.session:
+            hold.request = replace(hold.request, session=step.session)
+            self.changed = self.durable = True
+        return Entered(hold.token, 1)
+
+    def _force(self) -> bool:
+        row = self.row
+        taken = bool(row.holds)
+        if taken:
+            self.notify.update(hold.request.session for hold in row.holds.values())
+            row.forced = tuple(row.holds)
+            row.holds.clear()
+            self.changed = self.durable = True
+        self.serve()
+        return taken
+
+    def _ask(self, reason: str) -> bool:
+        asked = [hold for hold in self.row.holds.values() if not hold.kept]
+        for hold in asked:
+            hold.asked = reason
+            self.notify.add(hold.request.session)
+        self.changed = self.changed or bool(asked)
+        self.durable = self.durable or bool(asked)
+        return bool(asked)

@@ -1,0 +1,175 @@
+"""Observe the sessions of those ahead in the queue, declare dead what is dead, and poll the rows that are waited for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from aiolock.backends.rows.context import Context, new_version
+from aiolock.backends.rows.liveness import (
+    DEAD,
+    Series,
+    SessionRow,
+    Verdict,
+    decode_session,
+    encode_session,
+    judge,
+    next_observation,
+    observe,
+)
+from aiolock.backends.rows.lockrow import RowRequest, UnknownFormat
+from aiolock.backends.rows.session import REMEMBERED, session_key
+from aiolock.backends.rows.store import Edit, Row
+from aiolock.backends.rows.writer import RowWriter
+from aiolock.core.logs import Log, get_logger
+from aiolock.core.tasks import settle
+from aiolock.errors import BackendError
+
+__all__ = ["Observer"]
+
+log: Log = get_logger("aiolock.rows")
+
+MOST_POLL = 2.0
+"""Most seconds between two reads of a row that is waited for."""
+KNOWN = 1_000
+"""Sessions that a client remembers as dead or with ended claims while it waits for none."""
+
+
+class Observer:
+    """The observer of one client; it works in a task while a claim waits.
+
+    :param rows: returns the rows that are known.
+    """
+
+    def __init__(self, context: Context, rows: Callable[[], Iterable[RowWriter]]) -> None:
+        self.context = context
+        self._rows = rows
+        self._series: dict[str, Series] = {}
+        self._news: asyncio.Future[None] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._pause = self._polled = 0.0
+        """Seconds between two polls, and the time of the last one."""
+
+    def wake(self, *, poll: bool = False) -> None:
+        """Observe now: there is another claim that waits; with ``poll``, a row may have changed."""
+        if poll:
+            self._polled = self._pause = 0.0
+        if self._news is not None:
+            settle(self._news, None)
+        if self._task is None or self._task.done():
+            self._task = self.context.tasks.spawn(self._run(), "aiolock-observer")
+
+    def served(self) -> None:
+        """Look whether a claim still waits, at once if the observer is at work."""
+        if self._news is not None:
+            settle(self._news, None)
+
+    def interrupted(self) -> None:
+        """Begin every series anew after a reconnect."""
+        self._series.clear()
+
+    def look(self, requests: Iterable[RowRequest]) -> asyncio.Future[bool]:
+        """Read the sessions of requests once; the future says whether one of them turned out not to count."""
+        return self.context.begin(self._observe(list(requests)), "aiolock-observe")
+
+    async def _run(self) -> None:
+        context, store = self.context, self.context.store
+        while rows := [row for row in self._rows() if row.waiting]:
+            self._news = asyncio.get_running_loop().create_future()
+            requests = {request.session: request for row in rows for request in row.ahead()}
+            for session in [session for session in self._series if session not in requests]:
+                del self._series[session]
+            polls = context.clock() >= self._polled + self._pause
+            try:
+                if polls:
+                    await self._poll(rows)
+                await self._observe(requests.values())
+            except BackendError as error:
+                log.debug("observation failed: %s", error)
+            self._pause = max(self._pause, store.poll)
+            if any(not context.liveness.counts(request) for request in requests.values()):
+                for row in rows:
+                    if any(not context.liveness.counts(request) for request in row.ahead()):
+                        row.look()
+            pause = next_observation([request.ttl for request in requests.values()])
+            left = self._polled + self._pause - context.clock()
+            await asyncio.wait({self._news}, timeout=max(0.001, min(pause, left)))
+        self._series.clear()
+        if len(context.liveness.dead) + len(context.liveness.ended) > KNOWN:
+            context.liveness.dead.clear()
+            context.liveness.ended.clear()
+
+    async def _poll(self, rows: list[RowWriter]) -> None:
+        """Read the versions of the rows, in one request."""
+        answers, flight = await self.context.versions([row.key for row in rows])
+        self._polled = flight.sent
+        changed = [
+            row for row, answer in zip(rows, answers, strict=True) if not row.confirm(answer.version, flight)
+        ]
+        for row in changed:
+            row.look()
+        store = self.context.store
+        # A store without notifications is polled less often the longer nothing changes.
+        self._pause = store.poll if changed else min(max(store.poll, self._pause * 1.5), MOST_POLL)
+
+    async def _observe(self, requests: Iterable[RowRequest]) -> bool:
+        """Read the session rows of requests, in one request, and declare dead what has expired."""
+        context, known = self.context, self.context.liveness
+        ttls = {
+            request.session: request.ttl
+            for request in requests
+            if request.session not in known.own and request.session not in known.dead
+        }
+        if not ttls:
+            return False
+        rows, flight = await context.get(
+            [session_key(context.settings.namespace, session) for session in ttls]
+        )
+        if flight.connection != context.connection:
+            return False
+        arrived, changed = context.clock(), False
+        over: dict[str, Edit] = {}
+        for (session, ttl), row in zip(ttls.items(), rows, strict=True):
+            series = self._series[session] = observe(
+                self._series.get(session), row.version, _content(row), arrived
+            )
+            if series.row is not None and series.row.ended:
+                known.ended[session] = frozenset(series.row.ended)
+                changed = True
+            verdict = judge(
+                series,
+                ttl,
+                context.clock(),
+                row.clock,
+                trusted=context.clock_check.trusted(ttl, arrived),
+                expires=context.store.expires,
+            )
+            if verdict is Verdict.DEAD:
+                known.dead.add(session)
+                changed = True
+            elif verdict is Verdict.OVER:
+                over[session] = self._declaration(session, series.version)
+        if over:
+            changed = await self._declare_dead(over) or changed
+        return changed
+
+    def _declaration(self, session: str, version: str) -> Edit:
+        """Return the write that declares a session dead against the version that was observed."""
+        key = session_key(self.context.settings.namespace, session)
+        return Edit(key, version, new_version(), encode_session(DEAD), REMEMBERED)
+
+    async def _declare_dead(self, over: dict[str, Edit]) -> bool:
+        """Write sessions dead, each against the version that was observed."""
+        answers = await self.context.store.compare_and_set(list(over.values()))
+        dead = [session for session, answer in zip(over, answers, strict=True) if answer is not None]
+        self.context.liveness.dead.update(dead)
+        for session in over:
+            self._series.pop(session, None)
+        return bool(dead)
+
+
+def _content(row: Row) -> SessionRow | None:
+    try:
+        return decode_session(row.value) if row.version else None
+    except UnknownFormat:
+        return None

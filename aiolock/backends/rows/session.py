@@ -1,0 +1,228 @@
+"""Sessions: one row for each client and ttl, whose heartbeat renews every hold and queue position that names it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+from aiolock.backends.rows.context import Context, Flight, new_version
+from aiolock.backends.rows.liveness import (
+    DEAD,
+    MOST_ENDED,
+    EndedClaims,
+    SessionRow,
+    decode_session,
+    encode_session,
+    expiry,
+    needs_heartbeat,
+)
+from aiolock.backends.rows.lockrow import UnknownFormat
+from aiolock.backends.rows.store import Edit, Row
+from aiolock.clock import Deadline
+from aiolock.core.backend import Claim
+from aiolock.errors import BackendError, BackendRefused, BackendUnavailable
+
+__all__ = ["REMEMBERED", "Session", "Sessions", "session_key"]
+
+REMEMBERED = 86_400.0
+"""Seconds for which the row of a dead session stays: longer than any client is stopped that is told of it."""
+NUMBERS = 32
+"""Heartbeats whose sending a client remembers."""
+
+
+def session_key(namespace: str, session: str) -> str:
+    """Return the key of a session row."""
+    return f"{namespace}/s/{session}"
+
+
+class Session:
+    """One session of this client: :meth:`open`, then :meth:`heartbeat` until :meth:`close`; dead for ever once it is dead."""
+
+    def __init__(self, context: Context, ttl: float) -> None:
+        self.context = context
+        self.ttl = ttl
+        # Each attempt to open one has an id of its own, so that a late copy of another attempt opens nothing that is used.
+        self.id: str = f"{context.address}-{context.order()}"
+        self.key = session_key(context.settings.namespace, self.id)
+        self.dead = False
+        self.claims: dict[str, Claim] = {}
+        """The claims that name it, until their removal was answered."""
+        self.ended = EndedClaims()
+        context.ended.add(self.ended)
+        self.heartbeat_sent: float = -math.inf
+        """The time at which the newest heartbeat that was answered was sent."""
+        self.last_sent: float = -math.inf
+        """The time at which the last heartbeat was sent."""
+        self._version: str | None = None
+        self._number = 0
+        self._sent: dict[int, Flight] = {}
+        self._turn = asyncio.Lock()
+
+    @property
+    def busy(self) -> bool:
+        """True while heartbeats are needed: for claims, or for ended claims that others may still see."""
+        return bool(self.claims or len(self.ended))
+
+    @property
+    def full(self) -> bool:
+        """True if new claims need another session."""
+        return len(self.ended) >= MOST_ENDED
+
+    @property
+    def late(self) -> bool:
+        """True if an acquire needs a heartbeat in the same flight."""
+        return needs_heartbeat(self.context.clock(), self.heartbeat_sent, self.ttl)
+
+    async def open(self) -> None:
+        """Insert the row, flushed, before any other row names it."""
+        if self.context.reading is None:
+            # The row carries its expiry by the shared clock, if the store has one.
+            await self.context.get([self.key])
+        edit = self._edit("")
+        flight = self._sent[self._number] = self.context.flight()
+        [row] = await self.context.store.compare_and_set([edit])
+        if row is None:
+            raise BackendUnavailable("the row of a new session is there already")
+        self._answered(flight, row)
+
+    def _edit(self, expected: str) -> Edit:
+        context, now = self.context, self.context.clock()
+        self._number += 1
+        expires = None
+        if context.reading is not None:
+            clock, read = context.reading
+            expires = expiry(clock, read, now, self.ttl)
+        row = SessionRow(self.ttl, self._number, self.ended.announce(), expires=expires)
+        self.last_sent = now
+        return Edit(self.key, expected, new_version(), encode_session(row), self._row_ttl)
+
+    @property
+    def _row_ttl(self) -> float:
+        return math.ceil(self.ttl) + 1 if self.context.store.expires else self.ttl + REMEMBERED
+
+    async def heartbeat(self) -> None:
+        """Send a heartbeat, or join one that is sent meanwhile; raise :class:`BackendError` if it is not known to count.
+
+        To be called in tasks of the client only: cancelling it leaves its answer unknown.
+        """
+        called = self.context.clock()
+        async with self._turn:
+            if not self.dead and self.heartbeat_sent < called:
+                await self._heartbeat()
+
+    async def _heartbeat(self) -> None:
+        if self._version is None:
+            await self._read()
+        if self.dead or self._version is None:
+            return
+        edit = self._edit(self._version)
+        flight = self.context.flight()
+        self._sent[number := self._number] = flight
+        self._sent.pop(number - NUMBERS, None)
+        trouble: BackendError | None = None
+        row: Row | None = None
+        try:
+            [row] = await self.context.store.compare_and_set([edit])
+        except BackendError as error:
+            trouble = error
+        if row is not None:
+            self._answered(flight, row)
+            return
+        # Unanswered, or another version: a copy of an earlier heartbeat, or the session was declared dead.
+        self._version = None
+        if await self._read() != number and not self.dead:
+            raise trouble or BackendUnavailable("another heartbeat of this session came first")
+
+    async def _read(self) -> int:
+        """Find out which heartbeat counted last; return its number. A session that is dead or absent has ended."""
+        [row], flight = await self.context.get([self.key])
+        if not row.version:
+            self.dead = True
+            return 0
+        try:
+            content = decode_session(row.value)
+        except UnknownFormat:
+            raise BackendRefused("a session row of this client has an unknown format") from None
+        if content.dead:
+            self.dead = True
+            return 0
+        if (sent := self._sent.get(content.heartbeat)) is not None:
+            self._answered(sent, row)
+        if flight.connection == self.context.connection:
+            self._version = row.version
+        return content.heartbeat
+
+    def _answered(self, flight: Flight, row: Row) -> None:
+        """Take in that a heartbeat counts."""
+        self.heartbeat_sent = max(self.heartbeat_sent, flight.sent)
+        if flight.connection == self.context.connection:
+            self._version = row.version
+            self.context.flushed(flight)
+
+    def interrupted(self) -> list[tuple[str, str]]:
+        """Forget the version after a reconnect; return the ended claims to check again, with their rows."""
+        self._version = None
+        return self.ended.interrupted()
+
+    async def close(self) -> None:
+        """Delete the row; with claims left, declare the session dead instead, so that they count no more. Never raises."""
+        if self.dead or self._version is None:
+            return
+        # The write is flushed, and so makes the removals durable that were answered before it.
+        left = bool(self.claims) or self.ended.unanswered(self.context.connection)
+        value = encode_session(DEAD) if left else None
+        edit = Edit(
+            self.key, self._version, new_version() if left else "", value, REMEMBERED if left else None
+        )
+        self.dead = True
+        try:
+            await self.context.store.compare_and_set([edit])
+        except BackendError:
+            # It ends by its ttl.
+            return
+
+
+class Sessions:
+    """The sessions of one client, by ttl."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.open: dict[str, Session] = {}
+        """All that are not dead, by id."""
+        self._current: dict[float, Session] = {}
+        self._opening: dict[float, asyncio.Future[Session]] = {}
+
+    async def get(self, ttl: float, deadline: Deadline) -> Session:
+        """Return the session for new claims of this ttl; open one if there is none.
+
+        Raises :class:`BackendError`. Cancelling it lets the opening go on.
+        """
+        session = self._current.get(ttl)
+        if session is not None and not session.dead and not session.full:
+            return session
+        opening = self._opening.get(ttl)
+        if opening is None or opening.done():
+            opening = self._opening[ttl] = self.context.begin(self._open(ttl), "aiolock-session")
+        return await self.context.answered(opening, deadline)
+
+    async def _open(self, ttl: float) -> Session:
+        session = Session(self.context, ttl)
+        await session.open()
+        self.open[session.id] = self._current[ttl] = session
+        self.context.liveness.own[session.id] = session.claims
+        return session
+
+    async def keep(self, seconds: float, deadline: Deadline) -> str:
+        """Open a session without heartbeats, for a lock that stays taken without a holder; return its id.
+
+        Raises :class:`BackendError`. Cancelling it lets the opening go on.
+        """
+        session = Session(self.context, seconds)
+        await self.context.answered(self.context.begin(session.open(), "aiolock-session"), deadline)
+        return session.id
+
+    def bury(self, session: Session) -> None:
+        """Forget a session that is dead."""
+        self.open.pop(session.id, None)
+        self.context.liveness.own.pop(session.id, None)
+        self.context.liveness.dead.add(session.id)

@@ -1,0 +1,475 @@
+"""The writer of one lock row: it collects the steps of all tasks of a client, writes once, and repeats after a lost race."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from enum import Enum
+
+from aiolock.backends.rows.context import Context, Flight, new_future, new_version
+from aiolock.backends.rows.liveness import relied_until
+from aiolock.backends.rows.lockrow import (
+    Batch,
+    Enter,
+    Entered,
+    Force,
+    Leave,
+    LockRow,
+    Look,
+    Result,
+    RowRequest,
+    Step,
+    UnknownFormat,
+    apply,
+    decode,
+    encode,
+    keep_row,
+)
+from aiolock.backends.rows.rules import UNSET_LIMIT
+from aiolock.backends.rows.session import Session
+from aiolock.backends.rows.store import MOST_VALUE, Edit, Row
+from aiolock.core.backend import Claim, Event, EventKind, Grant
+from aiolock.core.inbox import WakeReason
+from aiolock.core.tasks import Backoff, reject, settle
+from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, LossReason, shorten
+
+__all__ = ["Member", "MemberState", "Pending", "RowWriter"]
+
+PAUSE = 0.002
+"""Most seconds to wait after a lost race; doubled with each further one, up to 64 times."""
+
+
+class MemberState(Enum):
+    """The state of a claim in its row, as far as the client knows."""
+
+    ENTERING = "entering"
+    WAITING = "waiting"
+    HELD = "held"
+    GONE = "gone"
+    """Its hold was found missing."""
+
+
+class Member:
+    """One claim and what is known of it: its id is new for each attempt to enter under another session."""
+
+    __slots__ = ("asked", "claim", "reason", "request", "session", "shown", "state")
+
+    def __init__(self, claim: Claim, request: RowRequest, session: Session) -> None:
+        self.claim = claim
+        self.request = request
+        self.session = session
+        self.state: MemberState = MemberState.ENTERING
+        self.shown: float = 0.0
+        """The time at which the newest request was sent whose answer showed the hold."""
+        self.asked: str | None = None
+        """The reason of the last request to release it."""
+        self.reason: LossReason = "revoked"
+        """The reason of the loss."""
+
+    @property
+    def id(self) -> str:
+        """The id of the claim."""
+        return self.request.id
+
+    @property
+    def proven(self) -> float:
+        """The time at which the ttl of the hold began at the latest."""
+        return min(self.session.heartbeat_sent, self.shown)
+
+    @property
+    def until(self) -> float:
+        """The time until which the hold is certain."""
+        return relied_until(self.session.heartbeat_sent, self.shown, self.session.ttl)
+
+
+class Pending:
+    """A step that is not answered yet."""
+
+    __slots__ = ("future", "in_doubt", "looked", "order", "sending", "session", "step", "withdrawn")
+
+    def __init__(self, step: Step, order: int, session: Session | None) -> None:
+        self.step = step
+        self.order = order
+        self.session = session
+        self.future: asyncio.Future[Result] = new_future()
+        self.sending = False
+        """True while a write that contains it is under way."""
+        self.in_doubt = False
+        """True if such a write was not answered."""
+        self.withdrawn = False
+        """True once the request was given up."""
+        self.looked = False
+        """True once the sessions of those ahead were read for it."""
+
+
+class RowWriter:
+    """The writer; it works in a task while there are steps, and remembers the row in between.
+
+    :param look: reads the sessions of requests ahead; returns whether one of them turned out not to count.
+    :param served: called when a claim may have ceased to wait.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        key: str,
+        name: str,
+        look: Callable[[Iterable[RowRequest]], asyncio.Future[bool]],
+        served: Callable[[], None],
+    ) -> None:
+        self.context = context
+        self.key = key
+        self.name = name
+        self.members: dict[str, Member] = {}
+        """The claims of this client that enter, wait, hold or leave."""
+        self.row: LockRow = LockRow(name)
+        self.version: str | None = None
+        """The version of ``row``; ``None`` if it is not known."""
+        self.doubt = False
+        """True while a copy of an unanswered write may be late: until a flushed write was answered."""
+        self._look_at = look
+        self._served = served
+        self._tick = 0
+        self._heard = 0
+        """The order number of the newest answer about the row."""
+        self._read_order = 0
+        """The order number at which the request was sent that showed ``version``; 0 if its own write did."""
+        self._read_sent = 0.0
+        self._unreadable = False
+        """True if the row has an unknown format and is to be replaced."""
+        self._pending: list[Pending] = []
+        self._attempt: tuple[str, dict[Pending, Result]] | None = None
+        """The version of the last unanswered write, and its results."""
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def idle(self) -> bool:
+        """True if nothing would be lost with the writer but a read."""
+        return not (self.members or self._pending or self.doubt or (self._task and not self._task.done()))
+
+    @property
+    def leaving(self) -> list[asyncio.Future[Result]]:
+        """The releases that are not answered."""
+        return [pending.future for pending in self._pending if isinstance(pending.step, Leave)]
+
+    def leaves(self, claim: str) -> bool:
+        """Test whether the release of a claim is not answered."""
+        return any(isinstance(pending.step, Leave) and pending.step.id == claim for pending in self._pending)
+
+    def fail(self, error: Exception) -> None:
+        """Answer all steps with an error, because the client is closed."""
+        for pending in self._pending:
+            reject(pending.future, error)
+        self._pending.clear()
+
+    @property
+    def waiting(self) -> bool:
+        """True if a claim of this client waits in the queue."""
+        return any(member.state is MemberState.WAITING for member in self.members.values())
+
+    def ahead(self) -> list[RowRequest]:
+        """Return the foreign requests ahead of the last waiting claim of this client: their sessions are observed."""
+        own = self.context.liveness.own
+        found = [hold.request for hold in self.row.holds.values()]
+        queue = list(self.row.queue.values())
+        last = max((number for number, request in enumerate(queue) if request.id in self.members), default=-1)
+        return [request for request in [*found, *queue[: last + 1]] if request.session not in own]
+
+    # --- steps
+
+    def submit(self, step: Step, session: Session | None = None) -> Pending:
+        """Submit a step. Its future gets an error when the store fails; a :class:`Leave` is tried again nevertheless."""
+        pending = Pending(step, self.context.order(), session)
+        self._pending.append(pending)
+        self._run()
+        return pending
+
+    def withdraw(self, claim: str) -> None:
+        """Drop the requests to enter of a claim that is about to leave; those under way are followed by the leave."""
+        for pending in [
+            each for each in self._pending if isinstance(each.step, Enter) and each.step.id == claim
+        ]:
+            reject(pending.future, BackendUnavailable("the request was given up"))
+            pending.withdrawn = True
+            if not pending.sending:
+                self._pending.remove(pending)
+
+    def look(self) -> None:
+        """Read the row, and write it if an entry does not count any more."""
+        self.version = None
+        if not any(isinstance(pending.step, Look) and not pending.sending for pending in self._pending):
+            self.submit(Look())
+
+    def forget(self) -> None:
+        """Forget the row after a reconnect."""
+        self.version = None
+
+    def _run(self) -> None:
+        if self._task is None or self._task.done():
+            self._task = self.context.tasks.spawn(self._work(), f"aiolock-row-{shorten(self.name)}")
+
+    async def _work(self) -> None:
+        """Work until no step is left. Ends with the client."""
+        backoff, races = Backoff(self.context.random), 0
+        while self._pending:
+            try:
+                lost_race = await self._round()
+            except BackendError as error:
+                self.version = None
+                self._fail(error)
+                await backoff.pause()
+            except Exception as error:  # noqa: BLE001 - a defect of a store must not leave callers waiting
+                self._fail(error)
+                self._pending.clear()
+                raise
+            else:
+                backoff.reset()
+                races = races + 1 if lost_race else 0
+                if lost_race:
+                    await asyncio.sleep(self.context.random.random() * PAUSE * 2 ** min(races, 6))
+
+    def _fail(self, error: Exception) -> None:
+        """Answer the steps with an error; releases are tried again while their session lives."""
+        for pending in list(self._pending):
+            reject(pending.future, error)
+            if not isinstance(pending.step, (Leave, Look)) or not getattr(error, "retryable", False):
+                self._pending.remove(pending)
+
+    # --- reading
+
+    async def read(self) -> None:
+        """Read the row."""
+        [row], flight = await self.context.get([self.key])
+        self.learn(row, flight)
+
+    def learn(self, row: Row, flight: Flight) -> bool:
+        """Take in an answer about the row, if its request was sent after the newest answer; return whether it was.
+
+        Versions have no order: an answer that was overtaken by another one proves nothing.
+        """
+        if flight.order <= self._heard or flight.connection != self.context.connection:
+            return False
+        self._heard = self.context.order()
+        self._unreadable = False
+        try:
+            self.row = decode(row.value)
+        except UnknownFormat:
+            self.version = None
+            if not any(isinstance(pending.step, Force) for pending in self._pending):
+                raise BackendRefused(
+                    f"the row of {shorten(self.name)} was not written by this version of the library"
+                ) from None
+            self.row, self._unreadable = LockRow(self.name), True
+        self.version, self._tick = row.version, row.tick or self._tick
+        self._read_order, self._read_sent = flight.order, flight.sent
+        self._learnt(flight.sent)
+        return True
+
+    def confirm(self, version: str, flight: Flight) -> bool:
+        """Take in that the row had ``version`` after ``flight`` was sent; return whether that is the version known."""
+        if not version or version != self.version:
+            return False
+        for member in self.members.values():
+            if member.state is MemberState.HELD:
+                member.shown = max(member.shown, flight.sent)
+        return True
+
+    def _learnt(self, sent: float) -> None:
+        """Tell the claims what the row shows of them."""
+        row, now = self.row, self.context.clock()
+        self.context.floor = max(self.context.floor, row.token)
+        demand = bool(row.queue)
+        for member in list(self.members.values()):
+            hold = row.holds.get(member.id)
+            if member.state in (MemberState.ENTERING, MemberState.GONE):
+                continue
+            if hold is None:
+                self._missing(member)
+                continue
+            member.shown = max(member.shown, sent)
+            if member.state is MemberState.WAITING:
+                member.state = MemberState.HELD
+                self._served()
+                self.context.expect_others(member.claim)
+                member.claim.inbox.put(Grant(hold.token, hold.request.block, member.until, demand))
+            if demand and member.claim.contended_since is None:
+                member.claim.contended_since = now
+            if hold.asked is not None and hold.asked != member.asked:
+                member.asked = hold.asked
+                self.context.events.put(Event(EventKind.REQUESTED, member.claim, text=hold.asked))
+
+    def _missing(self, member: Member) -> None:
+        if member.state is MemberState.HELD:
+            member.state = MemberState.GONE
+            member.reason = "force-released" if member.id in self.row.forced else "revoked"
+            self.context.events.put(Event(EventKind.LOST, member.claim, member.reason))
+        elif member.id not in self.row.queue:
+            member.state = MemberState.ENTERING
+            member.claim.inbox.wake(WakeReason.LAPSED)
+
+    # --- writing
+
+    async def _round(self) -> bool:
+        """Read if necessary, apply the steps and write once; return whether another client was faster."""
+        # A request that was given up while its write was under way, which did not count, must not follow its own leave.
+        self._pending = [each for each in self._pending if not each.withdrawn]
+        if self.version is None:
+            await self.read()
+            if self.version is None:
+                return True
+        if self._attempt is not None:
+            version, results = self._attempt
+            self._attempt = None
+            if version == self.version:
+                # The unanswered write counted.
+                self._settle(results, flushed=False, sent=self._read_sent)
+        pending = list(self._pending)
+        batch = apply(
+            self.row,
+            [each.step for each in pending],
+            self.context.liveness,
+            self.context.source(self._tick),
+            doubt=self.doubt,
+        )
+        if self._unreadable:
+            batch = batch._replace(changed=True, flush=True)
+        if not batch.changed:
+            return await self._answer_from_read(pending, batch)
+        if not self.version:
+            return await self._insert()
+        return await self._write(pending, batch)
+
+    async def _answer_from_read(self, pending: list[Pending], batch: Batch) -> bool:
+        """Answer steps that change nothing, if the row was read after they were submitted."""
+        answers: dict[Pending, Result] = {}
+        for each, result in zip(pending, batch.results, strict=True):
+            if result is None:
+                self._refuse(each)
+            elif each.order > self._read_order:
+                self.version = None
+            elif isinstance(result, Entered) and result.blockers and not each.looked:
+                each.looked = True
+                # One of those ahead may be dead, or have ended: a request that does not wait learns it here.
+                await self.context.answered(self._look_at(result.blockers))
+                return False
+            else:
+                answers[each] = result
+        self._settle(answers, flushed=False, sent=self._read_sent)
+        return False
+
+    async def _insert(self) -> bool:
+        """Insert the empty row; holds and queue entries are only written against a version that was answered."""
+        edit = Edit(self.key, "", new_version(), encode(LockRow(self.name)), UNSET_LIMIT, flush=self.doubt)
+        row, flight = await self.context.write(edit)
+        self.version = None
+        if row is None:
+            return True
+        if flight.connection == self.context.connection and flight.order > self._heard:
+            self._heard = self.context.order()
+            self.row, self.version = LockRow(self.name), row.version
+            self._tick, self._read_order = row.tick or self._tick, 0
+            if not row.tick:
+                # Tokens are counted from a time at or after the insertion.
+                self.version = None
+        return False
+
+    async def _write(self, pending: list[Pending], batch: Batch) -> bool:
+        value = encode(batch.row if batch.row.name else replace(batch.row, name=self.name))
+        if len(value) > MOST_VALUE:
+            raise BackendUnavailable(f"the row of {shorten(self.name)} is full")
+        assert self.version is not None  # noqa: S101 - the caller has looked
+        edit = Edit(
+            self.key,
+            self.version,
+            new_version(),
+            value,
+            keep_row(batch.row),
+            flush=batch.flush,
+            notify=batch.notify - {self.context.address},
+        )
+        results: dict[Pending, Result] = {}
+        for each, result in zip(pending, batch.results, strict=True):
+            if result is None:
+                self._refuse(each)
+            else:
+                results[each], each.sending = result, True
+        answered = False
+        try:
+            row, flight = await self.context.write(edit)
+            answered = True
+        finally:
+            for each in results:
+                each.sending = False
+            if not answered:
+                self.doubt, self._attempt, self.version = True, (edit.version, results), None
+                for each in results:
+                    each.in_doubt = True
+        if row is None:
+            # A lost race, or the answer to a copy that the network repeated: then the next read finds this version.
+            self._attempt, self.version = (edit.version, results), None
+            return True
+        if not batch.flush and flight.connection != self.context.connection:
+            # Answered before a reconnect that came first: a crash may have undone the write, so it is checked again.
+            self._attempt, self.version = (edit.version, results), None
+            for each in results:
+                each.in_doubt = True
+            return True
+        if batch.flush:
+            self.doubt = False
+            self.context.flushed(flight)
+        known = flight.order > self._heard and flight.connection == self.context.connection
+        self._heard = self.context.order()
+        if known:
+            self.row, self.version = batch.row, row.version
+            self._tick, self._read_order = row.tick or self._tick, 0
+        else:
+            # A read was answered meanwhile: it is not known which of the two is newer.
+            self.version = None
+        self._settle(results, flushed=batch.flush, sent=flight.sent)
+        if known:
+            self._learnt(flight.sent)
+        return False
+
+    # --- answers
+
+    def _refuse(self, pending: Pending) -> None:
+        reject(
+            pending.future,
+            BackendUnavailable(f"too many clients wait for {shorten(self.name)}: its row is full"),
+        )
+        self._remove(pending)
+
+    def _remove(self, pending: Pending) -> None:
+        if pending in self._pending:
+            self._pending.remove(pending)
+
+    def _settle(self, results: dict[Pending, Result], *, flushed: bool, sent: float) -> None:
+        """Answer steps whose effect is known by the answer to a request that was sent at ``sent``."""
+        for pending, result in results.items():
+            if pending not in self._pending:
+                continue
+            self._remove(pending)
+            step, member = pending.step, self.members.get(pending.step.id)
+            if isinstance(step, Leave):
+                self._left(pending, flushed=flushed)
+            elif isinstance(step, Enter) and isinstance(result, Entered) and member is not None:
+                if result.token:
+                    member.state = MemberState.HELD
+                    member.shown = max(member.shown, sent)
+                elif step.wait and not result.limit:
+                    member.state = MemberState.WAITING
+            settle(pending.future, result)
+
+    def _left(self, pending: Pending, *, flushed: bool) -> None:
+        member = self.members.pop(pending.step.id, None)
+        self._served()
+        session = pending.session
+        if session is None:
+            return
+        if member is not None:
+            session.claims.pop(member.id, None)
+        pending.in_doubt = pending.in_doubt or session.ended.announced(pending.step.id)
+        session.ended.removed(
+            pending.step.id, flushed=flushed, connection=self.context.connection, order=self.context.order()
+        )

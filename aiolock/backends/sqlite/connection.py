@@ -1,0 +1,272 @@
+"""One connection to a SQLite file, used by one thread: check the file, and carry out each request once."""
+
+from __future__ import annotations
+
+import os
+import re
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from aiolock.backends.rows.store import Edit, Row, StoreClock
+from aiolock.backends.sqlite.errors import LOCKED, code
+from aiolock.clock import system_clock
+from aiolock.errors import BackendRefused, UnsafeBackend, shorten
+
+__all__ = ["FORMAT", "Connection", "machine", "mount_of"]
+
+APPLICATION = 0x61694C6B
+"""Marks a file of locks (``PRAGMA application_id``): the letters aiLk."""
+FORMAT = 1
+"""The version of the table (``PRAGMA user_version``)."""
+
+_TABLE = """\
+CREATE TABLE aiolock (
+    key TEXT NOT NULL PRIMARY KEY,
+    version TEXT NOT NULL,
+    value BLOB NOT NULL,
+    expires REAL -- seconds of the wall clock from which on the row may be purged; NULL for never
+)"""
+_INSERT = "INSERT INTO aiolock (version, value, expires, key) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING"
+_UPDATE = "UPDATE aiolock SET version = ?, value = ?, expires = ? WHERE key = ? AND version = ?"
+_DELETE = "DELETE FROM aiolock WHERE key = ? AND version = ?"
+_PAGE = (
+    "SELECT key, version, CAST(value AS BLOB) FROM aiolock WHERE key >= ? AND key > ? ORDER BY key LIMIT 500"
+)
+_PURGE = "DELETE FROM aiolock WHERE key IN (SELECT key FROM aiolock WHERE expires <= ? LIMIT 500)"
+
+# --- the place of the file
+
+_MOUNTS = Path("/proc/self/mountinfo")
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+_SHARED = re.compile(
+    r"nfs4?|cifs|smb.*|ncpfs|9p|virtiofs|vboxsf|prl_fs|afs|coda|ceph|lustre|gpfs|beegfs.*|orangefs|pvfs2|ocfs2|gfs2|"
+    r"glusterfs|fakeowner|fuse|fuse\..*"
+)
+"""Types of file systems that other machines can use as well, or that a program provides which may let them."""
+
+
+def mount_of(path: Path) -> tuple[str, str]:
+    """Return mount point and type of the file system of a path without symbolic links; empty if they are not known."""
+    above, found = {str(path), *map(str, path.parents)}, ("", "")
+    try:
+        lines = _MOUNTS.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError:
+        return found
+    for line in lines:
+        # 36 35 98:0 /root /mnt/point rw,noatime master:1 - ext3 /dev/root rw
+        mount, _, filesystem = line.partition(" - ")
+        point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), mount.split(" ")[4])
+        # Of two at the same point, the later one covers the earlier.
+        if point in above and len(point) >= len(found[0]):
+            found = point, filesystem.partition(" ")[0]
+    return found
+
+
+def machine() -> tuple[str, str] | None:
+    """Return the run of this machine and the time namespace of this process, by which expiry is judged; or ``None``.
+
+    Some containers mount an id of their own over the boot id of the kernel. Such an id proves nothing.
+    """
+    try:
+        boot = _BOOT.read_text(encoding="utf-8").strip()
+    except OSError:
+        return None
+    zone = Path("/proc/self/ns/time")
+    return (
+        None
+        if mount_of(_BOOT)[0] == str(_BOOT)
+        else (boot, str(zone.readlink()) if zone.is_symlink() else "")
+    )
+
+
+def check_place(path: Path) -> None:
+    """Refuse a place at which no file of locks can be."""
+    point, kind = mount_of(path)
+    problem = ""
+    if _SHARED.fullmatch(kind):
+        problem = (
+            f"its file system ({kind}) may be shared by several machines, and SQLite keeps out processes of one machine only; "
+            "choose a local disk, or a lock server"
+        )
+    elif not path.parent.is_dir():
+        problem = f"there is no directory {path.parent}; create it"
+    elif point == str(path):
+        problem = "it is mounted without the two files that SQLite keeps beside it; mount its directory"
+    elif path.exists() and not path.is_file():
+        problem = "it is a directory, pipe, socket or device, not a file"
+    elif path.exists() and path.stat().st_nlink > 1:
+        problem = "it has several names (hard links), whose users would not see each other's locks; remove all but one"
+    if problem:
+        raise BackendRefused(f"{path}: {problem}")
+
+
+# --- the connection
+
+
+class Connection:
+    """An open file of locks.
+
+    :param path: the file, without symbolic links.
+    :param pause: waits a moment for a process that has locked the file; returns False if that takes too long.
+    """
+
+    def __init__(self, path: Path, pause: Callable[[], bool]) -> None:
+        self.path = path
+        self._pause = pause
+        self._machine = machine()
+        self._known: dict[str, str] = {}
+        """The versions in the latest answers, for :meth:`changed`."""
+        self._flush: bool | None = None
+        check_place(path)
+        # In autocommit mode, and without the busy handler of SQLite, whose pauses grow to a tenth of a second.
+        self._db = sqlite3.connect(path, timeout=0, isolation_level=None)
+        try:
+            self._prepare()
+        except BaseException:
+            self._db.close()
+            raise
+        self._files = self._identity()
+        self._seen = 0
+
+    def _prepare(self) -> None:
+        """Check the file, and make the table in a new one."""
+        self._is_new()
+        [[mode]] = self.run("PRAGMA journal_mode = WAL")
+        if mode != "wal":
+            raise BackendRefused(f"{self.path}: SQLite cannot keep a -wal file there (journal_mode={mode})")
+        # A write lock, also to find out now whether this user may write.
+        self.run("BEGIN IMMEDIATE")
+        if self._is_new():
+            for statement in (
+                _TABLE,
+                f"PRAGMA application_id = {APPLICATION}",
+                f"PRAGMA user_version = {FORMAT}",
+            ):
+                self.run(statement)
+        self.run("COMMIT")
+
+    def _is_new(self) -> bool:
+        """Return whether the file is empty; refuse one of another program or of another format."""
+        [[application]], [[version]] = self.run("PRAGMA application_id"), self.run("PRAGMA user_version")
+        tables = [name for [name] in self.run("SELECT name FROM sqlite_master WHERE type = 'table' LIMIT 4")]
+        if application == APPLICATION and version != FORMAT:
+            raise UnsafeBackend(
+                f"{self.path} has format {version}, and this version of aiolock uses format {FORMAT}: use the same version of "
+                "aiolock everywhere on this machine, or another file"
+            )
+        if application != APPLICATION and (application or version or tables):
+            raise BackendRefused(
+                f"{self.path} is the SQLite database of another program (application id {application}, tables "
+                f"{shorten(tables)}): give locks a file of their own"
+            )
+        return bool(application == 0)
+
+    def run(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
+        """Execute a statement, as soon as other processes let it, and return its rows; for a DELETE, their number."""
+        while True:
+            try:
+                cursor = self._db.execute(statement, values)
+                return cursor.fetchall() if cursor.description else [cursor.rowcount]
+            except sqlite3.OperationalError as error:
+                if code(error) not in LOCKED or not self._pause():
+                    raise
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()
+
+    def _identity(self) -> list[tuple[int, int]]:
+        """Return device and inode of the file and of the two beside it; empty if one of them is missing."""
+        try:
+            found = [os.stat(f"{self.path}{suffix}") for suffix in ("", "-shm", "-wal")]  # noqa: PTH116 - half the time
+        except OSError:
+            return []
+        return [(each.st_dev, each.st_ino) for each in found]
+
+    def replaced(self) -> bool:
+        """Return whether the path leads to another file now, or to none: other processes use that one."""
+        return not self._files or self._identity() != self._files
+
+    # --- requests
+
+    def get(self, keys: Sequence[str], *, values: bool = True) -> list[Row]:
+        """Return the rows of ``keys``, with or without their values."""
+        column = "CAST(value AS BLOB)" if values else "x''"
+        found: dict[str, tuple[bytes, str]] = {}
+        # Old versions of SQLite take 999 values.
+        for some in (keys[start : start + 500] for start in range(0, len(keys), 500)):
+            query = f"SELECT key, {column}, version FROM aiolock WHERE key IN ({','.join('?' * len(some))})"  # noqa: S608
+            found.update((key, (value, version)) for key, value, version in self.run(query, some))
+        rows = self._rows(found.get(key, (b"", "")) for key in keys)
+        self._remember(zip(keys, rows, strict=True))
+        return rows
+
+    def _rows(self, found: Iterable[tuple[bytes, str]]) -> list[Row]:
+        """Return rows that were read or written just now."""
+        clock = None if self._machine is None else StoreClock(system_clock(), *self._machine)
+        tick = time.time_ns() // 1000
+        return [Row(value, version, tick, clock) for value, version in found]
+
+    def compare_and_set(self, edits: Sequence[Edit]) -> list[Row | None]:
+        """Make the edits whose rows have the expected version, in one transaction."""
+        flush = any(edit.flush for edit in edits)
+        if flush is not self._flush:
+            # With NORMAL, a commit may be undone if the machine loses its power, and only then. As a script, because SQLite may
+            # carry this pragma out when it is prepared, and prepared statements are cached.
+            self._db.executescript(f"PRAGMA synchronous = {'FULL' if flush else 'NORMAL'}")
+            self._flush = flush
+        self.run("BEGIN IMMEDIATE")
+        try:
+            made = [self._make(edit) for edit in edits]
+            self.run("COMMIT")
+        except BaseException:
+            self._db.rollback()
+            raise
+        rows = self._rows((b"", edit.version) for edit in edits)
+        answer = [row if done else None for row, done in zip(rows, made, strict=True)]
+        self._remember((edit.key, row) for edit, row in zip(edits, answer, strict=True) if row)
+        return answer
+
+    def _make(self, edit: Edit) -> bool:
+        if edit.value is None:
+            return self.run(_DELETE, (edit.key, edit.expected)) == [1]
+        expires = None if edit.ttl is None else time.time() + edit.ttl
+        values = edit.version, edit.value, expires, edit.key
+        return (
+            self.run(_UPDATE, (*values, edit.expected)) if edit.expected else self.run(_INSERT, values)
+        ) == [1]
+
+    def page(self, prefix: str, after: str) -> list[tuple[str, Row]]:
+        """Return the next rows whose key begins with ``prefix``, in the order of their keys."""
+        found = [row for row in self.run(_PAGE, (prefix, after)) if row[0].startswith(prefix)]
+        rows = self._rows((value, version) for _, version, value in found)
+        return [(key, row) for (key, _, _), row in zip(found, rows, strict=True)]
+
+    def purge(self, idle: float) -> int:
+        """Delete some of the rows whose ttl ended ``idle`` seconds ago; return their number."""
+        [count] = self.run(_PURGE, (time.time() - idle,))
+        return int(count)
+
+    # --- changes
+
+    def changed(self, keys: Sequence[str], *, anyway: bool) -> list[str]:
+        """Return which rows have another version than in the latest answer about them.
+
+        Looks at them only if another connection has written since the last time, or ``anyway``.
+        """
+        [[number]] = self.run("PRAGMA data_version")
+        if number == self._seen and not anyway:
+            return []
+        self._seen = number
+        known = [self._known.get(key) for key in keys]
+        rows = self.get(keys, values=False)
+        return [key for key, row, before in zip(keys, rows, known, strict=True) if row.version != before]
+
+    def _remember(self, rows: Iterable[tuple[str, Row]]) -> None:
+        if len(self._known) > 10_000:
+            self._known.clear()
+        self._known.update((key, row.version) for key, row in rows)

@@ -1,0 +1,59 @@
+"""Diagnose a file of locks."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from pathlib import Path
+
+from aiolock.backends.diagnosis import failure, note, ok, warning
+from aiolock.backends.sqlite.connection import Connection, machine, mount_of
+from aiolock.backends.sqlite.errors import writer
+from aiolock.types import Finding
+
+__all__ = ["examine", "examine_place"]
+
+ROOM = 16_000_000
+"""Bytes that should be free: the -wal file grows to a fourth of that before it is used again."""
+SOUND = (3, 51, 3)
+"""Before this version, two checkpoints at the moment of a write could damage a file (the "WAL-reset bug")."""
+
+
+def examine(connection: Connection) -> list[Finding]:
+    """Examine an open file."""
+    problems = "; ".join(text for [text] in connection.run("PRAGMA quick_check(3)"))
+    if problems == "ok":
+        [[count]] = connection.run("SELECT count(*) FROM aiolock")
+        found = ok("content", f"{count} rows, and SQLite finds no damage")
+    else:
+        advice = "end all programs that use the file, move it, its -wal and its -shm away, and begin with a new one"
+        found = failure("content", f"SQLite finds damage: {problems}", advice)
+    return [found, *examine_place(connection.path)]
+
+
+def examine_place(path: Path) -> list[Finding]:
+    """Examine the place of a file, without opening it."""
+    text = f"SQLite {sqlite3.sqlite_version}"
+    found = [ok("version", text)]
+    if sqlite3.sqlite_version_info < SOUND:
+        text += " has a rare defect by which two checkpoints at the moment of a write can damage a file"
+        found = [note("version", text, "use SQLite 3.51.3 or later where you can choose")]
+    if kind := mount_of(path)[1]:
+        found.append(ok("file system", kind))
+    else:
+        advice = "make sure that it is a local disk, which no other machine uses"
+        found.append(note("file system", "its type is not known here", advice))
+    if machine() is None:
+        text = "no boot id of the kernel can be read here, so a dead holder is observed for a whole ttl"
+        found.append(
+            note("clock", text, "let this process read /proc/sys/kernel/random/boot_id as the kernel has it")
+        )
+    if path.exists() and (free := shutil.disk_usage(path).free) < ROOM:
+        advice = "free some: locks cannot be written otherwise"
+        found.append(warning("space", f"{free:,} bytes are free on its file system", advice))
+    if pid := writer(path):
+        advice = (
+            "if the next diagnosis names it again, that process is stopped in a write: continue it or end it"
+        )
+        found.append(note("writer", f"process {pid} is in the middle of a write", advice))
+    return found

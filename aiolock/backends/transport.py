@@ -1,0 +1,356 @@
+"""Reconnecting transport: states, back-off and keepalive of one connection to a server."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
+from enum import Enum
+from random import Random
+from typing import Required, TypedDict, Unpack
+
+from aiolock.clock import Clock
+from aiolock.core.forks import OneProcess
+from aiolock.core.logs import Log, Outages, get_logger
+from aiolock.core.tasks import reject, start
+from aiolock.core.wakeup import read_little
+from aiolock.errors import BackendError, BackendUnavailable
+
+__all__ = ["STABLE", "Connect", "Hook", "Options", "State", "Transport"]
+
+log: Log = get_logger("aiolock")
+
+PING_EVERY = 2.0
+"""Seconds of silence after which the server is sent a ping."""
+PING_WITHIN = 2.0
+"""Seconds the server has to answer it."""
+FIRST_PAUSE = 0.02
+LONGEST_PAUSE = 0.4
+"""Seconds between attempts to connect: doubled from the first to the longest, and jittered. A server that is back
+should be in use within half a second, and a refused attempt costs next to nothing."""
+REFUSED_PAUSE = 2.0
+"""The same after a refusal that an administrator has to act on."""
+STABLE = 2.0
+"""Seconds after which a connection counts as stable: the back-off then starts from the first pause again."""
+LATE = 0.05
+"""A timer that fires later than this many seconds was delayed by this process, not by the server."""
+GRACE = 0.01
+ATTEMPT = 0.95
+"""Share of the time to open that one attempt may take, so that ``open`` can report why it failed."""
+CLOSE_WITHIN = 0.5
+
+Hook = Callable[[], object]
+Connect = Callable[[float, asyncio.Protocol], Awaitable[asyncio.WriteTransport]]
+"""Connect and log in within so many seconds, and attach the protocol. Raises :class:`BackendError`."""
+
+
+class State(Enum):
+    """State of a transport; ``Transport._become`` makes and logs every transition."""
+
+    CLOSED = "closed"
+    CONNECTING = "connecting"
+    READY = "ready"
+    BROKEN = "broken"
+    DENIED = "denied"
+    """The server answers, but refuses this use of it."""
+
+
+class Options(TypedDict, total=False):
+    """Options of every transport."""
+
+    clock: Required[Clock]
+    command_timeout: Required[float]
+    """Seconds that :meth:`Transport.open` and each attempt to connect may take."""
+    outages: Outages | None
+    """Records when the connection is lost and when it is back."""
+    random: Random | None
+
+
+class Transport(asyncio.Protocol, OneProcess, ABC):
+    """The protocol of one connection at a time, and the task that replaces it when it breaks; may be opened again.
+
+    :param address: of the server, without a password; for messages.
+    :param connect: makes each connection; see :data:`Connect`.
+    :param on_up: called when the connection can be used, ``on_down`` when it breaks; neither when it is closed by
+        :meth:`aclose`. Plain functions that must not raise; ``generation`` and ``failure`` have the details.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        connect: Connect,
+        on_up: Hook | None = None,
+        on_down: Hook | None = None,
+        **options: Unpack[Options],
+    ) -> None:
+        self.address = address
+        self._connect = connect
+        self._clock = options["clock"]
+        self._timeout = options["command_timeout"]
+        self._random = options.get("random") or Random()
+        self._on_up = on_up
+        self._on_down = on_down
+        self._outages = options.get("outages")
+        self.take_over()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._transport: asyncio.WriteTransport | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._first: asyncio.Future[None] | None = None
+        self.failure: BackendError | None = None
+        """Why it is down."""
+        self._pause = 0.0
+        self._since = 0.0
+        self._due = 0.0
+        self._held_up = False
+        self._pinged: float | None = None
+        self.state = State.CLOSED
+        self.generation = 0
+        """Number of connections so far that became usable."""
+        self.received = 0.0
+        """Time of the latest bytes, by the injected clock."""
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} to {self.address}, {self.state.value}>"
+
+    # --- for subclasses
+
+    @abstractmethod
+    def _greet(self, transport: asyncio.WriteTransport) -> None:
+        """Write what comes first on a new connection; call :meth:`_up` when it can be used."""
+
+    @abstractmethod
+    def _ping(self, transport: asyncio.WriteTransport) -> None:
+        """Write a ping."""
+
+    def _gone(self, error: BackendError) -> None:
+        """Settle what was under way on a connection that is lost or closed."""
+
+    def _expire(self, now: float) -> float:
+        """Fail what is overdue; return when the next deadline is."""
+        del now
+        return math.inf
+
+    # --- open and close
+
+    async def open(self) -> None:
+        """Connect; retry retryable failures until ``command_timeout`` has passed.
+
+        Raises :class:`BackendRefused` at once for a permanent refusal, else :class:`BackendUnavailable`.
+        Cancelling it leaves neither task nor socket behind.
+        """
+        first = self.begin()
+        try:
+            async with asyncio.timeout(self._timeout):
+                await first
+        except BaseException as error:
+            failure = self.failure
+            await self.aclose()
+            if not isinstance(error, TimeoutError):
+                raise
+            if failure is None:
+                raise BackendUnavailable(
+                    f"{self.address} did not answer within {self._timeout:g} s"
+                ) from error
+            raise failure from failure.__cause__
+        finally:
+            self._first = None
+
+    def begin(self) -> asyncio.Future[None]:
+        """Connect in the background; the future is done with the first connection or the first refusal.
+
+        After a refusal it goes on trying until it is closed, because the cause may be removed later.
+        """
+        if self.state is not State.CLOSED:
+            self.refuse_fork("connection")
+            raise RuntimeError(f"{self!r} was opened already")
+        self.take_over()
+        self._loop = loop = asyncio.get_running_loop()
+        self.failure, self._pause = None, 0.0
+        self._become(State.CONNECTING)
+        first = self._first = loop.create_future()
+        self._task = start(self._reconnect(), "aiolock-connect")
+        self._arm(min(PING_EVERY, self._timeout))
+        return first
+
+    async def aclose(self) -> None:
+        """Close the connection and fail what waits for it, within about a second. Idempotent; never raises.
+
+        In a forked child it does nothing: the connection is the parent's.
+        """
+        if self.forked or self.state is State.CLOSED:
+            return
+        self._become(State.CLOSED)
+        if self._outages is not None:
+            self._outages.forget(self, self.address)
+        transport, self._transport = self._transport, None
+        task, self._task = self._task, None
+        if self._timer is not None:
+            self._timer.cancel()
+        closed = BackendUnavailable(f"the connection to {self.address} was closed")
+        self._gone(closed)
+        if self._first is not None:
+            reject(self._first, closed)
+        if task is not None:
+            task.cancel()
+        try:
+            if transport is not None:
+                farewell = _Farewell()
+                transport.set_protocol(farewell)
+                transport.close()
+                await asyncio.wait((farewell.closed,), timeout=CLOSE_WITHIN)
+                if not farewell.closed.done():
+                    transport.abort()
+                    await asyncio.wait((farewell.closed,), timeout=CLOSE_WITHIN)
+            if task is not None:
+                await asyncio.wait((task,), timeout=CLOSE_WITHIN)
+        finally:
+            if transport is not None:
+                transport.abort()
+
+    def _closed(self) -> bool:
+        return self.state is State.CLOSED
+
+    # --- up and down
+
+    async def _reconnect(self) -> None:
+        """Try until it is connected or closed."""
+        while True:
+            if self._pause:
+                await asyncio.sleep(self._pause * self._random.uniform(0.5, 1.0))
+            self._pause = min(max(2 * self._pause, FIRST_PAUSE), LONGEST_PAUSE)
+            if self._closed():
+                return
+            self._become(State.CONNECTING)
+            try:
+                transport = await self._connect(ATTEMPT * self._timeout, self)
+            except BackendError as error:
+                if self._closed():
+                    return
+                self._failed(error)
+                continue
+            if self._closed():
+                transport.abort()
+                return
+            self._transport = transport
+            read_little(transport)
+            self._since = self.received = self._clock()
+            self._pinged = None
+            self._greet(transport)
+            return
+
+    def _failed(self, error: BackendError) -> None:
+        self.failure = error
+        self._become(State.BROKEN)
+        log.debug("%s", error)
+        if not error.retryable:
+            self._pause = REFUSED_PAUSE
+            if self._first is not None:
+                reject(self._first, error)
+
+    def _up(self) -> None:
+        self.generation += 1
+        self.failure = None
+        self._become(State.READY)
+        if self._outages is not None:
+            self._outages.up(self, self.address)
+        self._opened()
+        if self._on_up is not None:
+            self._on_up()
+
+    def _opened(self) -> None:
+        if self._first is not None and not self._first.done():
+            self._first.set_result(None)
+
+    def _lost(self, error: BackendError, state: State = State.BROKEN, pause: float = 0.0) -> None:
+        """Drop the connection and connect anew, not before about ``pause`` seconds; every loss ends up here."""
+        transport, self._transport = self._transport, None
+        if transport is None:
+            return
+        transport.set_protocol(_Farewell())
+        transport.abort()
+        was = self.state
+        self.failure = error
+        self._become(state)
+        if was is State.READY and state is State.BROKEN and self._outages is not None:
+            # Before the waiters are failed, so that the outage counts them.
+            self._outages.down(self, self.address, error.__cause__ or error)
+        if self._clock() - self._since >= STABLE:
+            self._pause = FIRST_PAUSE
+        self._pause = max(self._pause, pause)
+        self._task = start(self._reconnect(), "aiolock-connect")
+        self._gone(error)
+        if was is State.READY and self._on_down is not None:
+            self._on_down()
+
+    def leave(self) -> None:
+        """Connect anew: another server has taken over."""
+        self._lost(BackendUnavailable(f"{self.address}: another server has taken over"))
+
+    def _become(self, state: State) -> None:
+        if state is not self.state:
+            log.debug("%r becomes %s", self, state.value)
+            self.state = state
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Reconnect after the server or the network closed the connection."""
+        error = BackendUnavailable(f"the connection to {self.address} broke")
+        error.__cause__ = exc
+        self._lost(error)
+
+    def _write(self, transport: asyncio.WriteTransport, data: bytes) -> None:
+        try:
+            transport.write(data)
+        except Exception as error:  # noqa: BLE001 - a transport that is being closed may raise what it likes
+            self.connection_lost(error)
+
+    # --- one timer for everything
+
+    def _arm(self, delay: float) -> None:
+        assert self._loop is not None  # noqa: S101 - it is open
+        self._due = self._clock() + delay
+        self._timer = self._loop.call_later(delay, self._tick)
+
+    def _tick(self) -> None:
+        now = self._clock()
+        if now - self._due > LATE and not self._held_up:
+            # This process was stopped or busy: read what arrived meanwhile before the server is found to be silent.
+            self._held_up = True
+            assert self._loop is not None  # noqa: S101 - it is open
+            self._timer = self._loop.call_later(GRACE, self._tick)
+            return
+        self._held_up = False
+        then = min(self._expire(now), self._keep_alive(now), now + PING_EVERY, now + self._timeout)
+        if self.state is not State.CLOSED:
+            self._arm(max(then - now, 0.001))
+
+    def _keep_alive(self, now: float) -> float:
+        """Ping a silent server, or drop the connection if it left a ping unanswered; return when to look again."""
+        transport = self._transport
+        if transport is None:
+            return math.inf
+        if self._pinged is not None and self.received > self._pinged:
+            self._pinged = None
+        if self._pinged is None:
+            if now - self.received < PING_EVERY:
+                return self.received + PING_EVERY
+            self._pinged = now
+            self._ping(transport)
+        elif now - self._pinged >= PING_WITHIN:
+            self._lost(BackendUnavailable(f"{self.address} did not answer a PING within {PING_WITHIN:g} s"))
+            return math.inf
+        return self._pinged + PING_WITHIN
+
+
+class _Farewell(asyncio.Protocol):
+    """The protocol of a connection that is being closed."""
+
+    def __init__(self) -> None:
+        self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Report that it is closed."""
+        del exc
+        if not self.closed.done():
+            self.closed.set_result(None)

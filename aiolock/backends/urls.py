@@ -1,0 +1,323 @@
+"""Parse server addresses and their options: no I/O, and no message that repeats a password.
+
+::
+
+    scheme://user:password@host:port,host:port/path?option=value
+
+A server describes its addresses in a :class:`Form`; :func:`parse` returns an :class:`Address` or raises
+:class:`ConfigError` with what would be right. Text on the wrong side of a special character may be part of a password,
+so messages name the position of a mistake, and quote only names of options and values that are no credentials."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+import ssl
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+from unicodedata import normalize
+from urllib.parse import parse_qsl, unquote
+
+from aiolock.errors import ConfigError, meant, shorten
+
+__all__ = [
+    "QUOTE",
+    "Address",
+    "Form",
+    "Host",
+    "Reader",
+    "count",
+    "file",
+    "flag",
+    "given_twice",
+    "one_of",
+    "optional_tls",
+    "parse",
+    "seconds",
+    "text",
+    "tls_context",
+    "tls_mode",
+]
+
+QUOTE = "write characters such as / ? # @ : in a user name or password as %2F %3F %23 %40 %3A"
+
+_HOST = re.compile(
+    r"\[([0-9A-Fa-f:.]+(?:%[\w.-]+)?)\](?::([0-9]{1,9}))?"
+    r"|([^\[\]:/?#@\\,\s\x00-\x1f\x7f-\x9f\ud800-\udfff]+)(?::([0-9]{1,9}))?"
+)
+
+Reader = Callable[[str, Any], Any]
+"""Check and convert one option: its name, and its value as text from the URL or as given in Python."""
+
+
+class Host(NamedTuple):
+    """One server, by name or number."""
+
+    name: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.name}]:{self.port}" if ":" in self.name else f"{self.name}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """The addresses and options of one kind of server."""
+
+    server: str
+    """The server's name in messages."""
+    example: str
+    schemes: tuple[str, ...]
+    port: int
+    """The default port; 0 if it depends on the options."""
+    options: Mapping[str, Reader]
+    """Options that may stand in the query of the URL or beside the URL."""
+    beside: Mapping[str, Reader] = field(default_factory=dict)
+    """Options that may stand only beside the URL: values that have no text form."""
+    several: bool = False
+    """True if hosts may be listed; then at least one is needed."""
+    reserved: str = "/[]"
+    """Characters that must be percent-encoded in user name and password."""
+
+    def error(self, why: str) -> ConfigError:
+        """The error for a URL that is malformed; ``why`` quotes nothing of it."""
+        return ConfigError(f"the address is not a URL of {self.server}: {why}, as in {self.example}; {QUOTE}")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A parsed URL and its options."""
+
+    scheme: str
+    user: str
+    password: str | None = field(repr=False)
+    """``None`` if the URL has no colon behind its user name."""
+    hosts: tuple[Host, ...]
+    """Empty if the URL names no host."""
+    place: str
+    """The hosts as the URL writes them."""
+    path: str
+    """The path as the URL writes it, percent-encoded, with its leading slash."""
+    options: dict[str, Any] = field(repr=False)
+    """The values that were given, checked and converted."""
+
+
+def parse(form: Form, url: object, given: Mapping[str, Any]) -> Address:
+    """Parse ``url`` and the options ``given`` beside it; ``None`` as a value means that the option is not given.
+
+    Raises :class:`ConfigError`, never with a part of the password.
+    """
+    if not isinstance(url, str):
+        raise ConfigError(
+            f"the address of a {form.server} server must be a str such as {form.example!r}, not {shorten(url)}"
+        )
+    scheme, mark, rest = url.partition("://")
+    scheme = scheme.lower()
+    if not mark or scheme not in form.schemes:
+        raise ConfigError(f"the scheme must be one of {', '.join(form.schemes)}, as in {form.example}")
+    if "#" in rest:
+        raise form.error("it contains a #")
+    rest, _, query = rest.partition("?")
+    if "@" in query:
+        raise form.error("an @ stands behind a ?")
+    # A password may contain what would end it in a correct URL: everything up to the last @ is taken for the login.
+    login, _, rest = rest.rpartition("@") if rest[:1] != "/" else ("", "", rest)
+    if set(form.reserved) & set(login) or (form.several and "@" in login):
+        raise form.error("user name and password stand once, before the first host")
+    user, colon, password = login.partition(":")
+    place, slash, path = rest.partition("/")
+    hosts = tuple(_hosts(form, place)) if place or form.several else ()
+    return Address(
+        scheme,
+        _decoded(user),
+        _decoded(password) if colon else None,
+        hosts,
+        ",".join(each.strip() for each in place.split(",")),
+        slash + path,
+        _options(form, query, given),
+    )
+
+
+def _hosts(form: Form, place: str) -> Iterable[Host]:
+    for number, each in enumerate(place.split(",") if form.several else [place], 1):
+        which = f"host {number}" if form.several else "its host"
+        if not each.strip() or each.startswith(":"):
+            raise form.error(f"{which} is missing: it names no host" if form.several else "it names no host")
+        # Normalized as for a look-up: a character that becomes a / or @ there would move the border of a password.
+        match = _HOST.fullmatch(each.strip())
+        if match is None or not _HOST.fullmatch(normalize("NFKC", each.strip())):
+            raise form.error(f"{which} is no host and port")
+        name, percent, zone = (match[1] or match[3]).partition("%")
+        port = match[2] or match[4]
+        if match[1] is not None and not _is_ipv6(name):
+            raise form.error(f"{which} is no IPv6 address")
+        if port is not None and not 0 < int(port) < 65536:
+            raise form.error(f"{which} is no host and port from 1 to 65535")
+        yield Host(name.lower() + percent + zone, form.port if port is None else int(port))
+
+
+def _is_ipv6(name: str) -> bool:
+    try:
+        ipaddress.IPv6Address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _decoded(part: str) -> str:
+    # The codec's error holds the password: this one is raised outside of its handler, and has no context.
+    decoded: str | None
+    try:
+        decoded = unquote(part, errors="strict")
+        decoded.encode()
+    except UnicodeError:
+        decoded = None
+    if decoded is None:
+        raise ConfigError("user name and password in the address must be UTF-8, percent-encoded")
+    return decoded
+
+
+def _options(form: Form, query: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in parse_qsl(query, keep_blank_values=True):
+        if name not in form.options:
+            raise ConfigError(
+                f"{shorten(name)} is no parameter of a {form.server} URL; it has {', '.join(form.options)}"
+                f"{meant(name, form.options)}"
+            )
+        if name in found:
+            raise given_twice(name)
+        found[name] = value
+    every = {**form.options, **form.beside}
+    for name, value in given.items():
+        if name not in every:
+            raise ConfigError(
+                f"{shorten(name)} is no option of {form.server}; it has {', '.join(every)}{meant(name, every)}"
+            )
+        if value is not None:
+            if name in found:
+                raise given_twice(name)
+            found[name] = value
+    return {name: every[name](name, value) for name, value in found.items()}
+
+
+def given_twice(name: str) -> ConfigError:
+    """The error for an option that the address gives twice, or that stands in the address and beside it."""
+    return ConfigError(f"{name} is given twice; say it once, in the address or as an option")
+
+
+# --- readers of options
+
+
+def text(name: str, value: object) -> str:
+    """Read text; it may be a password, and is not shown."""
+    if not isinstance(value, str):
+        raise ConfigError(f"{name} must be a str, not a {type(value).__name__}")
+    return value
+
+
+def file(name: str, value: object) -> str:
+    """Read the name of a file, which is not opened."""
+    path = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    if not isinstance(path, str) or not path or "\0" in path:
+        raise ConfigError(f"{name} must be the name of a file, not {shorten(value)}")
+    return path
+
+
+def flag(name: str, value: object) -> bool:
+    """Read ``True``, ``False``, ``true`` or ``false``."""
+    if isinstance(value, bool):
+        return value
+    if value not in ("true", "false"):
+        raise ConfigError(f"{name} must be true or false, not {shorten(value)}")
+    return value == "true"
+
+
+def one_of(*words: str) -> Callable[[str, object], str]:
+    """Return a reader of one of these words."""
+
+    def read(name: str, value: object) -> str:
+        if not isinstance(value, str) or value not in words:
+            raise ConfigError(f"{name} must be one of {', '.join(words)}, not {shorten(value)}")
+        return value
+
+    return read
+
+
+def seconds(low: float, high: float) -> Callable[[str, object], float]:
+    """Return a reader of seconds from ``low`` to ``high``."""
+
+    def read(name: str, value: object) -> float:
+        try:
+            number = float(value) if isinstance(value, str | int | float) else -1.0
+        except (ValueError, OverflowError):
+            number = -1.0
+        if isinstance(value, bool) or not low <= number <= high:
+            raise ConfigError(
+                f"{name} must be a number of seconds from {low:g} to {high:g}, not {shorten(value)}"
+            )
+        return number
+
+    return read
+
+
+def count(low: int, high: int) -> Callable[[str, object], int]:
+    """Return a reader of a whole number from ``low`` to ``high``."""
+
+    def read(name: str, value: object) -> int:
+        digits = "" if isinstance(value, bool) else str(value)
+        if not re.fullmatch("[0-9]{1,9}", digits) or not low <= int(digits) <= high:
+            raise ConfigError(f"{name} must be a number from {low} to {high}, not {shorten(value)}")
+        return int(digits)
+
+    return read
+
+
+def tls_context(ca: str | None, cert: str | None = None, key: str | None = None) -> ssl.SSLContext:
+    """Return a context that verifies the server with ``ca`` (default: the system's), and shows it ``cert``.
+
+    Raises :class:`ConfigError` if a file cannot be read.
+    """
+    if key is not None and cert is None:
+        raise ConfigError("tls_key needs tls_cert: the certificate that this is the key of")
+    try:
+        context = ssl.create_default_context(cafile=ca)
+        if cert is not None:
+            context.load_cert_chain(cert, key)
+    except (OSError, ValueError) as error:
+        files = {"tls_ca": ca, "tls_cert": cert, "tls_key": key}
+        shown = ", ".join(f"{name}={shorten(value)}" for name, value in files.items() if value is not None)
+        raise ConfigError(f"{shown} cannot be read: {error}") from error
+    return context
+
+
+def tls_mode(name: str, value: object) -> str | ssl.SSLContext:
+    """Read the option ``tls`` of a server whose connections begin without it."""
+    words = "off", "encrypt", "verify"
+    if isinstance(value, ssl.SSLContext) or (isinstance(value, str) and value in words):
+        return value
+    raise ConfigError(f"{name} must be one of {', '.join(words)}, or an ssl.SSLContext, not {shorten(value)}")
+
+
+def optional_tls(tls: str | ssl.SSLContext, ca: str | None, *, local: bool) -> ssl.SSLContext | None:
+    """Return the context for ``tls`` off, encrypt (any certificate) or verify, or a context of the caller's; ``None`` is off.
+
+    Raises :class:`ConfigError`.
+    """
+    if ca is not None and tls != "verify":
+        raise ConfigError(
+            "tls_ca is for tls=verify: an SSLContext brings its authorities with it, and other modes verify nothing"
+        )
+    if tls == "off":
+        return None
+    if local:
+        raise ConfigError("a socket in the file system needs no TLS: leave one of unix_socket and tls away")
+    if isinstance(tls, ssl.SSLContext):
+        return tls
+    context = tls_context(ca)
+    if tls == "encrypt":
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context

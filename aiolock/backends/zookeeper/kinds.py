@@ -1,0 +1,221 @@
+"""Claims of read-write locks, of semaphores, and of ``recipe=simple``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from aiozk import exc
+
+from aiolock.backends.zookeeper import protocol
+from aiolock.backends.zookeeper.claim import QueueClaim
+from aiolock.backends.zookeeper.context import BLOCK, Remains, find
+from aiolock.backends.zookeeper.errors import InDoubt, NotSent, SessionChanged, unwrap
+from aiolock.backends.zookeeper.format import Note, Record
+from aiolock.backends.zookeeper.protocol import Operation, WatchEvent
+from aiolock.backends.zookeeper.queue import SIMPLE, TAKEN, Verdict, alone, mine, reader
+from aiolock.backends.zookeeper.session import DATA
+from aiolock.core.backend import Grant
+from aiolock.core.capabilities import Downgrade
+from aiolock.core.inbox import WakeReason
+from aiolock.errors import ConfigError, LockLost, shorten
+from aiolock.types import READ
+
+__all__ = ["PermitsClaim", "ReadWriteClaim", "SimpleClaim"]
+
+
+class ReadWriteClaim(QueueClaim, Downgrade):
+    """A request for reading or writing, whose writer can become a reader without a gap.
+
+    The reader's node gets the number of the writer's, and one transaction creates the one and deletes the other: at every
+    moment exactly one of them is there, in the same position. The writer's end wakes waiting readers; a writer behind
+    finds the reader when it looks.
+    """
+
+    __slots__ = ("settled",)
+
+    def _begin_anew(self) -> None:
+        super()._begin_anew()
+        self.settled = True
+        """False while the transaction was sent, and its outcome is not known."""
+
+    async def downgrade(self) -> Grant:
+        """Become a reader in one round trip; after a lost reply, look which of the two nodes is there."""
+        async with self._context.bounded():
+            while True:
+                try:
+                    await self._session.ready()
+                    if not self.held:
+                        raise LockLost(self.request.name, "revoked")
+                    if not self.request.kind.exclusive or await self._become_reader():
+                        return Grant(self._token, 1, self._session.deadline, demand=False)
+                except SessionChanged as error:
+                    raise LockLost(self.request.name, "session") from error
+                except (InDoubt, NotSent):
+                    if self._session.closing:
+                        raise
+
+    async def _become_reader(self) -> bool:
+        """Return True as a reader, False if the caller has to try again."""
+        if not self.settled:
+            names = await find(self._session, self._remains(None))
+            if not names:
+                self.settled = True
+                self._lose("force-released")
+                raise LockLost(self.request.name, "force-released")
+            self._settle(names[0])
+            if not self.request.kind.exclusive:
+                return True
+        assert self._node is not None  # noqa: S101 - a holder has one
+        node = reader(self._node)
+        data = Note(self.request.label, token=self._token // BLOCK).encode()
+        create = protocol.create(f"{self._path}/{node}", data, self._context.nodes.acl, sequential=False)
+        self.settled = False
+        reply = await self._session.ask(protocol.together(create, protocol.delete(self.own)), self.owner)
+        error = protocol.failure(reply)
+        if error is None:
+            self._settle(node)
+            return True
+        if isinstance(error, exc.NoNode | exc.NodeExists):
+            # It was carried out after all, or the node was deleted: the next look decides.
+            return False
+        self.settled = True
+        raise error
+
+    def _settle(self, node: str) -> None:
+        self.settled = True
+        if node == self._node:
+            return
+        self._node = node
+        self.request = replace(self.request, kind=READ)
+        if self.held:
+            self._unwatch()
+            self._reason = None
+            self.check()
+
+    def _is_among(self, children: list[str]) -> bool:
+        if not self.settled:
+            return any(name.startswith(mine(self._attempt)) for name in children)
+        return super()._is_among(children)
+
+    def _remains(self, node: str | None) -> Remains:
+        return super()._remains(node if self.settled else None)
+
+
+class PermitsClaim(QueueClaim):
+    """A request for some permits of a semaphore, whose number stands in the lock's own node.
+
+    The client that creates that node writes the number; the others read it with the list. The list is read first: a yes
+    is then right at the moment at which the number was read, because those ahead can only have become fewer.
+    """
+
+    __slots__ = ("_admitted", "_permits")
+
+    def _begin_anew(self) -> None:
+        super()._begin_anew()
+        self._permits = 0
+        self._admitted = False
+        """True if the declared number was compared; a claim in the queue stays there when another is set."""
+
+    def _limit(self) -> int:
+        return self._permits
+
+    async def _make_parents(self) -> None:
+        limit = self.request.kind.limit
+        await self._context.nodes.make(self._path, Record(limit=limit, declared=limit).encode())
+
+    def _besides(self) -> tuple[Operation, ...]:
+        return (protocol.get(self._watches.on(self._path, self._event), watch=True),)
+
+    async def _learn(self, replies: list[Any]) -> None:
+        """Read the number of permits; raises :class:`ConfigError` if the request declares another one."""
+        reply = unwrap(replies[0])
+        record = Record.decode(reply.data)
+        declared = self.request.kind.limit
+        while not record.declared:
+            # No client has declared a number, or only an administrator has set one.
+            record = replace(record, declared=declared, limit=record.limit or declared)
+            try:
+                put = protocol.put(self._path, record.encode(), reply.stat.version)
+                await self._session.ask(put, self.owner)
+            except exc.BadVersion:
+                [get] = self._besides()
+                reply = await self._session.ask(get, self.owner)
+                record = Record.decode(reply.data)
+        if not self._admitted and declared not in (record.declared, record.limit):
+            await self.release()
+            raise ConfigError(
+                f"semaphore {shorten(self.request.name)} has {record.limit} permits, not {declared}: "
+                "all users have to declare the same limit; set_limit() changes it"
+            )
+        self._admitted = True
+        self._permits = record.limit
+        if record.limit != record.declared:
+            self._context.nodes.keep_used(self._path)
+
+    def _event(self, event: WatchEvent) -> None:
+        if event.path == self._path and event.type == DATA and not self.held:
+            # The limit has changed.
+            self._unwatch()
+            self._wake(WakeReason.NOTIFIED)
+        else:
+            super()._event(event)
+
+
+_HELD = Verdict(enter=True, demand=True)
+"""Waiters leave no trace, so there may always be one."""
+
+
+class SimpleClaim(QueueClaim):
+    """A request for the one node that its creator holds, and that all other claims wait for.
+
+    There is no order, and every release wakes all waiters: n waiters cost n creates for one hand-over. It is meant for few
+    contenders, and for comparison. While a claim waits, the server knows nothing of it but a watch. A release reads the
+    node before it deletes it, because the next holder's has the same name; that is its only protection if an administrator
+    deletes the node in between.
+    """
+
+    __slots__ = ()
+
+    unique = False
+    """Every holder's node has the same path: a check for it proves that there is a holder, not which one."""
+
+    async def _look(self, gone: str | None) -> Verdict | None:  # noqa: ARG002 - every end is worth a create
+        if self._node is None and self._sent:
+            await self._adopt()
+        data = Note(self.request.label, attempt=self._attempt).encode()
+        create = protocol.create(f"{self._path}/{SIMPLE}", data, self._context.nodes.acl, sequential=False)
+        while self._node is None:
+            self._sent = True
+            created, listed = await self._session.ask_all(
+                create, protocol.listing(self._path, watch=False), owner=self.owner
+            )
+            try:
+                stat = unwrap(created).stat
+            except exc.NodeExists:
+                self._sent = False
+                return TAKEN
+            except exc.NoNode:
+                self._sent = False
+                await self._make_parents()
+                continue
+            self._node, self._token = SIMPLE, stat.created_zxid * BLOCK
+            alone(self._path, unwrap(listed).children)
+        return _HELD
+
+    async def _adopt(self) -> None:
+        node = protocol.get(f"{self._path}/{SIMPLE}", watch=False)
+        [found] = await self._session.read(node, owner=self.owner)
+        self._sent = (
+            found is not None
+            and Note.decode(found.data).attempt == self._attempt
+            and found.stat.ephemeral_owner == self.owner
+        )
+        if found is not None and self._sent:
+            self._node, self._token = SIMPLE, found.stat.created_zxid * BLOCK
+
+    def _deletion(self) -> Operation | None:
+        return None
+
+    def _remains(self, node: str | None) -> Remains:  # noqa: ARG002 - the name is always the same
+        return Remains(self.owner or 0, self._path, SIMPLE, SIMPLE, self._attempt)

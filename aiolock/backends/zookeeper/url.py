@@ -1,0 +1,137 @@
+"""The connect string: parse servers, chroot, credentials and options of a ZooKeeper ensemble, without I/O."""
+
+from __future__ import annotations
+
+import re
+import ssl
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote
+
+from aiolock.backends.urls import Form, Host, file, flag, one_of, seconds, tls_context
+from aiolock.backends.urls import parse as parse_address
+from aiolock.errors import ConfigError, shorten
+
+__all__ = ["Address", "Host", "Options", "acceptable", "parse"]
+
+PORT = 2181
+TLS_PORT = 2281
+
+_FORBIDDEN = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff]|[^\u0000-\uffff]")
+"""Characters that ZooKeeper accepts in no path (a path is UTF-16 there, and surrogates are refused)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The options of ``connect`` and of the URL's query; times are seconds."""
+
+    session_timeout: float | None = None
+    tick_time: float | None = None
+    acl: str = "open"
+    recipe: str = "queue"
+    heartbeat: str = "sync"
+    tls: bool | ssl.SSLContext = False
+    tls_ca: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """The servers of an ensemble, and how to log in."""
+
+    hosts: tuple[Host, ...]
+    chroot: str
+    """The path of the root of all nodes, without a slash at its end; empty is the server's root."""
+    credentials: bytes | None
+    """``user:password`` for digest authentication; never shown."""
+    options: Options
+    tls: ssl.SSLContext | None
+
+    def __str__(self) -> str:
+        user = "" if self.credentials is None else f"{self.credentials.decode().partition(':')[0]}:***@"
+        return f"zookeeper://{user}{','.join(map(str, self.hosts))}{self.chroot}"
+
+    __repr__ = __str__
+
+
+def parse(url: object, **given: Any) -> Address:
+    """Parse a URL and the options beside it. Raises :class:`ConfigError`, which never shows the password."""
+    address = parse_address(_FORM, url, given)
+    options = Options(**address.options)
+    tls = _context(options)
+    if options.acl == "creator" and not address.user and tls is None:
+        raise ConfigError(
+            "acl='creator' needs a creator: user:password@ in the address, or a TLS certificate"
+        )
+    if bool(address.user) != (address.password is not None) or ":" in address.user:
+        raise ConfigError(
+            "digest authentication needs user:password@ in the address, and no colon in the name of the user"
+        )
+    path = unquote(address.path).rstrip("/")
+    if not acceptable(path) or path.split("/")[1:2] == ["zookeeper"]:
+        raise ConfigError(f"{shorten(path)} is no path that ZooKeeper accepts as a chroot")
+    return Address(
+        hosts=tuple(
+            host if host.port else host._replace(port=PORT if tls is None else TLS_PORT)
+            for host in address.hosts
+        ),
+        chroot=path,
+        credentials=f"{address.user}:{address.password}".encode() if address.user else None,
+        options=options,
+        tls=tls,
+    )
+
+
+def acceptable(path: str) -> bool:
+    """Return True if ZooKeeper accepts this as a path; empty is the root."""
+    parts = path.split("/")
+    return (
+        parts[0] == ""
+        and not any(part in ("", ".", "..") for part in parts[1:])
+        and not _FORBIDDEN.search(path)
+    )
+
+
+def _tls(name: str, value: object) -> bool | ssl.SSLContext:
+    if isinstance(value, ssl.SSLContext):
+        return value
+    if isinstance(value, bool) or value in ("true", "false"):
+        return flag(name, value)
+    raise ConfigError(f"{name} must be true, false or an ssl.SSLContext, not {shorten(value)}")
+
+
+_FORM = Form(
+    "ZooKeeper",
+    "zookeeper://user:password@h1:2181,h2:2181,[::1]:2181/chroot?session_timeout=10",
+    ("zookeeper",),
+    0,
+    {
+        "session_timeout": seconds(0.01, 86_400),
+        "tick_time": seconds(0.01, 86_400),
+        "acl": one_of("open", "creator"),
+        "recipe": one_of("queue", "simple"),
+        "heartbeat": one_of("sync", "write"),
+        "tls": _tls,
+        "tls_ca": file,
+        "tls_cert": file,
+        "tls_key": file,
+    },
+    several=True,
+    reserved="/,",
+)
+
+
+def _context(options: Options) -> ssl.SSLContext | None:
+    files = options.tls_ca, options.tls_cert, options.tls_key
+    if isinstance(options.tls, ssl.SSLContext):
+        if any(files):
+            raise ConfigError(
+                "tls is an ssl.SSLContext: load what tls_ca, tls_cert and tls_key name into that"
+            )
+        return options.tls
+    if options.tls:
+        return tls_context(*files)
+    if any(files):
+        raise ConfigError("tls_ca, tls_cert and tls_key need tls=true")
+    return None

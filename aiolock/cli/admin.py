@@ -1,0 +1,230 @@
+"""Commands `ls`, `inspect`, `force-release`, `schema` and `purge`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from aiolock.cli import settings
+from aiolock.cli.exit_status import NOT_ACQUIRED, Ended
+from aiolock.cli.output import Output, age, clean, holder_of, lay_out, seconds
+from aiolock.errors import ConfigError, UnsupportedKind, shorten
+from aiolock.lock import Lock
+from aiolock.types import LockInfo
+
+__all__ = ["HEAD", "NUMBERS", "SPARE", "force_release", "inspect", "ls", "purge", "row", "schema"]
+
+HEAD = ("NAME", "KIND", "HOLDER", "TOKEN", "HELD", "TTL LEFT", "WAITING")
+NUMBERS = (3, 4, 5, 6)
+"""The columns that are aligned to the right."""
+
+SPARE = (3, 5, 1, 4)
+"""The columns that are left out on a narrow terminal, in this order."""
+
+# --- views of a lock
+
+
+def _as_json(info: LockInfo) -> dict[str, Any]:
+    return {
+        "name": info.name,
+        "family": info.family.value,
+        "limit": info.limit,
+        "locked": info.locked,
+        "holders": [
+            {
+                "label": holder.label,
+                "token": holder.token,
+                "since": holder.since.isoformat(),
+                "remaining": round(holder.remaining, 3),
+                "mode": holder.mode,
+                "permits": holder.permits,
+            }
+            for holder in info.holders
+        ],
+        "waiters": [asdict(waiting) for waiting in info.waiters],
+    }
+
+
+def row(info: LockInfo) -> tuple[str, ...]:
+    """Return a lock as a row of the table."""
+    name, kind, waiting = clean(info.name), _kind(info), str(len(info.waiters))
+    if not info.holders:
+        return name, kind, "-", "", "", "", waiting
+    first = info.holders[0]
+    return (
+        name,
+        kind,
+        holder_of(info),
+        str(first.token),
+        seconds(age(first)),
+        seconds(first.remaining),
+        waiting,
+    )
+
+
+def _kind(info: LockInfo) -> str:
+    if info.family.counted:
+        out = sum(holder.permits for holder in info.holders)
+        return f"{out} of {'?' if info.limit is None else info.limit} permits"
+    modes = {holder.mode for holder in info.holders} or {waiting.mode for waiting in info.waiters}
+    return modes.pop() if info.family.shareable and len(modes) == 1 else info.family.value
+
+
+# --- the commands
+
+
+async def ls(options: argparse.Namespace, output: Output) -> int:
+    """List every lock that is held or waited for."""
+    async with settings.connect(options) as client:
+        infos = await client.locks(options.pattern)
+    if output.json:
+        output.document([_as_json(info) for info in infos])
+    elif infos:
+        head, *lines = lay_out([HEAD, *map(row, infos)], right=NUMBERS)
+        output.line(output.style(head, "bold"))
+        for line in lines:
+            output.line(line)
+    elif output.chatty:
+        output.message(f"no lock that matches {options.pattern!r} is held or waited for")
+    return 0
+
+
+async def _in_use(locks: Sequence[Lock]) -> list[tuple[Lock, LockInfo]]:
+    """Return the locks that are held or waited for."""
+    found = []
+    for lock in locks:
+        try:
+            info = await lock.inspect()
+        except UnsupportedKind:
+            if len(locks) == 1:
+                raise
+            continue
+        if info.holders or info.waiters:
+            found.append((lock, info))
+    return found
+
+
+async def inspect(options: argparse.Namespace, output: Output) -> int:
+    """Show the holders and the queue of a lock; status 1 if it is not held."""
+    client = settings.connect(options)
+    candidates = settings.locks(client, options)
+    async with client:
+        found = [info for _, info in await _in_use(candidates)]
+    status = 0 if any(info.holders for info in found) else NOT_ACQUIRED
+    if output.json:
+        output.document({"name": options.name, "locks": [_as_json(info) for info in found]})
+        return status
+    if not found:
+        output.line(f"{clean(options.name)}: not held, and nothing waits for it")
+    for info in found:
+        for line in _describe(info, output):
+            output.line(line)
+    return status
+
+
+def _describe(info: LockInfo, output: Output) -> list[str]:
+    lines = [f"{output.style(clean(info.name), 'bold')}  {_kind(info)}"]
+    for holder in info.holders:
+        what = f"{holder.permits} permits, " if holder.permits > 1 else ""
+        lines.append(
+            f"  held by {clean(holder.label)} ({what}token {holder.token}) for {seconds(age(holder))}, "
+            f"since {holder.since.astimezone():%Y-%m-%d %H:%M:%S}; without renewal it ends in {seconds(holder.remaining)}"
+        )
+    if not info.holders:
+        lines.append("  not held")
+    for place, waiting in enumerate(info.waiters, start=1):
+        what = f" ({waiting.permits} permits)" if waiting.permits > 1 else ""
+        lines.append(f"  {place}. in the queue: {clean(waiting.label)}{what}")
+    return lines
+
+
+async def force_release(options: argparse.Namespace, output: Output) -> int:
+    """Take a lock away from its holders."""
+    client = settings.connect(options)
+    candidates = settings.locks(client, options)
+    async with client:
+        held = [(lock, info) for lock, info in await _in_use(candidates) if info.holders]
+        if not held:
+            raise Ended(NOT_ACQUIRED, f"{shorten(options.name)} is not held")
+        if len(held) > 1:
+            families = ", ".join(info.family.value for _, info in held)
+            raise ConfigError(
+                f"{shorten(options.name)} names several locks that are held ({families}): say which one with --family"
+            )
+        [(lock, info)] = held
+        if not options.yes and sys.stdin.isatty() and not await _agreed(info, output):
+            raise Ended(NOT_ACQUIRED, "nothing was done")
+        taken = await lock.force_release()
+    if not taken:
+        raise Ended(NOT_ACQUIRED, f"{shorten(options.name)} is not held any more")
+    if output.json:
+        output.document({"released": True, **_as_json(info)})
+    else:
+        who = ", ".join(clean(holder.label) for holder in info.holders)
+        output.line(f"{clean(options.name)} was taken from {who}, which is told")
+    return 0
+
+
+async def _agreed(info: LockInfo, output: Output) -> bool:
+    who = ", ".join(f"{clean(holder.label)} ({seconds(age(holder))})" for holder in info.holders)
+    question = f"{clean(info.name)} is held by {who}, which may still be at work when the next holder begins.\nTake it away? [y/N] "
+    try:
+        # The terminal, because stderr may be a file, or be JSON.
+        with open("/dev/tty", "w", errors="backslashreplace") as terminal:  # noqa: PTH123, ASYNC230 - it is no file
+            terminal.write(question)
+    except OSError:
+        output.say(question)
+    return (await _answer()).strip().lower() in ("y", "yes")
+
+
+async def _answer() -> str:
+    """Read a line without a thread, which could not be stopped. Cancelling it reads nothing."""
+    loop = asyncio.get_running_loop()
+    typed = loop.create_future()
+    fd = sys.stdin.fileno()
+
+    def tell() -> None:
+        if not typed.done():
+            typed.set_result(None)
+
+    loop.add_reader(fd, tell)
+    try:
+        await typed
+    finally:
+        loop.remove_reader(fd)
+    return sys.stdin.readline()
+
+
+async def schema(options: argparse.Namespace, output: Output) -> int:
+    """Print the tables that a server needs."""
+    # Imported here: the other commands of this module start sooner without it.
+    from aiolock import mysql  # noqa: PLC0415
+
+    text = mysql.ddl(options.table).rstrip()
+    if output.json:
+        output.document({"server": options.server, "table": options.table, "statements": text})
+    else:
+        output.line(text)
+    return 0
+
+
+async def purge(options: argparse.Namespace, output: Output) -> int:
+    """Delete the rows of unused locks, and print their number."""
+    from aiolock import mysql  # noqa: PLC0415 - as above
+
+    client = settings.connect(options)
+    mysql.check_purge(client, idle=options.idle)
+    async with client:
+        gone = await mysql.purge(client, idle=options.idle)
+    if output.json:
+        output.document({"namespace": settings.namespace(options), "idle": options.idle, "purged": gone})
+    else:
+        locks = "1 lock" if gone == 1 else f"{gone} locks"
+        output.line(
+            f"purged from {settings.place(options)}: {locks} that had not been used for {options.idle:.15g} s"
+        )
+    return 0

@@ -1,0 +1,329 @@
+"""Command `run`: acquire a lock, run a command under it, release it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import math
+import os
+import shutil
+from collections.abc import Coroutine
+from signal import Signals
+from typing import TypeVar
+
+from aiolock.cli import settings
+from aiolock.cli.exit_status import CANNOT_RUN, LOST, NOT_FOUND, Ended, ended_by
+from aiolock.cli.output import Output, age, cut, holder_of, seconds
+from aiolock.cli.run import nested
+from aiolock.cli.run.guard import DYING
+from aiolock.cli.run.nested import InnerRuns, OuterHold
+from aiolock.cli.run.signals import JOB, LEAVE, SignalQueue, Terminal, load_anyio, size
+from aiolock.cli.run.supervisor import UNSTOPPABLE, Child, Supervisor, Switch, check_kill_after, guarded
+from aiolock.client import Client
+from aiolock.clock import system_clock
+from aiolock.errors import AcquireTimeout, BackendError, ConfigError, LockError, shorten
+from aiolock.kinds.semaphore import Semaphore
+from aiolock.lease import Lease
+from aiolock.lock import Lock
+from aiolock.types import LockInfo, permits
+
+__all__ = ["progress", "run"]
+
+Hold = TypeVar("Hold", Lease, OuterHold | None)
+
+QUIET = 0.3
+"""Seconds of waiting without a progress line."""
+
+LOOK = 1.0
+"""Seconds between two progress lines."""
+
+ENDING = (Signals.SIGTERM, Signals.SIGINT, Signals.SIGHUP, Signals.SIGQUIT)
+"""Signals that shorten the release at the end; others may have been meant for the command, which is over."""
+
+HURRY = 0.5
+"""Seconds after a signal in which a server that answers gets everything; what it does not get ends by its ttl."""
+
+CLOSING = 0.25
+"""Seconds for closing the connections to a server that does not answer."""
+
+
+async def run(options: argparse.Namespace, output: Output) -> int:
+    """Wait for the lock, run the command under it, and release it; return the status to end with."""
+    kill_after = check_kill_after(options.kill_after, options.ttl)
+    if any(address.lower().startswith("memory:") for address in settings.url(options).split()):
+        raise ConfigError(
+            "memory:// is inside one process and keeps no other process out: say which server with --url, or --local"
+        )
+    if options.local:
+        output.event("local", f"the locks are in {(file := settings.local_file())}", file=str(file))
+    if options.command_string is not None:
+        options.command = [os.environ.get("SHELL") or "/bin/sh", "-c", options.command_string]
+    # Also the bound for the release at the end.
+    limit = min(options.ttl / 3, 5.0)
+    client = settings.connect(options, ttl=options.ttl, command_timeout=limit)
+    lock = settings.lock(client, options)
+    load_anyio()
+    _check(options.command[0])
+    this = _Run(options, output, lock, kill_after)
+    status = await this.under_outer_hold()
+    if status is not None:
+        return status
+    await client.open()
+    return await this.under_lock(client, limit)
+
+
+def _check(program: str) -> None:
+    """Refuse a missing command before waiting for its lock."""
+    if shutil.which(program) is None:
+        there = os.path.exists(program) and "/" in program  # noqa: PTH110 - a Path would lose a trailing slash
+        status, why = (CANNOT_RUN, "it is no program") if there else (NOT_FOUND, "there is no such command")
+        raise Ended(status, f"cannot run {program}: {why}")
+
+
+class _Run:
+    """One `aiolock run`."""
+
+    def __init__(self, options: argparse.Namespace, output: Output, lock: Lock, kill_after: float) -> None:
+        self._options = options
+        self._output = output
+        self._kill_after = kill_after
+        self._queue = SignalQueue()
+        self._lock = lock
+        self._kind = lock.kind if options.permits is None else permits(*options.permits)
+        self._label = settings.label(options)
+        self._identity = nested.identity(
+            settings.url(options), settings.namespace(options), self._kind, options.name
+        )
+        self._held = os.environ.get(nested.VARIABLE, "")
+
+    async def under_outer_hold(self) -> int | None:
+        """Run the command under the hold of the run around this one; ``None`` if there is no such run."""
+        name = self._options.name
+        entry = nested.find(self._held, self._identity, self._kind)
+        if entry is None:
+            return None
+        async with self._queue.listen(*LEAVE):
+            hold = await self._wait_for(nested.borrow(entry, self._kind, name, self._options.wait))
+            if hold is None:
+                return None
+            try:
+                self._output.event("nested", f"the run around this one holds {shorten(name)}", name=name)
+                return await self._work(hold)
+            finally:
+                await hold.release()
+
+    async def under_lock(self, client: Client, limit: float) -> int:
+        """Acquire the lock, run the command and close the client, which takes at most ``limit`` seconds."""
+        held = None
+        async with self._queue.listen(*LEAVE):
+            try:
+                held = lease = await self._acquire()
+                status = await self._work(lease)
+                known = lease.lost
+            except Ended as end:
+                if end.signal:
+                    limit = min(limit, HURRY)
+                raise
+            finally:
+                await self._close(client, held, limit)
+        if lease.lost and not known:
+            text = (
+                f"lock {shorten(lease.name)} was lost before the command had ended, which the server says only now: another "
+                "holder may have been at work beside it"
+            )
+            self._output.message(text, event="lost", name=lease.name, token=lease.token, reason="revoked")
+            if status == 0 and self._options.on_loss != "warn":
+                return LOST
+        return status
+
+    # --- the lock
+
+    async def _acquire(self) -> Lease:
+        start, lock, wait, count = system_clock(), self._lock, self._options.wait, self._kind.permits
+        request = lock.acquire(wait, permits=count) if isinstance(lock, Semaphore) else lock.acquire(wait)
+        lease = await self._wait_for(request, lock)
+        waited = system_clock() - start
+        text = f"got {shorten(lease.name)} after {seconds(waited)}, with token {lease.token}"
+        self._event("acquired", text, lease, label=self._label, waited=round(waited, 3))
+        return lease
+
+    async def _wait_for(self, request: Coroutine[None, None, Hold], lock: Lock | None = None) -> Hold:
+        """Wait for a hold, and show the queue of ``lock`` on a terminal.
+
+        Raises what the request raises, and :class:`Ended` at a signal. The request has left the queue when this ends.
+        """
+        output, options = self._output, self._options
+        acquiring = asyncio.create_task(request)
+        showing = asyncio.create_task(_show(lock, self._label, output)) if output.live and lock else None
+        self._queue.watch(acquiring)
+        try:
+            while not acquiring.done():
+                await self._queue.wait(60.0)
+                for number in self._queue.taken():
+                    if number in LEAVE:
+                        raise ended_by(number)
+            return acquiring.result()
+        except AcquireTimeout as error:
+            # As with flock, a script reads the status alone.
+            so_long = f" within {error.timeout:g} s" if error.timeout else ""
+            message = (
+                f"lock {shorten(error.name)} was not free{so_long}; wait longer with -w, or see who holds it with "
+                "`aiolock inspect`"
+            )
+            silent = not (output.chatty or output.json)
+            raise Ended(options.conflict_exit_code, "" if silent else message) from error
+        except BaseException:
+            acquiring.cancel()
+            await asyncio.wait([acquiring])
+            if not acquiring.cancelled() and acquiring.exception() is None:
+                # It was granted at the same moment.
+                hold = acquiring.result()
+                if hold is not None:
+                    await hold.release()
+            raise
+        finally:
+            if showing is not None:
+                showing.cancel()
+                await asyncio.wait([showing])
+
+    async def _close(self, client: Client, lease: Lease | None, limit: float) -> None:
+        """Release the lease and close the client, together in ``limit`` seconds, and a moment for the connections.
+
+        Raises :class:`Ended` after a signal, which shortens the time. Cancelling it stops the waiting.
+        """
+        end, came = system_clock() + limit, None
+
+        async def bounded(step: Coroutine[None, None, None]) -> None:
+            nonlocal end, came
+            task = asyncio.create_task(step)
+            self._queue.watch(task)
+            # With no time left it still needs its first step.
+            await asyncio.sleep(0)
+            try:
+                while not task.done() and system_clock() < end:
+                    for number in self._queue.taken():
+                        if number in ENDING and came is None:
+                            came, end = number, min(end, system_clock() + HURRY)
+                    await self._queue.wait(end - system_clock())
+            finally:
+                task.cancel()
+                await asyncio.wait([task])
+            if not task.cancelled():
+                task.result()
+
+        if lease is not None:
+            await bounded(lease.release())
+        left = max(0.0, end - system_clock())
+        end = system_clock() + left + CLOSING
+        await bounded(client.aclose(timeout=left))
+        if came is not None:
+            raise ended_by(came)
+
+    # --- the command
+
+    async def _work(self, lease: Lease | OuterHold) -> int:
+        """Run the command, and wait for its inner runs; return the status."""
+        if isinstance(lease, Lease) and lease.remaining() < lease.ttl / 2:
+            # A pushed grant is short; confirmed, it has the full ttl.
+            with contextlib.suppress(BackendError):
+                await lease.renew()
+        lease.check()
+        runs = InnerRuns(lease, self._queue)
+        async with runs as address:
+            status, supervisor = await self._supervise(lease, self._environment(lease, address))
+            runs.stop_listening()
+            give_up = math.inf
+            while len(runs) and system_clock() < give_up:
+                for number in self._queue.taken():
+                    supervisor.pass_on(number)
+                await self._queue.wait(0.25)
+                if not lease.held and give_up == math.inf:
+                    status, give_up = LOST, system_clock() + max(DYING, supervisor.kill_after)
+        if supervisor.ending is not None:
+            raise supervisor.ending
+        return status
+
+    async def _supervise(
+        self, lease: Lease | OuterHold, environment: dict[str, str]
+    ) -> tuple[int, Supervisor]:
+        options, output, terminal, switch = self._options, self._output, Terminal(), None
+        try:
+            if options.on_loss != "warn":
+                said = {"event": "lost", "unstoppable": True, "message": UNSTOPPABLE}
+                complaint = json.dumps(said) if output.json else f"aiolock: {UNSTOPPABLE}"
+                keep = (lease.connection,) if isinstance(lease, OuterHold) else ()
+                switch = await Switch.start(complaint, keep)
+                # Also for a command that begins while aiolock stands still.
+                switch.until(system_clock() + guarded(lease.remaining(), lease.ttl))
+            async with self._queue.listen(*JOB):
+                child = await Child.start(
+                    options.command, environment, foreground=terminal.lend_at_once, switch=switch
+                )
+                supervisor = Supervisor(
+                    child,
+                    lease,
+                    self._queue,
+                    terminal,
+                    switch,
+                    output,
+                    kill_after=self._kill_after,
+                    policy=options.on_loss,
+                )
+                start = system_clock()
+                status = await supervisor.run()
+        finally:
+            terminal.close()
+            if switch is not None:
+                await switch.stop()
+        took = system_clock() - start
+        text = f"the command ended with status {status} after {seconds(took)}"
+        self._event("exited", text, lease, status=status, held=round(took, 3))
+        return status, supervisor
+
+    def _event(self, what: str, text: str, lease: Lease | OuterHold, **more: str | float) -> None:
+        self._output.event(what, text, name=lease.name, token=lease.token, **more)
+
+    def _environment(self, lease: Lease | OuterHold, address: str) -> dict[str, str]:
+        kind, label = self._kind, self._label
+        if isinstance(lease, OuterHold):
+            # The label that the server shows.
+            label = os.environ.get("AIOLOCK_LABEL", label)
+        entry = nested.Entry(self._identity, lease.token, kind.mode.value, kind.permits, address)
+        return {
+            **os.environ,
+            "AIOLOCK_NAME": lease.name,
+            "AIOLOCK_TOKEN": str(lease.token),
+            "AIOLOCK_LABEL": label,
+            nested.VARIABLE: f"{self._held} {entry}".strip(),
+        }
+
+
+async def _show(lock: Lock, label: str, output: Output) -> None:
+    """Show on a terminal how the waiting goes, until cancelled."""
+    start = system_clock()
+    await asyncio.sleep(QUIET)
+    try:
+        while True:
+            waited = system_clock() - start
+            try:
+                text = progress(await lock.inspect(), label, waited)
+            except LockError:
+                text = f"waiting for {shorten(lock.name)} for {seconds(waited)}: the server does not answer"
+            text = cut(text, size(output.err).columns - 1)
+            output.say(f"\r\x1b[K{output.style(text, 'dim', output.err)}")
+            await asyncio.sleep(LOOK)
+    finally:
+        output.say("\r\x1b[K")
+
+
+def progress(info: LockInfo, label: str, waited: float) -> str:
+    """Describe the waiting of ``label`` on one line."""
+    text = f"waiting for {shorten(info.name)} for {seconds(waited)}"
+    labels = [waiting.label for waiting in info.waiters]
+    if label in labels:
+        text += f", position {labels.index(label) + 1} of {len(labels)}"
+    if info.holders:
+        text += f"; held by {holder_of(info)} for {seconds(age(info.holders[0]))}"
+    return text

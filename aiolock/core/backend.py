@@ -1,0 +1,336 @@
+"""The contract between aiolock and a server: requests become claims, and claims become grants.
+
+Servers differ in how they decide who may enter, how they notify waiters, and how a hold ends. This module separates those
+differences from everything else: the code above it knows no server, the code below it no task, timeout or block.
+
+A backend opens and closes, names its capabilities, and has five verbs: ``acquire``, ``wait`` and ``release`` of a claim,
+``renew`` of many, and ``events``. :mod:`aiolock.core.capabilities` has what only some servers can do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, NamedTuple, Self
+
+from aiolock.clock import Clock, Deadline
+from aiolock.core.inbox import Inbox
+from aiolock.core.logs import Outages
+from aiolock.errors import LossReason
+from aiolock.types import Kind
+
+__all__ = [
+    "NEVER",
+    "Backend",
+    "Claim",
+    "Event",
+    "EventKind",
+    "EventQueue",
+    "Grant",
+    "Release",
+    "Renewal",
+    "Request",
+    "Settings",
+    "certain_until",
+    "claim_time",
+    "margin",
+]
+
+# --- requests, grants and claims
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request for a lock: name, kind, ttl (seconds that the server keeps it without renewal) and the label of the caller.
+
+    ``fair`` asks for one token instead of a block of tokens: the lock is not handed over inside the client.
+    """
+
+    name: str
+    kind: Kind
+    ttl: float
+    label: str
+    fair: bool = False
+    key: str = field(init=False, repr=False, compare=False)
+    """Equal for requests that may share a claim; computed once, because every acquire looks it up."""
+    certain: float = field(init=False, repr=False, compare=False)
+    """Seconds from its sending for which a grant of the full ttl is certain; see :func:`certain_until`."""
+    margin: float = field(init=False, repr=False, compare=False)
+    """Seconds at the end of the ttl that a holder does not rely on; see :func:`margin`."""
+
+    def __post_init__(self) -> None:
+        kind = self.kind
+        what = f"{kind.family.value} {kind.mode.value} {kind.permits}/{kind.limit} {self.ttl!r} {self.name}"
+        object.__setattr__(self, "key", what)
+        object.__setattr__(self, "certain", certain_until(0.0, self.ttl))
+        object.__setattr__(self, "margin", margin(self.ttl))
+
+
+@dataclass(slots=True)
+class Grant:
+    """A grant of the server."""
+
+    token: int
+    """The first fencing token of this grant."""
+    count: int
+    """The number of tokens, counted up from ``token``, that the client may give out."""
+    until: float
+    """The time, on the local clock, until which the hold is certain."""
+    demand: bool
+    """True if other clients wait."""
+
+
+def margin(ttl: float) -> float:
+    """Return the seconds before the end of a ttl at which a holder stops relying on its hold."""
+    return max(0.02 * ttl, 0.01)
+
+
+def certain_until(sent: float, ttl: float) -> float:
+    """Return until when a hold is certain whose request, for ``ttl`` seconds, was sent at ``sent``.
+
+    The server started to count later. One per cent allows for clocks that run at different speeds.
+    """
+    return sent + 0.99 * ttl - margin(ttl)
+
+
+def claim_time(ttl: float) -> float:
+    """Return the confirmation window: seconds after which an unconfirmed pushed grant goes to the next in the queue."""
+    return min(ttl, max(1.0, ttl / 10))
+
+
+NEVER = -math.inf
+"""The ``until`` of a grant that proves a hold without prolonging it."""
+
+Renewal = Grant | LossReason | Exception
+"""The answer to a renewal: granted, the reason why the hold is gone, or an error if that is unknown."""
+
+
+class Release(Enum):
+    """The server's answer to a release."""
+
+    RELEASED = "released"
+    """A hold or queue position was given up, or no request had been sent."""
+    NOT_OURS = "not ours"
+    """The server knew no hold of this claim, and no earlier copy of the release can have ended it."""
+    UNKNOWN = "unknown"
+    """The server knows no hold any more, but an earlier copy of the release may have ended it."""
+
+
+class Claim(ABC):
+    """One request at the server, from the first acquire to the release; not used again after it."""
+
+    __slots__ = ("_inbox", "contended_since", "fixed", "request", "validity")
+
+    asks_again: bool = False
+    """True if a grant that arrived after its own end has a full ttl again when the same claim repeats its request."""
+
+    def __init__(self, request: Request) -> None:
+        self.request: Request = request
+        self.fixed: bool = False
+        """True if renewals only verify the hold instead of prolonging it."""
+        self.contended_since: float | None = None
+        """Since when, on the local clock, other clients are known to wait; written by the backend when the server reports it.
+
+        A backend without such reports writes the time from which on it is assumed, which may be ahead.
+        """
+        self.validity: object = None
+        """Set by the renewal scheduler, which finds its own record of the claim by it."""
+        self._inbox: Inbox[Grant] | None = None
+
+    @property
+    def inbox(self) -> Inbox[Grant]:
+        """The inbox through which the backend wakes the waiter of this claim; made at its first use."""
+        inbox = self._inbox
+        if inbox is None:
+            inbox = self._inbox = Inbox(self.request.name)
+        return inbox
+
+    @abstractmethod
+    async def acquire(self, wait: bool) -> Grant | None:
+        """Send the request, one atomic step; with ``wait``, join the queue if the lock is taken.
+
+        Ends within the command timeout; with ``wait``, within two. May be called again in every state and finds its own
+        earlier grant or position. A grant that was pushed meanwhile is returned without a request. After a cancellation or
+        an error the server may have received it: call only ``acquire`` or ``release`` then.
+
+        Raises :class:`BackendUnavailable` or :class:`BackendRefused`, and :class:`ConfigError` if a semaphore has another
+        limit: neither the one that its first user named nor the one that was set since.
+        """
+
+    async def wait(self, deadline: Deadline | None = None) -> None:
+        """Wait until another ``acquire`` may succeed, or until the deadline passes. Cancelling it changes nothing.
+
+        May be early, is never infinitely late. Overridden by a claim whose server blocks inside a statement, which ends that
+        at the deadline; it reports through the inbox as well.
+        """
+        await self.inbox.wait(deadline)
+
+    @abstractmethod
+    async def release(self, keep: float = 0) -> Release:
+        """Give up the hold or the queue position, whichever there is or may be.
+
+        Correct also if it is unknown whether the last ``acquire`` succeeded; idempotent. With ``keep``, the lock stays taken
+        for that many more seconds, by no holder. Ends within the command timeout. After cancelling it the server may have
+        received it, and it may be called again.
+
+        The answer is about a hold that was granted; of a queue position it says nothing. It is
+        :attr:`Release.NOT_OURS` only if this is the first copy of the release that can have reached the server.
+        """
+
+    def begin_release(self, keep: float = 0) -> Release | None:  # noqa: ARG002 - for backends that can
+        """Send the request of :meth:`release` now, on the connection of the client's next request; a plain function.
+
+        Where that request may go out on another connection, it waits for the answer to this one if it is about the same lock.
+
+        Return the answer, or :attr:`Release.UNKNOWN` if it has yet to come: then :meth:`release` waits for it instead of
+        sending another copy, and is to be called. Return ``None`` if it cannot be sent now, and nothing was done. Correct
+        while an :meth:`acquire` is under way if that is cancelled in the same step.
+        """
+        return None
+
+
+# --- events
+
+
+class EventKind(Enum):
+    """The kind of an event."""
+
+    LOST = "lost"
+    """The hold of the claim is gone."""
+    DOUBT = "doubt"
+    """Holds may be gone, because the connection broke: renew them now to find out."""
+    REQUESTED = "requested"
+    """The holder is asked to release; ``text`` is the reason."""
+
+
+class Event(NamedTuple):
+    """A report of the server about one claim, or about all of them if ``claim`` is ``None``."""
+
+    kind: EventKind
+    claim: Claim | None = None
+    reason: LossReason = "revoked"
+    text: str = ""
+
+
+class EventQueue:
+    """The events of one backend, in order, for one listener on one event loop."""
+
+    def __init__(self) -> None:
+        self._queue: deque[Event] = deque()
+        self._listener: asyncio.Future[None] | None = None
+
+    def put(self, event: Event) -> None:
+        """Add an event and wake the listener."""
+        self._queue.append(event)
+        if self._listener is not None and not self._listener.done():
+            self._listener.set_result(None)
+
+    async def get(self) -> Event:
+        """Return the oldest event, or wait for the next; cancelling it loses none."""
+        while not self._queue:
+            self._listener = asyncio.get_running_loop().create_future()
+            await self._listener
+        return self._queue.popleft()
+
+
+# --- the backend
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings that a client gives its backend before it opens it."""
+
+    namespace: str
+    label: str
+    ttl: float
+    command_timeout: float
+    clock: Clock
+    require: frozenset[str] = frozenset()
+    outages: Outages | None = None
+    """Lost connections are reported to it."""
+
+
+class Backend(ABC):
+    """One server, or several that act as one.
+
+    Everything that can be refused without asking the server is refused by ``__init__``, ``bind`` and ``claim``.
+    Only errors of :mod:`aiolock.errors` leave a backend.
+    """
+
+    name: str
+    """The name in messages."""
+
+    address: str = ""
+    """The address as users may see it, without a password."""
+
+    capabilities: frozenset[str] = frozenset()
+    """The capabilities of this deployment, as in ``require=``; complete after ``open``."""
+
+    concurrency: int = 4096
+    """Limit of first attempts of a client under way; others wait in the client."""
+
+    settings: Settings
+
+    events: EventQueue
+    """Events that the server reports; the renewal scheduler listens."""
+
+    _made: Callable[[], Self]
+    """The constructor with its arguments. A function, because the repr of these would show passwords."""
+
+    def __new__(cls, *args: Any, **options: Any) -> Self:
+        """Remember the arguments, for :meth:`again`, and make the queue of events."""
+        self = super().__new__(cls)
+        self._made = lambda: cls(*args, **options)
+        self.events = EventQueue()
+        return self
+
+    def again(self) -> Self:
+        """Return a new backend with the same configuration, for the next opening of its client; no I/O.
+
+        Backends that make tokens grow across openings by state in the client pass that state on.
+        """
+        return self._made()
+
+    def abandon(self) -> None:  # noqa: B027 - most have nothing to do
+        """Forget this opening, whose event loop was closed without ``aclose``: no I/O, no use of that loop.
+
+        Claims at the server end by their ttl; connections close when they are collected.
+        """
+
+    def bind(self, settings: Settings) -> None:
+        """Take over the settings of the client. Called once, before ``open``, without I/O."""
+        if hasattr(self, "settings"):
+            raise RuntimeError("this backend belongs to another client: make one for each")
+        self.settings = settings
+
+    @abstractmethod
+    async def open(self) -> None:
+        """Connect and find out the capabilities of this deployment, within the command timeout.
+
+        Cancelling it leaves nothing open.
+        """
+
+    async def settle(self, timeout: float) -> None:  # noqa: B027 - most have nothing to wait for
+        """Wait for releases in the background, for at most ``timeout`` seconds; cancelling it stops the waiting."""
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Close every connection and end every task. Never raises; safe in every state."""
+
+    @abstractmethod
+    def claim(self, request: Request) -> Claim:
+        """Return a new claim for ``request``; no I/O. Raises :class:`UnsupportedKind` where there is no mechanism."""
+
+    @abstractmethod
+    async def renew(self, claims: Sequence[Claim]) -> list[Renewal]:
+        """Prolong many holds; return for each claim a grant, the reason of the loss, or an error if that is unknown.
+
+        The ``token`` and ``count`` of these grants are not given out. A claim that is ``fixed`` is not prolonged at the
+        server: its grant says until when the hold is certain for another reason (a session), or :data:`NEVER` for no longer
+        than it is anyway.
+        """

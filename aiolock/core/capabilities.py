@@ -1,0 +1,194 @@
+"""Optional capabilities: what only some servers can do, each found by ``isinstance``.
+
+The code above asks for one by :meth:`Capability.of`, which refuses with the same words wherever a server lacks it. A backend
+whose capability depends on its options has it, and raises :class:`UnsupportedKind` itself. All of them keep the rules of the
+contract: only errors of :mod:`aiolock.errors` leave them, and each call ends within the command timeout.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import NamedTuple, Self
+
+from aiolock.core.backend import Backend, Claim, Grant, Request
+from aiolock.errors import UnsupportedKind
+from aiolock.types import Family, Finding, LockInfo
+
+__all__ = [
+    "ABSENT",
+    "MOST_BYTES",
+    "Administration",
+    "Capability",
+    "Diagnosis",
+    "Downgrade",
+    "Entry",
+    "Loan",
+    "Register",
+    "RegisterStore",
+    "TransactionLocks",
+    "diagnose",
+]
+
+
+class Capability(Backend):
+    """A backend with something that others lack."""
+
+    @classmethod
+    def of(cls, backend: Backend, what: str, advice: str = "") -> Self:
+        """Return the backend if it has this capability, else raise :class:`UnsupportedKind` for ``what``."""
+        if not isinstance(backend, cls):
+            raise UnsupportedKind(what, backend.name, advice)
+        return backend
+
+
+class Downgrade(Claim):
+    """A claim whose write hold can become a read hold."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    async def downgrade(self) -> Grant:
+        """Turn this write hold into a read hold in one step; ``request.kind`` is READ then.
+
+        The grant has the token of the write hold. Readers who are next in the queue enter. After a cancellation or an error
+        the claim is one of the two: its holder relies on the weaker one, and ``release`` is correct for both, as is another
+        call. Raises :class:`LockLost` if the server answers that the hold is gone.
+        """
+
+
+class Administration(Capability):
+    """A backend whose locks can be inspected, listed and changed by others than their holders."""
+
+    @abstractmethod
+    async def inspect(self, name: str, family: Family) -> LockInfo:
+        """Return the holders of a lock and its waiters."""
+
+    @abstractmethod
+    async def force_release(self, name: str, family: Family) -> bool:
+        """Take a lock from its holders and give it to the next in the queue; return whether there was a holder."""
+
+    @abstractmethod
+    async def request_release(self, name: str, family: Family, reason: str) -> bool:
+        """Ask the holders of a lock to release it; return whether there is one.
+
+        Each holder learns of it by :attr:`Backend.events` (:attr:`EventKind.REQUESTED`), with its next renewal at the latest.
+        """
+
+    @abstractmethod
+    async def set_limit(self, name: str, limit: int) -> None:
+        """Give a semaphore another number of permits, for 24 hours after its last use.
+
+        Fewer than are held: no holder loses one, new requests wait. More: the next in the queue enter at once.
+        """
+
+    @abstractmethod
+    async def names(self, pattern: str) -> list[tuple[str, Family]]:
+        """Return the locks of the namespace that are held or waited for and whose name matches a glob pattern, sorted."""
+
+
+class Diagnosis(Capability):
+    """A backend whose deployment can be examined."""
+
+    @abstractmethod
+    async def diagnose(self) -> list[Finding]:
+        """Return findings about this deployment for ``aiolock doctor``: reads settings, changes nothing.
+
+        A setting that may not be read is a finding as well. Works also before ``open`` has succeeded, if the server can be
+        reached.
+        """
+
+
+async def diagnose(backend: Backend) -> list[Finding]:
+    """Return the findings of a backend; none of one that cannot be examined."""
+    return await backend.diagnose() if isinstance(backend, Diagnosis) else []
+
+
+# --- registers
+# Latches, barriers and observers are pure functions over a register; a server needs only compare-and-set.
+
+
+MOST_BYTES = 65_536
+"""Limit of the length of a register."""
+
+
+class Entry(NamedTuple):
+    """The value of a register, and the stamp of this version."""
+
+    value: bytes
+    stamp: str
+
+
+ABSENT = Entry(b"", "")
+"""Stands for a register that does not exist."""
+
+
+class Register(ABC):
+    """A small value at the server, changed by compare-and-set. No I/O before the first verb; used by one task at a time.
+
+    Only errors of :mod:`aiolock.errors` leave it; each verb but ``changed`` ends within the command timeout.
+    """
+
+    @abstractmethod
+    async def read(self) -> Entry:
+        """Return the present version, or :data:`ABSENT`. Linearizable: it sees every write that was answered before."""
+
+    @abstractmethod
+    async def write(self, value: bytes, stamp: str, keep: float) -> str | None:
+        """Replace the version with that ``stamp`` (``""`` if there must be none); return the new stamp.
+
+        Return ``None`` if another version is there. No two writes have the same stamp, also not across the end of a register.
+        The server may forget the register ``keep`` seconds after its last write, and not earlier. After an error or a
+        cancellation the value may have been written, or will be: read again.
+        """
+
+    @abstractmethod
+    async def changed(self, stamp: str) -> None:
+        """Wait until the register may have another stamp: may be early, is never infinitely late.
+
+        Cancelling it changes nothing.
+        """
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """End the watches. Never raises; idempotent."""
+
+
+class RegisterStore(Capability):
+    """A backend whose server keeps registers."""
+
+    @abstractmethod
+    def register(self, name: str, family: Family) -> Register:
+        """Return the register of that name, apart from the lock of the same name and family; no I/O."""
+
+
+# --- locks in the caller's transaction
+
+
+class Loan(ABC):
+    """A lock inside a transaction on the caller's connection, which ends it."""
+
+    @abstractmethod
+    async def take(self, timeout: float | None, mark: str = "") -> bool:
+        """Wait for the lock for at most ``timeout`` seconds (``None``: for ever, 0: try once); return whether it was granted.
+
+        A ``mark`` is the name of what is left in the transaction, for :meth:`keeps`. Nothing else is sent on the connection
+        afterwards. Cancelling it ends the wait at the server as well.
+        """
+
+    @abstractmethod
+    async def keeps(self, mark: str) -> bool:
+        """Return whether the transaction has had the lock since it was marked; remove the mark.
+
+        Cancelling it leaves the connection in step.
+        """
+
+
+class TransactionLocks(Capability):
+    """A backend whose locks can be taken inside a transaction of the caller."""
+
+    @abstractmethod
+    def borrow(self, request: Request, connection: object) -> Loan:
+        """Return the lock of ``request`` inside the transaction that is open on ``connection``; no I/O.
+
+        Raises :class:`ConfigError` if ``connection`` is none.
+        """

@@ -1,0 +1,141 @@
+"""Inbox: the only way to wake a waiter, which logs why it woke."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from enum import Enum
+from typing import Generic, TypeVar
+
+from aiolock.clock import Deadline
+from aiolock.core.logs import Log, get_logger
+from aiolock.errors import shorten
+
+__all__ = ["Inbox", "WakeReason", "log_wake"]
+
+T = TypeVar("T")
+
+wait_log: Log = get_logger("aiolock.wait")
+_wait_logger: logging.Logger = wait_log.logger
+"""Asked for its level without the adapter in between, because it is asked at every wake-up."""
+
+
+class WakeReason(Enum):
+    """The reason why a waiter goes on; the values are the words of the log."""
+
+    GRANTED = "the server granted the lock"
+    NOTIFIED = "the server announced a change"
+    RECONNECTED = "the connection was lost or restored"
+    EXPIRED = "a hold ahead in the queue may have ended"
+    POLL = "fallback poll"
+    LAPSED = "the claim may be gone at the server"
+    HANDED_OVER = "another task of this client handed the lock over"
+    TIMEOUT = "the timeout passed"
+    CANCELLED = "the waiter was cancelled"
+    CLOSED = "the client was closed"
+    FAILED = "the request failed"
+
+
+def log_wake(name: str, reason: WakeReason) -> None:
+    """Log at DEBUG that a waiter for ``name`` goes on."""
+    if _wait_logger.isEnabledFor(logging.DEBUG):
+        extra = {"lock": name, "reason": reason.name}
+        wait_log.debug("waiter for %s wakes: %s", shorten(name), reason.value, extra=extra)
+
+
+class Inbox(Generic[T]):
+    """Wake the one waiter of a claim or register, and keep what the server pushed (a grant, for a claim).
+
+    The waiter is a task in :meth:`wait` or a callback of :meth:`on_ready`. A wake-up without a waiter is kept for the next
+    one. All methods run on the client's event loop.
+    """
+
+    __slots__ = ("_name", "_reason", "_timer", "_waiter", "pushed")
+
+    def __init__(self, name: str) -> None:
+        self.pushed: T | None = None
+        """Pushed by the server, until :meth:`take` returns it."""
+        self._name = name
+        self._reason: WakeReason | None = None
+        """The first wake-up that no waiter has seen yet."""
+        self._waiter: asyncio.Future[None] | Callable[[], None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def put(self, pushed: T) -> None:
+        """Store what the server pushed and wake the waiter."""
+        self.pushed = pushed
+        self.wake(WakeReason.GRANTED)
+
+    def wake(self, reason: WakeReason) -> None:
+        """Wake the waiter, or the next one if there is none now."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        waiter = self._waiter
+        if isinstance(waiter, asyncio.Future):
+            self._reason = self._reason or reason
+            if not waiter.done():
+                waiter.set_result(None)
+        elif waiter is not None:
+            self._waiter = None
+            log_wake(self._name, reason)
+            waiter()
+        else:
+            self._reason = self._reason or reason
+
+    def wake_after(self, seconds: float, reason: WakeReason) -> None:
+        """Wake the waiter in ``seconds`` unless something else wakes it before; replaces an earlier timer."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(seconds, self.wake, reason)
+
+    @property
+    def woken(self) -> bool:
+        """True if there is something that no waiter has seen."""
+        return self._reason is not None or self.pushed is not None
+
+    async def wait(self, deadline: Deadline | None = None) -> WakeReason:
+        """Wait for a wake-up, or until the deadline passes (:attr:`WakeReason.POLL`), and return the reason.
+
+        Cancelling it changes nothing: a wake-up that came meanwhile is kept.
+        """
+        timer = None
+        if deadline is not None and not self.woken:
+            loop = asyncio.get_running_loop()
+            timer = loop.call_later(deadline.left(), self.wake, WakeReason.POLL)
+        try:
+            while not self.woken:
+                self._waiter = waiter = asyncio.get_running_loop().create_future()
+                await waiter
+        finally:
+            self._waiter = None
+            if timer is not None:
+                timer.cancel()
+        reason, self._reason = self._reason or WakeReason.GRANTED, None
+        log_wake(self._name, reason)
+        return reason
+
+    def on_ready(self, call: Callable[[], None]) -> bool:
+        """Have ``call`` called once at the next wake-up, without a task; return False if there is one already."""
+        if self.woken:
+            log_wake(self._name, self._reason or WakeReason.GRANTED)
+            return False
+        self._waiter = call
+        return True
+
+    def take(self) -> T | None:
+        """Return what was pushed, once, and forget earlier wake-ups.
+
+        To be called before a request is sent: its answer covers whatever the wake-ups were about.
+        """
+        pushed, self.pushed, self._reason = self.pushed, None, None
+        return pushed
+
+    def close(self) -> None:
+        """Forget the callback and the timer: the claim is given up. What was pushed stays."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if not isinstance(self._waiter, asyncio.Future):
+            self._waiter = None

@@ -1,0 +1,647 @@
+"""The local queue: tasks of one client that want one lock share a claim and hand it over (lock cohorting).
+
+A :class:`LocalQueue` exists for each name, kind and ttl while tasks of this client hold or want them. Its first task sends
+the request itself. If the server answers with a position in its queue, the inbox of the claim wakes the local queue, so that
+a waiter costs a future, and nothing at the server when it gives up. The next holder is the next waiter as long as
+:func:`may_pass` allows; then the claim goes back, and the next request of the local queue stands behind the other clients.
+With ``fair=True``, and for locks that are not exclusive, each task has a local queue of its own.
+
+Bounded local passing is lock cohorting (Dice, Marathe, Shavit, PPoPP 2012).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections import deque
+from collections.abc import Coroutine
+from dataclasses import replace
+from enum import Enum
+from typing import Any
+
+from aiolock.core.backend import Claim, Grant, Request
+from aiolock.core.hold import Hold, LeaseOptions
+from aiolock.core.inbox import WakeReason, log_wake
+from aiolock.core.logs import Log, get_logger
+from aiolock.core.renewal import Validity
+from aiolock.core.runtime import Runtime
+from aiolock.core.tasks import Backoff
+from aiolock.errors import BackendError, BackendUnavailable, LossReason, closed_error, copy_of, shorten
+from aiolock.types import READ, Kind
+
+__all__ = ["LocalQueue", "QueueState", "Waiter", "Waiters", "ask", "may_pass"]
+
+log: Log = get_logger("aiolock.queue")
+_logger: logging.Logger = log.logger
+
+PASSES = 16
+"""Number of hand-overs in the client once it is known that other clients wait."""
+PASSING = 0.005
+"""Seconds in which the lock is handed over in the client once that is known."""
+
+FEW = 32
+"""Number of tasks that gave up that any local queue may keep."""
+
+_NEVER = math.inf
+
+Waiter = asyncio.Future[Hold | None]
+"""Done with a hold, or with ``None`` when the timeout is over."""
+
+
+class QueueState(Enum):
+    """The state of a local queue."""
+
+    IDLE = "idle"
+    REQUESTING = "requesting"
+    """A request for the claim is under way, in the first task or in a task of the client."""
+    WAITING = "waiting"
+    """The claim has a position in the server's queue."""
+    HELD = "held"
+    ENDED = "ended"
+
+
+_IDLE, _REQUESTING, _WAITING, _HELD, _ENDED = QueueState
+
+
+class Waiters:
+    """The tasks that wait, in order, each with the options of its lease.
+
+    A task that gives up stays until it is first, or until many others have given up: none has to be searched for. The first is
+    kept apart, because most queues have a single one, and a deque takes 600 bytes.
+    """
+
+    __slots__ = ("_first", "_removed", "_rest")
+
+    def __init__(self) -> None:
+        self._first: tuple[Waiter, LeaseOptions] | None = None
+        self._rest: deque[tuple[Waiter, LeaseOptions]] | None = None
+        self._removed = 0
+        """The number of tasks that gave up since the queue was last cleaned of them."""
+
+    def __bool__(self) -> bool:
+        """Return whether a task waits; those that were cancelled and have not run since do not count."""
+        while (first := self._first) is not None and first[0].done():
+            self._advance()
+        return first is not None
+
+    def waiting(self) -> list[Waiter]:
+        """Return the waiters that are not done."""
+        entries = [] if self._first is None else [self._first, *(self._rest or ())]
+        return [waiter for waiter, _ in entries if not waiter.done()]
+
+    def join(self, waiter: Waiter, options: LeaseOptions, *, first: bool = False) -> None:
+        """Add a waiter at the end, or as the first one."""
+        entry, front = (waiter, options), self._first
+        if front is None:
+            self._first = entry
+            return
+        if self._rest is None:
+            self._rest = deque()
+        if first:
+            self._first = entry
+            self._rest.appendleft(front)
+        else:
+            self._rest.append(entry)
+
+    def next(self) -> tuple[Waiter, LeaseOptions] | None:
+        """Remove and return the first waiter."""
+        while (first := self._first) is not None:
+            rest = self._rest
+            self._first = rest.popleft() if rest else None
+            if not first[0].done():
+                return first
+        return None
+
+    def remove(self, waiter: Waiter) -> None:
+        """Cancel a waiter, which counts no more."""
+        waiter.cancel()
+        self._removed += 1
+        rest = self._rest
+        if rest is not None and self._removed > FEW and 2 * self._removed > len(rest):
+            self._removed = 0
+            self._rest = deque(entry for entry in rest if not entry[0].done())
+
+    def _advance(self) -> None:
+        self._first = self._rest.popleft() if self._rest else None
+
+
+def may_pass(left: int, certain: float, margin: float, passes: int, contended_for: float | None) -> bool:
+    """Return whether the next local task may have the lock without a request to the server.
+
+    ``left`` tokens can be given out, the claim is certain for ``certain`` seconds, of which the last ``margin`` do not count,
+    and other clients have been known to wait for ``contended_for`` seconds (``None`` or less than 0: none waits), in which it
+    was passed on ``passes`` times.
+    """
+    if left <= 0 or certain <= margin:
+        return False
+    return contended_for is None or (passes < PASSES and contended_for < PASSING)
+
+
+def ask(
+    runtime: Runtime, request: Request, options: LeaseOptions, timeout: float | None
+) -> Coroutine[Any, Any, Hold | None]:
+    """Get a hold of ``request`` within ``timeout`` seconds, or ``None``; 0 tries once and joins no queue.
+
+    Cancelling it leaves nothing held: a lock that the server may have granted meanwhile is handed over to the next local
+    task or released in the background.
+    """
+    if request.fair or not request.kind.exclusive:
+        return LocalQueue(runtime, request, None).lead(options, timeout)
+    key = request.key
+    queue: LocalQueue | None = runtime.shared.get(key)
+    if queue is None:
+        queue = runtime.shared[key] = LocalQueue(runtime, request, key)
+        return queue.lead(options, timeout)
+    return _taken() if timeout == 0 else queue.join(options, timeout)
+
+
+async def _taken() -> None:
+    """Return ``None``: a task of this client holds the lock or waits for it."""
+
+
+class LocalQueue:
+    """One claim, and the tasks of this client that wait for it."""
+
+    __slots__ = (
+        "__weakref__",
+        "_claim",
+        "_hold",
+        "_key",
+        "_known",
+        "_passes",
+        "_request",
+        "_since",
+        "_state",
+        "_task",
+        "_validity",
+        "_waiters",
+        "runtime",
+    )
+
+    def __init__(
+        self, runtime: Runtime, request: Request, key: str | None, claim: Claim | None = None
+    ) -> None:
+        self.runtime: Runtime = runtime
+        self._request = request
+        self._key = key
+        """The key in the runtime's table of shared local queues; ``None`` if no other task joins."""
+        self._claim = runtime.backend.claim(request) if claim is None else claim
+        self._state = _IDLE
+        self._validity: Validity | None = None
+        """Of the claim, while the state is HELD."""
+        self._hold: Hold | None = None
+        """The present hold, while the state is HELD."""
+        self._waiters: Waiters | None = None
+        """Made when a task has to wait."""
+        self._task: asyncio.Task[None] | None = None
+        """The task of the client that requests or waits; ``None`` while the first task does, or the inbox."""
+        self._known = False
+        """True once the server has answered: from then on waiters survive an outage."""
+        # What only a hold has is set in `_begin` and `_lend`.
+        self._passes: int
+        self._since: float
+        if key is None:
+            runtime.contenders[self] = None
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of lock."""
+        return self._request.kind
+
+    @property
+    def waiting(self) -> int:
+        """The number of tasks that wait."""
+        return 0 if self._waiters is None else len(self._waiters.waiting())
+
+    def _become(self, state: QueueState) -> None:
+        """Change the state; all transitions pass through here."""
+        if _logger.isEnabledFor(logging.DEBUG):
+            name = self._request.name
+            extra = {"lock": name, "before": self._state.value, "after": state.value}
+            log.debug(
+                "local queue of %s: %s -> %s", shorten(name), extra["before"], extra["after"], extra=extra
+            )
+        self._state = state
+
+    # --- the first task
+
+    async def lead(self, options: LeaseOptions, timeout: float | None) -> Hold | None:
+        """Send the first request, and wait if the lock is taken. Cancelling it gives up the claim in the background."""
+        runtime = self.runtime
+        wait, clock = timeout != 0, runtime.clock
+        start = clock() if timeout else 0.0
+        self._become(_REQUESTING)
+        try:
+            if runtime.gate.room and (not timeout or timeout > 2 * runtime.command_timeout):
+                # The backend bounds it.
+                grant = await self._first_request(wait)
+            else:
+                async with asyncio.timeout(timeout if wait else runtime.command_timeout):
+                    grant = await self._first_request(wait)
+        except BackendError as error:
+            if self._state is _ENDED:
+                raise closed_error() from error
+            self._fail(error)
+            raise
+        except TimeoutError:
+            self._abandon()
+            if wait:
+                return None
+            name, limit = shorten(self._request.name), runtime.command_timeout
+            raise BackendUnavailable(
+                f"lock {name} was not asked for within {limit:g} s: too many requests of this client came first"
+            ) from None
+        except BaseException:
+            self._abandon()
+            raise
+        if self._state is _ENDED:
+            raise closed_error()
+        if grant is not None and grant.until > (now := clock()):
+            self._begin(grant, now)
+            return self._lend(options, now)
+        if not wait:
+            if grant is None:
+                # The server keeps nothing of this request; tasks that wait go on with the claim.
+                if self._waiters:
+                    self._request_in_background()
+                else:
+                    self._end()
+                return None
+            self._abandon()
+            raise BackendUnavailable(
+                f"the answer about lock {shorten(self._request.name)} came later than its ttl of {self._request.ttl:g} s: "
+                "the link is slower than that, choose a longer ttl"
+            )
+        waiter = self._line_up(options, first=True)
+        if grant is None:
+            self._wait_at_server()
+        else:
+            self._replace_outdated()
+            self._request_in_background(again=True)
+        return await self._wait(waiter, None if timeout is None else max(0.0, timeout - (clock() - start)))
+
+    async def _first_request(self, wait: bool) -> Grant | None:
+        """Send the first request of the claim, once it is admitted. Cancelling it before that sends nothing."""
+        gate = self.runtime.gate
+        if gate.room:
+            gate.room -= 1
+        else:
+            await gate.admission()
+        try:
+            if self._state is _ENDED:
+                # The client was closed before the admission.
+                raise closed_error()
+            grant = await self._claim.acquire(wait)
+        except BaseException as error:
+            gate.failed(error)
+            raise
+        if gate.room:
+            # No request waits for its admission.
+            gate.room += 1
+        else:
+            gate.answered()
+        return grant
+
+    # --- waiters
+
+    def join(self, options: LeaseOptions, timeout: float | None) -> Coroutine[Any, Any, Hold | None]:
+        """Wait behind the other tasks. Cancelling it changes nothing for them."""
+        return self._wait(self._line_up(options), timeout)
+
+    def _line_up(self, options: LeaseOptions, *, first: bool = False) -> Waiter:
+        waiter: Waiter = asyncio.Future(loop=self.runtime.loop)
+        if self._waiters is None:
+            self._waiters = Waiters()
+        self._waiters.join(waiter, options, first=first)
+        return waiter
+
+    async def _wait(self, waiter: Waiter, timeout: float | None) -> Hold | None:
+        # Every name in here is part of what a waiting task costs.
+        timer = None
+        self.runtime.stats.waited += 1
+        begun = self.runtime.clock()
+        if timeout is not None:
+            timer = asyncio.get_running_loop().call_later(timeout, _time_out, waiter)
+        try:
+            hold = await waiter
+        except BaseException:
+            self.runtime.stats.waits.record(self.runtime.clock() - begun)
+            self._give_up(waiter)
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+        if hold is None:
+            log_wake(self._request.name, WakeReason.TIMEOUT)
+            self._forget(waiter)
+        self.runtime.stats.waits.record((self.runtime.clock() if hold is None else self._since) - begun)
+        return hold
+
+    def _give_up(self, waiter: Waiter) -> None:
+        # A hold may have been handed over in the very step in which the task was cancelled, or the coroutine closed.
+        if not waiter.done() or waiter.cancelled():
+            log_wake(self._request.name, WakeReason.CANCELLED)
+        elif waiter.exception() is None and (given := waiter.result()) is not None:
+            given.abandon()
+        self._forget(waiter)
+
+    def _forget(self, waiter: Waiter) -> None:
+        """Remove a waiter; without any, the claim is given up."""
+        if self._waiters is None:
+            waiter.cancel()
+            return
+        self._waiters.remove(waiter)
+        if self._waiters:
+            return
+        task = self._task
+        if self._state is _WAITING or (task is not None and self._claim.begin_release() is not None):
+            # The server knows, or is told before any other request of this task: there is nothing to wait for.
+            self._task = None
+            if task is not None:
+                task.cancel()
+            self._abandon()
+        elif task is not None:
+            # It ends by the state that it checks; this only hurries it. Not at once: a task that is cancelled before its
+            # first step never runs, and would leave the clean-up undone.
+            asyncio.get_running_loop().call_soon(task.cancel)
+
+    # --- requests in the background
+
+    def _request_in_background(self, *, again: bool = False) -> None:
+        """Have a task of the client send the request; ``again`` if the claim has sent one before."""
+        self._become(_REQUESTING)
+        self._task = self.runtime.spawn(self._request_until_answered(again), "aiolock-wait")
+
+    async def _request_until_answered(self, again: bool) -> None:
+        """Send the request until it is answered, as long as tasks wait. Cancelling it gives up the claim.
+
+        Claims that ask again take turns, a few at a time: when thousands of locks become free at once, each answer then comes
+        long before its grant ends, however short the ttl is.
+        """
+        runtime = self.runtime
+        backoff = Backoff(runtime.random)
+        try:
+            while self._waiters and not runtime.forked and self._state is _REQUESTING:
+                try:
+                    if again:
+                        async with runtime.asking:
+                            grant = await self._claim.acquire(wait=True)
+                    else:
+                        grant = await self._first_request(wait=True)
+                except BackendError as error:
+                    if not error.retryable or not self._known:
+                        raise
+                    await backoff.pause()
+                    again = True
+                    continue
+                if self._state is not _REQUESTING:
+                    break
+                if grant is None and not self._waiters:
+                    break
+                if grant is None:
+                    self._wait_at_server()
+                    return
+                if grant.until > (now := runtime.clock()):
+                    log_wake(self._request.name, WakeReason.GRANTED)
+                    self._grant(grant, now)
+                    return
+                self._replace_outdated()
+                await backoff.pause()
+                again = True
+        except asyncio.CancelledError:
+            self._abandon()
+            raise
+        except Exception as error:  # noqa: BLE001 - raised in the tasks that wait, whatever a backend raises
+            self._fail(error)
+            return
+        self._abandon()
+
+    def _wait_at_server(self) -> None:
+        """Wait until the inbox of the claim reports."""
+        claim = self._claim
+        self._known = True
+        self._become(_WAITING)
+        self._task = None
+        if type(claim).wait is not Claim.wait:
+            self._task = self.runtime.spawn(self._wait_in_task(), "aiolock-wait")
+        elif not claim.inbox.on_ready(self._wake):
+            self._wake()
+
+    async def _wait_in_task(self) -> None:
+        """Wait for a claim that has to do more than to wait for its inbox. Cancelling it gives up the claim."""
+        try:
+            await self._claim.wait()
+        except asyncio.CancelledError:
+            self._abandon()
+            raise
+        except Exception as error:  # noqa: BLE001 - as above
+            self._fail(error)
+            return
+        self._wake()
+
+    def _wake(self) -> None:
+        """Hand over a grant that was pushed, or request again."""
+        if self._state is not _WAITING:
+            return
+        grant, now = self._claim.inbox.take(), self.runtime.clock()
+        if grant is None or grant.until <= now:
+            self._request_in_background(again=True)
+        else:
+            self._grant(grant, now)
+
+    def _grant(self, grant: Grant, now: float) -> None:
+        self._task = None
+        self._begin(grant, now)
+        if not self._hand_over(now):
+            self._abandon()
+
+    def _replace_outdated(self) -> None:
+        """A grant came later than its own end, which is no success: the claim asks again, or a new one does."""
+        if not self._claim.asks_again:
+            self.runtime.clean_up(self._claim)
+            self._claim = self.runtime.backend.claim(self._request)
+
+    # --- the hold
+
+    def _begin(self, grant: Grant, now: float) -> None:
+        claim = self._claim
+        if grant.demand and claim.contended_since is None:
+            claim.contended_since = now
+        self._known = True
+        self._passes = 0
+        self._validity = validity = Validity(claim, grant, now, self)
+        self.runtime.scheduler.add(validity)
+        self._become(_HELD)
+
+    def _lend(self, options: LeaseOptions, now: float) -> Hold:
+        runtime, validity = self.runtime, self._validity
+        assert validity is not None  # noqa: S101 - only called where a validity has just been seen
+        if options.max_hold is not None or validity.limit != _NEVER:
+            runtime.scheduler.limit(validity, _NEVER if options.max_hold is None else now + options.max_hold)
+        token = validity.token
+        validity.token = token + 1
+        validity.left -= 1
+        self._hold = hold = Hold(self, validity, options.on_loss, token)
+        runtime.stats.acquired += 1
+        self._since = now
+        return hold
+
+    def _hand_over(self, now: float) -> bool:
+        """Give the claim to the next waiter, if there is one."""
+        first = None if self._waiters is None else self._waiters.next()
+        if first is None:
+            return False
+        waiter, options = first
+        waiter.set_result(self._lend(options, now))
+        return True
+
+    def leave(self, hold: Hold, keep: float = 0) -> Claim | None:
+        """End ``hold``: hand the claim over, or return it to be released."""
+        validity, runtime = self._validity, self.runtime
+        if self._hold is not hold or validity is None:
+            return None
+        self._hold = None
+        now = runtime.clock()
+        begun, claim, stats = self._since, None, runtime.stats
+        if not keep and self._waiters is not None and self._may_pass(hold, now) and self._hand_over(now):
+            since = validity.claim.contended_since
+            self._passes += since is not None and since <= now
+            stats.passed += 1
+            log_wake(self._request.name, WakeReason.HANDED_OVER)
+        else:
+            claim = self._yield_claim(validity)
+        stats.released += 1
+        stats.holds.record(now - begun)
+        return claim
+
+    def shared(self) -> bool:
+        """Return False: one hold at a time has the claim."""
+        return False
+
+    def _may_pass(self, hold: Hold, now: float) -> bool:
+        validity, claim = hold.validity, hold.validity.claim
+        since = claim.contended_since
+        waited = None if since is None else now - since
+        # The claim may have another ttl than was asked for: that of a session.
+        return (
+            validity.renewed
+            and may_pass(validity.left, validity.until - now, claim.request.margin, self._passes, waited)
+            and hold.request_reason is None
+        )
+
+    def _yield_claim(self, validity: Validity) -> Claim:
+        """Return the claim to be released; tasks that wait request again, behind the other clients."""
+        claim = self._claim
+        self.runtime.scheduler.discard(validity)
+        self._validity = None
+        self._request_anew()
+        return claim
+
+    def downgrade(self, hold: Hold) -> LocalQueue:
+        """Turn a write hold into a read hold, in a local queue that no other task joins; tasks that wait request anew."""
+        validity = self._validity
+        if validity is None or self._hold is not hold:
+            raise RuntimeError(f"this lease of {shorten(self._request.name)} has no hold of its own any more")
+        alone = LocalQueue(self.runtime, replace(self._request, kind=READ), None, self._claim)
+        alone._known, alone._passes, alone._since = True, 0, self._since
+        alone._validity, alone._hold = validity, hold
+        alone._become(_HELD)
+        validity.keeper = alone
+        self._hold = self._validity = None
+        self._request_anew()
+        return alone
+
+    # --- the renewal scheduler reports
+
+    def hold_lost(self, validity: Validity, reason: LossReason) -> None:
+        """Report the loss to the hold; tasks that wait request again."""
+        hold, self._hold = self._hold, None
+        if hold is not None:
+            hold.lose(reason)
+        # Also if the server says that the hold is gone: a request on its way may have joined the queue since.
+        self.runtime.clean_up(self._yield_claim(validity))
+
+    def hold_overstayed(self, validity: Validity) -> None:  # noqa: ARG002 - a keeper may have several
+        """Report the end of ``max_hold``; the lock stays until the holder leaves or the ttl ends."""
+        if self._hold is not None:
+            self._hold.lose("max_hold")
+
+    def hold_requested(self, validity: Validity, reason: str) -> None:  # noqa: ARG002 - a keeper may have several
+        """Report a request to release; the lock is not handed over locally then."""
+        if self._hold is not None:
+            self._hold.request(reason)
+
+    # --- the end
+
+    def _request_anew(self) -> None:
+        """Request with a new claim for the tasks that wait, or end."""
+        if self._waiters:
+            self._claim = self.runtime.backend.claim(self._request)
+            self._request_in_background()
+        else:
+            self._end()
+
+    def _abandon(self) -> None:
+        """Give up the claim, whose state at the server is unknown; tasks that wait go on with it."""
+        if self._state is _ENDED:
+            return
+        if self._state is _WAITING:
+            self._claim.inbox.close()
+        self._task = None
+        if self._waiters:
+            self._request_in_background()
+            return
+        if self._validity is not None:
+            self.runtime.scheduler.discard(self._validity)
+            self._validity = None
+        self.runtime.clean_up(self._claim)
+        self._end()
+
+    def _fail(self, error: Exception) -> None:
+        if self._state is _ENDED:
+            return
+        self._task = None
+        for waiter in self._waiters.waiting() if self._waiters is not None else ():
+            waiter.set_exception(copy_of(error))
+            log_wake(self._request.name, WakeReason.FAILED)
+        self.runtime.clean_up(self._claim)
+        self._end()
+
+    def _end(self) -> None:
+        self._become(_ENDED)
+        runtime, key = self.runtime, self._key
+        if key is None:
+            runtime.contenders.pop(self, None)
+        elif runtime.shared.get(key) is self:
+            del runtime.shared[key]
+
+    def close(self) -> Claim:
+        """End because the client is closed: fail the waiters, lose the hold, and return the claim to be released."""
+        for waiter in self._waiters.waiting() if self._waiters is not None else ():
+            waiter.set_exception(closed_error())
+            log_wake(self._request.name, WakeReason.CLOSED)
+        hold, self._hold = self._hold, None
+        if self._validity is not None:
+            self.runtime.scheduler.discard(self._validity)
+            self._validity = None
+        if hold is not None:
+            hold.lose("closed")
+        if self._state is _WAITING:
+            self._claim.inbox.close()
+        self._end()
+        if self._task is not None:
+            self._task.cancel()
+        return self._claim
+
+    def bury(self) -> None:
+        """Lose the hold without the event loop, which was closed."""
+        hold, self._hold, self._validity = self._hold, None, None
+        self._become(_ENDED)
+        if hold is not None:
+            hold.bury()
+
+
+def _time_out(waiter: Waiter) -> None:
+    if not waiter.done():
+        waiter.set_result(None)

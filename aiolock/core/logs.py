@@ -1,0 +1,123 @@
+"""Log records that never raise, and the messages about lost and restored connections."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import traceback
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from aiolock.clock import Clock
+
+__all__ = ["PREFIX", "Log", "Outages", "get_logger"]
+
+# --- logs
+# Loggers of the package: a log call never raises, and the fields of its records have a prefix.
+#
+# Filters, handlers and the LogRecord factory belong to the application and may raise. Renewal, loss and clean-up must
+# go on then, so the error is printed to standard error, as ``logging`` does with those of handlers.
+
+
+PREFIX = "aiolock_"
+"""Precedes every key of ``extra``: a record has attributes of other libraries and of the application as well."""
+
+if TYPE_CHECKING:
+    _Adapter = logging.LoggerAdapter[logging.Logger]
+else:
+    _Adapter = logging.LoggerAdapter
+
+
+class Log(_Adapter):
+    """A logger with the methods of :class:`logging.Logger`, none of which raises an :class:`Exception`."""
+
+    def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
+        """Log a message; the keys of ``extra`` get the prefix."""
+        try:
+            if not self.logger.isEnabledFor(level):
+                return
+            if extra := kwargs.get("extra"):
+                kwargs["extra"] = {PREFIX + key: value for key, value in extra.items()}
+            # The frame of this method is not the caller that the record names.
+            self.logger.log(level, msg, *args, stacklevel=2, **kwargs)
+        except Exception:  # noqa: BLE001 - raised by code of the application
+            if logging.raiseExceptions and sys.stderr is not None:
+                with contextlib.suppress(Exception):
+                    traceback.print_exc()
+
+
+def get_logger(name: str) -> Log:
+    """Return the logger of that name."""
+    return Log(logging.getLogger(name), None)
+
+
+# --- outages
+# Tell people when a client that holds or waits loses its connection, and when it is back: once for each outage.
+
+
+log: Log = get_logger("aiolock.connection")
+
+
+class _Outage:
+    """One server that some connections of a client are away from."""
+
+    __slots__ = ("since", "told", "without")
+
+    def __init__(self, since: float, *, told: bool) -> None:
+        self.since = since
+        self.told = told
+        self.without: set[object] = set()
+        """The connections that were lost and are not back."""
+
+
+class Outages:
+    """The outages of one client. Backends report connections; this decides what is logged.
+
+    An outage of a server begins with the first connection to it that is lost and ends when none of them is away, so that
+    several connections to one server are one outage.
+    """
+
+    __slots__ = ("_clock", "_open", "in_use")
+
+    def __init__(self, clock: Clock, in_use: Callable[[], bool] = lambda: True) -> None:
+        self._clock = clock
+        self.in_use: Callable[[], bool] = in_use
+        """True while the client holds or waits for a lock."""
+        self._open: dict[str, _Outage] = {}
+
+    def down(self, connection: object, address: str, why: object) -> None:
+        """An established connection was lost; ``address`` names the server and has no password."""
+        outage = self._open.get(address)
+        if outage is None:
+            outage = self._open[address] = _Outage(self._clock(), told=False)
+        outage.without.add(connection)
+        if not outage.told and self.in_use():
+            outage.told = True
+            log.warning("lost the connection to %s: %s", address, why, extra={"address": address})
+
+    def up(self, connection: object, address: str) -> None:
+        """A connection is there (again)."""
+        outage = self._open.get(address)
+        if outage is None:
+            return
+        outage.without.discard(connection)
+        if outage.without:
+            return
+        del self._open[address]
+        if outage.told:
+            seconds = self._clock() - outage.since
+            log.info(
+                "the connection to %s is back after %.1f s",
+                address,
+                seconds,
+                extra={"address": address, "seconds": seconds},
+            )
+
+    def forget(self, connection: object, address: str) -> None:
+        """Forget a connection that was given up for good: its return is not awaited."""
+        outage = self._open.get(address)
+        if outage is not None:
+            outage.without.discard(connection)
+            if not outage.without:
+                del self._open[address]

@@ -1,0 +1,480 @@
+"""Write a register by compare-and-set: each update of a writer counts exactly once, and conditions wait for a value.
+
+An *update* is a pure function of the body of the register; it returns the new body and a result. The writer collects the
+updates of all tasks of one client, applies them in order and writes once, and again after each lost race. Writes are
+numbered, and the register remembers the last number of every writer, so that a writer whose answer was lost finds out by
+the next read whether its write counted.
+
+A *condition* is a function of the body that returns ``None`` to go on waiting. One watch serves all conditions."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import secrets
+from collections.abc import Callable
+from random import Random
+from typing import Any, Final
+
+from aiolock.clock import Clock
+from aiolock.core.backend import Claim, Grant, Release, Request
+from aiolock.core.capabilities import ABSENT, MOST_BYTES, Entry, Register
+from aiolock.core.inbox import Inbox, WakeReason
+from aiolock.core.tasks import Backoff, reject, settle, start
+from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, closed_error, copy_of, shorten
+from aiolock.types import MUTEX, Family
+
+__all__ = ["LATE", "Body", "Condition", "Late", "RegisterWriter", "Update", "WriteLog"]
+
+Body = dict[str, Any]
+"""The content of a register; empty if there is none."""
+Update = Callable[[Body], tuple[Body | None, Any]]
+"""Returns the new body (``None``: leave it) and a result. May be called several times, for different bodies."""
+Condition = Callable[[Body], Any]
+"""Returns ``None`` to go on waiting, otherwise the result of the wait."""
+Results = dict[asyncio.Future[Any], Any]
+"""The results of the updates in one write, by the futures of their callers."""
+
+WRITERS = 256
+"""Number of writers whose last write a register remembers; one matters only until its writer has read again."""
+
+PAUSES = 0.005, 0.64
+"""Most seconds to wait after a lost race or an error: at first, and after many."""
+
+
+class Late:
+    """The result of a wait whose timeout passed."""
+
+
+LATE: Final = Late()
+
+
+# --- write log
+
+
+class WriteLog:
+    """Number the writes of one writer to one register, and tell which of them counted."""
+
+    def __init__(self) -> None:
+        self.id: str = secrets.token_hex(8)
+        """Identifies the writer in the register."""
+        self._number = 0
+        """Number of the last write."""
+        self._unknown: dict[int, Results] = {}
+        """Results of writes of which it is not known whether they counted, by their numbers."""
+        self._base = ""
+        """The version that these were to replace; while it stands, each of them may still arrive."""
+        self._stamp = ""
+        self._seen: dict[str, int] = {}
+        """The last write of each writer, in the version that was read last."""
+
+    def read(self, entry: Entry) -> tuple[Body, Results] | None:
+        """Return the body, and the results of a write that turned out to have counted; ``None`` for an unknown format."""
+        content = _decode(entry)
+        if content is None:
+            return None
+        body, self._seen = content
+        self._stamp = entry.stamp
+        counted = self._unknown.get(self._seen.get(self.id, 0))
+        if counted is not None or entry.stamp != self._base:
+            # One write replaced the base version, ours or another: the others no longer can.
+            self._unknown.clear()
+        return body, counted or {}
+
+    def write(self, body: Body, results: Results) -> bytes:
+        """Return the value that replaces the version read last; the results are unknown until :meth:`counted`."""
+        self._number += 1
+        others = [(writer, number) for writer, number in self._seen.items() if writer != self.id]
+        seen = {**dict(others[-WRITERS + 1 :]), self.id: self._number}
+        if self._stamp != self._base:
+            self._unknown, self._base = {}, self._stamp
+        self._unknown[self._number] = results
+        return json.dumps({"v": 1, "seen": seen, "body": body}, separators=(",", ":")).encode()
+
+    def counted(self) -> None:
+        """Record that the last write succeeded: none before it can any more."""
+        self._unknown.clear()
+
+    def in_doubt(self, future: asyncio.Future[Any]) -> bool:
+        """Test whether an update was sent in a write that may still count, although its answer is missing."""
+        return any(future in results for results in self._unknown.values())
+
+
+def _decode(entry: Entry) -> tuple[Body, dict[str, int]] | None:
+    if not entry.value:
+        return {}, {}
+    try:
+        whole = json.loads(entry.value)
+        if whole["v"] != 1 or type(whole["body"]) is not dict or type(whole["seen"]) is not dict:
+            return None
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return whole["body"], whole["seen"]
+
+
+# --- writer
+
+
+class _Wait:
+    """One task that waits for a condition."""
+
+    __slots__ = ("checked", "condition", "ended", "error", "inbox", "result")
+
+    def __init__(self, condition: Condition, inbox: Inbox[None]) -> None:
+        self.condition = condition
+        self.inbox = inbox
+        self.checked = False
+        """True once the condition was evaluated: from then on the wait survives outages."""
+        self.ended = False
+        self.result: Any = None
+        self.error: Exception | None = None
+
+    def end(self, reason: WakeReason, result: Any = None, error: Exception | None = None) -> None:
+        """Wake the task with a result or an error, unless it has one."""
+        if not self.ended:
+            self.ended, self.result, self.error = True, result, error
+            self.inbox.wake(reason)
+
+
+class RegisterWriter:
+    """Apply updates to one register for all tasks of a client, and wait for conditions on it.
+
+    :param name: the name of the latch, barrier or lock, of ``family``, that the register belongs to.
+    :param keep: seconds for which the server keeps the register after its last write.
+    :param timeout: seconds after which an update fails, or a condition that could not be evaluated once.
+
+    :meth:`run` does the work, until no task wants anything; a writer that has ended is not used again.
+    """
+
+    def __init__(
+        self,
+        register: Register,
+        name: str,
+        family: Family,
+        *,
+        keep: float,
+        timeout: float,
+        clock: Clock,
+        random: Random,
+    ) -> None:
+        self.register = register
+        self.name = name
+        self.clock = clock
+        self.ended: bool = False
+        self.full: bool = False
+        """True if it has ended because the register would exceed the size that servers keep."""
+        self.companion: object = None
+        """Belongs to the user of the writer."""
+        self._title = f"{family.value} {shorten(name)}"
+        self._keep = keep
+        self._timeout = timeout
+        self._random = random
+        self._log = WriteLog()
+        self._updates: dict[asyncio.Future[Any], Update] = {}
+        """In the order in which they were submitted."""
+        self._waits: dict[_Wait, None] = {}
+        self._closing: Update | None = None
+        self._trouble: BackendError | None = None
+        """The error of the last request; ``None`` if it was answered."""
+        self._sent = math.inf
+        """The time at which the pending request was sent; ``inf`` if there is none."""
+        self._news: asyncio.Future[None] | None = None
+        """Ends the watch when there is a new update, or no task waits any more."""
+        self._finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def id(self) -> str:
+        """Identifies the writer in the register."""
+        return self._log.id
+
+    @property
+    def waiting(self) -> int:
+        """Number of tasks that wait for a condition."""
+        return len(self._waits)
+
+    # --- for tasks
+
+    def submit(self, update: Update) -> asyncio.Future[Any]:
+        """Submit an update; the future gets its result, or an error after the timeout.
+
+        Cancelling the future does not withdraw the update.
+        """
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+        timer = loop.call_later(self._timeout, self._expire, future)
+
+        def done(_: asyncio.Future[Any]) -> None:
+            # The timer of a future that was cancelled stays, so that its update is not tried for ever.
+            if not future.cancelled():
+                timer.cancel()
+                future.exception()
+
+        future.add_done_callback(done)
+        if self.ended:
+            future.set_exception(BackendUnavailable("the work on this register has ended"))
+        else:
+            self._updates[future] = update
+            self._hurry()
+        return future
+
+    async def apply(self, update: Update) -> Any:
+        """Apply an update and return its result.
+
+        Raises what the update raises, and :class:`BackendError` if it could not be applied, or it is not known whether it
+        was, within the timeout. Cancelling it ends the wait, not the update.
+        """
+        return await self.submit(update)
+
+    async def wait(
+        self, condition: Condition, timeout: float | None, first: asyncio.Future[Any] | None = None
+    ) -> Any:
+        """Return the result of ``condition`` as soon as it has one, or :data:`LATE` after ``timeout`` seconds.
+
+        Raises what ``condition`` raises, the error of the update ``first``, and :class:`BackendError` if the register
+        cannot be read at first. Cancelling it leaves nothing behind.
+        """
+        if self.ended:
+            raise BackendUnavailable("the work on this register has ended")
+        loop = asyncio.get_running_loop()
+        wait = _Wait(condition, Inbox(self.name))
+        self._waits[wait] = None
+        timers = [loop.call_later(self._timeout, self._give_up, wait)]
+        if timeout is not None:
+            timers.append(loop.call_later(timeout, wait.end, WakeReason.TIMEOUT, LATE))
+        if first is not None:
+            first.add_done_callback(lambda update: _fail_with(wait, update))
+        self._hurry()
+        try:
+            await wait.inbox.wait()
+        finally:
+            for timer in timers:
+                timer.cancel()
+            wait.ended = True
+            self._waits.pop(wait, None)
+            self._hurry()
+        if wait.error is not None:
+            raise wait.error
+        return wait.result
+
+    def withdraw(self, future: asyncio.Future[Any]) -> None:
+        """Drop an update that was not sent yet; one that was sent may still count."""
+        self._updates.pop(future, None)
+
+    def in_doubt(self, future: asyncio.Future[Any]) -> bool:
+        """Test whether an update was sent in a write that may still count, although its answer is missing."""
+        return self._log.in_doubt(future)
+
+    def _hurry(self) -> None:
+        if self._news is not None:
+            settle(self._news, None)
+
+    def _expire(self, future: asyncio.Future[Any]) -> None:
+        self._updates.pop(future, None)
+        if future.done():
+            self._hurry()
+        else:
+            future.set_exception(self._timeout_error())
+
+    def _give_up(self, wait: _Wait) -> None:
+        if not wait.checked:
+            wait.end(WakeReason.FAILED, error=self._timeout_error())
+
+    def _timeout_error(self) -> BackendUnavailable:
+        # A writer that loses races is answered each time, and soon.
+        silent = self.clock() - self._sent > self._timeout / 2
+        why = "the server did not answer" if silent else "too many change it at the same time"
+        error = BackendUnavailable(
+            f"{self._title} could not be reached or changed within the command timeout of {self._timeout:g} s: "
+            f"{self._trouble or why}"
+        )
+        error.__cause__ = self._trouble
+        return error
+
+    # --- for the client that is closed
+
+    def on_close(self, update: Update) -> None:
+        """Apply ``update`` if the client is closed while a task waits here."""
+        self._closing = update
+
+    def close(self) -> Claim:
+        """Fail all waits; the release of the claim that is returned waits for the updates under way."""
+        for wait in self._waits:
+            wait.end(WakeReason.CLOSED, error=closed_error())
+        if self._waits and self._closing is not None:
+            self.submit(self._closing)
+        self._waits.clear()
+        self._hurry()
+        return _Rest(Request(self.name, MUTEX, max(self._timeout, 0.1), ""), self._finished)
+
+    def bury(self) -> None:
+        """Do nothing: a writer holds nothing at the server."""
+
+    # --- work
+
+    async def run(self) -> None:
+        """Work until no task wants anything, or until an error that no retry can change, which all tasks get.
+
+        Cancelling it leaves it open whether the write under way counts; every task is told that the client was closed.
+        """
+        try:
+            try:
+                await self._serve()
+            except Exception as error:  # noqa: BLE001 - an error of any kind belongs to the tasks that wait
+                failure = error
+                self._fail(lambda: copy_of(failure))
+            self.ended = True
+            await self.register.aclose()
+        except asyncio.CancelledError:
+            self._fail(closed_error)
+            raise
+        finally:
+            self.ended = True
+            settle(self._finished, None)
+
+    async def _serve(self) -> None:
+        entry, own, backoff = ABSENT, False, Backoff(self._random, *PAUSES)
+        while self._updates or self._waits:
+            self._news = asyncio.get_running_loop().create_future()
+            # An update that changes nothing is answered by an entry that was read after it was submitted, not by our own
+            # last write: another client may have written in between. The server checks the others.
+            readable = set() if own else set(self._updates)
+            try:
+                if not own:
+                    self._sent = self.clock()
+                    entry = await self.register.read()
+                    self._trouble = None
+                    self._check(self._read(entry))
+                after = await self._write(entry, readable) if self._updates else entry
+            except BackendError as error:
+                if not error.retryable:
+                    raise
+                self._trouble, after = error, None
+            finally:
+                self._sent = math.inf
+            if after is None:
+                own = False
+                await backoff.pause()
+                continue
+            # Updates that were submitted meanwhile are applied to what we wrote, without a read.
+            own, entry = bool(self._updates) and after is not entry, after
+            if self._waits and not self._updates and not await self._watch(entry.stamp):
+                await backoff.pause()
+            else:
+                backoff.reset()
+
+    async def _watch(self, stamp: str) -> bool:
+        """Wait for a change of the register, or for a task that wants something else; return False after an error."""
+        assert self._news is not None  # noqa: S101 - made at the beginning of each round
+        watch = start(self.register.changed(stamp), "aiolock-watch")
+        try:
+            await asyncio.wait({watch, self._news}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            watch.cancel()
+            await asyncio.wait({watch})
+        if not watch.cancelled() and (error := watch.exception()) is not None:
+            if not isinstance(error, BackendError) or not error.retryable:
+                raise error
+            self._trouble = error
+            return False
+        return True
+
+    def _read(self, entry: Entry) -> Body:
+        """Return the body, and pass on the results of a write that turned out to have counted."""
+        content = self._log.read(entry)
+        if content is None:
+            raise BackendRefused(
+                f"the register of {self._title} was not written by this version of the library"
+            )
+        body, results = content
+        self._settle(results)
+        return body
+
+    async def _write(self, entry: Entry, readable: set[asyncio.Future[Any]]) -> Entry | None:
+        """Apply the updates and return what the register contains then; ``None`` if another writer was faster.
+
+        Updates that change nothing are answered if they are ``readable``; the others wait for the next read.
+        """
+        before = body = self._read(entry)
+        results: Results = {}
+        for future, update in list(self._updates.items()):
+            try:
+                after, results[future] = update(body)
+            except Exception as error:  # noqa: BLE001 - an error of any kind belongs to the caller of the update
+                if future in readable:
+                    self._updates.pop(future, None)
+                    reject(future, error)
+            else:
+                body = body if after is None else after
+        if body is before:
+            self._settle({future: result for future, result in results.items() if future in readable})
+            # A condition may depend on the result of an update.
+            self._check(self._read(entry))
+            return entry
+        value = self._log.write(body, results)
+        if len(value) > MOST_BYTES:
+            self.full = True
+            raise BackendRefused(
+                f"{self._title} has too many users: its register would have {len(value)} bytes, and {MOST_BYTES} is the most"
+            )
+        self._sent = self.clock()
+        stamp = await self.register.write(value, entry.stamp, self._keep)
+        if stamp is None:
+            # Usually a lost race; but a request that was sent twice fails as well, and its first copy may have counted.
+            return None
+        self._log.counted()
+        self._settle(results)
+        written = Entry(value, stamp)
+        self._check(self._read(written))
+        return written
+
+    def _settle(self, results: Results) -> None:
+        for future, result in results.items():
+            self._updates.pop(future, None)
+            settle(future, result)
+
+    def _check(self, body: Body) -> None:
+        """Evaluate all conditions."""
+        for wait in [wait for wait in self._waits if not wait.ended]:
+            wait.checked = True
+            try:
+                result = wait.condition(body)
+            except Exception as error:  # noqa: BLE001 - an error of any kind belongs to the task that waits
+                wait.end(WakeReason.FAILED, error=error)
+            else:
+                if result is not None:
+                    wait.end(WakeReason.NOTIFIED, result)
+            if wait.ended:
+                self._waits.pop(wait, None)
+
+    def _fail(self, error: Callable[[], Exception]) -> None:
+        for future in self._updates:
+            reject(future, error())
+        for wait in self._waits:
+            wait.end(WakeReason.FAILED, error=error())
+        self._updates.clear()
+        self._waits.clear()
+
+
+def _fail_with(wait: _Wait, update: asyncio.Future[Any]) -> None:
+    if not update.cancelled() and isinstance(error := update.exception(), Exception):
+        wait.end(WakeReason.FAILED, error=error)
+
+
+class _Rest(Claim):
+    """The updates under way of a client that is closed: released like a hold, for as long."""
+
+    __slots__ = ("_finished",)
+
+    def __init__(self, request: Request, finished: asyncio.Future[None]) -> None:
+        super().__init__(request)
+        self._finished = finished
+
+    async def acquire(self, wait: bool) -> Grant | None:  # noqa: ARG002 - there is nothing to ask for
+        """Return no grant; never called."""
+        return None
+
+    async def release(self, keep: float = 0) -> Release:  # noqa: ARG002 - there is nothing to keep
+        """Wait until nothing is left to write."""
+        await asyncio.shield(self._finished)
+        return Release.RELEASED

@@ -1,0 +1,489 @@
+"""Renewal scheduler: renew the holds of a client in batches, and end those that are lost.
+
+A :class:`Validity` is arithmetic without a clock: until when a hold is certain, and when to renew it. The
+:class:`RenewalScheduler` renews many holds in one call of the backend, and ends a validity when the server answers that the
+hold is gone or when its time is over, whichever is first. Unknown is not lost: an error or silence leads to another request,
+sooner, until the validity ends.
+
+A validity is ended inside the callback of a timer, with no task in between. After a stop of the process all timers that came
+due are called in one pass of the loop, before the first task that waited for a timer or a socket goes on, so that the work
+under the lease is cancelled instead of continued.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextvars import Context, copy_context
+from itertools import chain
+from random import Random
+from typing import Any, Protocol
+
+from aiolock.clock import Clock
+from aiolock.core.backend import Claim, Event, EventKind, Grant, Renewal
+from aiolock.core.logs import Log, get_logger
+from aiolock.core.suspend import Timer, open_timer
+from aiolock.core.wakeup import expect
+from aiolock.errors import LossReason, shorten
+from aiolock.metrics import SHARES, Histogram
+
+__all__ = ["Keeper", "RenewalScheduler", "Validity"]
+
+log: Log = get_logger("aiolock.renew")
+
+LOOK = 0.25
+"""Seconds between readings of the clock while anything is held: timers stand still during suspend, the clock does not."""
+FULL = 0.9
+"""The share of its ttl that a grant has left when it arrives, unless it was pushed or the connection is slow."""
+VERIFIED = 30.0
+"""Limit in seconds between verifications of a hold that is not prolonged; a third of its ttl if that is less."""
+AFTER = 0.01
+"""Seconds by which the timer that runs during suspend is later than that of the loop, so that it does not come first."""
+
+
+class Keeper(Protocol):
+    """The owner of a validity, to which its end is reported."""
+
+    def hold_lost(self, validity: Validity, reason: LossReason) -> None:
+        """The server may grant the lock to another client from now on."""
+
+    def hold_overstayed(self, validity: Validity) -> None:
+        """``max_hold`` is over; the hold is not renewed any more."""
+
+    def hold_requested(self, validity: Validity, reason: str) -> None:
+        """The holder is asked to release."""
+
+
+class Validity:
+    """Until when a hold is certain, by the local clock, and when to renew it."""
+
+    __slots__ = (
+        "asked",
+        "claim",
+        "due",
+        "end",
+        "full",
+        "keeper",
+        "left",
+        "limit",
+        "over",
+        "queue",
+        "renewed",
+        "token",
+        "until",
+    )
+
+    def __init__(self, claim: Claim, grant: Grant, now: float, keeper: Keeper) -> None:
+        self.claim: Claim = claim
+        self.keeper: Keeper = keeper
+        self.token: int = grant.token
+        """The next token to give out."""
+        self.left: int = grant.count
+        """The number of tokens that can still be given out."""
+        self.limit: float = math.inf
+        """The end of ``max_hold``."""
+        self.over: bool = False
+        """True once it was released or lost: nothing that arrives later matters."""
+        self.asked: bool = False
+        """True while a renewal is under way or has failed."""
+        self.renewed: bool = True
+        """True while it is prolonged: not after ``max_hold``, and not if the claim is fixed."""
+        self.end: float = math.inf
+        """Its end if the claim is fixed, whatever the server answers."""
+        self.queue: dict[Validity, None] | None = None
+        """The queue of the renewal scheduler that it is in."""
+        self.until: float = grant.until
+        self.full: bool = grant.until - now >= FULL * claim.request.ttl
+        """False for a pushed grant, until its first renewal confirms it."""
+        # As `_due`, in place, because every acquire does it.
+        due, soon = grant.until - 2 / 3 * claim.request.ttl, now + (grant.until - now) / 3
+        self.due: float = max(soon, due)
+
+    @property
+    def ttl(self) -> float:
+        """Seconds that a renewal asks for."""
+        return self.claim.request.ttl
+
+    @property
+    def pace(self) -> float:
+        """The ttl that the times of requests follow; that of a fixed claim may be hours."""
+        return min(self.ttl, 3 * VERIFIED) if self.claim.fixed else self.ttl
+
+    @property
+    def asks(self) -> bool:
+        """True if the server is asked about it at all."""
+        return self.renewed or self.claim.fixed
+
+    def extend(self, until: float, now: float) -> None:
+        """Prolong it to ``until``; it is due again when two thirds of a ttl are left."""
+        self.until = max(self.until, min(until, self.end))
+        self.due = self._due(now)
+
+    def fix(self, end: float, now: float) -> None:
+        """Prolong it no more, but verify it until ``end``."""
+        self.renewed, self.claim.fixed, self.end = False, True, end
+        self.until = min(self.until, end)
+        self.due = self._due(now)
+
+    def _due(self, now: float) -> float:
+        if self.claim.fixed:
+            return min(now + self.pace / 3, self.until)
+        due, soon = self.until - 2 / 3 * self.ttl, now + (self.until - now) / 3
+        # A pushed grant is short: ask after a third of what it has.
+        return max(soon, due)
+
+    def patience(self, seconds: float, now: float) -> float:
+        """Return at most ``seconds``, the time before the next request: less towards the end, which a pushed grant is near."""
+        return max(min(seconds, (self.until - now) / 3), self.pace / 100)
+
+    @property
+    def event(self) -> float:
+        """The time of its next event: renewal, end of ``max_hold``, or end."""
+        return min(self.due, self.until, self.limit) if self.asks else self.until
+
+
+class RenewalScheduler:
+    """Renew the holds of one client, and end their validities."""
+
+    def __init__(
+        self,
+        renew: Callable[[Sequence[Claim]], Awaitable[Sequence[Renewal]]],
+        next_event: Callable[[], Awaitable[Event]],
+        *,
+        clock: Clock,
+        random: Random,
+        spawn: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]],
+        alive: Callable[[], bool],
+    ) -> None:
+        self._renew = renew
+        self._next = next_event
+        self._clock = clock
+        self._random = random
+        self._spawn = spawn
+        self._alive = alive
+        # Most validities end before the next look, so a new one is only noted until then. Validities of one ttl fall due in the
+        # order in which they were granted or renewed, so a dict for each ttl is a queue from which any of them can leave.
+        # Those that do not follow that order are watched one by one.
+        self._new: dict[Validity, None] = {}
+        self._calm: dict[float, dict[Validity, None]] = {}
+        self._watched: dict[Validity, None] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """The loop of the timers; ``None`` before the first :meth:`run` and after the end of the client."""
+        self._context: Context | None = None
+        self._listening = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._next_look = math.inf
+        self._boot_timer: Timer | None = None
+        self.renewals: int = 0
+        self.failures: int = 0
+        self.losses: int = 0
+        self.slack: Histogram = Histogram(SHARES)
+
+    # --- holds begin and end
+
+    def __len__(self) -> int:
+        return len(self._new) + sum(map(len, self._calm.values())) + len(self._watched)
+
+    def _validities(self) -> Iterator[Validity]:
+        """Iterate over all validities."""
+        return chain(self._new, *self._calm.values(), self._watched)
+
+    def add(self, validity: Validity) -> None:
+        """Watch a validity until it is discarded or lost."""
+        validity.claim.validity = validity
+        self._new[validity] = None
+        validity.queue = self._new
+        if validity.due < self._next_look and self._loop is not None:
+            self._set_timer(validity.due)
+
+    def discard(self, validity: Validity) -> None:
+        """Forget a validity, whose hold is released."""
+        validity.over = True
+        validity.claim.validity = None
+        if validity.queue is not None:
+            del validity.queue[validity]
+            validity.queue = None
+
+    def limit(self, validity: Validity, when: float) -> None:
+        """Stop renewing a validity at ``when``; ``inf`` lifts an earlier limit."""
+        if validity.limit != when:
+            self._lift(validity)
+            validity.limit = when
+            self._settle(validity)
+
+    def stop_renewing(self, validity: Validity, seconds: float) -> None:
+        """Let a validity end by itself, in ``seconds`` at the latest; until then it is only verified."""
+        self._lift(validity)
+        now = self._clock()
+        validity.fix(now + seconds, now)
+        self._settle(validity)
+
+    def learn(self, validity: Validity, grant: Grant) -> None:
+        """Take in a grant that came by another request than a renewal."""
+        if not validity.over:
+            self._learn(validity, grant, self._clock())
+
+    def _settle(self, validity: Validity) -> None:
+        queue = self._watched
+        if not validity.asked and validity.limit == math.inf and validity.asks:
+            calm = self._calm.setdefault(validity.pace, {})
+            # A grant that was pushed is short, and so falls due before its neighbours.
+            if not calm or validity.due >= next(reversed(calm)).due:
+                queue = calm
+        queue[validity] = None
+        validity.queue = queue
+        if validity.event < self._next_look and self._loop is not None:
+            self._set_timer(validity.event)
+
+    def _lift(self, validity: Validity) -> None:
+        if validity.queue is not None:
+            del validity.queue[validity]
+            validity.queue = None
+
+    async def renew(self, validity: Validity) -> None:
+        """Renew one hold now; raises what the backend raises, and ends the validity if the hold is gone.
+
+        Cancelling it changes nothing but that the server may have done it.
+        """
+        [answer] = await self._renew([validity.claim])
+        if validity.over:
+            return
+        if isinstance(answer, str):
+            self.lose(validity, answer)
+        elif isinstance(answer, Exception):
+            raise answer
+        else:
+            self._learn(validity, answer, self._clock())
+
+    # --- the timer
+
+    def _set_timer(self, when: float) -> None:
+        loop = self._loop
+        assert loop is not None  # noqa: S101 - all callers have looked
+        if not self._listening:
+            # The task of `run` was cancelled from outside, which cost the leases of that time.
+            self._listening = True
+            self._spawn(self.run(), "aiolock-renewal-scheduler")
+        if self._timer is not None:
+            self._timer.cancel()
+        # The loop's clock first: a stop between the two must not make the timer late by as much.
+        due, now = loop.time(), self._clock()
+        self._next_look = min(when, now + LOOK)
+        due += max(0.0, self._next_look - now)
+        # Not in the context of the task that acquires, which one timer after the other would keep.
+        self._timer = loop.call_at(due, self._look, context=self._context)
+        expect(loop, self, self._next_look, self._clock)
+        if self._boot_timer is not None:
+            self._boot_timer.set(self._next_look + AFTER)
+
+    def _unset_timer(self) -> None:
+        self._next_look = math.inf
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._loop is not None:
+            expect(self._loop, self, math.inf, self._clock)
+
+    def _look(self) -> None:
+        """Read the clock: end what is over, renew what is due, and set the timer again if anything is held."""
+        self._unset_timer()
+        if self._loop is None or not self._alive():
+            return
+        try:
+            self._judge()
+            # With nothing held the timer stays unset: the next `add` sets it.
+            if len(self):
+                self._set_timer(self._next_event())
+        except Exception as error:  # noqa: BLE001 - a defect here must not leave a lease that is only believed in
+            self._lose_all(repr(error))
+
+    def _lose_all(self, why: str) -> None:
+        validities = list(self._validities())
+        for validity in validities:
+            self.lose(validity, "closed")
+        if validities:
+            log.error(
+                "renewal ended (%s): %d leases of this client are lost",
+                why,
+                len(validities),
+                extra={"locks": len(validities)},
+            )
+
+    async def run(self) -> None:
+        """React to the events of the server until cancelled, while the timer does the rest.
+
+        Cancelling it loses all leases, unless the client is closed: losses could not be reported any more.
+        """
+        loop = self._loop = asyncio.get_running_loop()
+        self._context = self._context or copy_context()
+        self._listening = True
+        if self._boot_timer is None:
+            self._boot_timer = open_timer(loop, self._clock, self._look)
+        if len(self):
+            self._set_timer(self._next_event())
+        try:
+            await self._listen()
+        finally:
+            self._listening = False
+            if self._alive():
+                self._lose_all("its task was cancelled by the program")
+
+    def close(self) -> None:
+        """Set no timer any more, because the client or its loop is closed."""
+        self._unset_timer()
+        self._loop = None
+        if self._boot_timer is not None:
+            self._boot_timer.close()
+            self._boot_timer = None
+
+    def _next_event(self) -> float:
+        # A new dict as well: an emptied one keeps the size that it had.
+        new, self._new = self._new, {}
+        for validity in new:
+            self._settle(validity)
+        for ttl in [ttl for ttl, queue in self._calm.items() if not queue]:
+            del self._calm[ttl]
+        heads = [next(iter(queue)).event for queue in self._calm.values()]
+        heads += [validity.event for validity in self._watched]
+        return min(heads, default=math.inf)
+
+    def _judge(self) -> None:
+        now = self._clock()
+        if self._next_event() > now:
+            return
+        due: list[Validity] = []
+        for queue in self._calm.values():
+            for validity in queue:
+                # A little early: what falls due soon goes into the same batch.
+                if validity.due > now + 0.02 * validity.ttl:
+                    break
+                due.append(validity)
+        due += [validity for validity in self._watched if validity.event <= now]
+        ask: list[Validity] = []
+        for validity in due:
+            if validity.over:
+                continue
+            if validity.until <= now:
+                self.lose(validity, "expired")
+            elif not validity.asks:
+                continue
+            elif validity.limit <= now:
+                self._lift(validity)
+                validity.renewed, validity.limit = False, math.inf
+                self._settle(validity)
+                self._tell(validity, validity.keeper.hold_overstayed, validity)
+            elif validity.due <= now + 0.02 * validity.ttl:
+                ask.append(validity)
+        if ask:
+            self._ask(ask, now)
+
+    # --- requests and events
+
+    def _ask(self, validities: list[Validity], now: float) -> None:
+        for validity in validities:
+            # Without an answer another request follows beside the first, well before the validity ends.
+            self._await_answer(validity, now + validity.patience(validity.pace / 6, now))
+        try:
+            self._spawn(self._round(validities), "aiolock-renewal")
+        except Exception as error:  # noqa: BLE001 - the application's task factory; they are asked again
+            _warn(repr(error), validities, now)
+
+    def _await_answer(self, validity: Validity, due: float) -> None:
+        self._lift(validity)
+        validity.asked = True
+        validity.due = due
+        self._settle(validity)
+
+    async def _round(self, validities: list[Validity]) -> None:
+        self.renewals += sum(validity.renewed for validity in validities)
+        try:
+            answers: Sequence[Renewal] = await self._renew([validity.claim for validity in validities])
+        except Exception as error:  # noqa: BLE001 - whatever a backend raises must not end the watching
+            answers = [error] * len(validities)
+        now = self._clock()
+        failed: dict[str, list[Validity]] = {}
+        for validity, answer in zip(validities, answers, strict=True):
+            if validity.over:
+                continue
+            if isinstance(answer, str):
+                self.lose(validity, answer)
+            elif isinstance(answer, Exception):
+                failed.setdefault(str(answer), []).append(validity)
+            else:
+                self._learn(validity, answer, now)
+        if failed:
+            # The same for all: what failed together is requested together again.
+            share = self._random.uniform(0.5, 1.0)
+            for why, those in failed.items():
+                self.failures += len(those)
+                _warn(why, those, now)
+                for validity in those:
+                    self._await_answer(validity, now + validity.patience(validity.pace / 10, now) * share)
+
+    def _learn(self, validity: Validity, grant: Grant, now: float) -> None:
+        claim = validity.claim
+        if grant.demand and claim.contended_since is None:
+            claim.contended_since = now
+        self._lift(validity)
+        if validity.renewed and validity.full:
+            self.slack.record((validity.until - now) / validity.ttl)
+        validity.full = True
+        # An answer that arrives after its own end proves that the hold went on, but not that it still does.
+        validity.asked = grant.until <= now and not claim.fixed
+        validity.extend(grant.until, now)
+        self._settle(validity)
+
+    async def _listen(self) -> None:
+        while self._alive():
+            try:
+                self._react(await self._next())
+            except Exception as error:  # noqa: BLE001 - whatever a backend raises must not end the listening
+                log.warning("listening to the server failed: %r", error)
+                await asyncio.sleep(LOOK)
+
+    def _react(self, event: Event) -> None:
+        if event.kind is EventKind.LOST and event.claim is not None:
+            lost = getattr(event.claim, "validity", None)
+            if isinstance(lost, Validity):
+                self.lose(lost, event.reason)
+        elif event.kind is EventKind.REQUESTED and event.claim is not None:
+            asked = getattr(event.claim, "validity", None)
+            if isinstance(asked, Validity):
+                self._tell(asked, asked.keeper.hold_requested, asked, event.text)
+        elif event.kind is EventKind.DOUBT:
+            doubtful = [
+                validity
+                for validity in self._validities()
+                if validity.asks and event.claim in (None, validity.claim)
+            ]
+            if doubtful:
+                self._ask(doubtful, self._clock())
+
+    def lose(self, validity: Validity, reason: LossReason) -> None:
+        """End a validity and report it to its keeper; the only place where that happens."""
+        if not validity.over:
+            self.discard(validity)
+            # From here on it is not held, even if reporting it fails.
+            validity.until = min(validity.until, self._clock())
+            self.losses += 1
+            self._tell(validity, validity.keeper.hold_lost, validity, reason)
+
+    def _tell(self, validity: Validity, tell: Callable[..., None], *what: object) -> None:
+        try:
+            tell(*what)
+        except Exception as error:  # noqa: BLE001 - one lease must not cost the others their renewal
+            log.error("telling the holder of %s failed", shorten(validity.claim.request.name), exc_info=error)
+
+
+def _warn(why: str, validities: Sequence[Validity], now: float) -> None:
+    """Log one line for all: the validity that ends first stands for the others."""
+    first = min(validities, key=lambda validity: validity.until)
+    name, others = first.claim.request.name, len(validities) - 1
+    log.warning(
+        "renewal of %s%s failed: %s",
+        shorten(name),
+        f" and {others} more" if others else "",
+        why,
+        extra={"lock": name, "ttl": first.ttl, "left": first.until - now, "locks": len(validities)},
+    )

@@ -1,0 +1,88 @@
+"""Tasks of the library: start and track them, pause between tries, and settle futures."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterable
+from random import Random
+from typing import Any, TypeVar
+
+from aiolock.core.logs import Log, get_logger
+
+__all__ = ["Backoff", "TaskSet", "end", "reject", "settle", "start"]
+
+log: Log = get_logger("aiolock")
+
+T = TypeVar("T")
+
+
+def start(work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+    """Create a task of the running loop, whose first step comes after the present one of the caller.
+
+    The application's task factory takes no part: ``asyncio.eager_task_factory`` would run ``work`` before the caller has
+    stored the task, or what the task looks for.
+    """
+    return asyncio.Task(work, loop=asyncio.get_running_loop(), name=name)
+
+
+async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel tasks and wait until all of them have ended, whatever they raise."""
+    some = list(tasks)
+    for task in some:
+        task.cancel()
+    if some:
+        await asyncio.wait(some)
+
+
+class TaskSet(set[asyncio.Task[Any]]):
+    """The tasks of one owner, kept until they end; an error that ends one is logged."""
+
+    def spawn(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+        """Start a task and keep it."""
+        task = start(work, name)
+        self.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            extra = {"task": task.get_name()}
+            log.error("%s ended with %r", task.get_name(), error, exc_info=error, extra=extra)
+
+
+class Backoff:
+    """Pauses between tries that double up to a limit, each shortened by chance to between half of it and all."""
+
+    __slots__ = ("_first", "_limit", "_next", "_random")
+
+    def __init__(self, random: Random, first: float = 0.02, limit: float = 1.0) -> None:
+        self._random = random
+        self._first = self._next = first
+        self._limit = limit
+
+    def next(self) -> float:
+        """Return the seconds of the next pause."""
+        seconds, self._next = self._next, min(2 * self._next, self._limit)
+        return seconds * self._random.uniform(0.5, 1.0)
+
+    def reset(self) -> None:
+        """Begin with the first pause again, after a success."""
+        self._next = self._first
+
+    async def pause(self) -> None:
+        """Sleep for the next pause."""
+        await asyncio.sleep(self.next())
+
+
+def settle(future: asyncio.Future[T], result: T) -> None:
+    """Set a result, unless the future is done."""
+    if not future.done():
+        future.set_result(result)
+
+
+def reject(future: asyncio.Future[T], error: BaseException) -> None:
+    """Set an exception, unless the future is done; asyncio does not warn if no task reads it."""
+    if not future.done():
+        future.set_exception(error)
+        future.exception()

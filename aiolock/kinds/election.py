@@ -1,0 +1,199 @@
+"""Leader election: a term is a hold, its number is the fencing token, and observers follow who leads."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+from weakref import WeakSet
+
+from aiolock.core.backend import Request
+from aiolock.core.capabilities import Administration, Register, RegisterStore
+from aiolock.core.hold import Hold, LeaseOptions
+from aiolock.core.runtime import Generations, Runtime, State
+from aiolock.errors import BackendError, LockError, UnsupportedKind
+from aiolock.lock import Handle, Lock
+from aiolock.types import ELECTION, Holder
+
+__all__ = ["Campaign", "Election"]
+
+KEEP = 86_400.0
+"""Seconds for which the register with the last change of leader is kept."""
+POLL = 2.0
+"""Most seconds after which an observer asks again, whether or not it was notified."""
+
+
+class Election(Handle):
+    """One leader at a time among all candidates. Made by :meth:`Client.election`; does no I/O until it is asked.
+
+    Campaigns are won like locks, in the order in which they began; the lease is the term. Its ``token`` is the number of
+    the term, greater than that of every earlier one; a lost term is reported as every lost lease.
+    """
+
+    __slots__ = ("_campaign", "_generations")
+
+    _noun = "election"
+
+    def __init__(self, generations: Generations, campaign: Campaign) -> None:
+        self._generations = generations
+        self._campaign = campaign
+
+    @property
+    def name(self) -> str:
+        """The name of the election."""
+        return self._campaign.name
+
+    @property
+    def _runtime(self) -> Runtime:
+        return self._generations.latest
+
+    def campaign(self) -> Campaign:
+        """Stand for election: ``async with election.campaign() as term:`` leads, once elected, until the block ends.
+
+        Returns a :class:`Lock` with everything that a lock has: ``acquire(timeout=…)``, ``try_acquire()``,
+        ``inspect()``, ``request_release()``.
+        """
+        return self._campaign
+
+    async def resign(self) -> bool:
+        """End the terms that were won through this object, and return whether there was one. The next candidate is elected.
+
+        A block under such a term goes on, and ends without an error: it has to check ``term.held``. Cancelling it ends the
+        wait, not the resignation.
+        """
+        self._runtime.guard()
+        terms = [term for term in self._campaign.terms if term.open]
+        for term in terms:
+            await term.release()
+        return bool(terms)
+
+    async def leader(self) -> Holder | None:
+        """Return the leader as the server sees it, with ``label``, ``token`` (the term) and ``since``; ``None`` for no leader.
+
+        Ends within the ``command_timeout``; cancelling it changes nothing.
+        """
+        self._runtime.guard()
+        backend = Administration.of(self._runtime.backend, "inspection")
+        info = await backend.inspect(self.name, ELECTION.family)
+        return info.holders[0] if info.holders else None
+
+    def observe(self) -> AsyncIterator[Holder | None]:
+        """Iterate over the leader now, and over every change: ``async for leader in election.observe():``.
+
+        ``None`` stands for no leader. A change is seen at once where the server pushes, otherwise after ``min(ttl / 3, 2)``
+        seconds; a term that was shorter than that may be missed. Raises :class:`BackendError` if the server cannot be
+        reached at first; later outages are survived. It never ends by itself; leaving the loop leaves nothing behind.
+        """
+        self._runtime.guard()
+        return _Observer(self, self._runtime, self._campaign.ttl)
+
+
+class _Observer(AsyncIterator["Holder | None"]):
+    """The iterator of one observer: the register of the election tells when to ask for the leader again."""
+
+    def __init__(self, election: Election, runtime: Runtime, ttl: float) -> None:
+        self._election = election
+        self._runtime = runtime
+        self._poll = min(ttl / 3, POLL)
+        self._last: int | None = -1
+        """The term that was returned last; -1 before the first."""
+
+    async def __anext__(self) -> Holder | None:
+        self._runtime.guard()
+        try:
+            backend = RegisterStore.of(self._runtime.backend, ELECTION.family.value)
+            register = backend.register(self._election.name, ELECTION.family)
+        except UnsupportedKind:
+            return await self._next(None)
+        try:
+            return await self._next(register)
+        finally:
+            await register.aclose()
+
+    async def _next(self, register: Register | None) -> Holder | None:
+        while True:
+            self._runtime.guard()
+            try:
+                # The register is read first: a change between the two requests is then notified.
+                stamp = "" if register is None else (await register.read()).stamp
+                leader = await self._election.leader()
+            except BackendError as error:
+                if self._last == -1 or not error.retryable:
+                    raise
+                await asyncio.sleep(self._runtime.random.uniform(0.1, 0.5))
+                continue
+            term = None if leader is None else leader.token
+            if term != self._last:
+                self._last = term
+                return leader
+            await self._change(register, stamp)
+
+    async def _change(self, register: Register | None, stamp: str) -> None:
+        """Wait for a change of the register, at most until the next poll."""
+        try:
+            async with asyncio.timeout(self._poll):
+                if register is None:
+                    await asyncio.get_running_loop().create_future()
+                else:
+                    await register.changed(stamp)
+        except TimeoutError:
+            pass
+        except BackendError:
+            await asyncio.sleep(self._runtime.random.uniform(0.1, 0.5))
+
+
+class Campaign(Lock):
+    """Standing for election: a lock whose lease is the term. Made by :meth:`Election.campaign`."""
+
+    __slots__ = ("terms",)
+
+    def __init__(
+        self, runtime: Runtime, request: Request, options: LeaseOptions, timeout: float | None
+    ) -> None:
+        super().__init__(runtime, request, options, timeout)
+        self.terms: WeakSet[Hold] = WeakSet()
+        """The terms that were won."""
+
+    @property
+    def ttl(self) -> float:
+        """Seconds after which a term ends that is not renewed."""
+        return self._request.ttl
+
+    async def _try(self) -> Hold | None:
+        term = await super()._try()
+        return None if term is None else self._won(term)
+
+    async def _ask(self, timeout: float | None) -> Hold | None:
+        term = await super()._ask(timeout)
+        return None if term is None else self._won(term)
+
+    def _won(self, hold: Hold) -> Hold:
+        self.terms.add(hold)
+        runtime = hold.home.runtime
+        self._tell(runtime)
+        hold.watch().add_done_callback(lambda _: self._tell(runtime))
+        return hold
+
+    def _tell(self, runtime: Runtime) -> None:
+        """Notify observers in the background that there may be another leader."""
+        if not runtime.forked and runtime.state is State.OPEN:
+            runtime.spawn(self._touch(runtime), "aiolock-election")
+
+    async def _touch(self, runtime: Runtime) -> None:
+        """Change the register of the election; its value means nothing."""
+        try:
+            backend = RegisterStore.of(runtime.backend, ELECTION.family.value)
+            register = backend.register(self.name, ELECTION.family)
+        except UnsupportedKind:
+            return
+        try:
+            for _ in range(3):
+                _, stamp = await register.read()
+                # A lost race means that another client has notified them.
+                if await register.write(secrets.token_bytes(8), stamp, KEEP) is not None:
+                    return
+        except LockError:
+            # Observers poll.
+            pass
+        finally:
+            await register.aclose()

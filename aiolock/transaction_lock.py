@@ -1,0 +1,95 @@
+"""A lock inside a transaction of the caller's own: taken on their connection, gone with their commit or rollback."""
+
+from __future__ import annotations
+
+import secrets
+
+from aiolock.core.backend import Request
+from aiolock.core.cancellation import Task
+from aiolock.core.capabilities import Loan, TransactionLocks
+from aiolock.core.runtime import Runtime
+from aiolock.errors import AcquireTimeout, LockLost
+from aiolock.lock import NamedLock
+from aiolock.validation import check_timeout
+
+__all__ = ["TransactionLock"]
+
+
+class TransactionLock(NamedLock):
+    """Mutual exclusion for the rest of a transaction that the caller has begun and will end.
+
+    Made by ``client.lock(name, connection=...)``. It has no lease: nothing is renewed, no token is handed out, and
+    nothing is sent on the connection but to take it, and at the end of an ``async with`` block to see that it is there. The
+    end of the block does not give it back: the transaction's ``COMMIT`` or ``ROLLBACK`` does, and whatever else ends the
+    transaction. Taking it twice in one transaction is harmless.
+    """
+
+    __slots__ = ("_connection", "_loan", "_marks", "_timeout")
+
+    def __init__(self, runtime: Runtime, request: Request, connection: object, timeout: float | None) -> None:
+        super().__init__(runtime, request)
+        self._connection = connection
+        self._loan = self._borrow(runtime)
+        self._timeout = timeout
+        self._marks: list[str] = []
+        """The savepoints of the blocks that were entered, the innermost last."""
+
+    def _borrow(self, runtime: Runtime) -> Loan:
+        advice = "connection= is for MySQL and MariaDB with ?mode=row"
+        backend = TransactionLocks.of(runtime.backend, "lock inside a transaction", advice)
+        return backend.borrow(self._request, self._connection)
+
+    def _guard(self) -> Task | None:
+        """Return the running task; raise :class:`RuntimeError` unless the client, at its latest opening, may be used here."""
+        latest = self._runtime.generations.latest
+        if latest is not self._runtime:
+            self._runtime = latest
+            self._loan = self._borrow(latest)
+        return latest.guard()
+
+    async def acquire(self, timeout: float | None = None) -> None:
+        """Wait until the transaction has the lock.
+
+        :param timeout: seconds to wait; 0 tries once, ``None`` is the lock's own, which is for ever unless it was given
+            one.
+
+        Raises :class:`AcquireTimeout` when the time is over, and :class:`DeadlockDetected` if the server has rolled the
+        transaction back, because transactions wait for each other or this one is older than what it wants to lock: begin it
+        again. Before anything is waited for it raises :class:`RuntimeError` if no transaction is open on the
+        connection, :class:`ConfigError` if that is to another server than the client's, :class:`BackendRefused` if it has
+        another account, so that the wait could not be ended, and :class:`BackendUnavailable`.
+
+        Cancelling it ends the wait at the server and leaves the transaction as it was, except that a lock which came in
+        that moment stays with it until it ends. That takes milliseconds, in which further cancellations wait. If the
+        server does not end the wait within 2 seconds, the connection is closed; so it is at the end of the timeout, where
+        that is :class:`BackendUnavailable`.
+        """
+        await self._acquire(self._timeout if timeout is None else check_timeout(timeout))
+
+    async def _acquire(self, wait: float | None, mark: str = "") -> None:
+        self._guard()
+        if not await self._loan.take(wait, mark):
+            self._runtime.stats.timeouts += 1
+            raise AcquireTimeout(self.name, wait or 0.0)
+
+    async def try_acquire(self) -> bool:
+        """Ask once; whether the transaction has the lock. Raises and cancels as :meth:`acquire` does."""
+        self._guard()
+        return await self._loan.take(0)
+
+    async def __aenter__(self) -> None:
+        """As :meth:`acquire`; with a savepoint behind it, which goes when the lock goes."""
+        mark = f"aiolock_{secrets.token_hex(8)}"
+        await self._acquire(self._timeout, mark)
+        self._marks.append(mark)
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """See that the transaction has had the lock all the time; it goes on, and so does the lock.
+
+        Raises :class:`LockLost` if it has not: it was committed or rolled back inside the block, by you or by a statement that
+        does so implicitly, or back to a savepoint from before the block, or its connection was lost. An exception of the
+        block is raised as it is, and nothing is sent. Cancelling it leaves the connection in step.
+        """
+        mark = self._marks.pop()
+        if error is None and not await self._loan.keeps(mark):
+            raise LockLost(self.name, "transaction")

@@ -1,0 +1,186 @@
+"""Kinds of locks, and the results of inspection and diagnosis."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+from enum import StrEnum
+
+__all__ = [
+    "BARRIER",
+    "ELECTION",
+    "LATCH",
+    "LOCK_FAMILIES",
+    "MUTEX",
+    "PERMIT",
+    "READ",
+    "WRITE",
+    "Family",
+    "Finding",
+    "Holder",
+    "Kind",
+    "Level",
+    "LockInfo",
+    "Mode",
+    "Waiting",
+    "permits",
+]
+
+# --- kinds of locks
+
+
+class Family(StrEnum):
+    """The locks that one name can have: families never exclude each other."""
+
+    LOCK = "lock"
+    RW = "rw"
+    SEMAPHORE = "sem"
+    ELECTION = "election"
+    LATCH = "latch"
+    BARRIER = "barrier"
+
+    @property
+    def shareable(self) -> bool:
+        """Test whether several holds of one name can exist at the same time."""
+        return self in (Family.RW, Family.SEMAPHORE)
+
+    @property
+    def counted(self) -> bool:
+        """Test whether holds are permits, of which a name has a limited number."""
+        return self is Family.SEMAPHORE
+
+
+class Mode(StrEnum):
+    """The way in which a hold excludes others of its name."""
+
+    MUTEX = "mutex"
+    READ = "read"
+    WRITE = "write"
+    PERMITS = "permits"
+
+
+# Looking a member up in its class is slow on Python 3.11, and this is asked for every acquire.
+_ALONE = (Mode.MUTEX, Mode.WRITE)
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A family, a mode, and for permits how many of how many.
+
+    Backends ask for these properties and not for the mode, so that one rule admits every kind: see :meth:`weigh`.
+    """
+
+    family: Family
+    mode: Mode
+    permits: int = 1
+    limit: int = 1
+
+    @property
+    def exclusive(self) -> bool:
+        """Test whether such a hold is alone, so that tasks of one process may hand it over among themselves."""
+        return self.mode in _ALONE
+
+    @property
+    def shareable(self) -> bool:
+        """Test whether the name can have several holds at once, though perhaps not of this kind."""
+        return self.family.shareable
+
+    @property
+    def counted(self) -> bool:
+        """Test whether such a hold is permits out of a limit."""
+        return self.family.counted
+
+    def weigh(self, whole: int) -> tuple[int, int]:
+        """Return the weight of such a hold, and what all holds of its name together may weigh.
+
+        A request is admitted if it does not exceed the second number. ``whole`` stands for more readers than there can be.
+        """
+        if self.family.counted:
+            return self.permits, self.limit
+        return (whole if self.exclusive else 1), whole
+
+    def __str__(self) -> str:
+        return f"{self.permits} of {self.limit} permits" if self.counted else self.mode.value
+
+
+MUTEX = Kind(Family.LOCK, Mode.MUTEX)
+READ = Kind(Family.RW, Mode.READ)
+WRITE = Kind(Family.RW, Mode.WRITE)
+PERMIT = Kind(Family.SEMAPHORE, Mode.PERMITS)
+ELECTION = Kind(Family.ELECTION, Mode.MUTEX)
+LATCH = Kind(Family.LATCH, Mode.MUTEX)
+BARRIER = Kind(Family.BARRIER, Mode.MUTEX)
+
+
+def permits(count: int, limit: int) -> Kind:
+    """Return the kind that takes ``count`` of ``limit`` permits."""
+    return replace(PERMIT, permits=count, limit=limit)
+
+
+LOCK_FAMILIES = (Family.LOCK, Family.RW, Family.SEMAPHORE, Family.ELECTION)
+"""The families whose locks have holders; the other families are registers."""
+
+
+# --- results of inspection and diagnosis
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A holder, as an administrator sees it."""
+
+    label: str
+    token: int
+    since: datetime
+    remaining: float
+    """Seconds until the server drops the hold if it is not renewed."""
+    permits: int = 1
+    mode: str = "mutex"
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """An entry of the queue; several tasks of one client may wait behind it."""
+
+    label: str
+    mode: str = "mutex"
+    permits: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class LockInfo:
+    """The state of one lock at the server at one moment."""
+
+    name: str
+    holders: tuple[Holder, ...]
+    waiters: tuple[Waiting, ...]
+    """In the order of service."""
+    family: Family = Family.LOCK
+    limit: int | None = None
+    """The permits of a semaphore; ``None`` for other locks, and before a client has named the number."""
+
+    @property
+    def locked(self) -> bool:
+        """True if the lock has a holder."""
+        return bool(self.holders)
+
+
+class Level(StrEnum):
+    """The severity of a finding."""
+
+    OK = "ok"
+    NOTE = "note"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One result of a diagnosis."""
+
+    level: Level
+    subject: str
+    """The setting or property, such as ``maxmemory-policy``."""
+    text: str
+    """Its value and the consequence, in a sentence."""
+    advice: str = ""
+    """The remedy, in a sentence; empty if there is nothing to improve."""

@@ -1,0 +1,73 @@
+"""Stores and listeners for the tests of PostgreSQL."""
+
+from __future__ import annotations
+
+import secrets
+from contextlib import asynccontextmanager
+
+from aiolock.backends.postgresql.store import PostgreSQLStore
+from aiolock.backends.postgresql.url import parameters
+from aiolock.backends.rows.store import Edit, Listener
+from aiolock.clock import system_clock
+from aiolock.core.backend import Settings
+
+
+class Heard:
+    """Notes what a store reports."""
+
+    def __init__(self):
+        self.address = secrets.token_hex(8)
+        self.changed = []
+        self.interruptions = 0
+
+    def interrupted(self):
+        self.interruptions += 1
+
+    @property
+    def listener(self):
+        return Listener(self.address, self.changed.append, self.interrupted)
+
+
+def settings(**options):
+    return Settings(
+        **{
+            "namespace": "tests",
+            "label": "test",
+            "ttl": 10.0,
+            "command_timeout": 15.0,
+            "clock": system_clock,
+            **options,
+        }
+    )
+
+
+@asynccontextmanager
+async def opened(url, heard=None, *, table=None, schema=None, **options):
+    """An open store: `async with opened(url) as store`."""
+    given = {"table": table, "schema": schema}
+    address, values = parameters(url, given)
+    store = PostgreSQLStore(
+        address, values.get("table", "public.aiolock"), create=values.get("schema", "auto") == "auto"
+    )
+    try:
+        await store.open(settings(**options), (heard or Heard()).listener)
+        yield store
+    finally:
+        await store.aclose()
+
+
+def key(name=""):
+    """A key that no other test uses."""
+    return f"tests/{name}{secrets.token_hex(8)}"
+
+
+def edit(key, expected="", version=None, value=b"value", **options):
+    return Edit(key, expected, secrets.token_urlsafe(12) if version is None else version, value, **options)
+
+
+async def put(store, key, value=b"value", **options):
+    """Write a row whatever is there; return its version."""
+    [row] = await store.get([key])
+    [made] = await store.compare_and_set([edit(key, row.version, value=value, **options)])
+    assert made is not None
+    return made.version

@@ -1,0 +1,162 @@
+"""Locks in a file: holders that die, stand still or lose the file, and what decides about them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+import aiolock
+from aiolock.backends.sqlite import connection
+from aiolock.clock import system_clock
+from aiolock.errors import LockLost, UnsafeBackend
+from tests.backends.sqlite.conftest import until
+
+HOLD = """
+import asyncio, sys
+import aiolock
+async def main():
+    async with aiolock.connect("sqlite://" + sys.argv[1], ttl=float(sys.argv[2])) as client:
+        try:
+            async with client.lock("x") as lease:
+                print("inside", lease.token, flush=True)
+                await asyncio.sleep(60)
+        except aiolock.LockLost as error:
+            print("lost", error.reason, flush=True)
+asyncio.run(main())
+"""
+
+
+def connect(path: Path, **options):
+    return aiolock.connect(f"sqlite://{path}", **{"ttl": 2.0, **options})
+
+
+@pytest.fixture
+def another_boot(tmp_path, monkeypatch):
+    """What the kernel says after a reboot, to clients that connect from then on."""
+
+    def reboot() -> None:
+        file = tmp_path / "boot_id"
+        file.write_text("00000000-1111-2222-3333-444444444444\n")
+        monkeypatch.setattr(connection, "_BOOT", file)
+
+    return reboot
+
+
+async def test_a_holder_that_is_killed_is_followed_after_its_ttl_by_one_that_watched(path, child):
+    holder = child(HOLD, path, 2.0)
+    assert (await holder.line()).startswith("inside")
+    async with connect(path) as client:
+        holder.kill()
+        start = system_clock()
+        async with client.lock("x", timeout=30):
+            assert system_clock() - start < 10
+
+
+async def test_a_holder_that_is_killed_is_followed_by_one_try_of_one_that_comes_later(path, child):
+    holder = child(HOLD, path, 1.0)
+    word = await holder.line()
+    holder.kill()
+    await asyncio.sleep(1.5)
+    async with connect(path) as client:
+        lease = await client.lock("x").try_acquire()
+        assert lease is not None
+        assert lease.token > int(word.split()[1])
+        await lease.release()
+
+
+async def test_a_holder_that_is_stopped_is_followed_and_told_when_it_goes_on(path, child):
+    holder = child(HOLD, path, 1.0)
+    assert (await holder.line()).startswith("inside")
+    os.kill(holder.pid, signal.SIGSTOP)
+    async with connect(path) as client, client.lock("x", timeout=30):
+        os.kill(holder.pid, signal.SIGCONT)
+        assert (await holder.line()).startswith("lost")
+
+
+async def test_after_a_reboot_nobody_is_waited_for(path, child, another_boot):
+    holder = child(HOLD, path, 3_600.0)
+    assert (await holder.line()).startswith("inside")
+    holder.kill()
+    async with connect(path) as client:
+        assert await client.lock("x").try_acquire() is None
+    another_boot()
+    async with connect(path) as client, client.lock("x", timeout=20):
+        pass
+
+
+async def test_the_clock_of_another_time_namespace_is_not_believed(path, child, monkeypatch):
+    """By that clock the holder's ttl has long been over: it is observed instead, and lives."""
+    holder = child(HOLD, path, 1.5)
+    assert (await holder.line()).startswith("inside")
+    boot, zone = connection.machine()
+    monkeypatch.setattr(connection, "machine", lambda: (boot, f"not {zone}"))
+    monkeypatch.setattr(connection, "system_clock", lambda: system_clock() + 100_000)
+    async with connect(path) as client:
+        with pytest.raises(aiolock.AcquireTimeout):
+            await client.lock("x", timeout=4).acquire()
+        holder.kill()
+        async with client.lock("x", timeout=30):
+            pass
+
+
+async def test_the_wall_clock_decides_about_no_hold(path, monkeypatch):
+    async with connect(path) as client, connect(path) as rival, client.lock("x") as lease:
+        now = connection.time.time
+        monkeypatch.setattr(connection.time, "time", lambda: now() + 100_000)
+        with pytest.raises(aiolock.AcquireTimeout):
+            await rival.lock("x", timeout=1).acquire()
+        assert lease.held
+
+
+@pytest.mark.parametrize("how", ["deleted", "replaced"])
+async def test_a_file_that_goes_away_costs_its_holders_their_locks_within_a_renewal(path, how):
+    async with connect(path) as client:
+        start = system_clock()
+        with pytest.raises(LockLost) as loss:
+            async with client.lock("x", ttl=3.0):
+                for each in path.parent.glob("locks.db*"):
+                    each.unlink()
+                if how == "replaced":
+                    path.touch()
+                await asyncio.sleep(30)
+        assert loss.value.reason == "revoked"
+        assert system_clock() - start < 3.0
+        # And goes on with the new one.
+        async with client.lock("x", timeout=20), connect(path) as rival:
+            assert await rival.lock("x").try_acquire() is None
+
+
+async def test_a_waiter_goes_on_in_the_new_file(path):
+    async with connect(path) as client, connect(path) as rival:
+        lease = await rival.lock("x").acquire()
+        waiting = asyncio.create_task(client.lock("x", timeout=30).acquire())
+        await until(lambda: client._runtime.backend.store._worker.watched)
+        for each in path.parent.glob("locks.db*"):
+            each.unlink()
+        await (await waiting).release()
+        await lease.release()
+
+
+async def test_two_namespaces_in_one_file_know_nothing_of_each_other(path):
+    async with connect(path, namespace="one") as one, connect(path, namespace="two") as two, one.lock("x"):
+        lease = await two.lock("x").acquire()
+        assert [info.name for info in await one.locks()] == ["x"]
+        assert await two.lock("x").force_release()
+        await until(lambda: lease.lost)
+        assert len((await one.lock("x").inspect()).holders) == 1
+
+
+async def test_what_a_file_does_not_promise_is_refused(path):
+    with pytest.raises(UnsafeBackend, match="push"):
+        await connect(path, require={"push"}).open()
+    async with connect(path, require={"exclusion", "fencing", "fifo", "keep", "survives-restart"}):
+        pass
+
+
+def test_it_has_no_options():
+    with pytest.raises(aiolock.ConfigError, match="no option mode"):
+        aiolock.connect("sqlite:///tmp/x.db", mode="wal")

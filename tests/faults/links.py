@@ -1,0 +1,200 @@
+"""Ways between a client and its server on which single answers are lost, kept back or cut: proxies and in-process links."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from aiolock.backends.memory import MemoryServer
+from aiolock.backends.rows.rules import Machine
+from aiolock.errors import BackendUnavailable
+from tests.faults.proxy import Proxy
+
+__all__ = ["Cuttable", "Link", "Linked", "Proxied", "Way", "drop"]
+
+
+class Way(ABC):
+    """What lies between a client and its server."""
+
+    @abstractmethod
+    def lose_answer(self) -> None:
+        """Lose the next answer of the server, after it has done what it was asked for."""
+
+    @abstractmethod
+    def hold(self) -> None:
+        """Keep all answers back."""
+
+    @abstractmethod
+    def let_go(self) -> None:
+        """Deliver what was kept back."""
+
+    @abstractmethod
+    def cut(self, *, refused: bool) -> None:
+        """Let nothing through any more: connections are refused, or requests stay without an answer."""
+
+    @abstractmethod
+    def mend(self) -> None:
+        """End what `cut` began; a connection that stays without answers goes on doing so."""
+
+    @abstractmethod
+    def settle(self) -> None:
+        """Let the client close, which takes its time while no answer comes."""
+
+
+class Proxied(Way):
+    """A proxy before each server; `cut` is for the first `away` of them, or for all."""
+
+    def __init__(self, proxies: Sequence[Proxy], away: int | None = None) -> None:
+        self._proxies = proxies
+        self._away = proxies[:away]
+
+    def lose_answer(self) -> None:
+        for proxy in self._proxies:
+            proxy.down.drop_next(reset=True)
+
+    def hold(self) -> None:
+        for proxy in self._proxies:
+            proxy.down.blackhole()
+
+    def let_go(self) -> None:
+        for proxy in self._proxies:
+            proxy.down.heal()
+
+    def cut(self, *, refused: bool) -> None:
+        for proxy in self._away:
+            proxy.refuse = refused
+            if refused:
+                proxy.reset_all()
+            else:
+                proxy.blackhole()
+
+    def mend(self) -> None:
+        for proxy in self._away:
+            proxy.refuse = False
+
+    def settle(self) -> None:
+        self.mend()
+        for proxy in self._away:
+            proxy.reset_all()
+            proxy.heal(release=False)
+
+
+class Link:
+    """A way to a server that takes its time, as a connection does.
+
+    A caller is suspended before its request is sent and until the answer is there. A request on its way arrives even
+    if its caller is gone, and then later than everything that is said afterwards.
+    """
+
+    def __init__(self, late: int = 12) -> None:
+        self._late = late
+
+    async def __call__(self, step: Any) -> Any:
+        loop = asyncio.get_running_loop()
+        written: asyncio.Future[None] = loop.create_future()
+        loop.call_soon(_answer, written, None)
+        await written
+        reply: asyncio.Future[Any] = loop.create_future()
+        arrived = False
+
+        def arrive() -> None:
+            nonlocal arrived
+            arrived = True
+            loop.call_soon(_answer, reply, step())
+
+        arrival = loop.call_soon(arrive)
+        try:
+            return await reply
+        except BaseException:
+            if not arrived:
+                arrival.cancel()
+                self._delay(self._late, step)
+            raise
+
+    def _delay(self, passes: int, step: Any) -> None:
+        loop = asyncio.get_running_loop()
+        if passes:
+            loop.call_soon(self._delay, passes - 1, step)
+        else:
+            step()
+
+
+def _answer(future: asyncio.Future[Any], answer: Any) -> None:
+    if not future.done():
+        future.set_result(answer)
+
+
+class Cuttable(Link):
+    """The same, until it is cut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._refused: bool | None = None
+        self._mended: asyncio.Event = asyncio.Event()
+        self.deaf = False
+        """Whether the next answer is lost."""
+        self.gate = asyncio.Event()
+        """Set while answers are delivered."""
+        self.gate.set()
+
+    async def __call__(self, step: Any) -> Any:
+        if self._refused is False:
+            await self._mended.wait()
+        if self._refused:
+            raise BackendUnavailable("connection refused")
+        answer = await super().__call__(step)
+        if self.deaf:
+            self.deaf = False
+            raise BackendUnavailable("the connection broke")
+        await self.gate.wait()
+        return answer
+
+    def cut(self, refused: bool) -> None:
+        """Nothing gets through any more."""
+        self._refused = refused
+
+    def mend(self) -> None:
+        """Everything does."""
+        self._refused = None
+        self._mended.set()
+
+
+class Linked(Way):
+    """The links of a client to servers in this process."""
+
+    def __init__(self, links: Sequence[Cuttable]) -> None:
+        self._links = links
+
+    def lose_answer(self) -> None:
+        for link in self._links:
+            link.deaf = True
+
+    def hold(self) -> None:
+        for link in self._links:
+            link.gate.clear()
+
+    def let_go(self) -> None:
+        for link in self._links:
+            link.gate.set()
+
+    def cut(self, *, refused: bool) -> None:
+        for link in self._links:
+            link.cut(refused)
+
+    def mend(self) -> None:
+        for link in self._links:
+            link.mend()
+
+    def settle(self) -> None:
+        self.mend()
+
+
+def drop(server: MemoryServer, claim: Any) -> None:
+    def step(machine: Machine, now: float) -> None:
+        lock = machine._at(claim.key, now)
+        del lock.holds[claim.stored.id]
+        machine._serve(claim.key, lock, now)
+
+    server.ask(step)

@@ -1,0 +1,198 @@
+"""The MariaDB of a history run: how its frames look, what hurts it, and what must be left at the end: nothing.
+
+python -m tests.faults.mysql_system mariadb --seconds 60 --processes 6 --names 12 --seed 1
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import pymysql
+
+import aiolock
+from tests.faults import run
+from tests.faults.locks import all_can_be_had
+from tests.faults.proxy import mysql_frames
+from tests.servers import MariaDB
+
+TURN = b"\x02\x00\x00\x04\x011"
+"""The row of a single 1, which is how the server says that GET_LOCK came to its end."""
+
+
+CLOCK = b"\x11\x00\x00\x04\x10"
+"""How a row of one number of 16 digits begins."""
+ROW = b"\x29\x00\x00\x04\x28"
+"""How a row of one text of 40 bytes begins."""
+
+
+class MariaDBSystem:
+    """One private server whose commits survive its death, and an administrator whom no proxy can hurt."""
+
+    framing = staticmethod(mysql_frames)
+    namespace = "history"
+    mode = "lease"
+    place = 3.0
+    """The page says so, of locks that several may be in."""
+
+    def __init__(self) -> None:
+        self.server = MariaDB(extra=["--innodb-flush-log-at-trx-commit=2", "--max-connections=500"])
+        self.busy = asyncio.Lock()
+        self.replayed = 0
+        self.foreign: list[str] = []
+
+    @staticmethod
+    def verified_within(ttl: float) -> float:
+        """Seconds after which every client has asked a server that came back; docs/backends/mysql.md."""
+        return ttl / 3 + 0.25
+
+    def url(self, host: str, port: int, number: int, seed: int) -> str:
+        """Where a worker connects; every eighth has one connection to wait on, and so tries again and again."""
+        few = "&connections=1" if number % 8 == 7 else ""
+        return f"mysql://root@{host}:{port}/test?mode={self.mode}{few}"
+
+    async def prepare(self) -> None:
+        """Have the tables made, because a machine may be too busy for any worker to open in time."""
+        url = f"{self.server.url}?mode={self.mode}"
+        async with aiolock.connect(url, namespace=self.namespace, command_timeout=60):
+            pass
+
+    def ask(self, statement: str) -> tuple[tuple[Any, ...], ...]:
+        """Over the socket."""
+        with (
+            pymysql.connect(
+                unix_socket=self.server.socket, user="root", database="test", autocommit=True
+            ) as admin,
+            admin.cursor() as cursor,
+        ):
+            cursor.execute(statement)
+            return tuple(cursor.fetchall())
+
+    @staticmethod
+    def placed(direction: str, frame: bytes) -> bool:
+        """Somebody lines up."""
+        return direction == "up" and b", 31536000)" in frame
+
+    @staticmethod
+    def granted(direction: str, frame: bytes) -> bool:
+        """Somebody who waits is told that it is its turn."""
+        return direction == "down" and frame == TURN
+
+    @staticmethod
+    def reply(frame: bytes) -> bool:
+        """A row: the answer to something that matters."""
+        return len(frame) > 5 and frame[3] >= 4
+
+    def overhear(self, direction: str, frame: bytes) -> None:
+        """Nothing here can be sent again: a statement belongs to its session."""
+
+    def kill_clients(self, kind: str) -> None:
+        """End all sessions, or those that wait."""
+        self.kill("INFO LIKE '%GET_LOCK(%, 31536000)%'" if kind == "pubsub" else "USER = 'root'")
+
+    def kill(self, where: str) -> None:
+        """End the sessions of which this is true."""
+        rows = self.ask(
+            f"SELECT ID FROM information_schema.processlist WHERE ID <> CONNECTION_ID() AND {where}"
+        )
+        for (number,) in rows:
+            try:
+                self.ask(f"KILL {number}")
+            except pymysql.err.OperationalError:
+                continue  # gone by itself
+
+    def forget_scripts(self) -> None:
+        """End what sessions are doing, and let them live."""
+        for (number,) in self.ask(
+            "SELECT ID FROM information_schema.processlist WHERE ID <> CONNECTION_ID() AND COMMAND = 'Query'"
+        ):
+            try:
+                self.ask(f"KILL QUERY {number}")
+            except pymysql.err.OperationalError:
+                continue
+
+    def replay(self, *, older: float, most: int) -> int:
+        """See `overhear`."""
+        return 0
+
+    async def hygiene(self, names: Sequence[str], ttl: float) -> list[str]:
+        """After all workers have left: nobody holds or waits, and every lock can be had."""
+        found = []
+        if self.mode == "lease":
+            found += [
+                f"hygiene: {name} is held by {label}"
+                for name, label in self.ask(
+                    "SELECT name, label FROM aiolock WHERE expires_at > UTC_TIMESTAMP(6) AND owner IS NOT NULL"
+                )
+            ]
+            found += [
+                f"hygiene: {mode} of {label}, in state {state}, is left"
+                for mode, label, state in self.ask(
+                    "SELECT mode, label, state FROM aiolock_bids WHERE expires_at > UTC_TIMESTAMP(6)"
+                )
+            ]
+        for _ in range(100):
+            others = self.ask(
+                "SELECT ID, INFO FROM information_schema.processlist "
+                "WHERE ID <> CONNECTION_ID() AND COMMAND <> 'Daemon'"
+            )
+            if not others:
+                break
+            await asyncio.sleep(0.02)
+        found += [f"hygiene: session {number} is left, doing {info}" for number, info in others]
+        async with aiolock.connect(
+            f"{self.server.url}?mode={self.mode}", namespace=self.namespace, ttl=5
+        ) as client:
+            found += await all_can_be_had(client, names, 3 * ttl)
+        return found
+
+
+class SessionSystem(MariaDBSystem):
+    """The same with user locks; the end of the holder's connection and a restart are its page's exceptions."""
+
+    mode = "session"
+    place = 0.0
+    breaking = 0.1
+    """The next one may be in before the holder has read that its connection has ended."""
+    spares = frozenset({"half-open"})
+    """The server sees the end of a connection, and its client does not: an exception of the page, like a killed session."""
+
+    @staticmethod
+    def granted(direction: str, frame: bytes) -> bool:
+        """What the clock says in µs, which is how the server says that it is somebody's turn."""
+        return direction == "down" and frame[:5] == CLOCK
+
+
+class RowSystem(SessionSystem):
+    """The same with row locks in open transactions; every hold and every wait has a connection."""
+
+    mode = "row"
+
+    def url(self, host: str, port: int, number: int, seed: int) -> str:
+        """Every eighth worker has two connections for all that it wants."""
+        few = 2 if number % 8 == 7 else 24
+        return f"mysql://root@{host}:{port}/test?mode=row&connections={few}"
+
+    @staticmethod
+    def placed(direction: str, frame: bytes) -> bool:
+        """Somebody lines up."""
+        return direction == "up" and b"FOR UPDATE /*" in frame
+
+    @staticmethod
+    def granted(direction: str, frame: bytes) -> bool:
+        """The id of a row, which is a digest of 40 letters: it is locked."""
+        return direction == "down" and frame[:5] == ROW
+
+    def kill_clients(self, kind: str) -> None:
+        """As above; those that wait do it in another statement."""
+        self.kill("INFO LIKE '%FOR UPDATE%'" if kind == "pubsub" else "USER = 'root'")
+
+
+run.SYSTEMS.update(  # type: ignore[call-overload]  # alike, not related
+    {"mariadb": MariaDBSystem, "mariadb-session": SessionSystem, "mariadb-row": RowSystem}
+)
+
+if __name__ == "__main__":
+    sys.exit(run.main())

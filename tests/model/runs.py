@@ -1,0 +1,399 @@
+"""The runs of the model: each removed rule with the promise that breaks without it, and the design with all its rules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.model.explore import Outcome, explore
+from tests.model.rows import Claim, Model
+
+__all__ = ["DESIGN", "REMOVALS", "Run"]
+
+ONCE = (Claim(),)
+TWICE = (Claim(), Claim())
+TWO = ((ONCE,), (ONCE,))
+"""Two clients, one lock, a mutex each."""
+ALONE = ((ONCE,), ((),))
+"""One client with a claim, for leaks that need no other."""
+BOTH = ((ONCE, ONCE), (ONCE, ONCE))
+"""Two clients and two locks under one session each."""
+KEEPS = (((Claim(keep=2),),), (ONCE,))
+"""A client that releases with keep, and another one."""
+BLOCKS = (((Claim(block=2), Claim()),), (ONCE,))
+"""A client that takes blocks of tokens."""
+READERS = (((Claim("write"),),), ((Claim("read"),),), ((Claim("read"),),))
+PERMITS = tuple(((Claim("permits"),),) for _ in range(3))
+"""Three clients and a semaphore of two permits."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One exploration; ``breaks`` is the first word of the violation that a removed rule leads to."""
+
+    name: str
+    rule: str
+    """The rule as the design says it, with the number of the review in brackets."""
+    breaks: str = ""
+    claims: tuple = TWO
+    fair: int = 0
+    """A fair schedule is run from every such state."""
+    deep: bool = False
+    """True if the shortest trace takes more states than the tests have time for; ``python -m tests.model`` finds it."""
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def play(self, most: int, seconds: float = 1e9) -> Outcome:
+        """Explore up to ``most`` states for up to ``seconds``."""
+        return explore(Model(self.claims, **self.options), most, seconds, self.fair)
+
+
+def without(
+    removed: str,
+    rule: str,
+    breaks: str,
+    claims: tuple = TWO,
+    *,
+    fair: int = 0,
+    deep: bool = False,
+    **options: Any,
+) -> Run:
+    """Return a run without the rules ``removed``, several of them separated by ``+``."""
+    rules = tuple(part.strip() for part in removed.split("+"))
+    return Run(removed, rule, breaks, claims, fair, deep, {"removed": rules, **options})
+
+
+REMOVALS = (
+    without(
+        "verification",
+        "(1) a renewal reads the versions of all rows in which the client holds or waits",
+        "EXCLUSION",
+        ttl=2,
+        faults={"delete": 1},
+        tokens=False,
+    ),
+    without(
+        "every row",
+        "(1) ... of all rows, not of one",
+        "EXCLUSION",
+        (((), ONCE), ((), ONCE)),
+        ttl=2,
+        faults={"force": 1},
+    ),
+    without(
+        "until after the read",
+        "(1) until rises only when a row that has changed was read",
+        "EXCLUSION",
+        ttl=2,
+        faults={"force": 1, "late": 1},
+        kinds="R",
+        tokens=False,
+    ),
+    without(
+        "read after the heartbeat",
+        "(1) ... by a read that was sent after that heartbeat",
+        "EXCLUSION",
+        deep=True,
+        ttl=2,
+        faults={"force": 1, "late": 1},
+        kinds="R",
+        tokens=False,
+    ),
+    without(
+        "ended + clean-up",
+        "(2) what a client has ended stands in its session until its removal is known; clean-ups never give up",
+        "LEAK",
+        ALONE,
+        faults={"broken": 1},
+    ),
+    without(
+        "ended + check ended again",
+        "(2) after an unflushed release, the id stays until a later flushed write was answered",
+        "LEAK",
+        ALONE,
+        faults={"crash": 1},
+    ),
+    without(
+        "check first",
+        "(2) after a reconnect every ended id is checked before a write counts as the later flushed one",
+        "LEAK",
+        faults={"crash": 1},
+    ),
+    without(
+        "answers of the connection",
+        "(2) ... without a reconnect between the answer, as the client hears it, and that write",
+        "LEAK",
+        ALONE,
+        faults={"stop": 1, "crash": 1},
+    ),
+    without(
+        "until of the session",
+        "(3) a grant is valid until the end of the session, not for a ttl from its own request",
+        "EXCLUSION",
+        deep=True,
+        ttl=2,
+        faults={"stop": 1},
+        stops=(0,),
+        clock=True,
+        busy=False,
+    ),
+    without(
+        "until of the answer",
+        "(3) ... and not longer than a ttl from the sending of the request that showed it",
+        "EXCLUSION",
+        ttl=2,
+        faults={"force": 1, "late": 1},
+        kinds="W",
+    ),
+    without(
+        "ttl of the row",
+        "(4) the ttl is the one written in the session row",
+        "EXCLUSION",
+        faults={"stop": 1},
+        ttl=(3, 2),
+    ),
+    without(
+        "count from the arrival",
+        "(4) counted from the arrival of the first answer that shows the version",
+        "EXCLUSION",
+        ttl=2,
+        faults={"late": 1, "stop": 1},
+        kinds="Q",
+        stops=(0,),
+    ),
+    without(
+        "random versions + caches",
+        "(5) the writer chooses versions that never repeat; else caches are dropped on a reconnect",
+        "EXCLUSION",
+        ((TWICE,), (TWICE,)),
+        faults={"crash": 1, "stop": 1},
+        tokens=False,
+    ),
+    without(
+        "insert first",
+        "(5) an absent row is first inserted empty: a cached absence grants a token twice",
+        "TOKEN",
+        faults={"purge": 1},
+    ),
+    without(
+        "insert first",
+        "(5) an absent row is first inserted empty: a late insert brings a purged hold back",
+        "LEAK",
+        faults={"broken": 1, "purge": 1, "cancel": 1},
+        kinds="W",
+        tokens=False,
+    ),
+    without(
+        "only later reads",
+        "(5) only a read sent after the newest answer about a row changes what is known of it",
+        "FALSE LOSS",
+        faults={"late": 1},
+        kinds="R",
+    ),
+    without(
+        "purge by version",
+        "(6) purge deletes by compare-and-set",
+        "EXCLUSION",
+        faults={"purge": 1},
+        tokens=False,
+    ),
+    without(
+        "purge of kept rows",
+        "(6) purge spares a row that is kept",
+        "KEEP",
+        KEEPS,
+        faults={"purge": 1},
+        tokens=False,
+    ),
+    without(
+        "absence is observed",
+        "(7) a missing session row is a version like any other, observed for a whole ttl",
+        "EXCLUSION",
+        faults={"delete session": 1},
+    ),
+    without(
+        "ttl in the entry",
+        "(7) ... for the ttl of that session, which the entry in the lock row says too",
+        "KEEP",
+        (((Claim(keep=3),),), (ONCE,)),
+        ttl=2,
+        faults={"delete session": 1},
+    ),
+    without(
+        "heartbeat",
+        "(7) a heartbeat is a compare-and-set, never an insert",
+        "EXCLUSION",
+        deep=True,
+        ttl=2,
+        faults={"stop": 1},
+        stops=(0,),
+    ),
+    without(
+        "own heartbeats",
+        "(7) a client that finds any heartbeat of its own goes on from it",
+        "FALSE LOSS",
+        faults={"broken": 1},
+        kinds="H",
+    ),
+    without(
+        "statements end nothing",
+        "(8) statements evaluated at the server never end a foreign hold",
+        "EXCLUSION",
+        statements=True,
+        clock=True,
+        busy=False,
+        faults={"late": 1},
+        kinds="E",
+    ),
+    without(
+        "tombstones",
+        "(18) a leave after an unanswered statement leaves a tombstone",
+        "LEAK",
+        ALONE,
+        statements=True,
+        faults={"broken": 1, "cancel": 1},
+        kinds="E",
+    ),
+    without(
+        "doubt stays",
+        "(18) ... also if a repetition of the statement was answered",
+        "LEAK",
+        ALONE,
+        statements=True,
+        faults={"broken": 1},
+        kinds="E",
+    ),
+    without(
+        "leave is flushed",
+        "(18) ... flushed, where requests outlive a crash of the store",
+        "LEAK",
+        ALONE,
+        statements=True,
+        survive=True,
+        faults={"broken": 1, "cancel": 1, "crash": 1},
+        kinds="E",
+    ),
+    without(
+        "a leave statement writes",
+        "(18) ... and a repeated leave statement writes although it finds nothing: only a write makes the first durable",
+        "LEAK",
+        ALONE,
+        statements=True,
+        faults={"broken": 1, "crash": 1},
+        kinds="X",
+    ),
+    without(
+        "tick at the server",
+        "(15) a statement takes the tick at the server, not the client's",
+        "TOKEN",
+        statements=True,
+        faults={"purge": 1},
+    ),
+    without(
+        "clock in step",
+        "(9) an observer that sees the clock of the store step falls back to observation",
+        "EXCLUSION",
+        clock=True,
+        faults={"clock": 1},
+    ),
+    without(
+        "skew",
+        "(9) a margin makes up for clocks that run at different rates",
+        "EXCLUSION",
+        ttl=4,
+        skew=1,
+        faults={"stop": 1},
+        stops=(0,),
+    ),
+    without(
+        "session of its own",
+        "(12) a kept hold has a session row of its own, without heartbeats",
+        "STUCK",
+        KEEPS,
+        fair=3,
+    ),
+    without(
+        "ended after the keep",
+        "(12) a claim that is released with keep is ended only when the write that keeps it was answered",
+        "EXCLUSION",
+        KEEPS,
+    ),
+    without(
+        "keep is flushed",
+        "(12) the write that keeps a lock is flushed",
+        "LEAK",
+        KEEPS,
+        faults={"crash": 1},
+        tokens=False,
+    ),
+    without(
+        "tick",
+        "(15) tokens begin at the clock of the store, so that they rise after a purge",
+        "TOKEN",
+        faults={"purge": 1},
+    ),
+    without(
+        "leave writes",
+        "(18) a leave after an unanswered step always writes",
+        "LEAK",
+        ALONE,
+        faults={"broken": 1, "cancel": 1},
+        kinds="W",
+    ),
+    without(
+        "leave is flushed",
+        "(18) ... flushed, where requests outlive a crash of the store",
+        "LEAK",
+        ALONE,
+        faults={"broken": 1, "cancel": 1, "crash": 1},
+        kinds="W",
+        survive=True,
+    ),
+    without(
+        "poll",
+        "(21) a notification is a hint, polling backs it up",
+        "STUCK",
+        faults={"mute": 1},
+        fair=3,
+    ),
+)
+
+
+def design(name: str, claims: tuple = TWO, *, fair: int = 0, **options: Any) -> Run:
+    """Return a run with all rules."""
+    return Run(name, "all rules", "", claims, fair, options=options)
+
+
+DESIGN = (
+    design("a client is stopped", fair=50, faults={"stop": 1}),
+    design("purge, a late write, a cancelled claim", faults={"broken": 1, "purge": 1, "cancel": 1}, fair=100),
+    design("blocks of tokens, purge, stop", BLOCKS, faults={"purge": 1, "stop": 1}),
+    design("crash, requests outlive it", faults={"broken": 1, "crash": 1, "cancel": 1}, survive=True),
+    design("a session row is deleted", faults={"delete session": 1, "stop": 1}, fair=100),
+    design("sessions of different ttl", faults={"delete session": 1, "stop": 1}, ttl=(3, 2)),
+    design("a lock row is deleted", faults={"delete": 1, "stop": 1}, fair=100),
+    design("release by force, late writes and reads", faults={"force": 1, "late": 1}, kinds="WR"),
+    design("late heartbeats and observations, stop", faults={"stop": 1, "late": 1}, kinds="HQD", stops=(0,)),
+    design(
+        "clock of the store, idle clients", faults={"stop": 1, "broken": 1}, kinds="H", clock=True, busy=False
+    ),
+    design("the clock of the store steps", faults={"clock": 1, "stop": 1}, clock=True),
+    design("an observer's clock is fast", ttl=4, skew=1, margin=1, faults={"stop": 1}, fair=100),
+    design("keep, crash, broken connection", KEEPS, faults={"crash": 1, "broken": 1}, fair=100),
+    design("keep, stop, purge", KEEPS, faults={"stop": 1, "purge": 1}, fair=100),
+    design("keep, a session row is deleted", KEEPS, faults={"delete session": 1, "late": 1}),
+    design("permits, stop", PERMITS, faults={"stop": 1}, fair=200),
+    design("permits, force, crash", PERMITS, faults={"force": 1, "crash": 1}),
+    design("a writer and two readers, stop", READERS, faults={"stop": 1}),
+    design("two locks, crash, broken connection", BOTH, faults={"crash": 1, "broken": 1}, fair=200),
+    design("two locks, force, stop", BOTH, faults={"force": 1, "stop": 1}),
+    design("statements, stop", faults={"stop": 1}, statements=True, fair=50),
+    design(
+        "statements, crash, requests outlive it",
+        faults={"broken": 1, "crash": 1, "cancel": 1},
+        survive=True,
+        statements=True,
+    ),
+    design("statements, purge, late", faults={"purge": 1, "late": 1, "cancel": 1}, statements=True),
+    design("statements, permits", PERMITS, faults={"broken": 1}, statements=True),
+    design("statements, keep", KEEPS, faults={"stop": 1, "crash": 1}, statements=True),
+)

@@ -1,0 +1,78 @@
+"""Count wording that hides what a sentence is about, in docstrings, comments and command line texts of the package.
+
+A sentence has a subject, a verb and a standard noun: it names the owner, caller, client or process instead of
+"whoever". tests/unit/test_prose.py keeps the counts below a limit, tests/architecture.py prints the share of words.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Text", "openings", "pronouns", "texts", "words"]
+
+PRONOUNS = re.compile(
+    r"\b(?:whoever|whomever|nobody|somebody|everybody|anybody|anyone)\b|\bof ours\b", re.IGNORECASE
+)
+
+OPENINGS = re.compile(r"(?:What|Who|Whether|How)\b")
+"""First words of docstrings that describe a concept without naming it."""
+
+WORD = re.compile(r"[A-Za-z][A-Za-z'-]*")
+
+
+@dataclass(frozen=True)
+class Text:
+    """One docstring, comment line or string, with the place where it begins."""
+
+    kind: str
+    path: Path
+    line: int
+    text: str
+
+
+def texts(package: Path) -> Iterator[Text]:
+    """Yield docstrings (also those of attributes), comments, and the strings of the command line."""
+    for path in sorted(package.rglob("*.py")):
+        source = path.read_text()
+        tree = ast.parse(source)
+        docstrings = set()
+        for node in ast.walk(tree):
+            if (
+                isinstance(node, ast.Expr)
+                and isinstance(node.value, ast.Constant)
+                and isinstance(node.value.value, str)
+            ):
+                docstrings.add(node.value)
+                yield Text("docstring", path, node.lineno, node.value.value)
+        if path.relative_to(package).parts[0] == "cli":
+            for node in ast.walk(tree):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in docstrings:
+                    yield Text("command line", path, node.lineno, node.value)
+        for token in tokenize.generate_tokens(io.StringIO(source).readline):
+            if token.type == tokenize.COMMENT:
+                yield Text("comment", path, token.start[0], token.string.lstrip("#").strip())
+
+
+def pronouns(text: Text) -> list[str]:
+    """Return the words of a text that stand for an owner, caller or process without naming it."""
+    return PRONOUNS.findall(text.text)
+
+
+def openings(text: Text) -> list[str]:
+    """Return the first word of a docstring if it is one of `OPENINGS`, in a list."""
+    return (
+        OPENINGS.findall(text.text.strip())[:1]
+        if text.kind == "docstring" and OPENINGS.match(text.text.strip())
+        else []
+    )
+
+
+def words(text: Text) -> int:
+    """Count the words of a text."""
+    return len(WORD.findall(text.text))

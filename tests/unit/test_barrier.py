@@ -1,0 +1,173 @@
+"""The rounds of a barrier: pure functions over its register, one by one and under random orders of events."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aiolock.core.capabilities import MOST_BYTES
+from aiolock.core.register_writer import WRITERS as REMEMBERED
+from aiolock.core.register_writer import WriteLog
+from aiolock.errors import ConfigError
+from aiolock.kinds import barrier
+
+
+def arrive(body, me: str, party: int, parties: int = 2):
+    after, answer = barrier.arrive(body, "x", parties, me, party, 10.0, me.upper())
+    return body if after is None else after, answer
+
+
+def step(body, after):
+    return body if after[0] is None else after[0]
+
+
+def test_a_client_that_has_all_parties_passes_at_once():
+    body, answer = arrive({}, "a", 1)
+    assert answer == (1, 0)
+    assert barrier.inside(body) == 1
+    body, answer = arrive(body, "a", 2)
+    assert answer == (1, 1)
+    assert barrier.outcome(body, 1) == ""
+    assert barrier.inside(body) == 0
+
+
+def test_the_roll_is_called_before_a_round_is_passed():
+    body, _ = arrive({}, "a", 1)
+    body, answer = arrive(body, "b", 1)
+    assert answer == (1, 1)
+    assert barrier.full(body)
+    assert barrier.outcome(body, 1) is None
+    # Who comes meanwhile belongs to the next round, and has to come again.
+    assert arrive(body, "c", 1) == (body, (0, 0))
+    # The last one to come has answered already.
+    assert barrier.outcome(step(body, barrier.beat(body, "b")), 1) is None
+    body = step(body, barrier.beat(body, "a"))
+    assert barrier.outcome(body, 1) == ""
+    body, answer = arrive(body, "c", 1)
+    assert answer == (2, 0)
+
+
+def test_a_party_is_inside_once_however_often_it_says_so():
+    body, _ = arrive({}, "a", 1, 3)
+    assert arrive(body, "a", 1, 3)[0] is body
+    assert barrier.inside(body) == 1
+
+
+def test_whoever_leaves_breaks_the_round():
+    body, _ = arrive({}, "a", 1, 3)
+    body, _ = arrive(body, "b", 1, 3)
+    assert barrier.leave(body, "b", {2}, "why")[0] is None
+    assert barrier.leave(body, "c", {1}, "why")[0] is None
+    assert barrier.leave({}, "c", {1}, "why")[0] is None
+    body = step(body, barrier.leave(body, "b", {1, 2}, "why"))
+    assert barrier.outcome(body, 1) == "why"
+    assert barrier.inside(body) == 0
+    # What is said twice changes nothing.
+    assert barrier.leave(body, "b", {1}, "why")[0] is None
+
+
+def test_who_is_dead_is_seen_by_ones_own_clock():
+    body, _ = arrive({}, "a", 1, 3)
+    body, _ = arrive(body, "b", 1, 3)
+    heartbeats: barrier.Heartbeats = {}
+    assert barrier.dead(body, "a", heartbeats, 100.0) == {}
+    assert barrier.dead(body, "a", heartbeats, 109.9) == {}
+    gone = barrier.dead(body, "a", heartbeats, 110.0)
+    assert gone == {"b": 1}
+    alive = step(body, barrier.beat(body, "b"))
+    # It was heard of in the meantime: then the verdict changes nothing.
+    assert barrier.broken(alive, gone) == (None, None)
+    assert barrier.dead(alive, "a", heartbeats, 111.0) == {}
+    assert barrier.outcome(step(body, barrier.broken(body, gone)), 1) == "nothing was heard of B"
+    assert barrier.dead({}, "a", heartbeats, 112.0) == {}
+    assert heartbeats == {}
+    assert barrier.broken({}, gone) == (None, None)
+
+
+def test_the_end_of_a_round_is_remembered_for_a_while():
+    body, _ = arrive({}, "a", 1)
+    assert barrier.outcome({}, 1) == "the server has forgotten it"
+    for number in range(1, barrier.ENDS + 3):
+        body = step(body, barrier.leave(body, "a", {1}, f"end of {number}"))
+        body, _ = arrive(body, "a", 1)
+    assert barrier.outcome(body, barrier.ENDS + 2) == f"end of {barrier.ENDS + 2}"
+    assert barrier.outcome(body, barrier.ENDS + 3) is None
+    assert "has forgotten" in barrier.outcome(body, 1)
+
+
+def test_another_number_of_parties_is_refused():
+    body, _ = arrive({}, "a", 1, 2)
+    with pytest.raises(ConfigError, match="has 2 parties, not 3"):
+        arrive(body, "b", 1, 3)
+
+
+CLIENTS = ("a", "b", "c")
+EVENTS = st.lists(
+    st.tuples(st.sampled_from(["arrive", "beat", "leave"]), st.sampled_from(CLIENTS)), max_size=60
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(parties=st.integers(1, 4), events=EVENTS)
+def test_a_round_is_passed_by_as_many_as_there_are_parties_and_broken_for_all_or_none(parties, events):
+    body: dict = {}
+    mine: dict[tuple[str, int], int] = {}
+    """The round of every party that came, by client and number."""
+    numbers = iter(range(1000))
+    for event, client in events:
+        before = copy.deepcopy(body)
+        if event == "arrive":
+            party = next(numbers)
+            body, (number, place) = arrive(body, client, party, parties)
+            if number:
+                mine[client, party] = number
+                together = [other for other, theirs in mine.items() if theirs == number]
+                assert place == len(together) - 1
+        elif event == "beat":
+            body = step(body, barrier.beat(body, client))
+        else:
+            here = [party for who, party in mine if who == client]
+            body = step(body, barrier.leave(body, client, set(here[-1:]), f"{client} left"))
+        # Steps return something new and leave what was there as it was.
+        assert before == {} or before["round"] <= body["round"]
+    by_round: dict[int, list[str | None]] = {}
+    for number in mine.values():
+        by_round.setdefault(number, []).append(barrier.outcome(body, number))
+    for number, ends in by_round.items():
+        assert len(set(ends)) == 1
+        assert ends[0] != "" or len(ends) == parties
+        assert ends[0] is not None or number == body["round"]
+
+
+def test_a_party_that_comes_only_as_the_last_changes_nothing_before():
+    def complete(body, me: str, party: int, parties: int):
+        return barrier.arrive(body, "x", parties, me, party, 10.0, me.upper(), last=True)
+
+    assert complete({}, "a", 1, 2) == (None, (barrier.MISSED, 0))
+    assert complete({}, "a", 1, 1)[1] == (1, 0)
+    body, _ = arrive({}, "a", 1)
+    after, answer = complete(body, "b", 1, 2)
+    assert answer == (1, 1)
+    # Said twice, it is the same; and while the roll is called nobody else is the last.
+    assert complete(after, "b", 1, 2) == (None, (1, 1))
+    assert complete(after, "c", 1, 2) == (None, (barrier.MISSED, 2))
+    with pytest.raises(ConfigError, match="has 2 parties, not 3"):
+        complete(body, "b", 1, 3)
+
+
+def test_five_hundred_clients_fit_whatever_their_labels_are():
+    body: dict[str, object] = {}
+    for number in range(barrier.ENDS):
+        body, _ = barrier.arrive(body, "x", 1000, "first", number, 30.5, "x")
+        body, _ = barrier.leave(body, "first", {number}, "\u0436" * 500)
+    label = barrier.short("\u0436\udc80\n" * 20)
+    assert label
+    for number in range(500):
+        body, _ = barrier.arrive(body, "x", 1000, f"{number:016x}", 10_000 + number, 30.5, label)
+    log = WriteLog()
+    log._seen = {f"{number:016x}": 10_000 for number in range(REMEMBERED)}
+    assert len(body["inside"]) == 500
+    assert len(log.write(body, {})) <= MOST_BYTES

@@ -1,0 +1,757 @@
+"""The engine over rows, staged in virtual time over a store that loses, delays and forgets: one test or more for each rule."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Self
+
+import pytest
+
+from aiolock.backends.rows.context import row_key
+from aiolock.backends.rows.lockrow import MOST_SHARED, RowHold, RowRequest, decode, encode
+from aiolock.backends.rows.session import session_key
+from aiolock.core.backend import Claim, EventKind, Grant, Release, Request, Settings
+from aiolock.errors import BackendError, BackendRefused, BackendUnavailable
+from aiolock.types import MUTEX, READ, WRITE, Family, Kind, permits
+from tests.simulation.rowstore import RowServer, RowTestBackend
+from tests.simulation.virtual import VirtualClock, run
+
+TTL = 3.0
+KEY = row_key("n", "l", Family.LOCK, "x")
+
+
+class Wire:
+    """One client's way to the server."""
+
+    def __init__(self) -> None:
+        self.lost = 0
+        """How many answers are lost from now on."""
+        self.delayed: list[Callable[[], Any]] = []
+        """Requests that were given up and are still under way."""
+        self.delay = 0
+        """How many requests are given up from now on."""
+        self.cut = False
+        self.slow: Callable[[], Any] | None = None
+        """Called before each answer; awaited."""
+
+    async def __call__(self, step: Callable[[], Any]) -> Any:
+        await asyncio.sleep(0.001)
+        if self.cut:
+            raise BackendUnavailable("no way to the server")
+        if self.delay:
+            self.delay -= 1
+            self.delayed.append(step)
+            raise BackendUnavailable("the connection broke")
+        answer = step()
+        await asyncio.sleep(0.001)
+        if self.slow is not None:
+            await self.slow()
+        if self.lost:
+            self.lost -= 1
+            raise BackendUnavailable("the connection broke")
+        return answer
+
+
+class Side:
+    """One client of the engine, without the layers above it."""
+
+    def __init__(self, server: RowServer, **options: Any) -> None:
+        self.wire = Wire()
+        self.server = server
+        self.backend = RowTestBackend(server, self.wire, **options)
+        self.backend.bind(
+            Settings(namespace="n", label="side", ttl=TTL, command_timeout=1.0, clock=VirtualClock())
+        )
+
+    async def __aenter__(self) -> Self:
+        await self.backend.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.wire.cut = False
+        await self.backend.aclose()
+
+    def claim(self, kind: Kind = MUTEX, name: str = "x", ttl: float = TTL) -> Claim:
+        return self.backend.claim(Request(name, kind, ttl, "side"))
+
+    async def acquire(self, kind: Kind = MUTEX, name: str = "x", ttl: float = TTL) -> tuple[Claim, Grant]:
+        claim = self.claim(kind, name, ttl)
+        grant = await claim.acquire(wait=True)
+        while grant is None:
+            await claim.wait()
+            grant = await claim.acquire(wait=True)
+        return claim, grant
+
+    async def tries(self, kind: Kind = MUTEX) -> bool:
+        claim = self.claim(kind)
+        if await claim.acquire(wait=False) is None:
+            return False
+        await claim.release()
+        return True
+
+    def freeze(self) -> None:
+        """What SIGSTOP does, as seen by the others: nothing of this client runs any more."""
+        for timer in self.backend._engine._timers.values():
+            timer.cancel()
+        for task in list(self.backend.context.tasks):
+            task.cancel()
+        self.server.stores.pop(self.backend.context.address, None)
+
+    @property
+    def session(self) -> Any:
+        [session] = self.backend._engine.sessions.open.values()
+        return session
+
+
+def staged(test: Callable[..., Any]) -> Callable[[], None]:
+    """A test that is run in virtual time."""
+
+    def staged_test() -> None:
+        run(test())
+
+    staged_test.__name__, staged_test.__doc__ = test.__name__, test.__doc__
+    return staged_test
+
+
+def serve(**options: Any) -> RowServer:
+    return RowServer(VirtualClock(), **options)
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+# --- (1) verification reads
+
+
+@pytest.mark.parametrize("how", ["deleted", "taken"])
+def test_a_renewal_reads_the_rows_and_finds_a_hold_that_is_gone(how):
+    async def main() -> None:
+        server = serve(push=False)
+        async with Side(server) as one, Side(server) as two:
+            claim, _ = await one.acquire()
+            if how == "deleted":
+                del server.rows[KEY]
+            else:
+                assert await two.backend.force_release("x", Family.LOCK)
+            [renewal] = await one.backend.renew([claim])
+            assert renewal == ("revoked" if how == "deleted" else "force-released")
+            assert (await one.backend.events.get()).kind is EventKind.LOST
+
+    run(main())
+
+
+@staged
+async def test_a_renewal_is_one_write_and_one_read_however_many_holds_there_are():
+    server = serve()
+    async with Side(server) as one:
+        claims = [(await one.acquire(name=f"x{number}"))[0] for number in range(20)]
+        await asyncio.sleep(0.1)
+        writes, reads = server.writes, server.reads
+        renewals = await one.backend.renew(claims)
+        assert all(isinstance(renewal, Grant) for renewal in renewals)
+        assert (server.writes - writes, server.reads - reads) == (1, 1)
+
+
+@staged
+async def test_heartbeats_go_on_after_a_defect_of_the_store_and_end_with_the_client():
+    server = serve()
+    async with Side(server) as one:
+        await one.acquire()
+        session, steps, failed = one.session, one.wire, []
+
+        async def broken(step: Any) -> Any:
+            failed.append(now())
+            raise ZeroDivisionError
+
+        one.backend.store.transport = broken
+        while not failed:
+            await asyncio.sleep(0.01)
+        one.backend.store.transport = steps
+        before = session.heartbeat_sent
+        await asyncio.sleep(TTL / 2)
+        assert session.heartbeat_sent > before
+        engine = one.backend._engine
+    assert all(timer.cancelled() for timer in engine._timers.values())
+
+
+# --- (2) ended claims
+
+
+@staged
+async def test_a_release_that_does_not_arrive_ends_the_hold_with_the_next_heartbeat():
+    server = serve(push=False, shared_clock=False)
+    async with Side(server, poll=0.1) as one, Side(server, poll=0.1) as two:
+        claim, _ = await one.acquire()
+        key, steps = KEY, one.wire
+
+        class Refuse:
+            async def __call__(self, step: Any) -> Any:
+                before = server.rows.get(key)
+                answer = await steps(step)
+                if server.rows.get(key) != before:
+                    server.rows[key] = before
+                    raise BackendUnavailable("the row cannot be written")
+                return answer
+
+        one.backend.store.transport = Refuse()
+        with pytest.raises(BackendError):
+            await claim.release()
+        began = now()
+        async with asyncio.timeout(TTL):
+            await two.acquire()
+        assert now() - began < 0.7 * TTL
+        one.backend.store.transport = steps
+
+
+@staged
+async def test_a_release_that_keeps_the_lock_goes_on_after_any_outage():
+    server = serve()
+    async with Side(server) as one, Side(server) as two:
+        claim, _ = await one.acquire()
+        one.wire.cut = True
+        with pytest.raises(BackendError):
+            await claim.release(keep=100.0)
+        await asyncio.sleep(0.5 * TTL)
+        one.wire.cut = False
+        await asyncio.sleep(TTL)
+        [hold] = decode(server.rows[KEY].value).holds.values()
+        assert hold.kept
+        assert not await two.tries()
+
+
+@staged
+async def test_a_released_hold_that_a_crash_brings_back_is_removed_again():
+    server = serve(push=False, shared_clock=False)
+    async with Side(server, poll=0.1) as one, Side(server, poll=0.1) as two:
+        claim, _ = await one.acquire()
+        assert await claim.release() is Release.RELEASED
+        assert decode(server.rows[KEY].value).free
+        server.crash()
+        assert not decode(server.rows[KEY].value).free
+        await asyncio.sleep(0.6 * TTL)
+        assert decode(server.rows[KEY].value).free
+        assert await two.tries()
+        await asyncio.sleep(TTL)
+        assert not one.session.busy
+
+
+# --- (3) until is the session's
+
+
+@pytest.mark.parametrize("tenths", range(10))
+def test_a_grant_ends_with_its_session(tenths):
+    async def main() -> None:
+        server = serve()
+        async with Side(server) as one, Side(server) as two:
+            claim, _ = await one.acquire()
+            await claim.release()
+            session = one.session
+            # Nothing is sent but by the acquire.
+            session.last_sent = now() + 100
+            await asyncio.sleep(session.heartbeat_sent + tenths * TTL / 10 + 0.05 - now())
+            claim, grant = await one.acquire()
+            assert grant.until > now()
+            one.freeze()
+            waiting = asyncio.create_task(two.acquire())
+            await asyncio.wait([waiting])
+            assert now() > grant.until
+            assert now() < session.heartbeat_sent + TTL + 1.0
+
+    run(main())
+
+
+@staged
+async def test_an_acquire_late_in_the_session_believes_nothing_before_its_heartbeat_is_answered():
+    server = serve()
+    async with Side(server) as one:
+        claim, _ = await one.acquire()
+        await claim.release()
+        session = one.session
+        session.last_sent = now() + 100
+        await asyncio.sleep(0.6 * TTL)
+        before = session.heartbeat_sent
+        _, grant = await one.acquire()
+        assert session.heartbeat_sent > before
+        assert grant.until > before + TTL
+
+
+# --- (4) takeover by observation
+
+
+@pytest.mark.parametrize("own", [0.5, 30.0])
+def test_the_ttl_of_a_takeover_is_the_one_in_the_session_row(own):
+    async def main() -> None:
+        server = serve(push=False, shared_clock=False)
+        async with Side(server, poll=0.1) as one, Side(server, poll=0.1) as two:
+            await one.acquire()
+            await asyncio.sleep(0.5)
+            one.freeze()
+            began = now()
+            await two.acquire(ttl=own)
+            assert TTL - 0.6 < now() - began < TTL + 0.7
+
+    run(main())
+
+
+@staged
+async def test_a_takeover_is_counted_from_the_arrival_of_the_first_answer():
+    server = serve(push=False, shared_clock=False)
+    async with Side(server) as one, Side(server) as two:
+        await one.acquire()
+
+        async def slow() -> None:
+            two.wire.slow = None
+            await asyncio.sleep(0.9)
+
+        two.wire.slow, sent = slow, now()
+        requests = [hold.request for hold in decode(server.rows[KEY].value).holds.values()]
+        await two.backend._engine.observer.look(requests)
+        [series] = two.backend._engine.observer._series.values()
+        assert series.since > sent + 0.8
+
+
+@staged
+async def test_sessions_of_all_who_are_ahead_are_observed_at_once():
+    server = serve(push=False, shared_clock=False)
+    sides = [Side(server, poll=0.1) for _ in range(5)]
+    for side in sides:
+        await side.backend.open()
+    await sides[0].acquire()
+    waiters = [asyncio.create_task(side.acquire()) for side in sides[1:]]
+    await asyncio.sleep(0.5)
+    for side, waiter in zip(sides[:4], [None, *waiters[:3]], strict=True):
+        side.freeze()
+        if waiter is not None:
+            waiter.cancel()
+    began = now()
+    await waiters[3]
+    assert now() - began < TTL + 1.5
+    for side in sides:
+        await side.backend.aclose()
+
+
+# --- (5) versions
+
+
+@staged
+async def test_a_version_is_never_used_twice():
+    server, seen = serve(), []
+    async with Side(server) as one:
+        for _ in range(5):
+            claim, _ = await one.acquire()
+            seen.append(server.rows[KEY].version)
+            await claim.release()
+            seen.append(server.rows[KEY].version)
+            seen.append(server.rows[one.session.key].version)
+            await one.session.heartbeat()
+    assert len(set(seen)) == 15
+
+
+@staged
+async def test_nothing_that_was_read_before_a_reconnect_is_written_against():
+    server = serve()
+    async with Side(server) as one:
+        claim, _ = await one.acquire()
+        await claim.release()
+        writer = one.backend._engine.writer("x", Family.LOCK)
+        assert writer.version
+        one.backend.store.interrupt()
+        assert writer.version is None
+        assert one.session._version is None
+
+
+@staged
+async def test_a_stale_row_loses_against_what_a_crash_brought_back():
+    server = serve()
+    async with Side(server) as one, Side(server) as two:
+        claim, _ = await one.acquire()
+        await claim.release()
+        server.crash()
+        await two.acquire()
+        assert not await one.tries()
+
+
+# --- (6) expiry and purge
+
+
+@staged
+async def test_a_row_that_is_held_waited_for_or_kept_is_never_purged():
+    server = serve()
+    async with Side(server) as one, Side(server) as two:
+        claim, _ = await one.acquire()
+        await asyncio.sleep(30 * TTL)
+        assert isinstance((await one.backend.renew([claim]))[0], Grant)
+        server.purge(0)
+        assert isinstance((await one.backend.renew([claim]))[0], Grant)
+        await claim.release(keep=100.0)
+        await asyncio.sleep(90)
+        server.purge(0)
+        assert not await two.tries()
+        await asyncio.sleep(20)
+        assert await two.tries()
+        await asyncio.sleep(100)
+        assert server.purge(0)
+        assert KEY not in server.rows
+
+
+# --- (7) session rows
+
+
+@staged
+async def test_a_missing_session_row_is_observed_for_a_whole_ttl():
+    server = serve(push=False)
+    async with Side(server, poll=0.1) as one, Side(server, poll=0.1) as two:
+        await one.acquire()
+        await asyncio.sleep(0.5)
+        del server.rows[one.session.key]
+        one.freeze()
+        began = now()
+        await two.acquire()
+        assert now() - began >= TTL
+
+
+@staged
+async def test_a_heartbeat_whose_answer_was_lost_counts_by_its_number():
+    server = serve()
+    async with Side(server) as one:
+        claim, grant = await one.acquire()
+        await asyncio.sleep(0.5)
+        one.wire.lost = 1
+        await one.session.heartbeat()
+        assert not one.session.dead
+        assert claim.member.session.heartbeat_sent > grant.until - TTL
+        assert isinstance((await one.backend.renew([claim]))[0], Grant)
+
+
+@staged
+async def test_a_client_that_was_declared_dead_loses_its_holds_and_enters_anew():
+    server = serve(push=False)
+    async with Side(server) as one, Side(server) as two:
+        claim, _ = await one.acquire()
+        waiting = one.claim(name="y")
+        other, _ = await two.acquire(name="y")
+        assert await waiting.acquire(wait=True) is None
+        old, session = waiting.member.id, one.session
+        await two.backend._engine.observer._declare_dead(
+            {session.id: two.backend._engine.observer._declaration(session.id, session._version)}
+        )
+        assert await one.backend.renew([claim]) == ["revoked"]
+        assert await waiting.acquire(wait=True) is None
+        assert waiting.member.id != old
+        assert waiting.member.session.id != session.id
+        await other.release()
+        await waiting.release()
+
+
+# --- (9) clocks: see test_rows_liveness.py
+
+
+@staged
+async def test_one_who_comes_after_a_death_needs_one_try_where_there_is_a_clock():
+    server = serve(push=False)
+    async with Side(server) as one, Side(server) as two:
+        await one.acquire()
+        await asyncio.sleep(0.5)
+        one.freeze()
+        assert not await two.tries()
+        await asyncio.sleep(1.05 * TTL)
+        assert await two.tries()
+
+
+@staged
+async def test_a_clock_that_steps_back_does_not_keep_the_dead_alive():
+    server = serve(push=False)
+    async with Side(server, poll=0.1) as one, Side(server, poll=0.1) as two:
+        await one.acquire()
+        await asyncio.sleep(0.5)
+        one.freeze()
+        server.stepped = -3600.0
+        began = now()
+        await two.acquire()
+        assert now() - began < TTL + 0.7
+
+
+# --- (12) holds with a life of their own
+
+
+@staged
+async def test_a_hold_that_is_not_prolonged_has_a_session_of_its_own():
+    server = serve(push=False)
+    async with Side(server) as one, Side(server) as two:
+        claim, grant = await one.acquire()
+        claim.fixed = True
+        [renewal] = await one.backend.renew([claim])
+        assert isinstance(renewal, Grant)
+        assert renewal.until < 0
+        [hold] = decode(server.rows[KEY].value).holds.values()
+        assert hold.request.session != one.session.id
+        began = now()
+        await two.acquire()
+        assert grant.until < now() < began + TTL + 0.7
+        assert await one.backend.renew([claim]) == ["revoked"]
+
+
+# --- (15) tokens, absence
+
+
+@staged
+async def test_tokens_rise_over_purge_deletion_and_reopening():
+    server, tokens = serve(), []
+    async with Side(server) as one:
+        for _ in range(3):
+            claim, grant = await one.acquire()
+            tokens += [grant.token, grant.token + grant.count - 1]
+            await claim.release()
+            del server.rows[KEY]
+    # The clock of the store was set back, and its row is lost.
+    server.stepped, server._tick = -1e9, 0
+    again = one.backend.again()
+    again.bind(one.backend.settings)
+    await again.open()
+    claim = again.claim(Request("x", MUTEX, TTL, "side"))
+    grant = await claim.acquire(wait=False)
+    tokens.append(grant.token)
+    await again.aclose()
+    assert tokens == sorted(tokens)
+    assert tokens[-1] > tokens[-2]
+
+
+@staged
+async def test_a_hold_is_written_only_against_a_row_that_is_there():
+    """Else a late copy of the insert brings back, after a purge, a hold that its client has forgotten."""
+    server = serve()
+    async with Side(server) as one, Side(server) as two:
+        await one.backend._engine.sessions.get(TTL, one.backend.context.deadline())
+        claim = one.claim()
+
+        async def after_the_read() -> None:
+            one.wire.slow, one.wire.delay = None, 1
+
+        one.wire.slow = after_the_read
+        with pytest.raises(BackendError):
+            await claim.acquire(wait=True)
+        assert len(one.wire.delayed) == 1
+        await claim.release()
+        server.rows.pop(KEY, None)
+        for step in one.wire.delayed:
+            step()
+        assert KEY not in server.rows or decode(server.rows[KEY].value).free
+        assert await two.tries()
+
+
+# --- (18) late copies
+
+
+@staged
+async def test_a_late_copy_of_a_request_that_was_given_up_changes_nothing():
+    server = serve()
+    async with Side(server) as one, Side(server) as two:
+        first, _ = await one.acquire()
+        await first.release()
+        claim = one.claim()
+        one.backend._engine.sessions  # noqa: B018 - its session is open
+        one.wire.delay = 1
+        with pytest.raises(BackendError):
+            await claim.acquire(wait=True)
+        await claim.release()
+        [late] = one.wire.delayed
+        late()
+        assert decode(server.rows[KEY].value).free
+        assert await two.tries()
+
+
+@staged
+async def test_a_leave_after_an_unanswered_request_is_flushed():
+    server = serve()
+    async with Side(server) as one, Side(server) as two:
+        await (await one.acquire())[0].release()
+        await (await two.acquire())[0].release()
+        await (await one.acquire())[0].release()
+        claim = one.claim()
+        one.wire.delay = 1
+        with pytest.raises(BackendError):
+            await claim.acquire(wait=True)
+        await claim.release()
+        # It survives a crash, so that the late copy meets another version.
+        version = server.rows[KEY].version
+        server.crash()
+        assert server.rows[KEY].version == version
+        one.wire.delayed[0]()
+        assert decode(server.rows[KEY].value).free
+
+
+@staged
+async def test_a_request_that_was_withdrawn_while_its_write_lost_a_race_is_not_sent_again():
+    server = serve()
+    async with Side(server) as one, Side(server) as two:
+        await (await one.acquire())[0].release()
+        held, _ = await two.acquire()
+        claim = one.claim()
+        acquiring = asyncio.create_task(claim.acquire(wait=True))
+        # Its client believes that the row is free, and its write is under way.
+        await asyncio.sleep(0.0015)
+        acquiring.cancel()
+        await claim.release()
+        assert not decode(server.rows[KEY].value).queue
+        await held.release()
+
+
+@staged
+async def test_a_write_that_the_network_repeats_counts_once_and_reports_no_loss():
+    server = serve()
+    async with Side(server) as one:
+        claim, _ = await one.acquire()
+
+        async def repeated(step: Callable[[], Any]) -> Any:
+            # The answer of the first copy is lost, the second copy finds the version of the first.
+            step()
+            return step()
+
+        one.backend.store.transport = repeated
+        assert await claim.release() is Release.RELEASED
+        again = one.claim()
+        assert await again.acquire(wait=False) is not None
+
+
+@staged
+async def test_an_unflushed_release_that_was_answered_before_a_reconnect_is_checked_again():
+    server = serve()
+    async with Side(server) as one, Side(server) as two:
+        claim, _ = await one.acquire()
+
+        async def crash() -> None:
+            # The client learns of the crash before it takes in the answer, like a process that was stopped meanwhile.
+            one.wire.slow = None
+            server.crash()
+            one.backend._engine.interrupted()
+
+        one.wire.slow = crash
+        await claim.release()
+        await asyncio.sleep(2 * TTL)
+        assert decode(server.rows[KEY].value).free
+        assert await two.tries()
+
+
+# --- (19) the longest row
+
+
+@staged
+async def test_a_full_row_refuses_who_enters_and_lets_go_who_leaves():
+    server = serve()
+    async with Side(server) as one:
+        claim, _ = await one.acquire(READ)
+        key = row_key("n", "l", Family.RW, "x")
+        row = decode(server.rows[key].value)
+        [hold] = row.holds.values()
+        number = 0
+        while len(encode(row)) < MOST_SHARED:
+            number += 1
+            request = RowRequest(f"{number:016}", "write", TTL, "l" * 200, session=hold.request.session)
+            other = RowRequest(**{**_fields(request), "session": "other-1"})
+            row.queue[request.id] = other
+        server.rows[key] = server.rows[key]._replace(value=encode(row), version="full")
+        late = one.claim(WRITE)
+        with pytest.raises(BackendUnavailable, match="full"):
+            await late.acquire(wait=True)
+        assert await claim.release() is Release.RELEASED
+
+
+def _fields(request: RowRequest) -> dict[str, Any]:
+    return {
+        name: getattr(request, name) for name in ("id", "mode", "ttl", "label", "permits", "limit", "block")
+    }
+
+
+# --- (20) formats
+
+
+@staged
+async def test_a_row_of_another_format_is_refused_and_can_be_replaced_by_force():
+    server = serve()
+    async with Side(server) as one:
+        claim, _ = await one.acquire()
+        await claim.release()
+        server.rows[KEY] = server.rows[KEY]._replace(value=b"2 something else", version="other")
+        one.backend.store.interrupt()
+        with pytest.raises(BackendRefused):
+            await one.claim().acquire(wait=True)
+        assert server.rows[KEY].value == b"2 something else"
+        await one.backend.force_release("x", Family.LOCK)
+        assert await one.tries()
+
+
+@staged
+async def test_unknown_fields_are_kept():
+    server = serve()
+    async with Side(server) as one:
+        claim, _ = await one.acquire()
+        value = server.rows[KEY].value.replace(b'{"v"', b'{"z":[1],"v"').replace(b'"i":', b'"zz":2,"i":')
+        server.rows[KEY] = server.rows[KEY]._replace(value=value, version="new")
+        await one.backend.request_release("x", Family.LOCK, "please")
+        assert b'"z":[1]' in server.rows[KEY].value
+        assert b'"zz":2' in server.rows[KEY].value
+        await claim.release()
+
+
+# --- (21) notifications are hints
+
+
+@staged
+async def test_a_waiter_whose_notification_was_lost_finds_its_grant_by_polling():
+    server = serve()
+    async with Side(server) as one, Side(server) as two:
+        claim, _ = await one.acquire(ttl=60.0)
+        waiting = asyncio.create_task(two.acquire(ttl=60.0))
+        await asyncio.sleep(0.5)
+        server.push = False
+        await claim.release()
+        began = now()
+        await waiting
+        assert now() - began <= 2.1
+
+
+# --- answers have no order
+
+
+@staged
+async def test_an_answer_that_was_overtaken_proves_no_loss():
+    server = serve()
+    async with Side(server) as one:
+        claim, _ = await one.acquire()
+        await claim.release()
+        writer = one.backend._engine.writer("x", Family.LOCK)
+        flight = one.backend.context.flight()
+        early = server.row(KEY)
+        held, _ = await one.acquire()
+        assert not writer.learn(early, flight)
+        assert isinstance((await one.backend.renew([held]))[0], Grant)
+
+
+@staged
+async def test_permits_and_limits():
+    server = serve()
+    async with Side(server) as one:
+        first, _ = await one.acquire(permits(2, 3))
+        assert not await one.tries(permits(2, 3))
+        await one.backend.set_limit("x", 4)
+        assert await one.tries(permits(2, 4))
+        await first.release()
+
+
+@staged
+async def test_hold_of_another_kind_of_row_is_a_row_hold():
+    """What administrators see is what rows have."""
+    server = serve()
+    async with Side(server) as one:
+        claim, grant = await one.acquire()
+        [hold] = decode(server.rows[KEY].value).holds.values()
+        assert isinstance(hold, RowHold)
+        [holder] = (await one.backend.inspect("x", Family.LOCK)).holders
+        assert (holder.token, holder.label) == (grant.token, "side")
+        assert await one.backend.names("*") == [("x", Family.LOCK)]
+        await claim.release()
+        assert await one.backend.names("*") == []
+        assert session_key("n", one.session.id) in server.rows
+    assert not any("/s/" in key for key in server.rows)

@@ -1,0 +1,161 @@
+"""The pure rules about session rows: when a client relies on its session, and when others may declare it dead."""
+
+from __future__ import annotations
+
+import pytest
+
+from aiolock.backends.rows.liveness import (
+    ClockCheck,
+    EndedClaims,
+    SessionRow,
+    Verdict,
+    decode_session,
+    encode_session,
+    expiry,
+    judge,
+    needs_heartbeat,
+    next_observation,
+    observe,
+    relied_until,
+)
+from aiolock.backends.rows.lockrow import LockRow, RowHold, RowRequest, UnknownFormat, keep_row, mint
+from aiolock.backends.rows.lockrow import Mint as Source
+from aiolock.backends.rows.store import StoreClock
+
+
+def test_a_hold_is_certain_until_the_earlier_of_heartbeat_and_showing():
+    assert relied_until(10.0, 11.0, 3.0) == relied_until(10.0, 10.0, 3.0) == relied_until(12.0, 10.0, 3.0)
+    assert 12.5 < relied_until(10.0, 10.0, 3.0) < 13.0
+
+
+def test_an_acquire_sends_a_heartbeat_when_less_than_half_a_ttl_is_left():
+    assert not needs_heartbeat(11.0, 10.0, 3.0)
+    assert needs_heartbeat(11.5, 10.0, 3.0)
+
+
+@pytest.mark.parametrize("seconds", [0.1, 30.0])
+def test_the_ttl_that_counts_is_the_one_in_the_session_row(seconds):
+    series = observe(None, "v", SessionRow(3.0), 10.0)
+    assert judge(series, seconds, 12.9) is Verdict.ALIVE
+    assert judge(series, seconds, 13.0) is Verdict.OVER
+
+
+def test_a_series_is_counted_from_the_first_answer_that_showed_the_version():
+    series = observe(None, "v", SessionRow(3.0), 10.0)
+    series = observe(series, "v", SessionRow(3.0), 12.0)
+    assert judge(series, 3.0, 13.0) is Verdict.OVER
+    series = observe(series, "w", SessionRow(3.0), 12.5)
+    assert judge(series, 3.0, 13.0) is Verdict.ALIVE
+
+
+def test_absence_is_a_version_like_any_other_unless_the_store_deletes_what_has_expired():
+    series = observe(None, "", None, 10.0)
+    assert judge(series, 3.0, 12.9) is Verdict.ALIVE
+    assert judge(series, 3.0, 13.0) is Verdict.OVER
+    assert judge(series, 3.0, 10.0, expires=True) is Verdict.DEAD
+
+
+def test_an_unknown_format_is_never_declared_dead():
+    assert judge(observe(None, "v", None, 0.0), 3.0, 1e9) is Verdict.ALIVE
+
+
+def test_the_shared_clock_proves_an_end_only_past_a_margin_and_while_it_is_trusted():
+    series = observe(None, "v", SessionRow(3.0, expires=StoreClock(103.0)), 10.0)
+    assert judge(series, 3.0, 10.1, StoreClock(103.01)) is Verdict.ALIVE
+    assert judge(series, 3.0, 10.1, StoreClock(103.2)) is Verdict.OVER
+    assert judge(series, 3.0, 10.1, StoreClock(103.2), trusted=False) is Verdict.ALIVE
+    assert judge(series, 3.0, 10.1) is Verdict.ALIVE
+
+
+@pytest.mark.parametrize(
+    ("clock", "verdict"),
+    [
+        (StoreClock(5.0, "other", "zone"), Verdict.OVER),
+        (StoreClock(1e6, "boot", "other"), Verdict.ALIVE),
+        (StoreClock(1e6, "boot", "zone"), Verdict.OVER),
+        (StoreClock(1e6, "", "zone"), Verdict.ALIVE),
+    ],
+)
+def test_another_boot_is_dead_and_another_time_namespace_is_observed(clock, verdict):
+    series = observe(None, "v", SessionRow(3.0, expires=StoreClock(100.0, "boot", "zone")), 10.0)
+    assert judge(series, 3.0, 10.1, clock) is verdict
+
+
+def test_an_expiry_is_never_before_what_the_holder_relies_on():
+    end = expiry(StoreClock(100.0), 10.0, 12.0, 3.0)
+    assert end.seconds >= 105.0
+
+
+def test_a_clock_that_was_stepped_is_not_trusted_for_a_ttl():
+    check = ClockCheck()
+    for moment in (0.0, 1.0, 2.0):
+        check.read(StoreClock(100 + moment), moment, moment + 0.01)
+    assert check.trusted(3.0, 2.0)
+    check.read(StoreClock(3703.0), 3.0, 3.01)
+    assert not check.trusted(3.0, 3.1)
+    check.read(StoreClock(3706.1), 6.1, 6.11)
+    assert check.trusted(3.0, 6.2)
+
+
+def test_observations_are_frequent_enough():
+    assert next_observation([3.0, 30.0]) == pytest.approx(0.3)
+    assert next_observation([300.0]) == 2.0
+    assert next_observation([]) == 2.0
+
+
+def test_an_ended_claim_is_mentioned_until_its_removal_is_durable():
+    ended = EndedClaims()
+    ended.begin("a", "row")
+    ended.begin("b", "row")
+    ended.flushed(9, 1)
+    assert ended.announce() == ("a", "b")
+    ended.removed("a", flushed=True, connection=1, order=10)
+    ended.removed("b", flushed=False, connection=1, order=11)
+    assert ended.announce() == ("b",)
+    # Sent before the answer to the removal, or on another connection.
+    ended.flushed(10, 1)
+    ended.flushed(12, 2)
+    assert ended.announce() == ("b",)
+    ended.flushed(12, 1)
+    assert ended.announce() == ()
+
+
+def test_after_a_reconnect_an_ended_claim_is_checked_before_a_heartbeat_can_let_it_go():
+    ended = EndedClaims()
+    ended.begin("a", "row")
+    ended.removed("a", flushed=False, connection=1, order=10)
+    assert ended.interrupted() == [("a", "row")]
+    ended.flushed(20, 1)
+    ended.flushed(20, 2)
+    assert ended.announce() == ("a",)
+    ended.removed("a", flushed=False, connection=2, order=21)
+    ended.flushed(22, 2)
+    assert ended.announce() == ()
+
+
+def test_a_session_row_survives_its_encoding_with_fields_that_are_not_known():
+    row = SessionRow(3.0, 7, ("a",), expires=StoreClock(5.0, "b", "z"), extra={"new": 1})
+    assert decode_session(encode_session(row)) == row
+    for value in (b"", b"2{}", b"1{}", b"1nonsense"):
+        with pytest.raises(UnknownFormat):
+            decode_session(value)
+
+
+def test_tokens_rise_above_the_row_the_client_and_the_store():
+    assert mint(10, 1, Source(0, 0)) == (11, 1, 11)
+    assert mint(10, 1, Source(20, 0)) == (21, 1, 21)
+    assert mint(10, 1, Source(20, 30)) == (30, 1, 30)
+    first, count, last = mint(10, 8, Source(20, 30))
+    assert (first, count, last) == (23, 8, 30)
+    assert mint(28, 8, Source(20, 30)) == (29, 2, 30)
+    assert mint(40, 8, Source(20, 30)) == (41, 1, 41)
+    # A row that was lost: another client may have been given the tokens below.
+    assert mint(0, 8, Source(20, 30)) == (30, 1, 30)
+
+
+def test_only_a_free_row_may_be_deleted():
+    assert keep_row(LockRow()) == 60.0
+    assert keep_row(LockRow(declared=1, current=2)) == 86_400.0
+    request = RowRequest("a", "mutex", 3.0)
+    assert keep_row(LockRow(holds={"a": RowHold(request, 1, 0.0, kept=True)})) is None
+    assert keep_row(LockRow(queue={"a": request})) is None
