@@ -37,7 +37,7 @@ from tests.processes import program
 SYSTEMS = {"redis": RedisSystem}
 TTLS = [0.5, 0.8, 1.0]
 """Seconds; of holds, unless the plan says otherwise."""
-END_WITHIN = 20.0
+END_WITHIN = 30.0
 """Seconds after the end in which a worker has to be gone."""
 
 

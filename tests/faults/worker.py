@@ -32,6 +32,8 @@ LAG = 0.01
 """Seconds by which a tick is late when the machine, or a fault, kept us from running."""
 PATIENCE = 1.5
 """Seconds after the end in which waiting tasks are given up."""
+CLOSING = 10.0
+"""Seconds in which a client may close; less than the worker has to be gone."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,8 @@ class Worker:
         if await self._connect():
             self.recorder.note("open")
             await asyncio.gather(*(self._slot(number) for number in range(self.settings.tasks)))
-            await self.client.aclose()
+            # Until the server has answered: what is found there afterwards is not what a timeout left.
+            await self.client.aclose(timeout=CLOSING)
         ticking.cancel()
         await asyncio.wait([ticking])
         await asyncio.sleep(TICK)  # sockets are closed one pass after their transports

@@ -159,15 +159,14 @@ async def test_heartbeats_go_on_after_a_defect_of_the_store_and_end_with_the_cli
     server = serve()
     async with Side(server) as one:
         await one.acquire()
-        session, steps, failed = one.session, one.wire, []
+        session, steps, failed = one.session, one.wire, asyncio.Event()
 
         async def broken(step: Any) -> Any:
-            failed.append(now())
+            failed.set()
             raise ZeroDivisionError
 
         one.backend.store.transport = broken
-        while not failed:
-            await asyncio.sleep(0.01)
+        await failed.wait()
         one.backend.store.transport = steps
         before = session.heartbeat_sent
         await asyncio.sleep(TTL / 2)

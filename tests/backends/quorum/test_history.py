@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[3]
+from tests.faults import program
+from tests.faults.quorum_system import TTLS
+
 SECONDS = 15
 
 
 def history(keep: Path, *words: str) -> dict[str, Any]:
-    """One run, in a process of its own: asyncio's debug mode would slow the proxies down. The last of equal words counts."""
-    words = ("--seconds", f"{SECONDS}", "--processes", "5", "--names", "9", "--json", *words)
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.faults.quorum_system", "quorum", *words, "--keep", str(keep)],
-        cwd=ROOT,
-        env={name: value for name, value in os.environ.items() if name != "PYTHONASYNCIODEBUG"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=900,
-    )
-    assert done.stdout, done.stderr
-    shown: dict[str, Any] = json.loads(done.stdout)
-    return shown
+    """One run. The last of equal words counts."""
+    words = ("--seconds", f"{SECONDS}", "--processes", "5", "--names", "9", *words)
+    return program.history("tests.faults.quorum_system", "quorum", *words, ttls=TTLS, keep=keep)
 
 
 def enough(shown: dict[str, Any]) -> bool:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,27 +9,17 @@ import pytest
 from tests.faults import verdict
 from tests.faults.fenced_store import FencedStore
 from tests.faults.history import History, Recorder, load
-
-ROOT = Path(__file__).parents[3]
+from tests.faults.program import history
+from tests.faults.run import TTLS
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(420)
 def test_nobody_is_wrong_in_a_minute_of_kills_stops_broken_links_and_restarts(tmp_path):
-    """8 processes, 16 names. In a process of its own: asyncio's debug mode would slow the proxies down."""
-    words = ["redis", "--seconds", "60", "--processes", "8", "--names", "16", "--seed", "1", "--json"]
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.faults.run", *words, "--keep", str(tmp_path / "histories")],
-        cwd=ROOT,
-        env={name: value for name, value in os.environ.items() if name != "PYTHONASYNCIODEBUG"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.stdout, done.stderr
-    shown = json.loads(done.stdout)
-    assert done.returncode == 0, "\n".join(each for found in shown["outside"].values() for each in found)
-    assert not done.stderr
+    """8 processes, 16 names."""
+    words = ("--seconds", "60", "--processes", "8", "--names", "16", "--seed", "1")
+    shown = history("tests.faults.run", "redis", *words, ttls=TTLS, keep=tmp_path / "histories")
+    assert shown["outside"] == {name: [] for name in shown["outside"]}
     assert shown["violations"] == 0
     # That it was a test: much went wrong, much was granted, and without fencing there was damage.
     assert sum(shown["faults"].values()) >= 50
@@ -43,34 +29,21 @@ def test_nobody_is_wrong_in_a_minute_of_kills_stops_broken_links_and_restarts(tm
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(900)
 def test_nobody_is_wrong_about_locks_of_other_kinds_either(tmp_path):
     """A short one; `python -m tests.faults.run redis --kinds all` is as long as one likes."""
-    words = [
-        "redis",
-        "--seconds",
-        "14",
-        "--processes",
-        "4",
-        "--names",
-        "9",
-        "--kinds",
-        "reentrant,read-write,permits",
-    ]
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.faults.run", *words, "--json", "--keep", str(tmp_path / "histories")],
-        cwd=ROOT,
-        env={name: value for name, value in os.environ.items() if name != "PYTHONASYNCIODEBUG"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.stdout, done.stderr
-    shown = json.loads(done.stdout)
-    assert shown["outside"] == {name: [] for name in shown["outside"]}
-    assert sum(shown["faults"].values()) >= 1
-    assert set(shown["grants_by_mode"]) == {"reentrant", "read", "write", "permits"}
+    for seconds in (14, 28, 56):
+        words = ("--seconds", f"{seconds}", "--processes", "4", "--names", "9")
+        kinds = ("--kinds", "reentrant,read-write,permits")
+        keep = tmp_path / f"{seconds}"
+        shown = history("tests.faults.run", "redis", *words, *kinds, ttls=TTLS, keep=keep)
+        assert shown["outside"] == {name: [] for name in shown["outside"]}
+        if sum(shown["faults"].values()) >= 5 and shown["grants"] >= 100:
+            break
+        # The machine has much else to do: too little happened to say anything.
+    assert sum(shown["faults"].values()) >= 5
     assert shown["grants"] >= 100
+    assert set(shown["grants_by_mode"]) == {"reentrant", "read", "write", "permits"}
 
 
 class Story:

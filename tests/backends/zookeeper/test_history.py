@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import random
 import signal
@@ -17,6 +16,8 @@ import pytest
 
 from tests.faults.checker import check
 from tests.faults.history import Recorder, load
+from tests.faults.program import history
+from tests.faults.zookeeper_system import SESSION
 from tests.servers import ZooKeeper
 
 WORKER = Path(__file__).with_name("worker.py")
@@ -151,18 +152,8 @@ def test_nobody_is_wrong_while_links_processes_and_servers_fail(tmp_path):
 
 def run(seconds: int, keep: Path) -> dict[str, Any]:
     """One run, and that nobody was wrong in it."""
-    words = ["--seconds", str(seconds), "--processes", "6", "--names", "12", "--kinds", "all", "--json"]
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.faults.zookeeper_system", "zookeeper", *words, "--keep", str(keep)],
-        cwd=ROOT,
-        env={name: value for name, value in os.environ.items() if name != "PYTHONASYNCIODEBUG"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=seconds + 90,
-    )
-    assert done.stdout, done.stderr
-    shown: dict[str, Any] = json.loads(done.stdout)
+    words = ("--seconds", f"{seconds}", "--processes", "6", "--names", "12", "--kinds", "all")
+    shown = history("tests.faults.zookeeper_system", "zookeeper", *words, ttls=[SESSION], keep=keep)
     assert shown["outside"] == {name: [] for name in shown["outside"]}
     assert shown["inside"] == dict.fromkeys(shown["inside"], 0), "there are no exceptions here"
     assert shown["fenced"]["stale"] == 0

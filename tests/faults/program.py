@@ -1,0 +1,38 @@
+"""A history run in a process of its own, for tests: asyncio's debug mode would slow its proxies down."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.contract.deployments import pace
+
+ROOT = Path(__file__).parents[2]
+
+
+def history(module: str, system: str, *words: str, ttls: Sequence[float], keep: Path) -> dict[str, Any]:
+    """Run ``module`` with these words and return its verdict. Of two equal words the last one counts.
+
+    ``ttls`` are those of a quiet machine: where a round trip takes longer than a third of the ttl, half of the clients
+    can be granted nothing, and cannot say in time that they give up.
+    """
+    longer = ",".join(str(ttl * pace()) for ttl in ttls)
+    done = subprocess.run(
+        [sys.executable, "-m", module, system, "--ttls", longer, "--json", *words, "--keep", str(keep)],
+        cwd=ROOT,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONASYNCIODEBUG"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=900,
+    )
+    assert done.stdout, done.stderr
+    verdict: dict[str, Any] = json.loads(done.stdout)
+    assert done.returncode == (1 if verdict["violations"] else 0), done.stderr
+    assert verdict["violations"] or not done.stderr
+    return verdict
