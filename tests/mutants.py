@@ -360,6 +360,20 @@ MUTANTS = (
         LIVENESS + "test_a_series_is_counted_from_the_first_answer_that_showed_the_version",
     ),
     Mutant(
+        "a hold in the row is believed under a session that is dead",
+        "aiolock.backends.rows.writer",
+        " or member.session.dead:\n",
+        ":\n",
+        ENGINE + "test_a_place_under_a_session_that_is_gone_brings_no_grant",
+    ),
+    Mutant(
+        "a grant that was not taken outlives its hold",
+        "aiolock.backends.rows.writer",
+        "if member.claim.inbox.take() is None:",
+        "if True:",
+        ENGINE + "test_a_grant_that_no_longer_stands_when_it_is_taken_is_not_believed[the grant and its end]",
+    ),
+    Mutant(
         "(5) rows are remembered over a reconnect",
         "aiolock.backends.rows.writer",
         '        """Forget the row after a reconnect."""\n        self.version = None\n',

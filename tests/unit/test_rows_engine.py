@@ -444,6 +444,94 @@ async def test_a_client_that_was_declared_dead_loses_its_holds_and_enters_anew()
         await waiting.release()
 
 
+def believed(server: RowServer, claim: Any) -> bool:
+    """Whether the hold of a claim is in the row, under a session whose row is there."""
+    hold = decode(server.rows[KEY].value).holds.get(claim.member.id)
+    return hold is not None and session_key("n", hold.request.session) in server.rows
+
+
+@pytest.mark.parametrize("first", ["the end of the session", "the grant", "the grant and its end"])
+def test_a_grant_that_no_longer_stands_when_it_is_taken_is_not_believed(first):
+    async def main() -> None:
+        server = serve(push=False)
+        async with Side(server) as one, Side(server) as two:
+            held, _ = await one.acquire()
+            waiting = two.claim()
+            assert await waiting.acquire(wait=True) is None
+            session, writer = two.session, two.backend._engine.writer("x", Family.LOCK)
+            if first == "the end of the session":
+                del server.rows[session.key]
+                await two.backend._engine.begin_renewal(session)
+                await held.release()
+                writer.look()
+            elif first == "the grant":
+                del server.rows[session.key]
+                await held.release()
+                # The row is read before the session.
+                await two.backend._engine.begin_renewal(session)
+            else:
+                await held.release()
+                writer.look()
+                await asyncio.sleep(0.1)
+                assert await one.backend.force_release("x", Family.LOCK)
+                writer.look()
+            await asyncio.sleep(0.1)
+            assert isinstance(await waiting.acquire(wait=True), Grant)
+            assert believed(server, waiting)
+            assert not await one.tries()
+            await waiting.release()
+            assert await one.tries()
+
+    run(main())
+
+
+@staged
+async def test_a_place_under_a_session_that_is_gone_brings_no_grant():
+    server = serve(push=False)
+    async with Side(server) as one, Side(server) as two, Side(server) as three:
+        held, _ = await one.acquire()
+        waiting, next_one = two.claim(), three.claim()
+        assert await waiting.acquire(wait=True) is None
+        assert await next_one.acquire(wait=True) is None
+        old, session = waiting.member.id, two.session
+        del server.rows[session.key]
+        await two.backend._engine.begin_renewal(session)
+        # The lock is handed to it before it has entered anew.
+        await held.release()
+        assert old in decode(server.rows[KEY].value).holds
+        assert await waiting.acquire(wait=True) is None
+        row = decode(server.rows[KEY].value)
+        assert list(row.holds) == [next_one.member.id]
+        assert list(row.queue) == [waiting.member.id]
+        assert waiting.inbox.take() is None
+
+
+@staged
+async def test_a_grant_that_is_taken_away_while_a_heartbeat_is_waited_for_is_not_believed():
+    server = serve()
+    async with Side(server) as one, Side(server) as two:
+        claim, _ = await one.acquire()
+        await claim.release()
+        await asyncio.sleep(2 * TTL)
+        claim = one.claim()
+        answers = 0
+
+        async def slow() -> None:
+            nonlocal answers
+            answers += 1
+            if answers == 2:
+                # The answer to the heartbeat; the request was answered before.
+                await asyncio.sleep(0.1)
+                assert claim.member.id in decode(server.rows[KEY].value).holds
+                assert await two.backend.force_release("x", Family.LOCK)
+                one.backend._engine.changed(KEY)
+                await asyncio.sleep(0.1)
+
+        one.wire.slow = slow
+        assert isinstance(await claim.acquire(wait=True), Grant)
+        assert believed(server, claim)
+
+
 # --- (9) clocks: see test_rows_liveness.py
 
 

@@ -80,7 +80,7 @@ class RowClaim(CanDowngrade):
             entered = await self._submit(Enter(member.id, member.request, wait), deadline)
             if beat is not None:
                 await context.answered(beat, deadline)
-            if session.dead:
+            if session.dead or member.state is MemberState.GONE:
                 continue
             if entered.limit:
                 self._forget(member)

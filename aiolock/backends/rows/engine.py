@@ -166,8 +166,7 @@ class Engine:
                 if member.session is not session:
                     continue
                 if member.state is MemberState.HELD:
-                    self.context.events.put(Event(EventKind.LOST, member.claim, "revoked"))
-                    member.state = MemberState.GONE
+                    writer.lost(member, "revoked")
                 elif member.state is MemberState.WAITING:
                     member.claim.inbox.wake(WakeReason.LAPSED)
 

@@ -282,7 +282,8 @@ class RowWriter:
         demand = bool(row.queue)
         for member in list(self.members.values()):
             hold = row.holds.get(member.id)
-            if member.state in (MemberState.ENTERING, MemberState.GONE):
+            # Under a dead session nothing counts, not even a hold that the row shows.
+            if member.state in (MemberState.ENTERING, MemberState.GONE) or member.session.dead:
                 continue
             if hold is None:
                 self._missing(member)
@@ -301,10 +302,17 @@ class RowWriter:
 
     def _missing(self, member: Member) -> None:
         if member.state is MemberState.HELD:
-            member.state = MemberState.GONE
-            member.reason = "force-released" if member.id in self.row.forced else "revoked"
-            self.context.events.put(Event(EventKind.LOST, member.claim, member.reason))
+            self.lost(member, "force-released" if member.id in self.row.forced else "revoked")
         elif member.id not in self.row.queue:
+            member.state = MemberState.ENTERING
+            member.claim.inbox.wake(WakeReason.LAPSED)
+
+    def lost(self, member: Member, reason: LossReason) -> None:
+        """Take in that a hold is gone: report it, or have the claim ask again if it has not taken the grant yet."""
+        if member.claim.inbox.take() is None:
+            member.state, member.reason = MemberState.GONE, reason
+            self.context.events.put(Event(EventKind.LOST, member.claim, reason))
+        else:
             member.state = MemberState.ENTERING
             member.claim.inbox.wake(WakeReason.LAPSED)
 
