@@ -122,6 +122,9 @@ class Connection:
         """The versions in the latest answers, for :meth:`changed`."""
         self._flush: bool | None = None
         check_place(path)
+        while not (file := self._identity([""])):
+            # Made first, so that it is known which file is opened below.
+            sqlite3.connect(path).close()
         # In autocommit mode, and without the busy handler of SQLite, whose pauses grow to a tenth of a second.
         self._db = sqlite3.connect(path, timeout=0, isolation_level=None)
         try:
@@ -130,6 +133,9 @@ class Connection:
             self._db.close()
             raise
         self._files = self._identity()
+        if self._files[:1] != file:
+            # Replaced meanwhile: what was opened is not what the path leads to.
+            self._files = []
         self._seen = 0
 
     def _prepare(self) -> None:
@@ -179,10 +185,10 @@ class Connection:
         """Close the file."""
         self._db.close()
 
-    def _identity(self) -> list[tuple[int, int]]:
+    def _identity(self, suffixes: Sequence[str] = ("", "-shm", "-wal")) -> list[tuple[int, int]]:
         """Return device and inode of the file and of the two beside it; empty if one of them is missing."""
         try:
-            found = [os.stat(f"{self.path}{suffix}") for suffix in ("", "-shm", "-wal")]  # noqa: PTH116 - half the time
+            found = [os.stat(f"{self.path}{suffix}") for suffix in suffixes]  # noqa: PTH116 - half the time
         except OSError:
             return []
         return [(each.st_dev, each.st_ino) for each in found]

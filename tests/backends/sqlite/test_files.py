@@ -464,6 +464,31 @@ async def test_a_write_that_waits_while_the_file_is_replaced_is_not_made_in_the_
     assert [key async for key, _ in store.scan("")] == []
 
 
+@pytest.mark.parametrize("there", [True, False])
+async def test_a_file_that_is_replaced_while_it_is_opened_is_not_used(make, path, monkeypatch, there):
+    if there:
+        await (await make()).aclose()
+    prepare, others = connection.Connection._prepare, []
+
+    def slow(opened: connection.Connection) -> None:
+        prepare(opened)
+        monkeypatch.undo()
+        # Meanwhile it goes away, and another client makes a new one.
+        remove(path)
+        others.append(other := sqlite3.connect(path, check_same_thread=False))
+        other.execute("PRAGMA journal_mode = WAL")
+        other.execute("SELECT * FROM sqlite_master")
+
+    monkeypatch.setattr(connection.Connection, "_prepare", slow)
+    with pytest.raises(BackendUnavailable, match="was replaced or deleted"):
+        await make()
+    store = await make()
+    assert await store.insert("test:a")
+    [other] = others
+    assert other.execute("SELECT key FROM aiolock").fetchall() == [("test:a",)]
+    other.close()
+
+
 async def test_a_waiter_learns_of_the_new_file_when_it_looks(make, path):
     store = await make()
     await store.insert("test:a")
