@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -10,6 +11,10 @@ from pathlib import Path
 
 import pytest
 
+import aiolock
+from aiolock.cli.run.nested import Entry, InnerRuns, borrow
+from aiolock.cli.run.signals import SignalQueue
+from aiolock.types import MUTEX
 from tests.cli.conftest import until
 
 AIOLOCK = f"{sys.executable} -m aiolock"
@@ -166,6 +171,25 @@ def test_a_loss_stops_the_inner_runs_before_the_next_holder(site, leaves):
     assert outer.end()[0] == 75
     site.go()
     assert second.end()[0] == 0
+
+
+@pytest.mark.parametrize("expires", [True, False])
+async def test_an_inner_run_that_ends_after_the_hold_is_told_from_one_that_ended_before(expires):
+    """The outer run may have stood still meanwhile, and sees the end of its command, the loss and this end at once."""
+    async with aiolock.connect("memory://") as client:
+        lease = await client.lock("x", max_hold=0.5 if expires else None).acquire()
+        runs = InnerRuns(lease, SignalQueue())
+        async with runs as address:
+            entry = Entry("", lease.token, MUTEX.mode.value, 1, address)
+            inner = await borrow(entry, MUTEX, "x", 10)
+            assert inner is not None
+            if expires:
+                await lease.wait_lost()
+            await inner.release()
+            async with asyncio.timeout(20):
+                while len(runs):
+                    await runs._queue.wait(20)
+        assert runs.outlived == expires
 
 
 def test_a_forced_release_reaches_the_inner_runs(site):

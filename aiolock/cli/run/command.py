@@ -240,7 +240,9 @@ class _Run:
                     supervisor.pass_on(number)
                 await self._queue.wait(0.25)
                 if not lease.held and give_up == math.inf:
-                    status, give_up = LOST, system_clock() + max(DYING, supervisor.kill_after)
+                    runs.outlived, give_up = True, system_clock() + max(DYING, supervisor.kill_after)
+            if runs.outlived:
+                status = LOST
         if supervisor.ending is not None:
             raise supervisor.ending
         return status

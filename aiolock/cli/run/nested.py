@@ -113,6 +113,8 @@ class InnerRuns:
         self._queue = queue
         self._runs: list[_InnerRun] = []
         """In the order of arrival."""
+        self.outlived = False
+        """True if one was left when the lock was not held any more, or ended unseen before that was noticed."""
 
     async def __aenter__(self) -> str:
         """Begin to listen; return the address. Cancelling it leaves nothing."""
@@ -165,6 +167,7 @@ class InnerRuns:
                     await reader.read(1)
                 finally:
                     self._runs.remove(run)
+                    self.outlived |= not self._lease.held
                     self._serve()
                     self._queue.wake.set()
         finally:
