@@ -300,7 +300,7 @@ class Connection(asyncio.Protocol):
     # --- ending
 
     def connection_lost(self, exc: Exception | None) -> None:
-        log.debug("%s:%s: %r", self.host, self.port, exc)
+        log.debug("the connection to %s:%s ended: %s", self.host, self.port, exc or "closed")
         self.die()
         if not self._ended.done():
             self._ended.set_result(None)
