@@ -242,9 +242,11 @@ class LocalQueue:
         except BackendError as error:
             if self._state is _ENDED:
                 raise closed_error() from error
+            log_wake(self._request.name, WakeReason.FAILED)
             self._fail(error)
             raise
         except TimeoutError:
+            log_wake(self._request.name, WakeReason.TIMEOUT)
             self._abandon()
             if wait:
                 return None
@@ -253,9 +255,11 @@ class LocalQueue:
                 f"lock {name} was not asked for within {limit:g} s: too many requests of this client came first"
             ) from None
         except BaseException:
+            log_wake(self._request.name, WakeReason.CANCELLED)
             self._abandon()
             raise
         if self._state is _ENDED:
+            log_wake(self._request.name, WakeReason.CLOSED)
             raise closed_error()
         if grant is not None and grant.until > (now := clock()):
             self._begin(grant, now)

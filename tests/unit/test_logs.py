@@ -12,6 +12,7 @@ import pytest
 import aiolock
 from aiolock.backends.memory import MemoryBackend
 from aiolock.core.logs import Log
+from tests.contract.deployments import pace
 from tests.faults.staging import until
 from tests.servers import Redis
 
@@ -26,15 +27,15 @@ def redis():
 async def test_nothing_is_logged_above_debug_when_all_goes_well(where, request, caplog):
     caplog.set_level(logging.DEBUG, logger="aiolock")
     url = f"memory://{secrets.token_hex(4)}" if where == "memory" else request.getfixturevalue("redis").url
-    namespace = secrets.token_hex(4)
+    namespace, ttl = secrets.token_hex(4), 0.5 * pace()
 
     async def turn(client: aiolock.Client, name: str) -> None:
         async with client.lock(name, timeout=20) as lease:
             await lease.renew()
 
     async with (
-        aiolock.connect(url, namespace=namespace, ttl=0.5) as one,
-        aiolock.connect(url, namespace=namespace, ttl=0.5) as two,
+        aiolock.connect(url, namespace=namespace, ttl=ttl) as one,
+        aiolock.connect(url, namespace=namespace, ttl=ttl) as two,
     ):
         await asyncio.gather(*(turn(client, str(n % 3)) for client in (one, two) for n in range(30)))
         with pytest.raises(aiolock.AcquireTimeout):

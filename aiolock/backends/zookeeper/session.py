@@ -286,7 +286,8 @@ class Session:
 
     def _move(self, state: State) -> None:
         if self.state is not state:
-            log.debug("session %#x: %s -> %s", self.session_id or 0, self.state.value, state.value)
+            if self.session_id:
+                log.debug("session %#x is %s", self.session_id, state.value)
             self.state = state
             self._announce()
 
