@@ -340,15 +340,23 @@ class FaultInjector:
             return True
 
     async def _restart(self, rng: random.Random, name: str) -> bool:
-        """Without persistence: all is forgotten. Alone, so that everybody can find out at once."""
+        """Without persistence: all is forgotten."""
+
+        async def restart() -> None:
+            self.system.server.kill()
+            await asyncio.sleep(rng.choice((0, rng.uniform(0, 0.5))))
+            self.system.server.start()
+
+        return await self._void(name, restart)
+
+    async def _void(self, name: str, lose: Callable[[], Awaitable[None]]) -> bool:
+        """Have holds lost, which is an exception; alone, so that everybody can find out at once."""
         async with AsyncExitStack() as alone:
             await alone.enter_async_context(self.system.busy)
             for victim in self.workers:
                 await alone.enter_async_context(victim.busy)
             self.recorder.down(name)
-            self.system.server.kill()
-            await asyncio.sleep(rng.choice((0, rng.uniform(0, 0.5))))
-            self.system.server.start()
+            await lose()
             self.recorder.up(name)
             await asyncio.sleep(self.system.verified_within(self.ttl))
         # Clients that lose a young connection wait for longer and longer: the next one is to find them calm.

@@ -70,9 +70,16 @@ def _mysql_end(data: bytes, at: int) -> int | None:
     return at + 4 + int.from_bytes(data[at : at + 3], "little") if at + 4 <= len(data) else None
 
 
+def _postgresql_end(data: bytes, at: int) -> int | None:
+    # The first message of a client has no letter before its length.
+    start = at if data[at] == 0 else at + 1
+    return start + int.from_bytes(data[start : start + 4], "big") if start + 4 <= len(data) else None
+
+
 resp_frames = partial(Frames, _resp_end)
 length_frames = partial(Frames, _length_end)
 mysql_frames = partial(Frames, _mysql_end)
+postgresql_frames = partial(Frames, _postgresql_end)
 raw = partial(Frames, lambda data, _at: len(data))
 
 

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from tests.faults.proxy import Frames, Proxy, length_frames, mysql_frames, raw, resp_frames
+from tests.faults.proxy import Frames, Proxy, length_frames, mysql_frames, postgresql_frames, raw, resp_frames
 
 RESP = [
     b"+OK\r\n",
@@ -45,6 +45,7 @@ FRAMED = [
     (resp_frames, RESP),
     (length_frames, [length_frame(b"ping"), length_frame(b""), length_frame(b"x" * 300)]),
     (mysql_frames, [mysql_frame(0, b"select 1"), mysql_frame(1, b""), mysql_frame(2, b"y" * 70_000)]),
+    (postgresql_frames, [b"\0\0\0\x09\0\x03\0\0\0", b"S\0\0\0\x04", b"D\0\0\0\x09\0\x01abc"]),
 ]
 
 

@@ -1,0 +1,40 @@
+"""Processes lock while sessions, links, processes and the server fail, and rows are deleted; a checker looks for broken promises."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.faults.program import history
+from tests.faults.run import TTLS
+from tests.faults.verdict import DELETED
+
+WORDS = ("tests.faults.postgresql_system", "postgresql", "--processes", "6", "--names", "12")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_no_promise_is_broken_while_sessions_links_processes_and_the_server_fail(tmp_path):
+    for seconds in (20, 40, 80, 160):
+        words = (*WORDS, "--seconds", f"{seconds}", "--kinds", "all")
+        verdict = history(*words, ttls=TTLS, keep=tmp_path / f"{seconds}")
+        assert verdict["outside"] == {name: [] for name in verdict["outside"]}
+        assert verdict["tokens_duplicated"] == verdict["tokens_decreased"] == 0
+        if sum(verdict["faults"].values()) >= 15 and verdict["grants"] >= 50:
+            break
+        # The machine has much else to do: too little happened to say anything.
+    assert sum(verdict["faults"].values()) >= 15
+    assert verdict["grants"] >= 50
+    assert len(verdict["grants_by_mode"]) == 5
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_holders_that_do_not_look_for_their_rows_are_found_out(tmp_path):
+    """The same with a planted bug, so that the run above proves something."""
+    for seconds in (20, 40, 80, 160):
+        bug = ("--plant", "(1) a renewal of a row store reads no rows", "--only", DELETED)
+        words = (*WORDS, "--seconds", f"{seconds}", *bug)
+        verdict = history(*words, ttls=TTLS, keep=tmp_path / f"{seconds}")
+        if verdict["outside"]["exclusion (by own clock)"]:
+            return
+    pytest.fail(f"the planted bug is not noticed: {verdict}")
