@@ -5,10 +5,14 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiolock.core.backend import Backend
 from aiolock.errors import ConfigError, MissingDriver, meant, redact, shorten
+
+if TYPE_CHECKING:
+    # The import takes as long as all others of this module together, and only backends of other packages need it.
+    from importlib.metadata import EntryPoint
 
 __all__ = ["from_url", "from_urls", "redact"]
 
@@ -52,7 +56,8 @@ EVERY = ("namespace", "ttl", "on_loss", "label", "require", "command_timeout")
 """Options of :func:`aiolock.connect` for every server."""
 
 GROUP = "aiolock.backends"
-"""Entry points of this group add schemes: the name is the scheme, the value a class like those above."""
+"""Entry points of this group add schemes: the name is the scheme in lower case, the value a subclass of :class:`Backend`.
+Those above cannot be replaced. Provisional until 1.0."""
 
 
 def from_url(url: object, options: dict[str, Any]) -> Backend:
@@ -67,21 +72,19 @@ def from_url(url: object, options: dict[str, Any]) -> Backend:
         )
     scheme, mark, _ = url.partition("://")
     scheme = scheme.lower()
-    external = _external() if mark and scheme not in SCHEMES else {}
-    if scheme in external:
-        cls = external[scheme].load()
+    others = _others() if mark and scheme not in SCHEMES else {}
+    if scheme in others:
+        cls = _load_other(scheme, others[scheme])
     elif mark and scheme in SCHEMES:
         cls = _load(SCHEMES[scheme])
     else:
-        known = sorted({*SCHEMES, *external})
+        known = sorted({*SCHEMES, *others})
         raise ConfigError(
             f"{shorten(redact(url))} names no backend; known are {', '.join(f'{name}://' for name in known)}"
             f"{meant(scheme, known, '://') if mark else ''}"
         )
     _check_options(scheme, cls, options)
-    backend = cls(url, **options)
-    if not isinstance(backend, Backend):
-        raise ConfigError(f"{cls!r}, registered for {scheme}://, is not a Backend")
+    backend: Backend = cls(url, **options)
     return backend
 
 
@@ -115,11 +118,33 @@ def _place(url: object) -> str:
     return f"{host}/{path}"
 
 
-def _external() -> dict[str, Any]:
-    # The import takes as long as all others of this module together, and only external backends need it.
+def _others() -> dict[str, list[EntryPoint]]:
+    """Return the entry points of other packages by scheme."""
     from importlib.metadata import entry_points  # noqa: PLC0415
 
-    return {point.name: point for point in entry_points(group=GROUP)}
+    found: dict[str, list[EntryPoint]] = {}
+    for point in entry_points(group=GROUP):
+        found.setdefault(point.name, []).append(point)
+    return found
+
+
+def _load_other(scheme: str, points: Sequence[EntryPoint]) -> type[Backend]:
+    """Return the class that another package registered. Raises :class:`ConfigError`, which names that package."""
+    packages = [f"{point.dist.name} {point.dist.version}" if point.dist else point.value for point in points]
+    if len(points) > 1:
+        raise ConfigError(
+            f"{scheme}:// is registered by several packages, {' and '.join(sorted(packages))}: uninstall all but one"
+        )
+    what = f"{scheme}:// is registered by {packages[0]} as {points[0].value}, which"
+    try:
+        cls = points[0].load()
+    except Exception as error:
+        raise ConfigError(f"{what} cannot be loaded: {error!r}") from error
+    if not (isinstance(cls, type) and issubclass(cls, Backend)):
+        raise ConfigError(f"{what} is {shorten(cls)}, not a subclass of aiolock.core.backend.Backend")
+    if inspect.isabstract(cls):
+        raise ConfigError(f"{what} lacks {', '.join(sorted(cls.__abstractmethods__))}")
+    return cls
 
 
 def _check_options(scheme: str, cls: Any, options: dict[str, Any]) -> None:

@@ -6,14 +6,14 @@ independently of the backend's own words, and the contract asserts the negation 
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
+import importlib
 import os
 import re
 import secrets
 import sqlite3
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,20 +29,19 @@ from aiolock.backends.memory.backend import shared
 from aiolock.backends.quorum import QuorumBackend
 from aiolock.backends.redis.cluster.backend import ClusterBackend
 from aiolock.backends.redis.cluster.slots import NodeEndpoint, Seeds
+from aiolock.backends.rows.backend import RowBackend
 from aiolock.backends.rows.lockrow import decode, encode
 from aiolock.backends.rows.store import Edit
 from aiolock.backends.sqlite import SqliteBackend
-from aiolock.backends.sqlite.store import SqliteStore
 from aiolock.core.backend import Backend
 from aiolock.core.local_queue import PASSES
-from aiolock.core.tasks import start
-from aiolock.errors import BackendUnavailable
 from aiolock.types import Family
 from tests import servers
-from tests.faults.links import Cuttable, Link, Linked, Proxied, Way, drop
+from tests.faults.links import Cuttable, CuttableStore, Link, Linked, Proxied, Way, drop
 from tests.faults.proxy import Frames, Proxy, length_frames, mysql_frames, raw, resp_frames
 from tests.servers import EXTERNAL, SERVERS
 from tests.simulation.rowstore import RowServer, RowTestBackend, forget_hold
+from tests.toys import page
 
 REDIS_PAGE = Path(__file__).parents[2] / "docs" / "backends" / "redis.md"
 
@@ -311,7 +310,32 @@ class RowsObserved(Rows):
         return Client(RowTestBackend(self._server, Link(), poll=0.01), **options)
 
 
-class Sqlite(Deployment):
+class LocalRows(Deployment):
+    """Rows at no address that a proxy could stand before: their answers are lost inside the store."""
+
+    request: ClassVar[str]
+    """The coroutine method of the store that carries out each of its requests."""
+
+    @abstractmethod
+    def backend(self) -> RowBackend:
+        """A new backend."""
+
+    def make(self, **options: Any) -> Client:
+        return Client(self.backend(), **options)
+
+    @asynccontextmanager
+    async def over(self, **options: Any) -> AsyncIterator[tuple[Client, Way]]:
+        """As over a network, although there is none."""
+        link, backend = CuttableStore(self.request), self.backend()
+        make = backend.make_store
+        backend.make_store = lambda: link.put_into(make())
+        settings = {"namespace": self.namespace, "ttl": self.ttl, **options}
+        async with Client(backend, **settings) as client:
+            yield client, (way := Linked([link]))
+            way.settle()
+
+
+class Sqlite(LocalRows):
     """A file, which every process of this machine opens for itself."""
 
     name = "sqlite"
@@ -321,6 +345,7 @@ class Sqlite(Deployment):
     prompt = False  # a thread carries requests out, one after the other
     ttl = 3.0
     passes = 64  # no holder is told that others wait
+    request = "_request"
 
     @contextmanager
     def running(self) -> Iterator[Self]:
@@ -331,17 +356,8 @@ class Sqlite(Deployment):
     def url(self) -> str:
         return f"sqlite://{self._file}"
 
-    def make(self, **options: Any) -> Client:
-        return aiolock.connect(self.url(), **options)
-
-    @asynccontextmanager
-    async def over(self, **options: Any) -> AsyncIterator[tuple[Client, Way]]:
-        """As over a network, although there is none: answers of the thread are lost and kept back."""
-        link = CuttableFile()
-        settings = {"namespace": self.namespace, "ttl": self.ttl, **options}
-        async with Client(DistantFile(self.url(), link=link), **settings) as client:
-            yield client, (way := Linked([link]))
-            way.settle()
+    def backend(self) -> SqliteBackend:
+        return SqliteBackend(self.url())
 
     async def _forget(self, claim: Any) -> None:
         """As somebody does who changes the file by hand."""
@@ -353,64 +369,6 @@ class Sqlite(Deployment):
             changed = encode(row), secrets.token_hex(12), claim.key
             db.execute("UPDATE aiolock SET value = ?, version = ? WHERE key = ?", changed)
             db.execute("COMMIT")
-
-
-class CuttableFile(Cuttable):
-    """What lies between a client and its file."""
-
-    interrupted: Callable[[], None]
-    """Tells the client that its connection broke."""
-
-    def cut(self, refused: bool) -> None:
-        super().cut(refused)
-        if refused:
-            self.interrupted()
-
-    async def carry(self, request: Awaitable[Any]) -> Any:
-        """Have a request answered, or not."""
-        if self._refused is False:
-            await self._mended.wait()
-        if self._refused:
-            raise BackendUnavailable("the file cannot be reached")
-        answer = await request
-        if self.deaf:
-            self.deaf = False
-            self.interrupted()
-            raise BackendUnavailable("the answer was lost")
-        await self.gate.wait()
-        return answer
-
-
-class _DistantStore(SqliteStore):
-    def __init__(self, path: str, link: CuttableFile) -> None:
-        super().__init__(path)
-        self._link = link
-
-    async def open(self, settings: Any, listener: Any) -> None:
-        self._link.interrupted = listener.interrupted
-        await super().open(settings, listener)
-
-    async def _request(self, step: Any, epoch: int | None = None) -> Any:
-        request = start(super()._request(step, epoch), "request")
-        try:
-            async with asyncio.timeout(self._timeout):
-                return await self._link.carry(request)
-        except TimeoutError:
-            raise BackendUnavailable("no answer in time") from None
-        finally:
-            # A request that was given up is on its way all the same.
-            request.add_done_callback(lambda done: done.cancelled() or done.exception())
-
-
-class DistantFile(SqliteBackend):
-    """A client of a file whose answers can be lost."""
-
-    def __init__(self, url: str, *, link: CuttableFile) -> None:
-        super().__init__(url)
-        self._link = link
-
-    def make_store(self) -> SqliteStore:
-        return _DistantStore(self._path, self._link)
 
 
 class Redis(Deployment):
@@ -790,18 +748,36 @@ _ALL: tuple[type[Deployment], ...] = (
 
 
 CHOSEN = frozenset(os.environ.get("AIOLOCK_DEPLOYMENTS", "").split())
-"""Names of the deployments that the run is limited to: `AIOLOCK_DEPLOYMENTS="memory redis" pytest …`; empty for all."""
+"""The deployments that the run is limited to, by name, or as `module:Class` for one that is not listed here:
+`AIOLOCK_DEPLOYMENTS="memory redis my_deployments:MyStore" pytest …`; empty for all that are."""
 
 
 def registry() -> tuple[type[Deployment], ...]:
     """Deployments of this run. Asked for when tests are collected: the options of the run are known only then."""
-    if unknown := CHOSEN - {cls.name for cls in _ALL}:
+    listed = {cls.name: cls for cls in (*_ALL, *_toys())}
+    if unknown := {word for word in CHOSEN if ":" not in word} - set(listed):
         raise pytest.UsageError(
-            f"AIOLOCK_DEPLOYMENTS: no {', '.join(sorted(unknown))} among {', '.join(cls.name for cls in _ALL)}"
+            f"AIOLOCK_DEPLOYMENTS: no {', '.join(sorted(unknown))} among {', '.join(listed)}"
         )
-    return tuple(
+    others = tuple(_imported(word) for word in sorted(CHOSEN) if ":" in word)
+    return others + tuple(
         cls
-        for cls in _ALL
+        for cls in listed.values()
         if (cls.needs is None or (cls.needs in SERVERS and (cls.external or cls.needs not in EXTERNAL)))
         and (not CHOSEN or cls.name in CHOSEN)
     )
+
+
+def _imported(word: str) -> type[Deployment]:
+    module, _, name = word.partition(":")
+    found: type[Deployment] = getattr(importlib.import_module(module), name)
+    return found
+
+
+def _toys() -> tuple[type[Deployment], ...]:
+    """Those of the page on writing a backend, whose code imports this module."""
+    toys = page.modules()["toy_deployments"]
+    # The servers run the same engine, and the same rules of a lock service, through all of it; see WHOLE.
+    toys.ToyRows.part = frozenset({"test_exclusion", "test_loss", "test_outages", "test_releases"})
+    toys.ToyLocks.part = toys.ToyRows.part | {"test_inspection", "test_kinds", "test_requests", "test_sweep"}
+    return toys.ToyRows, toys.ToyLocks

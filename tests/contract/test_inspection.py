@@ -133,11 +133,11 @@ async def test_force_release_tells_the_holder_and_serves_the_next(deployment, cl
     await successor.release()
 
 
-async def test_force_release_by_the_holders_own_client_tells_it_as_well(client):
+async def test_force_release_by_the_holders_own_client_tells_it_as_well(deployment, client):
     lease = await client.lock("x").acquire()
     assert await client.lock("x").force_release() is True
     async with asyncio.timeout(PATIENCE):
-        assert await lease.wait_lost() in {"force-released", "session"}
+        assert await lease.wait_lost() == deployment.reason
     await gets_the_lock(client, "x")
 
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any
 
 from aiolock.backends.memory import MemoryServer
 from aiolock.backends.rows.rules import Machine
+from aiolock.backends.rows.store import Listener
+from aiolock.core.backend import Settings
+from aiolock.core.tasks import start
 from aiolock.errors import BackendUnavailable
 from tests.faults.proxy import Proxy
 
-__all__ = ["Cuttable", "Link", "Linked", "Proxied", "Way", "drop"]
+__all__ = ["Cuttable", "CuttableStore", "Link", "Linked", "Proxied", "Way", "drop"]
 
 
 class Way(ABC):
@@ -159,6 +162,58 @@ class Cuttable(Link):
         """Everything does."""
         self._refused = None
         self._mended.set()
+
+
+class CuttableStore(Cuttable):
+    """What lies between a row store and what it stands on.
+
+    `request` names the coroutine method that carries out each request of the store. One that has begun is carried out,
+    whatever becomes of its answer.
+    """
+
+    def __init__(self, request: str) -> None:
+        super().__init__()
+        self._request = request
+
+    def put_into(self, store: Any) -> Any:
+        """Have the requests of a store take this way; returns the store."""
+        open_it, carry_out = store.open, getattr(store, self._request)
+
+        async def opened(settings: Settings, listener: Listener) -> None:
+            self._interrupted, self._timeout = listener.interrupted, settings.command_timeout
+            await open_it(settings, listener)
+
+        async def request(*words: Any, **named: Any) -> Any:
+            begun = start(carry_out(*words, **named), "request")
+            try:
+                async with asyncio.timeout(self._timeout):
+                    return await self._carry(begun)
+            except TimeoutError:
+                raise BackendUnavailable("no answer in time") from None
+            finally:
+                begun.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+        store.open = opened
+        setattr(store, self._request, request)
+        return store
+
+    async def _carry(self, request: Awaitable[Any]) -> Any:
+        if self._refused is False:
+            await self._mended.wait()
+        if self._refused:
+            raise BackendUnavailable("the store cannot be reached")
+        answer = await request
+        if self.deaf:
+            self.deaf = False
+            self._interrupted()
+            raise BackendUnavailable("the answer was lost")
+        await self.gate.wait()
+        return answer
+
+    def cut(self, refused: bool) -> None:
+        super().cut(refused)
+        if refused:
+            self._interrupted()
 
 
 class Linked(Way):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import dataclasses
 import inspect
 import re
 import textwrap
@@ -15,7 +16,11 @@ import pytest
 
 import aiolock
 import aiolock.portal
+from aiolock.backends.rows import store as rows
+from aiolock.core import capabilities
+from aiolock.core.backend import Backend, Claim, Settings
 from tests.servers import Redis
+from tests.toys.page import modules
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -57,6 +62,8 @@ def play(page: Path, line: int, text: str, names: dict[str, Any]) -> None:
 @pytest.mark.parametrize("page", WITH_EXAMPLES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_examples_run(page, request, capsys):
     names: dict[str, Any] = {"__name__": "__main__", "asyncio": asyncio, "aiolock": aiolock}
+    # The files that a page prints import each other.
+    modules()
     for line, text in blocks(page):
         if "redis://" in text:
             text = text.replace(REDIS, request.getfixturevalue("redis").url)
@@ -131,6 +138,18 @@ def test_the_reference_names_everything_public():
         assert re.search(rf"\b{name}\b", text), name
     for name in inspect.signature(aiolock.Client.lock).parameters:
         assert name == "self" or re.search(rf"`{name}`|\b{name}\b", text), name
+
+
+def test_the_page_on_backends_names_the_whole_contract():
+    text = (ROOT / "docs/how-to/write-a-backend.md").read_text()
+    names = set(rows.Row._fields).union(
+        rows.Edit._fields, rows.Listener._fields, *map(members, (rows.RowStore, Backend))
+    )
+    names |= members(Claim) | {field.name for field in dataclasses.fields(Settings)}
+    names |= {cls.__name__ for cls in (*capabilities.Capability.__subclasses__(), capabilities.Downgrade)}
+    for name in names - {"validity"}:
+        assert re.search(rf"\b{name}\b", text), name
+    assert len(names) > 50
 
 
 def test_the_readme_names_make_targets_that_exist():
