@@ -85,6 +85,8 @@ class Deployment(ABC):
     """Of clients that ask for no other. Where nothing is pushed, a loss is learnt after a third of it."""
     shows: ClassVar[bool] = True
     """Whether the server knows the labels and tokens of holders."""
+    tells: ClassVar[bool] = True
+    """Whether the server knows how much is left of a hold; without a clock, that is what it lasts at most."""
     forces: ClassVar[bool] = True
     """Whether a lock can be taken by force from another client."""
     external: ClassVar[bool] = False
@@ -301,6 +303,7 @@ class RowsObserved(Rows):
     promises = WORDS - {"push"}
     slow = 3.0
     ttl = 3.0
+    tells = False
 
     def __init__(self) -> None:
         super().__init__()

@@ -266,7 +266,7 @@ async def test_verifying_prolongs_nothing(deployment, client, rival):
                 # The hold has a ttl of its own, and not that of a session; of a quorum, a late vote may count as well.
                 assert term.until == end or "fencing" not in client.capabilities
                 [again] = (await rival.lock("x").inspect()).holders
-                assert again.remaining < holder.remaining
+                assert again.remaining < holder.remaining or not deployment.tells
                 holder = again
             await until(lambda: asyncio.get_running_loop().time() > before + 0.05)  # noqa: B023
     finally:
