@@ -184,7 +184,7 @@ def _options(form: Form, query: str, given: Mapping[str, Any]) -> dict[str, Any]
     for name, value in parse_qsl(query, keep_blank_values=True):
         if name not in form.options:
             raise ConfigError(
-                f"{shorten(name)} is no parameter of a {form.server} URL; it has {', '.join(form.options)}"
+                f"{shorten(name)} is no parameter of a {form.server} URL; it has {', '.join(form.options) or 'none'}"
                 f"{meant(name, form.options)}"
             )
         if name in found:

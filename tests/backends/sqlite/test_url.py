@@ -35,7 +35,7 @@ def test_an_address_names_an_absolute_path(url, path):
         ("sqlite://locks.db", "three slashes"),
         ("sqlite://localhost/var/locks.db", "three slashes"),
         ("sqlite://me:secret@/var/locks.db", "three slashes"),
-        ("sqlite:///locks.db?mode=ro", "mode.*no parameter of a SQLite URL"),
+        ("sqlite:///locks.db?mode=ro", "mode.*no parameter of a SQLite URL; it has none"),
         ("sqlite:///locks.db#1", "#"),
         ("/var/locks.db", "scheme"),
         (7, "must be a str"),
