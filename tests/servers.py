@@ -503,7 +503,7 @@ class PostgreSQL(Server):
         super().__init__("postgresql")
         self.ports = [self._reserve()]
         self.socket = str(self.folder / f".s.PGSQL.{self.port}")
-        self.data = self.folder / "data"
+        self.data, self._space = self.folder / "data", self.folder / "space"
         self.certificates = Certificates(self.folder / "tls") if tls is True else tls or None
         self._init, self._hba, self._primary = init, hba, primary
         self._orphans: list[int] = []
@@ -592,6 +592,31 @@ class PostgreSQL(Server):
         self._run("pg_basebackup", "-D", str(self.data), "-d", place, "-R", "-c", "fast", "--no-sync")
         with (self.data / "postgresql.conf").open("a") as file:
             file.writelines(f"{line}\n" for line in (*self._settings, *self._own_settings))
+
+    def confine(self) -> bool:
+        """Keep tables that are made from now on in a file system of 8 MB; False if this user cannot mount one."""
+        self._space.mkdir()
+        options = "size=8m,mode=0700,uid=nobody,gid=nogroup"
+        mount = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(self._space)]
+        if os.getuid() != 0 or subprocess.run(mount, check=False).returncode != 0:
+            return False
+        self._resources.callback(subprocess.run, ["umount", "-l", str(self._space)], check=True)
+        self.ask(
+            f"CREATE TABLESPACE small LOCATION '{self._space}'",
+            "GRANT CREATE ON TABLESPACE small TO PUBLIC",
+            "ALTER DATABASE test SET default_tablespace = small",
+        )
+        return True
+
+    def fill(self) -> None:
+        """Leave no space there."""
+        with contextlib.suppress(OSError), (self._space / "ballast").open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4_096))
+
+    def empty(self) -> None:
+        """Make space again."""
+        (self._space / "ballast").unlink(missing_ok=True)
 
     def promote(self) -> None:
         """Make this standby a primary, and wait until it is one."""

@@ -6,18 +6,15 @@ python -m tests.faults.postgresql_system postgresql --seconds 60 --processes 6 -
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import random
 import re
 import signal
-import subprocess
 import sys
 from base64 import b64decode
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import asyncpg
@@ -92,9 +89,9 @@ class PostgreSQLInjector(FaultInjector):
             self.recorder.down(name)
             async with admin.transaction(isolation="repeatable_read"):
                 await admin.fetch("SELECT count(*) FROM aiolock")
-                self.system.fill()
+                self.system.server.fill()
                 await asyncio.sleep(rng.uniform(0.3, 1.5) * self.ttl)
-                self.system.empty()
+                self.system.server.empty()
             self.recorder.up(name)
             return True
 
@@ -113,7 +110,6 @@ class PostgreSQLSystem:
         self.server = PostgreSQL(settings=["wal_writer_delay = 10s", "autovacuum_naptime = 1s"])
         self.busy = asyncio.Lock()
         self.small = False
-        self._space: Path = self.server.folder / "space"
 
     @staticmethod
     def verified_within(ttl: float) -> float:
@@ -125,24 +121,10 @@ class PostgreSQLSystem:
         return f"postgresql://postgres@{host}:{port}/test"
 
     async def prepare(self) -> None:
-        """Make the small file system, and the table in it."""
-        self._mount()
+        """Make the table, in a small file system."""
+        self.small = self.server.confine()
         async with aiolock.connect(self.server.url, namespace=self.namespace, command_timeout=60):
             pass
-
-    def _mount(self) -> None:
-        if os.geteuid() != 0:
-            return
-        self._space.mkdir()
-        options = "size=8m,mode=0700,uid=nobody,gid=nogroup"
-        mount = ("mount", "-t", "tmpfs", "-o", options, "tmpfs", str(self._space))
-        self.small = subprocess.run(mount, check=False).returncode == 0
-        if self.small:
-            self.server._resources.callback(subprocess.run, ["umount", "-l", str(self._space)], check=True)
-            self.server.ask(
-                f"CREATE TABLESPACE small LOCATION '{self._space}'",
-                "ALTER DATABASE test SET default_tablespace = small",
-            )
 
     @asynccontextmanager
     async def admin(self) -> AsyncIterator[Any]:
@@ -186,16 +168,6 @@ class PostgreSQLSystem:
         else:
             os.kill(self.server.pid, how)
             self.server.children[0].wait(60)
-
-    def fill(self) -> None:
-        """Leave no space."""
-        with contextlib.suppress(OSError), (self._space / "ballast").open("wb", buffering=0) as file:
-            while True:
-                file.write(bytes(4_096))
-
-    def empty(self) -> None:
-        """Make space again."""
-        (self._space / "ballast").unlink(missing_ok=True)
 
     # --- what must be left: nothing
 

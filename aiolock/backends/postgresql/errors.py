@@ -44,7 +44,7 @@ def translate(error: Exception, address: str) -> BackendError:
     if code == READ_ONLY:
         return BackendRefused(f"{text}; locks need a server that takes writes")
     if code == DISK_FULL:
-        return BackendRefused(text)
+        return BackendRefused(text, retryable=True)
     if isinstance(error, ssl.SSLCertVerificationError) or NO_TLS in text:
         return BackendRefused(text)
     if not code or code.startswith(TEMPORARY):

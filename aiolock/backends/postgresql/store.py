@@ -185,7 +185,8 @@ class PostgreSQLStore(RowStore):
         return self._connections
 
     def _deadline(self) -> Deadline:
-        return Deadline.after(self._settings.command_timeout, asyncio.get_running_loop().time)
+        """Return when to give up waiting for a connection: earlier than the caller does, because this can say why there is none."""
+        return Deadline.after(0.9 * self._settings.command_timeout, asyncio.get_running_loop().time)
 
 
 def _row(value: bytes, version: str, tick: int) -> Row:

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import secrets
+import time
+from contextlib import asynccontextmanager
+from functools import partial
 
+import asyncpg
 import pytest
 
 import aiolock
+from aiolock.errors import BackendRefused, BackendUnavailable
 from tests.backends.postgresql.test_faults import ask
 from tests.faults.staging import PATIENCE, until
 
@@ -47,10 +53,7 @@ async def test_a_holder_keeps_its_lock_and_a_waiter_gets_it_afterwards(own, acci
 
         await until(queued)
         if accident == "terminate":
-            every = (
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'aiolock'"
-            )
-            await ask(own, every)
+            await ask(own, END)
         else:
             if accident == "kill":
                 own.kill()
@@ -67,3 +70,124 @@ async def test_a_holder_keeps_its_lock_and_a_waiter_gets_it_afterwards(own, acci
         following = await waiter
         assert following.token > lease.token
         await following.release()
+
+
+@asynccontextmanager
+async def told(server, statement, undo):
+    """The administrator does something, and takes it back."""
+    # What is refused at the login only is noticed by sessions that begin.
+    await asyncio.to_thread(server.ask, statement, END, database="postgres")
+    yield
+    await asyncio.to_thread(server.ask, undo, database="postgres")
+
+
+@asynccontextmanager
+async def revoked(server):
+    await ask(server, "REVOKE ALL ON aiolock FROM app")
+    yield
+    await ask(server, "GRANT ALL ON aiolock TO app")
+
+
+@asynccontextmanager
+async def busy(server, statement):
+    """A transaction of another program does not come to its end."""
+    program = await asyncpg.connect(
+        host=str(server.folder), port=server.port, user="postgres", database="test"
+    )
+    async with program.transaction(isolation="repeatable_read"):
+        await program.execute(statement)
+        yield
+    await program.close()
+
+
+@asynccontextmanager
+async def full(server):
+    # What was there before the last changes is still needed, so that the next ones need space.
+    async with busy(server, "SELECT FROM aiolock"):
+        server.fill()
+        yield
+        server.empty()
+
+
+@asynccontextmanager
+async def frozen(server):
+    server.freeze()
+    yield
+    server.thaw()
+
+
+async def tried(client, name):
+    """Take a lock and release it; return why that is impossible."""
+    try:
+        await (await client.lock(name).acquire(timeout=30)).release()
+    except aiolock.BackendError as error:
+        return error
+    return None
+
+
+END = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'aiolock'"
+BAD_LUCK = {
+    "the login is refused": (
+        partial(told, statement="ALTER ROLE app NOLOGIN", undo="ALTER ROLE app LOGIN"),
+        BackendRefused,
+        "not permitted to log in",
+    ),
+    "no login is left": (
+        partial(
+            told, statement="ALTER ROLE app CONNECTION LIMIT 0", undo="ALTER ROLE app CONNECTION LIMIT -1"
+        ),
+        BackendUnavailable,
+        "too many connections",
+    ),
+    "the database is closed": (
+        partial(
+            told,
+            statement="ALTER DATABASE test ALLOW_CONNECTIONS false",
+            undo="ALTER DATABASE test ALLOW_CONNECTIONS true",
+        ),
+        BackendRefused,
+        "not currently accepting connections",
+    ),
+    "privileges are revoked": (revoked, BackendRefused, "permission denied"),
+    "the table is locked": (
+        partial(busy, statement="LOCK TABLE aiolock"),
+        BackendUnavailable,
+        "lock timeout|no answer",
+    ),
+    "the disk is full": (full, BackendRefused, "could not extend file"),
+    "the server is frozen": (frozen, BackendUnavailable, "no answer|connection was lost"),
+}
+
+
+@pytest.mark.parametrize("what", BAD_LUCK)
+async def test_bad_luck_is_told_in_time_and_costs_no_lock(own, what):
+    misfortune, error, words = BAD_LUCK[what]
+    if what == "the disk is full" and not own.confine():
+        pytest.skip("nothing can be mounted here")
+    own.ask("CREATE ROLE app LOGIN", "GRANT ALL ON SCHEMA public TO app")
+    options = {"namespace": secrets.token_hex(6), "ttl": 120.0, "command_timeout": 2.0}
+    url = own.url.replace("postgres@", "app@")
+    async with aiolock.connect(url, **options) as client:
+        lease = await client.lock("x").acquire()
+        async with misfortune(own):
+            async with asyncio.timeout(2 * PATIENCE):
+                answer = None
+                while not isinstance(answer, error) or not re.search(words, str(answer)):
+                    # At first it may be the end of a connection, and a full disk has space for some rows.
+                    assert answer is None or isinstance(answer, BackendUnavailable)
+                    began = time.monotonic()
+                    answer = await tried(client, f"y {secrets.token_hex(6)}")
+                    assert time.monotonic() - began < 20
+            assert lease.held
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                with contextlib.suppress(aiolock.BackendError):
+                    await lease.renew()
+                    break
+                await asyncio.sleep(0.05)
+        async with aiolock.connect(url, **options) as other:
+            assert await other.lock("x").try_acquire() is None
+            await lease.release()
+            following = await other.lock("x").acquire(timeout=PATIENCE)
+            assert following.token > lease.token
+            await following.release()

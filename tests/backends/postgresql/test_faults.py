@@ -145,14 +145,14 @@ async def test_a_row_that_another_transaction_has_costs_the_timeout_and_no_more(
 
 
 async def test_a_full_disk_is_told(own):
-    # The table's folder may not grow: the server says what it says of a full disk.
+    # What the server says of one, also where no file system can be mounted; a real one is in test_client.py.
     async with opened(own.url) as store:
         await put(store, key())
-        # A file system cannot be filled here; the limit of a file stands for it.
         full = "CREATE FUNCTION full_disk() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'could not extend file' USING ERRCODE = 'disk_full'; END $$"
         await ask(own, full, "CREATE TRIGGER full_disk BEFORE INSERT ON aiolock EXECUTE FUNCTION full_disk()")
-        with pytest.raises(BackendRefused, match=r"could not extend file \[53100\]"):
+        with pytest.raises(BackendRefused, match=r"could not extend file \[53100\]") as refusal:
             await store.compare_and_set([edit(key())])
+        assert refusal.value.retryable
         await ask(own, "DROP TRIGGER full_disk ON aiolock")
         await put(store, key())
 
