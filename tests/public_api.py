@@ -34,13 +34,15 @@ BACKENDS = {
     "aiolock.backends.zookeeper.ZooKeeperBackend",
 }
 """Classes to construct a client from: `Client(RedisBackend(client=my_redis))`."""
+PROVISIONAL = ROOT / "docs" / "how-to" / "write-a-backend.md"
+"""The page whose imports may change until 1.0, as it says at its beginning."""
 
 
 def documented() -> tuple[set[str], set[str]]:
     """Return the modules from which pages and examples import, and the classes that they name with their module."""
     modules, classes = set(ALWAYS), set(BACKENDS)
     pages = (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.py"))
-    for page in pages:
+    for page in set(pages) - {PROVISIONAL}:
         text = page.read_text(encoding="utf-8")
         modules |= {first or second for first, second in IMPORT.findall(text)}
         classes |= set(NAMED.findall(text))
