@@ -48,6 +48,7 @@ __all__ = [
     "Certificates",
     "ExternalMariaDB",
     "MariaDB",
+    "PgBouncer",
     "PostgreSQL",
     "Redis",
     "RedisCluster",
@@ -690,6 +691,43 @@ class PostgreSQL(Server):
         with contextlib.suppress(ServerFailed):
             return self.ask("SELECT 1") == [["1"]]
         return False
+
+
+class PgBouncer(Server):
+    """A PgBouncer that pools the connections of a PostgreSQL: sessions, transactions or statements.
+
+    `settings` are further lines of its section in pgbouncer.ini.
+    """
+
+    def __init__(self, server: PostgreSQL, mode: str, settings: Sequence[str] = ()) -> None:
+        binary = program("pgbouncer", package="pgbouncer", server="postgresql")
+        super().__init__("pgbouncer")
+        self.ports = [self._reserve()]
+        users, file = self.folder / "users.txt", self.folder / "pgbouncer.ini"
+        users.write_text('"postgres" ""\n')
+        lines = [
+            "[databases]",
+            f"* = host=127.0.0.1 port={server.port}",
+            "[pgbouncer]",
+            "listen_addr = 127.0.0.1",
+            f"listen_port = {self.port}",
+            "unix_socket_dir =",
+            "auth_type = trust",
+            f"auth_file = {users}",
+            f"pool_mode = {mode}",
+            *settings,
+        ]
+        file.write_text("".join(f"{line}\n" for line in lines))
+        self.folder.chmod(0o755)
+        self.children = [Child([*server._as_user(), binary, str(file)], self.folder / "pgbouncer.log")]
+
+    @property
+    def url(self) -> str:
+        return f"postgresql://postgres@127.0.0.1:{self.port}/test"
+
+    def _answers(self, index: int) -> bool:
+        # Asked whether it takes TLS.
+        return ask(("127.0.0.1", self.port), b"\0\0\0\x08\x04\xd2\x16\x2f", enough=1) in (b"N", b"S")
 
 
 def _state(pid: int) -> str:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import asyncpg
 
 from aiolock.backends.diagnosis import numbers
-from aiolock.backends.postgresql.errors import translate
+from aiolock.backends.postgresql.errors import SWAPPED, translate
 from aiolock.backends.postgresql.statements import Statements
 from aiolock.backends.postgresql.url import Address
 from aiolock.clock import Deadline
@@ -25,7 +25,7 @@ from aiolock.core.backend import Settings
 from aiolock.core.tasks import Backoff, TaskSet
 from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, LockError, UnsafeBackend, copy_of
 
-__all__ = ["OLDEST", "Connections", "Driver", "Facts", "Lane", "login"]
+__all__ = ["OLDEST", "Connections", "Driver", "Facts", "Lane", "login", "swaps_sessions"]
 
 OLDEST = 15
 """The oldest version that is tested; older ones are refused."""
@@ -41,6 +41,14 @@ CLOSED = "the client is closed"
 
 class Driver(asyncpg.Connection):  # type: ignore[misc]  # the driver is untyped
     """A connection of the driver, whose owner closes it."""
+
+    process = 0
+    """The server's process that answered the login."""
+
+    @property
+    def pooled(self) -> bool:
+        """True if a pooler such as PgBouncer stands in between, which makes up numbers of processes."""
+        return bool(self.process != self.get_server_pid())
 
     def __del__(self) -> None:
         """Do nothing: a forked child must not touch the connection, nor may one whose event loop was closed."""
@@ -77,6 +85,7 @@ async def login(address: Address, statements: Statements, settings: Settings) ->
                 if driver.get_server_version().major >= 17:  # noqa: PLR2004 - the version that brought it
                     await driver.execute(statements("settings_17"))
                 facts = Facts(*await driver.fetchrow(statements("facts")))
+                driver.process = facts.pid
             except BaseException:
                 driver.terminate()
                 raise
@@ -85,22 +94,32 @@ async def login(address: Address, statements: Statements, settings: Settings) ->
     return driver, facts
 
 
-def refuse(driver: Driver, facts: Facts, address: str) -> None:
-    """Raise what keeps locks from being safe on this server, or over this connection."""
+def refuse(facts: Facts, address: str) -> None:
+    """Raise what keeps locks from being safe on this server."""
     if not facts.version.startswith("PostgreSQL "):
         raise BackendRefused(f"{address}: this is no PostgreSQL, but {facts.version.split(' ')[0]}")
     if numbers(facts.version)[0] < OLDEST:
         raise BackendRefused(f"{address}: {facts.version.split(',')[0]} is older than {OLDEST}")
-    if facts.pid != driver.get_server_pid():
-        raise UnsafeBackend(
-            f"{address}: a pooler such as PgBouncer stands in between, and may swap the session that settings and "
-            "notifications live in: connect to the server itself"
-        )
     if facts.recovering:
         raise BackendRefused(
             f"{address}: the server is a standby or recovers, and locks taken here do not exclude clients of its primary: "
             "connect to the primary"
         )
+
+
+async def swaps_sessions(one: Driver, other: Driver, statements: Statements) -> bool:
+    """Return whether a pooler gives two connections one session of the server, or one connection several.
+
+    Each has a session of its own if there is no pooler, or one that pools whole sessions. Where many programs use a pooler
+    that pools transactions, all answers may happen to come from the right sessions; so reads look again.
+    """
+    if not one.pooled:
+        return False
+    # In this order a pooler that takes the next session each time is found out as well.
+    answers = [
+        await each.fetchval(statements("process")) == each.process for each in (one, other, other, one)
+    ]
+    return one.process == other.process or not all(answers)
 
 
 @dataclass(slots=True, eq=False)
@@ -225,9 +244,8 @@ class Lane:
         except Exception as error:  # noqa: BLE001 - any error of the driver
             translated = translate(error, self._address)
             translated.__cause__ = error
-            self._failed(
-                translated, dead=self.driver.is_closed() or not isinstance(error, asyncpg.PostgresError)
-            )
+            dead = self.driver.is_closed() or not isinstance(error, asyncpg.PostgresError)
+            self._failed(translated, dead=dead or isinstance(translated, UnsafeBackend))
         else:
             self._current = []
             start = 0
@@ -359,9 +377,11 @@ class Connections:
             for _ in range(2):
                 driver, facts = await login(self._address, self._statements, self._settings)
                 opened.append(driver)
-                refuse(driver, facts, self._address.text)
+                refuse(facts, self._address.text)
             try:
                 async with asyncio.timeout(self._settings.command_timeout):
+                    if await swaps_sessions(opened[0], opened[1], self._statements):
+                        raise UnsafeBackend(f"{self._address.text}: {SWAPPED}")
                     await self._prepare(opened[0])
             except LockError:
                 raise

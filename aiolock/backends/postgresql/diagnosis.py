@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from aiolock.backends.diagnosis import failure, note, numbers, ok, round_trip, warning
 from aiolock.backends.postgresql import schema
-from aiolock.backends.postgresql.connection import OLDEST, Driver, Facts, login
+from aiolock.backends.postgresql.connection import OLDEST, Driver, Facts, login, swaps_sessions
 from aiolock.backends.postgresql.errors import translate
 from aiolock.backends.postgresql.statements import Statements
 from aiolock.backends.postgresql.url import Address
@@ -23,38 +23,51 @@ FEW = 50
 
 async def diagnose(address: Address, statements: Statements, settings: Settings) -> list[Finding]:
     """Diagnose a server over a new connection, also one that clients refuse to use."""
-    driver, facts = await login(address, statements, settings)
-    # No call is cancelled: the connection ends when the time is over.
-    timer = asyncio.get_running_loop().call_later(settings.command_timeout, driver.terminate)
+    drivers = []
     try:
-        return await _ask(driver, facts, address, statements, settings)
-    except BackendError:
-        raise
-    except Exception as error:
-        raise translate(error, address.text) from error
+        for _ in range(2):
+            driver, facts = await login(address, statements, settings)
+            drivers.append(driver)
+        # No call is cancelled: the connections end when the time is over.
+        timer = asyncio.get_running_loop().call_later(settings.command_timeout, _terminate, drivers)
+        try:
+            return await _ask(drivers, facts, address, statements, settings)
+        except BackendError:
+            raise
+        except Exception as error:
+            raise translate(error, address.text) from error
+        finally:
+            timer.cancel()
     finally:
-        timer.cancel()
+        _terminate(drivers)
+
+
+def _terminate(drivers: list[Driver]) -> None:
+    for driver in drivers:
         driver.terminate()
 
 
 async def _ask(
-    driver: Driver, facts: Facts, address: Address, statements: Statements, settings: Settings
+    drivers: list[Driver], facts: Facts, address: Address, statements: Statements, settings: Settings
 ) -> list[Finding]:
+    driver, other = drivers
     sent = settings.clock()
     rows = await driver.fetch(statements("server_settings"))
     trip = settings.clock() - sent
-    found = findings(facts, {str(name): str(value) for name, value in rows}, driver.get_server_pid())
+    found = findings(facts, {str(name): str(value) for name, value in rows})
+    swaps = await swaps_sessions(driver, other, statements)
+    found.append(_pooler(pooled=driver.pooled, swaps=swaps))
     found.append(_tls(encrypted=bool(await driver.fetchval(statements("encrypted"))), local=address.local))
     found.append(round_trip([trip], settings.ttl))
     found.append(await _table(driver, statements, address.text))
     return found
 
 
-def findings(facts: Facts, variables: Mapping[str, str], pid: int) -> list[Finding]:
-    """Judge a server's facts and settings, as a connection with that process id sees them."""
+def findings(facts: Facts, variables: Mapping[str, str]) -> list[Finding]:
+    """Judge a server's facts and settings."""
     return [
         *_version(facts),
-        *_server(facts, pid),
+        *_server(facts),
         *_durability(facts),
         *_limits(variables),
     ]
@@ -74,15 +87,19 @@ def _version(facts: Facts) -> Iterator[Finding]:
         yield ok("version", product)
 
 
-def _server(facts: Facts, pid: int) -> Iterator[Finding]:
-    if facts.pid != pid:
-        yield failure(
+def _pooler(*, pooled: bool, swaps: bool) -> Finding:
+    if swaps:
+        return failure(
             "pooler",
-            "a pooler such as PgBouncer stands in between, and clients refuse to open here",
-            "connect to the server itself",
+            "a pooler such as PgBouncer stands in between and swaps sessions, and clients refuse to open here",
+            "have it pool sessions (pool_mode = session), or connect to the server itself",
         )
-    else:
-        yield ok("pooler", "the connection is one to the server itself")
+    if pooled:
+        return ok("pooler", "a pooler stands in between, which gives each connection a session of its own")
+    return ok("pooler", "the connection is one to the server itself")
+
+
+def _server(facts: Facts) -> Iterator[Finding]:
     if facts.recovering:
         yield failure(
             "recovery",

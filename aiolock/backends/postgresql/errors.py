@@ -9,12 +9,13 @@ import ssl
 
 import asyncpg
 
-from aiolock.errors import BackendError, BackendRefused, BackendUnavailable
+from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, UnsafeBackend
 
 __all__ = [
     "CREATED_MEANWHILE",
     "NO_ROOM_TO_NOTIFY",
     "NO_TLS",
+    "SWAPPED",
     "sqlstate",
     "translate",
 ]
@@ -29,6 +30,13 @@ TEMPORARY = ("08", "40", "53", "55P03", "57", "58", "25P03", "25P04")
 """Beginnings of codes after which the same statement may succeed later: connection, conflict, resources, locked, shutdown,
 I/O, time-outs."""
 
+UNPREPARED = {"26000", "42P05"}
+"""A statement that this connection has prepared is not there, or one that it has not: the session is another one."""
+SWAPPED = (
+    "a pooler such as PgBouncer stands in between and swaps the sessions that settings and notifications live in: have it pool "
+    "sessions (pool_mode = session), or connect to the server itself"
+)
+
 NO_TLS = "the server does not offer TLS, which was asked for"
 
 
@@ -41,6 +49,8 @@ def translate(error: Exception, address: str) -> BackendError:
     """Return the error of this library for one of the driver's; the caller chains it."""
     code = sqlstate(error)
     text = f"{address}: {_sentence(error)}"
+    if code in UNPREPARED:
+        return UnsafeBackend(f"{text}; {SWAPPED}")
     if code == READ_ONLY:
         return BackendRefused(f"{text}; locks need a server that takes writes")
     if code == DISK_FULL:

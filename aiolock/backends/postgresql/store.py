@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 
 from aiolock.backends.postgresql import schema
 from aiolock.backends.postgresql.connection import Connections, Driver, Facts
-from aiolock.backends.postgresql.errors import NO_ROOM_TO_NOTIFY, sqlstate
+from aiolock.backends.postgresql.errors import NO_ROOM_TO_NOTIFY, SWAPPED, sqlstate
 from aiolock.backends.postgresql.statements import Statements
 from aiolock.backends.postgresql.url import Address
 from aiolock.backends.rows.store import ALL, Edit, Listener, Row, RowStore, StoreClock
 from aiolock.clock import Deadline
 from aiolock.core.backend import Settings
-from aiolock.errors import BackendUnavailable
+from aiolock.errors import BackendUnavailable, UnsafeBackend
 
 __all__ = ["PostgreSQLStore", "capabilities"]
 
@@ -101,7 +101,9 @@ class PostgreSQLStore(RowStore):
         records = await driver.fetch(
             self._statements("get"), [one.key for one in wanted], [one.what for one in wanted]
         )
-        return [_row(value or b"", version or "", tick) for value, version, tick in records]
+        if any(process != driver.process for *_, process in records):
+            raise UnsafeBackend(f"{self._address.text}: {SWAPPED}")
+        return [_row(value or b"", version or "", tick) for value, version, tick, _ in records]
 
     # --- writes
 

@@ -15,8 +15,8 @@ from tests.backends.postgresql.tools import opened, settings
 GOOD = Facts("PostgreSQL 18.1 (Debian 18.1-1) on x86_64", False, 7, "on", "on", "")
 
 
-def levels(facts=GOOD, pid=7, **variables):
-    return {one.subject: one.level for one in findings(facts, {"max_connections": "100", **variables}, pid)}
+def levels(facts=GOOD, **variables):
+    return {one.subject: one.level for one in findings(facts, {"max_connections": "100", **variables})}
 
 
 @pytest.mark.parametrize(
@@ -27,8 +27,6 @@ def levels(facts=GOOD, pid=7, **variables):
         ({"version": "CockroachDB CCL v23.1"}, "version", Level.ERROR),
         ({}, "recovery", Level.OK),
         ({"recovering": True}, "recovery", Level.ERROR),
-        ({}, "pooler", Level.OK),
-        ({"pid": 8}, "pooler", Level.ERROR),
         ({}, "durability", Level.OK),
         ({"fsync": "off"}, "fsync", Level.WARNING),
         ({"full_page_writes": "off"}, "full_page_writes", Level.WARNING),

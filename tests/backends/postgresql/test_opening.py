@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from aiolock.errors import BackendRefused, BackendUnavailable, UnsafeBackend
+from aiolock.errors import BackendRefused, BackendUnavailable
 from tests.backends.postgresql.tools import key, opened, put
 from tests.processes import reserve_port
 from tests.servers import Certificates, PostgreSQL, Redis
@@ -158,37 +158,6 @@ async def test_a_standby_is_refused():
         (server.data / "standby.signal").touch(mode=0o644)
         server.start()
         await refused(server.url, BackendRefused, "is a standby or recovers.*connect to the primary")
-
-
-async def test_a_pooler_is_refused(server):
-    async def pump(reader, writer, change):
-        while data := await reader.read(65536):
-            writer.write(change(data))
-            await writer.drain()
-        writer.close()
-
-    def numbered(data):
-        """Give the process another number, as poolers do: the message K, 12 bytes long, begins with it."""
-        at = data.find(b"K\x00\x00\x00\x0c")
-        if at < 0:
-            return data
-        number = int.from_bytes(data[at + 5 : at + 9], "big") + 1
-        return data[: at + 5] + number.to_bytes(4, "big") + data[at + 9 :]
-
-    async def serve(reader, writer):
-        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", server.port)
-        await asyncio.gather(
-            pump(reader, far_writer, lambda data: data),
-            pump(far_reader, writer, numbered),
-            return_exceptions=True,
-        )
-        far_writer.close()
-        writer.close()
-
-    pooler = await asyncio.start_server(serve, "127.0.0.1", 0)
-    async with pooler:
-        port = pooler.sockets[0].getsockname()[1]
-        await refused(url_of(server, "postgres", port=port), UnsafeBackend, "a pooler such as PgBouncer")
 
 
 async def test_a_socket_in_the_file_system_is_a_way_to_the_server(server):

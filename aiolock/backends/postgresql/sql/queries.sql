@@ -34,10 +34,14 @@ SELECT version() AS version, pg_is_in_recovery() AS recovering, pg_backend_pid()
   current_setting('fsync') AS fsync, current_setting('full_page_writes') AS full_page_writes,
   current_setting('synchronous_standby_names') AS standbys
 
+-- name: process
+SELECT pg_backend_pid()
+
 -- name: get
--- Values only where they are wanted. The clock is read after the row, in the same statement.
+-- Values only where they are wanted. The clock is read after the row, in the same statement. The process tells whether the
+-- session is still the one of the login.
 SELECT CASE WHEN k.wanted = 'value' THEN r.value END AS value, r.version,
-  (extract(epoch FROM clock_timestamp()) * 1000000)::int8 AS tick
+  (extract(epoch FROM clock_timestamp()) * 1000000)::int8 AS tick, pg_backend_pid() AS process
 FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS k (key, wanted, place)
 LEFT JOIN {table} AS r ON r.key = k.key
 ORDER BY k.place
