@@ -23,11 +23,11 @@ FEW = 50
 
 async def diagnose(address: Address, statements: Statements, settings: Settings) -> list[Finding]:
     """Diagnose a server over a new connection, also one that clients refuse to use."""
-    drivers = []
+    driver, facts = await login(address, statements, settings)
+    drivers = [driver]
     try:
-        for _ in range(2):
-            driver, facts = await login(address, statements, settings)
-            drivers.append(driver)
+        other, _ = await login(address, statements, settings)
+        drivers.append(other)
         # No call is cancelled: the connections end when the time is over.
         timer = asyncio.get_running_loop().call_later(settings.command_timeout, _terminate, drivers)
         try:
