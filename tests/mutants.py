@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
 
+from tests.pace import pace
+
 __all__ = ["CONTROL", "MUTANTS", "Mutant", "find", "hunt", "plant"]
 
 ROOT = Path(__file__).parent.parent
@@ -596,13 +598,13 @@ def check(mutant: Mutant) -> str | None:
 
 def _process(mutant: Mutant) -> tuple[bool, str, float]:
     """Check in a forked process, which need not import again what is not ours."""
-    start = time.monotonic()
+    start, limit = time.monotonic(), int(PATIENCE * pace())
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.dup2(write, 1)
         os.dup2(write, 2)
-        signal.alarm(int(PATIENCE))
+        signal.alarm(limit)
         status = 1
         try:
             complaint = check(mutant)
@@ -617,7 +619,7 @@ def _process(mutant: Mutant) -> tuple[bool, str, float]:
         lines = told.read().strip().splitlines()
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if status == -signal.SIGALRM:
-        return False, f"did not end within {PATIENCE:g} s", PATIENCE
+        return False, f"did not end within {limit} s", time.monotonic() - start
     return status == CAUGHT, (lines or ["died without a word"])[-1], time.monotonic() - start
 
 

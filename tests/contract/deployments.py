@@ -6,7 +6,6 @@ independently of the backend's own words, and the contract asserts the negation 
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import os
 import re
@@ -39,6 +38,7 @@ from aiolock.types import Family
 from tests import servers
 from tests.faults.links import Cuttable, CuttableStore, Link, Linked, Proxied, Way, drop
 from tests.faults.proxy import Frames, Proxy, length_frames, mysql_frames, raw, resp_frames
+from tests.pace import pace
 from tests.servers import EXTERNAL, SERVERS
 from tests.simulation.rowstore import RowServer, RowTestBackend, forget_hold
 from tests.toys import page
@@ -54,15 +54,6 @@ KINDS = frozenset({"read-write", "semaphore", "registers", "requests", "names"})
 
 WHOLE = bool(os.environ.get("AIOLOCK_WHOLE_CONTRACT"))
 """Whether deployments that run a part of the contract by default run all of it: `AIOLOCK_WHOLE_CONTRACT=1 pytest …`."""
-
-
-def pace() -> float:
-    """How much longer short ttls have to be than on a quiet machine, where 1: a share of a core is a share of a second."""
-    running = os.getloadavg()[0]
-    with contextlib.suppress(OSError):
-        # The average follows after a minute only; this is the number of tasks that run or want to at this moment.
-        running = max(running, int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0]))
-    return max(1.0, min(6.0, round(running / (2 * (os.cpu_count() or 1))) / 2))
 
 
 class Deployment(ABC):

@@ -238,7 +238,7 @@ async def test_a_loop_that_was_closed_counts_as_the_end_of_its_client(
         assert (old.held, old.lost) == (False, True)
         await old.release()
         # The server keeps the hold for a ttl at most; what waits has to see that by itself.
-        lease = await lock.acquire(timeout=30)
+        lease = await lock.acquire(timeout=120)
         assert lease.token > old.token or not deployment.shows
         await old.release()
         lease.check()

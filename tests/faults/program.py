@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.contract.deployments import pace
+from tests.pace import pace
 
 ROOT = Path(__file__).parents[2]
 

@@ -12,8 +12,8 @@ import pytest
 import aiolock
 from aiolock.backends.memory import MemoryBackend
 from aiolock.core.logs import Log
-from tests.contract.deployments import pace
 from tests.faults.staging import until
+from tests.pace import pace
 from tests.servers import Redis
 
 

@@ -10,9 +10,9 @@ import pytest
 
 import aiolock
 from aiolock.backends.mysql.queue import QueuedClaim
-from tests.contract.deployments import pace
 from tests.faults.proxy import Proxy
 from tests.faults.staging import PATIENCE
+from tests.pace import pace
 
 
 async def test_a_crowd_is_not_kept_longer_than_it_wants_to_wait(place, monkeypatch):

@@ -9,8 +9,8 @@ from contextlib import AsyncExitStack
 import pytest
 
 from aiolock import BackendUnavailable, Client
-from tests.contract.deployments import pace
 from tests.faults.proxy import Proxy
+from tests.pace import pace
 
 TURNS = 3
 

@@ -26,9 +26,10 @@ from aiolock.backends.redis.cluster.slots import (
 from aiolock.backends.redis.commands import Script, encode
 from aiolock.backends.redis.errors import NotSent
 from aiolock.types import Finding, Level
-from tests.contract.deployments import least_rights, pace
+from tests.contract.deployments import least_rights
 from tests.faults.cluster_slots import Move, named
 from tests.faults.staging import PATIENCE, queued, until
+from tests.pace import pace
 from tests.servers import Redis, RedisCluster
 
 # --- slots, and what nodes say of them
