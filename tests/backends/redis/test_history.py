@@ -150,10 +150,11 @@ def test_levels_of_one_hold_are_right(story, tmp_path):
     assert wrong(story.judged(tmp_path)) == {"exclusion (by own clock)", "tokens"}
 
 
-def test_two_at_once_after_a_restart_are_counted_inside_of_the_exception(story, tmp_path):
+@pytest.mark.parametrize("fault", [verdict.RESTART, verdict.DELETED])
+def test_two_at_once_after_a_restart_are_counted_inside_of_the_exception(story, tmp_path, fault):
     story.hold("a", 100, 200, token=1)
-    story.note(140, "injector", "down", target=verdict.RESTART)
-    story.note(145, "injector", "up", target=verdict.RESTART)
+    story.note(140, "injector", "down", target=fault)
+    story.note(145, "injector", "up", target=fault)
     story.hold("b", 150, 300, token=2)
     found = story.judged(tmp_path)
     assert not wrong(found)
