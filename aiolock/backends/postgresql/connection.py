@@ -389,6 +389,8 @@ class Connections:
                 raise translate(error, self._address.text) from error
             if self.closed:
                 raise BackendUnavailable(CLOSED)
+            if any(driver.is_closed() for driver in opened):
+                raise BackendUnavailable(f"{self._address.text}: the connection was lost")
         except BaseException as error:
             for driver in opened:
                 driver.terminate()

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 
+import asyncpg
 import pytest
 
+from aiolock.backends.postgresql.store import PostgreSQLStore
 from aiolock.errors import BackendError, BackendRefused, BackendUnavailable
 from tests.backends.postgresql.test_store import until
 from tests.backends.postgresql.tools import Heard, edit, key, opened, put
@@ -49,6 +51,29 @@ async def test_a_session_that_is_terminated_is_reported_and_replaced(own, which)
         await store.compare_and_set([edit(one, version, notify=frozenset({heard.address}))])
         await until(lambda: heard.changed == [one])
         assert heard.interruptions == 1
+
+
+@pytest.mark.parametrize("which", [0, 1])
+async def test_a_session_that_is_terminated_while_it_is_opened_is_unavailable(own, monkeypatch, which):
+    subscribe = PostgreSQLStore._subscribe
+    drivers = []
+    connect = asyncpg.connect
+
+    async def connected(*words, **options):
+        drivers.append(await connect(*words, **options))
+        return drivers[-1]
+
+    async def slow(store, driver):
+        await subscribe(store, driver)
+        await ask(own, f"SELECT pg_terminate_backend({drivers[which].get_server_pid()})")
+        await until(drivers[which].is_closed)
+
+    monkeypatch.setattr(asyncpg, "connect", connected)
+    monkeypatch.setattr(PostgreSQLStore, "_subscribe", slow)
+    with pytest.raises(BackendUnavailable, match="the connection was lost"):
+        async with opened(own.url):
+            pass
+    assert all(driver.is_closed() for driver in drivers)
 
 
 async def test_a_write_raises_while_the_connection_is_away_and_a_read_waits(own):
