@@ -311,8 +311,8 @@ class Client:
         :param fair: strict order of arrival, also between the tasks of this process and those of others.
         :param max_hold: seconds after which the lease is no longer renewed, and lost.
         :param label: names the holder to people (default: the client's).
-        :param connection: a connection of your own with an open transaction (MySQL and MariaDB with ``?mode=row``): the
-            lock lives in that transaction, and there is no lease; see :class:`TransactionLock`.
+        :param connection: a connection of your own with an open transaction (PostgreSQL; MySQL and MariaDB with
+            ``?mode=row``): the lock lives in that transaction, and there is no lease; see :class:`TransactionLock`.
 
         Does no I/O. Raises :class:`InvalidName` or :class:`ConfigError`, and with ``connection`` :class:`UnsupportedKind`
         on other servers.

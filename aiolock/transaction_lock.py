@@ -10,6 +10,7 @@ from aiolock.core.capabilities import Loan, TransactionLocks
 from aiolock.core.runtime import Runtime
 from aiolock.errors import AcquireTimeout, LockLost
 from aiolock.lock import NamedLock
+from aiolock.types import LockInfo
 from aiolock.validation import check_timeout
 
 __all__ = ["TransactionLock"]
@@ -22,6 +23,9 @@ class TransactionLock(NamedLock):
     nothing is sent on the connection but to take it, and at the end of an ``async with`` block to see that it is there. The
     end of the block does not give it back: the transaction's ``COMMIT`` or ``ROLLBACK`` does, and whatever else ends the
     transaction. Taking it twice in one transaction is harmless.
+
+    On PostgreSQL it is an advisory lock, and excludes other locks with ``connection=`` only: ``client.lock(name)`` without it
+    is another lock. On MySQL and MariaDB it is a row of the ``row`` mode, and excludes the other locks of that mode as well.
     """
 
     __slots__ = ("_connection", "_loan", "_marks", "_timeout")
@@ -32,10 +36,10 @@ class TransactionLock(NamedLock):
         self._loan = self._borrow(runtime)
         self._timeout = timeout
         self._marks: list[str] = []
-        """The savepoints of the blocks that were entered, the innermost last."""
+        """The marks of the blocks that were entered, the innermost last."""
 
     def _borrow(self, runtime: Runtime) -> Loan:
-        advice = "connection= is for MySQL and MariaDB with ?mode=row"
+        advice = "connection= is for PostgreSQL, and for MySQL and MariaDB with ?mode=row"
         backend = TransactionLocks.of(runtime.backend, "lock inside a transaction", advice)
         return backend.borrow(self._request, self._connection)
 
@@ -53,11 +57,12 @@ class TransactionLock(NamedLock):
         :param timeout: seconds to wait; 0 tries once, ``None`` is the lock's own, which is for ever unless it was given
             one.
 
-        Raises :class:`AcquireTimeout` when the time is over, and :class:`DeadlockDetected` if the server has rolled the
-        transaction back, because transactions wait for each other or this one is older than what it wants to lock: begin it
-        again. Before anything is waited for it raises :class:`RuntimeError` if no transaction is open on the
-        connection, :class:`ConfigError` if that is to another server than the client's, :class:`BackendRefused` if it has
-        another account, so that the wait could not be ended, and :class:`BackendUnavailable`.
+        Raises :class:`AcquireTimeout` when the time is over, and :class:`DeadlockDetected` if transactions wait for each other,
+        or (MySQL, MariaDB) this one is older than what it wants to lock: end the transaction, which MySQL and MariaDB have
+        rolled back already, and begin it again. Before anything is waited for it raises :class:`RuntimeError` if no
+        transaction is open on the connection, :class:`ConfigError` if that is to another server than the client's (on
+        PostgreSQL also to another database), :class:`BackendRefused` if it has another account, so that the wait could not
+        be ended (MySQL, MariaDB), and :class:`BackendUnavailable`.
 
         Cancelling it ends the wait at the server and leaves the transaction as it was, except that a lock which came in
         that moment stays with it until it ends. That takes milliseconds, in which further cancellations wait. If the
@@ -77,8 +82,13 @@ class TransactionLock(NamedLock):
         self._guard()
         return await self._loan.take(0)
 
+    async def inspect(self) -> LockInfo:
+        """Return the transactions that have it and those that wait for it; asked on a connection of the client."""
+        self._guard()
+        return await self._loan.inspect()
+
     async def __aenter__(self) -> None:
-        """As :meth:`acquire`; with a savepoint behind it, which goes when the lock goes."""
+        """As :meth:`acquire`; with a mark in the transaction behind it, which goes when the lock goes."""
         mark = f"aiolock_{secrets.token_hex(8)}"
         await self._acquire(self._timeout, mark)
         self._marks.append(mark)

@@ -182,6 +182,10 @@ class Loan(ABC):
         Cancelling it leaves the connection in step.
         """
 
+    @abstractmethod
+    async def inspect(self) -> LockInfo:
+        """Return the transactions that have the lock, and those that wait for it; asked on a connection of the client."""
+
 
 class TransactionLocks(Capability):
     """A backend whose locks can be taken inside a transaction of the caller."""

@@ -54,6 +54,7 @@ PACKAGES = {"core", "kinds", "cli.run", "backends.rows"}
 """Folders whose ``__init__.py`` has nothing but a docstring."""
 
 BACKENDS_MAY_IMPORT = {
+    "backends.callers",
     "backends.diagnosis",
     "backends.rows",
     "backends.transport",

@@ -28,7 +28,7 @@ from aiolock.backends.mysql.protocol import Result
 from aiolock.backends.mysql.register import MySQLRegister
 from aiolock.backends.mysql.row_mode import RowMode
 from aiolock.backends.mysql.session_mode import SessionMode, silence_of
-from aiolock.backends.mysql.transaction_lock import CallerConnections, RowLoan
+from aiolock.backends.mysql.transaction_lock import MySQLCallers, RowLoan
 from aiolock.backends.mysql.url import parameters
 from aiolock.core.backend import Claim, Renewal, Request, Settings
 from aiolock.core.capabilities import (
@@ -97,7 +97,7 @@ class MySQLBackend(Administration, RegisterStore, TransactionLocks, Diagnosis):
         self._mode_name = given.get("mode", "lease")
         self._table = given.get("table", "aiolock")
         self._opened = False
-        self.callers = CallerConnections()
+        self.callers = MySQLCallers()
         """Connections of callers on which a statement of this client is under way."""
 
     def __repr__(self) -> str:
@@ -187,6 +187,7 @@ class MySQLBackend(Administration, RegisterStore, TransactionLocks, Diagnosis):
         """Connect, check the server, and create the tables."""
         if self.sessions.closed:
             self._prepare(self.settings)
+        self.callers.closed = False
         self._opened = True
         await self.sessions.main()
         if self._mode_name != "session":
@@ -264,7 +265,7 @@ class MySQLBackend(Administration, RegisterStore, TransactionLocks, Diagnosis):
             raise UnsupportedKind(
                 "lock inside a transaction", f"{self.name} with ?mode={self._mode_name}", "use ?mode=row"
             )
-        return RowLoan(self._context, self.mode.rows, self.callers, request, connection)
+        return RowLoan(self._context, self.mode, self.callers, request, connection)
 
     async def request_release(self, name: str, family: Family, reason: str) -> bool:
         """Write the reason to the row, which the renewals of its holders read."""

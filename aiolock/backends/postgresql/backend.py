@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
+from aiolock.backends.callers import Callers
 from aiolock.backends.postgresql.diagnosis import diagnose
 from aiolock.backends.postgresql.statements import Statements
 from aiolock.backends.postgresql.store import PostgreSQLStore
+from aiolock.backends.postgresql.transaction_lock import AdvisoryLoan
 from aiolock.backends.postgresql.url import parameters
 from aiolock.backends.rows.backend import RowBackend
+from aiolock.core.backend import Request
+from aiolock.core.capabilities import Loan, TransactionLocks
 from aiolock.types import Finding
 
 __all__ = ["PostgreSQLBackend"]
 
 
-class PostgreSQLBackend(RowBackend):
+class PostgreSQLBackend(RowBackend, TransactionLocks):
     """One PostgreSQL (15 or later) server.
 
     :param url: ``postgresql://user:password@host:5432/database``; ``postgres://`` and ``postgresql+asyncpg://`` are the
@@ -28,6 +32,8 @@ class PostgreSQLBackend(RowBackend):
     """
 
     name = "PostgreSQL"
+
+    store: PostgreSQLStore
 
     def __init__(
         self,
@@ -50,6 +56,7 @@ class PostgreSQLBackend(RowBackend):
         self.address = self._address.text
         self._create = given.get("schema", "auto") == "auto"
         self._table = given.get("table", "public.aiolock")
+        self._callers = Callers()
 
     def __repr__(self) -> str:
         return f"<PostgreSQLBackend {self.address}>"
@@ -57,6 +64,21 @@ class PostgreSQLBackend(RowBackend):
     def make_store(self) -> PostgreSQLStore:
         """Return the store of this opening."""
         return PostgreSQLStore(self._address, self._table, create=self._create)
+
+    async def open(self) -> None:
+        """Open the store."""
+        self._callers.closed = False
+        await super().open()
+
+    async def aclose(self) -> None:
+        """Give callers their connections back, and end sessions, tasks and the store."""
+        if hasattr(self, "settings"):
+            await self._callers.aclose(self.settings.command_timeout)
+        await super().aclose()
+
+    def borrow(self, request: Request, connection: object) -> Loan:
+        """Return an advisory lock in the caller's own transaction."""
+        return AdvisoryLoan(self.store, self.address, self.settings, self._callers, request, connection)
 
     async def diagnose(self) -> list[Finding]:
         """Diagnose the server over a new connection."""

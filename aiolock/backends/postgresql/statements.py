@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from importlib.resources import files
 
-__all__ = ["FORMAT", "Statements"]
+__all__ = ["FORMAT", "QUERIES", "Statements"]
 
 
 def _read(file: str) -> str:
@@ -21,7 +21,8 @@ def _split(text: str) -> dict[str, str]:
     return statements
 
 
-QUERIES = _split(_read("queries.sql"))
+QUERIES = _split(_read("queries.sql") + _read("transaction.sql"))
+"""By name; the table is not filled in."""
 SCHEMA = _read("schema.sql").strip()
 FORMAT = int(re.findall(r"data format (\d+)", SCHEMA)[0])
 """The version of the data format, which the comment of the table says."""

@@ -150,6 +150,13 @@ class PostgreSQLStore(RowStore):
             for edit in edits
         ]
 
+    # --- other statements
+
+    async def ask(self, name: str, *words: Any) -> list[Any]:
+        """Execute a statement on the connection for reads; return its records."""
+        reader = await self._open().reader(self._deadline())
+        return await reader.fetch(self._statements(name), *words)
+
     # --- maintenance
 
     async def scan(self, prefix: str) -> AsyncIterator[tuple[str, Row]]:

@@ -22,6 +22,7 @@ from aiolock import (
     UnsafeBackend,
     UnsupportedKind,
 )
+from aiolock.backends import callers
 from aiolock.backends.mysql import transaction_lock
 from aiolock.backends.mysql.errors import translate
 from aiolock.backends.mysql.transaction_lock import RowLoan
@@ -407,7 +408,7 @@ async def test_a_wait_is_ended_even_if_the_client_has_lost_its_connections(clien
 
 async def test_a_wait_that_does_not_end_closes_the_connection(client, connect, place, monkeypatch):
     """As the last resort: what came next on it would get the answer to our statement."""
-    monkeypatch.setattr(transaction_lock, "GIVE_UP", 0.3)
+    monkeypatch.setattr(callers, "GIVE_UP", 0.3)
     holder = await connect()
     await client.lock("x", connection=holder).acquire()
     for cancelled in (False, True):
@@ -417,7 +418,7 @@ async def test_a_wait_that_does_not_end_closes_the_connection(client, connect, p
         with monkeypatch.context() as patch:
             # Whom it asks to end the statement does so to nobody.
             patch.setattr(
-                transaction_lock.CallerConnection, "_end_statement", lambda _, control: control.run("DO 0")
+                transaction_lock.MySQLConnection, "_end_statement", lambda _, control: control.run("DO 0")
             )
             if cancelled:
                 waiter.cancel()
@@ -481,14 +482,14 @@ async def test_servers_of_different_versions_are_different_servers(client, conne
     """One has not the variable that the other says which one it is by."""
     lock = client.lock("x", connection=await connect())
     assert await lock.try_acquire()
-    callers = client._backend.callers
-    known = callers.server
+    known_callers = client._backend.callers
+    known = known_callers.server
     with monkeypatch.context() as patch:
         prepare = RowLoan._prepare
 
         async def then(loan):
             where = await prepare(loan)
-            callers.server = "@@own_number"
+            known_callers.server = "@@own_number"
             return where
 
         patch.setattr(RowLoan, "_prepare", then)
@@ -498,7 +499,7 @@ async def test_servers_of_different_versions_are_different_servers(client, conne
     with pytest.raises(BackendUnavailable, match="another server than before"):
         await lock.try_acquire()
     assert await lock.try_acquire()
-    assert callers.server == known
+    assert known_callers.server == known
 
 
 async def test_a_row_that_is_never_found_is_an_error(client, connect, place):

@@ -1,0 +1,220 @@
+"""Statements on connections of callers: a client's task sends them, and ends the one under way when its caller goes.
+
+A caller that is cancelled, or whose time is over, gets the connection back in step: the next statement on it is the
+caller's own, and must not meet an answer to ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from aiolock.clock import Deadline
+from aiolock.core.capabilities import Loan
+from aiolock.core.tasks import end, start
+from aiolock.errors import BackendUnavailable, LockError
+
+__all__ = ["CLOSED", "SHORT", "CallerConnection", "CallerLoan", "Callers", "patiently"]
+
+T = TypeVar("T")
+
+QUICK = 0.1
+"""Seconds in which a statement that does not wait for others ends by itself."""
+SOON = 0.01
+"""Seconds in which the server answers the commands before the statement."""
+AGAIN = 0.2
+"""Seconds after which a statement that did not end is ended once more."""
+GIVE_UP = 2.0
+"""Seconds after which the connection of such a statement is closed."""
+SHORT = 0.1
+"""Seconds; a wait that the server ends sooner is no wait."""
+CLOSED = "this client was closed while it waited for a lock: connect anew"
+
+
+class Callers:
+    """The connections of callers on which a statement of one client is under way."""
+
+    def __init__(self) -> None:
+        self.present: set[CallerConnection] = set()
+        self.closed = False
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def spawn(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+        """Start a task that outlives the caller; its error is the caller's, if it is still there."""
+        task = start(work, name)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()
+
+    async def aclose(self, timeout: float) -> None:
+        """End the statements under way, so that the callers have their connections back.
+
+        Connections that are not back within ``timeout`` seconds are closed.
+        """
+        self.closed = True
+        if self.present:
+            await asyncio.wait([caller.leave() for caller in self.present], timeout=timeout)
+        await end(self._tasks)
+
+
+class CallerConnection(ABC):
+    """A connection of a caller, and the statement of this client that is under way on it.
+
+    The statement is sent by a task of the client, because cancelling one inside a driver may close the connection, or
+    leave its transaction failed. A caller that is cancelled has it ended and stays until the server has answered, however
+    often it is cancelled. That takes milliseconds; if the server does not end the statement within :data:`GIVE_UP`
+    seconds, the connection is closed.
+    """
+
+    def __init__(
+        self,
+        callers: Callers,
+        connection: Any,
+        address: str,
+    ) -> None:
+        self.connection = connection
+        self.blocks = False
+        """The statement under way waits for others."""
+        self.leaving = False
+        """The caller goes: no more is to be sent."""
+        self._callers = callers
+        self._address = address
+        self._closed = False
+        """It had to be closed."""
+        self._task: asyncio.Task[Any] | None = None
+        self._ending: asyncio.Task[None] | None = None
+
+    @abstractmethod
+    async def interrupt(self, left: float) -> None:
+        """Have the server end the statement under way, within ``left`` seconds; called again while it goes on.
+
+        Errors of this library, and :class:`TimeoutError`, are ignored.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the connection at once."""
+
+    async def run(self, work: Coroutine[Any, Any, T], late: float | None) -> T:
+        """Return the result of ``work``, which sends statements; at ``late``, by the loop's clock, end the one under way.
+
+        Cancelling it ends the statement as well, and takes that long. Raises :class:`TimeoutError` if it was too late to
+        send any.
+        """
+        callers = self._callers
+        left = None if late is None else late - asyncio.get_running_loop().time()
+        if callers.closed or (left is not None and left <= 0):
+            work.close()
+            raise RuntimeError(CLOSED) if callers.closed else TimeoutError
+        self.leaving, self._ending = False, None
+        self._task = task = callers.spawn(work, "aiolock-loan")
+        callers.present.add(self)
+        interruption: BaseException | None = None
+        try:
+            await asyncio.wait([task], timeout=left)
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - it is raised when the connection is in step
+            interruption = error
+        if not task.done() or self._ending is not None:
+            # Of several the first is raised; none is lost, because the task counts its cancellations.
+            interruption = await patiently(self.leave(), interruption)
+        callers.present.discard(self)
+        if interruption is not None:
+            raise interruption
+        if self._closed:
+            raise BackendUnavailable(
+                f"{self._address}: the wait for the lock could not be ended within {GIVE_UP:g} s, so your "
+                "connection was closed, and the server rolls its transaction back"
+            )
+        if task.cancelled():
+            raise RuntimeError(CLOSED)
+        return task.result()
+
+    def leave(self) -> asyncio.Task[None]:
+        """End the statement under way; the task that does it ends in bounded time."""
+        assert self._task is not None  # noqa: S101 - it is there while the caller is present
+        self.leaving = True
+        if self._ending is None:
+            self._ending = self._callers.spawn(self._end(self._task), "aiolock-loan-end")
+        return self._ending
+
+    async def _end(self, task: asyncio.Task[Any]) -> None:
+        deadline, pause = Deadline.after(GIVE_UP, asyncio.get_running_loop().time), SOON
+        try:
+            if not self.blocks:
+                await asyncio.wait([task], timeout=QUICK)
+            while not task.done() and (left := deadline.left()):
+                # Before the session is known, it does not wait for others. The next try comes soon.
+                with suppress(LockError, TimeoutError):
+                    await self.interrupt(left)
+                await asyncio.wait([task], timeout=min(pause, left))
+                pause = min(2 * pause, AGAIN)
+        finally:
+            # Also if the client's tasks are ended in the meantime.
+            if not task.done():
+                self._closed = True
+                self.close()
+                task.cancel()
+        await asyncio.wait([task])
+
+
+async def patiently(task: asyncio.Task[Any], first: BaseException | None = None) -> BaseException | None:
+    """Wait until ``task`` has ended, whatever comes in between; return the first of it, or ``first``."""
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the caller raises it
+            first = first or error
+    return first
+
+
+class CallerLoan(Loan):
+    """A lock that is taken, and looked back at, by statements on the caller's connection."""
+
+    def __init__(self, callers: Callers, address: str, timeout: float) -> None:
+        """Take the seconds within which the server must answer what waits for no lock."""
+        self._callers = callers
+        self._address = address
+        self._command_timeout = timeout
+
+    async def take(self, timeout: float | None, mark: str = "") -> bool:
+        """Take the lock in the transaction."""
+        patience = self._command_timeout if timeout == 0 else timeout
+        try:
+            return await self._take(_late(patience), mark, wait=timeout != 0)
+        except TimeoutError as error:
+            if timeout == 0:
+                raise self._no_answer() from error
+            return False
+
+    @abstractmethod
+    async def _take(self, late: float | None, mark: str, *, wait: bool) -> bool:
+        """Take the lock; raises :class:`TimeoutError` at ``late``, by the loop's clock."""
+
+    async def keeps(self, mark: str) -> bool:
+        """Look for the mark, and remove it."""
+        if self._callers.closed:
+            # Nothing can be asked any more; the transaction is the caller's.
+            return True
+        try:
+            return await self._keeps(mark, _late(self._command_timeout))
+        except TimeoutError as error:
+            raise self._no_answer() from error
+
+    @abstractmethod
+    async def _keeps(self, mark: str, late: float | None) -> bool:
+        """Look for the mark; raises :class:`TimeoutError` at ``late``, by the loop's clock."""
+
+    def _no_answer(self) -> BackendUnavailable:
+        return BackendUnavailable(f"{self._address}: no answer within {self._command_timeout:g} s")
+
+
+def _late(patience: float | None) -> float | None:
+    return None if patience is None else asyncio.get_running_loop().time() + patience
