@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from aiolock.core.cancellation import CancelScope, in_async_generator
-from aiolock.core.capabilities import Downgrade
+from aiolock.core.capabilities import Confirmation, Downgrade
 from aiolock.core.hold import Hold, log, running_task
 from aiolock.core.runtime import State
 from aiolock.errors import LockLost, LossReason, UnsupportedKind, shorten
@@ -183,6 +183,33 @@ class Lease:
         if runtime.state is State.OPEN or runtime.forked:
             runtime.guard()
         await hold.release(keep)
+
+    async def confirm(self, connection: object) -> None:
+        """Check, inside your own transaction, that the lock is held; no other client enters before it ends.
+
+        :param connection: a connection of your own to the server and the database of the lock, with an open transaction.
+            PostgreSQL: one of asyncpg's, or an ``AsyncConnection`` or ``AsyncSession`` of SQLAlchemy's over it. MySQL and
+            MariaDB in the ``lease`` mode: one of aiomysql's. SQLite: one of ``sqlite3`` or aiosqlite to the same file.
+
+        What the transaction writes and this check are committed together: a later holder sees all of it, or
+        :class:`LockLost` is raised here. Let it be the last statement before the commit, because the row of the lock is
+        locked until then: others wait to queue up, and on MySQL and MariaDB this lease cannot be renewed.
+
+        Raises :class:`LockLost` if the lock is not held any more: roll the transaction back. Raises
+        :class:`UnsupportedKind` on other servers, :class:`ConfigError` if the connection is to another server,
+        :class:`RuntimeError` if no transaction is open on it, and :class:`BackendError` if it could not be found out, also
+        because the transaction has a snapshot that is too old (roll it back, and begin it again).
+        Ends within the ``command_timeout``. Cancelling it leaves the connection in step, and the transaction open.
+        """
+        hold = self._hold
+        runtime = hold.home.runtime
+        runtime.guard()
+        hold.check()
+        advice = "write with a fencing token instead"
+        backend = Confirmation.of(runtime.backend, "confirm() inside a transaction", advice)
+        if not await backend.confirm(hold.validity.claim, connection):
+            runtime.scheduler.lose(hold.validity, "revoked")
+            raise hold.error()
 
     async def downgrade(self) -> None:
         """Turn this write lease into a read lease, without a moment in which another client can write.

@@ -19,6 +19,7 @@ __all__ = [
     "MOST_BYTES",
     "Administration",
     "Capability",
+    "Confirmation",
     "Diagnosis",
     "Downgrade",
     "Entry",
@@ -195,4 +196,20 @@ class TransactionLocks(Capability):
         """Return the lock of ``request`` inside the transaction that is open on ``connection``; no I/O.
 
         Raises :class:`ConfigError` if ``connection`` is none.
+        """
+
+
+# --- a hold that is confirmed in the caller's transaction
+
+
+class Confirmation(Capability):
+    """A backend whose holders can have a transaction of their own committed only if no other client enters before."""
+
+    @abstractmethod
+    async def confirm(self, claim: Claim, connection: object) -> bool:
+        """Return whether the hold of ``claim`` is there, inside the transaction that is open on ``connection``.
+
+        If it is, no other client enters before that transaction has ended. Cancelling it leaves the connection in step.
+        Raises :class:`ConfigError` if ``connection`` is none to this server, :class:`RuntimeError` if no transaction is
+        open on it, before anything is locked.
         """

@@ -221,6 +221,16 @@ class JointLease(Lease):
                 await part.renew()
         hold.check()
 
+    async def confirm(self, connection: object) -> None:
+        """Check each part inside your own transaction. Raises and cancels as :meth:`Lease.confirm` does."""
+        hold = self._hold
+        hold.home.runtime.guard()
+        hold.check()
+        for part in self.parts:
+            if hold_of(part).open:
+                await part.confirm(connection)
+        hold.check()
+
     async def release(self, keep: float = 0) -> None:
         """Give all of them back; idempotent. Raises and cancels as :meth:`Lease.release` does."""
         if self._hold.released:

@@ -10,6 +10,9 @@ from random import Random
 from typing import Any
 
 from aiolock.backends.mysql import schema
+from aiolock.backends.mysql.caller import MySQLCallers
+from aiolock.backends.mysql.claim import LeaseClaim
+from aiolock.backends.mysql.confirmation import confirm
 from aiolock.backends.mysql.connection import Session
 from aiolock.backends.mysql.context import Context, Statements, quote
 from aiolock.backends.mysql.diagnosis import (
@@ -28,11 +31,13 @@ from aiolock.backends.mysql.protocol import Result
 from aiolock.backends.mysql.register import MySQLRegister
 from aiolock.backends.mysql.row_mode import RowMode
 from aiolock.backends.mysql.session_mode import SessionMode, silence_of
-from aiolock.backends.mysql.transaction_lock import MySQLCallers, RowLoan
+from aiolock.backends.mysql.shared_claim import SharedClaim
+from aiolock.backends.mysql.transaction_lock import RowLoan
 from aiolock.backends.mysql.url import parameters
 from aiolock.core.backend import Claim, Renewal, Request, Settings
 from aiolock.core.capabilities import (
     Administration,
+    Confirmation,
     Diagnosis,
     Loan,
     Register,
@@ -53,7 +58,7 @@ MOST = 16
 """The default of ``connections=``."""
 
 
-class MySQLBackend(Administration, RegisterStore, TransactionLocks, Diagnosis):
+class MySQLBackend(Administration, RegisterStore, TransactionLocks, Confirmation, Diagnosis):
     """One MySQL (8.0 or later) or MariaDB (10.6 or later) server.
 
     :param url: ``mysql://user:password@host:3306/database``; ``mariadb://`` is the same. The other options may also stand
@@ -266,6 +271,15 @@ class MySQLBackend(Administration, RegisterStore, TransactionLocks, Diagnosis):
                 "lock inside a transaction", f"{self.name} with ?mode={self._mode_name}", "use ?mode=row"
             )
         return RowLoan(self._context, self.mode, self.callers, request, connection)
+
+    async def confirm(self, claim: Claim, connection: object) -> bool:
+        """Lock the row of a hold in the caller's own transaction, and look whether it is there; in the lease mode."""
+        if not isinstance(claim, LeaseClaim | SharedClaim):
+            advice = "use connection=" if self._mode_name == "row" else "use ?mode=lease"
+            raise UnsupportedKind(
+                "confirm() inside a transaction", f"{self.name} with ?mode={self._mode_name}", advice
+            )
+        return await confirm(self._context, self.callers, claim, connection)
 
     async def request_release(self, name: str, family: Family, reason: str) -> bool:
         """Write the reason to the row, which the renewals of its holders read."""

@@ -79,6 +79,7 @@ class Statements:
         self._tables = {
             "{database}": f"`{named}`",
             "{whole}": f"`{named}`.`{table}`",
+            "{whole_bids}": f"`{named}`.`{table}_bids`",
             "{table}": f"`{table}`",
             "{bids}": f"`{table}_bids`",
             "{documents}": f"`{table}_documents`",

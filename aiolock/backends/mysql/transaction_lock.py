@@ -16,14 +16,12 @@ from typing import Any
 
 from aiomysql.cursors import Cursor
 
-from aiolock.backends.callers import CLOSED, SHORT, CallerConnection, CallerLoan, Callers, patiently
-from aiolock.backends.mysql.connection import Session
+from aiolock.backends.callers import SHORT, CallerLoan
+from aiolock.backends.mysql.caller import MySQLCallers, MySQLConnection, Place, ask_place, check_connection
 from aiolock.backends.mysql.context import RETRY, UNDONE, Context, quote
 from aiolock.backends.mysql.errors import (
-    DENIED,
     INTERRUPTED,
     NO_SUCH_SAVEPOINT,
-    NO_SUCH_VARIABLE,
     NOT_NOW,
     OUTDATED,
     XA_ENDED,
@@ -34,81 +32,13 @@ from aiolock.backends.mysql.errors import (
 )
 from aiolock.backends.mysql.row_mode import RowMode
 from aiolock.core.backend import Request
-from aiolock.errors import BackendRefused, BackendUnavailable, ConfigError, LockError, UnsafeBackend, shorten
+from aiolock.errors import BackendRefused, LockError, UnsafeBackend, shorten
 from aiolock.types import LockInfo
 
-__all__ = ["MySQLCallers", "MySQLConnection", "RowLoan"]
+__all__ = ["RowLoan"]
 
-NEEDED = ("cursor", "close", "thread_id", "get_autocommit", "get_transaction_status")
 MISSES = 3
 """Number of times in a row that a row which was just made may be missing."""
-
-# --- the caller's connection
-
-
-class MySQLCallers(Callers):
-    """The connections of callers, and the expression by which a server identifies itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.server = ""
-        """Empty until it is known."""
-
-
-class MySQLConnection(CallerConnection):
-    """A connection of a caller, whose statement is ended by KILL QUERY on a connection of the client."""
-
-    def __init__(self, context: Context, callers: Callers, connection: Any, kill: str = "") -> None:
-        super().__init__(callers, connection, context.address)
-        self.kill = kill
-        """Ends the statement under way by KILL QUERY; empty until the server and the number of the session are known."""
-        self._context = context
-
-    async def interrupt(self, left: float) -> None:
-        """Send KILL QUERY on the control session."""
-        async with asyncio.timeout(left):
-            if self.kill:
-                await self._end_statement(await self._context.sessions.control())
-
-    def close(self) -> None:
-        """Close the connection."""
-        self.connection.close()
-
-    async def _end_statement(self, control: Session) -> None:
-        await control.run(self.kill)
-
-    async def ready(self, late: float | None) -> None:
-        """Raise if a wait on it could not be ended; to be called while none is under way.
-
-        The trial ends nothing, which does no harm: rights and numbers are checked all the same. Cancelling it takes until the
-        trial is answered. Raises :class:`TimeoutError` at ``late``.
-        """
-        context = self._context
-        unable = f"{context.address}: the lock is not free, and the wait for it could not be ended, because "
-        try:
-            async with asyncio.timeout_at(late):
-                control = await context.within(context.sessions.control())
-        except LockError as error:
-            raise BackendUnavailable(f"{unable}the client has no connection for that: {error}") from error
-        trial = context.sessions.spawn(
-            context.within(self._end_statement(control)), "aiolock-mysql-loan-trial"
-        )
-        if (interruption := await patiently(trial)) is not None:
-            raise interruption
-        if trial.cancelled():
-            raise RuntimeError(CLOSED)
-        try:
-            trial.result()
-        except LockError as error:
-            if code(error.__cause__) in DENIED:
-                raise BackendRefused(
-                    f"{unable}your connection has another account than the client: let both have the same one, or only try, "
-                    "with try_acquire()"
-                ) from error
-            raise BackendUnavailable(f"{unable}{error}") from error
-
-
-# --- the lock
 
 
 class Answer(Enum):
@@ -125,17 +55,12 @@ class RowLoan(CallerLoan):
     def __init__(
         self, context: Context, mode: RowMode, callers: MySQLCallers, request: Request, connection: Any
     ) -> None:
-        if not all(callable(getattr(connection, name, None)) for name in NEEDED):
-            raise ConfigError(
-                "connection must be a connection of aiomysql's on which you began a transaction, "
-                f"not {shorten(connection)}"
-            )
+        check_connection(connection)
         super().__init__(callers, context.address, context.timeout)
         self._context, self._mode, self._rows, self._known = context, mode, mode.rows, callers
         self._request, self._connection = request, connection
         self._key = ""
-        self._server = self._identity = ""
-        """The name and the identity of the client's server."""
+        self._there = Place()
         self._kill = ""
         """Ends a statement in the session that has the lock, by KILL QUERY."""
 
@@ -146,7 +71,7 @@ class RowLoan(CallerLoan):
 
     async def _keeps(self, mark: str, late: float | None) -> bool:
         """Release the savepoint, if it is there."""
-        caller = MySQLConnection(self._context, self._callers, self._connection, self._kill)
+        caller = MySQLConnection(self._context, self._known, self._connection, self._kill)
         return await caller.run(self._look_back(mark), late)
 
     async def _look_back(self, mark: str) -> bool:
@@ -171,7 +96,7 @@ class RowLoan(CallerLoan):
                 f"{context.address}: innodb_rollback_on_timeout is on, so the server ends your whole transaction when a "
                 "lock is not to be had: switch it off, or lock before you begin the transaction, without connection="
             )
-        caller = MySQLConnection(context, self._callers, self._connection)
+        caller = MySQLConnection(context, self._known, self._connection)
         async with asyncio.timeout_at(late):
             await context.within(self._prepare())
         misses = 0
@@ -204,25 +129,13 @@ class RowLoan(CallerLoan):
 
     async def _prepare(self) -> None:
         """Make the row if it is missing, and find out which server has it."""
-        context, callers = self._context, self._known
-        statements = context.statements
-        if not callers.server:
-            [own] = await context.execute(statements("own_numbers"))
-            callers.server = statements("server", numbers="".join(f", @@{name}" for name, _ in own.rows))
         # Asked each time: FOR UPDATE on a missing row may lock its place, and then it cannot be made.
-        packet = statements("loan_row", id=quote(self._key), server=callers.server)
-        try:
-            [found], [where] = (answer.rows for answer in await context.execute(packet))
-        except BackendRefused as error:
-            if code(error.__cause__) not in NO_SUCH_VARIABLE:
-                raise
-            callers.server = ""
-            again = f"{context.address}: this is another server than before: try again"
-            raise BackendUnavailable(again) from error
+        rows = await ask_place(self._context, self._known, "loan_row", id=quote(self._key))
+        [found], [where] = rows
         if not found[0]:
             self._rows.forget(self._key)
             await self._rows.make(self._request, self._key)
-        self._identity, self._server = map(str, where)
+        self._there = Place(*map(str, where))
 
     async def _lock(self, caller: MySQLConnection, mark: str) -> Answer:
         """Check the connection, and lock; run by a task of the client."""
@@ -235,8 +148,7 @@ class RowLoan(CallerLoan):
         try:
             # Of this kind, whichever is the connection's own: rows are read at once, and are tuples.
             async with self._connection.cursor(Cursor) as cursor:
-                await cursor.execute(statements("loan_look", server=self._known.server))
-                self._check(caller, *map(_decoded, await cursor.fetchone()))
+                await caller.check(cursor, self._there)
                 if caller.leaving:
                     return Answer.BUSY
                 await cursor.execute(statement)
@@ -251,43 +163,6 @@ class RowLoan(CallerLoan):
             number = code(error)
             if number in NOT_NOW | INTERRUPTED:
                 return Answer.BUSY
-            if number in NO_SUCH_VARIABLE:
-                raise self._elsewhere("one of another version") from error
             if number in OUTDATED:
                 raise Outdated([self._request.name]) from error
             raise translate(error, self._context.address) from error
-
-    def _check(self, caller: MySQLConnection, number: int, identity: str, name: str, charset: str) -> None:
-        """Raise unless a lock in this transaction excludes the other clients."""
-        context, connection = self._context, self._connection
-        if identity != self._identity:
-            raise self._elsewhere(name)
-        if number != connection.thread_id():
-            raise UnsafeBackend(
-                f"{context.address}: a proxy that has its own connection numbers stands between your connection "
-                "and the server, and may swap the session that the transaction lives in: connect to the server itself"
-            )
-        encoding = str(getattr(connection, "encoding", "")).lower().replace("-", "")
-        if not context.statements.ascii and not (charset.startswith("utf8") and encoding == "utf8"):
-            raise UnsafeBackend(
-                f"{context.address}: the name of the database has letters beyond ASCII, which your connection would "
-                f"not send as they are (its character set is {charset}): use charset='utf8mb4' and SET NAMES utf8mb4"
-            )
-        if connection.get_autocommit() and not connection.get_transaction_status():
-            raise RuntimeError(
-                "no transaction is open on this connection, so it cannot hold a lock: "
-                "begin one first (await connection.begin())"
-            )
-        words = {"server": self._known.server, "there": identity, "number": number}
-        caller.kill = context.statements("loan_end", **words)
-
-    def _elsewhere(self, name: str) -> ConfigError:
-        return ConfigError(
-            f"connection must be to the server that the client is connected to: that is {self._server} "
-            f"({self._context.address}), and this one is to {name}, where a lock would exclude no other client"
-        )
-
-
-def _decoded(value: Any) -> Any:
-    """Return a value of an answer; in the character set `binary` its texts are bytes."""
-    return value.decode() if isinstance(value, bytes) else value

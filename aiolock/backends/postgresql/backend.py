@@ -5,20 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 from aiolock.backends.callers import Callers
+from aiolock.backends.postgresql.confirmation import confirm
 from aiolock.backends.postgresql.diagnosis import diagnose
 from aiolock.backends.postgresql.statements import Statements
 from aiolock.backends.postgresql.store import PostgreSQLStore
 from aiolock.backends.postgresql.transaction_lock import AdvisoryLoan
 from aiolock.backends.postgresql.url import parameters
 from aiolock.backends.rows.backend import RowBackend
-from aiolock.core.backend import Request
-from aiolock.core.capabilities import Loan, TransactionLocks
+from aiolock.backends.rows.claim import RowClaim
+from aiolock.core.backend import Claim, Request
+from aiolock.core.capabilities import Confirmation, Loan, TransactionLocks
 from aiolock.types import Finding
 
 __all__ = ["PostgreSQLBackend"]
 
 
-class PostgreSQLBackend(RowBackend, TransactionLocks):
+class PostgreSQLBackend(RowBackend, TransactionLocks, Confirmation):
     """One PostgreSQL (15 or later) server.
 
     :param url: ``postgresql://user:password@host:5432/database``; ``postgres://`` and ``postgresql+asyncpg://`` are the
@@ -56,6 +58,7 @@ class PostgreSQLBackend(RowBackend, TransactionLocks):
         self.address = self._address.text
         self._create = given.get("schema", "auto") == "auto"
         self._table = given.get("table", "public.aiolock")
+        self._statements = Statements(self._table)
         self._callers = Callers()
 
     def __repr__(self) -> str:
@@ -80,6 +83,19 @@ class PostgreSQLBackend(RowBackend, TransactionLocks):
         """Return an advisory lock in the caller's own transaction."""
         return AdvisoryLoan(self.store, self.address, self.settings, self._callers, request, connection)
 
+    async def confirm(self, claim: Claim, connection: object) -> bool:
+        """Lock the row of a hold in the caller's own transaction, and look whether it is there."""
+        assert isinstance(claim, RowClaim)  # noqa: S101 - this backend makes no others
+        return await confirm(
+            self.store,
+            self._statements,
+            self._callers,
+            claim,
+            connection,
+            self.address,
+            self.settings.command_timeout,
+        )
+
     async def diagnose(self) -> list[Finding]:
         """Diagnose the server over a new connection."""
-        return await diagnose(self._address, Statements(self._table), self.settings)
+        return await diagnose(self._address, self._statements, self.settings)

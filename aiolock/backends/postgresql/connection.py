@@ -383,6 +383,7 @@ class Connections:
                     if await swaps_sessions(opened[0], opened[1], self._statements):
                         raise UnsafeBackend(f"{self._address.text}: {SWAPPED}")
                     await self._prepare(opened[0])
+                    await opened[1].execute(self._statements("writer_settings"))
             except LockError:
                 raise
             except Exception as error:

@@ -13,8 +13,10 @@ from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, Uns
 
 __all__ = [
     "CREATED_MEANWHILE",
+    "LOCKED",
     "NO_ROOM_TO_NOTIFY",
     "NO_TLS",
+    "READ_ONLY",
     "SWAPPED",
     "sqlstate",
     "translate",
@@ -22,6 +24,8 @@ __all__ = [
 
 READ_ONLY = "25006"
 DISK_FULL = "53100"
+LOCKED = "55P03"
+"""A row or table was locked for longer than the session waits."""
 NO_ROOM_TO_NOTIFY = "54000"
 """The server's queue of notifications is full: the statement was rolled back."""
 CREATED_MEANWHILE = {"23505", "42P06", "42P07", "42710"}

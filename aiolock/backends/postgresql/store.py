@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from aiolock.backends.postgresql import schema
 from aiolock.backends.postgresql.connection import Connections, Driver, Facts
-from aiolock.backends.postgresql.errors import NO_ROOM_TO_NOTIFY, SWAPPED, sqlstate
+from aiolock.backends.postgresql.errors import LOCKED, NO_ROOM_TO_NOTIFY, SWAPPED, sqlstate
 from aiolock.backends.postgresql.statements import Statements
 from aiolock.backends.postgresql.url import Address
 from aiolock.backends.rows.store import ALL, Edit, Listener, Row, RowStore, StoreClock
@@ -118,12 +118,15 @@ class PostgreSQLStore(RowStore):
         try:
             return await self._make(driver, edits)
         except Exception as error:
+            # The statement was rolled back.
+            if sqlstate(error) == LOCKED:
+                # Nearly always by another writer, whose version comes first. The other rows do not wait for this one.
+                return [None] if len(edits) == 1 else await self._make(driver, edits, skip="SKIP LOCKED")
             if sqlstate(error) != NO_ROOM_TO_NOTIFY or not any(edit.notify for edit in edits):
                 raise
-            # The statement was rolled back.
             return await self._make(driver, [edit._replace(notify=frozenset()) for edit in edits])
 
-    async def _make(self, driver: Driver, edits: Sequence[Edit]) -> list[Row | None]:
+    async def _make(self, driver: Driver, edits: Sequence[Edit], skip: str = "") -> list[Row | None]:
         flush = "on" if any(edit.flush for edit in edits) else "off"
         first = edits[0]
         if len(edits) == 1 and first.value is not None and not first.notify:
@@ -132,7 +135,7 @@ class PostgreSQLStore(RowStore):
             record = await driver.fetchrow(self._statements(name), *words)
             return [None if record is None else _row(b"", first.version, record["tick"])]
         records = await driver.fetch(
-            self._statements("several"),
+            self._statements("several").replace("{skip}", skip),
             [edit.key for edit in edits],
             [edit.expected for edit in edits],
             [edit.version for edit in edits],

@@ -8,7 +8,16 @@ from dataclasses import replace
 
 from aiolock.backends.rows.context import new_future, new_version, row_key
 from aiolock.backends.rows.engine import Engine
-from aiolock.backends.rows.lockrow import Downgrade, Enter, Entered, Leave, Move, RowRequest
+from aiolock.backends.rows.lockrow import (
+    Downgrade,
+    Enter,
+    Entered,
+    Leave,
+    Move,
+    RowRequest,
+    UnknownFormat,
+    decode,
+)
 from aiolock.backends.rows.rules import BLOCK
 from aiolock.backends.rows.session import Session
 from aiolock.backends.rows.store import ALL, Edit
@@ -19,7 +28,14 @@ from aiolock.core.capabilities import Downgrade as CanDowngrade
 from aiolock.core.capabilities import Entry, Register
 from aiolock.core.inbox import Inbox
 from aiolock.core.tasks import Backoff
-from aiolock.errors import BackendError, BackendUnavailable, ConfigError, LockLost, shorten
+from aiolock.errors import (
+    BackendError,
+    BackendRefused,
+    BackendUnavailable,
+    ConfigError,
+    LockLost,
+    shorten,
+)
 from aiolock.types import READ, Family
 
 __all__ = ["POLL", "RowClaim", "RowRegister"]
@@ -58,6 +74,16 @@ class RowClaim(CanDowngrade):
     def key(self) -> str:
         """The key of the row."""
         return self._writer.key
+
+    def shown_in(self, value: bytes) -> bool:
+        """Return whether a value of the row contains the hold."""
+        try:
+            row = decode(value)
+        except UnknownFormat:
+            raise BackendRefused(
+                f"the row of {shorten(self.request.name)} was not written by this version of the library"
+            ) from None
+        return self._member is not None and self._member.id in row.holds
 
     # --- acquire
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from aiolock.backends.rows.backend import RowBackend
+from aiolock.backends.rows.claim import RowClaim
+from aiolock.backends.sqlite.confirmation import confirm
 from aiolock.backends.sqlite.store import SqliteStore
 from aiolock.backends.sqlite.url import path_of
+from aiolock.core.backend import Claim
+from aiolock.core.capabilities import Confirmation
 
 __all__ = ["SqliteBackend"]
 
 
-class SqliteBackend(RowBackend):
+class SqliteBackend(RowBackend, Confirmation):
     """The locks in one file of a local disk.
 
     :param url: ``sqlite:///path`` with the absolute path of the file, which is created if it is missing; it has no options.
@@ -24,3 +30,8 @@ class SqliteBackend(RowBackend):
     def make_store(self) -> SqliteStore:
         """Return a store in the file."""
         return SqliteStore(self._path)
+
+    async def confirm(self, claim: Claim, connection: object) -> bool:
+        """Look for a hold in the caller's own transaction, which is one that writes from then on."""
+        assert isinstance(claim, RowClaim)  # noqa: S101 - this backend makes no others
+        return await confirm(Path(self._path), claim, connection, self.settings.command_timeout)

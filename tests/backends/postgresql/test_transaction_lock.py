@@ -21,7 +21,7 @@ from aiolock import (
     UnsupportedKind,
 )
 from aiolock.backends import callers
-from aiolock.backends.postgresql import transaction_lock
+from aiolock.backends.postgresql.caller import PostgreSQLConnection
 from aiolock.backends.postgresql.transaction_lock import advisory_key
 from aiolock.core.backend import Request
 from aiolock.types import MUTEX
@@ -496,10 +496,8 @@ async def test_a_session_without_patience_is_not_asked_all_the_time(client, begi
     await mine.execute("SET LOCAL lock_timeout = '1ms'")
     await client.lock("x", connection=holder).acquire()
     tries = []
-    wait = transaction_lock.AdvisoryLoan._wait
-    monkeypatch.setattr(
-        transaction_lock.AdvisoryLoan, "_wait", lambda *words: tries.append(1) or wait(*words)
-    )
+    wait = PostgreSQLConnection.wait
+    monkeypatch.setattr(PostgreSQLConnection, "wait", lambda *words: tries.append(1) or wait(*words))
     with pytest.raises(AcquireTimeout):
         await client.lock("x", timeout=1, connection=mine).acquire()
     assert 0 < len(tries) < 30
@@ -570,7 +568,7 @@ async def test_a_wait_that_does_not_end_closes_the_connection(client, begin, loo
             async def nothing(_, left):
                 """The server is not asked to end it."""
 
-            patch.setattr(transaction_lock.PostgreSQLConnection, "interrupt", nothing)
+            patch.setattr(PostgreSQLConnection, "interrupt", nothing)
             if cancelled:
                 waiter.cancel()
             await asyncio.wait([waiter])

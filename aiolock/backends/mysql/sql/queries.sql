@@ -293,3 +293,17 @@ RELEASE SAVEPOINT {mark}
 -- name: loan_end
 -- Only on the server that was meant: elsewhere the number is a stranger's.
 KILL QUERY IF({server} = '{there}', {number}, 0)
+
+-- name: place
+SELECT {server}, CONCAT(@@hostname, ':', @@port)
+
+-- name: confirm_hold
+-- On the caller's connection: its row stays locked until the end of the transaction, so no other client enters before. Locking
+-- reads find what was committed last, whatever the transaction has seen before.
+SELECT owner FROM {whole} FORCE INDEX (PRIMARY) WHERE id = {id} LOCK IN SHARE MODE
+
+-- name: confirm_bid
+-- Decisions about a lock lock its row first: none is made before the end of the transaction.
+SELECT b.owner FROM {whole} AS t FORCE INDEX (PRIMARY) STRAIGHT_JOIN {whole_bids} AS b FORCE INDEX (PRIMARY)
+  ON b.owner = {owner} AND b.lock_id = t.id AND b.state IN (1, 2)
+WHERE t.id = {id} LOCK IN SHARE MODE

@@ -29,6 +29,10 @@ SET enable_mergejoin = off
 -- name: settings_17
 SET transaction_timeout = 0
 
+-- name: writer_settings
+-- A row that a transaction keeps locked holds up the other writes of this connection, heartbeats among them, for no longer.
+SET lock_timeout = 100
+
 -- name: facts
 SELECT version() AS version, pg_is_in_recovery() AS recovering, pg_backend_pid() AS pid,
   current_setting('fsync') AS fsync, current_setting('full_page_writes') AS full_page_writes,
@@ -58,7 +62,7 @@ WHERE key = $1 AND version = $6
 RETURNING (extract(epoch FROM clock_timestamp()) * 1000000)::int8 AS tick, set_config('synchronous_commit', $5, true)
 
 -- name: several
--- Several edits, each by its own version, and notifications. Rows are locked in the order of their keys, inserted ones first,
+-- Several edits, each by its own version, and notifications; {skip} is empty, or passes rows over that are locked. Rows are locked in the order of their keys, inserted ones first,
 -- so that two such statements never wait for each other. A row that another transaction has changed meanwhile is looked at
 -- again when its lock is there, and has another version then.
 WITH edit AS MATERIALIZED (
@@ -73,7 +77,7 @@ WITH edit AS MATERIALIZED (
 ), locked AS MATERIALIZED (
   SELECT r.key FROM {table} AS r JOIN edit AS e ON r.key = e.key AND r.version = e.expected
   WHERE e.expected <> '' AND (SELECT count(*) FROM inserted) >= 0
-  ORDER BY r.key FOR UPDATE OF r
+  ORDER BY r.key FOR UPDATE OF r {skip}
 ), updated AS (
   UPDATE {table} AS r
   SET value = decode(e.value, 'base64'), version = e.version,

@@ -6,7 +6,8 @@
 -- Which run of which server, and which database of it: an advisory lock excludes no client of another one.
 SELECT pg_catalog.concat_ws('/', s.system_identifier, extract(epoch FROM pg_catalog.pg_postmaster_start_time()),
     pg_catalog.current_database()) AS place,
-  pg_catalog.current_database()::pg_catalog.text AS database, pg_catalog.pg_backend_pid() AS pid
+  pg_catalog.current_database()::pg_catalog.text AS database, pg_catalog.pg_backend_pid() AS pid,
+  pg_catalog.current_setting('transaction_isolation') AS isolation
 FROM pg_catalog.pg_control_system() AS s
 
 -- name: try_advisory
@@ -28,8 +29,8 @@ SELECT pg_catalog.strpos(m.marks, $1::pg_catalog.text),
 FROM (SELECT pg_catalog.current_setting('aiolock.marks', true) AS marks OFFSET 0) AS m
 
 -- name: waits
--- On a connection of the client: whether a session waits for an advisory lock. A request to cancel is ignored before that.
-SELECT 1 FROM pg_locks WHERE pid = $1 AND locktype = 'advisory' AND NOT granted
+-- On a connection of the client: whether a session waits for a lock. A request to cancel is ignored before that.
+SELECT 1 FROM pg_locks WHERE pid = $1 AND NOT granted
 
 -- name: advisory
 -- On a connection of the client: those that have an advisory lock, and those that wait for it, in their order.
@@ -39,3 +40,10 @@ FROM pg_locks AS l LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
 WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND l.classid = $1 AND l.objid = $2
   AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
 ORDER BY l.waitstart
+
+-- name: share_free
+-- The row of a lock, locked until the end of the transaction: no other client enters before. None if another one has it locked.
+SELECT value FROM {table} WHERE key OPERATOR(pg_catalog.=) $1::pg_catalog.text FOR SHARE SKIP LOCKED
+
+-- name: share
+SELECT value FROM {table} WHERE key OPERATOR(pg_catalog.=) $1::pg_catalog.text FOR SHARE

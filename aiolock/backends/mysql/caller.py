@@ -1,0 +1,156 @@
+"""Connections of callers to a MySQL server: see where one leads, and end a statement on it by KILL QUERY."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from aiolock.backends.callers import CLOSED, CallerConnection, Callers, patiently
+from aiolock.backends.mysql.connection import Session
+from aiolock.backends.mysql.context import Context
+from aiolock.backends.mysql.errors import DENIED, NO_SUCH_VARIABLE, code
+from aiolock.errors import BackendRefused, BackendUnavailable, ConfigError, LockError, UnsafeBackend, shorten
+
+__all__ = ["MySQLCallers", "MySQLConnection", "Place", "ask_place", "check_connection"]
+
+NEEDED = ("cursor", "close", "thread_id", "get_autocommit", "get_transaction_status")
+
+
+class Place(NamedTuple):
+    """A server."""
+
+    identity: str = ""
+    name: str = ""
+
+
+class MySQLCallers(Callers):
+    """The connections of callers, and the expression by which a server identifies itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.server = ""
+        """Empty until it is known."""
+
+
+def check_connection(connection: object) -> None:
+    """Raise :class:`ConfigError` unless it may be a connection of aiomysql's."""
+    if not all(callable(getattr(connection, name, None)) for name in NEEDED):
+        raise ConfigError(
+            "connection must be a connection of aiomysql's on which you began a transaction, "
+            f"not {shorten(connection)}"
+        )
+
+
+async def ask_place(
+    context: Context, callers: MySQLCallers, statement: str, **words: str
+) -> list[Sequence[tuple[Any, ...]]]:
+    """Send a packet on the main session whose last answer is the place of the client's server; return its rows."""
+    statements = context.statements
+    if not callers.server:
+        [own] = await context.execute(statements("own_numbers"))
+        callers.server = statements("server", numbers="".join(f", @@{name}" for name, _ in own.rows))
+    packet = statements(statement, server=callers.server, **words)
+    try:
+        return [answer.rows for answer in await context.execute(packet)]
+    except BackendRefused as error:
+        if code(error.__cause__) not in NO_SUCH_VARIABLE:
+            raise
+        callers.server = ""
+        again = f"{context.address}: this is another server than before: try again"
+        raise BackendUnavailable(again) from error
+
+
+class MySQLConnection(CallerConnection):
+    """A connection of a caller, whose statement is ended by KILL QUERY on a connection of the client."""
+
+    def __init__(self, context: Context, callers: MySQLCallers, connection: Any, kill: str = "") -> None:
+        super().__init__(callers, connection, context.address)
+        self.kill = kill
+        """Ends the statement under way by KILL QUERY; empty until the server and the number of the session are known."""
+        self._context = context
+        self._known = callers
+
+    async def check(self, cursor: Any, there: Place) -> None:
+        """Raise unless a transaction is open, on the server of the client; to be called by its task."""
+        context, connection = self._context, self.connection
+        try:
+            await cursor.execute(context.statements("loan_look", server=self._known.server))
+        except Exception as error:
+            if code(error) in NO_SUCH_VARIABLE:
+                raise self._elsewhere(there, "one of another version") from error
+            raise
+        number, identity, name, charset = map(_decoded, await cursor.fetchone())
+        if identity != there.identity:
+            raise self._elsewhere(there, name)
+        if number != connection.thread_id():
+            raise UnsafeBackend(
+                f"{context.address}: a proxy that has its own connection numbers stands between your connection "
+                "and the server, and may swap the session that the transaction lives in: connect to the server itself"
+            )
+        encoding = str(getattr(connection, "encoding", "")).lower().replace("-", "")
+        if not context.statements.ascii and not (charset.startswith("utf8") and encoding == "utf8"):
+            raise UnsafeBackend(
+                f"{context.address}: the name of the database has letters beyond ASCII, which your connection would "
+                f"not send as they are (its character set is {charset}): use charset='utf8mb4' and SET NAMES utf8mb4"
+            )
+        if connection.get_autocommit() and not connection.get_transaction_status():
+            raise RuntimeError(
+                "no transaction is open on this connection: begin one first (await connection.begin())"
+            )
+        words = {"server": self._known.server, "there": identity, "number": number}
+        self.kill = context.statements("loan_end", **words)
+
+    def _elsewhere(self, there: Place, name: str) -> ConfigError:
+        return ConfigError(
+            f"connection must be to the server that the client is connected to: that is {there.name} "
+            f"({self._context.address}), and this one is to {name}, where a lock would exclude no other client"
+        )
+
+    async def interrupt(self, left: float) -> None:
+        """Send KILL QUERY on the control session."""
+        async with asyncio.timeout(left):
+            if self.kill:
+                await self._end_statement(await self._context.sessions.control())
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.connection.close()
+
+    async def _end_statement(self, control: Session) -> None:
+        await control.run(self.kill)
+
+    async def ready(self, late: float | None) -> None:
+        """Raise if a wait on it could not be ended; to be called while none is under way.
+
+        The trial ends nothing, which does no harm: rights and numbers are checked all the same. Cancelling it takes until the
+        trial is answered. Raises :class:`TimeoutError` at ``late``.
+        """
+        context = self._context
+        unable = f"{context.address}: the lock is not free, and the wait for it could not be ended, because "
+        try:
+            async with asyncio.timeout_at(late):
+                control = await context.within(context.sessions.control())
+        except LockError as error:
+            raise BackendUnavailable(f"{unable}the client has no connection for that: {error}") from error
+        trial = context.sessions.spawn(
+            context.within(self._end_statement(control)), "aiolock-mysql-loan-trial"
+        )
+        if (interruption := await patiently(trial)) is not None:
+            raise interruption
+        if trial.cancelled():
+            raise RuntimeError(CLOSED)
+        try:
+            trial.result()
+        except LockError as error:
+            if code(error.__cause__) in DENIED:
+                raise BackendRefused(
+                    f"{unable}your connection has another account than the client: let both have the same one, or only try, "
+                    "with try_acquire()"
+                ) from error
+            raise BackendUnavailable(f"{unable}{error}") from error
+
+
+def _decoded(value: Any) -> Any:
+    """Return a value of an answer; in the character set `binary` its texts are bytes."""
+    return value.decode() if isinstance(value, bytes) else value

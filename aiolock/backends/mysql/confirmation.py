@@ -1,0 +1,73 @@
+"""The confirmation of a hold in the caller's transaction: its row is locked until the commit, and shows the hold.
+
+A client that enters changes the row of the lock, in the first statement of its decision. None does before the end of a
+transaction that has it locked, not even if the ttl of the hold ends in the meantime. So what the transaction writes is
+committed before a later holder can do anything. Until then this hold is not renewed either.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from aiomysql.cursors import Cursor
+
+from aiolock.backends.mysql.caller import MySQLCallers, MySQLConnection, Place, ask_place, check_connection
+from aiolock.backends.mysql.claim import LeaseClaim
+from aiolock.backends.mysql.context import Context, quote
+from aiolock.backends.mysql.errors import INTERRUPTED, NOT_NOW, OUTDATED, Outdated, code, translate
+from aiolock.backends.mysql.shared_claim import SharedClaim
+from aiolock.errors import BackendUnavailable, LockError, UnsafeBackend
+
+__all__ = ["confirm"]
+
+
+async def confirm(
+    context: Context, callers: MySQLCallers, claim: LeaseClaim | SharedClaim, connection: Any
+) -> bool:
+    """Return whether the row shows the hold of ``claim``, and lock it in the transaction on ``connection`` if it does.
+
+    Ends within the command timeout. Cancelling it ends the wait for the row at the server.
+    """
+    check_connection(connection)
+    if context.site.across:
+        raise UnsafeBackend(
+            f"{context.address}: a row that is locked here is not locked on the other nodes of this cluster, and a later holder "
+            "there could commit first: write with a fencing token instead"
+        )
+    late = asyncio.get_running_loop().time() + context.timeout
+    caller = MySQLConnection(context, callers, connection)
+    [[where]] = await context.within(ask_place(context, callers, "place"))
+    try:
+        return await caller.run(_confirm(context, caller, claim, Place(*map(str, where))), late)
+    except TimeoutError as error:
+        raise BackendUnavailable(f"{context.address}: no answer within {context.timeout:g} s") from error
+
+
+async def _confirm(
+    context: Context, caller: MySQLConnection, claim: LeaseClaim | SharedClaim, there: Place
+) -> bool:
+    """Check the connection, and lock the row; run by a task of the client."""
+    name = "confirm_hold" if isinstance(claim, LeaseClaim) else "confirm_bid"
+    statement = context.statements(name, id=quote(claim.key), owner=quote(claim.owner))
+    try:
+        async with caller.connection.cursor(Cursor) as cursor:
+            await caller.check(cursor, there)
+            caller.blocks = True
+            row = None
+            if not caller.leaving:
+                await cursor.execute(statement)
+                row = await cursor.fetchone()
+    except (LockError, RuntimeError):
+        raise
+    except Exception as error:
+        number = code(error)
+        if number in NOT_NOW | INTERRUPTED:
+            raise BackendUnavailable(
+                f"{context.address}: another transaction has the row of the lock locked"
+            ) from error
+        if number in OUTDATED:
+            raise Outdated([claim.request.name]) from error
+        raise translate(error, context.address) from error
+    owner = row[0] if row is not None else None
+    return (owner.decode() if isinstance(owner, bytes) else owner) == claim.owner

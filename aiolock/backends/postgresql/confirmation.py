@@ -1,0 +1,86 @@
+"""The confirmation of a hold in the caller's transaction: its row is locked until the commit, and shows the hold.
+
+A client that enters, or that ends the hold of another one, writes the row of the lock. None does before the end of a
+transaction that has it locked. So what the transaction writes is committed before a later holder can do anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from aiolock.backends.callers import Callers
+from aiolock.backends.postgresql.caller import NO_LIMIT, Interrupted, PostgreSQLConnection, check_connection
+from aiolock.backends.postgresql.errors import READ_ONLY, sqlstate
+from aiolock.backends.postgresql.statements import Statements
+from aiolock.backends.postgresql.store import PostgreSQLStore
+from aiolock.backends.rows.claim import RowClaim
+from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, LockError, shorten
+
+__all__ = ["confirm"]
+
+CHANGED = "40001"
+"""The row was changed since the snapshot of the transaction, which has failed."""
+
+
+async def confirm(
+    store: PostgreSQLStore,
+    statements: Statements,
+    callers: Callers,
+    claim: RowClaim,
+    connection: object,
+    address: str,
+    timeout: float,
+) -> bool:
+    """Return whether the row shows the hold of ``claim``, and lock it in the transaction on ``connection`` if it does.
+
+    Ends within ``timeout`` seconds. Cancelling it leaves the connection in step.
+    """
+    check_connection(connection)
+    caller = PostgreSQLConnection(store, callers, connection, address)
+    late = asyncio.get_running_loop().time() + timeout
+    try:
+        async with asyncio.timeout_at(late):
+            [there] = await store.ask("place")
+        return await caller.run(_confirm(caller, statements, claim, there, address), late)
+    except TimeoutError as error:
+        raise BackendUnavailable(f"{address}: no answer within {timeout:g} s") from error
+
+
+async def _confirm(
+    caller: PostgreSQLConnection, statements: Statements, claim: RowClaim, there: Any, address: str
+) -> bool:
+    """Check the connection, and lock the row; run by a task of the client."""
+    try:
+        driver = await caller.check(there)
+        row = await driver.fetchrow(statements("share_free"), claim.key, timeout=NO_LIMIT)
+        if row is None and not caller.leaving:
+            caller.blocks = True
+            row = await caller.wait(lambda: driver.fetchrow(statements("share"), claim.key, timeout=NO_LIMIT))
+    except (LockError, RuntimeError):
+        raise
+    except Interrupted as error:
+        raise BackendUnavailable(f"{address}: another transaction has the row of the lock locked") from error
+    except Exception as error:
+        raise _translated(caller, error, claim.request.name, address) from error
+    if row is None and caller.isolation != "read committed":
+        raise _outdated(claim.request.name, address)
+    return row is not None and claim.shown_in(row["value"])
+
+
+def _translated(caller: PostgreSQLConnection, error: Exception, name: str, address: str) -> Exception:
+    code = sqlstate(error)
+    if code == CHANGED:
+        return _outdated(name, address)
+    if code == READ_ONLY:
+        return BackendRefused(
+            f"{address}: the transaction is READ ONLY, and cannot lock the row of {shorten(name)}"
+        )
+    return caller.translated(error, name)
+
+
+def _outdated(name: str, address: str) -> BackendError:
+    return BackendUnavailable(
+        f"{address}: the snapshot of the transaction is older than the row of {shorten(name)}: roll it back, and begin it "
+        "again; one of READ COMMITTED has no such snapshot"
+    )
