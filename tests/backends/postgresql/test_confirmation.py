@@ -77,7 +77,9 @@ async def test_no_other_client_enters_before_the_commit(client, rival, connect):
 async def test_a_dead_holder_s_transaction_is_still_before_the_next_holder(server, namespace, rival, connect):
     """It could not renew for longer than its ttl: others know that it is dead, and wait for its transaction."""
     mine, other = await connect(), await connect()
-    async with aiolock.connect(server.url, namespace=namespace, ttl=1, on_loss="signal") as client:
+    async with aiolock.connect(
+        server.url, namespace=namespace, ttl=1, command_timeout=10, on_loss="signal"
+    ) as client:
         lease = await client.lock("x").acquire()
         async with mine.transaction():
             await lease.confirm(mine)
@@ -241,7 +243,7 @@ async def test_a_row_that_is_locked_is_waited_for_and_the_wait_can_be_given_up(
 async def test_a_transaction_that_stays_open_costs_no_other_lease(server, namespace, connect, ttl):
     """Others wait to queue up for its lock, and go on renewing what they hold."""
     mine = await connect()
-    options = {"namespace": namespace, "on_loss": "signal"}
+    options = {"namespace": namespace, "on_loss": "signal", "command_timeout": 10}
     async with (
         aiolock.connect(server.url, ttl=30, **options) as client,
         aiolock.connect(server.url, ttl=ttl, **options) as rival,

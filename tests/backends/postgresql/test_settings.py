@@ -6,6 +6,8 @@ import asyncio
 
 import pytest
 
+from aiolock import connect
+from aiolock.clock import system_clock
 from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, UnsafeBackend
 from tests.backends.postgresql.test_store import until
 from tests.backends.postgresql.tools import Heard, edit, key, opened, put
@@ -106,18 +108,32 @@ async def test_an_idle_session_lives_on(hostile):
     assert heard.interruptions == 0
 
 
-async def test_a_write_that_waits_for_a_row_is_not_ended_early(hostile):
+async def test_a_write_waits_for_a_row_as_long_as_we_say(hostile):
     async with opened(url_of(hostile)) as store, opened(url_of(hostile)) as other:
         one = key()
         version = await put(store, one)
         holder = other._open()._lanes[0].driver
         async with holder.transaction():
             await holder.execute(f"SELECT 1 FROM {store._statements.table} WHERE key = $1 FOR UPDATE", one)
-            write = asyncio.create_task(store.compare_and_set([edit(one, version, "next")]))
-            await asyncio.sleep(1.0)
-            assert not write.done()
-        [made] = await write
+            start = system_clock()
+            # The server's own setting is a millisecond, and an error.
+            assert await store.compare_and_set([edit(one, version, "next")]) == [None]
+            assert system_clock() - start > 0.09
+        [made] = await store.compare_and_set([edit(one, version, "next")])
         assert made.version == "next"
+
+
+async def test_a_lock_whose_row_another_transaction_has_is_acquired_afterwards(hostile):
+    async with connect(url_of(hostile), namespace="rows", command_timeout=30) as client:
+        await (await client.lock("x").acquire()).release()
+        async with opened(url_of(hostile)) as other:
+            holder = other._open()._lanes[0].driver
+            async with holder.transaction():
+                await holder.execute(f"SELECT 1 FROM {other._statements.table} FOR UPDATE")
+                entering = asyncio.create_task(client.lock("x").acquire())
+                await asyncio.sleep(1.0)
+                assert not entering.done()
+            await (await entering).release()
 
 
 async def test_the_settings_of_both_connections_are_ours(hostile):

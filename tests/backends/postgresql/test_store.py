@@ -347,6 +347,22 @@ async def test_a_purge_leaves_a_row_alone_that_another_transaction_changes(serve
         assert row.version != ""
 
 
+async def test_a_row_that_a_transaction_keeps_locked_is_not_written_and_holds_up_no_other(server):
+    async with opened(server.url) as store:
+        locked, free = key(), key()
+        versions = {one: await put(store, one) for one in (locked, free)}
+        reader = store._open()._lanes[0].driver
+        async with reader.transaction():
+            await reader.execute(f"SELECT FROM {store._statements.table} WHERE key = $1 FOR SHARE", locked)
+            edits = [edit(one, versions[one], notify=frozenset({"a"})) for one in (locked, free)]
+            [no, row] = await store.compare_and_set(edits)
+            assert (no, row.version) == (None, edits[1].version)
+            assert await store.compare_and_set([edit(locked, versions[locked])]) == [None]
+            assert await store.compare_and_set([edit(locked)]) == [None]
+        [row] = await store.compare_and_set([edit(locked, versions[locked])])
+        assert row is not None
+
+
 # --- the end
 
 

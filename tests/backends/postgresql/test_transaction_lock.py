@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import math
 import secrets
+import shutil
 
 import anyio
 import asyncpg
@@ -26,7 +27,7 @@ from aiolock.backends.postgresql.transaction_lock import advisory_key
 from aiolock.core.backend import Request
 from aiolock.types import MUTEX
 from tests.faults.staging import PATIENCE, until
-from tests.servers import PostgreSQL
+from tests.servers import PgBouncer, PostgreSQL
 
 WAITING = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
 
@@ -656,6 +657,40 @@ async def test_what_cannot_be_is_refused_before_any_io():
     for url in ("sqlite:///tmp/x.db", "memory://"):
         with pytest.raises(UnsupportedKind, match="PostgreSQL"):
             aiolock.connect(url).lock("x", connection=object())
+
+
+@pytest.mark.skipif(
+    not shutil.which("pgbouncer"), reason="there is no PgBouncer: run tests/install.sh pgbouncer"
+)
+@pytest.mark.parametrize("mode", ["session", "transaction"])
+async def test_a_transaction_through_pgbouncer_can_have_it_and_confirm(own, namespace, mode):
+    with PgBouncer(own, mode) as pooler:
+        mine, other = [
+            await asyncpg.connect(pooler.url, statement_cache_size=0),
+            await asyncpg.connect(own.url),
+        ]
+        await other.execute("BEGIN")
+        async with aiolock.connect(own.url, namespace=namespace) as client:
+            async with mine.transaction(), client.lock("x", connection=mine):
+                assert not await client.lock("x", connection=other).try_acquire()
+            async with client.lock("x", connection=other), mine.transaction():
+                lock = client.lock("x", connection=mine)
+                with pytest.raises(AcquireTimeout):
+                    await lock.acquire(timeout=0.2)
+                waiter = asyncio.create_task(lock.acquire())
+
+                async def waits():
+                    return bool((await lock.inspect()).waiters)
+
+                await until(waits)
+                waiter.cancel()
+                await asyncio.wait([waiter])
+                assert waiter.cancelled()
+                assert await mine.fetchval("SELECT 1") == 1
+                async with client.lock("y") as lease:
+                    await lease.confirm(mine)
+        mine.terminate()
+        other.terminate()
 
 
 # --- SQLAlchemy
