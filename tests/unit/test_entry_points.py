@@ -12,6 +12,7 @@ import pytest
 
 import aiolock
 from aiolock import ConfigError, connect
+from tests.contract import deployments
 from tests.toys import page
 from tests.toys.server import ToyServer
 
@@ -139,6 +140,18 @@ def test_two_packages_with_one_scheme_are_refused(register):
         match=r"twice:// is registered by several packages, first 1\.5 and second 1\.5: uninstall",
     ):
         connect("twice://host:1")
+
+
+# --- the contract on a deployment of one's own
+
+
+def test_a_deployment_that_is_not_listed_is_named_by_its_module(monkeypatch):
+    chosen = {"memory", "tests.contract.deployments:RowsObserved"}
+    monkeypatch.setattr(deployments, "CHOSEN", frozenset(chosen))
+    assert [cls.name for cls in deployments.registry()] == ["rows-observed", "memory"]
+    monkeypatch.setattr(deployments, "CHOSEN", frozenset({"toy"}))
+    with pytest.raises(pytest.UsageError, match=r"no toy among memory, .*, toy-rows, toy-locks"):
+        deployments.registry()
 
 
 # --- the code on the page
