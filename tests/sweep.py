@@ -23,6 +23,8 @@ from typing import Any, Literal, get_args
 
 import anyio
 
+from aiolock.errors import BackendUnavailable
+
 __all__ = ["MODES", "Account", "Attempt", "Ledger", "Mode", "attempt", "sweep"]
 
 Mode = Literal["before", "race", "double", "timeout", "raise", "scope"]
@@ -184,8 +186,10 @@ def rightly_ended(result: Attempt, mode: Mode) -> bool:
     if not result.delivered:
         return result.returned
     if mode == "raise":
-        # A broken connection may be survived; what it leaves behind is checked all the same.
-        return result.returned or isinstance(result.error, ConnectionResetError)
+        # A broken connection may be survived, and has another name above an adapter that reads from it in the caller's task;
+        # what it leaves behind is checked all the same.
+        error = result.error.__cause__ if isinstance(result.error, BackendUnavailable) else result.error
+        return result.returned or isinstance(error, ConnectionResetError)
     if mode == "timeout":
         return type(result.error) is TimeoutError
     return isinstance(result.error, ScopeLeft if mode == "scope" else asyncio.CancelledError)

@@ -319,7 +319,9 @@ async def test_keep_keeps_all(deployment, client, rival):
         return
     await lease.release(keep=deployment.seconds(0.3))
     assert [await rival.lock(name).locked() for name in "ab"] == [True, True]
-    await (await rival.lock("b").acquire(timeout=PATIENCE)).release()
+    # Where no clock tells that it is over, only a waiter finds it out.
+    for name in "b" if deployment.tells else "ba":
+        await (await rival.lock(name).acquire(timeout=PATIENCE)).release()
     await all_free(client, "a", "b")
 
 
