@@ -8,7 +8,6 @@ a holder that was stopped and woke up late changes nothing.
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import date, time, timedelta
@@ -17,8 +16,8 @@ from importlib.resources import files
 from random import Random
 from typing import Any, TypeVar
 
-from aiolock.client import Client
-from aiolock.errors import ConfigError, DeadlockDetected, LockError, UnsupportedKind, shorten
+from aiolock._sql import Conflict, check_key, check_purge, check_values, purge, retry
+from aiolock.errors import ConfigError, DeadlockDetected, shorten
 
 __all__ = ["Conflict", "check_purge", "compare_and_set", "ddl", "fenced_update", "purge", "retry_on_conflict"]
 
@@ -61,45 +60,6 @@ def ddl(table: str = "aiolock") -> str:
     )
 
 
-async def purge(client: Client, *, idle: float) -> int:
-    """Delete the rows of locks and registers of the client's namespace that were not needed for long; return the number of locks.
-
-    :param client: an open client of ``mysql://``, in the lease or the row mode.
-    :param idle: the seconds for which they were not needed; at least 3600.
-
-    May be called at any time, by any client, while locks are taken and left: holders and waiters are not disturbed, and
-    locks that come back continue with greater tokens, as long as the server's clock is not set back by more than ``idle``
-    seconds. Rows of the row mode do not say when they were used: of these, those that were made so long ago and are free
-    now. Needs the right to DELETE on all three tables.
-
-    Cancelling it leaves the rest of the rows. Raises :class:`ConfigError` for an invalid number and
-    :class:`UnsupportedKind` if the client's server or mode has no rows, before any I/O; :class:`BackendRefused` without the
-    right, :class:`BackendUnavailable`.
-    """
-    check_purge(client, idle=idle)
-    client._runtime.guard()  # noqa: SLF001 - what only this server has is no part of a client
-    backend: Any = client._backend  # noqa: SLF001 - as above
-    gone: int = await backend.purge(idle)
-    return gone
-
-
-def check_purge(client: Client, *, idle: float) -> None:
-    """Raise the errors that :func:`purge` raises before any I/O; the client need not be open."""
-    if not isinstance(client, Client):
-        raise ConfigError(f"a client is needed, not {shorten(client)}")
-    backend: Any = client._backend  # noqa: SLF001 - what only this server has is no part of a client
-    if not hasattr(backend, "check_purge"):
-        raise UnsupportedKind("rows to purge", backend.name, "only mysql:// has")
-    backend.check_purge(idle)
-
-
-class Conflict(LockError):
-    """The row was changed in the meantime: read it again and decide anew.
-
-    Raised by the work that is given to :func:`retry_on_conflict`.
-    """
-
-
 async def compare_and_set(
     connection: Any,
     table: str,
@@ -127,7 +87,7 @@ async def compare_and_set(
     """
     if type(version) is not int:
         raise ConfigError(f"version must be the whole number that was read, not {shorten(version)}")
-    _check_values(values, column, "compare_and_set() counts it up by one")
+    check_values(values, column, "compare_and_set() counts it up by one")
     sets, given = _equal(values)
     where, named = _where(key)
     where += [f"{_exact(column)} = %s"]
@@ -161,7 +121,7 @@ async def fenced_update(
     if type(token) is not int:
         raise ConfigError(f"token must be the token of a lease, not {shorten(token)}")
     fence = _exact(column)
-    _check_values(values, column, "fenced_update() writes the token to it")
+    check_values(values, column, "fenced_update() writes the token to it")
     sets, given = _equal(values)
     sets += [f"{_quoted(column)} = %s", _whole(column)]
     conditions, named = _where(key)
@@ -196,22 +156,11 @@ async def retry_on_conflict(
     raised. ``work`` should read and write in a transaction of its own, which it rolls back when it fails. Cancelling it
     cancels the work or the pause.
     """
-    if type(attempts) is not int or attempts < 1:
-        raise ConfigError(f"attempts must be a whole number from 1, not {shorten(attempts)}")
-    random = random or Random()
-    for _ in range(attempts - 1):
-        try:
-            return await work()
-        except Exception as error:
-            if not _is_conflict(error):
-                raise
-        await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-        pause = min(2 * pause, longest)
-    return await work()
+    return await retry(work, _is_conflict, attempts, pause, longest, random)
 
 
 def _is_conflict(error: Exception) -> bool:
-    return isinstance(error, Conflict | DeadlockDetected) or _number(error) in _RETRYABLE
+    return isinstance(error, DeadlockDetected) or _number(error) in _RETRYABLE
 
 
 def _number(error: Exception) -> int:
@@ -256,12 +205,7 @@ async def _changed(cursor: Any, statement: str, words: tuple[Any, ...], column: 
 
 
 def _where(key: object) -> tuple[list[str], list[Any]]:
-    if not isinstance(key, Mapping) or not key:
-        raise ConfigError(f"key must name the row, as {{'id': 42}}, not {shorten(key)}")
-    for name, value in key.items():
-        if value is None:
-            raise ConfigError(f"key must name one row: {shorten(name)} is None, and NULL is equal to nothing")
-    return _equal(key)
+    return _equal(check_key(key))
 
 
 def _equal(values: Mapping[Any, Any]) -> tuple[list[str], list[Any]]:
@@ -289,16 +233,6 @@ def _equal(values: Mapping[Any, Any]) -> tuple[list[str], list[Any]]:
             )
         parts.append(f"{_quoted(name)} = {literal}")
     return parts, given
-
-
-def _check_values(values: object, column: object, why: str) -> None:
-    if not isinstance(values, Mapping):
-        raise ConfigError(
-            f"values must be columns and what to set them to, as {{'state': 'paid'}}, not {shorten(values)}"
-        )
-    # The server is blind to their case.
-    if any(str(name).lower() == str(column).lower() for name in values):
-        raise ConfigError(f"values must not name the column {shorten(column)}: {why}")
 
 
 def _table(name: object) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
@@ -18,6 +19,7 @@ __all__ = [
     "SyncLockOptions",
     "check_count",
     "check_flag",
+    "check_idle",
     "check_label",
     "check_max_hold",
     "check_name",
@@ -107,6 +109,11 @@ def digest(name: str) -> str:
 
 OnLoss = Literal["cancel", "signal"]
 
+LEAST_IDLE = 3600
+"""Seconds; far more than a clock is set back unnoticed, and than any hold of a dead process lasts."""
+MOST_IDLE = 315_360_000
+"""Seconds; ten years, which a server can subtract from its clock."""
+
 
 class _Options(TypedDict, total=False):
     ttl: float | None
@@ -189,6 +196,16 @@ def check_flag(what: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise ConfigError(f"{what} must be True or False, not {shorten(value)}")
     return value
+
+
+def check_idle(idle: object) -> float:
+    """Return the seconds for which rows that are purged were not needed, if they are enough; else raise :class:`ConfigError`."""
+    number = idle if isinstance(idle, int | float) and not isinstance(idle, bool) else math.nan
+    if not LEAST_IDLE <= number <= MOST_IDLE:
+        raise ConfigError(
+            f"idle must be a number of seconds from {LEAST_IDLE} to {MOST_IDLE}, not {shorten(idle)}"
+        )
+    return float(number)
 
 
 def check_count(what: str, value: object, high: int = MAX_COUNT) -> int:

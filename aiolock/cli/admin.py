@@ -202,9 +202,10 @@ async def _answer() -> str:
 async def schema(options: argparse.Namespace, output: Output) -> int:
     """Print the tables that a server needs."""
     # Imported here: the other commands of this module start sooner without it.
-    from aiolock import mysql  # noqa: PLC0415
+    from aiolock import mysql, postgresql  # noqa: PLC0415
 
-    text = mysql.ddl(options.table).rstrip()
+    module = {"mysql": mysql, "postgresql": postgresql}[options.server]
+    text = module.ddl(options.table).rstrip()
     if output.json:
         output.document({"server": options.server, "table": options.table, "statements": text})
     else:
@@ -213,18 +214,19 @@ async def schema(options: argparse.Namespace, output: Output) -> int:
 
 
 async def purge(options: argparse.Namespace, output: Output) -> int:
-    """Delete the rows of unused locks, and print their number."""
-    from aiolock import mysql  # noqa: PLC0415 - as above
+    """Delete unused rows, and print their number."""
+    from aiolock import _sql  # noqa: PLC0415 - as above
 
     client = settings.connect(options)
-    mysql.check_purge(client, idle=options.idle)
+    backend = _sql.purging(client)
+    backend.check_purge(options.idle)
     async with client:
-        gone = await mysql.purge(client, idle=options.idle)
+        gone = await _sql.purge(client, idle=options.idle)
     if output.json:
         output.document({"namespace": settings.namespace(options), "idle": options.idle, "purged": gone})
     else:
-        locks = "1 lock" if gone == 1 else f"{gone} locks"
+        count = f"1 {backend.purges}" if gone == 1 else f"{gone} {backend.purges}s"
         output.line(
-            f"purged from {settings.place(options)}: {locks} that had not been used for {options.idle:.15g} s"
+            f"purged from {settings.place(options)}: {count} that had not been used for {options.idle:.15g} s"
         )
     return 0

@@ -218,12 +218,16 @@ def _watch(parser: Parser) -> None:
 
 
 def _schema(parser: Parser) -> None:
-    parser.add_argument("server", choices=["mysql"], help="the server that needs tables")
-    parser.add_argument("--table", default="aiolock", help="the name of the tables (aiolock)")
+    parser.add_argument("server", choices=["mysql", "postgresql"], help="the server that needs tables")
+    parser.add_argument(
+        "--table",
+        default="aiolock",
+        help="the name of the tables, for PostgreSQL also schema.table (aiolock)",
+    )
 
 
 def _purge(parser: Parser) -> None:
-    about = "delete locks that were not used for SECONDS, which is at least 3600"
+    about = "delete what was not used for SECONDS, which is at least 3600"
     parser.add_argument("--idle", type=_positive, required=True, metavar="SECONDS", help=about)
 
 
@@ -303,8 +307,9 @@ keep, and the settings that would add them. Exit status 1 if something is wrong.
         _purge,
         "delete the rows of unused locks",
         """\
-Delete the rows of locks of the namespace that were not used for --idle seconds, on MySQL and MariaDB. Locks that are
-held or waited for stay, and tokens go on rising. May run at any time, for example once a day. Other servers have no such rows.
+Delete the rows that were not used for --idle seconds: of locks of the namespace on MySQL and MariaDB, of the whole table
+on PostgreSQL, of the file on SQLite. Locks that are held or waited for stay, and tokens go on rising. May run at any
+time, for example once a day. Other servers have no such rows.
 """,
     ),
     "bench": _Command(

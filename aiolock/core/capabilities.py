@@ -24,6 +24,7 @@ __all__ = [
     "Downgrade",
     "Entry",
     "Loan",
+    "Purging",
     "Register",
     "RegisterStore",
     "TransactionLocks",
@@ -212,4 +213,26 @@ class Confirmation(Capability):
         If it is, no other client enters before that transaction has ended. Cancelling it leaves the connection in step.
         Raises :class:`ConfigError` if ``connection`` is none to this server, :class:`RuntimeError` if no transaction is
         open on it, before anything is locked.
+        """
+
+
+# --- rows that are not needed any more
+
+
+class Purging(Capability):
+    """A backend whose unused rows can be deleted."""
+
+    purges: str = "lock"
+    """The word for what :meth:`purge` counts."""
+
+    @abstractmethod
+    def check_purge(self, idle: object) -> float:
+        """Return ``idle`` as seconds; raise what :meth:`purge` raises before any I/O, also before ``open``."""
+
+    @abstractmethod
+    async def purge(self, idle: float) -> int:
+        """Delete what was not needed for ``idle`` seconds, beside clients at work; return the number.
+
+        Works page by page, each within the command timeout. Cancelling it leaves the rest. Raises :class:`ConfigError`
+        for an invalid number, :class:`UnsupportedKind` if there is nothing to purge.
         """

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import aiolock
-from tests.servers import SERVERS, MariaDB, Redis, ZooKeeper
+from tests.servers import SERVERS, MariaDB, PostgreSQL, Redis, ZooKeeper
 
 HOLD = ["sh", "-c", "echo in; read line"]
 
@@ -397,7 +397,7 @@ OTHERS = [
     pytest.param(
         server, id=name, marks=pytest.mark.skipif(name not in SERVERS, reason=f"the run is not about {name}")
     )
-    for name, server in (("mariadb", MariaDB), ("zookeeper", ZooKeeper))
+    for name, server in (("mariadb", MariaDB), ("zookeeper", ZooKeeper), ("postgresql", PostgreSQL))
 ]
 
 
@@ -434,6 +434,15 @@ def test_everything_works_on_the_other_servers(make, offline):
             )  # fmt: skip
             assert done.returncode == 0
             purges(offline, server)
+        if make is PostgreSQL:
+            tables = offline.run("schema", "postgresql")[1]
+            server.ask(*filter(None, map(str.strip, tables.split(";\n"))))
+            assert offline.run("run", "old", "true")[0] == 0
+            server.ask("UPDATE aiolock SET expires = expires - interval '2 days' WHERE key LIKE '%/old'")
+            status, out, _ = offline.run("purge", "--idle", "86400")
+            assert (status, out.startswith("purged from postgresql://")) == (0, True)
+            assert out.endswith(": 1 row that had not been used for 86400 s\n")
+            assert offline.json("purge", "--idle", "86400")["purged"] == 0
         holder = hold(offline, "x", "--label", "night job", "--ttl", "10")
         assert offline.run("run", "-n", "--ttl", "10", "x", "true")[0] == 1
         waiter = offline.start("run", "--ttl", "10", "x", "echo", "mine")

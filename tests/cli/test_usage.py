@@ -78,6 +78,14 @@ REFUSED = {
     "a parameter": ["ls", "--url", "redis://:hunter2@127.0.0.1:1/0?colour=red"],
     "memory": ["run", "--url", "memory://", "x", "true"],
     "a table": ["schema", "mysql", "--table", "a`; DROP TABLE x"],
+    "a table of PostgreSQL": ["schema", "postgresql", "--table", 'a"; DROP TABLE x'],
+    "a purge of what a table of PostgreSQL needs": [
+        "purge",
+        "--url",
+        "postgresql://u:hunter2@127.0.0.1:1/d",
+        "--idle",
+        "60",
+    ],
     "an inspected name": ["inspect", *URL, ""],
     "a purge of what forgets by itself": ["purge", *URL, "--idle", "86400"],
     "a purge of what has no rows": [

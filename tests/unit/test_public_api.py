@@ -20,6 +20,7 @@ def test_the_paths_that_users_import_from_are_among_them():
         "aiolock.fastapi",
         "aiolock.mysql",
         "aiolock.portal",
+        "aiolock.postgresql",
         "aiolock.starlette",
         "aiolock.testing",
         "aiolock.zookeeper",

@@ -40,12 +40,14 @@ from aiolock.core.capabilities import (
     Confirmation,
     Diagnosis,
     Loan,
+    Purging,
     Register,
     RegisterStore,
     TransactionLocks,
 )
 from aiolock.errors import UnsupportedKind
 from aiolock.types import Family, Finding, LockInfo, Mode
+from aiolock.validation import check_idle
 
 __all__ = ["MySQLBackend"]
 
@@ -58,7 +60,7 @@ MOST = 16
 """The default of ``connections=``."""
 
 
-class MySQLBackend(Administration, RegisterStore, TransactionLocks, Confirmation, Diagnosis):
+class MySQLBackend(Administration, RegisterStore, TransactionLocks, Confirmation, Purging, Diagnosis):
     """One MySQL (8.0 or later) or MariaDB (10.6 or later) server.
 
     :param url: ``mysql://user:password@host:3306/database``; ``mariadb://`` is the same. The other options may also stand
@@ -212,17 +214,17 @@ class MySQLBackend(Administration, RegisterStore, TransactionLocks, Confirmation
 
         See :func:`aiolock.mysql.purge`, which is for programs.
         """
-        microseconds = self.check_purge(idle)
+        seconds = self.check_purge(idle)
         if not self._opened:
             raise RuntimeError("the client of this backend is not open: enter it with `async with` first")
-        return await schema.purge(self._context, microseconds)
+        return await schema.purge(self._context, round(seconds * 1_000_000))
 
-    def check_purge(self, idle: object) -> int:
-        """Return the µs of ``idle``, if there may be rows to purge; raises what :meth:`purge` raises before any I/O."""
+    def check_purge(self, idle: object) -> float:
+        """Return ``idle`` as seconds, if there may be rows to purge."""
         if self._mode_name == "session":
             advice = "use the mode that has made them"
             raise UnsupportedKind("rows to purge", f"{self.name} with ?mode=session", advice)
-        return schema.check_idle(idle)
+        return check_idle(idle)
 
     async def aclose(self) -> None:
         """Close every connection."""

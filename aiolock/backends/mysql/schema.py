@@ -13,7 +13,6 @@ used: there is none that others cannot see.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
@@ -23,17 +22,13 @@ from aiolock.backends.mysql.context import BLOCK, UNDONE, Context, Statements, q
 from aiolock.backends.mysql.errors import NO_SUCH_TABLE, code
 from aiolock.backends.mysql.protocol import Result
 from aiolock.clock import Deadline
-from aiolock.errors import BackendRefused, BackendUnavailable, ConfigError, UnsafeBackend, shorten
+from aiolock.errors import BackendRefused, BackendUnavailable, UnsafeBackend
 from aiolock.validation import digest
 
-__all__ = ["LEAST_IDLE", "announce", "check_idle", "check_tables", "ensure", "examine", "purge"]
+__all__ = ["announce", "check_tables", "ensure", "examine", "purge"]
 
 T = TypeVar("T")
 
-LEAST_IDLE = 3600
-"""Seconds; far more than a clock is set back unnoticed, and than any hold of a dead process lasts."""
-MOST_IDLE = 315_360_000
-"""Seconds; ten years, which the server can subtract from its clock."""
 PAGE = 500
 """Number of rows of one statement."""
 
@@ -188,16 +183,6 @@ def _fits(definition: str, kind: str, collation: str, null: bool) -> bool:
         return kind == definition.split(" ")[0].lower()
     enough = other in {name, "varchar"} and int(there[2] or 0) >= int(wanted[2])
     return enough and [collation] == COLLATION.findall(definition)
-
-
-def check_idle(idle: object) -> int:
-    """Return the µs of a number of seconds that is long enough for purging; raises :class:`ConfigError` for anything else."""
-    number = idle if isinstance(idle, int | float) and not isinstance(idle, bool) else math.nan
-    if not LEAST_IDLE <= number <= MOST_IDLE:
-        raise ConfigError(
-            f"idle must be a number of seconds from {LEAST_IDLE} to {MOST_IDLE}, not {shorten(idle)}"
-        )
-    return round(number * 1_000_000)
 
 
 async def purge(context: Context, idle: int) -> int:

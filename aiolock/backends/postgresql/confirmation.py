@@ -23,6 +23,12 @@ CHANGED = "40001"
 """The row was changed since the snapshot of the transaction, which has failed."""
 
 
+class NotInSnapshotError(Exception):
+    """The row is younger than the snapshot: what the server would have said of one that was changed."""
+
+    sqlstate = CHANGED
+
+
 async def confirm(
     store: PostgreSQLStore,
     statements: Statements,
@@ -64,7 +70,7 @@ async def _confirm(
     except Exception as error:
         raise _translated(caller, error, claim.request.name, address) from error
     if row is None and caller.isolation != "read committed":
-        raise _outdated(claim.request.name, address)
+        raise _outdated(claim.request.name, address) from NotInSnapshotError()
     return row is not None and claim.shown_in(row["value"])
 
 

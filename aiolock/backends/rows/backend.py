@@ -29,10 +29,10 @@ from aiolock.backends.rows.session import session_key
 from aiolock.backends.rows.store import Listener, RowStore
 from aiolock.backends.rows.writer import MemberState
 from aiolock.core.backend import NEVER, Claim, Grant, Renewal, Request, Settings
-from aiolock.core.capabilities import Administration, Diagnosis, RegisterStore
+from aiolock.core.capabilities import Administration, Diagnosis, Purging, RegisterStore
 from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, shorten
 from aiolock.types import LOCK_FAMILIES, PERMIT, Family, Finding, Holder, LockInfo, Waiting
-from aiolock.validation import unescape
+from aiolock.validation import check_idle, unescape
 
 __all__ = ["RowBackend"]
 
@@ -44,9 +44,10 @@ IDLE = 86_400.0
 """Seconds after the end of its ttl for which a row stays before it is purged."""
 
 
-class RowBackend(Administration, RegisterStore, Diagnosis):
+class RowBackend(Administration, RegisterStore, Purging, Diagnosis):
     """Locks of every kind over a :class:`RowStore`."""
 
+    purges = "row"
     floor = 0
     """The highest token that earlier openings have seen."""
 
@@ -176,6 +177,14 @@ class RowBackend(Administration, RegisterStore, Diagnosis):
     async def diagnose(self) -> list[Finding]:
         """Report what the store finds."""
         return await self.store.diagnose()
+
+    def check_purge(self, idle: object) -> float:
+        """Return ``idle`` as seconds."""
+        return check_idle(idle)
+
+    async def purge(self, idle: float) -> int:
+        """Delete the rows whose ttl ended so long ago; return their number."""
+        return await self.store.purge(self.check_purge(idle))
 
     async def _step(self, name: str, family: Family, step: Ask | Force | SetLimit) -> bool:
         pending = self._engine.writer(name, family).submit(step)

@@ -10,8 +10,7 @@ import pymysql.err
 import pytest
 
 import aiolock
-from aiolock import BackendUnavailable
-from aiolock.backends.mysql import schema
+from aiolock import BackendUnavailable, validation
 from aiolock.backends.mysql.protocol import Wire
 from tests.backends.mysql.test_faults import blocked, every_mode, session_of, spawn
 from tests.backends.mysql.tools import as_root, sessions
@@ -293,7 +292,7 @@ async def test_the_session_mode_has_no_rows_to_purge(place):
 
 @pytest.mark.parametrize("mode", ["lease", "row"])
 async def test_rows_are_purged_while_their_locks_go_from_hand_to_hand(place, mode, monkeypatch):
-    monkeypatch.setattr(schema, "LEAST_IDLE", 0)
+    monkeypatch.setattr(validation, "LEAST_IDLE", 0)
     inside: dict[str, int] = {}
     tokens: dict[str, list[int]] = {}
     purged = 0

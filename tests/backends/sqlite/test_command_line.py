@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import sqlite3
 import subprocess
 import sys
 from argparse import Namespace
@@ -155,3 +156,15 @@ def test_a_directory_that_cannot_be_is_refused(monkeypatch, place, why):
     monkeypatch.setenv("AIOLOCK_DIR", place)
     with pytest.raises(ConfigError, match=why):
         settings.local_file()
+
+
+def test_rows_that_were_not_used_for_long_are_purged(directory):
+    assert aiolock("run", "--local", "x", "true")[0] == 0
+    status, out, err = aiolock("purge", "--local", "--idle", "3600")
+    assert (status, err) == (0, "")
+    assert out.endswith(": 0 rows that had not been used for 3600 s\n")
+    with sqlite3.connect(directory / "locks.db") as database:
+        database.execute("UPDATE aiolock SET expires = expires - 86400 WHERE key LIKE '%/x'")
+    database.close()
+    assert json.loads(aiolock("purge", "--local", "--idle", "3600", "--json")[1])["purged"] == 1
+    assert aiolock("purge", "--local", "--idle", "60")[0] == 64
