@@ -262,7 +262,6 @@ class Rows(Deployment):
     """The engine for stores with compare-and-set, over rows in this process behind a link with delays."""
 
     name = "rows"
-    prompt = False
     slow = 2.0
     many = 1_000
     # SQLite and PostgreSQL run the same engine through all of it; see WHOLE.
@@ -336,7 +335,6 @@ class Sqlite(LocalRows):
     slow = 2.0
     many = 1_000  # each is a row that is written to a disk
     promises = WORDS - {"push"}
-    prompt = False  # a thread carries requests out, one after the other
     ttl = 3.0
     passes = 64  # no holder is told that others wait
     request = "_request"
@@ -688,7 +686,6 @@ class PostgreSQL(Deployment):
 
     name = servers.postgresql_name()
     needs = "postgresql"
-    prompt = False  # reads have a connection of their own, and do not wait for the writes on the other one
     slow = 2.0
     many = 1_000  # each is a row that is written to a disk
     external = True

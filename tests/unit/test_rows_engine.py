@@ -817,6 +817,21 @@ async def test_an_answer_that_was_overtaken_proves_no_loss():
 
 
 @staged
+async def test_a_client_does_not_see_what_it_has_given_up_before_it_looked():
+    server = serve()
+    async with Side(server) as one:
+        claim, _ = await one.acquire()
+        # The release reads the row first, and the look could overtake its write.
+        one.backend._engine.writer("x", Family.LOCK).forget()
+        claim.begin_release()
+        assert not (await one.backend.inspect("x", Family.LOCK)).holders
+        claim, _ = await one.acquire()
+        one.backend._engine.writer("x", Family.LOCK).forget()
+        claim.begin_release()
+        assert await one.backend.names("*") == []
+
+
+@staged
 async def test_permits_and_limits():
     server = serve()
     async with Side(server) as one:

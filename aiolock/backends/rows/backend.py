@@ -136,8 +136,10 @@ class RowBackend(Administration, RegisterStore, Purging, Diagnosis):
     # --- administration
 
     async def inspect(self, name: str, family: Family) -> LockInfo:
-        """Return the holders and the queue of a lock, as far as they count."""
-        [row], _ = await self._ask(self.context.get([row_key(self.settings.namespace, "l", family, name)]))
+        """Return the holders and the queue of a lock, as far as they count; not what this client has given up before."""
+        key = row_key(self.settings.namespace, "l", family, name)
+        await self._engine.settle(self.context.timeout, key)
+        [row], _ = await self._ask(self.context.get([key]))
         try:
             found = decode(row.value)
         except UnknownFormat:
@@ -171,7 +173,8 @@ class RowBackend(Administration, RegisterStore, Purging, Diagnosis):
         await self._step(name, PERMIT.family, SetLimit(limit=limit))
 
     async def names(self, pattern: str) -> list[tuple[str, Family]]:
-        """Return the locks of this namespace that are held or waited for."""
+        """Return the locks of this namespace that are held or waited for, without what this client has given up before."""
+        await self._engine.settle(self.context.timeout)
         return await self._ask(self._names(pattern))
 
     async def diagnose(self) -> list[Finding]:

@@ -209,10 +209,10 @@ class Engine:
 
     # --- the end
 
-    async def settle(self, timeout: float) -> None:
-        """Wait until all releases were answered, for at most ``timeout`` seconds."""
-        leaves = [future for writer in self._writers.values() for future in writer.leaving]
-        if leaves:
+    async def settle(self, timeout: float, key: str | None = None) -> None:
+        """Wait until all releases were answered, or those of one row, for at most ``timeout`` seconds."""
+        writers = [writer for each, writer in self._writers.items() if key in (None, each)]
+        if leaves := [future for writer in writers for future in writer.leaving]:
             await asyncio.wait(leaves, timeout=timeout)
 
     async def close(self) -> None:
