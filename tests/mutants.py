@@ -75,6 +75,7 @@ RENEWAL = "tests/unit/test_renewal.py::"
 RULES = "tests/unit/test_rows_rules.py::"
 ENGINE = "tests/unit/test_rows_engine.py::"
 LIVENESS = "tests/unit/test_rows_liveness.py::"
+ENTERING = "tests/backends/postgresql/test_entering.py::"
 QUORUM = "quorum schedules"
 
 MUTANTS = (
@@ -433,6 +434,21 @@ MUTANTS = (
         ENGINE + "test_a_client_that_was_declared_dead_loses_its_holds_and_enters_anew",
     ),
     Mutant(
+        "(8) a statement enters whatever has become of the row that it has read",
+        "aiolock.backends.postgresql.statements",
+        'return files("aiolock.backends.postgresql").joinpath("sql", file).read_text("utf-8")',
+        'text = files("aiolock.backends.postgresql").joinpath("sql", file).read_text("utf-8")\n'
+        '    return text.replace(" AND r.version = f.version", "")',
+        ENTERING + "test_a_statement_that_waited_would_not_enter_by_an_older_snapshot",
+    ),
+    Mutant(
+        "(8) a statement enters a lock that is waited for",
+        "aiolock.backends.postgresql.statements",
+        'joinpath("sql", file).read_text("utf-8")',
+        """joinpath("sql", file).read_text("utf-8").replace('(}|,"f"', '(}|,"q".*|,"f"')""",
+        ENTERING + "test_a_row_that_is_not_free_stays_as_it_is",
+    ),
+    Mutant(
         "(9) a clock that was stepped is trusted",
         "aiolock.backends.rows.liveness",
         "return self._stepped is None or now - self._stepped >= ttl",
@@ -508,6 +524,62 @@ MUTANTS = (
         "work.changed = work.durable = True\n    notify",
         "work.changed = True\n    notify",
         ENGINE + "test_a_leave_after_an_unanswered_request_is_flushed",
+    ),
+    Mutant(
+        "(18) a statement names no version of its session",
+        "aiolock.backends.postgresql.statements",
+        'joinpath("sql", file).read_text("utf-8")',
+        'joinpath("sql", file).read_text("utf-8").replace(" AND s.version = $8", " AND $8 <> s.key")',
+        ENTERING + "test_a_statement_that_arrives_after_the_next_heartbeat_does_not_enter",
+    ),
+    Mutant(
+        "(18) a statement does not lock the row of its session",
+        "aiolock.backends.postgresql.statements",
+        'joinpath("sql", file).read_text("utf-8")',
+        'joinpath("sql", file).read_text("utf-8").replace("FOR SHARE OF s SKIP LOCKED", "")',
+        ENTERING + "test_a_heartbeat_does_not_overtake_a_statement_that_has_entered_and_is_not_committed",
+    ),
+    Mutant(
+        "(18) a claim leaves without a heartbeat after an unanswered statement",
+        "aiolock.backends.rows.writer",
+        "return bool(self.doubted) and not self.session.dead",
+        "return False",
+        ENGINE + "test_a_late_copy_of_a_statement_that_was_given_up_changes_nothing",
+    ),
+    Mutant(
+        "(18) the row is not read again after the heartbeat that rules copies out",
+        "aiolock.backends.rows.writer",
+        '            member.doubted = ""\n        self.version = None\n',
+        '            member.doubted = ""\n',
+        ENGINE + "test_a_copy_of_a_statement_that_counts_just_before_the_heartbeat_is_removed",
+    ),
+    Mutant(
+        "(18) a repetition that was answered rules out the first copy of a statement",
+        "aiolock.backends.rows.writer",
+        "            context.flushed(flight)\n        self.learn(row, flight)\n",
+        '            context.flushed(flight)\n            member.doubted = ""\n        self.learn(row, flight)\n',
+        ENGINE + "test_a_late_copy_of_a_statement_whose_repetition_was_answered_changes_nothing",
+    ),
+    Mutant(
+        "(18) a request that is refused after an unanswered statement is forgotten",
+        "aiolock.backends.rows.claim",
+        "        if member.doubtful:\n",
+        "        if False:\n",
+        ENGINE + "test_a_late_copy_of_a_statement_whose_repetition_was_refused_changes_nothing",
+    ),
+    Mutant(
+        "a statement enters a semaphore and writes no limit",
+        "aiolock.backends.rows.writer",
+        'return None if member.request.mode == "permits" else',
+        "return",
+        ENGINE + "test_the_limit_of_a_semaphore_is_written_with_its_first_permit",
+    ),
+    Mutant(
+        "(15) tokens of a statement begin anew with a row that was deleted",
+        "aiolock.backends.postgresql.statements",
+        'joinpath("sql", file).read_text("utf-8")',
+        'joinpath("sql", file).read_text("utf-8").replace("$6::int8 + 1, (extract", "0 * $6::int8, (extract")',
+        ENTERING + "test_the_value_is_that_of_the_rules",
     ),
     Mutant(
         "(19) a request fills the row to its end",

@@ -55,9 +55,11 @@ NONE, OPENING, OPEN, CHECK = range(4)
 FIRST = 1000
 """Versions are numbers from here on; the key of a state renames them in the order in which they are found."""
 ABSENT: tuple = ()
+FIELDS = 5
+"""Of an enter statement that has not begun: claim, new version, version of the session, tick, sessions that are judged."""
 ENTER, CHORE, BEAT, POLL, TICK, FAULT = range(6)
 """Kinds of steps, in the order in which a fair schedule takes them."""
-WRITES = frozenset("WHDOKEX")
+WRITES = frozenset("WHDOKE")
 
 Id = tuple[int, ...]
 """Claim: client, generation of its session, lock, number. A kept hold has a fifth element, and is its own session."""
@@ -99,8 +101,8 @@ class Slot(NamedTuple):
     tick: int = 0
     dirty: bool = False
     """A write was given up without an answer."""
-    doubt: bool = False
-    """An enter statement was given up without an answer."""
+    doubt: int = 0
+    """The version of the session row that an enter statement names which was given up without an answer."""
     read: bool = False
     """The row has to be read before a renewal counts."""
     shown: int = 0
@@ -155,9 +157,8 @@ class Message(NamedTuple):
 class World(NamedTuple):
     locks: tuple
     durable: tuple | None
-    """Locks, sessions and tombstones as of the last flushed write; ``None`` if that is what there is."""
+    """Locks and sessions as of the last flushed write; ``None`` if that is what there is."""
     sessions: tuple[tuple[Id, Session], ...]
-    tombs: tuple[Id, ...]
     clients: tuple[Client, ...]
     messages: tuple[Message, ...]
     budget: tuple[int, ...]
@@ -181,7 +182,6 @@ NAMES = {
     "D": "marks a session dead",
     "K": "inserts the session of the kept hold",
     "E": "sends the enter statement",
-    "X": "sends the leave statement",
     "P": "purges",
 }
 
@@ -242,7 +242,7 @@ class Model:
     :param ttl: ticks of the sessions, one for all or for each client.
     :param kinds: the kinds of messages that ``late`` and ``broken`` may hit.
     :param stops: the clients that may be stopped.
-    :param statements: enter and leave by statements that the server evaluates.
+    :param statements: enter by statements that the server evaluates.
     :param clock: takeover by the store's clock.
     :param busy: clients without claims go on with their heartbeats.
     :param survive: requests under way outlive a crash of the store.
@@ -257,7 +257,7 @@ class Model:
         removed: tuple[str, ...] = (),
         ttl: int | tuple[int, ...] = 3,
         limit: int = 2,
-        kinds: str = "WRHSOQDKEX",
+        kinds: str = "WRHSOQDKE",
         stops: tuple[int, ...] | None = None,
         statements: bool = False,
         clock: bool = False,
@@ -293,9 +293,7 @@ class Model:
         sessions = tuple(((i, 1), Session(FIRST + i, (), False, 0)) for i in range(self.count))
         nothing = tuple(0 for _ in self.locks)
         rows = tuple(ABSENT for _ in self.locks)
-        return World(
-            rows, None, sessions, (), clients, (), self.faults, nothing, nothing, 0, FIRST + self.count
-        )
+        return World(rows, None, sessions, clients, (), self.faults, nothing, nothing, 0, FIRST + self.count)
 
     def key(self, world: World) -> int:
         names: dict[int, int] = {}
@@ -492,7 +490,7 @@ class Model:
     # --- the store
 
     def _unflushed(self, world: World) -> tuple:
-        return world.durable or (world.locks, world.sessions, world.tombs)
+        return world.durable or (world.locks, world.sessions)
 
     def _grants(self, world: World, lock: int, old: Row | tuple, new: Row) -> tuple[World, str]:
         """Account for the grants of a write; return the violation if one comes too early or with an old token."""
@@ -564,39 +562,42 @@ class Model:
             if (row[0] if row else 0) != payload and "purge by version" not in self.removed:
                 return world, (), ""
             return world._replace(locks=at(world.locks, lock, ABSENT), durable=None), (), ""
-        if kind == "E":
-            return self._enter(world, message, row, tick)
-        return self._leave(world, message, row, tick)
+        return self._enter(world, message, row, tick)
+
+    def starts(self, world: World, message: Message) -> Message | None:
+        """Return a late statement once it has begun, if its snapshot is older than its write; ``None`` if it is not."""
+        rules = {"session is locked", "against what was read", "purge after a minute"} & self.removed
+        if message.kind != "E" or not rules or len(message.payload) > FIELDS:
+            return None
+        seen = (world.locks[message.lock],) if "against what was read" in self.removed else ()
+        counts = self._names_its_session(world, message) if "session is locked" in self.removed else None
+        tick = world.top[message.lock] + 1 if "purge after a minute" in self.removed else 0
+        return message._replace(payload=(*message.payload, counts, seen, tick))
+
+    def _names_its_session(self, world: World, message: Message) -> bool:
+        me, heartbeat = message.payload[0], message.payload[2]
+        session = find(world.sessions, me[:2])
+        if session is None or session.dead:
+            return False
+        return session.version == heartbeat or "names its heartbeat" in self.removed
 
     def _enter(self, world: World, message: Message, row: Any, tick: int) -> tuple[World, tuple, str]:
-        me, version, known, over = message.payload
-        if me in world.tombs or (row and me in row.holds + row.queue):
+        me, version, _, known, over, *snapshot = message.payload
+        counts, seen, begun = snapshot or (None, (), 0)
+        # What a statement writes against: the row as it is, or as it was when the statement began.
+        against = seen[0] if seen else row
+        if not (self._names_its_session(world, message) if counts is None else counts):
             return world, (row, tick), ""
-        given = tick if "tick at the server" not in self.removed else known
+        if against and (me in against.holds + against.queue or (not over and against.holds + against.queue)):
+            return world, (row, tick), ""
+        given = begun or (tick if "tick at the server" not in self.removed else known)
         # A statement that judged foreign sessions would have read them before it waited for the row.
-        new, _, _ = self._apply(row, given, over, (), (), ("enter", me))
+        new, _, _ = self._apply(against, given, over, (), (), ("enter", me))
+        if me not in new.holds:
+            return world, (row, tick), ""
         new = new._replace(version=version)
         world, violation = self._grants(world, message.lock, row, new)
         return world._replace(locks=at(world.locks, message.lock, new), durable=None), (new, tick), violation
-
-    def _leave(self, world: World, message: Message, row: Any, tick: int) -> tuple[World, tuple, str]:
-        me, version, bury, must_flush = message.payload
-        durable = world.durable
-        tombs = world.tombs
-        new, violation, flushed = row, "", must_flush
-        if bury and me not in tombs:
-            tombs = tuple(sorted({*tombs, me}))
-        if row and me in row.holds + row.queue:
-            new, _, flush = self._apply(row, tick, (), (), (), ("leave", me))
-            new, flushed = new._replace(version=version), must_flush or flush
-        elif row and must_flush and "a leave statement writes" not in self.removed:
-            new = row._replace(version=version, first=0)
-        if new != row or tombs != world.tombs:
-            durable = None if flushed else self._unflushed(world)
-        if new != row:
-            world, violation = self._grants(world, message.lock, row, new)
-        world = world._replace(locks=at(world.locks, message.lock, new), tombs=tombs, durable=durable)
-        return world, (new, tick), violation
 
     # --- what a client learns
 
@@ -622,11 +623,14 @@ class Model:
             return client._replace(session=CHECK)
         if kind == "O":
             return client._replace(session=NONE)
-        if kind in "WEX":
+        if kind == "E":
+            slot = client.slots[lock]._replace(cache=None, doubt=message.payload[2])
+            return client._replace(slots=at(client.slots, lock, slot))
+        if kind == "W":
             slot = client.slots[lock]
             if slot.phase == REL and "clean-up" in self.removed:
                 return client._replace(slots=at(client.slots, lock, slot._replace(phase=IDLE)), ended=())
-            slot = slot._replace(dirty=True, cache=None, doubt=slot.doubt or kind == "E")
+            slot = slot._replace(dirty=True, cache=None)
             return client._replace(slots=at(client.slots, lock, slot))
         return client
 
@@ -638,7 +642,7 @@ class Model:
 
     def finish(self, i: int, client: Client, lock: int, *, flushed: bool) -> Client:
         me = self.me(i, client, lock)
-        slot = client.slots[lock]._replace(phase=IDLE, dirty=False, doubt=False, opened=False)
+        slot = client.slots[lock]._replace(phase=IDLE, dirty=False, doubt=0, opened=False)
         client = client._replace(slots=at(client.slots, lock, slot))
         if flushed or "ended" in self.removed:
             return client._replace(ended=tuple(entry for entry in client.ended if entry != me))
@@ -662,7 +666,7 @@ class Model:
                 slot = slot._replace(phase=IDLE)
             elif slot.phase in (WAIT, GOT):
                 slot = slot._replace(phase=NEW)
-            slots.append(slot._replace(cache=None, dirty=False, doubt=False, read=False, opened=False))
+            slots.append(slot._replace(cache=None, dirty=False, doubt=0, read=False, opened=False))
         client = client._replace(
             session=NONE, sent=(), ended=(), undurable=(), series=(), age=self.cap, slots=tuple(slots)
         )
@@ -694,7 +698,7 @@ class Model:
         return client._replace(slots=at(client.slots, lock, slot)), note, violation
 
     def _kept(self, client: Client, lock: int) -> Client:
-        slot = client.slots[lock]._replace(phase=IDLE, dirty=False, doubt=False, opened=False)
+        slot = client.slots[lock]._replace(phase=IDLE, dirty=False, doubt=0, opened=False)
         return client._replace(slots=at(client.slots, lock, slot))
 
     def hear(self, world: World, i: int, message: Message) -> tuple[World, str, str]:
@@ -734,7 +738,7 @@ class Model:
                     slot.phase == REL
                     and (not result[0] or me not in result[0].holds + result[0].queue)
                     and (not slot.dirty or "leave writes" in self.removed)
-                    and not self.statements
+                    and not slot.doubt
                 ):
                     client = self.finish(i, client, lock, flushed=False)
                 inside = result[0].holds + result[0].queue if result[0] else ()
@@ -767,15 +771,7 @@ class Model:
             newest = lock
             client, note, violation = self.saw(world, i, client, lock, result[0], result[1], age)
             if "doubt stays" in self.removed:
-                client = client._replace(
-                    slots=at(client.slots, lock, client.slots[lock]._replace(doubt=False))
-                )
-        elif kind == "X":
-            newest = lock
-            slot = client.slots[lock]._replace(cache=result[0], tick=result[1], read=False)
-            client = client._replace(slots=at(client.slots, lock, slot))
-            if slot.phase == REL:
-                client = self.finish(i, client, lock, flushed=payload[3])
+                client = client._replace(slots=at(client.slots, lock, client.slots[lock]._replace(doubt=0)))
         if violation == "kept":
             violation = ""
             if (promise := self._promise(world, i, lock)) is None:
@@ -838,7 +834,20 @@ class Model:
             undurable=tuple(entry for entry in client.undurable if entry in ended),
             slots=tuple(slots),
         )
-        return client, "", ""
+        return self._ruled_out(i, client), "", ""
+
+    def _ruled_out(self, i: int, client: Client) -> Client:
+        """Take in that the session row has another version than a statement names: a copy that counts is in the row by now."""
+        for lock, slot in enumerate(client.slots):
+            if slot.doubt and slot.doubt != client.version:
+                after = slot._replace(doubt=0, cache=None)
+                if "read after the heartbeat that rules out" in self.removed:
+                    after = slot._replace(doubt=0)
+                client = client._replace(slots=at(client.slots, lock, after))
+                row = after.cache
+                if row is not None and slot.phase == REL and not self.build(i, client, lock)[1]:
+                    client = self.finish(i, client, lock, flushed=False)
+        return client
 
     def _checked(
         self, world: World, i: int, client: Client, found: Session | None
@@ -852,7 +861,7 @@ class Model:
             age=min(client.age, sent.get(found.version, self.cap)),
             sent=tuple(pair for pair in client.sent if pair[0] != found.version),
         )
-        return client, "", ""
+        return self._ruled_out(i, client), "", ""
 
     def _observed(self, client: Client, result: tuple, age: int) -> Client:
         rows, epoch = result
@@ -937,7 +946,7 @@ class Model:
 
             claims = self.claims[i][lock]
             parallel = "only later reads" in self.removed
-            lane = not any((kind, lock) in flying for kind in ("WEXK" if parallel else "WREXK"))
+            lane = not any((kind, lock) in flying for kind in ("WEK" if parallel else "WREK"))
             if slot.phase in (HELD, KEEP) and not self.valid(i, client, slot):
                 yield CHORE, "its validity is over, LOST", self.end(i, client, lock), None, True
                 return
@@ -963,7 +972,7 @@ class Model:
             if not lane:
                 continue
             if slot.read or (slot.cache is None and slot.phase in (NEW, REL, KEEP)):
-                if slot.read or not self.statements:
+                if slot.read or not self._enters(i, client, lock):
                     yield CHORE, "", client, Message(i, "R", lock, ()), slot.read
             elif (
                 (slot.phase == WAIT or (parallel and slot.phase == NEW))
@@ -972,7 +981,8 @@ class Model:
                 yield POLL, "", client, Message(i, "R", lock, ()), False
             if client.session != OPEN:
                 continue
-            if self.statements and slot.phase == NEW and not slot.read:
+            free = slot.cache is None or not (slot.cache and slot.cache.holds + slot.cache.queue)
+            if self._enters(i, client, lock) and not slot.read and free:
                 over = ()
                 if "statements end nothing" in self.removed:
                     over = tuple(
@@ -980,21 +990,22 @@ class Model:
                         for name, row in world.sessions
                         if name != own and (row.dead or row.age >= self.ttl_of(name))
                     )
-                yield (
-                    CHORE,
-                    "",
-                    client,
-                    Message(i, "E", lock, (self.me(i, client, lock), new, slot.tick, over)),
-                    False,
-                )
-            elif self.statements and slot.phase == REL and not slot.read:
-                bury = slot.doubt and "tombstones" not in self.removed
-                flush = (slot.dirty or slot.doubt) and "leave is flushed" not in self.removed
-                payload = (self.me(i, client, lock), new, bury, flush)
-                yield CHORE, "", client, Message(i, "X", lock, payload), False
-            elif slot.cache is not None:
+                payload = (self.me(i, client, lock), new, client.version, slot.tick, over)
+                yield CHORE, "", client, Message(i, "E", lock, payload), False
+            barred = slot.phase == REL and slot.doubt and "heartbeat before the leave" not in self.removed
+            if slot.cache is not None and not barred:
                 yield from self._writes(i, client, lock, new)
         yield from self._session_actions(world, i, client, flying, new)
+
+    def _enters(self, i: int, client: Client, lock: int) -> bool:
+        """Tell whether a client asks for a lock by a statement: not for permits, whose limit stands in the row."""
+        slot = client.slots[lock]
+        return (
+            self.statements
+            and slot.phase == NEW
+            and client.session == OPEN
+            and self.claim(self.me(i, client, lock)).mode != "permits"
+        )
 
     def _writes(self, i: int, client: Client, lock: int, new: int) -> Iterator[tuple]:
         slot = client.slots[lock]
@@ -1085,6 +1096,9 @@ class Model:
         for index, message in enumerate(world.messages):
             rest = world._replace(messages=world.messages[:index] + world.messages[index + 1 :])
             i = message.client
+            if message.result is None and (begun := self.starts(world, message)) is not None:
+                label = f"the statement of client {i} begins"
+                yield FAULT, label, self.norm(rest._replace(messages=(*rest.messages, begun))), ""
             if message.result is None:
                 after, result, violation = self.execute(rest, message)
                 if not message.orphan:
@@ -1221,18 +1235,17 @@ class Model:
             elif not clients[i].stopped:
                 clients[i] = self.broken(clients[i], message)
             elif message.result is not None and (
-                message.kind not in "WX" or "answers of the connection" in self.removed
+                message.kind != "W" or "answers of the connection" in self.removed
             ):
                 messages.append(message)
             else:
                 messages.append(message._replace(result=("lost",)))
             if self.survive and not message.orphan and message.result is None and message.kind in WRITES:
                 messages.append(message._replace(orphan=True, fresh=False))
-        locks, sessions, tombs = world.durable
+        locks, sessions = world.durable
         after = world._replace(
             locks=locks,
             sessions=sessions,
-            tombs=tombs,
             durable=None,
             clients=tuple(self.reconnect(client) for client in clients),
             messages=tuple(messages),
@@ -1336,8 +1349,10 @@ class Model:
                 return True
             found = find(world.sessions, payload[0])
             return payload[1] == 0 or (found is not None and found.version == payload[1])
-        if kind == "E":
-            return payload[0] not in world.tombs or durable is not None
+        if kind == "E" and len(payload) == FIELDS and "names its heartbeat" not in self.removed:
+            # Versions of session rows are flushed, and never come back.
+            found = find(world.sessions, payload[0][:2])
+            return found is not None and found.version == payload[2]
         return True
 
     # --- the fair schedule
@@ -1392,9 +1407,8 @@ class Model:
             "W": message.payload[1:3],
             "D": message.payload[:1],
             "E": message.payload[:1],
-            "X": message.payload[:3],
         }
-        detail = what.get(message.kind, ()) if message.kind in "WDEX" else ()
+        detail = what.get(message.kind, ()) if message.kind in "WDE" else ()
         where = f" {message.lock}" if message.lock > 0 else ""
         text = " ".join(str(tuple(part) if isinstance(part, Row) else part) for part in detail)
         return f"{NAMES[message.kind]}{where}{' ' + text if text else ''}"

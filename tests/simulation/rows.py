@@ -203,7 +203,12 @@ class RowWorld(World):
         self.network = Network(random, self.unit, trouble=trouble, slowness=slowness)
         self.loop = self.network.loop
         self.outcome = Outcome(seed)
-        self.server = SimulatedRows(self, push=random.random() < 0.7, shared_clock=random.random() < 0.5)
+        self.server = SimulatedRows(
+            self,
+            push=random.random() < 0.7,
+            shared_clock=random.random() < 0.5,
+            enters=random.random() < 0.5,
+        )
         self.servers = [self.server]
         self.invariants = RowInvariants(self.server, self.outcome)
         self.log, self.violated = self.invariants.log, self.invariants.violated

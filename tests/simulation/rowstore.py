@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from aiolock.backends.rows.backend import RowBackend
 from aiolock.backends.rows.context import new_version
-from aiolock.backends.rows.lockrow import decode, encode
-from aiolock.backends.rows.store import ALL, Edit, Listener, Row, RowStore, StoreClock
+from aiolock.backends.rows.lockrow import LockRow, Mint, decode, encode, mint
+from aiolock.backends.rows.store import ALL, Edit, Entry, Listener, Row, RowStore, StoreClock
 from aiolock.clock import Clock, system_clock
 from aiolock.core.backend import Settings
 from aiolock.errors import BackendError, BackendUnavailable
@@ -37,11 +37,20 @@ class StoredRow(NamedTuple):
 class RowServer:
     """The rows, what of them is durable, and who is to be notified."""
 
-    def __init__(self, clock: Clock = system_clock, *, push: bool = True, shared_clock: bool = True) -> None:
+    def __init__(
+        self,
+        clock: Clock = system_clock,
+        *,
+        push: bool = True,
+        shared_clock: bool = True,
+        enters: bool = False,
+    ) -> None:
         self.clock = clock
         self.push = push
         self.shared_clock = shared_clock
         """Whether clients see a clock by which sessions expire."""
+        self.enters = enters
+        """Whether it evaluates statements that enter."""
         self.rows: dict[str, StoredRow] = {}
         self.stores: dict[str, MemoryRowStore] = {}
         """The open stores, by the address of their clients."""
@@ -92,6 +101,19 @@ class RowServer:
         self.after()
         return self.row(edit.key)
 
+    def enter(self, entry: Entry) -> tuple[Row, str]:
+        """Evaluate a statement that enters."""
+        found, session = self.row(entry.key), self.rows.get(entry.session)
+        value = entered(found.value, entry, found.tick)
+        if value is None or session is None or session.version != entry.heartbeat:
+            self.reads += 1
+            return found, found.version
+        self.writes += 1
+        self.rows[entry.key] = StoredRow(value, entry.version, None)
+        self._undo.clear()
+        self.after()
+        return self.row(entry.key), found.version
+
     def purge(self, idle: float) -> int:
         now = self.clock()
         over = [key for key, row in self.rows.items() if row.until is not None and row.until + idle <= now]
@@ -111,6 +133,18 @@ class RowServer:
         self._undo.clear()
         for store in list(self.stores.values()):
             store.interrupt()
+
+
+def entered(value: bytes, entry: Entry, tick: int) -> bytes | None:
+    """Return the value of a row after an entry, or ``None`` if its lock is not free: the rules, written another way."""
+    name = decode(f"{entry.head}0}}".encode()).name
+    row = decode(value) if value else LockRow(name)
+    if encode(row) != encode(LockRow(name, token=row.token, forced=row.forced)):
+        return None
+    first, count, row.token = mint(row.token, entry.block, Mint(entry.floor, tick))
+    hold = f'{{"v":"","t":0,"h":[{entry.hold},"b":{count},"t":{first}}}]}}'
+    row.holds = decode(b"1" + hold.encode()).holds
+    return encode(row)
 
 
 def forget_hold(server: RowServer, key: str, claim: str) -> None:
@@ -133,7 +167,7 @@ class MemoryRowStore(RowStore):
     def __init__(self, server: RowServer, transport: Transport = direct, *, poll: float = 2.0) -> None:
         self.server = server
         self.transport = transport
-        self.push = server.push
+        self.push, self.enters = server.push, server.enters
         words = {"exclusion", "fencing", "fifo", "keep", "no-eviction"}
         self.capabilities = frozenset(words | {"push"} if server.push else words)
         self.poll = poll
@@ -167,6 +201,9 @@ class MemoryRowStore(RowStore):
 
     async def compare_and_set(self, edits: Sequence[Edit]) -> list[Row | None]:
         return await self._ask(lambda: self.server.write(edits))
+
+    async def enter(self, entry: Entry) -> tuple[Row, str]:
+        return await self._ask(lambda: self.server.enter(entry))
 
     async def scan(self, prefix: str) -> AsyncIterator[tuple[str, Row]]:
         found = await self._ask(

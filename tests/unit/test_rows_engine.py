@@ -9,10 +9,13 @@ from typing import Any, Self
 import pytest
 
 from aiolock.backends.rows.context import row_key
+from aiolock.backends.rows.liveness import DEAD, encode_session
 from aiolock.backends.rows.lockrow import MOST_SHARED, RowHold, RowRequest, decode, encode
 from aiolock.backends.rows.session import session_key
+from aiolock.backends.rows.store import Edit
+from aiolock.backends.rows.writer import ALONE
 from aiolock.core.backend import Claim, EventKind, Grant, Release, Request, Settings
-from aiolock.errors import BackendError, BackendRefused, BackendUnavailable
+from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, ConfigError
 from aiolock.types import MUTEX, READ, WRITE, Family, Kind, permits
 from tests.simulation.rowstore import RowServer, RowTestBackend
 from tests.simulation.virtual import VirtualClock, run
@@ -719,6 +722,219 @@ async def test_an_unflushed_release_that_was_answered_before_a_reconnect_is_chec
         await asyncio.sleep(2 * TTL)
         assert decode(server.rows[KEY].value).free
         assert await two.tries()
+
+
+# --- (8), (18) statements that the server evaluates
+
+
+async def used(*sides: Side) -> None:
+    """Each of them uses the lock once, so that its session is open."""
+    for side in sides:
+        await (await side.acquire())[0].release()
+
+
+@staged
+async def test_a_free_lock_is_one_request_whoever_used_it_last():
+    server = serve(enters=True)
+    async with Side(server) as one, Side(server) as two:
+        await used(one, two)
+        for side, name in ((one, "x"), (two, "x"), (one, "x"), (one, "x"), (one, "x"), (two, "new")):
+            server.reads = server.writes = 0
+            claim, grant = await side.acquire(name=name)
+            assert (server.reads, server.writes) == (0, 1)
+            assert grant.until > side.backend.settings.clock()
+            assert await claim.release() is Release.RELEASED
+            assert (server.reads, server.writes) == (0, 2)
+
+
+@staged
+async def test_a_client_that_is_alone_with_a_lock_writes_against_the_version_that_it_knows():
+    server = serve(enters=True)
+    async with Side(server) as one:
+        await used(*[one] * (ALONE + 1))
+        server.enter = None
+        await used(one)
+
+
+@staged
+async def test_a_statement_neither_enters_nor_changes_a_lock_that_is_held_or_waited_for():
+    server = serve(enters=True)
+    async with Side(server) as one, Side(server) as two, Side(server) as three:
+        await used(one, two, three)
+        held, grant = await one.acquire()
+        version = server.rows[KEY].version
+        assert not await two.tries()
+        assert server.rows[KEY].version == version
+        waiting = asyncio.create_task(two.acquire())
+        await asyncio.sleep(0.1)
+        server.stores.pop(two.backend.context.address)
+        await held.release()
+        # It is two's by now.
+        assert not await three.tries()
+        claim, following = await waiting
+        assert following.token > grant.token
+        await claim.release()
+
+
+@staged
+async def test_a_late_copy_of_a_statement_that_was_given_up_changes_nothing():
+    server = serve(enters=True)
+    async with Side(server) as one, Side(server) as two:
+        await used(one, two)
+        claim = one.claim()
+        one.wire.delay = 1
+        with pytest.raises(BackendError):
+            await claim.acquire(wait=True)
+        await claim.release()
+        [late] = one.wire.delayed
+        late()
+        assert decode(server.rows[KEY].value).free
+        del server.rows[KEY]
+        late()
+        assert KEY not in server.rows
+        assert await two.tries()
+
+
+@staged
+async def test_a_late_copy_of_a_statement_whose_repetition_was_answered_changes_nothing():
+    server = serve(enters=True)
+    async with Side(server) as one, Side(server) as two:
+        await used(one, two)
+        claim = one.claim()
+        one.wire.delay = 1
+        with pytest.raises(BackendError):
+            await claim.acquire(wait=True)
+        # A heartbeat has failed, and the version that it read is known again.
+        one.session._version = server.rows[one.session.key].version
+        assert await claim.acquire(wait=True) is not None
+        await claim.release()
+        [late] = one.wire.delayed
+        late()
+        assert decode(server.rows[KEY].value).free
+        assert await two.tries()
+
+
+@staged
+async def test_a_late_copy_of_a_statement_whose_repetition_was_refused_changes_nothing():
+    server = serve(enters=True)
+    async with Side(server) as one, Side(server) as two:
+        await used(one, two)
+        claim = one.claim()
+        one.wire.delay = 1
+        with pytest.raises(BackendError):
+            await claim.acquire(wait=False)
+        held, _ = await two.acquire()
+        assert await claim.acquire(wait=False) is None
+        await held.release()
+        await asyncio.sleep(0.1)
+        [late] = one.wire.delayed
+        late()
+        assert decode(server.rows[KEY].value).free
+        assert await two.tries()
+
+
+@staged
+async def test_a_copy_of_a_statement_that_counts_just_before_the_heartbeat_is_removed():
+    server = serve(enters=True)
+    async with Side(server) as one, Side(server) as two:
+        await used(one, two)
+        claim = one.claim()
+        one.wire.delay = 1
+        with pytest.raises(BackendError):
+            await claim.acquire(wait=True)
+        session, renew = one.session, one.session.heartbeat
+
+        async def heartbeat() -> None:
+            [late] = one.wire.delayed
+            late()
+            assert not decode(server.rows[KEY].value).free
+            await renew()
+
+        session.heartbeat = heartbeat
+        await claim.release()
+        assert decode(server.rows[KEY].value).free
+        assert await two.tries()
+
+
+@staged
+async def test_a_statement_whose_answer_was_lost_is_found_with_its_token():
+    server = serve(enters=True)
+    async with Side(server) as one, Side(server) as two:
+        await used(one, two)
+        claim = one.claim()
+        one.wire.lost = 1
+        with pytest.raises(BackendError):
+            await claim.acquire(wait=True)
+        token = decode(server.rows[KEY].value).token
+        grant = await claim.acquire(wait=True)
+        assert grant is not None
+        assert grant.token + grant.count - 1 == token
+        assert not await two.tries()
+        assert await claim.release() is Release.RELEASED
+
+
+@staged
+async def test_a_statement_that_is_given_up_while_it_is_under_way_leaves_nothing():
+    server = serve(enters=True)
+    async with Side(server) as one, Side(server) as two:
+        await used(one, two)
+        claim = one.claim()
+        acquiring = asyncio.create_task(claim.acquire(wait=True))
+        await asyncio.sleep(0.0015)
+        acquiring.cancel()
+        await claim.release()
+        assert decode(server.rows[KEY].value).free
+        assert await two.tries()
+
+
+@staged
+async def test_tokens_of_statements_rise_over_deletion_and_above_all_that_the_client_has_seen():
+    server, tokens = serve(enters=True), []
+    async with Side(server) as one, Side(server) as two:
+        for side in (one, two, one, one, two, one):
+            claim, grant = await side.acquire()
+            tokens += [grant.token, grant.token + grant.count - 1]
+            await claim.release()
+            if len(tokens) > 6:
+                del server.rows[KEY]
+        one.backend.context.floor = server._tick + 10**9
+        claim, grant = await one.acquire()
+        assert grant.token > one.backend.context.floor - 10**9
+        tokens += [grant.token]
+        await claim.release()
+    assert tokens == sorted(tokens)
+
+
+@staged
+async def test_the_limit_of_a_semaphore_is_written_with_its_first_permit():
+    server = serve(enters=True)
+    async with Side(server) as one, Side(server) as two:
+        await one.acquire(permits(1, 2))
+        with pytest.raises(ConfigError, match="has 2 permits, not 3"):
+            await two.claim(permits(1, 3)).acquire(wait=False)
+
+
+@pytest.mark.parametrize("end", ["dead", "deleted"])
+def test_a_late_statement_does_not_enter_for_a_session_that_is_over(end):
+    async def main() -> None:
+        server = serve(enters=True)
+        async with Side(server) as one, Side(server) as two:
+            await used(one, two)
+            one.wire.delay = 1
+            with pytest.raises(BackendError):
+                await one.claim().acquire(wait=True)
+            key, [late] = one.session.key, one.wire.delayed
+            if end == "dead":
+                [row] = await two.backend.store.get([key])
+                dead = Edit(key, row.version, "d", encode_session(DEAD))
+                assert await two.backend.store.compare_and_set([dead]) != [None]
+            else:
+                del server.rows[key]
+            late()
+            assert decode(server.rows[KEY].value).free
+            assert await two.tries()
+
+    run(main())
 
 
 # --- (19) the longest row

@@ -174,6 +174,11 @@ class Lane:
         driver.add_log_listener(self._logged)
         driver.add_termination_listener(self._terminated)
 
+    @property
+    def busy(self) -> bool:
+        """True while a statement is under way, and the next call has to wait for its turn."""
+        return self._busy
+
     async def ask(self, items: Sequence[Any], keys: frozenset[str] = frozenset()) -> list[Any]:
         """Carry out ``items`` in one round trip, perhaps together with those of other calls that do not share ``keys``.
 

@@ -13,7 +13,7 @@ from aiolock.backends.postgresql.connection import Connections, Driver, Facts
 from aiolock.backends.postgresql.errors import LOCKED, NO_ROOM_TO_NOTIFY, SWAPPED, sqlstate
 from aiolock.backends.postgresql.statements import Statements
 from aiolock.backends.postgresql.url import Address
-from aiolock.backends.rows.store import ALL, Edit, Listener, Row, RowStore, StoreClock
+from aiolock.backends.rows.store import ALL, Edit, Entry, Listener, Row, RowStore, StoreClock
 from aiolock.clock import Deadline
 from aiolock.core.backend import Settings
 from aiolock.errors import BackendUnavailable, UnsafeBackend
@@ -46,6 +46,7 @@ class PostgreSQLStore(RowStore):
     """The rows of one table."""
 
     push = True
+    enters = True
 
     def __init__(self, address: Address, table: str, *, create: bool) -> None:
         self._address = address
@@ -152,6 +153,24 @@ class PostgreSQLStore(RowStore):
             else None
             for edit in edits
         ]
+
+    async def enter(self, entry: Entry) -> tuple[Row, str]:
+        """Read a row and enter if its lock is free, in one statement; only read it while other writes are under way.
+
+        Writes that wait go out together, so that one flush is enough for all of them; entries do not.
+        """
+        await self._open().reader(self._deadline())
+        writer = self._open().writer()
+        if not writer.busy:
+            try:
+                [[value, version, before, tick]] = await writer.fetch(self._statements("enter"), *entry)
+                return _row(value or b"", version or "", tick), before or ""
+            except BackendUnavailable as error:
+                # Another client inserts the row and has not committed: the statement was rolled back.
+                if sqlstate(error.__cause__) != LOCKED:
+                    raise
+        [row] = await self.get([entry.key])
+        return row, row.version
 
     # --- other statements
 

@@ -159,10 +159,14 @@ class RowClaim(CanDowngrade):
         return entered
 
     def _forget(self, member: Member) -> None:
-        """Forget a member that the answer says is not in the row."""
+        """Forget a member that the answer says is not in the row, unless a copy of its request may be late."""
+        self._member = None
+        if member.doubtful:
+            member.session.ended.begin(member.id, self._writer.key)
+            self._writer.submit(Leave(member.id), member.session)
+            return
         self._writer.members.pop(member.id, None)
         member.session.claims.pop(member.id, None)
-        self._member = None
 
     async def downgrade(self) -> Grant:
         """Turn the write hold into a read hold."""

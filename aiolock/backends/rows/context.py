@@ -13,7 +13,7 @@ from weakref import WeakSet
 
 from aiolock.backends.rows.liveness import ClockCheck, EndedClaims
 from aiolock.backends.rows.lockrow import Liveness, Mint
-from aiolock.backends.rows.store import Edit, Row, RowStore, StoreClock
+from aiolock.backends.rows.store import Edit, Entry, Row, RowStore, StoreClock
 from aiolock.clock import Clock, Deadline
 from aiolock.core.backend import Claim, EventQueue, Settings
 from aiolock.core.tasks import TaskSet, reject, settle
@@ -120,6 +120,13 @@ class Context:
         [row] = await self.store.compare_and_set([edit])
         self._clocked([] if row is None else [row], flight)
         return row, flight
+
+    async def enter(self, entry: Entry) -> tuple[Row, str, Flight]:
+        """Read a row and enter if its lock is free; return it, its version before, and the sending."""
+        flight = self.flight()
+        row, before = await self.store.enter(entry)
+        self._clocked([row], flight)
+        return row, before, flight
 
     def _clocked(self, rows: list[Row], flight: Flight) -> list[Row]:
         """Take in an answer, and the newest reading of the shared clock."""

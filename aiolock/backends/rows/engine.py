@@ -47,7 +47,7 @@ class Engine:
         writer = self._writers.get(key)
         if writer is None:
             writer = self._writers[key] = RowWriter(
-                self.context, key, name, self.observer.look, self.observer.served
+                self.context, key, name, self.observer.look, self.begin_renewal, self.observer.served
             )
             self._forget_idle()
         else:

@@ -40,6 +40,7 @@ __all__ = [
     "encode",
     "keep_row",
     "mint",
+    "template",
 ]
 
 FORMAT = b"1"
@@ -196,6 +197,18 @@ def decode(value: bytes) -> LockRow:
         )
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise UnknownFormat from error
+
+
+def template(name: str, request: RowRequest, wall: float) -> tuple[str, str]:
+    """Return the beginnings of the value of a free row and of a hold in it, for a server that adds the tokens.
+
+    The value of a free row is the first one, the last token, and ``}`` or the claims that were ended by force. That of the row
+    with the hold is the first one, the new token, ``,"h":[``, the second one, ``,"b":`` and the number of tokens, ``,"t":``
+    and the first of them, ``}]``, and the same end. Both are ASCII.
+    """
+    head = json.dumps({"v": name, "t": 0}, separators=(",", ":"))[: -len("0}")]
+    hold = json.dumps({**_pack(replace(request, block=1)), "w": round(wall, 3)}, separators=(",", ":"))[:-1]
+    return FORMAT.decode() + head, hold
 
 
 def keep_row(row: LockRow) -> float | None:

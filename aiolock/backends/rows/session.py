@@ -59,6 +59,11 @@ class Session:
         self._turn = asyncio.Lock()
 
     @property
+    def version(self) -> str | None:
+        """The version of its row as the last answer has shown it; ``None`` if it is not known."""
+        return self._version
+
+    @property
     def busy(self) -> bool:
         """True while heartbeats are needed: for claims, or for ended claims that others may still see."""
         return bool(self.claims or len(self.ended))

@@ -34,7 +34,7 @@ from typing import NamedTuple
 from aiolock.core.backend import Settings
 from aiolock.types import Finding
 
-__all__ = ["ALL", "MOST_KEY", "MOST_VALUE", "Edit", "Listener", "Row", "RowStore", "StoreClock"]
+__all__ = ["ALL", "MOST_KEY", "MOST_VALUE", "Edit", "Entry", "Listener", "Row", "RowStore", "StoreClock"]
 
 MOST_VALUE = 65_536
 """Bytes; the engine writes no longer value."""
@@ -96,6 +96,26 @@ class Edit(NamedTuple):
     """Addresses whose clients learn that this row changed, if the edit is made: see :attr:`Listener.changed`."""
 
 
+class Entry(NamedTuple):
+    """A hold for a lock that may be free: the server composes the value of the row, see :meth:`RowStore.enter`."""
+
+    key: str
+    version: str
+    """The new version, chosen by the writer."""
+    head: str
+    """The value of the row, up to its token."""
+    hold: str
+    """The hold in the value, up to the number of its tokens."""
+    block: int
+    """Most tokens of the hold."""
+    floor: int
+    """The token that those of the hold are above, besides that of the row."""
+    session: str
+    """The key of the session row that the hold names."""
+    heartbeat: str
+    """The version that the session row has to have."""
+
+
 class Listener(NamedTuple):
     """The functions by which the store reports to the engine: plain functions, called on the engine's event loop."""
 
@@ -128,6 +148,9 @@ class RowStore(ABC):
     expires: bool = False
     """True if the server itself deletes each row when its ttl has passed, and a row in use never before that: absence of a
     session row proves that it was not renewed for its ttl. The engine gives session rows their ttl only then."""
+
+    enters: bool = False
+    """True if the server evaluates :meth:`enter`."""
 
     capabilities: frozenset[str] = frozenset()
     """The words of ``require=`` that this deployment deserves; complete after :meth:`open`.
@@ -164,6 +187,20 @@ class RowStore(ABC):
         edit cannot be made because its notification cannot be queued, it is made without. Cancelling the call is a lost
         answer.
         """
+
+    async def enter(self, entry: Entry) -> tuple[Row, str]:
+        """Read a row and, if its lock is free, write a hold, in one round trip; return the row and its version before.
+
+        The lock is free if its row is absent, or if its value is ``head``, the last token, and the end of the value or the
+        list of holds that were ended by force: no holds, no queue, nothing else. The hold is written if, at the same moment,
+        the session row has the version ``heartbeat``; no other write counts between the two. The tokens are those of
+        :func:`aiolock.backends.rows.lockrow.mint`, by the time of the store at that moment or later. The write is flushed,
+        and the row has no ttl. The row that is returned has the version ``entry.version`` if the hold was written.
+
+        The server may decline always. It judges no session but that one, waits for no row, and ends no hold. Cancelling the
+        call is a lost answer; a copy of the request may be late then, until a later heartbeat was answered.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     def scan(self, prefix: str) -> AsyncIterator[tuple[str, Row]]:

@@ -97,6 +97,48 @@ SELECT m.key, (extract(epoch FROM clock_timestamp()) * 1000000)::int8 AS tick,
   (SELECT count(pg_notify($8 || address, m.key)) FROM unnest(string_to_array(e.notify, ',')) AS address)
 FROM made AS m JOIN edit AS e ON e.key = m.key
 
+-- name: enter
+-- A read and a compare-and-set in one statement: nothing that it finds in the row by its snapshot may have changed when it has the
+-- lock of the row. A statement that looked at the row again after it had waited would judge it by a session as old as its
+-- snapshot. The session row is locked until the commit: a heartbeat that was answered later has ruled out every copy of this
+-- statement, because it names the version before. It waits for no lock of a row, and declines instead; an insertion
+-- waits for one of the same key. The time is read when both locks are there.
+WITH found AS MATERIALIZED (
+  SELECT value, version, encode(substr(value, length($3) + 1), 'escape') AS rest FROM {table} WHERE key = $1
+), free AS MATERIALIZED (
+  SELECT substring(f.rest FROM '^[0-9]+')::int8 AS last, substring(f.rest FROM '[^0-9].*$') AS rest
+  FROM found AS f JOIN {table} AS r ON r.key = $1 AND r.version = f.version
+  WHERE substr(f.value, 1, length($3)) = convert_to($3, 'UTF8')
+    AND f.rest ~ '^[0-9]{1,18}(}|,"f":\[["0-9a-z ,]*\]})$'
+  FOR NO KEY UPDATE OF r SKIP LOCKED
+), session AS MATERIALIZED (
+  SELECT FROM {table} AS s WHERE s.key = $7 AND s.version = $8
+    AND (EXISTS (SELECT FROM free) OR NOT EXISTS (SELECT FROM found))
+  FOR SHARE OF s SKIP LOCKED
+), topped AS MATERIALIZED (
+  SELECT f.last, f.rest, greatest(f.last + 1, $6::int8 + 1, (extract(epoch FROM clock_timestamp()) * 1000000)::int8) AS top
+  FROM session LEFT JOIN free AS f ON true
+), minted AS MATERIALIZED (
+  SELECT *, CASE WHEN last > 0 THEN greatest(last, $6, top - $5::int8) + 1 ELSE top END AS first FROM topped
+), made AS MATERIALIZED (
+  SELECT last IS NULL AS absent, convert_to($3 || top || ',"h":[' || $4 || ',"b":' || top - first + 1 || ',"t":' || first || '}]'
+    || coalesce(rest, '}'), 'UTF8') AS value
+  FROM minted
+), updated AS (
+  UPDATE {table} AS r SET value = m.value, version = $2, expires = NULL
+  FROM made AS m WHERE r.key = $1 AND NOT m.absent
+  RETURNING r.value, r.version
+), inserted AS (
+  INSERT INTO {table} AS r (key, value, version) SELECT $1, value, $2 FROM made WHERE absent
+  ON CONFLICT (key) DO NOTHING
+  RETURNING r.value, r.version
+), entered AS (
+  SELECT value, version FROM updated UNION ALL SELECT value, version FROM inserted
+)
+SELECT coalesce(e.value, f.value) AS value, coalesce(e.version, f.version) AS version, f.version AS before,
+  (extract(epoch FROM clock_timestamp()) * 1000000)::int8 AS tick
+FROM (SELECT) AS one LEFT JOIN entered AS e ON true LEFT JOIN found AS f ON true
+
 -- name: scan
 -- Keys are printable ASCII: nothing that begins with the prefix comes after the prefix and a DEL.
 SELECT key, value, version, (extract(epoch FROM clock_timestamp()) * 1000000)::int8 AS tick
