@@ -219,10 +219,12 @@ def ownership(history: History) -> list[str]:
 # 6. Progress
 
 
-def progress(history: History, bound: float) -> list[str]:
+def progress(
+    history: History, bound: float, slowness: Callable[[float, float], float] = lambda _start, _end: 1.0
+) -> list[str]:
     """No healthy time longer than `bound` seconds in which somebody awake waits for a lock that nobody holds.
 
-    Where holders are killed, `bound` is the ttl and a little.
+    Where holders are killed, `bound` is the ttl and a little. `slowness` tells how much longer it is between two times.
     """
     found = []
     outages = [(time, +1, "out") for time, _ in history.outages] + [
@@ -240,7 +242,8 @@ def progress(history: History, bound: float) -> list[str]:
         for time, step, what in sorted(edges, key=lambda edge: (edge[0], -edge[1])):
             count[what] += step
             stuck = count["wait"] > 0 and not count["hold"] and not count["out"]
-            if not stuck and since is not None and time - since > bound * 1e9:
+            late = since is not None and not stuck and time - since > bound * 1e9
+            if late and time - since > bound * 1e9 * slowness(since, time):
                 found.append(
                     f"progress: {name!r} was free and waited for, {_ms(time - since)} from {_at(history, since)}"
                 )

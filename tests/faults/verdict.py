@@ -298,24 +298,24 @@ def _progress(history: History, bound: float) -> list[str]:
     cut_off.attempts = [
         replace(hold, ret=min(hold.ret, ends.get(hold.process, NEVER))) for hold in cut_off.attempts
     ]
-    return checker.progress(cut_off, bound * slowness(history))
+    return checker.progress(cut_off, bound, partial(slowness, history))
 
 
-def slowness(history: History) -> float:
-    """How much longer everything took because the machine let processes wait: 1 if they ran whenever they wanted to."""
+def slowness(history: History, start: float = 0, end: float = NEVER) -> float:
+    """How much longer everything took between two times because the machine let processes wait: 1 if they ran whenever they wanted to."""
     since: dict[str, float] = {}
     lags: Counter[str] = Counter()
     first: dict[str, float] = {}
     last: dict[str, float] = {}
     for event in history.events:
-        process = event["process"]
-        first.setdefault(process, event["t"])
-        last[process] = event["t"]
+        process, t = event["process"], min(max(event["t"], start), end)
+        first.setdefault(process, t)
+        last[process] = t
         if event.get("why") == "lag":
             if event["kind"] == "stop":
-                since[process] = event["t"]
+                since[process] = t
             else:
-                lags[process] += event["t"] - since.pop(process, event["t"])
+                lags[process] += t - since.pop(process, t)
     shares = [
         lags[process] / (last[process] - first[process]) for process in lags if last[process] > first[process]
     ]

@@ -12,7 +12,7 @@ from tests.faults import checker
 from tests.faults.checker import FENCED, MUTEX, READ_WRITE, REENTRANT, Op, linearizable, operations, semaphore
 from tests.faults.fenced_store import FencedStore, StoreClient
 from tests.faults.history import NEVER, History, Recorder, load
-from tests.faults.verdict import slowness, views
+from tests.faults.verdict import _progress, slowness, views
 from tests.scoreboard import after_kills, after_stops
 
 
@@ -654,6 +654,19 @@ def test_slowness_is_the_share_of_time_in_which_a_process_ran():
     busy = Story().note(0, "open", "a").note(1000, "end", "a")
     busy.note(100, "stop", "a", target="a", why="lag").note(600, "cont", "a", target="a", why="lag")
     assert slowness(History(busy.events)) == pytest.approx(2.0)
+    # Of a part of the time.
+    assert slowness(History(busy.events), 600e6, 1000e6) == 1.0
+    assert slowness(History(busy.events), 300e6, 700e6) == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize(("slow", "violations"), [(0, 0), (5_000, 1)])
+def test_a_lock_may_be_free_for_longer_while_the_machine_is_slow(slow, violations):
+    """Not because the machine is slow at another time."""
+    story = Story().attempt("a", 0, 1, until=10).attempt("b", 5, 500, until=510).note(10_000, "end", "b")
+    for t in range(slow, slow + 1_000, 100):
+        story.note(t, "stop", "b", target="b", why="lag").note(t + 80, "cont", "b", target="b", why="lag")
+    history = History(story.events)
+    assert len(_progress(history, 0.4)) == violations
 
 
 # The figures of the scoreboard
