@@ -1,4 +1,4 @@
-"""Cancelling a lock in the caller's own transaction at any await point leaves the connection, and the transaction, to him."""
+"""Cancelling `connection=` and `confirm()` at any await point leaves the connection, and the transaction, to the caller."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ class Stage:
     client: Client
     connection: Any
     other: Any
+    look: Any
     name: str
 
     def lock(self, connection: Any = None, **options: Any) -> aiolock.TransactionLock:
@@ -114,6 +115,48 @@ async def _(stage):
     yield lambda: a_block(stage)
 
 
+# --- a lease that is confirmed: the same promises for the connection
+
+
+@asynccontextmanager
+async def leased(stage: Stage) -> AsyncIterator[aiolock.Lease]:
+    async with stage.client.lock(f"{stage.name} leased") as lease:
+        yield lease
+
+
+@situation("confirm")
+async def _(stage):
+    async with leased(stage) as lease:
+        yield lambda: in_order(lease.confirm(stage.connection))
+
+
+@situation("confirm, while the row is locked")
+async def _(stage):
+    async with leased(stage) as lease:
+        await stage.other.execute("SELECT FROM aiolock FOR UPDATE")
+
+        async def let_go() -> None:
+            await until(lambda: blocked(stage.look))
+            await stage.other.execute("COMMIT; BEGIN")
+
+        task = asyncio.create_task(let_go())
+        try:
+            yield lambda: in_order(lease.confirm(stage.connection))
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+            await stage.other.execute("COMMIT; BEGIN")
+
+
+async def blocked(look: Any) -> bool:
+    return await look.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted") > 0
+
+
+async def in_order(work: Coroutine[Any, Any, Any]) -> bool:
+    await work
+    return False
+
+
 async def one_attempt(
     prepare: Situation, stage: Stage, mode: Mode, at: int, shift: int
 ) -> tuple[Attempt, list[tuple[str, str]]]:
@@ -148,7 +191,7 @@ async def test_a_lock_in_a_transaction_interrupted_anywhere_leaves_it_as_it_was(
     server, name, mode, no_error_is_logged
 ):
     namespace = secrets.token_hex(6)
-    connection, other = [await asyncpg.connect(server.url) for _ in range(2)]
+    connection, other, look = [await asyncpg.connect(server.url) for _ in range(3)]
     await connection.execute("CREATE TEMPORARY TABLE work (n int)")
     await other.execute("BEGIN")
     async with aiolock.connect(server.url, namespace=namespace, ttl=100) as client:
@@ -157,11 +200,11 @@ async def test_a_lock_in_a_transaction_interrupted_anywhere_leaves_it_as_it_was(
             pass
 
         async def run(at: int, shift: int) -> tuple[Attempt, list[tuple[str, str]]]:
-            stage = Stage(client, connection, other, f"swept {next(_numbers)}")
+            stage = Stage(client, connection, other, look, f"swept {next(_numbers)}")
             return await one_attempt(SITUATIONS[name], stage, mode, at, shift)
 
         account = await sweep(mode, run, SHIFTS.get(mode, 1))
         assert account.faults == []
         assert account.points > 1
-    await connection.close()
-    await other.close()
+    for each in (connection, other, look):
+        await each.close()
