@@ -3,8 +3,8 @@
 Servers differ in how they decide who may enter, how they notify waiters, and how a hold ends. This module separates those
 differences from everything else: the code above it knows no server, the code below it no task, timeout or block.
 
-A backend opens and closes, names its capabilities, and has five verbs: ``acquire``, ``wait`` and ``release`` of a claim,
-``renew`` of many, and ``events``. :mod:`aiolock.core.capabilities` has what only some servers can do.
+A backend opens and closes, names its capabilities, and has four verbs: ``acquire`` and ``release`` of a claim, ``renew`` of
+many, and ``events``. The inbox of a claim wakes its waiter. :mod:`aiolock.core.capabilities` has what only some servers can do.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple, Self
 
-from aiolock.clock import Clock, Deadline
+from aiolock.clock import Clock
 from aiolock.core.inbox import Inbox
 from aiolock.core.logs import Outages
 from aiolock.errors import LossReason
@@ -157,18 +157,13 @@ class Claim(ABC):
         Ends within the command timeout; with ``wait``, within two. May be called again in every state and finds its own
         earlier grant or position. A grant that was pushed meanwhile is returned without a request. After a cancellation or
         an error the server may have received it: call only ``acquire`` or ``release`` then.
+        While the claim is in the queue, the backend wakes its :attr:`inbox` when another ``acquire`` may succeed: maybe too
+        early, never infinitely late.
+
 
         Raises :class:`BackendUnavailable` or :class:`BackendRefused`, and :class:`ConfigError` if a semaphore has another
         limit: neither the one that its first user named nor the one that was set since.
         """
-
-    async def wait(self, deadline: Deadline | None = None) -> None:
-        """Wait until another ``acquire`` may succeed, or until the deadline passes. Cancelling it changes nothing.
-
-        May be early, is never infinitely late. Overridden by a claim whose server blocks inside a statement, which ends that
-        at the deadline; it reports through the inbox as well.
-        """
-        await self.inbox.wait(deadline)
 
     @abstractmethod
     async def release(self, keep: float = 0) -> Release:

@@ -125,11 +125,14 @@ class Inbox(Generic[T]):
         return True
 
     def take(self) -> T | None:
-        """Return what was pushed, once, and forget earlier wake-ups.
+        """Return what was pushed, once, and forget earlier wake-ups and the callback.
 
-        To be called before a request is sent: its answer covers whatever the wake-ups were about.
+        To be called before a request is sent: its answer covers whatever the wake-ups were about, and those that come while
+        it is under way are kept for the next waiter.
         """
         pushed, self.pushed, self._reason = self.pushed, None, None
+        if not isinstance(self._waiter, asyncio.Future):
+            self._waiter = None
         return pushed
 
     def close(self) -> None:

@@ -423,26 +423,11 @@ class LocalQueue:
 
     def _wait_at_server(self) -> None:
         """Wait until the inbox of the claim reports."""
-        claim = self._claim
         self._known = True
         self._become(_WAITING)
         self._task = None
-        if type(claim).wait is not Claim.wait:
-            self._task = self.runtime.spawn(self._wait_in_task(), "aiolock-wait")
-        elif not claim.inbox.on_ready(self._wake):
+        if not self._claim.inbox.on_ready(self._wake):
             self._wake()
-
-    async def _wait_in_task(self) -> None:
-        """Wait for a claim that has to do more than to wait for its inbox. Cancelling it gives up the claim."""
-        try:
-            await self._claim.wait()
-        except asyncio.CancelledError:
-            self._abandon()
-            raise
-        except Exception as error:  # noqa: BLE001 - as above
-            self._fail(error)
-            return
-        self._wake()
 
     def _wake(self) -> None:
         """Hand over a grant that was pushed, or request again."""

@@ -84,6 +84,15 @@ async def test_a_callback_may_register_the_next_one(inbox):
     assert reasons == [0, 1]
 
 
+async def test_a_wake_up_after_take_is_kept_and_does_not_go_to_an_earlier_callback(inbox):
+    calls = []
+    assert inbox.on_ready(lambda: calls.append(1))
+    assert inbox.take() is None
+    inbox.wake(WakeReason.NOTIFIED)
+    assert not calls
+    assert await inbox.wait() is WakeReason.NOTIFIED
+
+
 async def test_the_deadline_of_a_wait_is_a_poll(inbox):
     clock = asyncio.get_running_loop().time
     assert await inbox.wait(Deadline.after(0.01, clock)) is WakeReason.POLL
@@ -138,7 +147,7 @@ async def test_a_claim_waits_by_its_inbox():
         async def release(self, keep=0): ...
 
     claim = Bare(Request("orders", MUTEX, ttl=10.0, label=""))
-    waiting = asyncio.create_task(claim.wait())
+    waiting = asyncio.create_task(claim.inbox.wait())
     await asyncio.sleep(0)
     claim.inbox.put(GRANT)
     await waiting

@@ -30,8 +30,6 @@ class Recorded(Claim):
 
     async def acquire(self, wait): ...
 
-    async def wait(self): ...
-
     async def release(self, keep: float = 0) -> None:
         self.released.append(keep)
 

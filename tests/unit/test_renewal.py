@@ -48,9 +48,6 @@ class Asked(Claim):
     async def acquire(self, wait: bool) -> Grant | None:
         raise NotImplementedError
 
-    async def wait(self) -> None:
-        raise NotImplementedError
-
     async def release(self, keep: float = 0) -> None:
         raise NotImplementedError
 

@@ -82,7 +82,7 @@ class Side:
         claim = self.claim(kind, name, ttl)
         grant = await claim.acquire(wait=True)
         while grant is None:
-            await claim.wait()
+            await claim.inbox.wait()
             grant = await claim.acquire(wait=True)
         return claim, grant
 

@@ -119,7 +119,7 @@ class Vote:
                 break
             if self.answer is Answer.NONE:
                 self.answer = Answer.QUEUED
-            await self.claim.wait(Deadline.after(POLL, clock))
+            await self.claim.inbox.wait(Deadline.after(POLL, clock))
         if grant is None:
             self.answer = Answer.QUEUED if wait else Answer.REFUSED
         elif self.answer in (Answer.NONE, Answer.QUEUED):
@@ -252,23 +252,31 @@ class QuorumClaim(Downgrade):
         """Ask all members, or go on where the last attempt ended."""
         limit = self.members.command_timeout * (2 if wait else 1)
         self._pause = 0.0
+        if self._inbox is not None:
+            self._inbox.take()
         try:
             async with asyncio.timeout(limit):
-                if self._give_up < math.inf:
-                    return await self._gather()
-                for number, vote in enumerate(self.votes):
-                    if vote.pending:
-                        # A request of an attempt that was cancelled.
-                        self._replace(number)
-                if (first := self._deciding) is not None and first.answer is Answer.QUEUED and wait:
-                    first.ask(wait=True)
-                    if (answer := await first.settled()) is Answer.QUEUED:
-                        return None
-                    if answer is Answer.GRANTED:
-                        return await self._gather()
-                return await self._ask_all(wait=wait)
+                grant = await self._attempt(wait=wait)
         except TimeoutError as error:
             raise BackendUnavailable(f"{self.members!r} did not answer within {limit:g} s") from error
+        if grant is None and wait:
+            self._listen()
+        return grant
+
+    async def _attempt(self, *, wait: bool) -> Grant | None:
+        if self._give_up < math.inf:
+            return await self._gather()
+        for number, vote in enumerate(self.votes):
+            if vote.pending:
+                # A request of an attempt that was cancelled.
+                self._replace(number)
+        if (first := self._deciding) is not None and first.answer is Answer.QUEUED and wait:
+            first.ask(wait=True)
+            if (answer := await first.settled()) is Answer.QUEUED:
+                return None
+            if answer is Answer.GRANTED:
+                return await self._gather()
+        return await self._ask_all(wait=wait)
 
     async def _ask_all(self, *, wait: bool) -> Grant | None:
         """Ask all members at once; only the first may queue the claim."""
@@ -332,7 +340,7 @@ class QuorumClaim(Downgrade):
     async def _majority(self) -> bool:
         """Wait until a majority has granted, until it no longer can, or until a member has queued the claim.
 
-        A queued vote may be granted before a silent member answers, so :meth:`wait` waits for both together.
+        A queued vote may be granted before a silent member answers, so :meth:`_listen` waits for both together.
         """
         while True:
             now = self._now
@@ -381,28 +389,19 @@ class QuorumClaim(Downgrade):
         if vote.answer is Answer.QUEUED and self._won and not self.given_back and vote in self.votes:
             vote.ask(wait=True, until_granted=True)
 
-    async def wait(self, deadline: Deadline | None = None) -> None:  # noqa: ARG002 - it wakes by itself
-        """Wait for a notification of a member that has queued the claim, or for a pending answer."""
-        self.inbox.take()
-        queues: list[asyncio.Task[None]] = []
-        pending: list[asyncio.Task[None]] = []
-        limit = self._pause
-        if not self._pause:
-            queued = [vote for vote in self.votes if vote.answer is Answer.QUEUED]
-            queues = [self.members.spawn(vote.claim.wait(), "aiolock-quorum-wait") for vote in queued]
-            pending = [task for vote in self.votes if (task := vote.pending) is not None]
-            limit = min(POLL if queues or pending else SLACK, max(0.0, self._give_up - self._now))
-        for task in (*queues, *pending):
-            task.add_done_callback(self._wake)
-        try:
-            await self.inbox.wait(Deadline.after(limit, self.members.settings.clock))
-        finally:
-            for task in (*queues, *pending):
-                task.remove_done_callback(self._wake)
-            for task in queues:
-                task.cancel()
+    def _listen(self) -> None:
+        """Have the next notification or answer of a member wake the waiter, or the time after which to ask anyway."""
+        queued = [] if self._pause else [vote for vote in self.votes if vote.answer is Answer.QUEUED]
+        pending = [] if self._pause else [task for vote in self.votes if (task := vote.pending) is not None]
+        limit = POLL if queued or pending else SLACK
+        self.inbox.wake_after(self._pause or min(limit, max(0.0, self._give_up - self._now)), WakeReason.POLL)
+        for task in pending:
+            task.add_done_callback(self._notify)
+        for vote in queued:
+            if not vote.claim.inbox.on_ready(self._notify):
+                self._notify()
 
-    def _wake(self, _: asyncio.Task[None]) -> None:
+    def _notify(self, _: object = None) -> None:
         self.inbox.wake(WakeReason.NOTIFIED)
 
     # --- hold
@@ -488,6 +487,8 @@ class QuorumClaim(Downgrade):
 
     async def release(self, keep: float = 0) -> Release:
         """Give back every vote: return when a majority has answered and the others had as much time again.
+        if self._inbox is not None:
+            self._inbox.close()
 
         The answer is "not ours" if the members that knew a vote are no majority.
         """

@@ -267,7 +267,7 @@ def push(server: Server) -> None:
 async def test_a_push_ends_the_waiting_and_answers_without_asking():
     server = Server(PLACE)
     await server.claim.acquire(wait=True)
-    waiting = asyncio.create_task(server.claim.wait())
+    waiting = asyncio.create_task(server.claim.inbox.wait())
     await asyncio.sleep(0)
     assert server.claim.waiting
     push(server)
@@ -298,7 +298,7 @@ async def test_a_push_before_anybody_waits_for_it_is_not_missed():
     await server.claim.acquire(wait=True)
     push(server)
     async with asyncio.timeout(5):
-        await server.claim.wait()
+        await server.claim.inbox.wait()
     assert (await server.claim.acquire(wait=True)).token == 200
 
 
@@ -343,15 +343,15 @@ async def test_who_is_leaving_wants_no_grant():
 async def test_waking_is_remembered_once_and_cancelling_the_wait_changes_nothing():
     server = Server(PLACE)
     await server.claim.acquire(wait=True)
-    waiting = asyncio.create_task(server.claim.wait())
+    waiting = asyncio.create_task(server.claim.inbox.wait())
     await asyncio.sleep(0)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
     server.claim.inbox.wake(WakeReason.POLL)
     async with asyncio.timeout(5):
-        await server.claim.wait()
-    waiting = asyncio.create_task(server.claim.wait())
+        await server.claim.inbox.wait()
+    waiting = asyncio.create_task(server.claim.inbox.wait())
     await asyncio.sleep(0)
     assert not waiting.done()
     server.claim.inbox.wake(WakeReason.NOTIFIED)

@@ -82,7 +82,7 @@ async def granted(claim: Claim) -> Grant:
     """The grant that it waits for."""
     async with asyncio.timeout(PATIENCE):
         while True:
-            await claim.wait()
+            await claim.inbox.wait()
             if (grant := await claim.acquire(wait=True)) is not None:
                 return grant
 

@@ -1,0 +1,45 @@
+"""Waiting at a quorum: woken by the servers and not by the clock, at the cost of a future."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from aiolock.backends.quorum import claim as quorum_claim
+from tests.faults.staging import PATIENCE, passes, queued, until
+
+WAITERS = 20
+
+
+@pytest.mark.parametrize("position", range(3))
+async def test_a_waiter_is_woken_by_the_release_and_not_by_a_poll(three, monkeypatch, position):
+    monkeypatch.setattr(quorum_claim, "POLL", 3600.0)
+    name = three.name(position)
+    async with three.several(2, ttl=300) as (one, two):
+        for _ in range(20):
+            async with one.lock(name):
+                waiting = asyncio.create_task(two.lock(name).acquire())
+                await queued(one.lock(name), 1)
+            async with asyncio.timeout(PATIENCE):
+                await (await waiting).release()
+    await three.nothing_is_left()
+
+
+async def test_waiters_have_no_task_of_the_client(three):
+    name = three.name(0)
+    async with three.several(2, ttl=300) as (one, two):
+        lease = await one.lock(name).acquire()
+        await until(lambda: not two._backend.members.leaving)
+        before = asyncio.all_tasks()
+        waiting = {asyncio.create_task(two.lock(name, fair=True).acquire()) for _ in range(WAITERS)}
+        await queued(one.lock(name), WAITERS)
+        # The votes that the other servers gave meanwhile have been given back by then.
+        await until(lambda: asyncio.all_tasks() - before == waiting, "no other task")
+        await passes(5)
+        assert asyncio.all_tasks() - before == waiting
+        await lease.release()
+        async with asyncio.timeout(PATIENCE):
+            for waiter in asyncio.as_completed(waiting):
+                await (await waiter).release()
+    await three.nothing_is_left()
