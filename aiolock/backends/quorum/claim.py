@@ -448,13 +448,19 @@ class QuorumClaim(Downgrade):
     async def downgrade(self) -> Grant:
         """Downgrade every vote: return when a majority has answered and the others had as much time again."""
         sent = self._now
+
+        def confirmed() -> Grant | None:
+            # A vote that was pushed meanwhile may be certain for less time than was promised: it replaces no other.
+            grant = self.renewed(sent)
+            return grant if grant is not None and grant.until >= self.promised else None
+
         steps = [
             self.members.spawn(vote.downgrade(sent), "aiolock-quorum-downgrade")
             for vote in self.votes
             if vote.granted or (vote.answer is Answer.NONE and vote.pending)
         ]
         try:
-            await self.members.until(lambda: self.renewed(sent) is not None, steps)
+            await self.members.until(lambda: confirmed() is not None, steps)
             if steps:
                 await asyncio.wait(steps, timeout=SLACK + self._now - sent)
         finally:
@@ -462,7 +468,7 @@ class QuorumClaim(Downgrade):
                 step.cancel()
         if (reason := self.lost()) is not None:
             raise LockLost(self.request.name, reason)
-        if (grant := self.renewed(sent)) is None:
+        if (grant := confirmed()) is None:
             raise self.failure()
         if self.request.kind != READ:
             self.request = replace(self.request, kind=READ)
@@ -481,14 +487,14 @@ class QuorumClaim(Downgrade):
 
     def _leave(self, keep: float) -> dict[asyncio.Task[Release], Member]:
         self._give_up = math.inf
+        if self._inbox is not None:
+            self._inbox.close()
         if self._leaving is None:
             self._leaving = {vote.give_back(keep): vote.member for vote in self.votes if vote.known}
         return self._leaving
 
     async def release(self, keep: float = 0) -> Release:
         """Give back every vote: return when a majority has answered and the others had as much time again.
-        if self._inbox is not None:
-            self._inbox.close()
 
         The answer is "not ours" if the members that knew a vote are no majority.
         """

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from contextlib import asynccontextmanager
 
 import pytest
 
+from aiolock import BackendUnavailable, Client
+from aiolock.backends.memory import MemoryBackend, MemoryServer
+from aiolock.backends.quorum import QuorumBackend
 from aiolock.core.backend import EventKind
+from tests.faults.links import Cuttable
 from tests.faults.staging import PATIENCE, gets_the_lock, queued, until
 
 
@@ -83,6 +88,26 @@ async def test_a_writer_becomes_a_reader_while_a_server_is_away(three, number):
         async with asyncio.timeout(PATIENCE):
             await (await writing).release()
     await three.nothing_is_left()
+
+
+async def test_a_downgrade_gives_no_vote_back_that_the_holder_relies_on():
+    links = {MemoryBackend(server=MemoryServer(), transport=(link := Cuttable())): link for _ in range(3)}
+    async with Client(QuorumBackend(list(links)), ttl=300) as client:
+        lease = await client.rwlock("x").write().acquire()
+        claim = lease._hold.validity.claim
+        await until(lambda: all(vote.granted for vote in claim.votes))
+        silent, _, pushed = claim.votes
+        # Its answer is lost, and another vote counts from a moment ago, but not for long.
+        links[silent.member.backend].deaf = True
+        links[pushed.member.backend].cut(refused=True)
+        pushed.until, pushed.sent = client._runtime.clock() + 1, math.inf
+        with pytest.raises(BackendUnavailable):
+            await lease.downgrade()
+        assert claim.until > lease._hold.validity.until - 1
+        links[pushed.member.backend].mend()
+        await lease.downgrade()
+        assert claim.until > lease._hold.validity.until - 1
+        assert lease.held
 
 
 @asynccontextmanager
