@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sys
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
 from aiolock.clock import Clock
 from aiolock.core.inbox import Inbox
@@ -40,6 +41,8 @@ __all__ = [
     "claim_time",
     "margin",
 ]
+
+T = TypeVar("T")
 
 # --- requests, grants and claims
 
@@ -154,12 +157,12 @@ class Claim(ABC):
     async def acquire(self, wait: bool) -> Grant | None:
         """Send the request, one atomic step; with ``wait``, join the queue if the lock is taken.
 
-        Ends within the command timeout; with ``wait``, within two. May be called again in every state and finds its own
-        earlier grant or position. A grant that was pushed meanwhile is returned without a request. After a cancellation or
-        an error the server may have received it: call only ``acquire`` or ``release`` then.
         While the claim is in the queue, the backend wakes its :attr:`inbox` when another ``acquire`` may succeed: maybe too
         early, never infinitely late.
 
+        Ends within the command timeout; with ``wait``, within two. May be called again in every state and finds its own
+        earlier grant or position. A grant that was pushed meanwhile is returned without a request. After a cancellation or
+        an error the server may have received it: call only ``acquire`` or ``release`` then.
 
         Raises :class:`BackendUnavailable` or :class:`BackendRefused`, and :class:`ConfigError` if a semaphore has another
         limit: neither the one that its first user named nor the one that was set since.
@@ -321,9 +324,28 @@ class Backend(ABC):
     def claim(self, request: Request) -> Claim:
         """Return a new claim for ``request``; no I/O. Raises :class:`UnsupportedKind` where there is no mechanism."""
 
+    renewal_limit: int = sys.maxsize
+    """Limit of claims in one call of :meth:`renew`."""
+
+    def renewal_group(self, claim: Claim) -> Hashable:  # noqa: ARG002 - for backends with several groups
+        """Return what the claims in one call of :meth:`renew` have in common: nothing, if all go together."""
+        return None
+
+    def batches(self, holds: Iterable[T], claim: Callable[[T], Claim]) -> list[list[T]]:
+        """Split what is to be renewed into one list for each call of :meth:`renew`; ``claim`` returns the claim of a hold."""
+        groups: dict[Hashable, list[T]] = {}
+        for hold in holds:
+            groups.setdefault(self.renewal_group(claim(hold)), []).append(hold)
+        limit = self.renewal_limit
+        return [
+            group[start : start + limit] for group in groups.values() for start in range(0, len(group), limit)
+        ]
+
     @abstractmethod
     async def renew(self, claims: Sequence[Claim]) -> list[Renewal]:
-        """Prolong many holds; return for each claim a grant, the reason of the loss, or an error if that is unknown.
+        """Prolong the holds of one batch; return for each claim a grant, the reason of the loss, or an error if that is unknown.
+
+        The batches of one round are renewed at the same time. An error that is raised is the answer for each claim.
 
         The ``token`` and ``count`` of these grants are not given out. A claim that is ``fixed`` is not prolonged at the
         server: its grant says until when the hold is certain for another reason (a session), or :data:`NEVER` for no longer

@@ -20,14 +20,14 @@ from dataclasses import replace
 from enum import Enum
 from typing import Any
 
-from aiolock.core.backend import Claim, Grant, Request
+from aiolock.core.backend import Claim, Event, EventKind, Grant, Request
 from aiolock.core.hold import Hold, LeaseOptions
 from aiolock.core.inbox import WakeReason, log_wake
 from aiolock.core.logs import Log, get_logger
 from aiolock.core.renewal import Validity
 from aiolock.core.runtime import Runtime
 from aiolock.core.tasks import Backoff
-from aiolock.errors import BackendError, BackendUnavailable, LossReason, closed_error, copy_of, shorten
+from aiolock.errors import BackendError, BackendUnavailable, closed_error, copy_of, shorten
 from aiolock.types import READ, Kind
 
 __all__ = ["LocalQueue", "QueueState", "Waiter", "Waiters", "ask", "may_pass"]
@@ -459,7 +459,7 @@ class LocalQueue:
             claim.contended_since = now
         self._known = True
         self._passes = 0
-        self._validity = validity = Validity(claim, grant, now, self)
+        self._validity = validity = Validity(claim, grant, now, self._report)
         self.runtime.scheduler.add(validity)
         self._become(_HELD)
 
@@ -536,30 +536,30 @@ class LocalQueue:
         alone._known, alone._passes, alone._since = True, 0, self._since
         alone._validity, alone._hold = validity, hold
         alone._become(_HELD)
-        validity.keeper = alone
+        validity.report = alone._report
         self._hold = self._validity = None
         self._request_anew()
         return alone
 
     # --- the renewal scheduler reports
 
-    def hold_lost(self, validity: Validity, reason: LossReason) -> None:
-        """Report the loss to the hold; tasks that wait request again."""
-        hold, self._hold = self._hold, None
+    def _report(self, event: Event) -> None:
+        """Pass a loss, the end of ``max_hold``, or a request to release on to the hold.
+
+        After a loss, tasks that wait request again. After ``max_hold``, the lock stays until the holder leaves or the ttl ends.
+        """
+        hold, validity = self._hold, self._validity
+        if event.kind is EventKind.REQUESTED:
+            if hold is not None:
+                hold.request(event.text)
+            return
+        if event.reason != "max_hold":
+            self._hold = None
         if hold is not None:
-            hold.lose(reason)
-        # Also if the server says that the hold is gone: a request on its way may have joined the queue since.
-        self.runtime.clean_up(self._yield_claim(validity))
-
-    def hold_overstayed(self, validity: Validity) -> None:  # noqa: ARG002 - a keeper may have several
-        """Report the end of ``max_hold``; the lock stays until the holder leaves or the ttl ends."""
-        if self._hold is not None:
-            self._hold.lose("max_hold")
-
-    def hold_requested(self, validity: Validity, reason: str) -> None:  # noqa: ARG002 - a keeper may have several
-        """Report a request to release; the lock is not handed over locally then."""
-        if self._hold is not None:
-            self._hold.request(reason)
+            hold.lose(event.reason)
+        if event.reason != "max_hold" and validity is not None:
+            # Also if the server says that the hold is gone: a request on its way may have joined the queue since.
+            self.runtime.clean_up(self._yield_claim(validity))
 
     # --- the end
 

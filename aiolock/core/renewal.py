@@ -14,21 +14,21 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextvars import Context, copy_context
 from itertools import chain
 from random import Random
-from typing import Any, Protocol
+from typing import Any
 
 from aiolock.clock import Clock
-from aiolock.core.backend import Claim, Event, EventKind, Grant, Renewal
+from aiolock.core.backend import Backend, Claim, Event, EventKind, Grant, Renewal
 from aiolock.core.logs import Log, get_logger
 from aiolock.core.suspend import Timer, open_timer
 from aiolock.core.wakeup import expect
 from aiolock.errors import LossReason, shorten
 from aiolock.metrics import SHARES, Histogram
 
-__all__ = ["Keeper", "RenewalScheduler", "Validity"]
+__all__ = ["RenewalScheduler", "Validity"]
 
 log: Log = get_logger("aiolock.renew")
 
@@ -42,19 +42,6 @@ AFTER = 0.01
 """Seconds by which the timer that runs during suspend is later than that of the loop, so that it does not come first."""
 
 
-class Keeper(Protocol):
-    """The owner of a validity, to which its end is reported."""
-
-    def hold_lost(self, validity: Validity, reason: LossReason) -> None:
-        """The server may grant the lock to another client from now on."""
-
-    def hold_overstayed(self, validity: Validity) -> None:
-        """``max_hold`` is over; the hold is not renewed any more."""
-
-    def hold_requested(self, validity: Validity, reason: str) -> None:
-        """The holder is asked to release."""
-
-
 class Validity:
     """Until when a hold is certain, by the local clock, and when to renew it."""
 
@@ -64,19 +51,21 @@ class Validity:
         "due",
         "end",
         "full",
-        "keeper",
         "left",
         "limit",
         "over",
         "queue",
         "renewed",
+        "report",
         "token",
         "until",
     )
 
-    def __init__(self, claim: Claim, grant: Grant, now: float, keeper: Keeper) -> None:
+    def __init__(self, claim: Claim, grant: Grant, now: float, report: Callable[[Event], None]) -> None:
         self.claim: Claim = claim
-        self.keeper: Keeper = keeper
+        self.report: Callable[[Event], None] = report
+        """Called with the loss (from then on the server may grant the lock to another client), the end of ``max_hold``
+        (a loss for that reason, without a release), and each request to release."""
         self.token: int = grant.token
         """The next token to give out."""
         self.left: int = grant.count
@@ -148,16 +137,14 @@ class RenewalScheduler:
 
     def __init__(
         self,
-        renew: Callable[[Sequence[Claim]], Awaitable[Sequence[Renewal]]],
-        next_event: Callable[[], Awaitable[Event]],
+        backend: Backend,
         *,
         clock: Clock,
         random: Random,
         spawn: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]],
         alive: Callable[[], bool],
     ) -> None:
-        self._renew = renew
-        self._next = next_event
+        self._backend = backend
         self._clock = clock
         self._random = random
         self._spawn = spawn
@@ -246,15 +233,9 @@ class RenewalScheduler:
 
         Cancelling it changes nothing but that the server may have done it.
         """
-        [answer] = await self._renew([validity.claim])
-        if validity.over:
-            return
-        if isinstance(answer, str):
-            self.lose(validity, answer)
-        elif isinstance(answer, Exception):
-            raise answer
-        else:
-            self._learn(validity, answer, self._clock())
+        [answer] = await self._backend.renew([validity.claim])
+        if (error := self._take(validity, answer)) is not None:
+            raise error
 
     # --- the timer
 
@@ -372,7 +353,7 @@ class RenewalScheduler:
                 self._lift(validity)
                 validity.renewed, validity.limit = False, math.inf
                 self._settle(validity)
-                self._tell(validity, validity.keeper.hold_overstayed, validity)
+                self._report(validity, Event(EventKind.LOST, validity.claim, "max_hold"))
             elif validity.due <= now + 0.02 * validity.ttl:
                 ask.append(validity)
         if ask:
@@ -396,30 +377,45 @@ class RenewalScheduler:
         self._settle(validity)
 
     async def _round(self, validities: list[Validity]) -> None:
+        """Renew in the batches of the backend, all at the same time; what has failed is requested again soon."""
         self.renewals += sum(validity.renewed for validity in validities)
-        try:
-            answers: Sequence[Renewal] = await self._renew([validity.claim for validity in validities])
-        except Exception as error:  # noqa: BLE001 - whatever a backend raises must not end the watching
-            answers = [error] * len(validities)
-        now = self._clock()
         failed: dict[str, list[Validity]] = {}
-        for validity, answer in zip(validities, answers, strict=True):
-            if validity.over:
-                continue
-            if isinstance(answer, str):
-                self.lose(validity, answer)
-            elif isinstance(answer, Exception):
-                failed.setdefault(str(answer), []).append(validity)
-            else:
-                self._learn(validity, answer, now)
-        if failed:
-            # The same for all: what failed together is requested together again.
-            share = self._random.uniform(0.5, 1.0)
-            for why, those in failed.items():
-                self.failures += len(those)
-                _warn(why, those, now)
-                for validity in those:
-                    self._await_answer(validity, now + validity.patience(validity.pace / 10, now) * share)
+        batches = self._backend.batches(validities, lambda validity: validity.claim)
+        await asyncio.wait(
+            [self._spawn(self._renew_batch(batch, failed), "aiolock-renewal") for batch in batches]
+        )
+        if not failed:
+            return
+        # The same for all: what failed together is requested together again.
+        now, share = self._clock(), self._random.uniform(0.5, 1.0)
+        for why, those in failed.items():
+            self.failures += len(those)
+            _warn(why, those, now)
+            # One may have been released while other batches were under way.
+            for validity in [validity for validity in those if not validity.over]:
+                self._await_answer(validity, now + validity.patience(validity.pace / 10, now) * share)
+
+    async def _renew_batch(self, batch: list[Validity], failed: dict[str, list[Validity]]) -> None:
+        """Renew in one call of the backend; add what is unknown afterwards to ``failed``, by the error."""
+        try:
+            answers: Sequence[Renewal] = await self._backend.renew([validity.claim for validity in batch])
+        except Exception as error:  # noqa: BLE001 - whatever a backend raises must not end the watching
+            answers = [error] * len(batch)
+        for validity, answer in zip(batch, answers, strict=True):
+            if (failure := self._take(validity, answer)) is not None:
+                failed.setdefault(str(failure), []).append(validity)
+
+    def _take(self, validity: Validity, answer: Renewal) -> Exception | None:
+        """Take in the answer about one hold; return it if it is an error."""
+        if validity.over:
+            return None
+        if isinstance(answer, str):
+            self.lose(validity, answer)
+        elif isinstance(answer, Exception):
+            return answer
+        else:
+            self._learn(validity, answer, self._clock())
+        return None
 
     def _learn(self, validity: Validity, grant: Grant, now: float) -> None:
         claim = validity.claim
@@ -437,20 +433,17 @@ class RenewalScheduler:
     async def _listen(self) -> None:
         while self._alive():
             try:
-                self._react(await self._next())
+                self._react(await self._backend.events.get())
             except Exception as error:  # noqa: BLE001 - whatever a backend raises must not end the listening
                 log.warning("listening to the server failed: %r", error)
                 await asyncio.sleep(LOOK)
 
     def _react(self, event: Event) -> None:
-        if event.kind is EventKind.LOST and event.claim is not None:
-            lost = getattr(event.claim, "validity", None)
-            if isinstance(lost, Validity):
-                self.lose(lost, event.reason)
-        elif event.kind is EventKind.REQUESTED and event.claim is not None:
-            asked = getattr(event.claim, "validity", None)
-            if isinstance(asked, Validity):
-                self._tell(asked, asked.keeper.hold_requested, asked, event.text)
+        validity = None if event.claim is None else event.claim.validity
+        if event.kind is EventKind.LOST and isinstance(validity, Validity):
+            self.lose(validity, event.reason)
+        elif event.kind is EventKind.REQUESTED and isinstance(validity, Validity):
+            self._report(validity, event)
         elif event.kind is EventKind.DOUBT:
             doubtful = [
                 validity
@@ -461,17 +454,17 @@ class RenewalScheduler:
                 self._ask(doubtful, self._clock())
 
     def lose(self, validity: Validity, reason: LossReason) -> None:
-        """End a validity and report it to its keeper; the only place where that happens."""
+        """End a validity and report it; the only place where that happens."""
         if not validity.over:
             self.discard(validity)
             # From here on it is not held, even if reporting it fails.
             validity.until = min(validity.until, self._clock())
             self.losses += 1
-            self._tell(validity, validity.keeper.hold_lost, validity, reason)
+            self._report(validity, Event(EventKind.LOST, validity.claim, reason))
 
-    def _tell(self, validity: Validity, tell: Callable[..., None], *what: object) -> None:
+    def _report(self, validity: Validity, event: Event) -> None:
         try:
-            tell(*what)
+            validity.report(event)
         except Exception as error:  # noqa: BLE001 - one lease must not cost the others their renewal
             log.error("telling the holder of %s failed", shorten(validity.claim.request.name), exc_info=error)
 

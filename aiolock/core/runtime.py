@@ -152,8 +152,7 @@ class Runtime(OneProcess):
         self.asking: asyncio.Semaphore = asyncio.Semaphore(ASKING)
         """Admits repeated requests of claims."""
         self.scheduler: RenewalScheduler = RenewalScheduler(
-            backend.renew,
-            backend.events.get,
+            backend,
             clock=clock,
             random=random,
             spawn=self.spawn,

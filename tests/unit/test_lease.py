@@ -40,16 +40,16 @@ class Home:
     def __init__(self) -> None:
         self.now = 0.0
         self.left: list[tuple[Hold, float]] = []
-        backend = SimpleNamespace(
-            renew=None, events=SimpleNamespace(get=None), name="none", capabilities={"keep"}, concurrency=1
-        )
+        backend = SimpleNamespace(name="none", capabilities={"keep"}, concurrency=1)
         self.runtime = Runtime(
             backend, clock=lambda: self.now, random=Random(1), command_timeout=1.0, label="test"
         )
         self.runtime.state = State.OPEN
         self.runtime.loop = asyncio.get_running_loop()
         self.claim = Recorded()
-        self.hold = Hold(self, Validity(self.claim, Grant(7, 1, 8.0, demand=False), 0.0, self), "cancel", 7)
+        self.hold = Hold(
+            self, Validity(self.claim, Grant(7, 1, 8.0, demand=False), 0.0, self.report), "cancel", 7
+        )
         self.lease = Lease(self.hold)
 
     @property
@@ -60,8 +60,8 @@ class Home:
         self.left.append((hold, keep))
         return self.claim
 
-    def hold_lost(self, validity, reason):
-        self.hold.lose(reason)
+    def report(self, event):
+        self.hold.lose(event.reason)
 
 
 @pytest.fixture

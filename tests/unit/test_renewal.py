@@ -22,6 +22,7 @@ from aiolock.backends.rows.rules import Message
 from aiolock.client import Client
 from aiolock.core.backend import (
     NEVER,
+    Backend,
     Claim,
     Event,
     EventKind,
@@ -52,8 +53,18 @@ class Asked(Claim):
         raise NotImplementedError
 
 
+class Events(asyncio.Queue[Any]):
+    """Events of a backend, of which some are errors."""
+
+    async def get(self) -> Event:
+        event = await super().get()
+        if isinstance(event, Exception):
+            raise event
+        return event
+
+
 class Stage:
-    """A scheduler, its clock, a scripted backend, and what the keeper of its validities is told."""
+    """A scheduler, its clock, a scripted backend, and what is reported about its validities."""
 
     def __init__(self) -> None:
         self.clock = VirtualClock(offset=12345.0)
@@ -64,16 +75,19 @@ class Stage:
         self.overstayed: list[float] = []
         self.answer: Callable[[Claim], Any] = self.yes
         self.silent = False
-        self.events: asyncio.Queue[Any] = asyncio.Queue()
+        self.renewal_limit = Backend.renewal_limit
+        self.events = Events()
         self.tasks: set[asyncio.Task[None]] = set()
         self.scheduler = RenewalScheduler(
-            self.renew,
-            self.next_event,
+            self,
             clock=self.clock,
             random=Random(1),
             spawn=self.spawn,
             alive=lambda: True,
         )
+
+    renewal_group = Backend.renewal_group
+    batches = Backend.batches
 
     @property
     def now(self) -> float:
@@ -103,24 +117,20 @@ class Stage:
             await asyncio.Event().wait()
         return [self.answer(claim) for claim in claims]
 
-    async def next_event(self) -> Event:
-        event = await self.events.get()
-        if isinstance(event, Exception):
-            raise event
-        return event
-
     def hold(self, ttl: float = TTL, granted_for: float | None = None) -> Validity:
         claim = Asked(Request("x", MUTEX, ttl, "me"))
         until = certain_until(self.clock(), ttl if granted_for is None else granted_for)
-        validity = Validity(claim, Grant(1, 1, until, demand=False), self.clock(), self)
+        validity = Validity(
+            claim, Grant(1, 1, until, demand=False), self.clock(), lambda event: self.report(validity, event)
+        )
         self.scheduler.add(validity)
         return validity
 
-    def hold_lost(self, validity: Validity, reason: LossReason) -> None:
-        self.lost.append((self.now, validity, reason))
-
-    def hold_overstayed(self, validity: Validity) -> None:
-        self.overstayed.append(self.now)
+    def report(self, validity: Validity, event: Event) -> None:
+        if event.kind is EventKind.LOST and event.reason == "max_hold":
+            self.overstayed.append(self.now)
+        elif event.kind is EventKind.LOST:
+            self.lost.append((self.now, validity, event.reason))
 
 
 def staged(test: Callable[[Stage], Coroutine[Any, Any, None]]) -> Callable[[], None]:
@@ -183,6 +193,69 @@ async def test_terms_that_are_due_together_travel_together(stage):
     await asyncio.sleep(TTL)
     assert [count for _, count in stage.asked] == [10_000] * 3
     assert not stage.lost
+
+
+@staged
+async def test_a_round_is_split_by_what_the_backend_renews_together_and_by_its_limit(stage):
+    stage.renewal_group = lambda claim: claim.request.ttl > TTL
+    stage.renewal_limit = 100
+    for number in range(500):
+        stage.hold(TTL + number % 2 * 0.001)
+    await asyncio.sleep(TTL / 2)
+    assert sorted(count for _, count in stage.asked) == [50, 50, 100, 100, 100, 100]
+    assert not stage.lost
+
+
+@staged
+async def test_batches_that_are_answered_do_not_wait_for_those_that_are_not(stage):
+    stage.renewal_group = lambda claim: claim is silent.claim
+    answered = stage.renew
+
+    async def renew(claims: Sequence[Claim]) -> list[Any]:
+        stage.silent = silent.claim in claims
+        return await answered(claims)
+
+    stage.renew = renew
+    silent, *others = (stage.hold() for _ in range(3))
+    await asyncio.sleep(5 * TTL)
+    assert [lost for _, lost, _ in stage.lost] == [silent]
+    assert all(validity.until > stage.clock() for validity in others)
+
+
+@staged
+async def test_a_hold_that_is_released_while_other_batches_are_under_way_is_not_renewed_again(stage):
+    stage.renewal_limit = 1
+    failing, slow = stage.hold(), stage.hold()
+
+    async def renew(claims: Sequence[Claim]) -> list[Any]:
+        stage.asked.append((stage.now, len(claims)))
+        if claims == [failing.claim]:
+            raise BackendUnavailable("no answer")
+        await asyncio.sleep(1)
+        stage.scheduler.discard(failing)
+        await asyncio.sleep(1)
+        return [stage.yes(claim) for claim in claims]
+
+    stage.renew = renew
+    await asyncio.sleep(TTL / 3 + 1 + SOON)
+    assert failing.over
+    await asyncio.sleep(2)
+    assert list(stage.scheduler._validities()) == [slow]
+
+
+@staged
+async def test_one_line_is_logged_for_all_batches_that_failed_alike(stage):
+    stage.renewal_limit = 10
+
+    async def renew(claims: Sequence[Claim]) -> list[Any]:
+        raise BackendUnavailable("no answer")
+
+    stage.renew = renew
+    for _ in range(100):
+        stage.hold()
+    with said("aiolock.renew") as records:
+        await asyncio.sleep(TTL / 3 + SOON)
+    assert [record.getMessage() for record in records] == ["renewal of 'x' and 99 more failed: no answer"]
 
 
 @staged
@@ -350,21 +423,20 @@ async def test_a_hold_that_is_not_renewed_is_lost_when_the_server_says_so(stage)
 
 
 @staged
-async def test_a_keeper_that_raises_costs_no_other_lease_its_renewal(stage):
+async def test_a_report_that_raises_costs_no_other_lease_its_renewal(stage):
     def fail(*what: object) -> None:
         raise ZeroDivisionError
 
-    stage.hold_overstayed = stage.hold_requested = fail
+    stage.report = fail
     overstays, asked, lost, kept = (stage.hold() for _ in range(4))
     stage.scheduler.limit(overstays, stage.clock() + 1)
     stage.events.put_nowait(Event(EventKind.REQUESTED, asked.claim))
     await asyncio.sleep(2)
-    stage.hold_lost = fail
     stage.events.put_nowait(Event(EventKind.LOST, lost.claim))
     with said("aiolock.renew") as records:
         await asyncio.sleep(10 * TTL)
     assert kept.until > stage.clock()
-    assert lost.until <= stage.clock(), "it is not held, although its keeper was not told"
+    assert lost.until <= stage.clock(), "it is not held, although nobody was told"
     assert {record.getMessage() for record in records} == {"telling the holder of 'x' failed"}
 
 
@@ -547,15 +619,13 @@ def test_any_exception_of_a_backend_is_survived(error):
 def test_answers_that_do_not_fit_the_question_are_survived():
     @staged
     async def test(stage):
-        good = stage.scheduler._renew
-
         async def too_few(claims: Sequence[Claim]) -> list[Any]:
             return []
 
-        stage.scheduler._renew = too_few
+        stage.renew = too_few
         stage.hold()
         await asyncio.sleep(TTL / 2)
-        stage.scheduler._renew = good
+        del stage.renew
         await asyncio.sleep(10 * TTL)
         assert not stage.lost
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from random import Random
 from typing import Any
 
@@ -29,6 +29,7 @@ from aiolock.backends.mysql.listener import presence
 from aiolock.backends.mysql.pool import Sessions, Site
 from aiolock.backends.mysql.protocol import Result
 from aiolock.backends.mysql.register import MySQLRegister
+from aiolock.backends.mysql.renewal import BATCH
 from aiolock.backends.mysql.row_mode import RowMode
 from aiolock.backends.mysql.session_mode import SessionMode, silence_of
 from aiolock.backends.mysql.shared_claim import SharedClaim
@@ -79,6 +80,7 @@ class MySQLBackend(Administration, RegisterStore, TransactionLocks, Confirmation
     name = "MySQL"
     concurrency = 32
     """Enough that the server is never idle, and so few that other requests do not wait for long behind them."""
+    renewal_limit = BATCH
 
     sessions: Sessions
     mode: LeaseMode | SessionMode | RowMode
@@ -254,8 +256,12 @@ class MySQLBackend(Administration, RegisterStore, TransactionLocks, Confirmation
             raise UnsupportedKind(what, f"{self.name} with ?mode={self._mode_name}", "use ?mode=lease")
         return self.mode
 
+    def renewal_group(self, claim: Claim) -> Hashable:
+        """Return what the claims in one statement of the mode have in common."""
+        return self.mode.renewal_group(claim)
+
     async def renew(self, claims: Sequence[Claim]) -> list[Renewal]:
-        """Prolong holds, in as few statements as the mode can."""
+        """Prolong the holds of one group, in as few statements as the mode can."""
         return await self.mode.renew(claims)
 
     async def inspect(self, name: str, family: Family) -> LockInfo:

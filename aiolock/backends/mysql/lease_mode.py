@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from datetime import UTC
 from fnmatch import fnmatchcase
 from typing import Any
@@ -40,14 +40,17 @@ class LeaseMode:
             self._context.events.put(Event(EventKind.DOUBT))
             self.sharing.listener.doubt_all()
 
+    def renewal_group(self, claim: Claim) -> Hashable:
+        """Return whether it is a mutex, whether it is only verified, and the ttl of a mutex that is not."""
+        mutex = isinstance(claim, LeaseClaim)
+        return mutex, claim.fixed, claim.request.ttl if mutex and not claim.fixed else None
+
     async def renew(self, claims: Sequence[Claim]) -> list[Renewal]:
-        """Prolong all holds of each kind in a few statements."""
+        """Prolong the holds of one group in a few statements."""
         shared = [claim for claim in claims if isinstance(claim, SharedClaim)]
-        answers: dict[Claim, Renewal] = await self.sharing.renew(shared) if shared else {}
-        mutexes = [claim for claim in claims if isinstance(claim, LeaseClaim)]
-        if mutexes:
-            answers.update(await self.renewals.renew(mutexes))
-        return [answers[claim] for claim in claims]
+        if shared:
+            return await self.sharing.renew(shared)
+        return await self.renewals.renew([claim for claim in claims if isinstance(claim, LeaseClaim)])
 
     # --- administration
 

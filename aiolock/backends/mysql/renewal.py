@@ -65,32 +65,16 @@ class Renewals:
         self._context = context
         self.locked_renewals = LockedRenewals(context)
 
-    async def renew(self, claims: Sequence[LeaseClaim]) -> dict[Claim, Renewal]:
-        """Prolong holds of any ttl; per claim a grant, why the hold is gone, or an error if that is unknown."""
-        by_ttl: dict[float, list[LeaseClaim]] = {}
-        answers: dict[Claim, Renewal] = {}
-        passed_over: dict[Claim, str] = {}
-        for claim in claims:
-            # A ttl of 0 stands for those that are only verified.
-            by_ttl.setdefault(0.0 if claim.fixed else claim.request.ttl, []).append(claim)
-        for ttl, same in by_ttl.items():
-            for start in range(0, len(same), BATCH):
-                batch = same[start : start + BATCH]
-                found: Mapping[LeaseClaim, Renewal | None]
-                try:
-                    found = await (self._together(batch, ttl) if ttl else self._verify(batch))
-                except LockError as error:
-                    found = dict.fromkeys(batch, error)
-                for claim, answer in found.items():
-                    if answer is None:
-                        passed_over[claim] = self._alone(claim)
-                    else:
-                        answers[claim] = answer
-        if passed_over:
-            answers.update(await self.locked_renewals.ask(passed_over))
-        return answers
+    async def renew(self, claims: Sequence[LeaseClaim]) -> list[Renewal]:
+        """Prolong the holds of one ttl, or verify those that are fixed."""
+        found = await (self._verify(claims) if claims[0].fixed else self._together(claims))
+        passed_over: dict[Claim, str] = {
+            claim: self._alone(claim) for claim, answer in found.items() if answer is None
+        }
+        answers = await self.locked_renewals.ask(passed_over) if passed_over else {}
+        return [answers[claim] if (answer := found[claim]) is None else answer for claim in claims]
 
-    async def _verify(self, batch: list[LeaseClaim]) -> dict[LeaseClaim, Renewal | None]:
+    async def _verify(self, batch: Sequence[LeaseClaim]) -> dict[LeaseClaim, Renewal | None]:
         """Find out whether holds are there, without prolonging them."""
         packet = self._context.statements("verify", ids=", ".join(quote(claim.key) for claim in batch))
         rows, requests = await self._context.ask(packet, urgent=True)
@@ -101,9 +85,9 @@ class Renewals:
             claim: verdict(claim.owner, found.get(claim.key), math.inf, 0.0) or verified for claim in batch
         }
 
-    async def _together(self, batch: list[LeaseClaim], ttl: float) -> dict[LeaseClaim, Renewal | None]:
+    async def _together(self, batch: Sequence[LeaseClaim]) -> dict[LeaseClaim, Renewal | None]:
         """Renew in one statement; if it was not for all, a second one tells which. ``None`` for those that were passed over."""
-        context = self._context
+        context, ttl = self._context, batch[0].request.ttl
         ids = ", ".join(quote(claim.key) for claim in batch)
         packet = context.statements(
             "renew",

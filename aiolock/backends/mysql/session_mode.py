@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from datetime import UTC, datetime
 
 from aiolock.backends.mysql.claim import GRACE, Look, judge
@@ -18,7 +18,6 @@ from aiolock.backends.mysql.connection import Answers, Session
 from aiolock.backends.mysql.context import BLOCK, Context, hexed, quote
 from aiolock.backends.mysql.protocol import Result
 from aiolock.backends.mysql.queue import Blocking, Position, QueuedClaim, in_queue, left
-from aiolock.backends.mysql.renewal import BATCH
 from aiolock.core.backend import Claim, Event, EventKind, Grant, Renewal, Request, certain_until
 from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, LockError
 from aiolock.types import Family, Holder, LockInfo
@@ -176,35 +175,29 @@ class HoldingMode(ABC):
             if isinstance(claim, HoldingClaim) and claim.session is session:
                 self._context.events.put(Event(EventKind.LOST, claim, "session"))
 
-    async def renew(self, claims: Sequence[Claim]) -> list[Renewal]:
-        """Ask each session which of its user locks it still has, in statements of at most ``BATCH`` locks."""
-        by_session: dict[Session, list[HoldingClaim]] = {}
-        for claim in claims:
-            if isinstance(claim, HoldingClaim) and claim.session is not None:
-                by_session.setdefault(claim.session, []).append(claim)
-        answers: dict[Claim, Renewal] = {}
-        for found in await asyncio.gather(*(self._renew(*each) for each in by_session.items())):
-            answers.update(found)
-        return [answers.get(claim, "session") for claim in claims]
+    def renewal_group(self, claim: Claim) -> Hashable:
+        """Return the session that has the lock."""
+        return claim.session if isinstance(claim, HoldingClaim) else None
 
-    async def _renew(self, session: Session, claims: list[HoldingClaim]) -> dict[Claim, Renewal]:
+    async def renew(self, claims: Sequence[Claim]) -> list[Renewal]:
+        """Ask a session in one statement which of its user locks it still has."""
+        held = [claim for claim in claims if isinstance(claim, HoldingClaim)]
+        session = next((claim.session for claim in held if claim.session is not None), None)
+        if session is None:
+            return ["session"] * len(held)
         sent = self._context.clock()
-        answers: dict[Claim, Renewal] = {}
-        for start in range(0, len(claims), BATCH):
-            batch = claims[start : start + BATCH]
-            held = ", ".join(claim.evidence for claim in batch)
-            try:
-                [found] = await session.run(self._context.statements("have", held=held), urgent=True)
-                words, writable = found.rows[0]
-                if not int(writable):
-                    raise demoted(self._context)
-            except LockError as error:
-                answers.update(dict.fromkeys(batch, error if session.alive else "session"))
-                continue
-            for claim, word in zip(batch, str(words).split(","), strict=True):
-                grant = Grant(0, 0, certain_until(sent, claim.request.ttl), demand=True)
-                answers[claim] = grant if word == "1" else "revoked"
-        return answers
+        evidence = ", ".join(claim.evidence for claim in held)
+        try:
+            [found] = await session.run(self._context.statements("have", held=evidence), urgent=True)
+        except LockError as error:
+            return [error if session.alive else "session"] * len(held)
+        words, writable = found.rows[0]
+        if not int(writable):
+            raise demoted(self._context)
+        return [
+            Grant(0, 0, certain_until(sent, claim.request.ttl), demand=True) if word == "1" else "revoked"
+            for claim, word in zip(held, str(words).split(","), strict=True)
+        ]
 
     # --- administration
 

@@ -11,7 +11,7 @@ from aiolock.backends.mysql.context import Context, hexed, quote
 from aiolock.backends.mysql.decisions import DecisionQueue, Outcome, PendingDecision, Transaction, execute
 from aiolock.backends.mysql.listener import Listener, ListeningClaim, presence
 from aiolock.backends.mysql.protocol import Result
-from aiolock.backends.mysql.renewal import BATCH, LockedRenewals, prolonged, tell_requests
+from aiolock.backends.mysql.renewal import LockedRenewals, prolonged, tell_requests
 from aiolock.core.backend import NEVER, Claim, Event, EventKind, Grant, Renewal, certain_until
 from aiolock.errors import LockError
 from aiolock.types import Family, Holder, LockInfo, Waiting
@@ -129,57 +129,52 @@ class Sharing:
 
     # --- keeping
 
-    async def renew(self, claims: Sequence[ListeningClaim]) -> dict[Claim, Renewal]:
-        """Prolong all in a few statements, whatever their ttl; if some are gone, another one finds which.
+    async def renew(self, claims: Sequence[ListeningClaim]) -> list[Renewal]:
+        """Prolong holds in one statement, whatever their ttl, or verify those that are fixed; if some are gone, a second finds which.
 
         Rows that are locked are passed over: for a moment by every decision about their lock, so those are asked
         for again in a moment, and after that apart from the others, which do not wait for locked rows.
         """
-        answers: dict[Claim, Renewal] = await self._verify([claim for claim in claims if claim.fixed])
-        claims = [claim for claim in claims if not claim.fixed]
-        apart = [claim for claim in claims if claim in self.locked_renewals]
-        others = [claim for claim in claims if claim not in self.locked_renewals]
-        for start in range(0, len(others), BATCH):
-            batch: Sequence[ListeningClaim] = others[start : start + BATCH]
-            for pause in (*SOON, None):
-                try:
-                    found = await self._renew(batch)
-                except LockError as error:
-                    found = dict.fromkeys(batch, error)
-                answers.update({claim: answer for claim, answer in found.items() if answer is not None})
-                batch = [claim for claim, answer in found.items() if answer is None]
-                if not batch:
-                    break
-                if pause is not None:
-                    await self.context.pause(pause)
-            apart += batch
-        if apart:
-            statements = self.context.statements
-            packets: dict[Claim, str] = {
-                claim: statements("renew_bid", owner=quote(claim.owner)) for claim in apart
-            }
-            answers.update(await self.locked_renewals.ask(packets))
-        return answers
-
-    async def _verify(self, claims: Sequence[ListeningClaim]) -> dict[Claim, Renewal]:
-        """The holds that are not to be prolonged."""
+        if claims[0].fixed:
+            return await self._verify(claims)
         answers: dict[Claim, Renewal] = {}
-        for start in range(0, len(claims), BATCH):
-            batch = claims[start : start + BATCH]
-            packet = self.context.statements(
-                "verify_bids", owners=", ".join(quote(claim.owner) for claim in batch)
-            )
+        left: Sequence[ListeningClaim] = [claim for claim in claims if claim not in self.locked_renewals]
+        for pause in (*SOON, None):
+            if not left:
+                break
+            found: dict[ListeningClaim, Renewal | None]
             try:
-                rows, requests = await self.context.ask(packet, urgent=True)
+                found = await self._renew(left)
             except LockError as error:
-                answers.update(dict.fromkeys(batch, error))
-                continue
-            states = {str(owner): int(state) for owner, state, _ in rows.rows}
-            tell_requests(self.context, batch, requests.rows)
-            for claim in batch:
-                answer = judge(states.get(claim.owner), Grant(0, 0, NEVER, demand=True))
-                assert answer is not None  # noqa: S101 - nothing was passed over
-                answers[claim] = answer
+                # What was answered before it counts.
+                found = dict.fromkeys(left, error)
+            answers |= {claim: answer for claim, answer in found.items() if answer is not None}
+            left = [claim for claim in left if claim not in answers]
+            if left and pause is not None:
+                await self.context.pause(pause)
+        statements = self.context.statements
+        apart: dict[Claim, str] = {
+            claim: statements("renew_bid", owner=quote(claim.owner))
+            for claim in claims
+            if claim not in answers
+        }
+        if apart:
+            answers |= await self.locked_renewals.ask(apart)
+        return [answers[claim] for claim in claims]
+
+    async def _verify(self, claims: Sequence[ListeningClaim]) -> list[Renewal]:
+        """Find out whether holds are there, without prolonging them."""
+        packet = self.context.statements(
+            "verify_bids", owners=", ".join(quote(claim.owner) for claim in claims)
+        )
+        rows, requests = await self.context.ask(packet, urgent=True)
+        states = {str(owner): int(state) for owner, state, _ in rows.rows}
+        tell_requests(self.context, claims, requests.rows)
+        answers: list[Renewal] = []
+        for claim in claims:
+            answer = judge(states.get(claim.owner), Grant(0, 0, NEVER, demand=True))
+            assert answer is not None  # noqa: S101 - nothing was passed over
+            answers.append(answer)
         return answers
 
     async def _renew(self, batch: Sequence[ListeningClaim]) -> dict[ListeningClaim, Renewal | None]:

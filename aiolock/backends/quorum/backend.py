@@ -85,8 +85,10 @@ class QuorumBackend(Administration, Diagnosis):
             votes = [vote for claim in mine for vote in claim.votes if vote.member is member and vote.granted]
             for vote in votes:
                 vote.claim.fixed = vote.owner.fixed
-            if votes:
-                rounds.append(self.members.spawn(self._renew(member, votes, sent), "aiolock-quorum-renewal"))
+            rounds += [
+                self.members.spawn(self._renew(member, batch, sent), "aiolock-quorum-renewal")
+                for batch in member.backend.batches(votes, lambda vote: vote.claim)
+            ]
         await self.members.until(lambda: all(claim.renewed(sent) or claim.lost() for claim in mine), rounds)
         return [claim.renewal(sent) for claim in mine]
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from abc import abstractmethod
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from functools import partial
 from random import Random
 from typing import Any, Self
@@ -46,7 +45,7 @@ from aiolock.core.backend import (
 )
 from aiolock.core.capabilities import Administration, Diagnosis, RegisterStore
 from aiolock.core.logs import Log, get_logger
-from aiolock.errors import BackendError, BackendUnavailable, UnsafeBackend
+from aiolock.errors import BackendUnavailable, UnsafeBackend
 from aiolock.types import MUTEX, Family, Finding, LockInfo
 from aiolock.validation import escape
 
@@ -54,8 +53,6 @@ __all__ = ["BaseBackend", "RedisBackend"]
 
 log: Log = get_logger("aiolock")
 
-RENEWED = 100
-"""Holds per renewal call: the work of a round of renewals is spread over several calls."""
 GRACE = 0.05
 """Seconds that opening may take longer than it should."""
 
@@ -257,6 +254,8 @@ class RedisBackend(BaseBackend):
     """
 
     name = "Redis"
+    renewal_limit = 100
+    """The work of a round of renewals is spread over several calls."""
 
     def __init__(self, url: str | None = None, *, client: Any = None, **options: Any) -> None:
         if client is not None:
@@ -336,30 +335,18 @@ class RedisBackend(BaseBackend):
             # Connecting anew is refused.
             self._connection.leave()
 
+    def renewal_group(self, claim: Claim) -> Hashable:
+        """Return the commands of the claim's family."""
+        return claim.commands if isinstance(claim, RedisClaim) else None
+
     async def renew(self, claims: Sequence[Claim]) -> list[Renewal]:
-        """Renew the holds of each family in calls of 100, all in one write."""
-        families: defaultdict[Commands, list[RedisClaim]] = defaultdict(list)
-        for claim in claims:
-            if isinstance(claim, RedisClaim):
-                families[claim.commands].append(claim)
-        batches = [
-            some[start : start + RENEWED]
-            for some in families.values()
-            for start in range(0, len(some), RENEWED)
-        ]
+        """Renew the holds of one family in one call; those of one round leave in one write."""
+        mine = [claim for claim in claims if isinstance(claim, RedisClaim)]
         sent = self.settings.clock()
-        found: dict[Claim, Renewal] = {}
-        for batch, reply in [(batch, renewal(batch)) for batch in batches]:
-            try:
-                states = await reply
-            except BackendError as error:
-                found.update(dict.fromkeys(batch, error))
-                continue
-            pairing = self._connection.pairing
-            pairing.latest = states[0], sent, pairing.received
-            for claim, state in zip(batch, states[1:], strict=True):
-                found[claim] = self._renewed(claim, state, sent)
-        return [found[claim] for claim in claims]
+        server, *states = await renewal(mine)
+        pairing = self._connection.pairing
+        pairing.latest = server, sent, pairing.received
+        return [self._renewed(claim, state, sent) for claim, state in zip(mine, states, strict=True)]
 
     def _calls(self) -> list[admin.Call]:
         return [self._connection.call]

@@ -16,7 +16,7 @@ import pytest
 from aiolock.backends.redis import RedisBackend, admin
 from aiolock.backends.redis.commands import SCRIPTS
 from aiolock.clock import system_clock
-from aiolock.core.backend import Claim, Event, EventKind, Grant, Request, Settings
+from aiolock.core.backend import Claim, Event, EventKind, Grant, Renewal, Request, Settings
 from aiolock.errors import BackendRefused, BackendUnavailable, ConfigError, LockLost
 from aiolock.types import MUTEX, READ, WRITE, Family, Kind, permits
 from tests.contract.deployments import least_rights
@@ -255,6 +255,14 @@ async def test_whose_claim_lapsed_comes_back_to_the_places_that_it_had(proxy, op
 # --- many at once
 
 
+async def renewed(backend: RedisBackend, claims: list[Claim]) -> list[Renewal]:
+    """The answers to a round of renewals, in the batches in which the scheduler sends it."""
+    batches = backend.batches(claims, lambda claim: claim)
+    answers = await asyncio.gather(*map(backend.renew, batches))
+    found = {claim: answer for some in map(zip, batches, answers) for claim, answer in some}
+    return [found[claim] for claim in claims]
+
+
 async def test_renewals_of_all_kinds_leave_in_few_calls(opened, admin):
     async with opened() as backend:
         mutexes = [(await enters(backend, MUTEX, name=f"m{n}"))[0] for n in range(120)]
@@ -266,7 +274,7 @@ async def test_renewals_of_all_kinds_leave_in_few_calls(opened, admin):
         gone = mixed[100]
         await gone.release()
         before = (await admin.info("commandstats"))["cmdstat_evalsha"]["calls"]
-        answers = await backend.renew(mixed)
+        answers = await renewed(backend, mixed)
         assert (await admin.info("commandstats"))["cmdstat_evalsha"]["calls"] == before + 2 + 2
         assert [claim for claim, answer in zip(mixed, answers, strict=True) if answer == "revoked"] == [gone]
         for claim in mixed:
@@ -335,7 +343,7 @@ async def test_on_a_full_server_holds_are_given_back_kept_and_handed_on(mortal, 
             await backend.set_limit("x", 3)
         assert await register.write(b"b", stamp, 60) is not None
         assert (await traces(master, namespace)).keys == 4
-        for answer in await backend.renew([mutex, writer, pool]):
+        for answer in await renewed(backend, [mutex, writer, pool]):
             assert isinstance(answer, Grant)
         assert await backend.request_release("x", Family.RW, "please")
         assert await backend.request_release("x", Family.LOCK, "please")
