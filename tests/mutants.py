@@ -292,6 +292,27 @@ MUTANTS = (
         "for vote in self.votes[1:] if vote.known}",
         QUORUM,
     ),
+    Mutant(
+        "a vote of a moment counts for a downgrade",
+        "aiolock.backends.quorum.claim",
+        "return grant if grant is not None and grant.until >= self.promised else None",
+        "return grant",
+        "tests/backends/quorum/test_kinds.py::test_a_downgrade_gives_no_vote_back_that_the_holder_relies_on",
+    ),
+    Mutant(
+        "a hold that was released during a round is renewed again",
+        "aiolock.core.renewal",
+        "for validity in [validity for validity in those if not validity.over]:",
+        "for validity in those:",
+        RENEWAL + "test_a_hold_that_is_released_while_other_batches_are_under_way_is_not_renewed_again",
+    ),
+    Mutant(
+        "a wake-up during a request goes to the waiter before it",
+        "aiolock.core.inbox",
+        "            self._waiter = None\n        return pushed\n",
+        "            pass\n        return pushed\n",
+        "tests/unit/test_inbox.py::test_a_wake_up_after_take_is_kept_and_does_not_go_to_an_earlier_callback",
+    ),
     # Each bracketed rule of the design of rows, by its number there.
     Mutant(
         "(1) a renewal of a row store reads no rows",

@@ -1,4 +1,7 @@
-"""The hold behind a lease: whether it is certain, which tasks work under it, and how it ends."""
+"""The hold behind a lease: whether it is certain, which tasks work under it, and how it ends.
+
+One file, because all of it reads and writes the same few fields: a block ends by what the loss has set, and the reverse.
+"""
 
 from __future__ import annotations
 

@@ -8,6 +8,8 @@ sooner, until the validity ends.
 A validity is ended inside the callback of a timer, with no task in between. After a stop of the process all timers that came
 due are called in one pass of the loop, before the first task that waited for a timer or a socket goes on, so that the work
 under the lease is cancelled instead of continued.
+
+One file, because the order in which the scheduler keeps validities follows from their arithmetic.
 """
 
 from __future__ import annotations
