@@ -28,6 +28,8 @@ class QuorumBackend(Administration, Diagnosis):
     """
 
     name = "quorum"
+    renewal_limit = 100
+    """After each answer of a member, the claims of one call are looked through."""
 
     def __init__(self, members: Sequence[Backend]) -> None:
         self.members = Members(members)
@@ -77,7 +79,7 @@ class QuorumBackend(Administration, Diagnosis):
         return QuorumClaim(self.members, request)
 
     async def renew(self, claims: Sequence[Claim]) -> list[Renewal]:
-        """Renew at all members at once; return when for each claim a majority has answered, or none is possible."""
+        """Renew at all members at once, in their batches; return when for each claim a majority has answered, or none is possible."""
         mine = [claim for claim in claims if isinstance(claim, QuorumClaim)]
         sent = self.settings.clock()
         rounds = []
