@@ -109,7 +109,7 @@ WITH found AS MATERIALIZED (
   SELECT substring(f.rest FROM '^[0-9]+')::int8 AS last, substring(f.rest FROM '[^0-9].*$') AS rest
   FROM found AS f JOIN {table} AS r ON r.key = $1 AND r.version = f.version
   WHERE substr(f.value, 1, length($3)) = convert_to($3, 'UTF8')
-    AND f.rest ~ '^[0-9]{1,18}(}|,"f":\[["0-9a-z ,]*\]})$'
+    AND f.rest ~ '^[0-9]{1,18}(}|,"f":[[]["0-9a-z ,]*[]]})$'
   FOR NO KEY UPDATE OF r SKIP LOCKED
 ), session AS MATERIALIZED (
   SELECT FROM {table} AS s WHERE s.key = $7 AND s.version = $8
