@@ -769,6 +769,8 @@ def _toys() -> tuple[type[Deployment], ...]:
     """Those of the page on writing a backend, whose code imports this module."""
     toys = page.modules()["toy_deployments"]
     # The servers run the same engine, and the same rules of a lock service, through all of it; see WHOLE.
-    toys.ToyRows.part = frozenset({"test_exclusion", "test_loss", "test_outages", "test_releases"})
+    toys.ToyRows.part = frozenset(
+        {"test_answers", "test_exclusion", "test_loss", "test_outages", "test_releases"}
+    )
     toys.ToyLocks.part = toys.ToyRows.part | {"test_inspection", "test_kinds", "test_requests", "test_sweep"}
     return toys.ToyRows, toys.ToyLocks

@@ -1,0 +1,67 @@
+"""What a late answer and a lost one are worth: a term begins when its request was sent, and no write is repeated."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from aiolock import BackendError
+from aiolock.backends.rows.backend import RowBackend
+from aiolock.backends.rows.context import new_version
+from aiolock.backends.rows.store import Edit, Row
+from aiolock.clock import system_clock
+from aiolock.core.backend import certain_until
+from tests.faults.staging import until
+
+LATE = 0.5
+"""Seconds for which an answer is kept back."""
+
+
+async def test_the_term_of_a_grant_begins_before_its_answer_comes(deployment, rival):
+    if not deployment.prolongs:
+        # A hold there has the term of a session, which its heartbeats prolong meanwhile.
+        return
+    async with deployment.over(ttl=60, command_timeout=30) as (client, way):
+        lock = client.lock("x")
+        async with lock:
+            pass
+        way.hold()
+        acquiring = asyncio.create_task(lock.acquire())
+        await until(rival.lock("x").locked)
+        # The request has arrived, so it was sent before this moment.
+        sent = system_clock()
+        await asyncio.sleep(LATE)
+        way.let_go()
+        lease = await acquiring
+        assert lease.remaining() <= certain_until(sent, lease.ttl) - system_clock()
+        await lease.release()
+
+
+async def test_a_write_whose_answer_was_lost_is_an_error_and_not_repeated(deployment):
+    """The rules of a store adapter, where there is one."""
+    async with deployment.over(command_timeout=5) as (client, way):
+        backend = client._runtime.backend
+        if not isinstance(backend, RowBackend):
+            return
+        first = Edit(f"{deployment.namespace}/r/latch/x", "", new_version(), b"first", 60.0)
+        await backend.store.compare_and_set([first])
+        connection = backend.context.connection
+        second = first._replace(expected=first.version, version=new_version(), value=b"second")
+        way.lose_answer()
+        with pytest.raises(BackendError):
+            await backend.store.compare_and_set([second])
+        # The engine was told to forget what it knew.
+        await until(lambda: backend.context.connection > connection)
+        found: list[Row] = []
+
+        async def read() -> bool:
+            try:
+                found[:] = await backend.store.get([first.key])
+            except BackendError:
+                return False
+            return True
+
+        await until(read)
+        # Of several answers to one write, the first may have been lost: then it was not made.
+        assert (found[0].value, found[0].version) in {(edit.value, edit.version) for edit in (first, second)}
