@@ -70,7 +70,7 @@ async def test_a_session_that_is_terminated_while_it_is_opened_is_unavailable(ow
 
     monkeypatch.setattr(asyncpg, "connect", connected)
     monkeypatch.setattr(PostgreSQLStore, "_subscribe", slow)
-    with pytest.raises(BackendUnavailable, match="the connection was lost"):
+    with pytest.raises(BackendUnavailable, match="connection (was lost|is closed)"):
         async with opened(own.url):
             pass
     assert all(driver.is_closed() for driver in drivers)
@@ -162,11 +162,11 @@ async def test_a_row_that_another_transaction_has_costs_the_timeout_and_no_more(
         async with holder.transaction():
             await holder.execute(f"SELECT 1 FROM {store._statements.table} WHERE key = $1 FOR UPDATE", one)
             began = time.monotonic()
-            with pytest.raises(BackendUnavailable):
-                await store.compare_and_set([edit(one, version, "next")])
+            # As if another client had been faster: the statement was rolled back.
+            assert await store.compare_and_set([edit(one, version, "next")]) == [None]
             assert time.monotonic() - began < 5.0
         row = await again(store, one)
-        assert row.version in (version, "next")
+        assert row.version == version
 
 
 async def test_a_full_disk_is_told(own):
