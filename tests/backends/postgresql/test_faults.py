@@ -70,7 +70,7 @@ async def test_a_session_that_is_terminated_while_it_is_opened_is_unavailable(ow
 
     monkeypatch.setattr(asyncpg, "connect", connected)
     monkeypatch.setattr(PostgreSQLStore, "_subscribe", slow)
-    with pytest.raises(BackendUnavailable, match="connection (was lost|is closed)"):
+    with pytest.raises(BackendUnavailable, match=r"connection (was lost|is closed)"):
         async with opened(own.url):
             pass
     assert all(driver.is_closed() for driver in drivers)
