@@ -905,6 +905,25 @@ async def test_tokens_of_statements_rise_over_deletion_and_above_all_that_the_cl
     assert tokens == sorted(tokens)
 
 
+@pytest.mark.parametrize("enters", [True, False])
+def test_a_client_that_loses_race_after_race_pauses_for_longer(enters):
+    async def main() -> None:
+        server = serve(enters=enters)
+        async with Side(server) as one, Side(server) as two:
+            await used(one, two)
+            held, _ = await one.acquire()
+            edit, server.edit = server.edit, lambda asked: None if asked.key == KEY else edit(asked)
+            server.reads = server.writes = 0
+            waiting = asyncio.create_task(two.acquire())
+            await asyncio.sleep(0.9)
+            assert server.reads + server.writes < 100
+            server.edit = edit
+            await held.release()
+            await (await waiting)[0].release()
+
+    run(main())
+
+
 @staged
 async def test_the_limit_of_a_semaphore_is_written_with_its_first_permit():
     server = serve(enters=True)

@@ -336,11 +336,10 @@ class RowWriter:
 
     async def _round(self) -> bool:
         """Read if necessary, apply the steps and write once; return whether another client was faster."""
-        # A request that was given up while its write was under way, which did not count, must not follow its own leave.
-        self._pending = [each for each in self._pending if not each.withdrawn]
+        self._drop_withdrawn()
         if (entering := self._to_enter()) is not None:
             await self._enter(*entering)
-            return False
+            self._drop_withdrawn()
         if self.version is None:
             await self.read()
             if self.version is None:
@@ -388,6 +387,10 @@ class RowWriter:
                 answers[each] = result
         self._settle(answers, flushed=False, sent=self._read_sent)
         return False
+
+    def _drop_withdrawn(self) -> None:
+        """Drop the requests that were given up while they were under way and did not count: none may follow its own leave."""
+        self._pending = [each for each in self._pending if not each.withdrawn]
 
     def _to_enter(self) -> tuple[Pending, Member, str] | None:
         """Return the request to send as a statement, and the version of its session, if the lock may be free.
