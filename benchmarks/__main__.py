@@ -15,15 +15,17 @@ from benchmarks.measure import Report
 from benchmarks.pages import RESULTS
 from benchmarks.plots import draw
 from benchmarks.report import as_json, as_markdown, as_text, loaded, surroundings
-from benchmarks.suites import SUITES, Options
+from benchmarks.suites import NEW, SUITES, Options
 from benchmarks.workers import JobFailed
+
+EVERY = SUITES | NEW
 
 
 def parsed(argv: list[str]) -> argparse.Namespace:
     """What was asked for; a mistake ends the program with a sentence."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
-        "suite", nargs="*", metavar="SUITE", help=f"{', '.join(SUITES)}, or all; without any: redis"
+        "suite", nargs="*", metavar="SUITE", help=f"{', '.join(EVERY)}, or all; without any: redis"
     )
     parser.add_argument("--quick", action="store_true", help="less of everything: each suite under a minute")
     parser.add_argument("--scenario", nargs="+", metavar="NAME", help="only these of the suites")
@@ -47,9 +49,9 @@ def parsed(argv: list[str]) -> argparse.Namespace:
     options.suite = options.suite or ["redis"]
     if "all" in options.suite:
         options.suite = list(SUITES)
-    if unknown := [name for name in options.suite if name not in SUITES]:
-        parser.error(f"there is no suite {unknown[0]!r}; there are {', '.join(SUITES)}, all")
-    there = dict.fromkeys(name for suite in options.suite for name in SUITES[suite].scenarios)
+    if unknown := [name for name in options.suite if name not in EVERY]:
+        parser.error(f"there is no suite {unknown[0]!r}; there are {', '.join(EVERY)}, all")
+    there = dict.fromkeys(name for suite in options.suite for name in EVERY[suite].scenarios)
     options.scenario = options.scenario or list(there)
     if unknown := [name for name in options.scenario if name not in there]:
         parser.error(f"there is no scenario {unknown[0]!r} in these suites; there are {', '.join(there)}")
@@ -59,10 +61,10 @@ def parsed(argv: list[str]) -> argparse.Namespace:
 def run(suite: str, names: list[str], options: Options) -> list[Report]:
     """The scenarios of one suite that were asked for."""
     reports: list[Report] = []
-    chosen = {name: play for name, play in SUITES[suite].scenarios.items() if name in names}
+    chosen = {name: play for name, play in EVERY[suite].scenarios.items() if name in names}
     if not chosen:
         return reports
-    with SUITES[suite].opened(options) as context:
+    with EVERY[suite].opened(options) as context:
         for name, play in chosen.items():
             began = time.monotonic()
             try:

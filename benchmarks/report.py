@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import sqlite3
 import subprocess
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -14,7 +15,7 @@ from typing import Any
 
 from benchmarks.measure import Goal, Report, Series
 from tests.processes import program
-from tests.servers import MYSQLD
+from tests.servers import MYSQLD, postgres
 
 __all__ = [
     "as_json",
@@ -34,6 +35,8 @@ PACKAGES = {
     "zookeeper": ("aiozk", "kazoo"),
     "mysql": ("aiomysql", "PyMySQL"),
     "compare": ("redis", "hiredis", "aiozk", "aiomysql", "PyMySQL"),
+    "postgresql": ("asyncpg",),
+    "sqlite": (),
     "kinds": ("redis", "hiredis", "aiozk", "kazoo", "aiomysql", "PyMySQL"),
 }
 """By suite, what its figures depend on beside aiolock."""
@@ -58,17 +61,22 @@ def surroundings(argv: Sequence[str], suites: Sequence[str], rounds: int) -> dic
 def _servers(suites: Sequence[str]) -> list[str]:
     """What the servers, and Curator, say of themselves."""
     found = []
-    if set(suites) - {"zookeeper", "mysql"}:
+    asked = set(suites)
+    if asked & {"redis", "compare", "kinds"}:
         redis = program("redis-server", package="redis-server", server="redis")
         found.append(subprocess.check_output([redis, "--version"], text=True).split(" sha=")[0])
-    if set(suites) - {"redis", "mysql"}:
+    if asked & {"zookeeper", "compare", "kinds"}:
         found += [f"ZooKeeper {_jar('zookeeper')}", f"Curator {_jar('curator-recipes')}"]
         java = program("java", package="default-jre-headless", server="zookeeper")
         said = subprocess.run([java, "-version"], capture_output=True, text=True, check=True).stderr
         found.append(said.partition("\n")[0])
-    if set(suites) - {"redis", "zookeeper"}:
+    if asked & {"mysql", "compare", "kinds"}:
         mariadb = MYSQLD or program("mariadbd", package="mariadb-server-core", server="mariadb")
         found.append(subprocess.check_output([mariadb, "--version"], text=True).partition("  ")[2].strip())
+    if "postgresql" in asked:
+        found.append(subprocess.check_output([postgres()[0], "--version"], text=True).strip())
+    if "sqlite" in asked:
+        found.append(f"SQLite {sqlite3.sqlite_version}")
     return found
 
 

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, cast
 
 from benchmarks.calm import Calm
 from benchmarks.contestants.curator import compiled
-from benchmarks.scenarios import compare, kinds, mysql, redis, zookeeper
-from benchmarks.scenarios.context import Context, MySQLContext, RedisContext, Scenario, ZooKeeperContext
+from benchmarks.scenarios import compare, kinds, mysql, redis, rows, zookeeper
+from benchmarks.scenarios.context import (
+    Context,
+    MySQLContext,
+    PostgreSQLContext,
+    RedisContext,
+    Scenario,
+    ZooKeeperContext,
+)
 from benchmarks.scenarios.fleet import Fleet, Member
 from benchmarks.workers import Workers
-from tests.servers import MariaDB, Redis, Server, ZooKeeper
+from tests.servers import MariaDB, PostgreSQL, Redis, Server, ZooKeeper
 
-__all__ = ["SUITES", "Options", "Suite"]
+__all__ = ["NEW", "SUITES", "Options", "Suite"]
 
 
 @dataclass(slots=True)
@@ -72,6 +81,26 @@ def _mysql(options: Options) -> Iterator[Context]:
 
 
 @contextmanager
+def _postgresql(options: Options) -> Iterator[Context]:
+    with PostgreSQL(settings=["max_connections = 1000"]) as server, Workers() as workers:
+        yield options.context(PostgreSQLContext, server, workers)
+
+
+class _File:
+    """A file in the place of a server."""
+
+    def __init__(self, folder: str) -> None:
+        self.url = f"sqlite://{folder}/locks.db"
+        self.pid = os.getpid()
+
+
+@contextmanager
+def _sqlite(options: Options) -> Iterator[Context]:
+    with TemporaryDirectory(prefix="aiolock-bench-") as folder, Workers() as workers:
+        yield options.context(Context, cast("Server", _File(folder)), workers)
+
+
+@contextmanager
 def _compare(options: Options) -> Iterator[Fleet]:
     with ExitStack() as stack:
         workers = stack.enter_context(Workers())
@@ -124,3 +153,9 @@ SUITES = {
     "compare": Suite(compare.SCENARIOS, _compare),
     "kinds": Suite(kinds.SCENARIOS, _kinds),
 }
+
+NEW = {
+    "postgresql": Suite(rows.POSTGRESQL, _postgresql),
+    "sqlite": Suite(rows.SQLITE, _sqlite),
+}
+"""Suites without committed figures: they are run by name, and are no part of ``all``."""

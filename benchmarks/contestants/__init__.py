@@ -8,6 +8,7 @@ from typing import Any
 
 from benchmarks.contestants.base import Contestant
 from benchmarks.contestants.curator import Curator
+from benchmarks.contestants.files import FileLock
 from benchmarks.contestants.mysql import (
     ForUpdate,
     GetLock,
@@ -17,6 +18,7 @@ from benchmarks.contestants.mysql import (
 )
 from benchmarks.contestants.ours import InMemory, Ours, OursAnew, OursPlain, OursWithoutPassing
 from benchmarks.contestants.plain import Asyncio
+from benchmarks.contestants.postgresql import Advisory, PollingRow, TryAdvisory, UpsertUpdate
 from benchmarks.contestants.redis import CoRedis, RedisPy
 from benchmarks.contestants.zookeeper import AioZK, Kazoo
 from benchmarks.floors import RawFloor, ScriptFloor
@@ -40,15 +42,20 @@ _KNOWN: dict[str, Callable[..., Any]] = {
     "asyncio.Lock": Asyncio,
     "coredis": CoRedis,
     "curator": Curator,
+    "flock": FileLock,
     "for update": ForUpdate,
     "get_lock": GetLock,
     "insert + delete, random wait": InsertDelete,
     "kazoo": Kazoo,
+    "pg_advisory_lock": Advisory,
+    "pg_try_advisory_lock": TryAdvisory,
     "polling": Polling,
+    "polling row": PollingRow,
     "raw floor": RawFloor,
     "redis-py": RedisPy,
     "script floor": ScriptFloor,
     "select 1": SelectOne,
+    "upsert + update": UpsertUpdate,
 }
 
 

@@ -6,19 +6,45 @@ import asyncio
 import contextlib
 import time
 from random import Random
-from typing import Any
+from typing import Any, Self
 
 from hiredis import pack_command
 
 from benchmarks.contestants import contestant
 from benchmarks.contestants.base import Span
 from benchmarks.contestants.ours import Ours
+from benchmarks.contestants.postgresql import Notify
 from benchmarks.floors import Ear, Wire
 from benchmarks.worker import Stage
 
 __all__ = ["drain", "giver", "line", "places", "taker"]
 
 CHANNEL = "bench:baton"
+
+
+class Publish:
+    """A bare PUBLISH and its arrival."""
+
+    @classmethod
+    async def open(cls, url: str) -> Self:
+        it = cls()
+        it._wire, it._ear = await Wire.open(url), await Ear.subscribed(url, CHANNEL)
+        return it
+
+    async def ring(self) -> None:
+        # Not waited for: the subscriber's clock runs.
+        self._wire.call(pack_command(("PUBLISH", CHANNEL, "g")))
+
+    async def hear(self) -> None:
+        await self._ear.hear()
+
+    async def close(self) -> None:
+        self._wire.close()
+        self._ear.close()
+
+
+BARE = {"publish": Publish, "notify": Notify}
+"""No locks, but a notification each."""
 
 
 async def drain(
@@ -65,22 +91,22 @@ async def giver(
     await stage.pause()
     reader, writer = await met
     random, given = Random(), []
-    wire = await Wire.open(url) if who == "publish" else None
-    async with contestant("aiolock" if wire else who, url) as it:
+    bell: Any = await BARE[who].open(url) if who in BARE else None
+    async with contestant("aiolock" if bell else who, url) as it:
         lock = it.lock("baton")
         for _ in range(handovers):
-            if wire is None:
+            if bell is None:
                 await lock.__aenter__()
             writer.write(b"?")
             await asyncio.sleep(settle + random.uniform(0, spread))
             given.append(time.monotonic())
-            if wire is None:
+            if bell is None:
                 await lock.__aexit__(None, None, None)
             else:
-                wire.call(pack_command(("PUBLISH", CHANNEL, "g")))
+                await bell.ring()
             await reader.readexactly(1)
-    if wire is not None:
-        wire.close()
+    if bell is not None:
+        await bell.close()
     writer.close()
     server.close()
     return given
@@ -91,14 +117,14 @@ async def taker(stage: Stage, who: str, url: str, socket: str, handovers: int) -
     await stage.pause()
     reader, writer = await asyncio.open_unix_connection(socket)
     taken = []
-    if who == "publish":
-        ear = await Ear.subscribed(url, CHANNEL)
+    if who in BARE:
+        bell: Any = await BARE[who].open(url)
         for _ in range(handovers):
             await reader.readexactly(1)
-            await ear.hear()
+            await bell.hear()
             taken.append(time.monotonic())
             writer.write(b"!")
-        ear.close()
+        await bell.close()
     else:
         async with contestant(who, url) as it:
             lock = it.lock("baton")

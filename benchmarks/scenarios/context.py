@@ -15,9 +15,9 @@ from benchmarks.calm import Calm
 from benchmarks.measure import Report, alternate
 from benchmarks.workers import Workers
 from tests.processes import Server, ask
-from tests.servers import MariaDB, Redis, ZooKeeper
+from tests.servers import MariaDB, PostgreSQL, Redis, ZooKeeper
 
-__all__ = ["Context", "MySQLContext", "RedisContext", "Scenario", "ZooKeeperContext"]
+__all__ = ["Context", "MySQLContext", "PostgreSQLContext", "RedisContext", "Scenario", "ZooKeeperContext"]
 
 T = TypeVar("T")
 
@@ -190,6 +190,19 @@ class MySQLContext(Context):
             "statements": self.status("Questions") - self._questions - 1,
             "connections": self.status("Max_used_connections") - 1,
         }
+
+
+class PostgreSQLContext(Context):
+    """PostgreSQL, whose connections at the end of a drain are what it is asked for: nobody closes any before."""
+
+    server: PostgreSQL
+
+    def after(self) -> dict[str, float]:
+        [[count]] = self.server.ask(
+            "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'"
+        )
+        # Less the one that asks.
+        return {"connections": int(count) - 1}
 
 
 Scenario = Callable[[Any], Report]

@@ -16,7 +16,7 @@ from benchmarks.measure import Goal, Report, Series, alternate, percentile, rati
 from benchmarks.plots import INK, PLOTS
 from benchmarks.report import as_json, as_markdown, as_text, goals, loaded, number, table
 from benchmarks.scenarios.draining import figures
-from benchmarks.suites import SUITES
+from benchmarks.suites import NEW, SUITES
 from benchmarks.workers import JobFailed, Workers
 
 ABOUT = {
@@ -144,7 +144,14 @@ def test_what_is_unknown_is_refused_with_what_there_is(capsys):
     assert parsed(["all"]).suite == list(SUITES)
 
 
+def test_suites_without_committed_figures_are_run_by_name_only():
+    assert parsed(["postgresql", "--scenario", "handover"]).scenario == ["handover"]
+    assert not set(NEW) & set(parsed(["all"]).suite)
+
+
 def test_contestants_are_known_by_name_and_interval():
+    assert contestant("polling row 0.005", "postgresql://h/db")._interval == 0.005
+    assert contestant("flock 0.1", "sqlite:///f")._interval == 0.1
     assert isinstance(contestant("kazoo", "zookeeper://h"), Contestant)
     assert contestant("redis-py 0.01", "redis://h")._sleep == 0.01
     assert contestant("aiolock session", "mysql://h/db").url == "mysql://h/db?mode=session"

@@ -1,0 +1,170 @@
+"""Peers on PostgreSQL: locks that people write by hand, and the statements that a lock costs at least.
+
+They are done well where that does not change what they are: statements are prepared, no pool loses waiters, and a waiter that
+sleeps between tries shares its connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Self
+
+from benchmarks.contestants.base import Contestant
+
+__all__ = ["Advisory", "Notify", "PollingRow", "TryAdvisory", "UpsertUpdate"]
+
+SHARED = 10
+"""Connections of a process whose waiters sleep between tries, and so can share them."""
+CHANNEL = "bench_baton"
+
+TABLE = "CREATE TABLE IF NOT EXISTS by_hand (name text PRIMARY KEY, owner int) WITH (fillfactor = 50)"
+UPSERT = "INSERT INTO by_hand AS r VALUES ($1, 1) ON CONFLICT (name) DO UPDATE SET owner = 1"
+KEY = "hashtextextended($1, 0)"
+
+
+class _ByHand(Contestant):
+    """Connections on demand, as many as are in use at once but no more than ``most``."""
+
+    most = 100_000
+
+    async def __aenter__(self) -> Self:
+        self._idle: list[Any] = []
+        self._all: list[Any] = []
+        self._gate = asyncio.Semaphore(self.most)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for connection in self._all:
+            await connection.close()
+
+    async def prepare(self, names: Sequence[str]) -> None:
+        async with self._connection() as connection:
+            # Two sessions that create one table at the same time collide.
+            await connection.execute(f"SELECT pg_advisory_lock(0); {TABLE}; SELECT pg_advisory_unlock(0)")
+        await super().prepare(names)
+
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[Any]:
+        async with self._gate:
+            connection = self._idle.pop() if self._idle else await self._connect()
+            yield connection
+            self._idle.append(connection)
+
+    async def _connect(self) -> Any:
+        import asyncpg
+
+        connection = await asyncpg.connect(self.url)
+        self._all.append(connection)
+        return connection
+
+    def lock(self, name: str) -> Any:
+        return _Block(self, name)
+
+    def block(self, name: str) -> Any:
+        """An asynchronous context manager that is the lock."""
+        raise NotImplementedError
+
+
+class _Block:
+    """For ``async with``, again and again."""
+
+    def __init__(self, owner: _ByHand, name: str) -> None:
+        self._owner = owner
+        self._name = name
+
+    async def __aenter__(self) -> None:
+        self._open = self._owner.block(self._name)
+        await self._open.__aenter__()
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._open.__aexit__(None, None, None)
+
+
+class UpsertUpdate(_ByHand):
+    """No lock: one bare upsert and one bare update of a row, the least that a lock in a table costs."""
+
+    @asynccontextmanager
+    async def block(self, name: str) -> AsyncIterator[None]:
+        async with self._connection() as connection:
+            await connection.execute(UPSERT, name)
+            yield
+            await connection.execute("UPDATE by_hand SET owner = NULL WHERE name = $1", name)
+
+
+class Advisory(_ByHand):
+    """``pg_advisory_lock``: a connection for each task that holds or waits."""
+
+    @asynccontextmanager
+    async def block(self, name: str) -> AsyncIterator[None]:
+        async with self._connection() as connection:
+            await connection.execute(f"SELECT pg_advisory_lock({KEY})", name)
+            yield
+            await connection.execute(f"SELECT pg_advisory_unlock({KEY})", name)
+
+
+class TryAdvisory(_ByHand):
+    """``pg_try_advisory_lock`` every ``interval`` seconds; the holder keeps the connection."""
+
+    most = SHARED
+
+    def __init__(self, url: str, interval: float = 0.1) -> None:
+        super().__init__(url)
+        self._interval = interval
+
+    @asynccontextmanager
+    async def block(self, name: str) -> AsyncIterator[None]:
+        while True:
+            async with self._connection() as connection:
+                if await connection.fetchval(f"SELECT pg_try_advisory_lock({KEY})", name):
+                    yield
+                    await connection.execute(f"SELECT pg_advisory_unlock({KEY})", name)
+                    return
+            await asyncio.sleep(self._interval)
+
+
+class PollingRow(_ByHand):
+    """A row with an owner, set and cleared by one statement each; a task that is refused asks again after a while."""
+
+    most = SHARED
+
+    def __init__(self, url: str, interval: float = 0.1) -> None:
+        super().__init__(url)
+        self._interval = interval
+
+    @asynccontextmanager
+    async def block(self, name: str) -> AsyncIterator[None]:
+        while not await self._changed(f"{UPSERT} WHERE r.owner IS NULL", name):  # noqa: ASYNC110 - nothing tells
+            await asyncio.sleep(self._interval)
+        yield
+        await self._changed("UPDATE by_hand SET owner = NULL WHERE name = $1", name)
+
+    async def _changed(self, statement: str, name: str) -> bool:
+        async with self._connection() as connection:
+            return not str(await connection.execute(statement, name)).endswith(" 0")
+
+
+class Notify:
+    """A bare NOTIFY and its arrival: no lock, the least that a hand-over costs."""
+
+    def __init__(self, driver: Any) -> None:
+        self._driver = driver
+        self._heard: asyncio.Queue[None] = asyncio.Queue()
+
+    @classmethod
+    async def open(cls, url: str) -> Self:
+        import asyncpg
+
+        it = cls(await asyncpg.connect(url))
+        await it._driver.add_listener(CHANNEL, lambda *_: it._heard.put_nowait(None))
+        return it
+
+    async def ring(self) -> None:
+        await self._driver.execute(f"NOTIFY {CHANNEL}")
+
+    async def hear(self) -> None:
+        await self._heard.get()
+
+    async def close(self) -> None:
+        await self._driver.close()
