@@ -76,6 +76,8 @@ RULES = "tests/unit/test_rows_rules.py::"
 ENGINE = "tests/unit/test_rows_engine.py::"
 LIVENESS = "tests/unit/test_rows_liveness.py::"
 ENTERING = "tests/backends/postgresql/test_entering.py::"
+CONFIRMATION = "tests/backends/postgresql/test_confirmation.py::"
+LENDING = "tests/backends/postgresql/test_transaction_lock.py::"
 QUORUM = "quorum schedules"
 
 MUTANTS = (
@@ -643,6 +645,57 @@ MUTANTS = (
         "if flight.order <= self._heard or flight.connection",
         "if flight.connection",
         ENGINE + "test_an_answer_that_was_overtaken_proves_no_loss",
+    ),
+    # Transactions of callers.
+    Mutant(
+        "a hold is confirmed by a row that is not locked",
+        "aiolock.backends.postgresql.confirmation",
+        'statements("share_free"), claim.key',
+        'statements("share_free").replace(" FOR SHARE SKIP LOCKED", ""), claim.key',
+        CONFIRMATION + "test_no_other_client_enters_before_the_commit",
+    ),
+    Mutant(
+        "a hold is confirmed although the row does not show it",
+        "aiolock.backends.rows.claim",
+        "self._member.id in row.holds\n",
+        "bool(row.holds)\n",
+        CONFIRMATION + "test_a_hold_of_another_client_is_not_taken_for_its_own",
+    ),
+    Mutant(
+        "a hold is confirmed in a transaction that writes nothing",
+        "aiolock.backends.sqlite.confirmation",
+        'LOCK = "UPDATE main.aiolock SET version = version WHERE 0"',
+        'LOCK = "SELECT 1"',
+        "tests/backends/sqlite/test_confirmation.py::test_a_transaction_that_only_reads_is_made_one_that_writes",
+    ),
+    Mutant(
+        "any transaction counts as the one that has the lock",
+        "aiolock.backends.postgresql.transaction_lock",
+        "return bool(found)",
+        "return True",
+        LENDING + "test_looking_back_does_not_disturb_the_next_transaction",
+    ),
+    Mutant(
+        "a lock on another server counts",
+        "aiolock.backends.postgresql.caller",
+        'here["place"] != there["place"]',
+        'not here["place"]',
+        LENDING + "test_another_server_or_database_is_noticed_before_anything_is_locked",
+    ),
+    Mutant(
+        "a wait that was given up keeps what it got",
+        "aiolock.backends.postgresql.caller",
+        'f"ROLLBACK TO SAVEPOINT {name}; RELEASE SAVEPOINT {name}"',
+        'f"RELEASE SAVEPOINT {name}"',
+        LENDING + "test_work_of_the_transaction_stays_when_the_wait_is_over",
+    ),
+    Mutant(
+        "a row that is locked holds up the other rows",
+        "aiolock.backends.postgresql.store",
+        ' else await self._make(driver, edits, skip="SKIP LOCKED")',
+        " else [None] * len(edits)",
+        "tests/backends/postgresql/test_store.py::"
+        "test_a_row_that_a_transaction_keeps_locked_is_not_written_and_holds_up_no_other",
     ),
 )
 

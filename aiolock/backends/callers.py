@@ -161,6 +161,8 @@ class CallerConnection(ABC):
             if not task.done():
                 self._closed = True
                 self.close()
+                # It ends with the error of the connection, which a driver keeps in a future.
+                await asyncio.wait([task], timeout=QUICK)
                 task.cancel()
         await asyncio.wait([task])
 

@@ -142,6 +142,23 @@ async def test_a_row_that_is_gone_or_foreign_is_no_hold(client, connect, server)
     server.ask("DELETE FROM aiolock")
 
 
+async def test_a_hold_of_another_client_is_not_taken_for_its_own(client, connect, server):
+    """Nothing was told to the client, and it believes that it holds the lock."""
+    mine = await connect()
+    lease = await client.lock("x").acquire()
+    owner = lease._hold.validity.claim.member.id
+    assert lease.held
+    server.ask(
+        "UPDATE aiolock SET value = convert_to(replace(convert_from(value, 'UTF8'), "
+        f"'{owner}', '{owner[::-1]}'), 'UTF8') WHERE key LIKE '%/lock/x'"
+    )
+    async with mine.transaction():
+        assert lease.held
+        with pytest.raises(LockLost, match="revoked"):
+            await lease.confirm(mine)
+    assert lease.lost
+
+
 @pytest.mark.parametrize("isolation", ["repeatable_read", "serializable"])
 @pytest.mark.parametrize("there", [True, False])
 async def test_a_snapshot_that_is_too_old_is_no_loss(client, rival, connect, isolation, there):
