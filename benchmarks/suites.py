@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from benchmarks.calm import Calm
 from benchmarks.contestants.curator import compiled
+from benchmarks.contestants.postgresql import TABLE
 from benchmarks.scenarios import compare, kinds, mysql, redis, rows, zookeeper
 from benchmarks.scenarios.context import (
     Context,
@@ -82,7 +83,7 @@ def _mysql(options: Options) -> Iterator[Context]:
 
 @contextmanager
 def _postgresql(options: Options) -> Iterator[Context]:
-    with PostgreSQL(settings=["max_connections = 1000"]) as server, Workers() as workers:
+    with PostgreSQL(settings=["max_connections = 1000"], init=[TABLE]) as server, Workers() as workers:
         yield options.context(PostgreSQLContext, server, workers)
 
 

@@ -7,19 +7,20 @@ sleeps between tries shares its connection.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Self
 
 from benchmarks.contestants.base import Contestant
 
-__all__ = ["Advisory", "Notify", "PollingRow", "TryAdvisory", "UpsertUpdate"]
+__all__ = ["TABLE", "Advisory", "Notify", "PollingRow", "TryAdvisory", "UpsertUpdate"]
 
 SHARED = 10
 """Connections of a process whose waiters sleep between tries, and so can share them."""
 CHANNEL = "bench_baton"
 
-TABLE = "CREATE TABLE IF NOT EXISTS by_hand (name text PRIMARY KEY, owner int) WITH (fillfactor = 50)"
+TABLE = "CREATE TABLE by_hand (name text PRIMARY KEY, owner int) WITH (fillfactor = 50)"
+"""To be there before; the rows come by themselves."""
 UPSERT = "INSERT INTO by_hand AS r VALUES ($1, 1) ON CONFLICT (name) DO UPDATE SET owner = 1"
 KEY = "hashtextextended($1, 0)"
 
@@ -38,12 +39,6 @@ class _ByHand(Contestant):
     async def __aexit__(self, *_: object) -> None:
         for connection in self._all:
             await connection.close()
-
-    async def prepare(self, names: Sequence[str]) -> None:
-        async with self._connection() as connection:
-            # Two sessions that create one table at the same time collide.
-            await connection.execute(f"SELECT pg_advisory_lock(0); {TABLE}; SELECT pg_advisory_unlock(0)")
-        await super().prepare(names)
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[Any]:
@@ -153,11 +148,12 @@ class Notify:
         self._heard: asyncio.Queue[None] = asyncio.Queue()
 
     @classmethod
-    async def open(cls, url: str) -> Self:
+    async def open(cls, url: str, *, hears: bool) -> Self:
         import asyncpg
 
         it = cls(await asyncpg.connect(url))
-        await it._driver.add_listener(CHANNEL, lambda *_: it._heard.put_nowait(None))
+        if hears:
+            await it._driver.add_listener(CHANNEL, lambda *_: it._heard.put_nowait(None))
         return it
 
     async def ring(self) -> None:

@@ -26,9 +26,9 @@ class Publish:
     """A bare PUBLISH and its arrival."""
 
     @classmethod
-    async def open(cls, url: str) -> Self:
+    async def open(cls, url: str, *, hears: bool) -> Self:
         it = cls()
-        it._wire, it._ear = await Wire.open(url), await Ear.subscribed(url, CHANNEL)
+        it._wire: Any = await (Ear.subscribed(url, CHANNEL) if hears else Wire.open(url))
         return it
 
     async def ring(self) -> None:
@@ -36,11 +36,10 @@ class Publish:
         self._wire.call(pack_command(("PUBLISH", CHANNEL, "g")))
 
     async def hear(self) -> None:
-        await self._ear.hear()
+        await self._wire.hear()
 
     async def close(self) -> None:
         self._wire.close()
-        self._ear.close()
 
 
 BARE = {"publish": Publish, "notify": Notify}
@@ -91,7 +90,7 @@ async def giver(
     await stage.pause()
     reader, writer = await met
     random, given = Random(), []
-    bell: Any = await BARE[who].open(url) if who in BARE else None
+    bell: Any = await BARE[who].open(url, hears=False) if who in BARE else None
     async with contestant("aiolock" if bell else who, url) as it:
         lock = it.lock("baton")
         for _ in range(handovers):
@@ -118,7 +117,7 @@ async def taker(stage: Stage, who: str, url: str, socket: str, handovers: int) -
     reader, writer = await asyncio.open_unix_connection(socket)
     taken = []
     if who in BARE:
-        bell: Any = await BARE[who].open(url)
+        bell: Any = await BARE[who].open(url, hears=True)
         for _ in range(handovers):
             await reader.readexactly(1)
             await bell.hear()
