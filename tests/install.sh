@@ -66,7 +66,9 @@ apt=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -y -o DPkg::L
 "${apt[@]}" update >/dev/null || echo "apt-get update failed; trying with the lists at hand" >&2
 "${apt[@]}" install --no-install-recommends "${packages[@]}" </dev/null || give_up "apt-get could not install them"
 
-# Nor shall it start at the next boot.
-if [[ " ${packages[*]} " == *" redis-server "* && -d /run/systemd/system ]]; then
-    "${as_root[@]}" systemctl disable --quiet redis-server
-fi
+# Nor shall one start at the next boot.
+for service in redis-server pgbouncer; do
+    if [[ " ${packages[*]} " == *" $service "* && -d /run/systemd/system ]]; then
+        "${as_root[@]}" systemctl disable --quiet "$service"
+    fi
+done
