@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 import pytest
 
@@ -168,11 +169,18 @@ async def test_a_commit_that_did_not_reach_its_replica_is_no_success():
             version = await put(store, one)
             server.ask("ALTER SYSTEM SET synchronous_standby_names = 'absent'", "SELECT pg_reload_conf()")
             heard = store._listener
-            write = asyncio.create_task(store.compare_and_set([edit(one, version, "next")]))
+            attempts = itertools.count()
+            before, after = version, "next"
+            write = asyncio.create_task(store.compare_and_set([edit(one, before, after)]))
             waits = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
             loop = asyncio.get_running_loop()
             found = []
             while not found:
+                if write.done():
+                    # It was made before its session had read the setting.
+                    [made] = write.result()
+                    before, after = made.version, f"next {next(attempts)}"
+                    write = asyncio.create_task(store.compare_and_set([edit(one, before, after)]))
                 found = await loop.run_in_executor(None, server.ask, waits)
             assert not write.done()
             server.ask(f"SELECT pg_cancel_backend({found[0][0]})")
@@ -181,8 +189,8 @@ async def test_a_commit_that_did_not_reach_its_replica_is_no_success():
             assert heard is store._listener
             # An unflushed write waits for no standby, and the read tells what became of the other one.
             [row] = await store.get([one])
-            assert row.version == "next"
-            [made] = await store.compare_and_set([edit(one, "next", "last", flush=False)])
+            assert row.version == after
+            [made] = await store.compare_and_set([edit(one, after, "last", flush=False)])
             assert made.version == "last"
 
 
