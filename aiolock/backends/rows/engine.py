@@ -35,6 +35,8 @@ class Engine:
         self._writers: OrderedDict[str, RowWriter] = OrderedDict()
         self._timers: dict[str, asyncio.TimerHandle] = {}
         """The timers of heartbeats, by session."""
+        self._settle_until = 0.0
+        """Until when a closing client waits, on its clock."""
         self._busy: dict[str, float] = {}
         """The time at which a session was last seen in use."""
         self._watch_due = False
@@ -210,7 +212,11 @@ class Engine:
     # --- the end
 
     async def settle(self, timeout: float, key: str | None = None) -> None:
-        """Wait until all releases were answered, or those of one row, for at most ``timeout`` seconds."""
+        """Wait until all releases were answered, or those of one row, for at most ``timeout`` seconds.
+
+        What is left of the time is for :meth:`close`, which follows when the client is closed.
+        """
+        self._settle_until = self.context.clock() + timeout
         writers = [writer for each, writer in self._writers.items() if key in (None, each)]
         if leaves := [future for writer in writers for future in writer.leaving]:
             await asyncio.wait(leaves, timeout=timeout)
@@ -224,9 +230,9 @@ class Engine:
         sessions = list(self.sessions.open.values())
         if sessions:
             closing = [context.begin(session.close(), "aiolock-close") for session in sessions]
-            # A store that has not answered the releases is not waited for: the sessions end by their ttl.
-            silent = any(writer.leaving for writer in self._writers.values())
-            await asyncio.wait(closing, timeout=context.timeout / (50 if silent else 4))
+            # With no time left they are sent, and the sessions end by their ttl.
+            left = self._settle_until - context.clock()
+            await asyncio.wait(closing, timeout=max(0.0, min(left, context.timeout / 4)))
         for task in list(context.tasks):
             task.cancel()
         for writer in self._writers.values():

@@ -8,7 +8,8 @@ from itertools import permutations
 import pytest
 
 import aiolock
-from aiolock.backends.mysql import MySQLBackend, schema
+from aiolock import validation
+from aiolock.backends.mysql import MySQLBackend
 from aiolock.mysql import purge
 from tests.backends.mysql.tools import as_root
 from tests.faults.staging import PATIENCE, gets_the_lock
@@ -24,7 +25,7 @@ async def rows(place, what: str = "name") -> tuple:
 
 @pytest.mark.parametrize("order", list(permutations(MODES)), ids="-".join)
 async def test_tokens_rise_from_mode_to_mode_also_over_a_purge(place, order, monkeypatch):
-    monkeypatch.setattr(schema, "LEAST_IDLE", 0)
+    monkeypatch.setattr(validation, "LEAST_IDLE", 0)
     tokens: list[int] = []
     for purged in (False, True):
         for mode in order:
