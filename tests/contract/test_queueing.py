@@ -85,7 +85,7 @@ async def test_tasks_of_one_client_are_served_in_the_order_of_their_arrival(clie
     assert [token for _, token in order] == sorted({token for _, token in order})
 
 
-async def test_local_passing_ends_when_others_wait(client, rival):
+async def test_local_passing_ends_when_others_wait(deployment, client, rival):
     lock = client.lock("x")
     turns_after = 0
     seen = asyncio.Event()
@@ -110,8 +110,9 @@ async def test_local_passing_ends_when_others_wait(client, rival):
             group.create_task(modest())
             await until(lambda: queued_or_served(rival, served))
             seen.set()
-    # 16 passes from the moment that the demand is known (64 of a hold on MySQL, where it is not), and what happened before.
-    assert turns_after <= 100
+    # 16 passes from the moment that the demand is known (64 of a hold where it is not: one may have begun before the
+    # rival's entry is in the queue, and another one with it), and what happened before.
+    assert turns_after <= max(100, 3 * deployment.passes)
 
 
 async def test_a_thousand_local_contenders_delay_a_remote_waiter_by_a_bounded_number_of_turns(
