@@ -185,7 +185,7 @@ class Lease:
         await hold.release(keep)
 
     async def confirm(self, connection: object) -> None:
-        """Check, inside your own transaction, that the lock is held; no other client enters before it ends.
+        """Check, inside your own transaction, that the lock is held; nobody else enters before it ends.
 
         :param connection: a connection of your own to the server and the database of the lock, with an open transaction.
             PostgreSQL: one of asyncpg's, or an ``AsyncConnection`` or ``AsyncSession`` of SQLAlchemy's over it. MySQL and
@@ -207,6 +207,9 @@ class Lease:
         hold.check()
         advice = "write with a fencing token instead"
         backend = Confirmation.of(runtime.backend, "confirm() inside a transaction", advice)
+        # The next task of this client has to ask the server as well, where it waits for the end of the transaction. So also
+        # after a cancellation, which may have come too late for the row.
+        hold.validity.left = 0
         if not await backend.confirm(hold.validity.claim, connection):
             runtime.scheduler.lose(hold.validity, "revoked")
             raise hold.error()

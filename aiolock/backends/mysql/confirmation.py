@@ -35,6 +35,11 @@ async def confirm(
             f"{context.address}: a row that is locked here is not locked on the other nodes of this cluster, and a later holder "
             "there could commit first: write with a fencing token instead"
         )
+    if context.site.rolls_back:
+        raise UnsafeBackend(
+            f"{context.address}: innodb_rollback_on_timeout is on, so the server ends your whole transaction when the row is "
+            "not to be had in time: switch it off, or write with a fencing token instead"
+        )
     late = asyncio.get_running_loop().time() + context.timeout
     caller = MySQLConnection(context, callers, connection)
     [[where]] = await context.within(ask_place(context, callers, "place"))
@@ -54,11 +59,11 @@ async def _confirm(
         async with caller.connection.cursor(Cursor) as cursor:
             await caller.check(cursor, there)
             caller.blocks = True
-            row = None
-            if not caller.leaving:
-                await cursor.execute(statement)
-                row = await cursor.fetchone()
-    except (LockError, RuntimeError):
+            if caller.leaving:
+                raise TimeoutError
+            await cursor.execute(statement)
+            row = await cursor.fetchone()
+    except (LockError, RuntimeError, TimeoutError):
         raise
     except Exception as error:
         number = code(error)

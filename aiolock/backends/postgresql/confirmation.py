@@ -60,16 +60,19 @@ async def _confirm(
     try:
         driver = await caller.check(there)
         row = await driver.fetchrow(statements("share_free"), claim.key, timeout=NO_LIMIT)
-        if row is None and not caller.leaving:
+        if row is None:
+            if caller.leaving:
+                # The row may be locked by another transaction: nobody has asked.
+                raise TimeoutError
             caller.blocks = True
             row = await caller.wait(lambda: driver.fetchrow(statements("share"), claim.key, timeout=NO_LIMIT))
-    except (LockError, RuntimeError):
+    except (LockError, RuntimeError, TimeoutError):
         raise
     except Interrupted as error:
         raise BackendUnavailable(f"{address}: another transaction has the row of the lock locked") from error
     except Exception as error:
         raise _translated(caller, error, claim.request.name, address) from error
-    if row is None and caller.isolation != "read committed":
+    if row is None and caller.isolation not in {"read committed", "read uncommitted"}:
         raise _outdated(claim.request.name, address) from NotInSnapshotError()
     return row is not None and claim.shown_in(row["value"])
 

@@ -147,6 +147,8 @@ class RowClaim(CanDowngrade):
         )
         member = self._member = Member(self, request, session)
         session.claims[member.id] = self
+        # The engine may have forgotten an idle writer while the session was opened.
+        self._writer = self.engine.writer(self.request.name, kind.family)
         self._writer.members[member.id] = member
         return member
 

@@ -74,6 +74,26 @@ async def test_no_other_client_enters_before_the_commit(client, rival, connect):
     await following.release()
 
 
+async def test_no_other_task_of_the_client_enters_before_the_commit(client, connect):
+    mine, other = await connect(), await connect()
+    lock = client.lock("x")
+    leases = [asyncio.create_task(lock.acquire()) for _ in range(3)]
+    # The second has the lock from the first, with tokens that would do for the third as well.
+    await (await leases[0]).release()
+    lease = await leases[1]
+    async with mine.transaction():
+        await mine.execute("INSERT INTO work VALUES (1)")
+        await lease.confirm(mine)
+        leaving = asyncio.create_task(lease.release())
+        await asyncio.sleep(0.5)
+        assert not leases[2].done()
+    await leaving
+    async with asyncio.timeout(PATIENCE):
+        following = await leases[2]
+    assert await work(other) == 1
+    await following.release()
+
+
 async def test_a_dead_holder_s_transaction_is_still_before_the_next_holder(server, namespace, rival, connect):
     """It could not renew for longer than its ttl: others know that it is dead, and wait for its transaction."""
     mine, other = await connect(), await connect()

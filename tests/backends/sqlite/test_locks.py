@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 
 import aiolock
+from aiolock.backends.rows import engine
 from aiolock.backends.sqlite import connection
 from aiolock.clock import system_clock
 from aiolock.errors import LockLost, UnsafeBackend
 from tests.backends.sqlite.conftest import until
+from tests.pace import pace
 
 HOLD = """
 import asyncio, sys
@@ -160,3 +162,13 @@ async def test_what_a_file_does_not_promise_is_refused(path):
 def test_it_has_no_options():
     with pytest.raises(aiolock.ConfigError, match="no option mode"):
         aiolock.connect("sqlite:///tmp/x.db", mode="wal")
+
+
+async def test_more_names_can_be_asked_for_at_once_than_are_remembered(tmp_path, monkeypatch):
+    monkeypatch.setattr(engine, "REMEMBERED_ROWS", 2)
+    ttl = 2 * pace()
+    async with aiolock.connect(f"sqlite:///{tmp_path}/locks.db", ttl=ttl) as client:
+        leases = await asyncio.gather(*(client.lock(f"{number}").acquire() for number in range(8)))
+        await asyncio.sleep(1.5 * ttl)
+        assert all(lease.held for lease in leases)
+        assert client.stats()["lost"] == 0
