@@ -36,6 +36,8 @@ MOST_ITEMS = 256
 GOODBYE = 1.0
 """Seconds for which closing waits until the server was told."""
 
+LOCKED = 100
+"""Milliseconds, at most, for which a write waits for a row that another transaction keeps locked; at most a tenth of the command timeout."""
 CLOSED = "the client is closed"
 
 
@@ -388,7 +390,9 @@ class Connections:
                     if await swaps_sessions(opened[0], opened[1], self._statements):
                         raise UnsafeBackend(f"{self._address.text}: {SWAPPED}")
                     await self._prepare(opened[0])
-                    await opened[1].execute(self._statements("writer_settings"))
+                    wait = max(1, min(LOCKED, round(self._settings.command_timeout * 100)))
+                    writing = self._statements("writer_settings").replace("{lock_timeout}", str(wait))
+                    await opened[1].execute(writing)
             except LockError:
                 raise
             except Exception as error:

@@ -31,7 +31,7 @@ SET transaction_timeout = 0
 
 -- name: writer_settings
 -- A row that a transaction keeps locked holds up the other writes of this connection, heartbeats among them, for no longer.
-SET lock_timeout = 100
+SET lock_timeout = {lock_timeout}
 
 -- name: facts
 SELECT version() AS version, pg_is_in_recovery() AS recovering, pg_backend_pid() AS pid,
