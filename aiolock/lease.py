@@ -185,7 +185,7 @@ class Lease:
         await hold.release(keep)
 
     async def confirm(self, connection: object) -> None:
-        """Check, inside your own transaction, that the lock is held; nobody else enters before it ends.
+        """Check, inside your own transaction, that the lock is held; no other task or client enters before it ends.
 
         :param connection: a connection of your own to the server and the database of the lock, with an open transaction.
             PostgreSQL: one of asyncpg's, or an ``AsyncConnection`` or ``AsyncSession`` of SQLAlchemy's over it. MySQL and

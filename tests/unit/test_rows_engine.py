@@ -915,7 +915,7 @@ def test_a_client_that_loses_race_after_race_pauses_for_longer(enters):
             edit, server.edit = server.edit, lambda asked: None if asked.key == KEY else edit(asked)
             server.reads = server.writes = 0
             waiting = asyncio.create_task(two.acquire())
-            await asyncio.sleep(0.9)
+            await asyncio.sleep(0.5)
             assert server.reads + server.writes < 100
             server.edit = edit
             await held.release()

@@ -62,7 +62,7 @@ async def _confirm(
         row = await driver.fetchrow(statements("share_free"), claim.key, timeout=NO_LIMIT)
         if row is None:
             if caller.leaving:
-                # The row may be locked by another transaction: nobody has asked.
+                # The row may be locked by another transaction, and was not asked for.
                 raise TimeoutError
             caller.blocks = True
             row = await caller.wait(lambda: driver.fetchrow(statements("share"), claim.key, timeout=NO_LIMIT))
