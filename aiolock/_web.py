@@ -63,7 +63,7 @@ def answer(error: BaseException, retry_after: float = RETRY_AFTER) -> Answer | N
     # The header has whole seconds; 0 would invite a stampede.
     again = {"Retry-After": str(max(1, math.ceil(retry_after)))}
     if isinstance(error, AcquireTimeout):
-        return Answer(409, "Somebody else is working on this at the moment; try again later.", again)
+        return Answer(409, "This is being worked on at the moment; try again later.", again)
     if isinstance(error, LockLost):
         return Answer(503, "The work was interrupted and may be incomplete; try again later.", again)
     if isinstance(error, BackendUnavailable):

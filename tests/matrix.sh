@@ -37,7 +37,7 @@ for part in "$@"; do
             continue
             ;;
         postgresql15)
-            tests/install.sh postgresql15 pgbouncer || status=1
+            tests/install.sh postgresql postgresql15 || status=1
             export AIOLOCK_WHOLE_CONTRACT=1 AIOLOCK_SERVERS=postgresql AIOLOCK_POSTGRES=/usr/lib/postgresql/15/bin/postgres
             count "$part, tests/contract" "$python" -m pytest -q -n 4 --dist worksteal tests/contract -k "$part"
             count "$part, tests/backends/postgresql" \

@@ -1,4 +1,7 @@
-"""Multi-lock: acquire several locks together, all or none, with one timeout; they are lost together."""
+"""Multi-lock: acquire several locks together, all or none, with one timeout; they are lost together.
+
+One file, because what is acquired, what is given back and what is lost is decided part by part in one order.
+"""
 
 from __future__ import annotations
 

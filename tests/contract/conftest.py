@@ -22,7 +22,7 @@ def pytest_collection_modifyitems(config, items):
         params = getattr(getattr(item, "callspec", None), "params", {})
         server = params.get("server")
         if not isinstance(server, type):
-            # Somebody else's test, which calls something else a server.
+            # A test of another suite that calls something else a server.
             kept.append(item)
             continue
         needs = getattr(getattr(item, "module", None), "NEEDS", None) or NEEDS.get(params.get("operation"))

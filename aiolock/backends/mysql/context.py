@@ -6,7 +6,6 @@ import asyncio
 import re
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
-from importlib.resources import files
 from random import Random
 from typing import Any, TypeVar
 
@@ -14,6 +13,7 @@ from aiolock.backends.mysql.connection import Session
 from aiolock.backends.mysql.errors import NOT_NOW, code, hit, locked
 from aiolock.backends.mysql.pool import Sessions, Site
 from aiolock.backends.mysql.protocol import Result
+from aiolock.backends.sql import read_schema, read_statements
 from aiolock.clock import Clock
 from aiolock.core.backend import Claim, EventQueue, Grant, Settings
 from aiolock.errors import BackendUnavailable, DeadlockDetected
@@ -27,21 +27,8 @@ T = TypeVar("T")
 # --- statements
 
 
-def _read(file: str) -> str:
-    return files("aiolock.backends.mysql").joinpath("sql", file).read_text("utf-8")
-
-
-def _split(text: str) -> dict[str, str]:
-    statements: dict[str, str] = {}
-    for part in text.split("-- name: ")[1:]:
-        name, _, body = part.partition("\n")
-        lines = [line.strip() for line in body.splitlines() if not line.startswith("--")]
-        statements[name.strip()] = " ".join(line for line in lines if line)
-    return statements
-
-
-QUERIES = _split("".join(map(_read, ("queries.sql", "sharing.sql", "documents.sql"))))
-SCHEMA = _read("schema.sql").strip()
+QUERIES = read_statements("mysql", "queries.sql", "sharing.sql", "documents.sql")
+SCHEMA = read_schema("mysql")
 FORMAT = int(re.findall(r"data format (\d+)", SCHEMA)[0])
 """The version of the data format: the columns, their meaning, and the names of user locks. The comments of the tables contain it."""
 

@@ -25,7 +25,7 @@ GRANTED, HELD, FORCED = 1, 2, 3
 """States of requests; `sharing.sql` has the list."""
 NAMED = 64
 """Number of this client's first waiters that a decision lets in without a confirmation: they are likely to be next."""
-NOBODY = "-"
+NO_OWNER = "-"
 """An owner id that no claim has."""
 
 
@@ -261,7 +261,7 @@ def _inside(what: Transaction, answers: Sequence[Result]) -> frozenset[str]:
 
 
 def _listed(owners: Iterable[str]) -> str:
-    return ", ".join(map(quote, owners)) or quote(NOBODY)
+    return ", ".join(map(quote, owners)) or quote(NO_OWNER)
 
 
 def judge(state: int | None, grant: Renewal | None) -> Renewal | None:

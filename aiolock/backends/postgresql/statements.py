@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 import re
-from importlib.resources import files
+
+from aiolock.backends.sql import read_schema, read_statements
 
 __all__ = ["FORMAT", "QUERIES", "Statements"]
 
 
-def _read(file: str) -> str:
-    return files("aiolock.backends.postgresql").joinpath("sql", file).read_text("utf-8")
-
-
-def _split(text: str) -> dict[str, str]:
-    statements: dict[str, str] = {}
-    for part in text.split("-- name: ")[1:]:
-        name, _, body = part.partition("\n")
-        lines = [line.strip() for line in body.splitlines() if not line.startswith("--")]
-        statements[name.strip()] = " ".join(line for line in lines if line)
-    return statements
-
-
-QUERIES = _split(_read("queries.sql") + _read("transaction.sql"))
+QUERIES = read_statements("postgresql", "queries.sql", "transaction.sql")
 """By name; the table is not filled in."""
-SCHEMA = _read("schema.sql").strip()
+SCHEMA = read_schema("postgresql")
 FORMAT = int(re.findall(r"data format (\d+)", SCHEMA)[0])
 """The version of the data format, which the comment of the table says."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
-import time
 from collections.abc import Coroutine, Sequence
 from random import Random
 from typing import Any, NamedTuple, TypeVar
@@ -14,7 +13,7 @@ from weakref import WeakSet
 from aiolock.backends.rows.liveness import ClockCheck, EndedClaims
 from aiolock.backends.rows.lockrow import Liveness, Mint
 from aiolock.backends.rows.store import Edit, Entry, Row, RowStore, StoreClock
-from aiolock.clock import Clock, Deadline
+from aiolock.clock import Clock, Deadline, wall_clock
 from aiolock.core.backend import Claim, EventQueue, Settings
 from aiolock.core.tasks import TaskSet, reject, settle
 from aiolock.errors import BackendUnavailable, closed_error, copy_of
@@ -100,7 +99,7 @@ class Context:
 
     def source(self, tick: int) -> Mint:
         """Return the source of tokens for a row that was read at ``tick``."""
-        return Mint(self.floor, tick, time.time())
+        return Mint(self.floor, tick, wall_clock())
 
     # --- calls of the store
 

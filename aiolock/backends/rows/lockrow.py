@@ -4,7 +4,7 @@ A row contains holds, the queue, the last token and the limit of a semaphore. Ho
 their client; whether they count is known from the session rows, and passed in as a :class:`Liveness`. An entry that is known
 not to count is removed by the next writer, of any client, and the head of the queue enters as far as it is compatible.
 
-Nothing here knows tasks, stores or clocks."""
+Nothing here knows tasks, stores or clocks. One file, because each rule is read together with the row that it changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The writer of one lock row: it collects the steps of all tasks of a client, writes once, and repeats after a lost race."""
+"""The writer of one lock row: it collects the steps of all tasks of a client, writes once, and repeats after a lost race.
+
+One file, because reading, writing and answering change the same few fields: what is pending, and what is known of the row.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +40,8 @@ from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, Los
 
 __all__ = ["Member", "MemberState", "Pending", "RowWriter"]
 
-PAUSE = 0.002
-"""Most seconds to wait after a lost race; doubled with each further one, up to 64 times."""
+FIRST_PAUSE, LONGEST_PAUSE = 0.002, 0.1
+"""Seconds to wait after a lost race; doubled with each further one."""
 ALONE = 4
 """Statements in a row that find the row as this client has left it, after which it writes against the version that it knows.
 Such a write costs the server less than a statement, and one that is refused costs about as much as four of them save."""
@@ -227,23 +230,27 @@ class RowWriter:
 
     async def _work(self) -> None:
         """Work until no step is left. Ends with the client."""
-        backoff, races = Backoff(self.context.random), 0
+        failing, racing = (
+            Backoff(self.context.random),
+            Backoff(self.context.random, FIRST_PAUSE, LONGEST_PAUSE),
+        )
         while self._pending:
             try:
                 lost_race = await self._round()
             except BackendError as error:
                 self.version = None
                 self._fail(error)
-                await backoff.pause()
+                await failing.pause()
             except Exception as error:  # noqa: BLE001 - a defect of a store must not leave callers waiting
                 self._fail(error)
                 self._pending.clear()
                 raise
             else:
-                backoff.reset()
-                races = races + 1 if lost_race else 0
+                failing.reset()
                 if lost_race:
-                    await asyncio.sleep(self.context.random.random() * PAUSE * 2 ** min(races, 6))
+                    await racing.pause()
+                else:
+                    racing.reset()
 
     def _fail(self, error: Exception) -> None:
         """Answer the steps with an error; releases are tried again while their session lives."""

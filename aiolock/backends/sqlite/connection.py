@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import re
 import sqlite3
-import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from aiolock.backends.rows.store import Edit, Row, StoreClock
+from aiolock.backends.sql import read_schema, read_statements
 from aiolock.backends.sqlite.errors import LOCKED, code
-from aiolock.clock import system_clock
+from aiolock.clock import system_clock, wall_clock
 from aiolock.errors import BackendRefused, UnsafeBackend, shorten
 
 __all__ = ["FORMAT", "Connection", "machine", "mount_of"]
@@ -22,20 +22,7 @@ APPLICATION = 0x61694C6B
 FORMAT = 1
 """The version of the table (``PRAGMA user_version``)."""
 
-_TABLE = """\
-CREATE TABLE aiolock (
-    key TEXT NOT NULL PRIMARY KEY,
-    version TEXT NOT NULL,
-    value BLOB NOT NULL,
-    expires REAL -- seconds of the wall clock from which on the row may be purged; NULL for never
-)"""
-_INSERT = "INSERT INTO aiolock (version, value, expires, key) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING"
-_UPDATE = "UPDATE aiolock SET version = ?, value = ?, expires = ? WHERE key = ? AND version = ?"
-_DELETE = "DELETE FROM aiolock WHERE key = ? AND version = ?"
-_PAGE = (
-    "SELECT key, version, CAST(value AS BLOB) FROM aiolock WHERE key >= ? AND key > ? ORDER BY key LIMIT 500"
-)
-_PURGE = "DELETE FROM aiolock WHERE key IN (SELECT key FROM aiolock WHERE expires <= ? LIMIT 500)"
+_STATEMENTS = read_statements("sqlite", "queries.sql")
 
 # --- the place of the file
 
@@ -148,7 +135,7 @@ class Connection:
         self.run("BEGIN IMMEDIATE")
         if self._is_new():
             for statement in (
-                _TABLE,
+                read_schema("sqlite"),
                 f"PRAGMA application_id = {APPLICATION}",
                 f"PRAGMA user_version = {FORMAT}",
             ):
@@ -214,7 +201,7 @@ class Connection:
     def _rows(self, found: Iterable[tuple[bytes, str]]) -> list[Row]:
         """Return rows that were read or written just now."""
         clock = None if self._machine is None else StoreClock(system_clock(), *self._machine)
-        tick = time.time_ns() // 1000
+        tick = int(wall_clock() * 1_000_000)
         return [Row(value, version, tick, clock) for value, version in found]
 
     def compare_and_set(self, edits: Sequence[Edit]) -> list[Row | None]:
@@ -239,22 +226,24 @@ class Connection:
 
     def _make(self, edit: Edit) -> bool:
         if edit.value is None:
-            return self.run(_DELETE, (edit.key, edit.expected)) == [1]
-        expires = None if edit.ttl is None else time.time() + edit.ttl
+            return self.run(_STATEMENTS["delete"], (edit.key, edit.expected)) == [1]
+        expires = None if edit.ttl is None else wall_clock() + edit.ttl
         values = edit.version, edit.value, expires, edit.key
         return (
-            self.run(_UPDATE, (*values, edit.expected)) if edit.expected else self.run(_INSERT, values)
+            self.run(_STATEMENTS["update"], (*values, edit.expected))
+            if edit.expected
+            else self.run(_STATEMENTS["insert"], values)
         ) == [1]
 
     def page(self, prefix: str, after: str) -> list[tuple[str, Row]]:
         """Return the next rows whose key begins with ``prefix``, in the order of their keys."""
-        found = [row for row in self.run(_PAGE, (prefix, after)) if row[0].startswith(prefix)]
+        found = [row for row in self.run(_STATEMENTS["page"], (prefix, after)) if row[0].startswith(prefix)]
         rows = self._rows((value, version) for _, version, value in found)
         return [(key, row) for (key, _, _), row in zip(found, rows, strict=True)]
 
     def purge(self, idle: float) -> int:
         """Delete some of the rows whose ttl ended ``idle`` seconds ago; return their number."""
-        [count] = self.run(_PURGE, (time.time() - idle,))
+        [count] = self.run(_STATEMENTS["purge"], (wall_clock() - idle,))
         return int(count)
 
     # --- changes

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-import shutil
 
 import asyncpg
 import pytest
@@ -19,11 +18,6 @@ from tests.backends.postgresql.test_faults import SESSIONS, ask
 from tests.backends.postgresql.tools import Heard, key, opened, put
 from tests.faults.staging import PATIENCE, until
 from tests.servers import PgBouncer
-
-pytestmark = pytest.mark.skipif(
-    shutil.which("pgbouncer", path="/usr/bin:/usr/sbin") is None,
-    reason="there is no PgBouncer: run tests/install.sh pgbouncer",
-)
 
 WORDS = r"PgBouncer.*pool_mode = session"
 

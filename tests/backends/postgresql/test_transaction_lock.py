@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import math
 import secrets
-import shutil
 
 import anyio
 import asyncpg
@@ -659,9 +658,6 @@ async def test_what_cannot_be_is_refused_before_any_io():
             aiolock.connect(url).lock("x", connection=object())
 
 
-@pytest.mark.skipif(
-    not shutil.which("pgbouncer"), reason="there is no PgBouncer: run tests/install.sh pgbouncer"
-)
 @pytest.mark.parametrize("mode", ["session", "transaction"])
 async def test_a_transaction_through_pgbouncer_can_have_it_and_confirm(own, namespace, mode):
     with PgBouncer(own, mode) as pooler:

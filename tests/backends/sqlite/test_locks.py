@@ -107,8 +107,8 @@ async def test_the_clock_of_another_time_namespace_is_not_believed(path, child, 
 
 async def test_the_wall_clock_decides_about_no_hold(path, monkeypatch):
     async with connect(path) as client, connect(path) as rival, client.lock("x") as lease:
-        now = connection.time.time
-        monkeypatch.setattr(connection.time, "time", lambda: now() + 100_000)
+        now = connection.wall_clock
+        monkeypatch.setattr(connection, "wall_clock", lambda: now() + 100_000)
         with pytest.raises(aiolock.AcquireTimeout):
             await rival.lock("x", timeout=1).acquire()
         assert lease.held

@@ -1,0 +1,14 @@
+-- name: insert
+INSERT INTO aiolock (version, value, expires, key) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING
+
+-- name: update
+UPDATE aiolock SET version = ?, value = ?, expires = ? WHERE key = ? AND version = ?
+
+-- name: delete
+DELETE FROM aiolock WHERE key = ? AND version = ?
+
+-- name: page
+SELECT key, version, CAST(value AS BLOB) FROM aiolock WHERE key >= ? AND key > ? ORDER BY key LIMIT 500
+
+-- name: purge
+DELETE FROM aiolock WHERE key IN (SELECT key FROM aiolock WHERE expires <= ? LIMIT 500)
