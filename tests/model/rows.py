@@ -676,7 +676,8 @@ class Model:
         """Take in a row that was read after everything known of it; return client, note and violation."""
         slot = client.slots[lock]._replace(cache=row, tick=tick, read=False, noted=False)
         me = self.me(i, client, lock)
-        holds, queue = row[2:4] if row else ((), ())
+        # Under a dead session nothing counts, not even a hold that the row shows.
+        holds, queue = row[2:4] if row and client.session != NONE else ((), ())
         note = violation = ""
         if slot.phase in (NEW, WAIT, GOT):
             if me in holds:
