@@ -51,7 +51,7 @@ class Stop(NamedTuple):
     steps: int
     lost: bool
     seconds: float
-    """How long the block lasted. One that ended before the stop came, on a busy machine, is not lost."""
+    """How long the block lasted, without the release. One that ended before the stop came, on a busy machine, is not lost."""
 
     @property
     def told(self) -> bool:
@@ -95,7 +95,7 @@ async def spin() -> None:
 async def work(case: str, lines: asyncio.StreamReader) -> Stop:
     """Wait under a lease, and count the steps from then on while the lease is over."""
     steps, line, lost = 0, b"", False
-    began = time.monotonic()
+    began, seconds = time.monotonic(), 0.0
     try:
         async with aiolock.connect("memory://") as client, client.lock("x", ttl=TTL) as lease:
             began = time.monotonic()
@@ -111,9 +111,9 @@ async def work(case: str, lines: asyncio.StreamReader) -> Stop:
                 if steps == ENOUGH:
                     break
                 await asyncio.sleep(pause)
+            seconds = time.monotonic() - began
     except aiolock.LockLost:
-        lost = True
-    seconds = time.monotonic() - began
+        lost, seconds = True, time.monotonic() - began
     if not line:
         # Sent all the same: it must not be there when the next work begins to wait.
         await lines.readline()
