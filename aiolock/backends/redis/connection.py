@@ -181,7 +181,8 @@ class Connection(Transport):
     def reissue(self, future: Reply, command: bytes, issued: float, *before: bytes) -> None:
         """Issue a command that another server has not executed, directly behind the commands ``before``.
 
-        It keeps its age; the caller of ``reissue`` enforces its deadline.
+        Without a connection it waits for one, and ``before`` is left out. ``issued`` is the time of its first issue; its
+        deadline is enforced by the caller of ``reissue``, not here.
         """
         if self._transport is None:
             # Sorted once by the reader of the queue, which may have thousands.

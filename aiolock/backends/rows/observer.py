@@ -60,7 +60,7 @@ class Observer:
             self._task = self.context.tasks.spawn(self._run(), "aiolock-observer")
 
     def served(self) -> None:
-        """Look whether a claim still waits, at once if the observer is at work."""
+        """End the pause of the observer, if it runs: a claim may have ceased to wait."""
         if self._news is not None:
             settle(self._news, None)
 

@@ -88,7 +88,7 @@ class Member:
 
     @property
     def proven(self) -> float:
-        """The time at which the ttl of the hold began at the latest."""
+        """The earliest time at which the present ttl of the hold can have begun; it is certain for a ttl from then, less a margin."""
         return min(self.session.heartbeat_sent, self.shown)
 
     @property
