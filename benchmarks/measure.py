@@ -103,6 +103,12 @@ class Report:
         value = ratio(self.rows[above][column], self.rows[below][column])
         self.goals.append(Goal(what, value, must, at_most))
 
+    def mention(self, above: str, below: str, column: str) -> None:
+        """Say the ratio of two rows, which no goal judges."""
+        value = ratio(self.rows[above][column], self.rows[below][column])
+        found = " - ".join(f"{each:.3g}" for each in sorted({value.low, value.median, value.high}))
+        self.notes.append(f"{self.columns[column]}, {above} / {below}: {found}.")
+
     def limit(self, what: str, who: str, column: str, most: float, unit: str) -> None:
         """A goal for a figure that must not be greater."""
         self.goals.append(Goal(what, self.rows[who][column], most, at_most=True, unit=unit))

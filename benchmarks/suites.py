@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from benchmarks.calm import Calm
 from benchmarks.contestants.curator import compiled
+from benchmarks.contestants.files import make_table
 from benchmarks.contestants.postgresql import TABLE
 from benchmarks.scenarios import compare, kinds, mysql, redis, rows, zookeeper
 from benchmarks.scenarios.context import (
@@ -98,7 +99,9 @@ class _File:
 @contextmanager
 def _sqlite(options: Options) -> Iterator[Context]:
     with TemporaryDirectory(prefix="aiolock-bench-") as folder, Workers() as workers:
-        yield options.context(Context, cast("Server", _File(folder)), workers)
+        file = _File(folder)
+        make_table(file.url)
+        yield options.context(Context, cast("Server", file), workers)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.contestants.base import Contestant
 from benchmarks.contestants.curator import Curator
-from benchmarks.contestants.files import FileLock
+from benchmarks.contestants.files import BareSqlite, FileLock
 from benchmarks.contestants.mysql import (
     ForUpdate,
     GetLock,
@@ -18,7 +18,14 @@ from benchmarks.contestants.mysql import (
 )
 from benchmarks.contestants.ours import InMemory, Ours, OursAnew, OursPlain, OursWithoutPassing
 from benchmarks.contestants.plain import Asyncio
-from benchmarks.contestants.postgresql import Advisory, PollingRow, TryAdvisory, UpsertUpdate
+from benchmarks.contestants.postgresql import (
+    Advisory,
+    Expiring,
+    PollingRow,
+    TryAdvisory,
+    UpdateSelect,
+    UpsertUpdate,
+)
 from benchmarks.contestants.redis import CoRedis, RedisPy
 from benchmarks.contestants.zookeeper import AioZK, Kazoo
 from benchmarks.floors import RawFloor, ScriptFloor
@@ -40,8 +47,11 @@ _KNOWN: dict[str, Callable[..., Any]] = {
     "aiozk": AioZK,
     "asyncio": Asyncio,
     "asyncio.Lock": Asyncio,
+    "bare sqlite": BareSqlite,
+    "bare sqlite, lazy": partial(BareSqlite, lazy=True),
     "coredis": CoRedis,
     "curator": Curator,
+    "expiring rows": Expiring,
     "flock": FileLock,
     "for update": ForUpdate,
     "get_lock": GetLock,
@@ -55,7 +65,9 @@ _KNOWN: dict[str, Callable[..., Any]] = {
     "redis-py": RedisPy,
     "script floor": ScriptFloor,
     "select 1": SelectOne,
+    "update + select": UpdateSelect,
     "upsert + update": UpsertUpdate,
+    "upsert + lazy update": partial(UpsertUpdate, lazy=True),
 }
 
 

@@ -8,17 +8,30 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any, Self
 
-__all__ = ["PARTS", "SEATS", "TTL", "Contestant", "OneByOne", "Span", "parts"]
+__all__ = [
+    "BATCH",
+    "PARTS",
+    "RENEWALS",
+    "SEATS",
+    "TTL",
+    "Contestant",
+    "OneByOne",
+    "Span",
+    "again_and_again",
+    "parts",
+]
 
 TTL = 30.0
 SEATS = 10
 PARTS = 5
+RENEWALS = 3
+"""By hand, what is held is renewed so often in a ttl."""
 BATCH = 50
-"""How many join a line at the same moment."""
+"""How many join a line, or are asked for, at the same moment."""
 
 Span = tuple[float, float, float, int]
 """When a turn was asked for, entered and left, and the number of its contender."""
@@ -92,6 +105,10 @@ class Contestant:
                 left = clock()
             spans.append((asked, entered, left, number))
 
+    def keep(self, names: Sequence[str]) -> AbstractAsyncContextManager[None]:
+        """Hold all of these locks for a while, and renew them as often as they need it."""
+        raise NotImplementedError
+
     async def line(self, name: str, count: int, ready: Callable[[], Awaitable[None]]) -> list[float]:
         """Have so many wait in line, then let them pass one after the other: when the first was let in, and each."""
         entered: list[float] = []
@@ -115,6 +132,23 @@ class Contestant:
         """Until so many tasks wait, as far as one can know here; the server is asked by somebody else."""
         del count
         await asyncio.sleep(0.1)
+
+
+@asynccontextmanager
+async def again_and_again(work: Callable[[], Awaitable[object]], seconds: float) -> AsyncIterator[None]:
+    """Do something at once, and every so many seconds until the block ends."""
+
+    async def repeat() -> None:
+        while True:
+            await work()
+            await asyncio.sleep(seconds)
+
+    task = asyncio.create_task(repeat())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
 
 
 def parts(name: str) -> list[str]:

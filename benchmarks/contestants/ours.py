@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, Self
 
 import aiolock
 from aiolock.core import local_queue
-from benchmarks.contestants.base import SEATS, Contestant, OneByOne, parts
+from benchmarks.contestants.base import BATCH, SEATS, Contestant, OneByOne, parts
 
 __all__ = ["InMemory", "Ours", "OursAnew", "OursPlain", "OursWithoutPassing", "connect"]
 
@@ -46,6 +48,17 @@ class Ours(Contestant):
 
     def every(self, name: str) -> Any:
         return aiolock.lock_all(*(self.client.lock(part) for part in parts(name)))
+
+    @asynccontextmanager
+    async def keep(self, names: Sequence[str]) -> AsyncIterator[None]:
+        kept: list[aiolock.Lease] = []
+        for start in range(0, len(names), BATCH):
+            some = names[start : start + BATCH]
+            kept += await asyncio.gather(*(self.lock(name).acquire() for name in some))
+        yield
+        if lost := sum(lease.lost for lease in kept):
+            raise RuntimeError(f"{lost} of {len(kept)} leases were lost")
+        await asyncio.gather(*(lease.release() for lease in kept))
 
     async def all_wait(self, count: int) -> None:
         while self.client.stats()["waiting"] < count:  # noqa: ASYNC110 - nothing tells

@@ -7,21 +7,31 @@ sleeps between tries shares its connection.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Self
 
-from benchmarks.contestants.base import Contestant
+from benchmarks.contestants.base import RENEWALS, Contestant, again_and_again
 
-__all__ = ["TABLE", "Advisory", "Notify", "PollingRow", "TryAdvisory", "UpsertUpdate"]
+__all__ = [
+    "TABLE",
+    "Advisory",
+    "Expiring",
+    "Notify",
+    "PollingRow",
+    "TryAdvisory",
+    "UpdateSelect",
+    "UpsertUpdate",
+]
 
 SHARED = 10
 """Connections of a process whose waiters sleep between tries, and so can share them."""
 CHANNEL = "bench_baton"
 
-TABLE = "CREATE TABLE by_hand (name text PRIMARY KEY, owner int) WITH (fillfactor = 50)"
+TABLE = "CREATE TABLE by_hand (name text PRIMARY KEY, owner int, expires timestamptz) WITH (fillfactor = 50)"
 """To be there before; the rows come by themselves."""
 UPSERT = "INSERT INTO by_hand AS r VALUES ($1, 1) ON CONFLICT (name) DO UPDATE SET owner = 1"
+PROLONG = "UPDATE by_hand SET expires = now() + make_interval(secs => $2) WHERE name"
 KEY = "hashtextextended($1, 0)"
 
 
@@ -78,14 +88,23 @@ class _Block:
 
 
 class UpsertUpdate(_ByHand):
-    """No lock: one bare upsert and one bare update of a row, the least that a lock in a table costs."""
+    """No lock: one bare upsert and one bare update of a row, the least that a lock in a table costs.
+
+    ``lazy`` does not wait for the flush of the update.
+    """
+
+    def __init__(self, url: str, *, lazy: bool = False) -> None:
+        super().__init__(url)
+        self._update = "UPDATE by_hand SET owner = NULL WHERE name = $1"
+        if lazy:
+            self._update += " RETURNING set_config('synchronous_commit', 'off', true)"
 
     @asynccontextmanager
     async def block(self, name: str) -> AsyncIterator[None]:
         async with self._connection() as connection:
             await connection.execute(UPSERT, name)
             yield
-            await connection.execute("UPDATE by_hand SET owner = NULL WHERE name = $1", name)
+            await connection.execute(self._update, name)
 
 
 class Advisory(_ByHand):
@@ -138,6 +157,29 @@ class PollingRow(_ByHand):
     async def _changed(self, statement: str, name: str) -> bool:
         async with self._connection() as connection:
             return not str(await connection.execute(statement, name)).endswith(" 0")
+
+
+class Expiring(_ByHand):
+    """Rows that expire, all of which one statement prolongs."""
+
+    @asynccontextmanager
+    async def keep(self, names: Sequence[str]) -> AsyncIterator[None]:
+        async with self._connection() as connection:
+            await connection.execute("INSERT INTO by_hand SELECT unnest($1::text[]), 1", names)
+            async with again_and_again(lambda: self.renew(connection, names), self.ttl / RENEWALS):
+                yield
+            await connection.execute("DELETE FROM by_hand WHERE name = ANY($1)", names)
+
+    async def renew(self, connection: Any, names: Sequence[str]) -> None:
+        await connection.execute(f"{PROLONG} = ANY($1)", names, self.ttl)
+
+
+class UpdateSelect(Expiring):
+    """No lock: one bare update of one row and one bare select of all of them."""
+
+    async def renew(self, connection: Any, names: Sequence[str]) -> None:
+        await connection.execute(f"{PROLONG} = $1", names[0], self.ttl)
+        await connection.fetch("SELECT name, owner FROM by_hand WHERE name = ANY($1)", names)
 
 
 class Notify:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from benchmarks.jobs.contending import drain, giver, line, places, taker
 from benchmarks.jobs.dying import heir, victim
 from benchmarks.jobs.failing import cancelled, overlong
-from benchmarks.jobs.holding import connections, held, holder, leases, waiter, waiting
+from benchmarks.jobs.holding import connections, held, holder, kept, leases, waiter, waiting
 from benchmarks.jobs.turning import crowd, many, single
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "heir",
     "held",
     "holder",
+    "kept",
     "leases",
     "line",
     "many",

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sqlite3
 import time
 import tracemalloc
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -13,7 +15,7 @@ import aiolock
 from benchmarks.contestants import contestant
 from benchmarks.worker import Stage
 
-__all__ = ["connections", "held", "holder", "leases", "waiter", "waiting"]
+__all__ = ["connections", "held", "holder", "kept", "leases", "waiter", "waiting"]
 
 ALL_AT_ONCE = 200
 
@@ -64,6 +66,33 @@ def _listen_to_renewals(client: aiolock.Client) -> list[float]:
 
     scheduler._ask, scheduler._learn = asking, learning  # type: ignore[method-assign]
     return lateness
+
+
+async def kept(stage: Stage, who: str, url: str, count: int, ttl: float, seconds: float) -> dict[str, Any]:
+    """Hold many locks for a while: processor seconds of this process, and the statements of its connections to SQLite."""
+    statements: Counter[str] = Counter()
+    connect = sqlite3.connect
+
+    def counted(*args: Any, **options: Any) -> sqlite3.Connection:
+        connection = connect(*args, **options)
+        connection.set_trace_callback(lambda statement: statements.update([statement.split()[0]]))
+        return connection
+
+    sqlite3.connect = counted  # type: ignore[assignment]
+    try:
+        it = contestant(who, url)
+        it.ttl = ttl
+        async with it, it.keep([f"kept:{number}" for number in range(count)]):
+            # What came of the acquisitions is over.
+            await asyncio.sleep(ttl / 2)
+            await stage.pause()
+            before, cpu = Counter(statements), time.process_time()
+            await asyncio.sleep(seconds)
+            used, sent = time.process_time() - cpu, statements - before
+            await stage.pause()
+    finally:
+        sqlite3.connect = connect
+    return {"processor": used, "statements": sent}
 
 
 async def held(stage: Stage, url: str, count: int) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ INSIDE = {"hmget", "hset", "hget", "hdel", "hexists", "time", "pexpire", "pttl",
 """What scripts call inside the server; clients of ours do not."""
 OWN = {"info", "quit"}
 """What looking costs."""
+EXECUTED = re.compile(r"duration: [\d.]+ ms  (?:execute [^:]*|statement): (\w+)")
+"""A statement in the log of PostgreSQL."""
 
 
 @dataclass(slots=True)
@@ -203,6 +206,23 @@ class PostgreSQLContext(Context):
         )
         # Less the one that asks.
         return {"connections": int(count) - 1}
+
+    def processor_seconds(self) -> float:
+        """What the processes of the server have used that are there now."""
+        every = [self.server.pid, *self.server._processes()]
+        return sum(int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) for pid in every) / 1e9
+
+    @contextmanager
+    def logging(self) -> Iterator[Callable[[], Counter[str]]]:
+        """Have the server log the statements of connections that are opened meanwhile; how many there were, by first word."""
+        log = self.server.folder / "postgresql.log"
+        settings = "log_min_duration_statement = 0", "log_parameter_max_length = 0"
+        self.server.ask(*(f"ALTER ROLE postgres SET {setting}" for setting in settings))
+        start = log.stat().st_size
+        try:
+            yield lambda: Counter(EXECUTED.findall(log.read_bytes()[start:].decode()))
+        finally:
+            self.server.ask("ALTER ROLE postgres RESET ALL")
 
 
 Scenario = Callable[[Any], Report]

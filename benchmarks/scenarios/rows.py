@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
+
 from benchmarks.measure import Report, percentile
-from benchmarks.scenarios.context import Context
+from benchmarks.scenarios.context import Context, PostgreSQLContext, Scenario
 from benchmarks.scenarios.draining import baton, drained
 
 __all__ = ["POSTGRESQL", "SQLITE"]
 
 INTERVALS = (0.001, 0.005, 0.02, 0.1)
 """Seconds between two tries of a peer that polls; the goals count against its best one."""
+
+Found = tuple[Counter[str], float]
+"""Statements by their first word, and processor seconds."""
 
 DRAIN = {
     "rate": "turns/s",
@@ -18,6 +24,12 @@ DRAIN = {
     "worst": "longest wait, s",
     "double": "two inside",
 }
+
+
+HOLDS = 1_000
+"""Of the client whose renewals are counted."""
+WRITES = {"INSERT", "UPDATE", "DELETE", "WITH"}
+"""First words of statements that write; a compare-and-set of several rows begins with the rows that it is given."""
 
 
 def _free(context: Context, server: str, whos: list[str]) -> Report:
@@ -34,11 +46,11 @@ def _free(context: Context, server: str, whos: list[str]) -> Report:
     return report
 
 
-def _hot(context: Context, server: str, peers: list[str], columns: dict[str, str]) -> Report:
+def _hot(context: Context, server: str, floor: str, peers: list[str], columns: dict[str, str]) -> Report:
     """Drain one lock; everybody has as many turns as they are fast."""
     title = f"{server}: one hot lock, drain of 4 processes x 25 tasks"
     report = Report("hot", title, columns)
-    whos = ["aiolock", "aiolock fair", *peers]
+    whos = ["aiolock", "aiolock fair", *peers, floor]
 
     def play(who: str) -> dict[str, float]:
         turns = {"aiolock": context.count(40, 4), "aiolock fair": context.count(5, 1)}.get(
@@ -48,7 +60,10 @@ def _hot(context: Context, server: str, peers: list[str], columns: dict[str, str
 
     for who, rounds in context.alternate(min(context.rounds, 2), whos, play).items():
         report.add(who, **{column: [found[column] for found in rounds] for column in columns})
-    report.notes.append("Contenders have different numbers of turns, by how fast they are.")
+    report.notes.append(
+        f"Contenders have different numbers of turns, by how fast they are. “{floor}” is no lock, only the statements."
+    )
+    report.mention("aiolock", floor, "rate")
     return report
 
 
@@ -59,6 +74,21 @@ def _best(report: Report, peer: str) -> str:
         if who in rates:
             rates[who] = found["rate"].median
     return max(rates, key=lambda who: rates[who])
+
+
+def _quickest(report: Report, peer: str) -> str:
+    """The same by the hand-over of half of them."""
+    return min(
+        (who for who in report.rows if who.startswith(peer)), key=lambda who: report.rows[who]["p50"].median
+    )
+
+
+def _beats(report: Report, peer: str, must: float) -> None:
+    """The goals against a peer: so many times its rate, at no worse p99."""
+    name = f"{peer} at its best interval" if f"{peer} {INTERVALS[0]}" in report.rows else peer
+    best = peer if peer in report.rows else _best(report, peer)
+    report.compare(f"rate, aiolock / {name}", "aiolock", best, "rate", must)
+    report.compare(f"wait p99, aiolock / {name}", "aiolock", best, "p99", 1, at_most=True)
 
 
 def _handover(context: Context, server: str, pauses: dict[str, float]) -> Report:
@@ -78,33 +108,96 @@ def _handover(context: Context, server: str, pauses: dict[str, float]) -> Report
     return report
 
 
+def _renewal(
+    context: Context,
+    server: str,
+    peers: list[str],
+    floor: str,
+    play: Callable[[str, int, float, float], Found],
+) -> Report:
+    """What it costs to keep a thousand locks."""
+    ttl = context.count(10, 6)
+    seconds = float(context.count(3, 1) * ttl)
+    columns = {"writes": "writes per ttl", "reads": "reads per ttl", "processor": f"ms of {server} per ttl"}
+    report = Report("renewal", f"{server}: {HOLDS:,} locks held by one client, ttl {ttl} s", columns)
+    whos = ["aiolock", "aiolock, one hold", *peers, floor]
+
+    def one(who: str) -> Found:
+        return play(who.partition(",")[0], 1 if who.endswith("one hold") else HOLDS, ttl, seconds)
+
+    for who, found in context.alternate(1, whos, one).items():
+        report.add(
+            who,
+            writes=[sum(statements[word] for word in WRITES) * ttl / seconds for statements, _ in found],
+            reads=[statements["SELECT"] * ttl / seconds for statements, _ in found],
+            processor=[processor * 1000 * ttl / seconds for _, processor in found],
+        )
+    for column in ("writes", "reads"):
+        what = f"{columns[column]}, {HOLDS:,} holds / one hold"
+        report.compare(what, "aiolock", "aiolock, one hold", column, 1.2, at_most=True)
+    report.notes.append(
+        f"“{floor}” is no lock, only the statements, three times in a ttl. The locks are acquired fifty at a time."
+    )
+    for other in (floor, *peers):
+        report.mention("aiolock", other, "processor")
+    return report
+
+
 # --- PostgreSQL
 
 
 def _postgresql_free(context: Context) -> Report:
     """A free lock, taken and left by one task, one turn after the other."""
-    peers = ["upsert + update", "pg_advisory_lock", "polling row 0.1"]
+    peers = ["upsert + update", "upsert + lazy update", "pg_advisory_lock", "polling row 0.1"]
     report = _free(context, "PostgreSQL", ["aiolock", *peers])
     report.notes.append(
-        "The server flushes every commit. “upsert + update” is no lock, only the two statements."
+        "“upsert + update” is no lock, only the two statements, each flushed. aiolock waits for the flush of an acquisition, "
+        "and not for that of a release while no client waits; nor does the “lazy update”."
     )
     report.compare("rate, aiolock / one bare upsert and one bare update", "aiolock", peers[0], "rate", 0.9)
+    for peer in peers[1:]:
+        report.mention("aiolock", peer, "rate")
     return report
+
+
+POLLING = "pg_try_advisory_lock", "polling row"
 
 
 def _postgresql_hot(context: Context) -> Report:
     """One lock that a hundred tasks of four processes want, drained."""
-    polling = [
-        f"{peer} {interval}" for peer in ("pg_try_advisory_lock", "polling row") for interval in INTERVALS
-    ]
+    polling = [f"{peer} {interval}" for peer in POLLING for interval in INTERVALS]
     columns = {**DRAIN, "connections": "connections"}
-    report = _hot(context, "PostgreSQL", ["pg_advisory_lock", *polling], columns)
-    report.compare("rate, aiolock / pg_advisory_lock", "aiolock", "pg_advisory_lock", "rate", 3)
-    for peer in ("pg_try_advisory_lock", "polling row"):
-        report.compare(
-            f"rate, aiolock / {peer} at its best interval", "aiolock", _best(report, peer), "rate", 1
-        )
+    report = _hot(context, "PostgreSQL", "upsert + update", ["pg_advisory_lock", *polling], columns)
+    _beats(report, "pg_advisory_lock", 3)
+    for peer in POLLING:
+        _beats(report, peer, 1)
     report.limit("connections, aiolock", "aiolock", "connections", 12, "connections")
+    return report
+
+
+def _postgresql_spread(context: Context) -> Report:
+    """A hundred locks, each wanted by one task of each of four processes, and held for 5 ms."""
+    turns = context.count(5, 2)
+    columns = {**DRAIN, "connections": "connections"}
+    title = f"PostgreSQL: 100 locks, drain of 4 processes x 100 tasks x {turns} turns of 5 ms"
+    report = Report("spread", title, columns)
+    floor = "upsert + update"
+    polling = [f"{peer} {interval}" for peer in POLLING for interval in INTERVALS]
+    whos = ["aiolock", "aiolock fair", "pg_advisory_lock", *polling, floor]
+    played = context.alternate(
+        min(context.rounds, 2),
+        whos,
+        lambda who: drained(context, who, 4, 100, turns, locks=100, hold=0.005),
+    )
+    for who, rounds in played.items():
+        report.add(who, **{column: [found[column] for found in rounds] for column in columns})
+    for peer in ("pg_advisory_lock", *POLLING):
+        _beats(report, peer, 1)
+    report.limit("connections, aiolock", "aiolock", "connections", 12, "connections")
+    report.notes.append(
+        "pg_advisory_lock and the statements of the floor have a connection for each task, those that poll ten in each process."
+    )
+    report.mention("aiolock", floor, "rate")
     return report
 
 
@@ -116,10 +209,41 @@ def _postgresql_handover(context: Context) -> Report:
     )
     report.notes.append("notify: a bare NOTIFY and its arrival at a bare listener, driven in the same way.")
     report.compare("p50, aiolock / a bare NOTIFY", "aiolock", "notify", "p50", 2, at_most=True)
+    for peer in ("pg_advisory_lock", _quickest(report, "polling row")):
+        report.mention("aiolock", peer, "p50")
     return report
 
 
-POSTGRESQL = {"free": _postgresql_free, "hot": _postgresql_hot, "handover": _postgresql_handover}
+def _postgresql_renewal(context: PostgreSQLContext) -> Report:
+    """A thousand locks that one client holds."""
+
+    def play(who: str, count: int, ttl: float, seconds: float) -> Found:
+        seen: list[tuple[Counter[str], float]] = []
+        with context.logging() as statements:
+            context.workers.one(
+                "kept",
+                who=who,
+                url=context.url,
+                count=count,
+                ttl=ttl,
+                seconds=seconds,
+                between=lambda _: seen.append((statements(), context.processor_seconds())),
+            )
+        (before, start), (after, end) = seen
+        return after - before, end - start
+
+    report = _renewal(context, "PostgreSQL", ["expiring rows"], "update + select", play)
+    report.notes.append("The statements are from the log of the server, which is on for all of them.")
+    return report
+
+
+POSTGRESQL: dict[str, Scenario] = {
+    "free": _postgresql_free,
+    "hot": _postgresql_hot,
+    "spread": _postgresql_spread,
+    "handover": _postgresql_handover,
+    "renewal": _postgresql_renewal,
+}
 
 
 # --- SQLite
@@ -127,21 +251,46 @@ POSTGRESQL = {"free": _postgresql_free, "hot": _postgresql_hot, "handover": _pos
 
 def _sqlite_free(context: Context) -> Report:
     """A free lock, taken and left by one task, one turn after the other."""
-    return _free(context, "SQLite", ["aiolock", "flock 0.05"])
+    others = ["bare sqlite", "bare sqlite, lazy", "flock 0.05"]
+    report = _free(context, "SQLite", ["aiolock", *others])
+    report.notes.append(
+        "“bare sqlite” is no lock, only one upsert and one update, each flushed; “lazy” and aiolock flush the first one only."
+    )
+    for other in others:
+        report.mention("aiolock", other, "rate")
+    return report
 
 
 def _sqlite_hot(context: Context) -> Report:
     """One lock that a hundred tasks of four processes want, drained."""
-    report = _hot(context, "SQLite", [f"flock {interval}" for interval in INTERVALS], DRAIN)
-    best = _best(report, "flock")
-    report.compare("rate, aiolock / flock at its best interval", "aiolock", best, "rate", 2)
+    report = _hot(context, "SQLite", "bare sqlite", [f"flock {interval}" for interval in INTERVALS], DRAIN)
+    _beats(report, "flock", 2)
     report.notes.append("flock: a lock of a file, tried again and again, as filelock does.")
     return report
 
 
 def _sqlite_handover(context: Context) -> Report:
     """From the release in one process to the entry in another."""
-    return _handover(context, "SQLite", {"aiolock": 0.01} | {f"flock {each}": each for each in INTERVALS})
+    report = _handover(context, "SQLite", {"aiolock": 0.01} | {f"flock {each}": each for each in INTERVALS})
+    report.mention("aiolock", _quickest(report, "flock"), "p50")
+    return report
 
 
-SQLITE = {"free": _sqlite_free, "hot": _sqlite_hot, "handover": _sqlite_handover}
+def _sqlite_renewal(context: Context) -> Report:
+    """A thousand locks that one client holds."""
+
+    def play(who: str, count: int, ttl: float, seconds: float) -> Found:
+        found = context.workers.one("kept", who=who, url=context.url, count=count, ttl=ttl, seconds=seconds)
+        return Counter(found["statements"]), found["processor"]
+
+    report = _renewal(context, "SQLite", [], "bare sqlite", play)
+    report.notes.append("There is no server: the processor time is that of the whole client.")
+    return report
+
+
+SQLITE: dict[str, Scenario] = {
+    "free": _sqlite_free,
+    "hot": _sqlite_hot,
+    "handover": _sqlite_handover,
+    "renewal": _sqlite_renewal,
+}

@@ -15,6 +15,7 @@ from benchmarks.contestants.base import Contestant
 from benchmarks.measure import Goal, Report, Series, alternate, percentile, ratio
 from benchmarks.plots import INK, PLOTS
 from benchmarks.report import as_json, as_markdown, as_text, goals, loaded, number, table
+from benchmarks.scenarios.context import EXECUTED
 from benchmarks.scenarios.draining import figures
 from benchmarks.suites import NEW, SUITES
 from benchmarks.workers import JobFailed, Workers
@@ -53,6 +54,14 @@ def test_ratios_are_taken_round_by_round(report):
     assert ratio(Series((1.0,)), Series((0.0,))).median == math.inf
     with pytest.raises(ValueError, match="shorter"):
         ratio(Series((1.0, 2.0)), Series((1.0,)))
+
+
+def test_a_ratio_without_a_goal_is_mentioned(report):
+    report.mention("theirs", "ours", "rate")
+    assert report.notes[-1] == "turns/s, theirs / ours: 0.25 - 0.333 - 0.5."
+    report.mention("ours", "ours", "each")
+    assert report.notes[-1] == "µs each, ours / ours: 1."
+    assert len(report.goals) == 2
 
 
 def test_a_missed_goal_is_shown_as_missed(report):
@@ -157,6 +166,23 @@ def test_contestants_are_known_by_name_and_interval():
     assert contestant("aiolock session", "mysql://h/db").url == "mysql://h/db?mode=session"
     with pytest.raises(KeyError):
         contestant("nobody", "")
+
+
+def test_statements_are_counted_in_the_log_of_postgresql():
+    log = (
+        "2026-01-01 UTC [7] LOG:  duration: 0.05 ms  parse __asyncpg_stmt_1__: SELECT 1\n"
+        "2026-01-01 UTC [7] LOG:  duration: 0.01 ms  bind __asyncpg_stmt_1__: SELECT 1\n"
+        "2026-01-01 UTC [7] LOG:  duration: 12.3 ms  execute __asyncpg_stmt_1__: SELECT 1\n"
+        "2026-01-01 UTC [7] LOG:  duration: 4 ms  statement: UPDATE t SET n = 1\n\tWHERE n = 2\n"
+    )
+    assert EXECUTED.findall(log) == ["SELECT", "UPDATE"]
+
+
+async def test_locks_are_kept_for_as_long_as_the_block_lasts():
+    async with contestant("aiolock memory://", "") as it:
+        async with it.keep(["a", "b"]):
+            assert await it.lock("a").locked()
+        assert not await it.lock("b").locked()
 
 
 async def test_contenders_of_a_line_enter_one_after_the_other():
