@@ -212,7 +212,7 @@ def settled(ended: tuple[Id, ...], undurable: tuple[Id, ...]) -> tuple[Id, ...]:
     """Ask the engine's rule which ended claims stay after a flushed write that was sent when these removals were answered."""
     claims = EndedClaims()
     for entry in ended:
-        claims.begin(str(entry), "")
+        claims.begin(str(entry), "", "")
     for entry in undurable:
         claims.removed(str(entry), flushed=False, connection=1, order=1)
     claims.flushed(2, 1)

@@ -239,6 +239,22 @@ async def test_a_released_hold_that_a_crash_brings_back_is_removed_again():
         assert not one.session.busy
 
 
+@staged
+async def test_a_row_that_is_checked_after_a_reconnect_has_the_name_of_its_lock():
+    server = serve(push=False)
+    async with Side(server) as one:
+        engine = one.backend._engine
+        claim, _ = await one.acquire(name="a name")
+        await claim.release()
+        # The client has used a thousand other locks since.
+        [key] = engine._writers
+        engine._writers.clear()
+        server.rows.pop(key)
+        engine.interrupted()
+        assert engine._writers[key].name == "a name"
+        assert any("a name" in task.get_name() for task in one.backend.context.tasks)
+
+
 # --- (3) until is the session's
 
 
@@ -581,6 +597,49 @@ async def test_a_hold_that_is_not_prolonged_has_a_session_of_its_own():
         await two.acquire()
         assert grant.until < now() < began + TTL + 0.7
         assert await one.backend.renew([claim]) == ["revoked"]
+
+
+@staged
+async def test_a_hold_whose_row_cannot_be_written_does_not_hold_up_the_others():
+    server = serve(push=False)
+    async with Side(server) as one:
+        claim, _ = await one.acquire()
+        other, _ = await one.acquire(name="other")
+        claim.fixed = True
+        edit, server.edit = server.edit, lambda asked: None if asked.key == KEY else edit(asked)
+        assert one.backend.batches([claim, other], lambda each: each) == [[claim], [other]]
+        began = now()
+        [renewal] = await one.backend.renew([claim])
+        assert isinstance(renewal, Grant)
+        assert now() < began + 1.1
+        began = now()
+        [renewal] = await one.backend.renew([other])
+        assert renewal.until > began + 0.9 * TTL
+        assert now() < began + 0.1
+        server.edit = edit
+
+
+@staged
+async def test_a_heartbeat_that_is_under_way_counts_for_a_renewal_that_begins_later():
+    """Two of them, one after the other, may take longer than the command timeout."""
+    server = serve(push=False)
+    async with Side(server) as one:
+        claim, grant = await one.acquire()
+        await asyncio.sleep(0.1)
+
+        async def slow() -> None:
+            await asyncio.sleep(0.6)
+
+        one.wire.slow = slow
+        began = now()
+        first = asyncio.create_task(one.backend.renew([claim]))
+        await asyncio.sleep(0.3)
+        [renewal] = await one.backend.renew([claim])
+        assert isinstance(renewal, Grant)
+        assert renewal.until > grant.until
+        assert claim.member.until - TTL < began + 0.3
+        assert isinstance((await first)[0], Grant)
+        assert now() < began + 1.0
 
 
 # --- (15) tokens, absence

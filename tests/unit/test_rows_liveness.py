@@ -105,8 +105,8 @@ def test_observations_are_frequent_enough():
 
 def test_an_ended_claim_is_mentioned_until_its_removal_is_durable():
     ended = EndedClaims()
-    ended.begin("a", "row")
-    ended.begin("b", "row")
+    ended.begin("a", "row", "x")
+    ended.begin("b", "row", "x")
     ended.flushed(9, 1)
     assert ended.announce() == ("a", "b")
     ended.removed("a", flushed=True, connection=1, order=10)
@@ -122,9 +122,9 @@ def test_an_ended_claim_is_mentioned_until_its_removal_is_durable():
 
 def test_after_a_reconnect_an_ended_claim_is_checked_before_a_heartbeat_can_let_it_go():
     ended = EndedClaims()
-    ended.begin("a", "row")
+    ended.begin("a", "row", "x")
     ended.removed("a", flushed=False, connection=1, order=10)
-    assert ended.interrupted() == [("a", "row")]
+    assert ended.interrupted() == [("a", "row", "x")]
     ended.flushed(20, 1)
     ended.flushed(20, 2)
     assert ended.announce() == ("a",)

@@ -116,18 +116,25 @@ class PostgreSQLStore(RowStore):
         return await writer.ask(edits, frozenset(edit.key for edit in edits))
 
     async def _write(self, driver: Driver, edits: Sequence[Edit]) -> list[Row | None]:
-        try:
-            return await self._make(driver, edits)
-        except Exception as error:
-            # The statement was rolled back.
-            if sqlstate(error) == LOCKED:
-                # Nearly always by another writer, whose version comes first. The other rows do not wait for this one.
-                return [None] if len(edits) == 1 else await self._make(driver, edits, skip="SKIP LOCKED")
-            if sqlstate(error) != NO_ROOM_TO_NOTIFY or not any(edit.notify for edit in edits):
-                raise
-            return await self._make(driver, [edit._replace(notify=frozenset()) for edit in edits])
+        skip = ""
+        while True:
+            try:
+                return await self._make(driver, edits, skip)
+            except Exception as error:
+                # The statement was rolled back.
+                code = sqlstate(error)
+                if code == LOCKED and len(edits) == 1:
+                    # Nearly always by another writer, whose version comes first.
+                    return [None]
+                if code == LOCKED and not skip:
+                    # The other rows do not wait for this one.
+                    skip = "SKIP LOCKED"
+                elif code == NO_ROOM_TO_NOTIFY and any(edit.notify for edit in edits):
+                    edits = [edit._replace(notify=frozenset()) for edit in edits]
+                else:
+                    raise
 
-    async def _make(self, driver: Driver, edits: Sequence[Edit], skip: str = "") -> list[Row | None]:
+    async def _make(self, driver: Driver, edits: Sequence[Edit], skip: str) -> list[Row | None]:
         flush = "on" if any(edit.flush for edit in edits) else "off"
         first = edits[0]
         if len(edits) == 1 and first.value is not None and not first.notify:

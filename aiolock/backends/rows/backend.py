@@ -102,23 +102,27 @@ class RowBackend(Administration, RegisterStore, Purging, Diagnosis):
         """Return a view of a register."""
         return RowRegister(self._engine, name, family)
 
+    def renewal_group(self, claim: Claim) -> bool:
+        """Return whether a claim is fixed: it has its row written, and the others do not wait for that."""
+        return claim.fixed
+
     async def renew(self, claims: Sequence[Claim]) -> list[Renewal]:
-        """Renew by one heartbeat for each ttl, and verify the rows of all claims in the same flight."""
+        """Renew by one heartbeat for each ttl, and verify the rows of all claims in the same flight.
+
+        A heartbeat that is under way already counts as well, because another one may have to wait for longer than this.
+        """
         called = self.settings.clock()
-        alone = [
-            self.context.begin(claim.stand_alone(), "aiolock-verify")
-            for claim in claims
-            if isinstance(claim, RowClaim) and claim.fixed
-        ]
-        if alone:
-            await asyncio.wait(alone, timeout=self.settings.command_timeout)
         members = {claim: claim.member for claim in claims if isinstance(claim, RowClaim)}
         sessions = {
             member.session for member in members.values() if member is not None and not member.session.dead
         }
+        before = {session: session.answered for session in sessions}
         futures = {session: self._engine.begin_renewal(session) for session in sessions}
-        if futures:
-            await asyncio.wait(futures.values(), timeout=self.settings.command_timeout)
+        alone = [
+            self.context.begin(claim.stand_alone(), "aiolock-verify") for claim in members if claim.fixed
+        ]
+        if work := [*futures.values(), *alone]:
+            await asyncio.wait(work, timeout=self.settings.command_timeout)
         renewals: list[Renewal] = []
         for claim in claims:
             member = members.get(claim) if isinstance(claim, RowClaim) else None
@@ -126,7 +130,7 @@ class RowBackend(Administration, RegisterStore, Purging, Diagnosis):
                 renewals.append("revoked")
             elif member.state is MemberState.GONE:
                 renewals.append(member.reason)
-            elif member.shown >= called and member.session.heartbeat_sent >= called:
+            elif member.shown >= called and member.session.answered > before[member.session]:
                 demand = claim.contended_since is not None
                 renewals.append(Grant(0, 0, NEVER if claim.fixed else member.until, demand))
             else:

@@ -164,7 +164,7 @@ class RowClaim(CanDowngrade):
         """Forget a member that the answer says is not in the row, unless a copy of its request may be late."""
         self._member = None
         if member.doubtful:
-            member.session.ended.begin(member.id, self._writer.key)
+            member.session.ended.begin(member.id, self._writer.key, self.request.name)
             self._writer.submit(Leave(member.id), member.session)
             return
         self._writer.members.pop(member.id, None)
@@ -244,7 +244,7 @@ class RowClaim(CanDowngrade):
         self._writer.withdraw(member.id)
         if kept is None:
             # From the next heartbeat on it counts for no client, whatever becomes of the release.
-            member.session.ended.begin(member.id, self._writer.key)
+            member.session.ended.begin(member.id, self._writer.key, self.request.name)
         self._leave = self._writer.submit(Leave(member.id, kept), member.session)
 
     async def _left(self, deadline: Deadline) -> Release:

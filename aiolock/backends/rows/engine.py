@@ -92,8 +92,8 @@ class Engine:
             if writer.waiting:
                 writer.look()
         for session in self.sessions.open.values():
-            for claim, key in session.interrupted():
-                if not (checking := self._writer(key, "")).leaves(claim):
+            for claim, key, name in session.interrupted():
+                if not (checking := self._writer(key, name)).leaves(claim):
                     checking.submit(Leave(claim), session)
         for inboxes in self.watchers.values():
             for inbox in inboxes:

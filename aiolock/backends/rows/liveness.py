@@ -224,6 +224,8 @@ class ClockCheck:
 class _Ended(NamedTuple):
     key: str
     """The lock row that the claim was in."""
+    name: str
+    """The name of the lock."""
     connection: int | None
     """The connection on which an unflushed removal was answered; ``None`` if there is none to count on."""
     order: int
@@ -259,9 +261,9 @@ class EndedClaims:
         """Test whether a removal was not answered on this connection."""
         return any(ended.connection != connection for ended in self._claims.values())
 
-    def begin(self, claim: str, key: str) -> None:
+    def begin(self, claim: str, key: str, name: str) -> None:
         """Record that a claim has ended; its removal is not answered yet."""
-        self._claims.setdefault(claim, _Ended(key, None, 0))
+        self._claims.setdefault(claim, _Ended(key, name, None, 0))
 
     def removed(self, claim: str, *, flushed: bool, connection: int, order: int) -> None:
         """Record that the removal was answered, or that a read has shown that it is done."""
@@ -276,8 +278,8 @@ class EndedClaims:
             if ended.connection == connection and ended.order < sent:
                 del self._claims[claim]
 
-    def interrupted(self) -> list[tuple[str, str]]:
-        """Forget all unflushed removals after a reconnect; return each claim and its row, which have to be checked again."""
+    def interrupted(self) -> list[tuple[str, str, str]]:
+        """Forget all unflushed removals after a reconnect; return each claim, its row and its lock, to be checked again."""
         for claim, ended in self._claims.items():
             self._claims[claim] = ended._replace(connection=None)
-        return [(claim, ended.key) for claim, ended in self._claims.items()]
+        return [(claim, ended.key, ended.name) for claim, ended in self._claims.items()]

@@ -51,6 +51,8 @@ class Session:
         context.ended.add(self.ended)
         self.heartbeat_sent: float = -math.inf
         """The time at which the newest heartbeat that was answered was sent."""
+        self.answered = 0
+        """The order number of its sending."""
         self.last_sent: float = -math.inf
         """The time at which the last heartbeat was sent."""
         self._version: str | None = None
@@ -106,13 +108,13 @@ class Session:
         return math.ceil(self.ttl) + 1 if self.context.store.expires else self.ttl + REMEMBERED
 
     async def heartbeat(self) -> None:
-        """Send a heartbeat, or join one that is sent meanwhile; raise :class:`BackendError` if it is not known to count.
+        """Send a heartbeat, or join one that is under way; raise :class:`BackendError` if it is not known to count.
 
         To be called in tasks of the client only: cancelling it leaves its answer unknown.
         """
-        called = self.context.clock()
+        before = self.answered
         async with self._turn:
-            if not self.dead and self.heartbeat_sent < called:
+            if not self.dead and self.answered == before:
                 await self._heartbeat()
 
     async def _heartbeat(self) -> None:
@@ -160,12 +162,13 @@ class Session:
     def _answered(self, flight: Flight, row: Row) -> None:
         """Take in that a heartbeat counts."""
         self.heartbeat_sent = max(self.heartbeat_sent, flight.sent)
+        self.answered = max(self.answered, flight.order)
         if flight.connection == self.context.connection:
             self._version = row.version
             self.context.flushed(flight)
 
-    def interrupted(self) -> list[tuple[str, str]]:
-        """Forget the version after a reconnect; return the ended claims to check again, with their rows."""
+    def interrupted(self) -> list[tuple[str, str, str]]:
+        """Forget the version after a reconnect; return the ended claims to check again, with their rows and locks."""
         self._version = None
         return self.ended.interrupted()
 

@@ -169,9 +169,9 @@ async def test_calls_of_many_tasks_go_out_together(url):
         sent = []
         make = store._make
 
-        async def counted(driver, edits):
+        async def counted(driver, edits, skip):
             sent.append(len(edits))
-            return await make(driver, edits)
+            return await make(driver, edits, skip)
 
         store._make = counted
         answers = await asyncio.gather(*(store.compare_and_set([edit(one, "", one)]) for one in keys))
@@ -277,22 +277,46 @@ async def test_clients_of_another_namespace_are_not_notified(url):
         assert others.changed == []
 
 
-async def test_a_notification_without_room_is_left_out_and_the_edit_is_made(url, monkeypatch):
-    # The queue of a server holds 8 GB: a statement that raises the same error stands for a full one.
-    async with opened(url) as store:
-        full = "CREATE FUNCTION pg_temp.full(text) RETURNS text LANGUAGE plpgsql AS $$ BEGIN RAISE 'no room' USING ERRCODE = '54000'; END $$"
-        await store._open().writer().driver.execute(full)
+@pytest.fixture
+def full(monkeypatch):
+    """A store's queue of notifications is full: it holds 8 GB, so a function that raises the same error stands for it."""
+
+    async def fill(store):
+        create = "CREATE FUNCTION pg_temp.full(text) RETURNS text LANGUAGE plpgsql AS $$ BEGIN RAISE 'no room' USING ERRCODE = '54000'; END $$"
+        await store._open().writer().driver.execute(create)
         several = store._statements("several")
         queries = store._statements._queries
         monkeypatch.setitem(
             queries, "several", several.replace("pg_notify($8 || address, m.key)", "pg_temp.full($8)")
         )
+
+    return fill
+
+
+async def test_a_notification_without_room_is_left_out_and_the_edit_is_made(url, full):
+    async with opened(url) as store:
+        await full(store)
         one, other = key(), key()
         made = await store.compare_and_set([edit(one, notify=frozenset({"x"})), edit(other)])
         assert None not in made
         assert None not in await store.compare_and_set([edit(key(), notify=frozenset({"x"}))])
         [row, _] = await store.get([one, other])
         assert row.version == made[0].version
+
+
+@pytest.mark.parametrize("names", [("a", "b"), ("b", "a")])
+async def test_a_locked_row_and_a_notification_without_room_cost_no_other_edit(server, full, names):
+    """In the order of keys, so either error comes first."""
+    async with opened(server.url) as store:
+        await full(store)
+        locked, free = map(key, names)
+        versions = {one: await put(store, one) for one in (locked, free)}
+        reader = store._open()._lanes[0].driver
+        async with reader.transaction():
+            await reader.execute(f"SELECT FROM {store._statements.table} WHERE key = $1 FOR SHARE", locked)
+            edits = [edit(one, versions[one], notify=frozenset({"a"})) for one in (locked, free)]
+            [no, row] = await store.compare_and_set(edits)
+            assert (no, row.version) == (None, edits[1].version)
 
 
 # --- maintenance
