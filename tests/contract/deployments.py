@@ -84,8 +84,8 @@ class Deployment(ABC):
     """Whether it can also be a server that is there already."""
     part: ClassVar[frozenset[str] | None] = None
     """The modules of the contract that are run for it by default; all if it does not say."""
-    clocks: ClassVar[int] = 1
-    """By how many clocks tokens are made. Where there are several, locks of different names may have the same tokens."""
+    distinct: ClassVar[bool] = True
+    """Whether locks of different names have different tokens, which no lock promises."""
     prompt: ClassVar[bool] = True
     """Whether what is given up at the end of a timeout has left the server before the client's next request arrives."""
     prolongs: ClassVar[bool] = True
@@ -470,7 +470,7 @@ class RedisCluster(Redis):
     name = "redis-cluster"
     external = False
     slow = 2.0
-    clocks = 3
+    distinct = False  # each makes tokens by its own clock
     # What follows from the state of one key is the same as on one server, and is tested there; see WHOLE.
     part = frozenset({"test_exclusion", "test_queueing", "test_inspection", "test_outages"})
 
@@ -689,6 +689,7 @@ class PostgreSQL(Deployment):
     slow = 2.0
     many = 1_000  # each is a row that is written to a disk
     external = True
+    distinct = False  # rows of one statement may have the same microsecond
 
     @contextmanager
     def running(self) -> Iterator[Self]:
