@@ -117,5 +117,5 @@ distclean: clean
 	@touch $@
 
 .venv/bench.stamp: pyproject.toml | .venv/bin/python
-	$(INSTALL) '.[redis,zookeeper,mysql]' --group bench
+	$(INSTALL) '.[redis,zookeeper,mysql,postgresql]' --group bench
 	@touch $@

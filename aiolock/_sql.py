@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from random import Random
 from typing import Any, TypeVar
 
 from aiolock.client import Client
 from aiolock.core.capabilities import Purging
+from aiolock.core.tasks import Backoff
 from aiolock.errors import ConfigError, LockError, shorten
 
 __all__ = ["Conflict", "check_key", "check_purge", "check_values", "purge", "purging", "retry"]
@@ -34,15 +34,14 @@ async def retry(
     """Await ``work()`` until it ends without a conflict, at most ``attempts`` times; the last conflict is raised."""
     if type(attempts) is not int or attempts < 1:
         raise ConfigError(f"attempts must be a whole number from 1, not {shorten(attempts)}")
-    random = random or Random()
+    backoff = Backoff(random or Random(), pause, longest)
     for _ in range(attempts - 1):
         try:
             return await work()
         except Exception as error:
             if not isinstance(error, Conflict) and not is_conflict(error):
                 raise
-        await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-        pause = min(2 * pause, longest)
+        await backoff.pause()
     return await work()
 
 

@@ -28,9 +28,11 @@ BACKENDS = {
     "aiolock.backends.memory.MemoryBackend",
     "aiolock.backends.memory.MemoryServer",
     "aiolock.backends.mysql.MySQLBackend",
+    "aiolock.backends.postgresql.PostgreSQLBackend",
     "aiolock.backends.quorum.QuorumBackend",
     "aiolock.backends.redis.RedisBackend",
     "aiolock.backends.redis.cluster.ClusterBackend",
+    "aiolock.backends.sqlite.SqliteBackend",
     "aiolock.backends.zookeeper.ZooKeeperBackend",
 }
 """Classes to construct a client from: `Client(RedisBackend(client=my_redis))`."""

@@ -10,11 +10,12 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine
 from contextlib import suppress
+from random import Random
 from typing import Any, TypeVar
 
 from aiolock.clock import Deadline
 from aiolock.core.capabilities import Loan
-from aiolock.core.tasks import end, start
+from aiolock.core.tasks import Backoff, TaskSet, end
 from aiolock.errors import BackendUnavailable, LockError
 
 __all__ = ["CLOSED", "SHORT", "CallerConnection", "CallerLoan", "Callers", "patiently"]
@@ -40,19 +41,8 @@ class Callers:
     def __init__(self) -> None:
         self.present: set[CallerConnection] = set()
         self.closed = False
-        self._tasks: set[asyncio.Task[Any]] = set()
-
-    def spawn(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-        """Start a task that outlives the caller; its error is the caller's, if it is still there."""
-        task = start(work, name)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-        return task
-
-    def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()
+        self.tasks: TaskSet = TaskSet(awaited=True)
+        """They outlive the callers."""
 
     async def aclose(self, timeout: float) -> None:
         """End the statements under way, so that the callers have their connections back.
@@ -62,7 +52,7 @@ class Callers:
         self.closed = True
         if self.present:
             await asyncio.wait([caller.leave() for caller in self.present], timeout=timeout)
-        await end(self._tasks)
+        await end(self.tasks)
 
 
 class CallerConnection(ABC):
@@ -115,7 +105,7 @@ class CallerConnection(ABC):
             work.close()
             raise RuntimeError(CLOSED) if callers.closed else TimeoutError
         self.leaving, self._ending = False, None
-        self._task = task = callers.spawn(work, "aiolock-loan")
+        self._task = task = callers.tasks.spawn(work, "aiolock-loan")
         callers.present.add(self)
         interruption: BaseException | None = None
         try:
@@ -142,11 +132,12 @@ class CallerConnection(ABC):
         assert self._task is not None  # noqa: S101 - it is there while the caller is present
         self.leaving = True
         if self._ending is None:
-            self._ending = self._callers.spawn(self._end(self._task), "aiolock-loan-end")
+            self._ending = self._callers.tasks.spawn(self._end(self._task), "aiolock-loan-end")
         return self._ending
 
     async def _end(self, task: asyncio.Task[Any]) -> None:
-        deadline, pause = Deadline.after(GIVE_UP, asyncio.get_running_loop().time), SOON
+        deadline = Deadline.after(GIVE_UP, asyncio.get_running_loop().time)
+        backoff = Backoff(Random(), SOON, AGAIN)  # noqa: S311 - for pauses
         try:
             if not self.blocks:
                 await asyncio.wait([task], timeout=QUICK)
@@ -154,8 +145,7 @@ class CallerConnection(ABC):
                 # Before the session is known, it does not wait for others. The next try comes soon.
                 with suppress(LockError, TimeoutError):
                     await self.interrupt(left)
-                await asyncio.wait([task], timeout=min(pause, left))
-                pause = min(2 * pause, AGAIN)
+                await asyncio.wait([task], timeout=min(backoff.next(), left))
         finally:
             # Also if the client's tasks are ended in the meantime.
             if not task.done():

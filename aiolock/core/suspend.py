@@ -13,17 +13,19 @@ import weakref
 from collections.abc import Callable
 
 from aiolock.clock import Clock, system_clock
+from aiolock.core.forks import OneProcess
 
 __all__ = ["Timer", "open_timer"]
 
 
-class Timer:
+class Timer(OneProcess):
     """One time at which the loop is to call back; setting another replaces it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
         import ctypes  # noqa: PLC0415 - only Linux needs it, and os.timerfd_create is new in Python 3.13
 
-        self._loop, self._call, self._pid = loop, call, os.getpid()
+        super().__init__()
+        self._loop, self._call = loop, call
         libc = ctypes.CDLL(None)
         self._settime = libc.timerfd_settime
         self._fd: int = libc.timerfd_create(time.CLOCK_BOOTTIME, os.O_NONBLOCK | os.O_CLOEXEC)
@@ -40,7 +42,7 @@ class Timer:
 
     def close(self) -> None:
         """Call back no more; in a forked child, whose loop shares the registration with the parent's, do nothing."""
-        if os.getpid() == self._pid:
+        if not self.forked:
             if not self._loop.is_closed():
                 self._loop.remove_reader(self._fd)
             self._free()

@@ -35,7 +35,14 @@ async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:
 
 
 class TaskSet(set[asyncio.Task[Any]]):
-    """The tasks of one owner, kept until they end; an error that ends one is logged."""
+    """The tasks of one owner, kept until they end.
+
+    :param awaited: callers wait for these tasks and get the error that ends one, if they are still there; else it is logged.
+    """
+
+    def __init__(self, *, awaited: bool = False) -> None:
+        super().__init__()
+        self._awaited = awaited
 
     def spawn(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
         """Start a task and keep it."""
@@ -46,7 +53,7 @@ class TaskSet(set[asyncio.Task[Any]]):
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
+        if not task.cancelled() and (error := task.exception()) is not None and not self._awaited:
             extra = {"task": task.get_name()}
             log.error("%s ended with %r", task.get_name(), error, exc_info=error, extra=extra)
 

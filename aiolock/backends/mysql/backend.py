@@ -201,7 +201,7 @@ class MySQLBackend(Administration, RegisterStore, TransactionLocks, Confirmation
         await self.sessions.main()
         if self._mode_name != "session":
             await self.ensure_schema(create=self._schema == "auto")
-        self.sessions.spawn(self._keep_alive(), "aiolock-mysql-keep-alive")
+        self.sessions.tasks.spawn(self._keep_alive(), "aiolock-mysql-keep-alive")
 
     async def ensure_schema(self, *, create: bool = True) -> None:
         """Check that the tables are there and whole; create them if they are missing and ``create`` is true.

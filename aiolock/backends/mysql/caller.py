@@ -133,7 +133,7 @@ class MySQLConnection(CallerConnection):
                 control = await context.within(context.sessions.control())
         except LockError as error:
             raise BackendUnavailable(f"{unable}the client has no connection for that: {error}") from error
-        trial = context.sessions.spawn(
+        trial = context.sessions.tasks.spawn(
             context.within(self._end_statement(control)), "aiolock-mysql-loan-trial"
         )
         if (interruption := await patiently(trial)) is not None:

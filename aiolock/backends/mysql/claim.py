@@ -118,7 +118,7 @@ class LeaseClaim(QueuedClaim):
             session.locks.pop(self.turnstile, None)
             self._turn = None
             if grant is not None:
-                self._context.sessions.spawn(self._free_turnstile(), "aiolock-mysql-turnstile")
+                self._context.sessions.tasks.spawn(self._free_turnstile(), "aiolock-mysql-turnstile")
         return grant
 
     async def _in_turn(self, position: Position, session: Session) -> Grant | None:

@@ -91,7 +91,7 @@ async def _answers(context: Context, session: Session, packet: str) -> list[Resu
     work = context.execute(packet, session, atomic=True, repeat=False)
     if not session.contended:
         return await work
-    deciding = context.sessions.spawn(context.within(work), "aiolock-mysql-decide-apart")
+    deciding = context.sessions.tasks.spawn(context.within(work), "aiolock-mysql-decide-apart")
     deciding.add_done_callback(lambda _: context.sessions.give(session))
     await asyncio.wait([deciding])
     if deciding.cancelled():
@@ -196,7 +196,7 @@ class DecisionQueue:
         self._requests.append(request)
         if self._queues.get(self._key) is not self:
             self._queues[self._key] = self
-            serving = self._context.sessions.spawn(self._serve(), "aiolock-mysql-decide")
+            serving = self._context.sessions.tasks.spawn(self._serve(), "aiolock-mysql-decide")
             serving.add_done_callback(self._ended)
         return request.answer
 

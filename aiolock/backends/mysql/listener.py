@@ -243,7 +243,7 @@ class Listener:
             self.look()
 
     def _wake_self(self) -> None:
-        self._context.sessions.spawn(self.wake({self._context.client}), "aiolock-mysql-wake")
+        self._context.sessions.tasks.spawn(self.wake({self._context.client}), "aiolock-mysql-wake")
 
     async def wake(self, clients: Iterable[str]) -> None:
         """End the sleep of these clients' listeners, if they sleep; the answers are not waited for."""
@@ -260,7 +260,7 @@ class Listener:
             self._running = True
             self._look = look
             self._prolonged = context.clock()
-            context.sessions.spawn(self._serve(), "aiolock-mysql-listen")
+            context.sessions.tasks.spawn(self._serve(), "aiolock-mysql-listen")
         elif look < self._look:
             # It sleeps for longer than this one may wait.
             self._look = look
@@ -344,7 +344,7 @@ class Listener:
         if key in self._deciding:
             deciding.close()
         else:
-            task = self._context.sessions.spawn(deciding, "aiolock-mysql-advance")
+            task = self._context.sessions.tasks.spawn(deciding, "aiolock-mysql-advance")
             self._deciding.add(key)
             task.add_done_callback(lambda _: self._deciding.discard(key))
             if (await asyncio.wait([task], timeout=SHARE))[0]:

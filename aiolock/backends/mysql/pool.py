@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, TypeVar
 
 from aiolock.backends.mysql.connection import Session
 from aiolock.backends.mysql.errors import ACCOUNT_LIMIT, code, hit
 from aiolock.backends.mysql.protocol import Result
 from aiolock.clock import Clock, Deadline
-from aiolock.core.tasks import start
+from aiolock.core.tasks import TaskSet
 from aiolock.errors import BackendError, BackendUnavailable, LockError
 
 __all__ = ["Sessions", "Site"]
@@ -80,7 +80,8 @@ class Sessions:
         """Number of contended sessions, and of those that are being opened."""
         self._refusal: BackendError | None = None
         """The error of the last contended session that could not be opened; ``None`` once one could."""
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self.tasks: TaskSet = TaskSet(awaited=True)
+        """They end when everything is closed."""
         self.closed = False
 
     # --- shared sessions
@@ -127,7 +128,7 @@ class Sessions:
             return session
         task = self._opening.get(role)
         if task is None:
-            task = self._opening[role] = self.spawn(self._open(silence, role), "aiolock-mysql-connect")
+            task = self._opening[role] = self.tasks.spawn(self._open(silence, role), "aiolock-mysql-connect")
             task.add_done_callback(lambda done: self._opened(role, done))
         return await _outcome(task)
 
@@ -162,7 +163,7 @@ class Sessions:
         return session
 
     def _interrupt(self, session: Session) -> None:
-        self.spawn(self._end_late_statement(session), "aiolock-mysql-late")
+        self.tasks.spawn(self._end_late_statement(session), "aiolock-mysql-late")
 
     async def _end_late_statement(self, session: Session) -> None:
         """Have the server end the statement of ``session`` whose answer is late; else end the session.
@@ -194,7 +195,7 @@ class Sessions:
         if self._contended >= self._most:
             return None
         self._contended += 1
-        opening = self.spawn(self._open_contended(), "aiolock-mysql-connect")
+        opening = self.tasks.spawn(self._open_contended(), "aiolock-mysql-connect")
         try:
             return await _outcome(opening)
         except BaseException:
@@ -269,25 +270,13 @@ class Sessions:
             self._idle.remove(session)
         self._ended(session)
 
-    def spawn(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-        """Run ``work`` until it ends or everything is closed."""
-        task = start(work, name)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-        return task
-
-    def _done(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()
-
     async def aclose(self) -> None:
         """Close all sessions and end every task."""
         sessions = list(self._all)
         if sessions:
-            await asyncio.wait([self.spawn(one.drain(), "aiolock-mysql-drain") for one in sessions])
+            await asyncio.wait([self.tasks.spawn(one.drain(), "aiolock-mysql-drain") for one in sessions])
         self.closed = True
-        tasks = list(self._tasks)
+        tasks = list(self.tasks)
         for task in tasks:
             task.cancel()
         for session in sessions:

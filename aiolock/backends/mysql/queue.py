@@ -132,7 +132,7 @@ class Position:
         """The time, by the local clock, at which the statement was sent."""
         self.answers: list[Result] = []
         """The answers to the statement."""
-        self._task = context.sessions.spawn(self._wait(), "aiolock-mysql-wait")
+        self._task = context.sessions.tasks.spawn(self._wait(), "aiolock-mysql-wait")
 
     async def _wait(self) -> None:
         blocking, again = self._blocking, True
@@ -186,7 +186,7 @@ class Position:
     def begin_leave(self) -> asyncio.Task[None]:
         """Begin to give the position up; the task that does it."""
         if self.leaving is None:
-            self.leaving = self._context.sessions.spawn(self._leave(), "aiolock-mysql-leave")
+            self.leaving = self._context.sessions.tasks.spawn(self._leave(), "aiolock-mysql-leave")
         return self.leaving
 
     async def _leave(self) -> None:

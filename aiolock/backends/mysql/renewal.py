@@ -137,7 +137,7 @@ class LockedRenewals:
         answers = {claim: self._waiting[claim][1] for claim in packets}
         if not self._asking:
             self._asking = True
-            self._context.sessions.spawn(self._ask_for_each(), "aiolock-mysql-locked_renewals")
+            self._context.sessions.tasks.spawn(self._ask_for_each(), "aiolock-mysql-locked_renewals")
         await asyncio.wait(answers.values(), timeout=PATIENCE * min(claim.request.ttl for claim in packets))
         return {
             claim: answer.result() if answer.done() else self._unknown() for claim, answer in answers.items()

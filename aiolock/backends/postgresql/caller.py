@@ -132,7 +132,7 @@ class PostgreSQLConnection(CallerConnection):
         result: Any = None
         failure: BaseException | None = None
         if not self.leaving:
-            self._statement = self._callers.spawn(statement(), "aiolock-caller-wait")
+            self._statement = self._callers.tasks.spawn(statement(), "aiolock-caller-wait")
             await asyncio.wait({self._statement})
             try:
                 result = self._statement.result()

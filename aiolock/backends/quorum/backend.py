@@ -58,7 +58,7 @@ class QuorumBackend(Administration, Diagnosis):
         self.capabilities = await self.members.open(self._opened)
 
     def _opened(self, member: Member) -> None:
-        self.members.spawn(self._listen(member), "aiolock-quorum-events")
+        self.members.tasks.spawn(self._listen(member), "aiolock-quorum-events")
         # The next renewals ask this member for the votes that are missing.
         self.events.put(Event(EventKind.DOUBT))
 
@@ -88,7 +88,7 @@ class QuorumBackend(Administration, Diagnosis):
             for vote in votes:
                 vote.claim.fixed = vote.owner.fixed
             rounds += [
-                self.members.spawn(self._renew(member, batch, sent), "aiolock-quorum-renewal")
+                self.members.tasks.spawn(self._renew(member, batch, sent), "aiolock-quorum-renewal")
                 for batch in member.backend.batches(votes, lambda vote: vote.claim)
             ]
         await self.members.until(lambda: all(claim.renewed(sent) or claim.lost() for claim in mine), rounds)

@@ -104,7 +104,7 @@ class Vote:
         self.asked, self.queued = True, self.queued or wait
         self.answer = Answer.NONE
         work = self._ask(wait=wait, until_granted=until_granted)
-        self.task = self.owner.members.spawn(work, "aiolock-quorum-ask")
+        self.task = self.owner.members.tasks.spawn(work, "aiolock-quorum-ask")
 
     async def _ask(self, *, wait: bool, until_granted: bool) -> None:
         clock = self.owner.members.settings.clock
@@ -455,7 +455,7 @@ class QuorumClaim(Downgrade):
             return grant if grant is not None and grant.until >= self.promised else None
 
         steps = [
-            self.members.spawn(vote.downgrade(sent), "aiolock-quorum-downgrade")
+            self.members.tasks.spawn(vote.downgrade(sent), "aiolock-quorum-downgrade")
             for vote in self.votes
             if vote.granted or (vote.answer is Answer.NONE and vote.pending)
         ]

@@ -16,7 +16,7 @@ from aiolock.backends.quorum.rules import lacking, majority, promised, rotation
 from aiolock.core.backend import Backend, Claim, Request, Settings
 from aiolock.core.capabilities import Administration
 from aiolock.core.logs import Log, get_logger
-from aiolock.core.tasks import Backoff, end, start
+from aiolock.core.tasks import Backoff, TaskSet, end
 from aiolock.errors import (
     BackendError,
     BackendRefused,
@@ -111,7 +111,7 @@ class Members:
         self.needed = majority(len(backends))
         """The number of votes that is more than half."""
         self.random = Random()
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self.tasks: TaskSet = TaskSet(awaited=True)
         self.leaving: dict[asyncio.Task[Any], float] = {}
         """The tasks that release something, each with the time when it began."""
 
@@ -138,7 +138,7 @@ class Members:
 
         Returns the capabilities of the quorum. ``opened`` is called with each member, also with those that come later.
         """
-        tries = [self.spawn(member.try_to_open(), "aiolock-quorum-open") for member in self.all]
+        tries = [self.tasks.spawn(member.try_to_open(), "aiolock-quorum-open") for member in self.all]
         try:
             await asyncio.wait(tries)
         finally:
@@ -155,7 +155,7 @@ class Members:
                 opened(member)
             else:
                 log.warning("%r cannot be reached, going on without it: %s", member, member.failure)
-                self.spawn(self._open_later(member, opened), "aiolock-quorum-open")
+                self.tasks.spawn(self._open_later(member, opened), "aiolock-quorum-open")
         return promised([member.backend.capabilities for member in reached])
 
     async def _open_later(self, member: Member, opened: Callable[[Member], None]) -> None:
@@ -210,7 +210,7 @@ class Members:
 
     async def aclose(self) -> None:
         """End all tasks and close every member."""
-        await end(self._tasks)
+        await end(self.tasks)
         closing = [asyncio.ensure_future(member.backend.aclose()) for member in self.all if member.open]
         for member in self.all:
             member.open = False
@@ -219,24 +219,12 @@ class Members:
 
     # --- tasks
 
-    def spawn(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-        """Run ``work`` until it ends or the quorum is closed."""
-        task = start(work, name)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-        return task
-
     def leave(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Release something in the background by ``work``."""
-        task = self.spawn(work, "aiolock-quorum-clean-up")
+        task = self.tasks.spawn(work, "aiolock-quorum-clean-up")
         self.leaving[task] = self.settings.clock()
+        task.add_done_callback(self.leaving.pop)
         return task
-
-    def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        self.leaving.pop(task, None)
-        if not task.cancelled():
-            task.exception()
 
     async def until(
         self, condition: Callable[[], bool], tasks: Collection[asyncio.Task[Any]], end: float = math.inf
@@ -256,7 +244,8 @@ class Members:
     async def ask_all(self, ask: Callable[[Backend], Awaitable[T]]) -> list[T]:
         """Return the answers of all members that gave one, in their order; raise if they are no majority."""
         asked = [
-            self.spawn(member.ask(partial(ask, member.backend)), "aiolock-quorum-ask") for member in self.all
+            self.tasks.spawn(member.ask(partial(ask, member.backend)), "aiolock-quorum-ask")
+            for member in self.all
         ]
         # Members that were silent the last time are not waited for if the others are enough.
         vital = [

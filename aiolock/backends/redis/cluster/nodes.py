@@ -21,7 +21,7 @@ from aiolock.backends.redis.pubsub import Subscriber
 from aiolock.backends.redis.url import Verify, answers, survey, why_none
 from aiolock.backends.transport import Hook, Options, State
 from aiolock.core.logs import Log, get_logger
-from aiolock.core.tasks import TaskSet, end
+from aiolock.core.tasks import Backoff, TaskSet, end
 from aiolock.errors import BackendError, BackendRefused, BackendUnavailable
 
 __all__ = ["REDIRECTIONS", "Discovery", "Node", "NodeContext", "Nodes"]
@@ -327,7 +327,7 @@ class Nodes:
             self._looking = self.spawn(self._look())
 
     async def _look(self) -> None:
-        pause = AGAIN
+        backoff = Backoff(self._random, AGAIN, LONGEST_AGAIN)
         while True:
             self._wanted = False
             try:
@@ -337,8 +337,7 @@ class Nodes:
             else:
                 self._apply(layout)
             # Two discoveries are never closer together, also if nothing is wrong any more.
-            await asyncio.sleep(pause * self._random.uniform(0.5, 1.0))
-            pause = min(2 * pause, LONGEST_AGAIN)
+            await backoff.pause()
             if not (self._wanted or self._degraded or self._waits()):
                 return
 
