@@ -191,7 +191,8 @@ async def test_writers_of_one_client_pass_it_on_among_themselves(client):
     await first.release()
     await asyncio.gather(*tasks)
     assert tokens == sorted(set(tokens))
-    assert client.stats()["passed"] >= 4
+    # Not all of them: a server that does not say whether others wait is asked again after some milliseconds.
+    assert client.stats()["passed"] >= 1
     await nothing_remains(client)
 
 
