@@ -197,9 +197,12 @@ class Lease:
 
         Raises :class:`LockLost` if the lock is not held any more: roll the transaction back. Raises
         :class:`UnsupportedKind` on other servers, :class:`ConfigError` if the connection is to another server,
-        :class:`RuntimeError` if no transaction is open on it, and :class:`BackendError` if it could not be found out, also
-        because the transaction has a snapshot that is too old (roll it back, and begin it again).
-        Ends within the ``command_timeout``. Cancelling it leaves the connection in step, and the transaction open.
+        :class:`RuntimeError` if no transaction is open on it, :class:`DeadlockDetected` if transactions wait for each other,
+        and :class:`BackendError` if it could not be found out, also because the connection has ended, or the transaction has a
+        snapshot that is too old (roll it back, and begin it again).
+        At the end of the ``command_timeout`` the wait is ended, and cancelling it does the same: the connection is in step, and
+        the transaction open. That takes milliseconds; if the server does not end the wait within 2 seconds, the
+        connection is closed.
         """
         hold = self._hold
         runtime = hold.home.runtime

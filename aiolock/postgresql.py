@@ -70,7 +70,7 @@ async def compare_and_set(
     :param table: the table, or ``schema.table``; names are as the server has them, capital letters included.
     :param key: the columns and values that identify the row, as ``{"id": 42}``.
     :param version: the value of ``column`` when the row was read.
-    :param values: the columns to set and their values, of the types that asyncpg takes for these columns.
+    :param values: the columns to set and their values, of the types that asyncpg takes for these columns, or your codecs do.
     :param column: the integer column that counts changes; ``bigint`` never has an end.
 
     Returns whether the row was changed. Raises :class:`ConfigError` for invalid names, before anything is sent, and
@@ -88,8 +88,7 @@ async def compare_and_set(
     name = _quoted(column)
     if not -_MOST <= version < _MOST:
         raise _too_small(column, f"the version {version + 1}")
-    given += [version, version + 1]
-    before, after = f"${len(given) - 1}::int8", f"${len(given)}::int8"
+    before, after = _number(version, given), _number(version + 1, given)
     statement = _statement(
         table, [*sets, f"{name} = {after}"], [*where, f"{name}::numeric = {before}::numeric"], name, after
     )
@@ -122,8 +121,7 @@ async def fenced_update(
     sets = _equal(values, given)
     where = _equal(check_key(key), given)
     name = _quoted(column)
-    given += [token]
-    fence = f"${len(given)}::int8"
+    fence = _number(token, given)
     statement = _statement(
         table, [*sets, f"{name} = {fence}"], [*where, f"{name}::numeric <= {fence}::numeric"], name, fence
     )
@@ -165,7 +163,7 @@ def _sqlstate(error: Exception) -> str:
 
 def _statement(table: object, sets: list[str], where: list[str], name: str, stored: str) -> str:
     """Return an UPDATE that refuses itself if another number than ``stored`` is in the column afterwards."""
-    exact = f"1 / CASE WHEN {name}::numeric = {stored}::numeric THEN 1 ELSE 0 END"
+    exact = f"pg_catalog.int4out(1 / CASE WHEN {name}::numeric = {stored}::numeric THEN 1 ELSE 0 END)"
     return f"UPDATE {_table(table)} SET {', '.join(sets)} WHERE {' AND '.join(where)} RETURNING {exact}"  # noqa: S608 - names are checked
 
 
@@ -187,6 +185,12 @@ def _too_small(column: object, what: str) -> ConfigError:
     return ConfigError(
         f"column {shorten(column)} cannot hold {what}, and nothing was changed: make it bigint NOT NULL"
     )
+
+
+def _number(value: int, given: list[Any]) -> str:
+    """Return the expression for a whole number, and add it to ``given``, past the codecs of the program, as a ``cstring``."""
+    given.append(str(value))
+    return f"pg_catalog.int8in(${len(given)})"
 
 
 def _equal(values: Mapping[Any, Any], given: list[Any]) -> list[str]:

@@ -120,8 +120,8 @@ class CallerConnection(ABC):
             raise interruption
         if self._closed:
             raise BackendUnavailable(
-                f"{self._address}: the wait for the lock could not be ended within {GIVE_UP:g} s, so your "
-                "connection was closed, and the server rolls its transaction back"
+                f"{self._address}: the statement under way could not be ended, so your connection was closed, and the server "
+                "rolls its transaction back"
             )
         if task.cancelled():
             raise RuntimeError(CLOSED)

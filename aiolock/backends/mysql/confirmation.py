@@ -27,7 +27,7 @@ async def confirm(
 ) -> bool:
     """Return whether the row shows the hold of ``claim``, and lock it in the transaction on ``connection`` if it does.
 
-    Ends within the command timeout. Cancelling it ends the wait for the row at the server.
+    The wait for the row is ended at the server after the command timeout, and by cancelling it, see :class:`CallerConnection`.
     """
     check_connection(connection)
     if context.site.across:

@@ -62,6 +62,8 @@ class PostgreSQLConnection(CallerConnection):
         self.isolation = ""
         """The isolation level of the transaction, once it is known."""
         self._store = store
+        self._pooled: Any = None
+        """The connection of SQLAlchemy's, if it is one."""
         self._pid = 0
         self._statement: asyncio.Task[Any] | None = None
 
@@ -70,6 +72,8 @@ class PostgreSQLConnection(CallerConnection):
 
         Raises :class:`RuntimeError` if there is none, :class:`BackendUnavailable` if the connection is closed.
         """
+        if self.gone:
+            raise self._ended()
         try:
             self.driver = driver = await self._unwrap()
             closed, begun = driver.is_closed(), driver.is_in_transaction()
@@ -77,9 +81,7 @@ class PostgreSQLConnection(CallerConnection):
             # It went back to its pool.
             raise _unusable(error) from error
         if closed:
-            raise BackendUnavailable(
-                f"{self._address}: your connection is closed, and the server has rolled its transaction back"
-            )
+            raise self._ended()
         if not begun:
             raise RuntimeError(
                 "no transaction is open on this connection: begin one first (async with connection.transaction())"
@@ -97,6 +99,7 @@ class PostgreSQLConnection(CallerConnection):
         try:
             if not hasattr(connection, "get_raw_connection"):
                 connection = await connection.connection()
+            self._pooled = connection
             driver = (await connection.get_raw_connection()).driver_connection
         except sys.modules["sqlalchemy.exc"].InvalidRequestError as error:
             raise _unusable(error) from error
@@ -119,7 +122,7 @@ class PostgreSQLConnection(CallerConnection):
                 f"connection must be to the server and the database that the client is connected to ({self._address}), and "
                 f"this one is to another server, or to another database ({shorten(here['database'])})"
             )
-        self._pid, self.isolation = here["pid"], here["isolation"]
+        self._pid, self.isolation = int(here["pid"]), here["isolation"]
         return driver
 
     async def wait(self, statement: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
@@ -141,7 +144,13 @@ class PostgreSQLConnection(CallerConnection):
         if failure is None and not self.leaving:
             await driver.execute(f"RELEASE SAVEPOINT {name}", timeout=NO_LIMIT)
             return result
-        await driver.execute(f"ROLLBACK TO SAVEPOINT {name}; RELEASE SAVEPOINT {name}", timeout=NO_LIMIT)
+        try:
+            await driver.execute(f"ROLLBACK TO SAVEPOINT {name}; RELEASE SAVEPOINT {name}", timeout=NO_LIMIT)
+        except Exception:
+            if isinstance(failure, asyncpg.PostgresError):
+                # The connection has ended, and the first error says why.
+                raise failure from None
+            raise
         if isinstance(failure, asyncpg.PostgresError) and sqlstate(failure) not in ENDED:
             raise failure
         raise Interrupted from failure
@@ -161,11 +170,36 @@ class PostgreSQLConnection(CallerConnection):
 
     def close(self) -> None:
         """Close the connection."""
-        if self.driver is not None:
+        if self.driver is not None and not self.gone:
             self.driver.terminate()
+        self._invalidate()
+
+    @property
+    def gone(self) -> bool:
+        """True if the connection has ended, or is back in its pool, since it was found."""
+        try:
+            return self.driver is not None and bool(self.driver.is_closed())
+        except asyncpg.InterfaceError:
+            return True
+
+    def _invalidate(self) -> None:
+        """Have SQLAlchemy take the connection for lost, as it does after an error of a statement of its own."""
+        if self._pooled is not None and not self._pooled.closed:
+            self._pooled.sync_connection.invalidate()
+
+    def _ended(self) -> BackendUnavailable:
+        self._invalidate()
+        return BackendUnavailable(
+            f"{self._address}: your connection is closed, and the server has rolled its transaction back"
+        )
 
     def translated(self, error: Exception, name: str) -> Exception:
         """Return the error of this library for one of the driver's, about the lock ``name``."""
+        if getattr(error, "severity_en", "") in {"FATAL", "PANIC"}:
+            # The last that the server sends on it.
+            self.close()
+        if self.gone:
+            return self._ended()
         code = sqlstate(error)
         if code == DEADLOCK:
             return DeadlockDetected([name])

@@ -40,7 +40,7 @@ async def confirm(
 ) -> bool:
     """Return whether the row shows the hold of ``claim``, and lock it in the transaction on ``connection`` if it does.
 
-    Ends within ``timeout`` seconds. Cancelling it leaves the connection in step.
+    The wait is ended after ``timeout`` seconds, see :class:`CallerConnection`. Cancelling it leaves the connection in step.
     """
     check_connection(connection)
     caller = PostgreSQLConnection(store, callers, connection, address)
@@ -74,7 +74,7 @@ async def _confirm(
         raise _translated(caller, error, claim.request.name, address) from error
     if row is None and caller.isolation not in {"read committed", "read uncommitted"}:
         raise _outdated(claim.request.name, address) from NotInSnapshotError()
-    return row is not None and claim.shown_in(row["value"])
+    return row is not None and claim.shown_in(bytes.fromhex(row["value"]))
 
 
 def _translated(caller: PostgreSQLConnection, error: Exception, name: str, address: str) -> Exception:

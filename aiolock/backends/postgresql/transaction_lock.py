@@ -83,7 +83,7 @@ class AdvisoryLoan(CallerLoan):
             driver = await caller.check(there)
             key = advisory_key(there["database"], self._request, self._settings.namespace)
             if not caller.blocks:
-                answer = await driver.fetchval(QUERIES["try_advisory"], key, mark, timeout=NO_LIMIT)
+                answer = await driver.fetchval(QUERIES["try_advisory"], str(key), mark, timeout=NO_LIMIT)
                 return answer is not None
             statement = QUERIES["wait_advisory"].format(key=key, mark=mark)
             await caller.wait(lambda: driver.execute(statement, timeout=NO_LIMIT))
@@ -108,11 +108,12 @@ class AdvisoryLoan(CallerLoan):
             # No transaction, or no connection.
             return False
         except Exception as error:
-            if sqlstate(error) == FAILED or caller.driver is None or caller.driver.is_closed():
+            translated = caller.translated(error, self._request.name)
+            if sqlstate(error) == FAILED or caller.gone:
                 # The server has given all locks of the transaction back, or of a part of it.
                 return False
-            raise caller.translated(error, self._request.name) from error
-        return bool(found)
+            raise translated from error
+        return found not in {None, "0"}
 
     async def inspect(self) -> LockInfo:
         """Return the transactions that have the lock, and those that wait for it."""
