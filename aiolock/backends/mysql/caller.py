@@ -9,8 +9,24 @@ from typing import Any, NamedTuple
 from aiolock.backends.callers import CLOSED, CallerConnection, Callers, patiently
 from aiolock.backends.mysql.connection import Session
 from aiolock.backends.mysql.context import Context
-from aiolock.backends.mysql.errors import DENIED, NO_SUCH_VARIABLE, code
-from aiolock.errors import BackendRefused, BackendUnavailable, ConfigError, LockError, UnsafeBackend, shorten
+from aiolock.backends.mysql.errors import (
+    DEADLOCK,
+    DENIED,
+    NO_SUCH_VARIABLE,
+    OUTDATED,
+    Outdated,
+    code,
+    translate,
+)
+from aiolock.errors import (
+    BackendRefused,
+    BackendUnavailable,
+    ConfigError,
+    DeadlockDetected,
+    LockError,
+    UnsafeBackend,
+    shorten,
+)
 
 __all__ = ["MySQLCallers", "MySQLConnection", "Place", "ask_place", "check_connection"]
 
@@ -119,6 +135,15 @@ class MySQLConnection(CallerConnection):
 
     async def _end_statement(self, control: Session) -> None:
         await control.run(self.kill)
+
+    def translated(self, error: Exception, name: str) -> LockError:
+        """Return the error of this library for one of the driver's, about the lock ``name``."""
+        number = code(error)
+        if number in DEADLOCK:
+            return DeadlockDetected([name])
+        if number in OUTDATED:
+            return Outdated([name])
+        return translate(error, self._address)
 
     async def ready(self, late: float | None) -> None:
         """Raise if a wait on it could not be ended; to be called while none is under way.

@@ -15,7 +15,7 @@ from aiomysql.cursors import Cursor
 from aiolock.backends.mysql.caller import MySQLCallers, MySQLConnection, Place, ask_place, check_connection
 from aiolock.backends.mysql.claim import LeaseClaim
 from aiolock.backends.mysql.context import Context, quote
-from aiolock.backends.mysql.errors import INTERRUPTED, NOT_NOW, OUTDATED, Outdated, code, translate
+from aiolock.backends.mysql.errors import INTERRUPTED, NOT_NOW, code
 from aiolock.backends.mysql.shared_claim import SharedClaim
 from aiolock.errors import BackendUnavailable, LockError, UnsafeBackend
 
@@ -66,13 +66,10 @@ async def _confirm(
     except (LockError, RuntimeError, TimeoutError):
         raise
     except Exception as error:
-        number = code(error)
-        if number in NOT_NOW | INTERRUPTED:
+        if code(error) in NOT_NOW | INTERRUPTED:
             raise BackendUnavailable(
                 f"{context.address}: another transaction has the row of the lock locked"
             ) from error
-        if number in OUTDATED:
-            raise Outdated([claim.request.name]) from error
-        raise translate(error, context.address) from error
+        raise caller.translated(error, claim.request.name) from error
     owner = row[0] if row is not None else None
     return (owner.decode() if isinstance(owner, bytes) else owner) == claim.owner

@@ -12,6 +12,7 @@ from aiolock.errors import BackendRefused, BackendUnavailable, DeadlockDetected,
 
 __all__ = [
     "ACCOUNT_LIMIT",
+    "DEADLOCK",
     "DENIED",
     "INTERRUPTED",
     "NOT_NOW",

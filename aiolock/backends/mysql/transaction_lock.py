@@ -23,9 +23,7 @@ from aiolock.backends.mysql.errors import (
     INTERRUPTED,
     NO_SUCH_SAVEPOINT,
     NOT_NOW,
-    OUTDATED,
     XA_ENDED,
-    Outdated,
     code,
     deadly,
     translate,
@@ -160,9 +158,6 @@ class RowLoan(CallerLoan):
         except (LockError, RuntimeError):
             raise
         except Exception as error:
-            number = code(error)
-            if number in NOT_NOW | INTERRUPTED:
+            if code(error) in NOT_NOW | INTERRUPTED:
                 return Answer.BUSY
-            if number in OUTDATED:
-                raise Outdated([self._request.name]) from error
-            raise translate(error, self._context.address) from error
+            raise caller.translated(error, self._request.name) from error

@@ -8,7 +8,15 @@ import aiomysql
 import pytest
 
 import aiolock
-from aiolock import BackendUnavailable, ConfigError, LockLost, UnsafeBackend, UnsupportedKind
+from aiolock import (
+    BackendUnavailable,
+    ConfigError,
+    DeadlockDetected,
+    LockLost,
+    UnsafeBackend,
+    UnsupportedKind,
+)
+from aiolock.backends.mysql.caller import MySQLConnection
 from tests import servers
 from tests.backends.mysql.conftest import PASSWORD
 from tests.backends.mysql.tools import as_root
@@ -228,3 +236,97 @@ async def test_a_row_that_is_locked_is_waited_for_and_the_wait_can_be_given_up(p
             await admin.rollback()
             await lease.confirm(mine)
             await mine.rollback()
+
+
+@pytest.mark.parametrize("kind", ["mutex", "write"])
+async def test_a_deadlock_costs_the_transaction_and_not_the_lease(place, client, connect, kind):
+    mine, admin = await connect(), await connect("root")
+    lease = await (client.lock("x") if kind == "mutex" else client.rwlock("x").write()).acquire()
+    await run(mine, "INSERT INTO work VALUES (1)")
+    await mine.commit()
+    await admin.begin()
+    # The server undoes the transaction that has changed less.
+    await run(admin, f"INSERT INTO work VALUES {', '.join(['(2)'] * 500)}")
+    await run(admin, "SELECT * FROM aiolock FOR UPDATE")
+    await mine.begin()
+    await run(mine, "UPDATE work SET n = 3 WHERE n = 1 LIMIT 1")
+    waiting = asyncio.create_task(run(admin, "UPDATE work SET n = 4 WHERE n = 1 LIMIT 1"))
+
+    async def waits() -> bool:
+        [[count]] = await as_root(
+            place.server, "SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'"
+        )
+        return int(count) > 0
+
+    await until(waits)
+    with pytest.raises(DeadlockDetected) as caught:
+        await lease.confirm(mine)
+    assert caught.value.cycle == ("x",)
+    assert caught.value.__cause__.args[0] == 1213
+    await waiting
+    await admin.rollback()
+    # All of it is undone, and the connection is in step.
+    assert await run(mine, "SELECT n FROM work") == ((1,),)
+    await mine.rollback()
+    assert lease.held
+    await mine.begin()
+    await lease.confirm(mine)
+    await mine.commit()
+    await lease.release()
+    assert not lease.lost
+
+
+async def test_a_confirmation_that_is_too_late_to_ask_is_no_loss(client, connect, monkeypatch):
+    mine = await connect()
+    check = MySQLConnection.check
+
+    async def late(caller, *args):
+        await check(caller, *args)
+        caller.leave()
+
+    async with client.lock("x") as lease:
+        await mine.begin()
+        with monkeypatch.context() as patch:
+            patch.setattr(MySQLConnection, "check", late)
+            with pytest.raises(BackendUnavailable, match="no answer within"):
+                await lease.confirm(mine)
+        assert lease.held
+        await lease.confirm(mine)
+        await mine.commit()
+
+
+@pytest.mark.parametrize("kind", ["mutex", "write"])
+async def test_no_other_task_of_the_client_enters_before_the_commit(client, connect, kind):
+    mine, other = await connect(), await connect()
+    lock = client.lock("x") if kind == "mutex" else client.rwlock("x").write()
+    leases = [asyncio.create_task(lock.acquire()) for _ in range(3)]
+    # The second has the lock from the first, with tokens that would do for the third as well.
+    await (await leases[0]).release()
+    lease = await leases[1]
+    await mine.begin()
+    await run(mine, "INSERT INTO work VALUES (1)")
+    await lease.confirm(mine)
+    leaving = asyncio.create_task(lease.release())
+    await asyncio.sleep(0.5)
+    assert not leases[2].done()
+    await mine.commit()
+    await leaving
+    async with asyncio.timeout(PATIENCE):
+        following = await leases[2]
+    assert await work(other) == 1
+    await following.release()
+
+
+async def test_a_server_that_ends_transactions_for_a_row_that_waited_too_long_is_refused():
+    with servers.MariaDB(extra=["--innodb-rollback-on-timeout=1"]) as severe:
+        mine = await aiomysql.connect(**{**severe.admin, "db": "test"})
+        async with aiolock.connect(severe.url) as client, client.lock("x") as lease:
+            await run(mine, "CREATE TABLE work (n INT)")
+            await mine.begin()
+            await run(mine, "INSERT INTO work VALUES (1)")
+            with pytest.raises(UnsafeBackend, match="innodb_rollback_on_timeout"):
+                await lease.confirm(mine)
+            await mine.commit()
+            assert await run(mine, "SELECT n FROM work") == ((1,),)
+            assert lease.held
+        mine.close()
