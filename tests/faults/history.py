@@ -246,7 +246,8 @@ class History:
             case "up":
                 self._close(self.outages, event, known)
 
-    # Windows of one author do not nest (two SIGSTOPs need one SIGCONT), those of several authors do.
+    # Windows of one author and reason do not nest (two SIGSTOPs need one SIGCONT), others do: a process whose loop is
+    # blocked stamps the block, and its lag, which is a little longer.
 
     def _open(self, windows: list[Window], event: Event, known: dict[str, Any]) -> None:
         if known.setdefault(_window(event), len(windows)) == len(windows):
@@ -260,7 +261,7 @@ class History:
 
 def _window(event: Event) -> str:
     what = {"stop": "process", "cont": "process", "down": "server", "up": "server"}[event["kind"]]
-    return f"{what} {event['target']} by {event['process']}"
+    return f"{what} {event['target']} by {event['process']}, {event.get('why')}"
 
 
 def load(paths: Iterable[Path | str]) -> History:

@@ -137,6 +137,13 @@ def test_windows_of_several_authors_are_kept_apart():
     assert checker.exclusion(story.told()) == []
 
 
+def test_a_process_is_blind_until_the_last_of_its_windows_is_over():
+    story = Story().attempt("a", 0, 1, until=900, lost=560).attempt("b", 0, 500, until=600)
+    story.note(5, "stop", "a", target="a", why="lag").note(6, "stop", "a", target="a")
+    story.note(400, "cont", "a", target="a").note(550, "cont", "a", target="a", why="lag")
+    assert checker.told(story.told()) == []
+
+
 def test_readers_share_and_writers_do_not():
     story = Story().attempt("a", 0, 1, mode="read", until=10).attempt("b", 0, 2, mode="read", until=10)
     assert checker.exclusion(story.told()) == []
