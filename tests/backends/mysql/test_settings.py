@@ -428,6 +428,10 @@ THEIRS = {
 @pytest.mark.parametrize("what", THEIRS)
 async def test_a_lock_in_a_transaction_needs_no_settings_and_changes_none(place, mariadb, borrow, what):
     async with place.connect("row") as client:
+        for name in NAMES[:5]:
+            # Newer MariaDBs refuse a SERIALIZABLE transaction the rows that were made since its first lock.
+            async with client.lock(name):
+                pass
         mine, other = await borrow(), await borrow()
         for connection in (mine, other):
             await run(connection, THEIRS[what])
