@@ -294,6 +294,18 @@ class RowsObserved(Rows):
     slow = 3.0
     ttl = 3.0
     tells = False
+    passes = 64  # no holder is told that others wait
+    # Those in which nothing is told that others are told, or in which a session has to be observed for its whole ttl; see WHOLE.
+    part = Rows.part | {
+        "test_elections",
+        "test_leases",
+        "test_outages",
+        "test_queueing",
+        "test_readwrite",
+        "test_reentrant",
+        "test_reopening",
+        "test_several",
+    }
 
     def __init__(self) -> None:
         super().__init__()
@@ -724,6 +736,7 @@ _ALL: tuple[type[Deployment], ...] = (
     FarMemory,
     MemoryQuorum,
     Rows,
+    RowsObserved,
     Sqlite,
     Redis,
     RedisWithoutPubSub,
