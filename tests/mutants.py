@@ -646,6 +646,14 @@ MUTANTS = (
         "if flight.connection",
         ENGINE + "test_an_answer_that_was_overtaken_proves_no_loss",
     ),
+    Mutant(
+        "a symbolic link to the file may be turned",
+        "aiolock.backends.sqlite.connection",
+        "else [*beside, given]",
+        "else beside",
+        "tests/backends/sqlite/test_files.py::"
+        "test_a_symbolic_link_that_is_turned_leads_every_client_to_the_same_file[True-directory]",
+    ),
     # Transactions of callers.
     Mutant(
         "a hold is confirmed by a row that is not locked",

@@ -81,6 +81,8 @@ def check_place(path: Path) -> None:
         )
     elif not path.parent.is_dir():
         problem = f"there is no directory {path.parent}; create it"
+    elif path.is_symlink():
+        problem = "it is one of several symbolic links that lead to each other"
     elif point == str(path):
         problem = "it is mounted without the two files that SQLite keeps beside it; mount its directory"
     elif path.exists() and not path.is_file():
@@ -91,17 +93,27 @@ def check_place(path: Path) -> None:
         raise BackendRefused(f"{path}: {problem}")
 
 
+def _identity(names: Iterable[str | Path]) -> list[tuple[int, int]]:
+    """Return device and inode of each file; empty if one of them is missing."""
+    try:
+        found = [os.stat(name) for name in names]  # noqa: PTH116 - half the time
+    except OSError:
+        return []
+    return [(each.st_dev, each.st_ino) for each in found]
+
+
 # --- the connection
 
 
 class Connection:
     """An open file of locks.
 
-    :param path: the file, without symbolic links.
+    :param path: the file, without symbolic links: SQLite keeps its other files beside the file itself.
+    :param given: the path by which the other processes find it.
     :param pause: waits a moment for a process that has locked the file; returns False if that takes too long.
     """
 
-    def __init__(self, path: Path, pause: Callable[[], bool]) -> None:
+    def __init__(self, path: Path, given: str, pause: Callable[[], bool]) -> None:
         self.path = path
         self._pause = pause
         self._machine = machine()
@@ -109,7 +121,7 @@ class Connection:
         """The versions in the latest answers, for :meth:`changed`."""
         self._flush: bool | None = None
         check_place(path)
-        while not (file := self._identity([""])):
+        while not (file := _identity([path])):
             # Made first, so that it is known which file is opened below.
             sqlite3.connect(path).close()
         # In autocommit mode, and without the busy handler of SQLite, whose pauses grow to a tenth of a second.
@@ -119,8 +131,11 @@ class Connection:
         except BaseException:
             self._db.close()
             raise
-        self._files = self._identity()
-        if self._files[:1] != file:
+        beside = [f"{path}{suffix}" for suffix in ("", "-shm", "-wal")]
+        # Looked at with each request, and the path as it was given as well: a symbolic link may be turned.
+        self._names = beside if str(path) == given else [*beside, given]
+        self._files = _identity(self._names)
+        if self._files[:1] != file or self._files[3:] not in ([], file):
             # Replaced meanwhile: what was opened is not what the path leads to.
             self._files = []
         self._seen = 0
@@ -172,17 +187,9 @@ class Connection:
         """Close the file."""
         self._db.close()
 
-    def _identity(self, suffixes: Sequence[str] = ("", "-shm", "-wal")) -> list[tuple[int, int]]:
-        """Return device and inode of the file and of the two beside it; empty if one of them is missing."""
-        try:
-            found = [os.stat(f"{self.path}{suffix}") for suffix in suffixes]  # noqa: PTH116 - half the time
-        except OSError:
-            return []
-        return [(each.st_dev, each.st_ino) for each in found]
-
     def replaced(self) -> bool:
         """Return whether the path leads to another file now, or to none: other processes use that one."""
-        return not self._files or self._identity() != self._files
+        return not self._files or _identity(self._names) != self._files
 
     # --- requests
 

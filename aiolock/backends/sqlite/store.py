@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -53,11 +54,13 @@ class _Worker:
     the connection, not even to close it: SQLite does not allow either.
     """
 
-    def __init__(self, path: Path, store: SqliteStore) -> None:
+    def __init__(self, given: str, store: SqliteStore) -> None:
         self.jobs: SimpleQueue[_Job | None] = SimpleQueue()
         """Requests; ``None`` has the thread look for changes now."""
         self.watched: frozenset[str] = frozenset()
-        self._path = path
+        self._given = given
+        self._path = Path(given)
+        """Without symbolic links, as they were when the file was opened."""
         self._loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[None] = self._loop.create_future()
         # A store that is dropped without being closed ends its thread.
@@ -69,7 +72,7 @@ class _Worker:
         self._looked: frozenset[str] = frozenset()
         """The rows at which the latest look was directed."""
         self._wait = self._due = 0.0
-        self.thread = Thread(target=self._run, name=f"aiolock {path}", daemon=True)
+        self.thread = Thread(target=self._run, name=f"aiolock {given}", daemon=True)
         self.thread.start()
 
     def close(self) -> None:
@@ -96,7 +99,9 @@ class _Worker:
                 self._look(connection)
             elif not job.future.done():
                 self._deadline = job.deadline
-                connection = connection or Connection(self._path, self._pause)
+                if connection is None:
+                    self._path = _real(self._given)
+                    connection = Connection(self._path, self._given, self._pause)
                 if job.epoch not in (None, self._epoch):
                     raise self._void()
                 result = job.step(connection)
@@ -142,7 +147,7 @@ class _Worker:
         return system_clock() < self._deadline and not self._closing.wait(uniform(*RETRY))
 
     def _void(self) -> BackendUnavailable:
-        return BackendUnavailable(f"{self._path} was replaced or deleted, and its locks are void")
+        return BackendUnavailable(f"{self._given} was replaced or deleted, and its locks are void")
 
     def _report(self, method: Callable[..., None], *values: str) -> None:
         if (store := self._store()) is not None:
@@ -175,7 +180,7 @@ class SqliteStore(RowStore):
         """Open the file, and make the table in a new one."""
         self._timeout, self._outages = settings.command_timeout, settings.outages
         self._listener, self._epoch = listener, 0
-        self._worker = worker = _Worker(_real(self.path), self)
+        self._worker = worker = _Worker(self.path, self)
         try:
             await self._request(lambda _: None)
         except BaseException:
@@ -277,5 +282,5 @@ class SqliteStore(RowStore):
 
 
 def _real(path: str) -> Path:
-    """Return the path without symbolic links: SQLite keeps its other files beside the file itself."""
-    return Path(path).resolve()
+    """Return the path without symbolic links; links that lead to each other stay in it."""
+    return Path(os.path.realpath(path))

@@ -142,6 +142,15 @@ async def test_symbolic_links_lead_to_one_file(make, path, tmp_path):
     assert beside(tmp_path / "real") == ["locks.db", "locks.db-shm", "locks.db-wal"]
 
 
+async def test_a_loop_of_symbolic_links_is_refused(make, path, tmp_path):
+    path.symlink_to(tmp_path / "back")
+    (tmp_path / "back").symlink_to(path)
+    with pytest.raises(BackendRefused, match="symbolic link"):
+        await make()
+    with pytest.raises(BackendRefused, match="there is no directory"):
+        await make(path / "locks.db")
+
+
 # --- file systems
 
 
@@ -447,6 +456,30 @@ async def test_no_call_succeeds_on_a_file_that_was_replaced(make, tmp_path, chan
         fresh = await make(path)
         assert await fresh.read("test:a") == (b"new", "v3")
         assert store.interruptions == 1
+
+
+@pytest.mark.parametrize("of", ["directory", "file"])
+@pytest.mark.parametrize("there", [True, False])
+async def test_a_symbolic_link_that_is_turned_leads_every_client_to_the_same_file(make, tmp_path, of, there):
+    for name in ("r1", "r2"):
+        (tmp_path / name).mkdir()
+    end = "" if of == "directory" else "locks.db"
+    (tmp_path / "current").symlink_to(Path("r1", end))
+    path = tmp_path / "current" / ("locks.db" if of == "directory" else "")
+    store = await make(path)
+    await store.insert("test:a", b"old")
+    if there:
+        await (await make(tmp_path / "r2" / "locks.db")).insert("test:a", b"new")
+    # As a deployment does it.
+    (tmp_path / "next").symlink_to(Path("r2", end))
+    (tmp_path / "next").replace(tmp_path / "current")
+    with pytest.raises(BackendUnavailable, match="was replaced or deleted"):
+        await store.update("test:a", "v1", "v2")
+    assert store.interruptions == 1
+    assert await store.read("test:a") == ((b"new", "v1") if there else (b"", ""))
+    assert await store.insert("test:b", b"both")
+    assert await (await make(path)).read("test:b") == (b"both", "v1")
+    assert store.interruptions == 1
 
 
 async def test_a_write_that_waits_while_the_file_is_replaced_is_not_made_in_the_next(make, path):
