@@ -13,7 +13,7 @@ from aiolock import LockLost
 from aiolock.postgresql import compare_and_set, fenced_update
 from tests.faults.staging import until
 
-TYPES = ["bool", "bytea", "float8", "int4", "int8", "json", "name", "numeric", "oid", "text"]
+TYPES = ["bool", "bytea", "float8", "int4", "int8", "json", "numeric", "oid", "text"]
 
 
 def _raise(_):
@@ -32,10 +32,12 @@ async def mine(request, server):
     """A connection with codecs for everything that could be ours."""
     connection = await asyncpg.connect(server.url)
     encoder, decoder = CODECS[request.param]
-    for name in TYPES:
-        await connection.set_type_codec(name, schema="pg_catalog", encoder=encoder, decoder=decoder)
-    yield connection
-    connection.terminate()
+    try:
+        for name in TYPES:
+            await connection.set_type_codec(name, schema="pg_catalog", encoder=encoder, decoder=decoder)
+        yield connection
+    finally:
+        connection.terminate()
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import asyncpg
@@ -21,6 +22,9 @@ from tests.sweep import MODES, Attempt, Mode, attempt, sweep
 SHIFTS: dict[Mode, int] = {"before": 6, "double": 4, "timeout": 3, "scope": 4}
 """How many passes of the loop later the interruption comes, at most: others make progress meanwhile."""
 
+SHORT = (0.01, 0.1, 1.0)
+"""Seconds of a wait that is in vain; the next if a busy machine did not get to the wait in this time."""
+
 _numbers = itertools.count(1)
 
 
@@ -33,6 +37,7 @@ class Stage:
     other: Any
     look: Any
     name: str
+    short: float
 
     def lock(self, connection: Any = None, **options: Any) -> aiolock.TransactionLock:
         return self.client.lock(self.name, connection=connection or self.connection, **options)
@@ -96,7 +101,7 @@ async def in_vain(wait: Callable[[], Coroutine[Any, Any, Any]]) -> bool:
 @situation("acquire, held elsewhere until the timeout")
 async def _(stage):
     await stage.lock(stage.other).acquire()
-    yield lambda: in_vain(stage.lock(timeout=0.01).acquire)
+    yield lambda: in_vain(stage.lock(timeout=stage.short).acquire)
 
 
 @situation("try_acquire, taken")
@@ -185,13 +190,22 @@ async def one_attempt(
     return result, violations + await left_in_the_loop(before)
 
 
+@pytest.fixture
+async def connections(server):
+    """Three, which are closed also if the test fails: what is left would be a complaint of the next test."""
+    opened = [await asyncpg.connect(server.url) for _ in range(3)]
+    yield opened
+    for each in opened:
+        each.terminate()
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", SITUATIONS)
 async def test_a_lock_in_a_transaction_interrupted_anywhere_leaves_it_as_it_was(
-    server, name, mode, no_error_is_logged
+    server, connections, name, mode, no_error_is_logged
 ):
     namespace = secrets.token_hex(6)
-    connection, other, look = [await asyncpg.connect(server.url) for _ in range(3)]
+    connection, other, look = connections
     await connection.execute("CREATE TEMPORARY TABLE work (n int)")
     await other.execute("BEGIN")
     async with aiolock.connect(server.url, namespace=namespace, ttl=100) as client:
@@ -199,12 +213,13 @@ async def test_a_lock_in_a_transaction_interrupted_anywhere_leaves_it_as_it_was(
         async with client.lock("warm"):
             pass
 
-        async def run(at: int, shift: int) -> tuple[Attempt, list[tuple[str, str]]]:
-            stage = Stage(client, connection, other, look, f"swept {next(_numbers)}")
+        async def run(short: float, at: int, shift: int) -> tuple[Attempt, list[tuple[str, str]]]:
+            stage = Stage(client, connection, other, look, f"swept {next(_numbers)}", short)
             return await one_attempt(SITUATIONS[name], stage, mode, at, shift)
 
-        account = await sweep(mode, run, SHIFTS.get(mode, 1))
-        assert account.faults == []
+        for short in SHORT:
+            account = await sweep(mode, partial(run, short), SHIFTS.get(mode, 1))
+            assert account.faults == []
+            if account.points > 1:
+                break
         assert account.points > 1
-    for each in (connection, other, look):
-        await each.close()
