@@ -9,7 +9,14 @@ import asyncpg
 import pytest
 
 import aiolock
-from aiolock import BackendRefused, BackendUnavailable, ConfigError, LockLost, UnsupportedKind
+from aiolock import (
+    BackendRefused,
+    BackendUnavailable,
+    ConfigError,
+    DeadlockDetected,
+    LockLost,
+    UnsupportedKind,
+)
 from tests.faults.staging import PATIENCE, until
 
 
@@ -274,6 +281,29 @@ async def test_a_row_that_is_locked_is_waited_for_and_the_wait_can_be_given_up(
             await admin.execute("ROLLBACK")
             await lease.confirm(mine)
             await mine.execute("ROLLBACK")
+
+
+async def test_a_deadlock_leaves_the_transaction_and_the_lease_as_they_were(client, connect):
+    mine, other, look = await connect(), await connect(), await connect()
+    # The one that looks first gives up.
+    await mine.execute("SET deadlock_timeout = '10ms'")
+    await other.execute("SET deadlock_timeout = '1min'; INSERT INTO work VALUES (1)")
+    async with client.lock("x") as lease:
+        await other.execute("BEGIN; SELECT FROM aiolock FOR UPDATE")
+        await mine.execute("BEGIN; UPDATE work SET n = 2")
+        waiting = asyncio.create_task(other.execute("UPDATE work SET n = 3"))
+        await until(lambda: blocked(look))
+        with pytest.raises(DeadlockDetected) as caught:
+            await lease.confirm(mine)
+        assert caught.value.cycle == ("x",)
+        assert await mine.fetchval("SELECT n FROM work") == 2
+        assert lease.held
+        await mine.execute("COMMIT")
+        await waiting
+        await other.execute("ROLLBACK")
+        await mine.execute("BEGIN")
+        await lease.confirm(mine)
+        await mine.execute("COMMIT")
 
 
 @pytest.mark.parametrize("ttl", [2, 30])
