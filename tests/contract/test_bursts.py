@@ -91,6 +91,18 @@ async def test_what_waits_for_its_admission_hears_that_the_client_was_closed(dep
         assert not await rival.lock(name).locked()
 
 
+async def test_a_burst_for_a_thousand_free_locks_fails_in_no_task(deployment):
+    # As many are admitted at once as the deployment says: those are answered long before the last of all is.
+    async with deployment.connect(command_timeout=deployment.seconds(0.6)) as client:
+
+        async def work(name: str) -> None:
+            await (await client.lock(name).acquire(timeout=PATIENCE)).release()
+
+        async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as group:
+            for number in range(1_000):
+                group.create_task(work(f"{number}"))
+
+
 @pytest.mark.parametrize(
     "server",
     # A function call is always answered, and one server of three does not silence a quorum.

@@ -48,6 +48,8 @@ class RowBackend(Administration, RegisterStore, Purging, Diagnosis):
     """Locks of every kind over a :class:`RowStore`."""
 
     purges = "row"
+    concurrency = 64
+    """Enough that a store which carries out many calls at once is never idle, and so few that each is answered soon."""
     floor = 0
     """The highest token that earlier openings have seen."""
 
