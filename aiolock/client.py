@@ -23,10 +23,10 @@ from aiolock.core.hold import LeaseOptions
 from aiolock.core.logs import Outages
 from aiolock.core.runtime import Generations, Runtime, State
 from aiolock.core.tasks import TaskSet
-from aiolock.errors import ConfigError, UnsafeBackend, shorten
+from aiolock.errors import BackendRefused, ConfigError, UnsafeBackend, shorten
 from aiolock.lock import Lock
 from aiolock.metrics import Figures
-from aiolock.types import ELECTION, MUTEX, Finding, Kind, LockInfo, permits
+from aiolock.types import ELECTION, MUTEX, Family, Finding, Kind, LockInfo, permits
 from aiolock.validation import (
     MIN_TTL,
     CampaignOptions,
@@ -473,7 +473,8 @@ class Client:
         :param pattern: a glob pattern: ``*`` is any text, ``?`` any character, ``[abc]`` one of these.
 
         For people and tools: the server scans the namespace. Each lock is as it was at one moment, and not all at the
-        same. Cancelling it changes nothing. Raises :class:`UnsupportedKind` if the server cannot list,
+        same. A lock that the server refuses to show, because another version of this library wrote it, is ``unreadable``.
+        Cancelling it changes nothing. Raises :class:`UnsupportedKind` if the server cannot list,
         :class:`BackendUnavailable` and :class:`BackendRefused`.
         """
         self._runtime.guard()
@@ -484,12 +485,12 @@ class Client:
             for first in range(0, len(names), INSPECTIONS):
                 async with asyncio.TaskGroup() as group:
                     some = names[first : first + INSPECTIONS]
-                    tasks = [group.create_task(backend.inspect(*each)) for each in some]
+                    tasks = [group.create_task(_listed(backend, *each)) for each in some]
                 infos += [task.result() for task in tasks]
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
         # Others were released in the meantime.
-        return [info for info in infos if info.holders or info.waiters]
+        return [info for info in infos if info.locked or info.waiters]
 
     async def diagnose(self) -> list[Finding]:
         """Describe this deployment for ``aiolock doctor``: reads settings, changes nothing.
@@ -529,3 +530,10 @@ class Client:
             "holds": stats.holds.look(),
             "slack": runtime.scheduler.slack.look(),
         }
+
+
+async def _listed(backend: Administration, name: str, family: Family) -> LockInfo:
+    try:
+        return await backend.inspect(name, family)
+    except BackendRefused as error:
+        return LockInfo(name, (), (), family, unreadable=str(error))

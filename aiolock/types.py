@@ -157,11 +157,13 @@ class LockInfo:
     family: Family = Family.LOCK
     limit: int | None = None
     """The permits of a semaphore; ``None`` for other locks, and before a client has named the number."""
+    unreadable: str = ""
+    """In a list of locks: why holders and waiters are not known, if what is at the server cannot be read."""
 
     @property
     def locked(self) -> bool:
-        """True if the lock has a holder."""
-        return bool(self.holders)
+        """True if the lock has a holder, or may have one that is not known."""
+        return bool(self.holders or self.unreadable)
 
 
 class Level(StrEnum):

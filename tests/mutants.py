@@ -614,7 +614,7 @@ MUTANTS = (
     Mutant(
         "(20) a row of another format is overwritten",
         "aiolock.backends.rows.lockrow",
-        "    if value[:1] != FORMAT:\n        raise UnknownFormat\n    try:\n        content = json.loads(value[1:])\n        holds",
+        "    if value[:1] != FORMAT:\n        raise UnknownFormat(value)\n    try:\n        content = json.loads(value[1:])\n        holds",
         "    if value[:1] != FORMAT:\n        return LockRow()\n    try:\n        content = json.loads(value[1:])\n        holds",
         ENGINE + "test_a_row_of_another_format_is_refused_and_can_be_replaced_by_force",
     ),
@@ -653,6 +653,27 @@ MUTANTS = (
         "else beside",
         "tests/backends/sqlite/test_files.py::"
         "test_a_symbolic_link_that_is_turned_leads_every_client_to_the_same_file[True-directory]",
+    ),
+    Mutant(
+        "(20) rows of an unknown format are not named",
+        "aiolock.backends.rows.backend",
+        "if self._opened:",
+        "if False:",
+        ENGINE + "test_rows_of_another_format_are_listed_and_diagnosed",
+    ),
+    Mutant(
+        "(20) a lock of an unknown format is not listed",
+        "aiolock.backends.rows.backend",
+        "sorted(used | unknown)",
+        "sorted(used)",
+        ENGINE + "test_rows_of_another_format_are_listed_and_diagnosed",
+    ),
+    Mutant(
+        "(20) a row of an unknown format is replaced unnoticed",
+        "aiolock.backends.rows.writer",
+        "isinstance(each.step, Force) or result\n",
+        "result\n",
+        ENGINE + "test_a_row_of_another_format_is_refused_and_can_be_replaced_by_force",
     ),
     # Transactions of callers.
     Mutant(

@@ -12,7 +12,7 @@ from typing import Any
 from aiolock.cli import settings
 from aiolock.cli.exit_status import NOT_ACQUIRED, Ended
 from aiolock.cli.output import Output, age, clean, holder_of, lay_out, seconds
-from aiolock.errors import ConfigError, UnsupportedKind, shorten
+from aiolock.errors import BackendRefused, ConfigError, UnsupportedKind, shorten
 from aiolock.lock import Lock
 from aiolock.types import LockInfo
 
@@ -46,6 +46,7 @@ def _as_json(info: LockInfo) -> dict[str, Any]:
             for holder in info.holders
         ],
         "waiters": [asdict(waiting) for waiting in info.waiters],
+        **({"unreadable": info.unreadable} if info.unreadable else {}),
     }
 
 
@@ -53,7 +54,7 @@ def row(info: LockInfo) -> tuple[str, ...]:
     """Return a lock as a row of the table."""
     name, kind, waiting = clean(info.name), _kind(info), str(len(info.waiters))
     if not info.holders:
-        return name, kind, "-", "", "", "", waiting
+        return name, kind, "?" if info.unreadable else "-", "", "", "", waiting
     first = info.holders[0]
     return (
         name,
@@ -88,6 +89,9 @@ async def ls(options: argparse.Namespace, output: Output) -> int:
         output.line(output.style(head, "bold"))
         for line in lines:
             output.line(line)
+        for info in infos:
+            if info.unreadable:
+                output.line(f"? {clean(info.unreadable)}")
     elif output.chatty:
         output.message(f"no lock that matches {options.pattern!r} is held or waited for")
     return 0
@@ -103,7 +107,11 @@ async def _in_use(locks: Sequence[Lock]) -> list[tuple[Lock, LockInfo]]:
             if len(locks) == 1:
                 raise
             continue
-        if info.holders or info.waiters:
+        except BackendRefused as error:
+            # Of another version, for example. A call that changes it may succeed, or is refused as well.
+            family = lock._request.kind.family  # noqa: SLF001 - not for programs
+            info = LockInfo(lock.name, (), (), family, unreadable=str(error))
+        if info.locked or info.waiters:
             found.append((lock, info))
     return found
 
@@ -114,7 +122,7 @@ async def inspect(options: argparse.Namespace, output: Output) -> int:
     candidates = settings.locks(client, options)
     async with client:
         found = [info for _, info in await _in_use(candidates)]
-    status = 0 if any(info.holders for info in found) else NOT_ACQUIRED
+    status = 0 if any(info.locked for info in found) else NOT_ACQUIRED
     if output.json:
         output.document({"name": options.name, "locks": [_as_json(info) for info in found]})
         return status
@@ -135,7 +143,7 @@ def _describe(info: LockInfo, output: Output) -> list[str]:
             f"since {holder.since.astimezone():%Y-%m-%d %H:%M:%S}; without renewal it ends in {seconds(holder.remaining)}"
         )
     if not info.holders:
-        lines.append("  not held")
+        lines.append(f"  {clean(info.unreadable) or 'not held'}")
     for place, waiting in enumerate(info.waiters, start=1):
         what = f" ({waiting.permits} permits)" if waiting.permits > 1 else ""
         lines.append(f"  {place}. in the queue: {clean(waiting.label)}{what}")
@@ -147,7 +155,7 @@ async def force_release(options: argparse.Namespace, output: Output) -> int:
     client = settings.connect(options)
     candidates = settings.locks(client, options)
     async with client:
-        held = [(lock, info) for lock, info in await _in_use(candidates) if info.holders]
+        held = [(lock, info) for lock, info in await _in_use(candidates) if info.locked]
         if not held:
             raise Ended(NOT_ACQUIRED, f"{shorten(options.name)} is not held")
         if len(held) > 1:
@@ -165,12 +173,14 @@ async def force_release(options: argparse.Namespace, output: Output) -> int:
         output.document({"released": True, **_as_json(info)})
     else:
         who = ", ".join(clean(holder.label) for holder in info.holders)
-        output.line(f"{clean(options.name)} was taken from {who}, which is told")
+        told = f"{who}, which is told" if who else "holders that cannot be read"
+        output.line(f"{clean(options.name)} was taken from {told}")
     return 0
 
 
 async def _agreed(info: LockInfo, output: Output) -> bool:
     who = ", ".join(f"{clean(holder.label)} ({seconds(age(holder))})" for holder in info.holders)
+    who = who or "holders that cannot be read"
     question = f"{clean(info.name)} is held by {who}, which may still be at work when the next holder begins.\nTake it away? [y/N] "
     try:
         # The terminal, because stderr may be a file, or be JSON.

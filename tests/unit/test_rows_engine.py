@@ -16,8 +16,8 @@ from aiolock.backends.rows.store import Edit
 from aiolock.backends.rows.writer import ALONE
 from aiolock.core.backend import Claim, EventKind, Grant, Release, Request, Settings
 from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, ConfigError
-from aiolock.types import MUTEX, READ, WRITE, Family, Kind, permits
-from tests.simulation.rowstore import RowServer, RowTestBackend
+from aiolock.types import MUTEX, READ, WRITE, Family, Kind, Level, permits
+from tests.simulation.rowstore import RowServer, RowTestBackend, StoredRow
 from tests.simulation.virtual import VirtualClock, run
 
 TTL = 3.0
@@ -1056,11 +1056,58 @@ async def test_a_row_of_another_format_is_refused_and_can_be_replaced_by_force()
         await claim.release()
         server.rows[KEY] = server.rows[KEY]._replace(value=b"2 something else", version="other")
         one.backend.store.interrupt()
-        with pytest.raises(BackendRefused):
-            await one.claim().acquire(wait=True)
+        claim = one.claim()
+        with pytest.raises(BackendRefused, match=r"of 'x'.*format '2', not '1'.*force_release"):
+            await claim.acquire(wait=True)
+        # There is nothing to clean up.
+        assert await claim.release() is Release.RELEASED
+        assert not one.session.claims
         assert server.rows[KEY].value == b"2 something else"
-        await one.backend.force_release("x", Family.LOCK)
+        assert await one.backend.force_release("x", Family.LOCK)
         assert await one.tries()
+        assert not await one.backend.force_release("x", Family.LOCK)
+
+
+@staged
+async def test_a_hold_that_may_be_in_a_row_of_another_format_is_not_said_to_be_released():
+    server = serve()
+    async with Side(server) as one:
+        claim = one.claim()
+        await one.tries()
+        one.wire.lost = 1
+        with pytest.raises(BackendUnavailable):
+            await claim.acquire(wait=True)
+        server.rows[KEY] = server.rows[KEY]._replace(value=b"2 something else", version="other")
+        with pytest.raises(BackendRefused, match="format '2'"):
+            await claim.release()
+        assert one.session.busy
+
+
+@staged
+async def test_rows_of_another_format_are_listed_and_diagnosed():
+    server = serve()
+    async with Side(server) as one:
+        claim, _ = await one.acquire()
+        assert await one.backend.diagnose() == []
+        [session] = [key for key in server.rows if key.startswith("n/s/")]
+        server.rows[row_key("n", "l", Family.RW, "a b")] = StoredRow(b"2{}", "v", None)
+        server.rows[row_key("n", "l", Family.RW, "y")] = StoredRow(b'1{"v":', "v", None)
+        server.rows["n/s/another"] = StoredRow(b"\xff", "v", None)
+        assert await one.backend.names("*") == [("x", Family.LOCK), ("y", Family.RW)]
+        with pytest.raises(BackendRefused, match=r"of 'y'.*damaged"):
+            await one.backend.inspect("y", Family.RW)
+        [finding] = await one.backend.diagnose()
+        assert finding.level is Level.ERROR
+        for word in ("rw/y", "damaged", "rw/%#", "'2'", "session another", "'\\xff'"):
+            assert word in finding.text
+        assert session not in finding.text
+        assert "force-release" in finding.advice
+        one.wire.cut = True
+        [finding] = await one.backend.diagnose()
+        assert finding.level is Level.ERROR
+        assert "no way to the server" in finding.text
+        one.wire.cut = False
+        await claim.release()
 
 
 @staged

@@ -96,6 +96,6 @@ class PostgreSQLBackend(RowBackend, TransactionLocks, Confirmation):
             self.settings.command_timeout,
         )
 
-    async def diagnose(self) -> list[Finding]:
+    async def examine(self) -> list[Finding]:
         """Diagnose the server over a new connection."""
         return await diagnose(self._address, self._statements, self.settings)

@@ -9,8 +9,9 @@ from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from typing import Any, Self, TypeVar
 
+from aiolock.backends.diagnosis import failure
 from aiolock.backends.rows.claim import RowClaim, RowRegister
-from aiolock.backends.rows.context import Context, row_key
+from aiolock.backends.rows.context import Context, row_key, unreadable
 from aiolock.backends.rows.engine import Engine
 from aiolock.backends.rows.liveness import Verdict, decode_session, judge, observe
 from aiolock.backends.rows.lockrow import (
@@ -30,7 +31,7 @@ from aiolock.backends.rows.store import Listener, RowStore
 from aiolock.backends.rows.writer import MemberState
 from aiolock.core.backend import NEVER, Claim, Grant, Renewal, Request, Settings
 from aiolock.core.capabilities import Administration, Diagnosis, Purging, RegisterStore
-from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, shorten
+from aiolock.errors import BackendError, BackendUnavailable
 from aiolock.types import LOCK_FAMILIES, PERMIT, Family, Finding, Holder, LockInfo, Waiting
 from aiolock.validation import check_idle, unescape
 
@@ -40,6 +41,8 @@ T = TypeVar("T")
 
 PURGES = 1_000
 """One of so many openings deletes rows that were not used for long."""
+SHOWN = 5
+"""Rows of an unknown format that a diagnosis names."""
 IDLE = 86_400.0
 """Seconds after the end of its ttl for which a row stays before it is purged."""
 
@@ -61,6 +64,7 @@ class RowBackend(Administration, RegisterStore, Purging, Diagnosis):
         """Make the store and the engine of this opening."""
         super().bind(settings)
         self.store = self.make_store()
+        self._opened = False
         self.context = Context(self.store, settings, self.events, self.floor)
         self._engine = Engine(self.context)
 
@@ -82,7 +86,7 @@ class RowBackend(Administration, RegisterStore, Purging, Diagnosis):
         await self.store.open(
             self.settings, Listener(self.context.address, self._engine.changed, self._engine.interrupted)
         )
-        self.capabilities = self.store.capabilities
+        self.capabilities, self._opened = self.store.capabilities, True
         if self.context.random.random() < 1 / PURGES:
             self.context.begin(self.store.purge(IDLE), "aiolock-purge")
 
@@ -148,10 +152,8 @@ class RowBackend(Administration, RegisterStore, Purging, Diagnosis):
         [row], _ = await self._ask(self.context.get([key]))
         try:
             found = decode(row.value)
-        except UnknownFormat:
-            raise BackendRefused(
-                f"the row of {shorten(name)} was not written by this version of the library"
-            ) from None
+        except UnknownFormat as error:
+            raise unreadable(name, error) from None
         requests = [*(hold.request for hold in found.holds.values()), *found.queue.values()]
         known, remaining = await self._ask(self._sessions(requests))
         holders = tuple(
@@ -179,12 +181,25 @@ class RowBackend(Administration, RegisterStore, Purging, Diagnosis):
         await self._step(name, PERMIT.family, SetLimit(limit=limit))
 
     async def names(self, pattern: str) -> list[tuple[str, Family]]:
-        """Return the locks of this namespace that are held or waited for, without what this client has given up before."""
+        """Return the locks of this namespace that are held or waited for, without what this client has given up before.
+
+        A lock whose row has an unknown format is among them, if its name stands in its key.
+        """
         await self._engine.settle(self.context.timeout)
         return await self._ask(self._names(pattern))
 
     async def diagnose(self) -> list[Finding]:
-        """Report what the store finds."""
+        """Report what the store finds, and if it is open the rows that cannot be read."""
+        found = await self.examine()
+        if self._opened:
+            try:
+                found += await self._ask(self._unreadable())
+            except BackendError as error:
+                found.append(failure("rows", f"they cannot be read: {error}", "see the other findings"))
+        return found
+
+    async def examine(self) -> list[Finding]:
+        """Examine the deployment; works also before :meth:`open` has succeeded."""
         return await self.store.diagnose()
 
     def check_purge(self, idle: object) -> float:
@@ -207,11 +222,15 @@ class RowBackend(Administration, RegisterStore, Purging, Diagnosis):
     async def _names(self, pattern: str) -> list[tuple[str, Family]]:
         prefix = f"{self.settings.namespace}/l/"
         rows: dict[tuple[str, Family], LockRow] = {}
+        unknown: set[tuple[str, Family]] = set()
         async for key, row in self.store.scan(prefix):
             family, _, text = key.removeprefix(prefix).partition("/")
             try:
                 found = decode(row.value)
             except UnknownFormat:
+                name = unescape(text)
+                if family in LOCK_FAMILIES and fnmatchcase(name, pattern) and not text.startswith("%#"):
+                    unknown.add((name, Family(family)))
                 continue
             name = found.name or unescape(text)
             if family in LOCK_FAMILIES and fnmatchcase(name, pattern) and not found.free:
@@ -221,12 +240,31 @@ class RowBackend(Administration, RegisterStore, Purging, Diagnosis):
             for row in rows.values()
             for request in [*(hold.request for hold in row.holds.values()), *row.queue.values()]
         )
-        return sorted(
+        used = {
             key
             for key, row in rows.items()
             if any(known.counts(hold.request) for hold in row.holds.values())
             or any(known.counts(request) for request in row.queue.values())
-        )
+        }
+        return sorted(used | unknown)
+
+    async def _unreadable(self) -> list[Finding]:
+        """Return a finding about the rows that have an unknown format, if there are any."""
+        prefix, found = f"{self.settings.namespace}/", []
+        readers = {"l": decode, "s": decode_session}
+        async for key, row in self.store.scan(prefix):
+            sort, _, text = key.removeprefix(prefix).partition("/")
+            try:
+                if sort in readers:
+                    readers[sort](row.value)
+            except UnknownFormat as error:
+                found.append(f"{text if sort == 'l' else f'session {text}'}: {error}")
+        if not found:
+            return []
+        more = f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+        text = f"rows that were not written by this version of the library: {'; '.join(found[:SHOWN])}{more}"
+        advice = "use one version everywhere; `aiolock force-release` replaces the row of a lock, and ends its holds"
+        return [failure("rows", text, advice)]
 
     async def _sessions(self, requests: Iterable[RowRequest]) -> tuple[Liveness, dict[str, float]]:
         """Read the sessions of requests; return what counts, and the seconds that each session has left."""

@@ -6,7 +6,7 @@ import asyncio
 import secrets
 from dataclasses import replace
 
-from aiolock.backends.rows.context import new_future, new_version, row_key
+from aiolock.backends.rows.context import new_future, new_version, row_key, unreadable
 from aiolock.backends.rows.engine import Engine
 from aiolock.backends.rows.lockrow import (
     Downgrade,
@@ -30,7 +30,6 @@ from aiolock.core.inbox import Inbox
 from aiolock.core.tasks import Backoff
 from aiolock.errors import (
     BackendError,
-    BackendRefused,
     BackendUnavailable,
     ConfigError,
     LockLost,
@@ -79,10 +78,8 @@ class RowClaim(CanDowngrade):
         """Return whether a value of the row contains the hold."""
         try:
             row = decode(value)
-        except UnknownFormat:
-            raise BackendRefused(
-                f"the row of {shorten(self.request.name)} was not written by this version of the library"
-            ) from None
+        except UnknownFormat as error:
+            raise unreadable(self.request.name, error) from None
         return self._member is not None and self._member.id in row.holds
 
     # --- acquire

@@ -11,16 +11,16 @@ from typing import Any, NamedTuple, TypeVar
 from weakref import WeakSet
 
 from aiolock.backends.rows.liveness import ClockCheck, EndedClaims
-from aiolock.backends.rows.lockrow import Liveness, Mint
+from aiolock.backends.rows.lockrow import Liveness, Mint, UnknownFormat
 from aiolock.backends.rows.store import Edit, Entry, Row, RowStore, StoreClock
 from aiolock.clock import Clock, Deadline, wall_clock
 from aiolock.core.backend import Claim, EventQueue, Settings
 from aiolock.core.tasks import TaskSet, reject, settle
-from aiolock.errors import BackendUnavailable, closed_error, copy_of
+from aiolock.errors import BackendRefused, BackendUnavailable, closed_error, copy_of, shorten
 from aiolock.types import Family
 from aiolock.validation import digest, escape
 
-__all__ = ["Context", "Flight", "new_future", "new_version", "row_key"]
+__all__ = ["Context", "Flight", "new_future", "new_version", "row_key", "unreadable"]
 
 T = TypeVar("T")
 
@@ -42,6 +42,14 @@ def row_key(namespace: str, sort: str, family: Family, name: str) -> str:
     if len(text) > SHORT or not text.isascii() or " " in text:
         text = f"%#{digest(name)}"
     return f"{namespace}/{sort}/{family.value}/{text}"
+
+
+def unreadable(name: str, error: UnknownFormat) -> BackendRefused:
+    """Return the error about the row of a lock that has an unknown format."""
+    return BackendRefused(
+        f"the row of {shorten(name)} was not written by this version of the library: {error}; use one version everywhere, or "
+        "replace the row by force_release() or `aiolock force-release`, which ends all holds of the lock"
+    )
 
 
 class Flight(NamedTuple):

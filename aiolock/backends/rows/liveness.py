@@ -79,7 +79,7 @@ def decode_session(value: bytes) -> SessionRow:
     """Return the session row with this value. Raises :class:`UnknownFormat`."""
     try:
         if value[:1] != FORMAT:
-            raise UnknownFormat
+            raise UnknownFormat(value)
         content = json.loads(value[1:])
         clock = content.pop("c", None)
         return SessionRow(
@@ -91,7 +91,7 @@ def decode_session(value: bytes) -> SessionRow:
             extra=content,
         )
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise UnknownFormat from error
+        raise UnknownFormat(value) from error
 
 
 # --- the holder

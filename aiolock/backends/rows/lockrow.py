@@ -59,6 +59,14 @@ MOST_GRANTED = 61_440
 class UnknownFormat(Exception):
     """The row was written by another version of the library, or by another program."""
 
+    def __init__(self, value: bytes) -> None:
+        super().__init__(value)
+        self.value = value
+
+    def __str__(self) -> str:
+        found, known = (ascii(text[:1].decode("latin-1")) for text in (self.value, FORMAT))
+        return "it is damaged" if found == known else f"it has format {found}, not {known}"
+
 
 # --- the row
 
@@ -175,7 +183,7 @@ def decode(value: bytes) -> LockRow:
     if not value:
         return LockRow()
     if value[:1] != FORMAT:
-        raise UnknownFormat
+        raise UnknownFormat(value)
     try:
         content = json.loads(value[1:])
         holds = [
@@ -196,7 +204,7 @@ def decode(value: bytes) -> LockRow:
             extra=content,
         )
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise UnknownFormat from error
+        raise UnknownFormat(value) from error
 
 
 def template(name: str, request: RowRequest, wall: float) -> tuple[str, str]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from enum import Enum
 
-from aiolock.backends.rows.context import Context, Flight, new_future, new_version
+from aiolock.backends.rows.context import Context, Flight, new_future, new_version, unreadable
 from aiolock.backends.rows.liveness import relied_until
 from aiolock.backends.rows.lockrow import (
     Batch,
@@ -36,7 +36,7 @@ from aiolock.backends.rows.store import MOST_VALUE, Edit, Entry, Row
 from aiolock.core.backend import Claim, Event, EventKind, Grant
 from aiolock.core.inbox import WakeReason
 from aiolock.core.tasks import Backoff, reject, settle
-from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, LossReason, shorten
+from aiolock.errors import BackendError, BackendUnavailable, LossReason, shorten
 
 __all__ = ["Member", "MemberState", "Pending", "RowWriter"]
 
@@ -277,17 +277,29 @@ class RowWriter:
         self._unreadable = False
         try:
             self.row = decode(row.value)
-        except UnknownFormat:
+        except UnknownFormat as error:
             self.version = None
             if not any(isinstance(pending.step, Force) for pending in self._pending):
-                raise BackendRefused(
-                    f"the row of {shorten(self.name)} was not written by this version of the library"
-                ) from None
+                self._settle(self._unsent(), flushed=True, sent=flight.sent)
+                raise unreadable(self.name, error) from None
             self.row, self._unreadable = LockRow(self.name), True
         self.version, self._tick = row.version, row.tick or self._tick
         self._read_order, self._read_sent = flight.order, flight.sent
         self._learnt(flight.sent)
         return True
+
+    def _unsent(self) -> dict[Pending, Result]:
+        """Return the releases of claims that no write or statement can have entered in the row."""
+        if self.doubt:
+            return {}
+        return {
+            pending: True
+            for pending in self._pending
+            if isinstance(pending.step, Leave)
+            and (member := self.members.get(pending.step.id)) is not None
+            and member.state is MemberState.ENTERING
+            and not member.doubtful
+        }
 
     def confirm(self, version: str, flight: Flight) -> bool:
         """Take in that the row had ``version`` after ``flight`` was sent; return whether that is the version known."""
@@ -370,7 +382,12 @@ class RowWriter:
             doubt=self.doubt,
         )
         if self._unreadable:
-            batch = batch._replace(changed=True, flush=True)
+            # What it held is not known.
+            forced = [
+                isinstance(each.step, Force) or result
+                for each, result in zip(pending, batch.results, strict=True)
+            ]
+            batch = batch._replace(changed=True, flush=True, results=forced)
         if not batch.changed:
             return await self._answer_from_read(pending, batch)
         if not self.version:
@@ -516,7 +533,7 @@ class RowWriter:
         known = flight.order > self._heard and flight.connection == self.context.connection
         self._heard = self.context.order()
         if known:
-            self.row, self.version = batch.row, row.version
+            self.row, self.version, self._unreadable = batch.row, row.version, False
             self._tick, self._read_order = row.tick or self._tick, 0
         else:
             # A read was answered meanwhile: it is not known which of the two is newer.

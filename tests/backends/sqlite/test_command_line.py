@@ -131,6 +131,37 @@ def test_doctor_explains_the_file(directory):
     assert "another program wrote it" in shown + said
 
 
+def test_a_lock_of_another_format_is_named_and_can_be_replaced(directory):
+    for name in ("x", "y"):
+        assert aiolock("run", "--local", name, "--", "true")[0] == 0
+    with sqlite3.connect(directory / "locks.db") as file:
+        file.execute("UPDATE aiolock SET value = x'32' || value, version = 'new' WHERE key LIKE '%/l/lock/x'")
+    file.close()
+    status, _, said = aiolock("run", "--local", "-v", "x", "--", "true")
+    assert status not in (0, 1)
+    assert "format '2'" in said
+    assert "clean up" not in said
+    status, shown, _ = aiolock("ls", "--local")
+    assert status == 0
+    assert "format '2'" in shown
+    [found] = json.loads(aiolock("ls", "--local", "--json")[1])
+    assert (found["name"], found["locked"], "format '2'" in found["unreadable"]) == ("x", True, True)
+    status, shown, _ = aiolock("inspect", "--local", "x")
+    assert status == 0
+    assert "format '2'" in shown
+    status, shown, _ = aiolock("doctor", "--local")
+    assert status == 1
+    assert "lock/x" in shown
+    assert "lock/y" not in shown
+    assert "Healthy" not in shown
+    assert aiolock("force-release", "--local", "y")[0] == 1
+    status, shown, _ = aiolock("force-release", "--local", "x")
+    assert (status, shown) == (0, "x was taken from holders that cannot be read\n")
+    assert aiolock("run", "--local", "x", "--", "true")[0] == 0
+    assert aiolock("ls", "--local", "--json")[1].strip() == "[]"
+    assert aiolock("doctor", "--local")[0] == 0
+
+
 def test_the_home_is_that_of_the_user_database(tmp_path, monkeypatch):
     home = tmp_path / "home"
     monkeypatch.delenv("AIOLOCK_DIR", raising=False)
