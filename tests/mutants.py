@@ -353,6 +353,35 @@ MUTANTS = (
         LIVENESS + "test_an_ended_claim_is_mentioned_until_its_removal_is_durable",
     ),
     Mutant(
+        "(2) a session takes any number of ended claims",
+        "aiolock.backends.rows.session",
+        "return len(self.ended) >= MOST_ENDED",
+        "return False",
+        ENGINE + "test_new_claims_get_another_session_when_one_has_many_ended_claims",
+    ),
+    Mutant(
+        "(2) a session is deleted although a row may show its holds",
+        "aiolock.backends.rows.session",
+        "left = bool(self.claims) or self.ended.unanswered(self.context.connection)",
+        "left = bool(self.claims)",
+        ENGINE
+        + "test_a_client_that_closes_with_a_hold_in_a_row_declares_its_session_dead[brought back by a crash]",
+    ),
+    Mutant(
+        "(3) a client that is idle sends heartbeats for ever",
+        "aiolock.backends.rows.engine",
+        " or now - self._busy[session.id] >= session.ttl:",
+        ":",
+        ENGINE + "test_a_client_that_is_idle_for_a_ttl_sends_no_more_heartbeats",
+    ),
+    Mutant(
+        "(4) a series goes on over a reconnect",
+        "aiolock.backends.rows.observer",
+        '        """Begin every series anew after a reconnect."""\n        self._series.clear()\n',
+        '        """Begin every series anew after a reconnect."""\n',
+        ENGINE + "test_a_takeover_is_counted_anew_after_a_reconnect",
+    ),
+    Mutant(
         "(3) a grant of a row store counts from its own sending",
         "aiolock.backends.rows.liveness",
         "return certain_until(min(heartbeat, shown), ttl)",

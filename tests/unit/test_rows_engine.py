@@ -9,7 +9,7 @@ from typing import Any, Self
 import pytest
 
 from aiolock.backends.rows.context import row_key
-from aiolock.backends.rows.liveness import DEAD, encode_session
+from aiolock.backends.rows.liveness import DEAD, MOST_ENDED, decode_session, encode_session
 from aiolock.backends.rows.lockrow import MOST_SHARED, RowHold, RowRequest, decode, encode
 from aiolock.backends.rows.session import session_key
 from aiolock.backends.rows.store import Edit
@@ -181,30 +181,33 @@ async def test_heartbeats_go_on_after_a_defect_of_the_store_and_end_with_the_cli
 # --- (2) ended claims
 
 
+def refuse(server: RowServer, wire: Wire) -> Callable[[Any], Any]:
+    """A way to the server on which the row cannot be written."""
+
+    async def refusing(step: Any) -> Any:
+        before = server.rows[KEY]
+        answer = await wire(step)
+        if server.rows[KEY] != before:
+            server.rows[KEY] = before
+            raise BackendUnavailable("the row cannot be written")
+        return answer
+
+    return refusing
+
+
 @staged
 async def test_a_release_that_does_not_arrive_ends_the_hold_with_the_next_heartbeat():
     server = serve(push=False, shared_clock=False)
     async with Side(server, poll=0.1) as one, Side(server, poll=0.1) as two:
         claim, _ = await one.acquire()
-        key, steps = KEY, one.wire
-
-        class Refuse:
-            async def __call__(self, step: Any) -> Any:
-                before = server.rows.get(key)
-                answer = await steps(step)
-                if server.rows.get(key) != before:
-                    server.rows[key] = before
-                    raise BackendUnavailable("the row cannot be written")
-                return answer
-
-        one.backend.store.transport = Refuse()
+        one.backend.store.transport = refuse(server, one.wire)
         with pytest.raises(BackendError):
             await claim.release()
         began = now()
         async with asyncio.timeout(TTL):
             await two.acquire()
         assert now() - began < 0.7 * TTL
-        one.backend.store.transport = steps
+        one.backend.store.transport = one.wire
 
 
 @staged
@@ -255,6 +258,51 @@ async def test_a_row_that_is_checked_after_a_reconnect_has_the_name_of_its_lock(
         assert any("a name" in task.get_name() for task in one.backend.context.tasks)
 
 
+@staged
+async def test_new_claims_get_another_session_when_one_has_many_ended_claims():
+    server = serve()
+    async with Side(server) as one:
+        claims = [(await one.acquire(name=f"x{number}", ttl=60.0))[0] for number in range(MOST_ENDED)]
+        first = one.session
+        await asyncio.gather(*(claim.release() for claim in claims[1:]))
+        claim, _ = await one.acquire(ttl=60.0)
+        assert claim.member.session is first
+        await claim.release()
+        # No flushed write came after these.
+        again = [(await one.acquire(name=f"x{number}", ttl=60.0))[0] for number in range(1, MOST_ENDED)]
+        await asyncio.gather(*(claim.release() for claim in [claims[0], *again]))
+        assert len(first.ended) == MOST_ENDED
+        claim, _ = await one.acquire(ttl=60.0)
+        assert claim.member.session is not first
+        await asyncio.sleep(100.0)
+        assert len(first.ended) == 0
+
+
+@pytest.mark.parametrize("how", ["held", "brought back by a crash"])
+def test_a_client_that_closes_with_a_hold_in_a_row_declares_its_session_dead(how):
+    async def main() -> None:
+        server = serve(push=False, shared_clock=False)
+        async with Side(server, poll=0.1) as one, Side(server, poll=0.1) as two:
+            claim, _ = await one.acquire()
+            session = one.session
+            # The client has this time for its end.
+            await one.backend.settle(100.0)
+            if how != "held":
+                assert await claim.release() is Release.RELEASED
+                one.backend.store.transport = refuse(server, one.wire)
+                server.crash()
+                while session.version is None:  # noqa: ASYNC110 - the next heartbeat, no event
+                    await asyncio.sleep(0.01)
+                assert not session.claims
+            assert not decode(server.rows[KEY].value).free
+            await one.backend.aclose()
+            assert not decode(server.rows[KEY].value).free
+            assert decode_session(server.rows[session.key].value).dead
+            assert await two.tries()
+
+    run(main())
+
+
 # --- (3) until is the session's
 
 
@@ -295,6 +343,25 @@ async def test_an_acquire_late_in_the_session_believes_nothing_before_its_heartb
         assert grant.until > before + TTL
 
 
+@staged
+async def test_a_client_that_is_idle_for_a_ttl_sends_no_more_heartbeats():
+    server = serve()
+    async with Side(server) as one:
+        claim, _ = await one.acquire()
+        await asyncio.sleep(3 * TTL)
+        await claim.release()
+        await asyncio.sleep(2 * TTL)
+        writes = server.writes
+        await asyncio.sleep(10 * TTL)
+        assert server.writes == writes
+        # And sends them again when they are needed.
+        claim, _ = await one.acquire()
+        await asyncio.sleep(3 * TTL)
+        assert server.writes > writes + 5
+        async with Side(server) as two:
+            assert not await two.tries()
+
+
 # --- (4) takeover by observation
 
 
@@ -328,6 +395,20 @@ async def test_a_takeover_is_counted_from_the_arrival_of_the_first_answer():
         await two.backend._engine.observer.look(requests)
         [series] = two.backend._engine.observer._series.values()
         assert series.since > sent + 0.8
+
+
+@staged
+async def test_a_takeover_is_counted_anew_after_a_reconnect():
+    server = serve(push=False, shared_clock=False)
+    async with Side(server, poll=0.1) as one, Side(server, poll=0.1) as two:
+        await one.acquire()
+        one.freeze()
+        waiting = asyncio.create_task(two.acquire())
+        await asyncio.sleep(0.8 * TTL)
+        two.backend.store.interrupt()
+        began = now()
+        await waiting
+        assert TTL <= now() - began < TTL + 0.7
 
 
 @staged
