@@ -7,6 +7,7 @@ import gc
 import os
 import secrets
 import threading
+import weakref
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 from aiolock import Client, LockLost, connect, lock_all
 from tests.contract.deployments import Deployment
 from tests.contract.test_guards import in_a_fork
-from tests.faults.staging import gets_the_lock, nothing_remains
+from tests.faults.staging import gets_the_lock, nothing_remains, until
 
 Work = Callable[[], Coroutine[Any, Any, Any]]
 
@@ -220,13 +221,21 @@ async def test_a_loop_that_was_closed_counts_as_the_end_of_its_client(
 ):
     client = deployment.connect(ttl=deployment.ttl_of(2))
     lock = client.lock("x")
+    loops: list[weakref.ref[asyncio.AbstractEventLoop]] = []
 
     async def leave_open() -> Any:
+        loops.append(weakref.ref(asyncio.get_running_loop()))
         await client.open()
         return await lock.acquire()
 
     async def leave_open_again() -> None:
+        loops.append(weakref.ref(asyncio.get_running_loop()))
         await client.open()
+
+    def collected() -> bool:
+        # The thread that has run a loop may still hold it.
+        gc.collect()
+        return all(loop() is None for loop in loops)
 
     def end(work: Work) -> Any:
         return closed(work() if closed is asyncio.run else work)
@@ -247,8 +256,7 @@ async def test_a_loop_that_was_closed_counts_as_the_end_of_its_client(
     await client.aclose()
     assert "closed" in repr(client)
     client = lock = old = lease = None
-    for _ in range(3):
-        gc.collect()
+    await until(collected)
     lines = asyncio_has_no_complaint.lines
     assert all(line.startswith("Task was destroyed but it is pending!") for line in lines)
     lines.clear()

@@ -228,10 +228,13 @@ class MemoryRowStore(RowStore):
         if self._listener is not None:
             self._listener.interrupted()
 
-    async def aclose(self) -> None:
+    def abandon(self) -> None:
         if self._listener is not None:
             self.server.stores.pop(self._listener.address, None)
             self._listener = None
+
+    async def aclose(self) -> None:
+        self.abandon()
 
 
 class RowTestBackend(RowBackend):
