@@ -102,6 +102,10 @@ THERE = {
         "use a server if a hand-over has to take less than a few milliseconds",
         "waiters look for changes of the file, after a millisecond at first and every 20 ms later",
     ),
+    ("sqlite", "survives-restart"): _There(
+        "put the file on a disk",
+        "the file is in memory: when the machine starts again, locks that were to stay taken are free",
+    ),
     ("sqlite", "survives-failover"): _There(
         "use a server for locks that several machines share",
         "there is no other server: the file is on this machine",

@@ -15,12 +15,20 @@ from aiolock.backends.sqlite.errors import LOCKED, code
 from aiolock.clock import system_clock, wall_clock
 from aiolock.errors import BackendRefused, UnsafeBackend, shorten
 
-__all__ = ["FORMAT", "Connection", "machine", "mount_of"]
+__all__ = ["FORMAT", "MEMORY", "Connection", "machine", "mount_of"]
 
 APPLICATION = 0x61694C6B
 """Marks a file of locks (``PRAGMA application_id``): the letters aiLk."""
 FORMAT = 1
 """The version of the table (``PRAGMA user_version``)."""
+
+_COLUMNS = [
+    ("key", "TEXT", 1, 1),
+    ("version", "TEXT", 1, 0),
+    ("value", "BLOB", 1, 0),
+    ("expires", "REAL", 0, 0),
+]
+"""Names, types, whether NULL is refused, and the primary key."""
 
 _STATEMENTS = read_statements("sqlite", "queries.sql")
 
@@ -34,6 +42,9 @@ _SHARED = re.compile(
     r"glusterfs|fakeowner|fuse|fuse\..*"
 )
 """Types of file systems that other machines can use as well, or that a program provides which may let them."""
+
+MEMORY = {"tmpfs", "ramfs", "devtmpfs"}
+"""Types of file systems that are empty when the machine starts again."""
 
 
 def mount_of(path: Path) -> tuple[str, str]:
@@ -156,6 +167,11 @@ class Connection:
             ):
                 self.run(statement)
         self.run("COMMIT")
+        columns = self.run("PRAGMA table_info(aiolock)")
+        if [(name, kind, given, primary) for _, name, kind, given, _, primary in columns] != _COLUMNS:
+            raise UnsafeBackend(
+                f"{self.path} is marked as a file of locks, and its aiolock is no table of format {FORMAT}: use another file"
+            )
 
     def _is_new(self) -> bool:
         """Return whether the file is empty; refuse one of another program or of another format."""
@@ -187,6 +203,11 @@ class Connection:
         """Close the file."""
         self._db.close()
 
+    @property
+    def in_memory(self) -> bool:
+        """True if the file is gone when the machine starts again."""
+        return mount_of(self.path)[1] in MEMORY
+
     def replaced(self) -> bool:
         """Return whether the path leads to another file now, or to none: other processes use that one."""
         return not self._files or _identity(self._names) != self._files
@@ -199,7 +220,7 @@ class Connection:
         found: dict[str, tuple[bytes, str]] = {}
         # Old versions of SQLite take 999 values.
         for some in (keys[start : start + 500] for start in range(0, len(keys), 500)):
-            query = f"SELECT key, {column}, version FROM aiolock WHERE key IN ({','.join('?' * len(some))})"  # noqa: S608
+            query = f"SELECT key, {column}, version FROM aiolock WHERE version <> '' AND key IN ({','.join('?' * len(some))})"  # noqa: S608
             found.update((key, (value, version)) for key, value, version in self.run(query, some))
         rows = self._rows(found.get(key, (b"", "")) for key in keys)
         self._remember(zip(keys, rows, strict=True))

@@ -7,7 +7,7 @@ import sqlite3
 from pathlib import Path
 
 from aiolock.backends.diagnosis import failure, note, ok, warning
-from aiolock.backends.sqlite.connection import Connection, machine, mount_of
+from aiolock.backends.sqlite.connection import MEMORY, Connection, machine, mount_of
 from aiolock.backends.sqlite.errors import writer
 from aiolock.types import Finding
 
@@ -38,7 +38,11 @@ def examine_place(path: Path) -> list[Finding]:
     if sqlite3.sqlite_version_info < SOUND:
         text += " has a rare defect by which two checkpoints at the moment of a write can damage a file"
         found = [note("version", text, "use SQLite 3.51.3 or later where you can choose")]
-    if kind := mount_of(path)[1]:
+    kind = mount_of(path)[1]
+    if kind in MEMORY:
+        text = f"{kind}, which is empty when the machine starts again: kept locks, limits, latches and tokens are forgotten"
+        found.append(note("file system", text, "choose a directory on a disk"))
+    elif kind:
         found.append(ok("file system", kind))
     else:
         advice = "make sure that it is a local disk, which no other machine uses"

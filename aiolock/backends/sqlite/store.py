@@ -182,7 +182,8 @@ class SqliteStore(RowStore):
         self._listener, self._epoch = listener, 0
         self._worker = worker = _Worker(self.path, self)
         try:
-            await self._request(lambda _: None)
+            if await self._request(lambda connection: connection.in_memory):
+                self.capabilities -= {"survives-restart"}
         except BaseException:
             self._worker = None
             worker.close()

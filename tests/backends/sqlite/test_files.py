@@ -98,6 +98,37 @@ async def test_another_format_is_refused_with_both_versions_named(make, path):
     other.close()
 
 
+@pytest.mark.parametrize(
+    "table",
+    [
+        "TABLE aiolock (key TEXT, version TEXT NOT NULL, value BLOB NOT NULL, expires REAL)",
+        "TABLE aiolock (key TEXT NOT NULL PRIMARY KEY, version TEXT NOT NULL)",
+        "VIEW aiolock AS SELECT '' AS key, '' AS version, x'' AS value, 1.5 AS expires",
+        "TABLE other (key TEXT)",
+    ],
+)
+async def test_a_marked_file_with_another_table_is_refused(make, path, table):
+    await (await make()).aclose()
+    with sqlite3.connect(path) as other:
+        other.execute("DROP TABLE aiolock")
+        other.execute(f"CREATE {table}")
+    other.close()
+    with pytest.raises(UnsafeBackend, match="table of format 1"):
+        await make()
+    with sqlite3.connect(path) as other:
+        [[name]] = other.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")
+    other.close()
+    assert name == table.split()[1]
+
+
+async def test_tables_of_others_in_the_file_disturb_nothing(make, path):
+    await (await make()).aclose()
+    with sqlite3.connect(path) as other:
+        other.execute("CREATE TABLE orders (key TEXT PRIMARY KEY)")
+    other.close()
+    assert await (await make()).insert("test:a")
+
+
 async def test_a_damaged_file_is_named_by_calls_and_by_doctor(make, path):
     store = await make()
     await store.compare_and_set([Edit(f"test:{number}", "", "v", bytes(3_000)) for number in range(200)])
@@ -171,6 +202,19 @@ async def test_file_systems_of_several_machines_are_refused(make, tmp_path, monk
         await make(place / "locks.db")
     assert beside(place) == []
     await make(tmp_path / "locks.db")
+
+
+@pytest.mark.parametrize("kind", ["tmpfs", "ramfs"])
+async def test_a_file_in_memory_does_not_survive_a_restart_of_the_machine(make, tmp_path, monkeypatch, kind):
+    place = tmp_path / "run"
+    place.mkdir()
+    mounted(monkeypatch, tmp_path, (str(place), kind), (str(tmp_path), "ext4"))
+    store = await make(place / "locks.db")
+    assert "survives-restart" not in store.capabilities
+    [finding] = [finding for finding in await store.diagnose() if finding.subject == "file system"]
+    assert finding.level is Level.NOTE
+    assert kind in finding.text
+    assert "survives-restart" in (await make()).capabilities
 
 
 async def test_the_latest_mount_at_a_place_counts(make, tmp_path, monkeypatch):

@@ -152,11 +152,15 @@ async def test_two_namespaces_in_one_file_know_nothing_of_each_other(path):
         assert len((await one.lock("x").inspect()).holders) == 1
 
 
-async def test_what_a_file_does_not_promise_is_refused(path):
+async def test_what_a_file_does_not_promise_is_refused(path, monkeypatch):
+    monkeypatch.setattr(connection, "mount_of", lambda _: ("/", "ext4"))
     with pytest.raises(UnsafeBackend, match="push"):
         await connect(path, require={"push"}).open()
     async with connect(path, require={"exclusion", "fencing", "fifo", "keep", "survives-restart"}):
         pass
+    monkeypatch.setattr(connection, "mount_of", lambda _: ("/run", "tmpfs"))
+    with pytest.raises(UnsafeBackend, match="survives-restart"):
+        await connect(path, require={"survives-restart"}).open()
 
 
 def test_it_has_no_options():

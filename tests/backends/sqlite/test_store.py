@@ -30,6 +30,19 @@ async def test_a_row_is_written_only_against_its_version(make):
     assert not await store.update("test:a", "v4", "v5")
 
 
+async def test_a_row_without_a_version_is_no_row(make, path):
+    store = await make()
+    await store.insert("test:a", b"one", "v1")
+    with sqlite3.connect(path) as other:
+        other.execute("UPDATE aiolock SET version = ''")
+    other.close()
+    assert await store.read("test:a") == (b"", "")
+    assert [key async for key, _ in store.scan("test:")] == []
+    assert await store.insert("test:a", b"two", "v2")
+    assert not await store.insert("test:a", b"three", "v3")
+    assert await store.read("test:a") == (b"two", "v2")
+
+
 async def test_an_edit_that_fails_does_not_undo_the_others(make):
     store, other = await make(), await make()
     await store.insert("test:a", version="v1")

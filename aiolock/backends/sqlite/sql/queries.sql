@@ -1,5 +1,8 @@
 -- name: insert
-INSERT INTO aiolock (version, value, expires, key) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING
+-- A row without a version, which no client writes, counts as absent.
+INSERT INTO aiolock (version, value, expires, key) VALUES (?, ?, ?, ?)
+ON CONFLICT (key) DO UPDATE SET version = excluded.version, value = excluded.value, expires = excluded.expires
+WHERE aiolock.version = ''
 
 -- name: update
 UPDATE aiolock SET version = ?, value = ?, expires = ? WHERE key = ? AND version = ?
@@ -8,7 +11,7 @@ UPDATE aiolock SET version = ?, value = ?, expires = ? WHERE key = ? AND version
 DELETE FROM aiolock WHERE key = ? AND version = ?
 
 -- name: page
-SELECT key, version, CAST(value AS BLOB) FROM aiolock WHERE key >= ? AND key > ? ORDER BY key LIMIT 500
+SELECT key, version, CAST(value AS BLOB) FROM aiolock WHERE version <> '' AND key >= ? AND key > ? ORDER BY key LIMIT 500
 
 -- name: purge
 DELETE FROM aiolock WHERE key IN (SELECT key FROM aiolock WHERE expires <= ? LIMIT 500)
