@@ -1165,6 +1165,30 @@ async def test_a_hold_that_may_be_in_a_row_of_another_format_is_not_said_to_be_r
 
 
 @staged
+async def test_a_request_under_way_may_be_in_a_row_of_another_format():
+    server = serve()
+    async with Side(server) as one:
+        await one.acquire(READ)
+        key = row_key("n", "l", Family.RW, "x")
+
+        async def slow() -> None:
+            one.wire.slow = None
+            await asyncio.sleep(0.5)
+
+        late, one.wire.slow = one.claim(READ), slow
+        entering = asyncio.create_task(late.acquire(wait=True))
+        await asyncio.sleep(0.1)
+        server.rows[key] = server.rows[key]._replace(value=b"2 something else", version="other")
+        leaving = asyncio.create_task(late.release())
+        with pytest.raises(BackendRefused):
+            await one.backend._engine.renew(one.session)
+        with pytest.raises(BackendRefused):
+            await leaving
+        with pytest.raises(BackendError):
+            await entering
+
+
+@staged
 async def test_rows_of_another_format_are_listed_and_diagnosed():
     server = serve()
     async with Side(server) as one:

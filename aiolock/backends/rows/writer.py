@@ -290,7 +290,7 @@ class RowWriter:
 
     def _unsent(self) -> dict[Pending, Result]:
         """Return the releases of claims that no write or statement can have entered in the row."""
-        if self.doubt:
+        if self.doubt or self._attempt is not None or any(pending.sending for pending in self._pending):
             return {}
         return {
             pending: True
