@@ -347,7 +347,9 @@ class MariaDB(Server):
         common = ["--no-defaults", self.user(), f"--datadir={self._data}", f"--tmpdir={scratch}"]
         if mysql:
             common += ["--loose-innodb-redo-log-capacity=8M"]
-            making = ["--initialize-insecure"]
+            # It keeps what it was made with.
+            kept = [option for option in extra if option.startswith("--lower-case-table-names")]
+            making = ["--initialize-insecure", *kept]
             serving = ["--mysqlx=OFF", "--secure-file-priv=NULL"]
         else:
             making = ["--skip-test-db", "--auth-root-authentication-method=normal"]
