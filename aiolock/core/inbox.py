@@ -37,11 +37,13 @@ class WakeReason(Enum):
     FAILED = "the request failed"
 
 
-def log_wake(name: str, reason: WakeReason) -> None:
-    """Log at DEBUG that a waiter for ``name`` goes on."""
+def log_wake(name: str, reason: WakeReason, *, own: bool = False) -> None:
+    """Log at DEBUG that a waiter for ``name`` goes on, with the name of its task if that is the running one (``own``)."""
     if _wait_logger.isEnabledFor(logging.DEBUG):
+        task = asyncio.current_task() if own else None
+        waiter = "waiter" if task is None else f"waiter {task.get_name()}"
         extra = {"lock": name, "reason": reason.name}
-        wait_log.debug("waiter for %s wakes: %s", shorten(name), reason.value, extra=extra)
+        wait_log.debug("%s for %s wakes: %s", waiter, shorten(name), reason.value, extra=extra)
 
 
 class Inbox(Generic[T]):

@@ -63,6 +63,7 @@ class QueueState(Enum):
 
 
 _IDLE, _REQUESTING, _WAITING, _HELD, _ENDED = QueueState
+_HANDED_OVER = WakeReason.HANDED_OVER
 
 
 class Waiters:
@@ -171,6 +172,7 @@ class LocalQueue:
         "_key",
         "_known",
         "_passes",
+        "_reason",
         "_request",
         "_since",
         "_state",
@@ -201,6 +203,8 @@ class LocalQueue:
         """True once the server has answered: from then on waiters survive an outage."""
         # What only a hold has is set in `_begin` and `_lend`.
         self._passes: int
+        self._reason: WakeReason
+        """Why the latest waiter was given the hold."""
         self._since: float
         if key is None:
             runtime.contenders[self] = None
@@ -243,11 +247,11 @@ class LocalQueue:
         except BackendError as error:
             if self._state is _ENDED:
                 raise closed_error() from error
-            log_wake(self._request.name, WakeReason.FAILED)
+            log_wake(self._request.name, WakeReason.FAILED, own=True)
             self._fail(error)
             raise
         except TimeoutError:
-            log_wake(self._request.name, WakeReason.TIMEOUT)
+            log_wake(self._request.name, WakeReason.TIMEOUT, own=True)
             self._abandon()
             if wait:
                 return None
@@ -256,11 +260,11 @@ class LocalQueue:
                 f"lock {name} was not asked for within {limit:g} s: too many requests of this client came first"
             ) from None
         except BaseException:
-            log_wake(self._request.name, WakeReason.CANCELLED)
+            log_wake(self._request.name, WakeReason.CANCELLED, own=True)
             self._abandon()
             raise
         if self._state is _ENDED:
-            log_wake(self._request.name, WakeReason.CLOSED)
+            log_wake(self._request.name, WakeReason.CLOSED, own=True)
             raise closed_error()
         if grant is not None and grant.until > (now := clock()):
             self._begin(grant, now)
@@ -337,8 +341,9 @@ class LocalQueue:
         finally:
             if timer is not None:
                 timer.cancel()
+        # The hold has not left before this task goes on, so the reason is still its own.
+        log_wake(self._request.name, WakeReason.TIMEOUT if hold is None else self._reason, own=True)
         if hold is None:
-            log_wake(self._request.name, WakeReason.TIMEOUT)
             self._forget(waiter)
         self.runtime.stats.waits.record((self.runtime.clock() if hold is None else self._since) - begun)
         return hold
@@ -346,7 +351,7 @@ class LocalQueue:
     def _give_up(self, waiter: Waiter) -> None:
         # A hold may have been handed over in the very step in which the task was cancelled, or the coroutine closed.
         if not waiter.done() or waiter.cancelled():
-            log_wake(self._request.name, WakeReason.CANCELLED)
+            log_wake(self._request.name, WakeReason.CANCELLED, own=True)
         elif waiter.exception() is None and (given := waiter.result()) is not None:
             given.abandon()
         self._forget(waiter)
@@ -408,7 +413,6 @@ class LocalQueue:
                     self._wait_at_server()
                     return
                 if grant.until > (now := runtime.clock()):
-                    log_wake(self._request.name, WakeReason.GRANTED)
                     self._grant(grant, now)
                     return
                 self._replace_outdated()
@@ -443,7 +447,7 @@ class LocalQueue:
     def _grant(self, grant: Grant, now: float) -> None:
         self._task = None
         self._begin(grant, now)
-        if not self._hand_over(now):
+        if not self._hand_over(now, WakeReason.GRANTED):
             self._abandon()
 
     def _replace_outdated(self) -> None:
@@ -477,12 +481,13 @@ class LocalQueue:
         self._since = now
         return hold
 
-    def _hand_over(self, now: float) -> bool:
-        """Give the claim to the next waiter, if there is one."""
+    def _hand_over(self, now: float, reason: WakeReason) -> bool:
+        """Give the claim to the next waiter, if there is one, which logs the reason."""
         first = None if self._waiters is None else self._waiters.next()
         if first is None:
             return False
         waiter, options = first
+        self._reason = reason
         waiter.set_result(self._lend(options, now))
         return True
 
@@ -494,11 +499,15 @@ class LocalQueue:
         self._hold = None
         now = runtime.clock()
         begun, claim, stats = self._since, None, runtime.stats
-        if not keep and self._waiters is not None and self._may_pass(hold, now) and self._hand_over(now):
+        if (
+            not keep
+            and self._waiters is not None
+            and self._may_pass(hold, now)
+            and self._hand_over(now, _HANDED_OVER)
+        ):
             since = validity.claim.contended_since
             self._passes += since is not None and since <= now
             stats.passed += 1
-            log_wake(self._request.name, WakeReason.HANDED_OVER)
         else:
             claim = self._yield_claim(validity)
         stats.released += 1

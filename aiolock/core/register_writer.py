@@ -5,7 +5,9 @@ updates of all tasks of one client, applies them in order and writes once, and a
 numbered, and the register remembers the last number of every writer, so that a writer whose answer was lost finds out by
 the next read whether its write counted.
 
-A *condition* is a function of the body that returns ``None`` to go on waiting. One watch serves all conditions."""
+A *condition* is a function of the body that returns ``None`` to go on waiting. One watch serves all conditions.
+
+One file, because updates and conditions rest on the same reading of the register."""
 
 from __future__ import annotations
 

@@ -125,6 +125,10 @@ async def test_a_closed_inbox_calls_nothing_and_keeps_its_grant(inbox):
     assert inbox.pushed is GRANT
 
 
+async def _log_own():
+    log_wake("orders", WakeReason.CANCELLED, own=True)
+
+
 async def test_why_a_waiter_woke_is_logged_when_it_goes_on(inbox, caplog):
     inbox.wake(WakeReason.NOTIFIED)
     with caplog.at_level(logging.DEBUG, "aiolock.wait"):
@@ -132,11 +136,15 @@ async def test_why_a_waiter_woke_is_logged_when_it_goes_on(inbox, caplog):
         inbox.on_ready(lambda: None)
         inbox.wake(WakeReason.LAPSED)
         log_wake("orders", WakeReason.TIMEOUT)
+        task = asyncio.create_task(_log_own(), name="buyer 7")
+        await task
     assert [(each.aiolock_lock, each.aiolock_reason) for each in caplog.records] == [
         ("orders", "NOTIFIED"),
         ("orders", "LAPSED"),
         ("orders", "TIMEOUT"),
+        ("orders", "CANCELLED"),
     ]
+    assert caplog.messages[-1] == "waiter buyer 7 for 'orders' wakes: the waiter was cancelled"
     assert "orders" in caplog.text
     assert WakeReason.LAPSED.value in caplog.text
 

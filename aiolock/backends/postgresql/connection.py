@@ -3,6 +3,8 @@
 Callers wait on futures, and the lane's own task calls the driver: asyncpg sends a request to cancel the statement when its
 caller is cancelled, and a statement may be carried out all the same. So no call of the driver is ever cancelled. An answer
 that is late ends both connections instead, and the server finds out by itself.
+
+One file, because a lane that ends, the pair of lanes and their log-in are one state: neither lane outlives the other.
 """
 
 from __future__ import annotations
