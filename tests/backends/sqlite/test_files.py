@@ -51,9 +51,10 @@ async def test_a_file_of_another_kind_is_refused_and_left_alone(make, path, cont
     assert beside(path.parent) == [path.name]
 
 
-async def test_a_database_of_another_program_is_refused_and_left_alone(make, path):
+@pytest.mark.parametrize("what", ["TABLE bookmarks (name TEXT)", "VIEW bookmarks AS SELECT 1"])
+async def test_a_database_of_another_program_is_refused_and_left_alone(make, path, what):
     other = sqlite3.connect(path)
-    other.execute("CREATE TABLE bookmarks (name TEXT)")
+    other.execute(f"CREATE {what}")
     other.commit()
     other.close()
     content = path.read_bytes()
