@@ -157,8 +157,8 @@ class Claim(ABC):
     async def acquire(self, wait: bool) -> Grant | None:
         """Send the request, one atomic step; with ``wait``, join the queue if the lock is taken.
 
-        While the claim is in the queue, the backend wakes its :attr:`inbox` when another ``acquire`` may succeed: maybe too
-        early, never infinitely late.
+        While the claim is in the queue, the backend wakes its :attr:`inbox` when another ``acquire`` may succeed or will be
+        refused for good: maybe too early, never infinitely late.
 
         Ends within the command timeout; with ``wait``, within two. May be called again in every state and finds its own
         earlier grant or position. A grant that was pushed meanwhile is returned without a request. After a cancellation or

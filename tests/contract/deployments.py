@@ -6,6 +6,7 @@ independently of the backend's own words, and the contract asserts the negation 
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import os
 import re
@@ -165,6 +166,16 @@ class Deployment(ABC):
     async def _forget(self, claim: Any) -> None:
         async with self.connect(label="administrator") as client:
             assert await client._runtime.backend.force_release(claim.request.name, claim.request.kind.family)
+
+    refuses: ClassVar[bool] = False
+    """Whether a test can have the server refuse everything."""
+
+    async def refuse(self) -> None:
+        """Take the ground away from all locks, as an administrator may; it is no outage."""
+        raise NotImplementedError(self.name)
+
+    async def allow(self) -> None:  # noqa: B027 - most are put in order by the next client that is opened
+        """Take that back."""
 
     reason: ClassVar[str] = "force-released"
     """Why a lease is lost that `lose` takes away."""
@@ -363,6 +374,12 @@ class Sqlite(LocalRows):
     def backend(self) -> SqliteBackend:
         return SqliteBackend(self.url())
 
+    refuses = True
+
+    async def refuse(self) -> None:
+        with closing(sqlite3.connect(self._file, timeout=30, isolation_level=None)) as db:
+            db.execute("DROP TABLE aiolock")
+
     async def _forget(self, claim: Any) -> None:
         """As somebody does who changes the file by hand."""
         with closing(sqlite3.connect(self._file, timeout=30, isolation_level=None)) as db:
@@ -404,8 +421,36 @@ class Redis(Deployment):
     def make(self, **options: Any) -> Client:
         return aiolock.connect(self.found(), **options)
 
+    refuses = True
+    user: ClassVar[str] = "default"
+    """The account of the clients."""
+
+    def nodes(self) -> list[str]:
+        """Where administrators reach each server of the deployment."""
+        return [self._server.url]
+
+    async def refuse(self) -> None:
+        self._rights = [rule for url in self.nodes() for rule in await acl(url, "LIST")]
+        for url in self.nodes():
+            await acl(url, "SETUSER", self.user, "-@scripting")
+
+    async def allow(self) -> None:
+        [rights, *_] = [rule.split()[2:] for rule in self._rights if rule.split()[1] == self.user]
+        for url in self.nodes():
+            await acl(url, "SETUSER", self.user, "reset", *rights)
+
     async def _forget(self, claim: Any) -> None:
         await delete(EXTERNAL.get("redis") or self._server.url, claim.key)
+
+
+async def acl(url: str, *words: str) -> list[str]:
+    """Ask a server about its accounts, as a user who may do everything."""
+    from redis.asyncio import Redis as Driver  # noqa: PLC0415 - only runs about Redis have a driver
+
+    async with Driver.from_url(url, decode_responses=True) as driver:
+        answer = await driver.execute_command("ACL", *words)
+        await driver.connection_pool.disconnect()
+    return list(answer)
 
 
 async def delete(url: str, key: str) -> None:
@@ -422,6 +467,7 @@ class RedisWithoutPubSub(Redis):
     """The same with a user who may not use channels: nothing is pushed, waiters look."""
 
     name = "redis-without-pubsub"
+    user = "quiet"
     external = False
     promises = WORDS - {"push"}
     slow = 2.0
@@ -454,7 +500,10 @@ class RedisQuorum(Redis):
             yield self
 
     def make(self, **options: Any) -> Client:
-        return aiolock.connect([server.url for server in self._three], **options)
+        return aiolock.connect(self.nodes(), **options)
+
+    def nodes(self) -> list[str]:
+        return [server.url for server in self._three]
 
     @asynccontextmanager
     async def over(self, **options: Any) -> AsyncIterator[tuple[Client, Way]]:
@@ -484,7 +533,7 @@ class RedisCluster(Redis):
     slow = 2.0
     distinct = False  # each makes tokens by its own clock
     # What follows from the state of one key is the same as on one server, and is tested there; see WHOLE.
-    part = frozenset({"test_exclusion", "test_queueing", "test_inspection", "test_outages"})
+    part = frozenset({"test_exclusion", "test_queueing", "test_inspection", "test_outages", "test_refusals"})
 
     @contextmanager
     def running(self) -> Iterator[Self]:
@@ -494,6 +543,9 @@ class RedisCluster(Redis):
 
     def make(self, **options: Any) -> Client:
         return aiolock.connect(self._cluster.url, **options)
+
+    def nodes(self) -> list[str]:
+        return [f"redis://127.0.0.1:{port}" for port in self._cluster.ports]
 
     @asynccontextmanager
     async def over(self, **options: Any) -> AsyncIterator[tuple[Client, Way]]:
@@ -537,6 +589,7 @@ class RedisWithLeastRights(Redis):
     """The account of the documentation, and no right more."""
 
     name = "redis-least-rights"
+    user = "least"
     external = False
 
     def users(self) -> tuple[str, ...]:
@@ -590,6 +643,28 @@ class ZooKeeper(Deployment):
     def url(self) -> str:
         return self._url
 
+    refuses = True
+
+    async def refuse(self) -> None:
+        """Close the nodes of the locks, which are there for one test only, to all clients."""
+        await asyncio.to_thread(self._close_nodes)
+
+    def _close_nodes(self) -> None:
+        from kazoo.client import KazooClient  # noqa: PLC0415 - only runs about ZooKeeper have a driver
+        from kazoo.security import make_acl  # noqa: PLC0415
+
+        zoo = KazooClient(self._url.split("//")[1])
+        zoo.start()
+        try:
+            for family in zoo.get_children(self.namespace):
+                for lock in zoo.get_children(f"{self.namespace}/{family}"):
+                    zoo.set_acls(
+                        f"{self.namespace}/{family}/{lock}", [make_acl("world", "anyone", admin=True)]
+                    )
+        finally:
+            zoo.stop()
+            zoo.close()
+
 
 class ZooKeeperEnsemble(ZooKeeper):
     """Three of them, of which two make a quorum; each client is at a random one."""
@@ -610,6 +685,12 @@ class MariaDB(Deployment):
     many = 1_000  # each is a row that is written to a disk
     external = True
     query: ClassVar[str] = ""
+
+    refuses = True
+
+    async def refuse(self) -> None:
+        async with self.connect(label="administrator") as client:
+            await client._runtime.backend._context.ask("DROP TABLE aiolock, aiolock_bids, aiolock_documents")
 
     async def _forget(self, claim: Any) -> None:
         async with self.connect(label="administrator") as client:
@@ -643,6 +724,7 @@ class MariaDBSessions(MariaDB):
     """The session mode: locks are user locks, which end with the connection that has them."""
 
     name = f"{MariaDB.name}-session"
+    refuses = False  # user locks need neither a table nor a right
     kinds = frozenset()
     promises = WORDS - {"fencing", "keep"}
     shows = False
@@ -659,6 +741,7 @@ class MariaDBRows(MariaDBSessions):
     """The row mode: locks are row locks of open transactions, each of which has a connection."""
 
     name = f"{MariaDB.name}-row"
+    # The table is locked by those who hold and wait: it cannot be dropped.
     many = 80
     forces = False
     query = "?mode=row&connections=100"
@@ -718,6 +801,17 @@ class PostgreSQL(Deployment):
 
     def make(self, **options: Any) -> Client:
         return aiolock.connect(self.found(), **options)
+
+    refuses = True
+
+    async def refuse(self) -> None:
+        import asyncpg  # noqa: PLC0415 - only runs about PostgreSQL have a driver
+
+        connection = await asyncpg.connect(self._url)
+        try:
+            await connection.execute("DROP TABLE aiolock")
+        finally:
+            await connection.close()
 
     async def _forget(self, claim: Any) -> None:
         """As an administrator would who edits the row."""

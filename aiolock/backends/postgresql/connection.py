@@ -107,7 +107,9 @@ def refuse(facts: Facts, address: str) -> None:
     if facts.recovering:
         raise BackendRefused(
             f"{address}: the server is a standby or recovers, and locks taken here do not exclude clients of its primary: "
-            "connect to the primary"
+            "connect to the primary",
+            # It may be promoted.
+            retryable=True,
         )
 
 

@@ -20,7 +20,7 @@ from aiolock.clock import Clock
 from aiolock.core.backend import Grant
 from aiolock.core.inbox import Inbox, WakeReason
 from aiolock.core.logs import Log, get_logger
-from aiolock.errors import BackendError, BackendRefused, UnsafeBackend
+from aiolock.errors import BackendError, BackendRefused
 
 __all__ = ["Waiter", "Wakeups"]
 
@@ -302,8 +302,8 @@ class Wakeups:
         error = reply.exception()
         if error is None:
             self._read(asked, reply.result()[1:])
-        elif isinstance(error, UnsafeBackend):
-            # The connection will not come back: waiters ask, and are refused.
+        elif isinstance(error, BackendError) and not error.retryable:
+            # Waiters ask, and are refused.
             for waiter in [waiter for key in asked for waiter in self._waiting.get(key, ())]:
                 waiter.inbox.wake(WakeReason.FAILED)
         elif not isinstance(error, BackendError):

@@ -33,6 +33,7 @@ from aiolock.errors import (
     BackendUnavailable,
     ConfigError,
     LockLost,
+    copy_of,
     shorten,
 )
 from aiolock.types import READ, Family
@@ -95,6 +96,9 @@ class RowClaim(CanDowngrade):
                 and grant.until > context.clock()
             ):
                 return grant
+            if (waiting := self._member) is not None and (error := waiting.refused) is not None:
+                waiting.refused = None
+                raise copy_of(error)
             member = self._enter(await self.engine.sessions.get(self.request.ttl, deadline))
             session = member.session
             self.engine.keep_alive(session)

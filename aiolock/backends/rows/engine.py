@@ -129,7 +129,12 @@ class Engine:
             await asyncio.wait({heartbeat})
             if session.dead:
                 self._bury(session)
-        heartbeat.result()
+        try:
+            heartbeat.result()
+        except BackendError as error:
+            for writer in self._writers.values():
+                writer.refuse(error)
+            raise
 
     async def _verify(self, session: Session) -> None:
         """Read the versions of all rows in which the session has claims, and the rows that have changed."""

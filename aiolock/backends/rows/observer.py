@@ -86,6 +86,9 @@ class Observer:
                 await self._observe(requests.values())
             except BackendError as error:
                 log.debug("observation failed: %s", error)
+                self._polled = context.clock()
+                for row in rows:
+                    row.refuse(error)
             self._pause = max(self._pause, store.poll)
             if any(not context.liveness.counts(request) for request in requests.values()):
                 for row in rows:

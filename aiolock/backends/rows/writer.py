@@ -60,7 +60,7 @@ class MemberState(Enum):
 class Member:
     """One claim and what is known of it: its id is new for each attempt to enter under another session."""
 
-    __slots__ = ("asked", "claim", "doubted", "reason", "request", "session", "shown", "state")
+    __slots__ = ("asked", "claim", "doubted", "reason", "refused", "request", "session", "shown", "state")
 
     def __init__(self, claim: Claim, request: RowRequest, session: Session) -> None:
         self.claim = claim
@@ -73,6 +73,8 @@ class Member:
         """The reason of the last request to release it."""
         self.reason: LossReason = "revoked"
         """The reason of the loss."""
+        self.refused: BackendError | None = None
+        """The error for which it can wait no longer."""
         self.doubted = ""
         """The version of the session that a statement has named which was given up without an answer, if a copy may be late."""
 
@@ -187,6 +189,13 @@ class RowWriter:
         """True if a claim of this client waits in the queue."""
         return any(member.state is MemberState.WAITING for member in self.members.values())
 
+    def refuse(self, error: BackendError) -> None:
+        """Have the claims that wait raise an error, if no other try mends it."""
+        for member in self.members.values():
+            if member.state is MemberState.WAITING and not error.retryable:
+                member.refused = error
+                member.claim.inbox.wake(WakeReason.FAILED)
+
     def ahead(self) -> list[RowRequest]:
         """Return the foreign requests ahead of the last waiting claim of this client: their sessions are observed."""
         own = self.context.liveness.own
@@ -240,6 +249,7 @@ class RowWriter:
             except BackendError as error:
                 self.version = None
                 self._fail(error)
+                self.refuse(error)
                 await failing.pause()
             except Exception as error:  # noqa: BLE001 - a defect of a store must not leave callers waiting
                 self._fail(error)

@@ -39,6 +39,28 @@ async def test_findings_are_had_through_the_client(url):
         }
 
 
+@pytest.mark.parametrize(("privilege", "ttl"), [("ALL", 60.0), ("UPDATE", 3.0)])
+async def test_a_waiter_whose_privileges_are_taken_away_hears_it_soon(own, privilege, ttl):
+    """Without those to read, from the next poll; without those to write alone, from the next heartbeat."""
+    await ask(own, "CREATE ROLE app LOGIN")
+    namespace = secrets.token_hex(6)
+    async with aiolock.connect(own.url, namespace=namespace) as client, client.lock("x") as lease:
+        await ask(own, "GRANT SELECT, INSERT, UPDATE, DELETE ON aiolock TO app")
+        app = own.url.replace("postgres@", "app@")
+        async with aiolock.connect(app, namespace=namespace, ttl=ttl) as other:
+            waiter = asyncio.create_task(other.lock("x").acquire(timeout=2 * PATIENCE))
+
+            async def queued():
+                return bool((await client.lock("x").inspect()).waiters)
+
+            await until(queued)
+            await ask(own, f"REVOKE {privilege} ON aiolock FROM app")
+            with pytest.raises(BackendRefused, match="permission denied"):
+                async with asyncio.timeout(PATIENCE / 4):
+                    await waiter
+        assert lease.held
+
+
 @pytest.mark.parametrize("accident", ["terminate", "restart", "kill"])
 async def test_a_holder_keeps_its_lock_and_a_waiter_gets_it_afterwards(own, accident):
     loop = asyncio.get_running_loop()

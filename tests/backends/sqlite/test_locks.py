@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -13,8 +15,9 @@ import aiolock
 from aiolock.backends.rows import engine
 from aiolock.backends.sqlite import connection
 from aiolock.clock import system_clock
-from aiolock.errors import LockLost, UnsafeBackend
+from aiolock.errors import BackendRefused, LockLost, UnsafeBackend
 from tests.backends.sqlite.conftest import until
+from tests.faults.staging import queued
 from tests.pace import pace
 
 HOLD = """
@@ -176,3 +179,21 @@ async def test_more_names_can_be_asked_for_at_once_than_are_remembered(tmp_path,
         await asyncio.sleep(1.5 * ttl)
         assert all(lease.held for lease in leases)
         assert client.stats()["lost"] == 0
+
+
+async def test_a_waiter_whose_row_another_program_has_rewritten_hears_it_and_no_other_waiter_does(tmp_path):
+    path = tmp_path / "locks.db"
+    async with connect(path) as client, connect(path) as other:
+        leases = [await client.lock(name).acquire() for name in ("x", "y")]
+        first, second = [asyncio.create_task(other.lock(name).acquire(timeout=60)) for name in ("x", "y")]
+        await queued(client.lock("x"), 1)
+        await queued(client.lock("y"), 1)
+        with closing(sqlite3.connect(path, timeout=30, isolation_level=None)) as db:
+            [[key]] = db.execute("SELECT key FROM aiolock WHERE key LIKE '%/l/%/x'")
+            db.execute("UPDATE aiolock SET value = ?, version = 'other' WHERE key = ?", [b"9{}", key])
+        with pytest.raises(BackendRefused, match="was not written by this version"):
+            async with asyncio.timeout(15):
+                await first
+        assert not second.done()
+        await leases[1].release()
+        await (await second).release()
