@@ -342,6 +342,47 @@ async def test_what_waiting_longer_does_not_cure_ends_the_waiting(make, error, s
     assert stage.runtime.contending == []
 
 
+@pytest.mark.parametrize("again", [True, False])
+@pytest.mark.parametrize(
+    "answers", [[grant(1), grant(2, 40.0)], [None, grant(1), grant(2, 40.0)]], ids=["first", "later"]
+)
+async def test_an_answer_that_came_after_the_end_of_its_grant_is_no_success(
+    make, monkeypatch, answers, again
+):
+    """The same request is repeated where that gives a full ttl; elsewhere the grant is given back for another request."""
+    monkeypatch.setattr(Script, "asks_again", again)
+    stage = make(*answers)
+    stage.now = 20.0
+    asking = stage.asking()
+    await asyncio.sleep(0)
+    stage.change()
+    lease = await asking
+    assert lease.token == 2
+    await stage.settled()
+    if again:
+        assert stage.calls(0) == ["acquire"] * len(answers)
+    else:
+        assert stage.calls(0) == ["acquire"] * (len(answers) - 1) + ["release"]
+        assert stage.calls(1) == ["acquire"]
+    await stage.end(lease)
+    assert len(stage.backend.claims) == (1 if again else 2)
+
+
+async def test_a_push_that_came_after_the_end_of_its_grant_is_asked_for_again_by_the_same_request(make):
+    """The server knows the claim, which may still be in: giving it back would cost it the place."""
+    stage = make(None, grant(2, 40.0))
+    asking = stage.asking()
+    await asyncio.sleep(0)
+    stage.now = 20.0
+    [claim] = stage.backend.claims
+    claim.inbox.put(grant(1))
+    lease = await asking
+    assert lease.token == 2
+    assert claim.calls == ["acquire", "acquire"]
+    await stage.end(lease)
+    assert stage.backend.claims == [claim]
+
+
 async def test_a_defect_in_the_first_attempt_passes_through_and_is_cleaned_up(make):
     stage = make(KeyError("a defect"), grant(1))
     leader = stage.asking()

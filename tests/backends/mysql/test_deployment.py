@@ -14,7 +14,7 @@ import aiolock
 from aiolock import BackendRefused, ConfigError, UnsafeBackend, UnsupportedKind
 from aiolock.backends.mysql import MySQLBackend
 from aiolock.backends.mysql.claim import GRACE, MOMENT, Look, judge
-from aiolock.backends.mysql.diagnosis import promises, refuse, variables
+from aiolock.backends.mysql.diagnosis import processlist, promises, refuse, variables
 from aiolock.backends.mysql.protocol import Result
 from aiolock.core.backend import Request
 from aiolock.mysql import check_purge, ddl, purge
@@ -512,6 +512,25 @@ async def test_other_kinds_are_refused_before_any_io(mode):
     ):
         with pytest.raises(UnsupportedKind, match=r"use \?mode=lease"):
             await asked
+
+
+@pytest.mark.parametrize(
+    ("version", "schema", "asked"),
+    [
+        ("8.0.46", "ON", "performance_schema"),
+        ("8.0.46", "1", "performance_schema"),
+        ("8.0.22-log", "ON", "performance_schema"),
+        ("8.0.21", "ON", "information_schema"),
+        ("9.7.0", "ON", "performance_schema"),
+        ("9.7.0", "OFF", "information_schema"),
+        ("9.7.0", "", "information_schema"),
+        ("10.11.19-MariaDB-0+deb12u1", "ON", "information_schema"),
+        ("11.8.3-MariaDB", "OFF", "information_schema"),
+    ],
+)
+def test_the_table_of_sessions_is_the_one_that_no_statement_makes_unreadable(version, schema, asked):
+    """That of `information_schema` is good for MariaDB alone; there the other one has other columns."""
+    assert processlist({"version": version, "performance_schema": schema}) == f"{asked}.processlist"
 
 
 @pytest.mark.parametrize("user", ["app", "root"])

@@ -17,6 +17,7 @@ from aiolock.types import Level
 from tests import servers
 from tests.backends.mysql.conftest import ACCOUNT, PASSWORD, Place
 from tests.backends.mysql.tools import Deaf, as_root
+from tests.faults.proxy import Proxy, mysql_frames
 from tests.faults.staging import PATIENCE, gets_the_lock, queued, until
 
 MODES = ["lease", "session", "row"]
@@ -366,6 +367,39 @@ async def test_hostile_names_are_names_where_the_server_does_not_ask_for_the_cha
             for lease in leases:
                 await lease.release()
         assert await tables(server) == before
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_no_statement_contains_a_text_of_a_user_as_it_is(mariadb, mode):
+    """It is sent as hexadecimal digits: what an escape means depends on the settings of the session."""
+    mark = b"Zq7Zq7"
+    statements: list[bytes] = []
+
+    def sent(way: str, frame: bytes) -> None:
+        # The first packet of a command, and that command a query.
+        if way == "up" and frame[3:5] == b"\0\3":
+            statements.append(frame[5:])
+
+    async with Proxy(mariadb.host, mariadb.port, framing=mysql_frames, on_frame=sent) as proxy:
+        place, text = Place(mariadb), f"{mark.decode()}'\"\\`%_\0 🔒"
+        options = {"mode": mode, "port": proxy.port, "label": printable(text)}
+        async with place.connect(**options) as one, place.connect(**options) as two:
+            lock = one.lock(text)
+            async with lock:
+                waiter = asyncio.create_task(two.lock(text).acquire(timeout=PATIENCE))
+                await queued(lock, 1)
+            await (await waiter).release()
+            if mode == "lease":
+                for every in (lock, one.semaphore(text, 1), one.rwlock(text).write()):
+                    async with every:
+                        await every.request_release(printable(text))
+                        await every.inspect()
+                await one.locks(text)
+                await one.latch(text, 2).count_down()
+                async with one.election(text).campaign():
+                    await two.election(text).leader()
+    assert len(statements) > 10
+    assert [each for each in statements if mark in each or not each.isascii()] == []
 
 
 # --- connections of callers

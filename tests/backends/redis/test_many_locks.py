@@ -68,3 +68,26 @@ async def test_grants_that_came_too_late_are_asked_for_again_by_the_same_request
         assert enters.most <= ASKING
         assert not stopped or enters.sent >= MANY / 10
     await nothing_is_left(admin, namespace)
+
+
+async def test_an_answer_that_came_too_late_is_asked_for_again_by_the_same_request(
+    server, admin, connect, namespace, monkeypatch
+):
+    """Given back, the lock would go to others while this client is as slow as it is."""
+    async with connect(server.url, ttl=0.5, command_timeout=60.0) as client:
+        backend: Any = client._runtime.backend
+        ends: list[str] = []
+        for word in ("release", "leave"):
+            monkeypatch.setattr(backend._mutex.commands, word, lambda *_, **__: ends.append("gave back"))
+        enters = Enters(client)
+        asking = asyncio.create_task(client.lock("x").acquire())
+        while not enters.sent:  # noqa: ASYNC110 - no longer than that: the answer must not have come
+            await asyncio.sleep(0)
+        # The client is held up for longer than the grant stands.
+        time.sleep(1.0)  # noqa: ASYNC251
+        lease = await asking
+        assert ends == []
+        assert enters.sent >= 2
+        monkeypatch.undo()
+        await lease.release()
+    await nothing_is_left(admin, namespace)
