@@ -75,6 +75,7 @@ RENEWAL = "tests/unit/test_renewal.py::"
 RULES = "tests/unit/test_rows_rules.py::"
 ENGINE = "tests/unit/test_rows_engine.py::"
 LIVENESS = "tests/unit/test_rows_liveness.py::"
+LOCKROW = "tests/unit/test_rows_lockrow.py::"
 ENTERING = "tests/backends/postgresql/test_entering.py::"
 STORE = "tests/backends/postgresql/test_store.py::"
 CONFIRMATION = "tests/backends/postgresql/test_confirmation.py::"
@@ -419,8 +420,8 @@ MUTANTS = (
     Mutant(
         "(4) only the session of the first holder is observed",
         "aiolock.backends.rows.writer",
-        "return [request for request in [*found, *queue[: last + 1]] if request.session not in own]",
-        "return [request for request in [*found, *queue[: last + 1]] if request.session not in own][:1]",
+        "return [request for request in self.row.ahead(self._waiting()) if request.session not in own]",
+        "return [request for request in self.row.ahead(self._waiting()) if request.session not in own][:1]",
         ENGINE + "test_sessions_of_all_who_are_ahead_are_observed_at_once",
     ),
     Mutant(
@@ -566,8 +567,8 @@ MUTANTS = (
     Mutant(
         "(18) a request that was withdrawn follows its own leave",
         "aiolock.backends.rows.writer",
-        "[each for each in self._pending if not each.withdrawn]",
-        "list(self._pending)",
+        "{each: None for each in self._pending if not each.withdrawn}",
+        "dict(self._pending)",
         ENGINE + "test_a_request_that_was_withdrawn_while_its_write_lost_a_race_is_not_sent_again",
     ),
     Mutant(
@@ -636,9 +637,37 @@ MUTANTS = (
     Mutant(
         "(19) a request fills the row to its end",
         "aiolock.backends.rows.lockrow",
-        "isinstance(step, (Enter, Ask)) and work.changed and _full(work.row, size)",
-        "False",
-        ENGINE + "test_a_full_row_refuses_who_enters_and_lets_go_who_leaves",
+        "        if fits:\n            self._length += length",
+        "        fits = True\n        if fits:\n            self._length += length",
+        ENGINE + "test_a_request_waits_outside_a_full_row_and_who_leaves_can",
+    ),
+    Mutant(
+        "(19) one client fills the whole row",
+        "aiolock.backends.rows.lockrow",
+        "share = 1 if self._own < FEW else SHARE",
+        "share = 1",
+        LOCKROW + "test_one_client_leaves_room_to_the_others",
+    ),
+    Mutant(
+        "(19) a short request overtakes a long one for which there is no room",
+        "aiolock.backends.rows.lockrow",
+        "if self._over or not",
+        "if not",
+        LOCKROW + "test_no_request_overtakes_one_for_which_there_is_no_room",
+    ),
+    Mutant(
+        "(19) a request that waits outside the row is forgotten there",
+        "aiolock.backends.rows.writer",
+        "list(self._outside.values())",
+        "list[Enter]()",
+        ENGINE + "test_those_outside_enter_in_their_order_once_there_is_room",
+    ),
+    Mutant(
+        "(19) a request outside enters for a session that is dead",
+        "aiolock.backends.rows.writer",
+        "        self._outside.pop(member.id, None)\n        if member.state in _WAITS:\n            member.claim.inbox.wake(WakeReason.LAPSED)\n",
+        "        pass\n",
+        ENGINE + "test_a_claim_outside_enters_anew_when_its_session_is_dead",
     ),
     Mutant(
         "(20) a row of another format is overwritten",

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
 from aiolock import AcquireTimeout, BackendUnavailable
-from tests.contract.deployments import Memory, RedisQuorum, registry
-from tests.faults.staging import PATIENCE, nothing_remains, passes, until
+from tests.contract.deployments import (
+    MariaDB,
+    Memory,
+    RedisQuorum,
+    RedisWithoutPubSub,
+    ZooKeeper,
+    registry,
+)
+from tests.faults.staging import PATIENCE, nothing_remains, passes, until, waiting
+
+NEEDS: dict[str, str | None] = {"fair": None, "permits": "semaphore", "read": "read-write"}
 
 NAMES = [f"lock {number}" for number in range(12)]
 
@@ -101,6 +111,60 @@ async def test_a_burst_for_a_thousand_free_locks_fails_in_no_task(deployment):
         async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as group:
             for number in range(1_000):
                 group.create_task(work(f"{number}"))
+
+
+@pytest.mark.parametrize("act", NEEDS)
+@pytest.mark.parametrize(
+    "server",
+    # Elsewhere a hand-over takes a poll, or so many round trips that hundreds are too many for a test.
+    [each for each in registry() if not issubclass(each, RedisWithoutPubSub | ZooKeeper | MariaDB)],
+    ids=lambda each: each.name,
+    indirect=True,
+    scope="session",
+)
+async def test_hundreds_of_tasks_wait_for_one_lock_in_order_and_at_the_cost_of_no_other_lease(
+    deployment, rival, act
+):
+    # More than many a server has room for in one place.
+    count, ttl, served = 600, deployment.seconds(1.5), []
+    taken = {"read": rival.rwlock("x").write(), "permits": rival.semaphore("x", 5)}.get(act, rival.lock("x"))
+    permits = {"permits": 5} if act == "permits" else {}
+    async with deployment.connect(label="client") as client:
+        lock = {"read": client.rwlock("x").read(), "permits": client.semaphore("x", 5)}.get(
+            act, client.lock("x", fair=True)
+        )
+        other = await client.lock("other", ttl=ttl).acquire()
+        holder = await taken.acquire(**permits)
+        held_up = 0.0
+
+        async def watch() -> None:
+            # The time of the processor that passes between two steps of this task, however busy the machine is.
+            nonlocal held_up
+            while True:
+                begun = time.thread_time()
+                await asyncio.sleep(0.001)
+                held_up = max(held_up, time.thread_time() - begun)
+
+        async def work(number: int) -> None:
+            lease = await lock.acquire(timeout=PATIENCE)
+            served.append(number)
+            await lease.release()
+
+        watcher = asyncio.create_task(watch())
+        tasks = [asyncio.create_task(work(number)) for number in range(count)]
+        await waiting(client, count)
+        await holder.release()
+        async with asyncio.timeout(PATIENCE):
+            await asyncio.gather(*tasks)
+        watcher.cancel()
+        assert not other.lost
+        assert held_up < 0.25
+        await other.release()
+    if act == "fair":
+        assert served == list(range(count))
+    info = await taken.inspect()
+    assert not info.holders
+    assert not info.waiters
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from aiolock.backends.rows.liveness import DEAD, MOST_ENDED, decode_session, enc
 from aiolock.backends.rows.lockrow import MOST_SHARED, RowHold, RowRequest, decode, encode
 from aiolock.backends.rows.session import session_key
 from aiolock.backends.rows.store import Edit
-from aiolock.backends.rows.writer import ALONE
+from aiolock.backends.rows.writer import ALONE, MemberState
 from aiolock.core.backend import Claim, EventKind, Grant, Release, Request, Settings
 from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, ConfigError
 from aiolock.types import MUTEX, READ, WRITE, Family, Kind, Level, permits
@@ -1099,25 +1099,109 @@ def test_a_late_statement_does_not_enter_for_a_session_that_is_over(end):
 # --- (19) the longest row
 
 
+def fill(server: RowServer, name: str = "x") -> list[str]:
+    """Fill the row of a read-write lock with requests of other clients; return their ids."""
+    key = row_key("n", "l", Family.RW, name)
+    row = decode(server.rows[key].value)
+    [hold] = row.holds.values()
+    while len(encode(row)) < MOST_SHARED:
+        session = f"other{len(row.queue)}-1"
+        request = RowRequest(f"{len(row.queue):016}", "write", TTL, "l" * 200, session=session)
+        row.queue[request.id] = request
+        server.rows[session_key("n", session)] = server.rows[session_key("n", hold.request.session)]
+    server.rows[key] = server.rows[key]._replace(value=encode(row), version="full")
+    return list(row.queue)
+
+
+def empty(server: RowServer, *claims: str) -> None:
+    """Take requests of other clients out of the row, of which no client is notified."""
+    key = row_key("n", "l", Family.RW, "x")
+    row = decode(server.rows[key].value)
+    for claim in claims:
+        row.queue.pop(claim, None)
+    server.rows[key] = server.rows[key]._replace(value=encode(row), version=f"without {claims}")
+
+
 @staged
-async def test_a_full_row_refuses_who_enters_and_lets_go_who_leaves():
+async def test_a_request_waits_outside_a_full_row_and_who_leaves_can():
     server = serve()
     async with Side(server) as one:
         claim, _ = await one.acquire(READ)
-        key = row_key("n", "l", Family.RW, "x")
-        row = decode(server.rows[key].value)
-        [hold] = row.holds.values()
-        number = 0
-        while len(encode(row)) < MOST_SHARED:
-            number += 1
-            request = RowRequest(f"{number:016}", "write", TTL, "l" * 200, session=hold.request.session)
-            other = RowRequest(**{**_fields(request), "session": "other-1"})
-            row.queue[request.id] = other
-        server.rows[key] = server.rows[key]._replace(value=encode(row), version="full")
-        late = one.claim(WRITE)
+        others = fill(server)
+        late = [one.claim(WRITE) for _ in range(3)]
+        for each in late:
+            assert await each.acquire(wait=True) is None
+        assert not await one.tries(READ)
         with pytest.raises(BackendUnavailable, match="full"):
-            await late.acquire(wait=True)
+            await one.backend.request_release("x", Family.RW, "r" * 500)
+        row = decode(server.rows[claim.key].value)
+        assert list(row.queue) == others
         assert await claim.release() is Release.RELEASED
+        assert late[0].member.state is MemberState.OUTSIDE
+
+
+@staged
+async def test_those_outside_enter_in_their_order_once_there_is_room():
+    server = serve()
+    async with Side(server) as one:
+        claim, _ = await one.acquire(READ)
+        others = fill(server)
+        late = [one.claim(WRITE) for _ in range(8)]
+        for each in late:
+            assert await each.acquire(wait=True) is None
+        # One that gives up leaves no trace, and repeated requests change no order.
+        await late.pop(1).release()
+        assert await late[-1].acquire(wait=True) is None
+        empty(server, *others[:2])
+        await asyncio.sleep(2.1)
+        _, *queue = decode(server.rows[claim.key].value).queue
+        mine = [each.member.id for each in late]
+        entered = queue[len(others) - 3 :]
+        assert mine[:2] <= entered == mine[: len(entered)] < mine
+        empty(server, *others, *entered)
+        await claim.release()
+        # The places of the first are gone: they ask again. The next one is granted without a request.
+        await asyncio.sleep(TTL)
+        assert late[len(entered)].inbox.take() is not None
+
+
+@staged
+async def test_what_a_write_without_an_answer_has_let_in_from_outside_is_found():
+    server = serve()
+    async with Side(server) as one:
+        claim, _ = await one.acquire(READ)
+        others = fill(server)
+        late = one.claim(WRITE)
+        assert await late.acquire(wait=True) is None
+        empty(server, *others)
+        one.wire.lost = 1
+        one.backend.store.interrupt()
+        await asyncio.sleep(TTL)
+        await claim.release()
+        await asyncio.sleep(TTL)
+        assert late.inbox.take() is not None
+        assert list(decode(server.rows[claim.key].value).holds) == [late.member.id]
+
+
+@staged
+async def test_a_claim_outside_enters_anew_when_its_session_is_dead():
+    server = serve()
+    async with Side(server) as one:
+        claim, _ = await one.acquire(READ)
+        others = fill(server)
+        late = one.claim(WRITE)
+        assert await late.acquire(wait=True) is None
+        first = late.member.id
+        server.rows[one.session.key] = server.rows[one.session.key]._replace(
+            value=encode_session(DEAD), version="dead"
+        )
+        await asyncio.sleep(TTL)
+        assert late.inbox.woken
+        await late.acquire(wait=True)
+        empty(server, *others)
+        await asyncio.sleep(TTL)
+        row = decode(server.rows[claim.key].value)
+        assert [*row.holds, *row.queue] == [late.member.id] != [first]
 
 
 def _fields(request: RowRequest) -> dict[str, Any]:
@@ -1213,6 +1297,30 @@ async def test_rows_of_another_format_are_listed_and_diagnosed():
         assert "no way to the server" in finding.text
         one.wire.cut = False
         await claim.release()
+
+
+@staged
+async def test_a_row_with_values_of_wrong_types_concerns_its_own_lock_only():
+    server = serve()
+    async with Side(server) as one:
+        await one.acquire()
+        value = server.rows[KEY].value
+        for wrong in (
+            value.replace(b'"w":', b'"w":1e300,"later":'),
+            value.replace(b'"t":', b'"t":1e400,"later":'),
+        ):
+            assert wrong != value
+            server.rows[KEY] = server.rows[KEY]._replace(value=wrong, version=str(wrong))
+            one.backend.store.interrupt()
+            with pytest.raises(BackendRefused):
+                await one.backend.inspect("x", Family.LOCK)
+            with pytest.raises(BackendRefused):
+                await one.claim().acquire(wait=True)
+            assert await one.backend.names("*") == [("x", Family.LOCK)]
+            other, _ = await one.acquire(name="y")
+            await other.release()
+        await one.backend.force_release("x", Family.LOCK)
+        assert await one.tries()
 
 
 @staged

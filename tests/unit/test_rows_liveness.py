@@ -136,7 +136,8 @@ def test_after_a_reconnect_an_ended_claim_is_checked_before_a_heartbeat_can_let_
 def test_a_session_row_survives_its_encoding_with_fields_that_are_not_known():
     row = SessionRow(3.0, 7, ("a",), expires=StoreClock(5.0, "b", "z"), extra={"new": 1})
     assert decode_session(encode_session(row)) == row
-    for value in (b"", b"2{}", b"1{}", b"1nonsense"):
+    wrong = (b'1{"d":"x","n":1}', b'1{"d":3,"n":"1"}', b'1{"d":3,"n":1,"e":[1]}', b'1{"d":3,"n":1,"c":["x"]}')
+    for value in (b"", b"2{}", b"1{}", b"1nonsense", *wrong):
         with pytest.raises(UnknownFormat):
             decode_session(value)
 

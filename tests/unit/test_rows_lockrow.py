@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import math
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from aiolock.backends.rows.lockrow import (
+    FEW,
     Ask,
     Batch,
     Downgrade,
@@ -149,7 +153,7 @@ class AgainstSpecification(RuleBasedStateMachine):
             assert result.token == self.seen[asked.id]
         else:
             assert not result.token
-            assert [ahead.id for ahead in result.blockers] == [
+            assert [ahead.id for ahead in self.row.ahead([asked.id])] == [
                 *(hold[0] for hold in self.holds),
                 *(other.id for other in self.queue),
             ]
@@ -350,6 +354,44 @@ def test_a_request_that_does_not_fit_is_refused_beside_a_release_that_does():
     assert len(encode(batch.row)) <= MOST_VALUE
 
 
+def crowd(number: int, session: str) -> list[Enter]:
+    """So many requests of one client."""
+    asked = [request(each, "read", session, label="worker of a host") for each in range(number)]
+    return [Enter(one.id, one, wait=True) for one in asked]
+
+
+def test_one_client_leaves_room_to_the_others():
+    row = enter(LockRow("x"), request(0, "write", "h-1")).row
+    steps = crowd(1_000, "a-1")
+    batch = apply(row, steps, Liveness(own={"a-1": {step.id: 1 for step in steps}}), Mint(0, NOW))
+    admitted = [step.id for step, result in zip(steps, batch.results, strict=True) if result is not None]
+    assert list(batch.row.queue) == admitted == [step.id for step in steps[: len(admitted)]]
+    assert 200 < len(admitted) < 500
+    for client in ("b-1", "c-1", "d-1"):
+        steps = crowd(20, client)
+        batch = apply(batch.row, steps, Liveness(own={client: {step.id: 1 for step in steps}}), Mint(0, NOW))
+        assert sum(result is not None for result in batch.results) == FEW
+
+
+def test_the_room_that_leaves_is_that_of_those_who_come_in_the_same_write():
+    row = full_row()
+    first = next(iter(row.queue.values()))
+    steps = [*crowd(3, "new-1"), Leave(first.id)]
+    batch = apply(row, steps, Liveness(), Mint(0, NOW))
+    assert [result is not None for result in batch.results] == [True, False, False, True]
+    assert list(batch.row.queue)[-1] == steps[0].id
+
+
+def test_no_request_overtakes_one_for_which_there_is_no_room():
+    row = full_row()
+    row.queue.popitem()
+    long, short = request(1, "read", "long-1", label="x" * 250), request(2, "read", "short-1")
+    batch = apply(row, [Enter(one.id, one, wait=True) for one in (long, short)], Liveness(), Mint(0, NOW))
+    assert batch.results == [None, None]
+    assert not batch.changed
+    assert enter(row, short).results == [Entered()]
+
+
 # --- (20) the format
 
 
@@ -359,6 +401,51 @@ def test_a_request_that_does_not_fit_is_refused_beside_a_release_that_does():
 def test_an_unknown_format_is_told(value):
     with pytest.raises(UnknownFormat):
         decode(value)
+
+
+HOLD = {"i": "a", "s": "s-1", "m": "permits", "d": 3.0, "t": 1, "w": 1.5, "a": "ü", "n": 2, "l": 3, "b": 1}
+ROW = {"v": "x", "t": 5, "c": [1, 2, 3], "f": ["b"], "h": [HOLD]}
+
+
+def written(row: object) -> bytes:
+    return b"1" + json.dumps(row).encode()
+
+
+def test_what_this_library_writes_can_be_read():
+    assert decode(written(ROW)).holds["a"].request.permits == 2
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        *({**ROW, "v": value} for value in (5, None, "\ud800")),
+        *({**ROW, "t": value} for value in ("5", None, True, -1, 1.5, 1e400, 2**62)),
+        *({**ROW, "c": value} for value in ([1, 2], [1, 2, "3"], 5)),
+        *({**ROW, "f": value} for value in ([1], 5)),
+        *({**ROW, part: value} for part in "hq" for value in ([1], [None], "h", 5)),
+        *(
+            {**ROW, "h": [{**HOLD, key: value}]}
+            for key, values in {
+                "i": [5, [], None, "\ud800"],
+                "s": [5, None, "a\0-1", "a\ud800", "ü-1"],
+                "m": [5, None],
+                "d": ["x", None, -1, math.nan, math.inf, True],
+                "t": ["1", 1.0, -1],
+                "w": ["x", None, 1e300, -1, math.nan],
+                "r": [5, ["x"]],
+                "a": [5],
+                "n": ["2", 1.5, -1],
+                "l": ["x"],
+                "b": ["x", None],
+            }.items()
+            for value in values
+        ),
+    ],
+    ids=lambda row: json.dumps(row)[:60],
+)
+def test_a_row_with_values_of_a_wrong_type_or_range_is_an_unknown_format(row):
+    with pytest.raises(UnknownFormat):
+        decode(written(row))
 
 
 def test_unknown_fields_survive_a_change():

@@ -174,8 +174,8 @@ class Engine:
                     continue
                 if member.state is MemberState.HELD:
                     writer.lost(member, "revoked")
-                elif member.state is MemberState.WAITING:
-                    member.claim.inbox.wake(WakeReason.LAPSED)
+                else:
+                    writer.lapse(member)
 
     def keep_alive(self, session: Session) -> None:
         """Have heartbeats sent while a claim needs them, and for a ttl longer."""

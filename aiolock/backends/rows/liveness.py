@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple
 
-from aiolock.backends.rows.lockrow import FORMAT, UnknownFormat
+from aiolock.backends.rows.lockrow import FORMAT, UnknownFormat, number, text, whole
 from aiolock.backends.rows.store import StoreClock
 from aiolock.core.backend import certain_until, margin
 
@@ -83,15 +83,19 @@ def decode_session(value: bytes) -> SessionRow:
         content = json.loads(value[1:])
         clock = content.pop("c", None)
         return SessionRow(
-            ttl=content.pop("d"),
-            heartbeat=content.pop("n"),
-            ended=tuple(content.pop("e", ())),
+            ttl=number(content.pop("d")),
+            heartbeat=whole(content.pop("n")),
+            ended=tuple(map(text, content.pop("e", ()))),
             dead=bool(content.pop("x", 0)),
-            expires=None if clock is None else StoreClock(*clock),
+            expires=None if clock is None else _clock(*clock),
             extra=content,
         )
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise UnknownFormat(value) from error
+
+
+def _clock(seconds: Any, boot: Any = "", zone: Any = "") -> StoreClock:
+    return StoreClock(number(seconds), text(boot), text(zone))
 
 
 # --- the holder

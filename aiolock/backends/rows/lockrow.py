@@ -9,7 +9,7 @@ Nothing here knows tasks, stores or clocks. One file, because each rule is read 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -40,7 +40,10 @@ __all__ = [
     "encode",
     "keep_row",
     "mint",
+    "number",
     "template",
+    "text",
+    "whole",
 ]
 
 FORMAT = b"1"
@@ -55,6 +58,18 @@ GRANT = 48
 MOST_GRANTED = 61_440
 """Bytes to which a row may grow when its whole queue is granted; what is left is for releases that keep the lock."""
 
+SHARE = 0.75
+"""Part of that room beyond which only clients enter that have fewer than :data:`FEW` holds and requests in the row."""
+
+FEW = 8
+"""Holds and requests of one client, for which there is room beyond its share."""
+
+LATEST = 250_000_000_000.0
+"""Seconds since the epoch, before the year 9999: the calendar of Python ends there."""
+
+HIGHEST = 2**62
+"""Above all tokens: servers count to 2 ** 63 - 1."""
+
 
 class UnknownFormat(Exception):
     """The row was written by another version of the library, or by another program."""
@@ -66,6 +81,37 @@ class UnknownFormat(Exception):
     def __str__(self) -> str:
         found, known = (ascii(text[:1].decode("latin-1")) for text in (self.value, FORMAT))
         return "it is damaged" if found == known else f"it has format {found}, not {known}"
+
+
+# --- what may stand in a row
+
+
+def number(value: Any) -> float:
+    """Return seconds, of a duration or since the epoch. Raises :class:`ValueError`, as the next two do."""
+    if type(value) not in (int, float) or not 0 <= value < LATEST:
+        raise ValueError("no number of seconds")
+    return float(value)
+
+
+def whole(value: Any) -> int:
+    """Return a whole number that is not negative."""
+    if type(value) is not int or not 0 <= value < HIGHEST:
+        raise ValueError("no whole number")
+    return value
+
+
+def text(value: Any) -> str:
+    """Return a text."""
+    if type(value) is not str or not (value.isascii() or value.encode()):
+        raise ValueError("no text")
+    return value
+
+
+def part_of_key(value: Any) -> str:
+    """Return a text that may be a part of a key."""
+    if type(value) is not str or not (value.isascii() and value.isprintable()):
+        raise ValueError("no part of a key")
+    return value
 
 
 # --- the row
@@ -116,6 +162,14 @@ class LockRow:
         """True if nothing is held, kept or waited for: the row may be deleted after a while."""
         return not self.holds and not self.queue
 
+    def ahead(self, claims: Collection[str]) -> list[RowRequest]:
+        """Return the holds and the part of the queue ahead of the last of these claims: all of it if one is not in the queue."""
+        queue = list(self.queue.values())
+        if all(claim in self.queue for claim in claims):
+            while queue and queue.pop().id not in claims:
+                pass
+        return [*(hold.request for hold in self.holds.values()), *queue]
+
     def copy(self) -> LockRow:
         """Return a row that can be changed."""
         return replace(
@@ -135,6 +189,12 @@ _REQUEST = {
 }
 """Fields of a request in the row, by their short names; those with their default are left out."""
 _DEFAULTS = StoredRequest("", "", 0.0)
+_CHECKS: dict[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("i", "m", "a"), text),
+    **dict.fromkeys(("n", "l", "b"), whole),
+    "s": part_of_key,
+    "d": number,
+}
 
 
 def _pack(request: RowRequest) -> dict[str, Any]:
@@ -147,7 +207,7 @@ def _pack(request: RowRequest) -> dict[str, Any]:
 
 
 def _unpack(packed: dict[str, Any], known: Iterable[str] = ()) -> RowRequest:
-    fields = {_REQUEST[short]: value for short, value in packed.items() if short in _REQUEST}
+    fields = {_REQUEST[short]: _CHECKS[short](value) for short, value in packed.items() if short in _REQUEST}
     fields["extra"] = tuple(
         (key, value) for key, value in packed.items() if key not in _REQUEST and key not in known
     )
@@ -187,20 +247,26 @@ def decode(value: bytes) -> LockRow:
     try:
         content = json.loads(value[1:])
         holds = [
-            RowHold(_unpack(packed, "twrk"), packed["t"], packed["w"], packed.get("r"), "k" in packed)
+            RowHold(
+                _unpack(packed, "twrk"),
+                whole(packed["t"]),
+                number(packed["w"]),
+                None if packed.get("r") is None else text(packed["r"]),
+                "k" in packed,
+            )
             for packed in content.pop("h", ())
         ]
         queue = [_unpack(packed) for packed in content.pop("q", ())]
-        declared, current, used = content.pop("c", (0, 0, 0))
+        declared, current, used = map(whole, content.pop("c", (0, 0, 0)))
         return LockRow(
-            name=content.pop("v"),
-            token=content.pop("t"),
+            name=text(content.pop("v")),
+            token=whole(content.pop("t")),
             holds={hold.request.id: hold for hold in holds},
             queue={request.id: request for request in queue},
             declared=declared,
             current=current,
             used=used,
-            forced=tuple(content.pop("f", ())),
+            forced=tuple(map(text, content.pop("f", ()))),
             extra=content,
         )
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -352,8 +418,6 @@ class Entered(NamedTuple):
     tokens: int = 0
     limit: int = 0
     """The limit in force, if the request named another one."""
-    blockers: tuple[RowRequest, ...] = ()
-    """The holds and queue entries ahead."""
 
 
 Result = Entered | bool
@@ -366,7 +430,7 @@ class Batch(NamedTuple):
     row: LockRow
     changed: bool
     results: list[Result | None]
-    """In the order of the steps; ``None``: refused, because the row would be too long."""
+    """In the order of the steps; ``None``: there is no room for it in the row."""
     flush: bool
     """False if the write may be lost in a crash: releases with an empty queue only."""
     notify: frozenset[str]
@@ -374,15 +438,11 @@ class Batch(NamedTuple):
 
 
 def apply(
-    row: LockRow,
-    steps: Sequence[Step],
-    known: Liveness,
-    source: Mint,
-    *,
-    size: int = MOST_SHARED,
-    doubt: bool = False,
+    row: LockRow, steps: Sequence[Step], known: Liveness, source: Mint, *, doubt: bool = False
 ) -> Batch:
     """Apply the steps of one client's tasks, those that shrink the row first; ``row`` stays as it is.
+
+    A request for which there is no room lets none of those after it enter.
 
     ``doubt``: an earlier write of this client was not answered, and a copy may be late. Then a leave changes the version
     although it finds nothing, by a write that is flushed.
@@ -390,27 +450,48 @@ def apply(
     work = _Work(row.copy(), known, source)
     work.serve()
     results: list[Result | None] = [None] * len(steps)
-    order = sorted(range(len(steps)), key=lambda number: not isinstance(steps[number], (Leave, Force)))
-    # A step whose row is too long is undone by itself; the exact length is computed only near the limit.
-    reasons = sum(6 * len(step.reason) for step in steps if isinstance(step, Ask))
-    near = _full(work.row, size, 600 * len(steps) + reasons * len(work.row.holds))
-    for number in order:
-        step = steps[number]
-        before = (work.row.copy(), work.changed, work.durable, set(work.notify)) if near else None
-        results[number] = work.step(step)
-        if before is not None and isinstance(step, (Enter, Ask)) and work.changed and _full(work.row, size):
-            work.row, work.changed, work.durable, work.notify = before
-            results[number] = None
+    for number in sorted(range(len(steps)), key=lambda number: not isinstance(steps[number], (Leave, Force))):
+        results[number] = work.step(steps[number])
     if doubt and any(isinstance(step, Leave) for step in steps):
         work.changed = work.durable = True
     notify = frozenset(map(address_of, work.notify))
     return Batch(work.row, work.changed, results, work.durable or not work.row.free, notify)
 
 
-def _full(row: LockRow, size: int, more: int = 0) -> bool:
-    """Test whether ``more`` bytes are too many, now or once the whole queue has been granted."""
-    length = len(encode(row)) + more
-    return length > size or length + GRANT * len(row.queue) > MOST_GRANTED
+class _Room:
+    """The room in a row for more requests of one client: measured once, and counted while they enter.
+
+    What leaves later in the same batch is not counted, and what is granted later has its room already.
+    """
+
+    def __init__(self, row: LockRow, known: Liveness) -> None:
+        requests = [*(hold.request for hold in row.holds.values()), *row.queue.values()]
+        self._length = len(encode(row))
+        self._granted = self._length + GRANT * len(row.queue)
+        """The length once the whole queue has been granted."""
+        self._own = sum(request.session in known.own for request in requests)
+        self._over = False
+
+    def take(self, length: int, later: int = 0, share: float = 1) -> bool:
+        """Take ``length`` bytes, and ``later`` when the queue is granted, if this part of the room has them."""
+        fits = (
+            self._length + length <= share * MOST_SHARED
+            and self._granted + length + later <= share * MOST_GRANTED
+        )
+        if fits:
+            self._length += length
+            self._granted += length + later
+        return fits
+
+    def enter(self, request: RowRequest, *, granted: bool) -> bool:
+        """Take the room for a request, if it is there, and was there for those before it."""
+        length = len(json.dumps(_pack(request), separators=(",", ":"))) + 1
+        share = 1 if self._own < FEW else SHARE
+        if self._over or not self.take(length + GRANT * granted, GRANT * (not granted), share):
+            self._over = True
+            return False
+        self._own += 1
+        return True
 
 
 class _Work:
@@ -424,6 +505,13 @@ class _Work:
         self.durable = False
         self.notify: set[str] = set()
         """Sessions."""
+        self._measured: _Room | None = None
+
+    @property
+    def _room(self) -> _Room:
+        if self._measured is None:
+            self._measured = _Room(self.row, self.known)
+        return self._measured
 
     def serve(self) -> None:
         """Remove what does not count, and let the head of the queue enter as far as it is compatible."""
@@ -447,8 +535,8 @@ class _Work:
         self.changed = self.durable = True
         return Entered(first, count)
 
-    def step(self, step: Step) -> Result:
-        """Carry out one step."""
+    def step(self, step: Step) -> Result | None:
+        """Carry out one step, or return ``None`` if there is no room for it."""
         match step:
             case Enter():
                 return self._enter(step.request, wait=step.wait)
@@ -468,32 +556,27 @@ class _Work:
         self.serve()
         return True
 
-    def _enter(self, request: RowRequest, *, wait: bool) -> Entered:
+    def _enter(self, request: RowRequest, *, wait: bool) -> Entered | None:
         row = self.row
         if (hold := row.holds.get(request.id)) is not None:
             return Entered(hold.token, hold.request.block)
-        if (
-            request.mode == "permits"
-            and request.id not in row.queue
-            and (limit := self._limit(request.limit))
-        ):
+        if request.id in row.queue:
+            return Entered()
+        if request.mode == "permits" and (limit := self._limit(request.limit)):
             return Entered(limit=limit)
-        if not row.queue and admits(row.holds, request, row.current or None):
+        enters = not row.queue and admits(row.holds, request, row.current or None)
+        if not enters and not wait:
+            return Entered()
+        if not self._room.enter(request, granted=enters):
+            return None
+        if enters:
             return self._grant(request)
-        ahead: list[RowRequest] = [hold.request for hold in row.holds.values()]
-        for waiting in row.queue.values():
-            if waiting.id == request.id:
-                break
-            ahead.append(waiting)
-        if wait and request.id not in row.queue:
-            if not row.queue:
-                # The first that waits: from now on the holder's client does not pass the lock on for long.
-                self.notify.update(
-                    hold.request.session for hold in row.holds.values() if hold.request.block > 1
-                )
-            row.queue[request.id] = request
-            self.changed = self.durable = True
-        return Entered(blockers=tuple(ahead))
+        if not row.queue:
+            # The first that waits: from now on the holder's client does not pass the lock on for long.
+            self.notify.update(hold.request.session for hold in row.holds.values() if hold.request.block > 1)
+        row.queue[request.id] = request
+        self.changed = self.durable = True
+        return Entered()
 
     def _limit(self, named: int) -> int:
         """Return the limit in force if it differs from the one that a request names, else 0."""
@@ -549,11 +632,18 @@ class _Work:
         self.serve()
         return taken
 
-    def _ask(self, reason: str) -> bool:
+    def _ask(self, reason: str) -> bool | None:
         asked = [hold for hold in self.row.holds.values() if not hold.kept]
+        longer = sum(_reason_length(reason) - _reason_length(hold.asked) for hold in asked)
+        if longer > 0 and not self._room.take(longer):
+            return None
         for hold in asked:
             hold.asked = reason
             self.notify.add(hold.request.session)
         self.changed = self.changed or bool(asked)
         self.durable = self.durable or bool(asked)
         return bool(asked)
+
+
+def _reason_length(reason: str | None) -> int:
+    return 0 if reason is None else len(json.dumps(reason)) + len(',"r":')

@@ -6,7 +6,7 @@ One file, because reading, writing and answering change the same few fields: wha
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from enum import Enum
 
@@ -51,10 +51,15 @@ class MemberState(Enum):
     """The state of a claim in its row, as far as the client knows."""
 
     ENTERING = "entering"
+    OUTSIDE = "outside"
+    """The row has no room for it: it waits in this client, and enters in its turn when there is room."""
     WAITING = "waiting"
     HELD = "held"
     GONE = "gone"
     """Its hold was found missing."""
+
+
+_WAITS = (MemberState.OUTSIDE, MemberState.WAITING)
 
 
 class Member:
@@ -159,8 +164,13 @@ class RowWriter:
         """The number of statements in a row that found the row as this client had left it."""
         self._unreadable = False
         """True if the row has an unknown format and is to be replaced."""
-        self._pending: list[Pending] = []
-        self._attempt: tuple[str, dict[Pending, Result]] | None = None
+        self._pending: dict[Pending, None] = {}
+        """In the order in which they came."""
+        self._outside: dict[str, Enter] = {}
+        """By claim, the requests for which the row has no room, in their order: they are a part of every round."""
+        self._due = False
+        """True if the row was read since the last round in which they were, and may have room."""
+        self._attempt: tuple[str, dict[Pending, Result | None]] | None = None
         """The version of the last unanswered write, and its results."""
         self._task: asyncio.Task[None] | None = None
 
@@ -183,11 +193,15 @@ class RowWriter:
         for pending in self._pending:
             reject(pending.future, error)
         self._pending.clear()
+        self._outside.clear()
 
     @property
     def waiting(self) -> bool:
-        """True if a claim of this client waits in the queue."""
-        return any(member.state is MemberState.WAITING for member in self.members.values())
+        """True if a claim of this client waits."""
+        return bool(self._waiting())
+
+    def _waiting(self) -> set[str]:
+        return {claim for claim, member in self.members.items() if member.state in _WAITS}
 
     def refuse(self, error: BackendError) -> None:
         """Have the claims that wait raise an error, if no other try mends it."""
@@ -199,29 +213,27 @@ class RowWriter:
     def ahead(self) -> list[RowRequest]:
         """Return the foreign requests ahead of the last waiting claim of this client: their sessions are observed."""
         own = self.context.liveness.own
-        found = [hold.request for hold in self.row.holds.values()]
-        queue = list(self.row.queue.values())
-        last = max((number for number, request in enumerate(queue) if request.id in self.members), default=-1)
-        return [request for request in [*found, *queue[: last + 1]] if request.session not in own]
+        return [request for request in self.row.ahead(self._waiting()) if request.session not in own]
 
     # --- steps
 
     def submit(self, step: Step, session: Session | None = None) -> Pending:
         """Submit a step. Its future gets an error when the store fails; a :class:`Leave` is tried again nevertheless."""
         pending = Pending(step, self.context.order(), session)
-        self._pending.append(pending)
+        self._pending[pending] = None
         self._run()
         return pending
 
     def withdraw(self, claim: str) -> None:
         """Drop the requests to enter of a claim that is about to leave; those under way are followed by the leave."""
+        self._outside.pop(claim, None)
         for pending in [
             each for each in self._pending if isinstance(each.step, Enter) and each.step.id == claim
         ]:
             reject(pending.future, BackendUnavailable("the request was given up"))
             pending.withdrawn = True
             if not pending.sending:
-                self._pending.remove(pending)
+                self._pending.pop(pending, None)
 
     def look(self) -> None:
         """Read the row, and write it if an entry does not count any more."""
@@ -243,11 +255,11 @@ class RowWriter:
             Backoff(self.context.random),
             Backoff(self.context.random, FIRST_PAUSE, LONGEST_PAUSE),
         )
-        while self._pending:
+        while self._pending or self._due:
             try:
                 lost_race = await self._round()
             except BackendError as error:
-                self.version = None
+                self.version, self._due = None, False
                 self._fail(error)
                 self.refuse(error)
                 await failing.pause()
@@ -267,7 +279,7 @@ class RowWriter:
         for pending in list(self._pending):
             reject(pending.future, error)
             if not isinstance(pending.step, (Leave, Look)) or not getattr(error, "retryable", False):
-                self._pending.remove(pending)
+                self._pending.pop(pending, None)
 
     # --- reading
 
@@ -296,6 +308,9 @@ class RowWriter:
         self.version, self._tick = row.version, row.tick or self._tick
         self._read_order, self._read_sent = flight.order, flight.sent
         self._learnt(flight.sent)
+        if self._outside:
+            self._due = True
+            self._run()
         return True
 
     def _unsent(self) -> dict[Pending, Result]:
@@ -334,7 +349,8 @@ class RowWriter:
                 self._missing(member)
                 continue
             member.shown = max(member.shown, sent)
-            if member.state is MemberState.WAITING:
+            if member.state in _WAITS:
+                self._outside.pop(member.id, None)
                 member.state = MemberState.HELD
                 self._served()
                 self.context.expect_others(member.claim)
@@ -348,8 +364,17 @@ class RowWriter:
     def _missing(self, member: Member) -> None:
         if member.state is MemberState.HELD:
             self.lost(member, "force-released" if member.id in self.row.forced else "revoked")
-        elif member.id not in self.row.queue:
+        elif member.id in self.row.queue:
+            self._outside.pop(member.id, None)
+            member.state = MemberState.WAITING
+        elif member.state is MemberState.WAITING:
             member.state = MemberState.ENTERING
+            member.claim.inbox.wake(WakeReason.LAPSED)
+
+    def lapse(self, member: Member) -> None:
+        """Have a claim that waits enter anew, because its session is dead."""
+        self._outside.pop(member.id, None)
+        if member.state in _WAITS:
             member.claim.inbox.wake(WakeReason.LAPSED)
 
     def lost(self, member: Member, reason: LossReason) -> None:
@@ -384,13 +409,16 @@ class RowWriter:
         if doubtful := [member for member in leaving if member is not None and member.doubtful]:
             await self._rule_out_copies(doubtful)
             return False
+        # Those that are outside came before all others that are to enter.
+        outside, self._due = list(self._outside.values()), False
         batch = apply(
             self.row,
-            [each.step for each in pending],
+            [*outside, *(each.step for each in pending)],
             self.context.liveness,
             self.context.source(self._tick),
             doubt=self.doubt,
         )
+        batch = batch._replace(results=batch.results[len(outside) :])
         if self._unreadable:
             # What it held is not known.
             forced = [
@@ -406,25 +434,27 @@ class RowWriter:
 
     async def _answer_from_read(self, pending: list[Pending], batch: Batch) -> bool:
         """Answer steps that change nothing, if the row was read after they were submitted."""
-        answers: dict[Pending, Result] = {}
+        answers: dict[Pending, Result | None] = {}
+        refused: list[Pending] = []
         for each, result in zip(pending, batch.results, strict=True):
-            if result is None:
-                self._refuse(each)
-            elif each.order > self._read_order:
+            if each.order > self._read_order:
                 self.version = None
-            elif isinstance(result, Entered) and result.blockers and not each.looked:
+                continue
+            answers[each] = result
+            if isinstance(each.step, Enter) and not each.looked and (result is None or result == Entered()):
+                refused.append(each)
+        if refused:
+            for each in refused:
                 each.looked = True
-                # One of those ahead may be dead, or have ended: a request that does not wait learns it here.
-                await self.context.answered(self._look_at(result.blockers))
-                return False
-            else:
-                answers[each] = result
+            # One of those ahead may be dead, or have ended: a request that does not wait learns it here.
+            await self.context.answered(self._look_at(self.row.ahead([each.step.id for each in refused])))
+            return False
         self._settle(answers, flushed=False, sent=self._read_sent)
         return False
 
     def _drop_withdrawn(self) -> None:
         """Drop the requests that were given up while they were under way and did not count: none may follow its own leave."""
-        self._pending = [each for each in self._pending if not each.withdrawn]
+        self._pending = {each: None for each in self._pending if not each.withdrawn}
 
     def _to_enter(self) -> tuple[Pending, Member, str] | None:
         """Return the request to send as a statement, and the version of its session, if the lock may be free.
@@ -432,7 +462,11 @@ class RowWriter:
         A client that is alone with the lock writes against the version that it knows, and several steps go out together.
         """
         known = self.version is not None
-        if not self.context.store.enters or (known and (self._alone >= ALONE or not self.row.free)):
+        if (
+            not self.context.store.enters
+            or self._outside
+            or (known and (self._alone >= ALONE or not self.row.free))
+        ):
             return None
         for pending in self._pending:
             member = self.members.get(pending.step.id) if isinstance(pending.step, Enter) else None
@@ -509,12 +543,9 @@ class RowWriter:
             flush=batch.flush,
             notify=batch.notify - {self.context.address},
         )
-        results: dict[Pending, Result] = {}
-        for each, result in zip(pending, batch.results, strict=True):
-            if result is None:
-                self._refuse(each)
-            else:
-                results[each], each.sending = result, True
+        results = dict(zip(pending, batch.results, strict=True))
+        for each in results:
+            each.sending = True
         answered = False
         try:
             row, flight = await self.context.write(edit)
@@ -556,22 +587,24 @@ class RowWriter:
     # --- answers
 
     def _refuse(self, pending: Pending) -> None:
-        reject(
-            pending.future,
-            BackendUnavailable(f"too many clients wait for {shorten(self.name)}: its row is full"),
-        )
-        self._remove(pending)
+        """Answer a step for which the row has no room: a request that waits does so outside."""
+        step, member = pending.step, self.members.get(pending.step.id)
+        if not isinstance(step, Enter):
+            error = BackendUnavailable(f"too many clients wait for {shorten(self.name)}: its row is full")
+            reject(pending.future, error)
+        elif step.wait and member is not None and not member.session.dead:
+            self._outside[step.id], member.state = step, MemberState.OUTSIDE
+        settle(pending.future, Entered())
 
-    def _remove(self, pending: Pending) -> None:
-        if pending in self._pending:
-            self._pending.remove(pending)
-
-    def _settle(self, results: dict[Pending, Result], *, flushed: bool, sent: float) -> None:
+    def _settle(self, results: Mapping[Pending, Result | None], *, flushed: bool, sent: float) -> None:
         """Answer steps whose effect is known by the answer to a request that was sent at ``sent``."""
         for pending, result in results.items():
             if pending not in self._pending:
                 continue
-            self._remove(pending)
+            del self._pending[pending]
+            if result is None:
+                self._refuse(pending)
+                continue
             step, member = pending.step, self.members.get(pending.step.id)
             if isinstance(step, Leave):
                 self._left(pending, flushed=flushed)
@@ -584,6 +617,7 @@ class RowWriter:
             settle(pending.future, result)
 
     def _left(self, pending: Pending, *, flushed: bool) -> None:
+        self._outside.pop(pending.step.id, None)
         member = self.members.pop(pending.step.id, None)
         self._served()
         session = pending.session
