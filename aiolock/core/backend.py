@@ -326,6 +326,8 @@ class Backend(ABC):
 
     renewal_limit: int = sys.maxsize
     """Limit of claims in one call of :meth:`renew`."""
+    renewal_lead: float = 0.02
+    """The share of its ttl by which a claim is renewed early, to go out with one that is due."""
 
     def renewal_group(self, claim: Claim) -> Hashable:  # noqa: ARG002 - for backends with several groups
         """Return what the claims in one call of :meth:`renew` have in common: nothing, if all go together."""

@@ -332,14 +332,14 @@ class RenewalScheduler:
         return min(heads, default=math.inf)
 
     def _judge(self) -> None:
-        now = self._clock()
+        now, lead = self._clock(), self._backend.renewal_lead
         if self._next_event() > now:
             return
         due: list[Validity] = []
         for queue in self._calm.values():
             for validity in queue:
                 # A little early: what falls due soon goes into the same batch.
-                if validity.due > now + 0.02 * validity.ttl:
+                if validity.due > now + lead * validity.ttl:
                     break
                 due.append(validity)
         due += [validity for validity in self._watched if validity.event <= now]
@@ -356,7 +356,7 @@ class RenewalScheduler:
                 validity.renewed, validity.limit = False, math.inf
                 self._settle(validity)
                 self._report(validity, Event(EventKind.LOST, validity.claim, "max_hold"))
-            elif validity.due <= now + 0.02 * validity.ttl:
+            elif validity.due <= now + lead * validity.ttl:
                 ask.append(validity)
         if ask:
             self._ask(ask, now)

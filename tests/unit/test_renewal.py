@@ -76,6 +76,7 @@ class Stage:
         self.answer: Callable[[Claim], Any] = self.yes
         self.silent = False
         self.renewal_limit = Backend.renewal_limit
+        self.renewal_lead = Backend.renewal_lead
         self.events = Events()
         self.tasks: set[asyncio.Task[None]] = set()
         self.scheduler = RenewalScheduler(
@@ -192,6 +193,19 @@ async def test_terms_that_are_due_together_travel_together(stage):
         stage.hold()
     await asyncio.sleep(TTL)
     assert [count for _, count in stage.asked] == [10_000] * 3
+    assert not stage.lost
+
+
+@staged
+async def test_with_a_lead_holds_of_different_times_are_soon_renewed_together(stage):
+    stage.renewal_lead = 1 / 6
+    for _ in range(100):
+        stage.hold()
+        await asyncio.sleep(TTL / 100)
+    stage.asked.clear()
+    await asyncio.sleep(10 * TTL)
+    assert [count for _, count in stage.asked[-29:]] == [100] * 29
+    assert len(stage.asked) <= 35
     assert not stage.lost
 
 

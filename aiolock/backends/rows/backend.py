@@ -53,6 +53,9 @@ class RowBackend(Administration, RegisterStore, Purging, Diagnosis):
     purges = "row"
     concurrency = 64
     """Enough that a store which carries out many calls at once is never idle, and so few that each is answered soon."""
+    # One heartbeat renews all, so they go out together: two groups are never further apart than half of the time between two
+    # renewals, and so become one.
+    renewal_lead = 1 / 6
     floor = 0
     """The highest token that earlier openings have seen."""
 
