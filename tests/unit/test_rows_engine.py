@@ -1204,10 +1204,19 @@ async def test_a_claim_outside_enters_anew_when_its_session_is_dead():
         assert [*row.holds, *row.queue] == [late.member.id] != [first]
 
 
-def _fields(request: RowRequest) -> dict[str, Any]:
-    return {
-        name: getattr(request, name) for name in ("id", "mode", "ttl", "label", "permits", "limit", "block")
-    }
+@staged
+async def test_a_claim_outside_hears_of_a_refusal_for_good():
+    server = serve()
+    async with Side(server) as one:
+        claim, _ = await one.acquire(READ)
+        fill(server)
+        late = one.claim(WRITE)
+        assert await late.acquire(wait=True) is None
+        server.rows[claim.key] = server.rows[claim.key]._replace(value=b"2 something else", version="other")
+        await asyncio.sleep(2.5)
+        assert late.inbox.woken
+        with pytest.raises(BackendRefused):
+            await late.acquire(wait=True)
 
 
 # --- (20) formats

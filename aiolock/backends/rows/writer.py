@@ -206,7 +206,7 @@ class RowWriter:
     def refuse(self, error: BackendError) -> None:
         """Have the claims that wait raise an error, if no other try mends it."""
         for member in self.members.values():
-            if member.state is MemberState.WAITING and not error.retryable:
+            if member.state in _WAITS and not error.retryable:
                 member.refused = error
                 member.claim.inbox.wake(WakeReason.FAILED)
 
