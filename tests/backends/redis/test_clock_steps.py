@@ -1,59 +1,39 @@
 """A server whose clock is set forward and back while locks are held: what it costs, as the page of the backend says it.
 
-The server is a real one; its wall clock is that of `clock.c`, which is compiled here.
+The server is a real one.
 """
 
 from __future__ import annotations
 
 import asyncio
-import struct
-import subprocess
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import pytest
 
 import aiolock
 from tests.backends.redis.conftest import SLOW
+from tests.faults import clocks
 from tests.faults.redis_keys import Stopwatch
 from tests.faults.staging import until
-from tests.processes import program
 from tests.servers import Redis
 
 STEP = 3600
 """Seconds by which the clock is set: longer than any test takes, however slow the machine is."""
 
 
-class SteppedRedis(Redis):
+class SteppedRedis(NamedTuple):
     """One server whose clock can be set."""
 
-    def __init__(self, shim: Path, offset: Path) -> None:
-        self._offset = offset
-        offset.write_bytes(bytes(8))
-        super().__init__(prefix=["env", f"LD_PRELOAD={shim}", f"CLOCK_FILE={offset}"])
-
-    def step(self, seconds: int) -> None:
-        """Set the clock by so many seconds; negative ones set it back."""
-        [before] = struct.unpack("q", self._offset.read_bytes())
-        with self._offset.open("r+b") as file:
-            file.write(struct.pack("q", before + seconds))
-
-
-@pytest.fixture(scope="module")
-def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wall clock that can be set."""
-    library = tmp_path_factory.mktemp("clock") / "clock.so"
-    source = Path(__file__).with_name("clock.c")
-    compiler = program("gcc", "clang", "cc", package="gcc", server="redis")
-    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", str(library), str(source)], check=True)
-    return library
+    url: str
+    step: Callable[[int], None]
 
 
 @pytest.fixture
-def stepped(shim: Path, tmp_path: Path) -> Iterator[SteppedRedis]:
+def stepped() -> Iterator[SteppedRedis]:
     """One for this test alone."""
-    with SteppedRedis(shim, tmp_path / "offset") as server:
-        yield server
+    with clocks.stepped(Redis) as (server, step):
+        yield SteppedRedis(server.url, step)
 
 
 def some(client: aiolock.Client, kind: str) -> aiolock.Lock:
@@ -68,7 +48,7 @@ def some(client: aiolock.Client, kind: str) -> aiolock.Lock:
 KINDS = ["lock", "write", "permit"]
 
 
-async def silent(server: Redis, namespace: str, kind: str, ttl: float) -> aiolock.Client:
+async def silent(server: SteppedRedis, namespace: str, kind: str, ttl: float) -> aiolock.Client:
     """A client that holds the lock and says nothing any more: to the server it is as good as dead."""
     client = await aiolock.connect(server.url, namespace=namespace, ttl=ttl, **SLOW).open()
     client.held = await some(client, kind).acquire()  # type: ignore[attr-defined] # else it would be given back
