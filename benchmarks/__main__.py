@@ -42,7 +42,7 @@ def parsed(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--gate",
         action="store_true",
-        help=f"a short run of {len(gate.ROWS)} scenarios; status 1 if one is more than {gate.TOLERANCE:.0%} worse than its "
+        help=f"a short run of {len(gate.ROWS)} scenarios; status 1 if one is more than {gate.TOLERANCE:.0%}% worse than its "
         f"goal and the committed results in {gate.ATTEMPTS} runs",
     )
     options = parser.parse_args(argv)

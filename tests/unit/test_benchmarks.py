@@ -257,3 +257,10 @@ def test_the_rows_of_the_gate_are_in_the_committed_results():
     reports, _ = loaded(pages.RESULTS.read_text())
     for name, what in gate.ROWS.items():
         assert what in [goal.what for goal in reports[name].goals]
+
+
+def test_the_help_can_be_read(capsys):
+    with pytest.raises(SystemExit) as end:
+        parsed(["--help"])
+    assert end.value.code == 0
+    assert "--gate" in capsys.readouterr().out
