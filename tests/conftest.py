@@ -48,7 +48,7 @@ GIVEN_UP = "exception=ConnectionDoesNotExistError('connection was closed in the 
 
 
 def leaves_futures() -> bool:
-    """Whether this asyncpg keeps a future, whose error nobody can ask for, of a connection that is given up while it opens."""
+    """Whether this asyncpg keeps a future, whose error cannot be asked for, of a connection that is given up while it opens."""
     try:
         return tuple(map(int, version("asyncpg").split(".")[:2])) < (0, 32)
     except PackageNotFoundError:
