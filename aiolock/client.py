@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 from aiolock.backends import from_url, from_urls
 from aiolock.clock import Clock, system_clock
 from aiolock.core.backend import Backend, Request, Settings
-from aiolock.core.capabilities import Administration, diagnose
+from aiolock.core.capabilities import Administration, UnreadableLock, diagnose
 from aiolock.core.hold import LeaseOptions
 from aiolock.core.logs import Outages
 from aiolock.core.runtime import Generations, Runtime, State
 from aiolock.core.tasks import TaskSet
-from aiolock.errors import BackendRefused, ConfigError, UnsafeBackend, shorten
+from aiolock.errors import ConfigError, UnsafeBackend, shorten
 from aiolock.lock import Lock
 from aiolock.metrics import Figures
 from aiolock.types import ELECTION, MUTEX, Family, Finding, Kind, LockInfo, permits
@@ -473,7 +473,7 @@ class Client:
         :param pattern: a glob pattern: ``*`` is any text, ``?`` any character, ``[abc]`` one of these.
 
         For people and tools: the server scans the namespace. Each lock is as it was at one moment, and not all at the
-        same. A lock that the server refuses to show, because another version of this library wrote it, is ``unreadable``.
+        same. A lock that another version of this library wrote is ``unreadable``.
         Cancelling it changes nothing. Raises :class:`UnsupportedKind` if the server cannot list,
         :class:`BackendUnavailable` and :class:`BackendRefused`.
         """
@@ -535,5 +535,5 @@ class Client:
 async def _listed(backend: Administration, name: str, family: Family) -> LockInfo:
     try:
         return await backend.inspect(name, family)
-    except BackendRefused as error:
+    except UnreadableLock as error:
         return LockInfo(name, (), (), family, unreadable=str(error))

@@ -12,7 +12,8 @@ from typing import Any
 from aiolock.cli import settings
 from aiolock.cli.exit_status import NOT_ACQUIRED, Ended
 from aiolock.cli.output import Output, age, clean, holder_of, lay_out, seconds
-from aiolock.errors import BackendRefused, ConfigError, UnsupportedKind, shorten
+from aiolock.core.capabilities import UnreadableLock
+from aiolock.errors import ConfigError, UnsupportedKind, shorten
 from aiolock.lock import Lock
 from aiolock.types import LockInfo
 
@@ -107,8 +108,8 @@ async def _in_use(locks: Sequence[Lock]) -> list[tuple[Lock, LockInfo]]:
             if len(locks) == 1:
                 raise
             continue
-        except BackendRefused as error:
-            # Of another version, for example. A call that changes it may succeed, or is refused as well.
+        except UnreadableLock as error:
+            # A call that replaces it may succeed.
             family = lock._request.kind.family  # noqa: SLF001 - not for programs
             info = LockInfo(lock.name, (), (), family, unreadable=str(error))
         if info.locked or info.waiters:

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from typing import NamedTuple, Self
 
 from aiolock.core.backend import Backend, Claim, Grant, Request
-from aiolock.errors import UnsupportedKind
+from aiolock.errors import BackendRefused, UnsupportedKind
 from aiolock.types import Family, Finding, LockInfo
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "Register",
     "RegisterStore",
     "TransactionLocks",
+    "UnreadableLock",
     "diagnose",
 ]
 
@@ -56,6 +57,10 @@ class Downgrade(Claim):
         the claim is one of the two: its holder relies on the weaker one, and ``release`` is correct for both, as is another
         call. Raises :class:`LockLost` if the server answers that the hold is gone.
         """
+
+
+class UnreadableLock(BackendRefused):
+    """The entry of a lock at the server was written by another version of the library, or is damaged."""
 
 
 class Administration(Capability):

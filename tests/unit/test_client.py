@@ -10,6 +10,7 @@ import pytest
 
 import aiolock
 from aiolock.backends.memory import MemoryBackend, MemoryServer
+from aiolock.core.capabilities import UnreadableLock
 from aiolock.core.hold import Hold
 
 
@@ -290,3 +291,18 @@ async def test_a_lease_counts_as_dropped_only_if_it_is_collected_while_it_is_hel
         assert dropped == []
         await client.lock("e").acquire()
         assert dropped == ["e"]
+
+
+async def test_only_a_lock_of_another_version_is_listed_as_unreadable(connect):
+    class Guarded(MemoryBackend):
+        error: aiolock.BackendError
+
+        async def inspect(self, name, family):
+            raise self.error
+
+    async with connect(Guarded) as client, client.lock("x"):
+        Guarded.error = UnreadableLock("it has format '2', not '1'")
+        assert [info.unreadable for info in await client.locks()] == ["it has format '2', not '1'"]
+        Guarded.error = aiolock.BackendRefused("no permission")
+        with pytest.raises(aiolock.BackendRefused, match="no permission"):
+            await client.locks()

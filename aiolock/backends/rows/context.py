@@ -15,8 +15,9 @@ from aiolock.backends.rows.lockrow import Liveness, Mint, UnknownFormat
 from aiolock.backends.rows.store import Edit, Entry, Row, RowStore, StoreClock
 from aiolock.clock import Clock, Deadline, wall_clock
 from aiolock.core.backend import Claim, EventQueue, Settings
+from aiolock.core.capabilities import UnreadableLock
 from aiolock.core.tasks import TaskSet, reject, settle
-from aiolock.errors import BackendRefused, BackendUnavailable, closed_error, copy_of, shorten
+from aiolock.errors import BackendUnavailable, closed_error, copy_of, shorten
 from aiolock.types import Family
 from aiolock.validation import digest, escape
 
@@ -44,9 +45,9 @@ def row_key(namespace: str, sort: str, family: Family, name: str) -> str:
     return f"{namespace}/{sort}/{family.value}/{text}"
 
 
-def unreadable(name: str, error: UnknownFormat) -> BackendRefused:
+def unreadable(name: str, error: UnknownFormat) -> UnreadableLock:
     """Return the error about the row of a lock that has an unknown format."""
-    return BackendRefused(
+    return UnreadableLock(
         f"the row of {shorten(name)} was not written by this version of the library: {error}; use one version everywhere, or "
         "replace the row by force_release() or `aiolock force-release`, which ends all holds of the lock"
     )
