@@ -11,7 +11,7 @@
     ├── BackendError                              the server, or the way to it
     │   ├── BackendUnavailable                    cannot be reached
     │   ├── BackendRefused                        reached, and it said no
-    │   └── UnsafeBackend                         does not promise what `require` asks
+    │   └── UnsafeBackend                         does not promise what `require` asks, or has data of another format
     ├── UnsupportedKind                           this backend has no such lock
     ├── InvalidName         (also ValueError)
     ├── ConfigError         (also ValueError)

@@ -110,6 +110,13 @@ THERE = {
         "use a server for locks that several machines share",
         "there is no other server: the file is on this machine",
     ),
+    ("memcached", "no-eviction"): _There(
+        "use another server for what must not happen twice; else give locks a memcached of their own, which never fills"
+    ),
+    ("memcached", "survives-failover"): _There(
+        "use a ZooKeeper ensemble for what must not happen twice",
+        "no server takes over the locks of another one: while it is away its locks cannot be acquired",
+    ),
     ("redis", "push"): _There("give the account the right to publish and to subscribe"),
     ("redis", "no-eviction"): _There(
         "set maxmemory-policy to noeviction, or give locks a server of their own; let the account use INFO, or it is "

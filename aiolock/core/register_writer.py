@@ -24,7 +24,15 @@ from aiolock.core.backend import Claim, Grant, Release, Request
 from aiolock.core.capabilities import ABSENT, MOST_BYTES, Entry, Register
 from aiolock.core.inbox import Inbox, WakeReason
 from aiolock.core.tasks import Backoff, reject, settle, start
-from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, closed_error, copy_of, shorten
+from aiolock.errors import (
+    BackendError,
+    BackendRefused,
+    BackendUnavailable,
+    UnsafeBackend,
+    closed_error,
+    copy_of,
+    shorten,
+)
 from aiolock.types import MUTEX, Family
 
 __all__ = ["LATE", "Body", "Condition", "Late", "RegisterWriter", "Update", "WriteLog"]
@@ -385,7 +393,7 @@ class RegisterWriter:
         """Return the body, and pass on the results of a write that turned out to have counted."""
         content = self._log.read(entry)
         if content is None:
-            raise BackendRefused(
+            raise UnsafeBackend(
                 f"the register of {self._title} was not written by this version of the library"
             )
         body, results = content

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from aiolock.backends.memcached.backend import MemcachedBackend
+from aiolock.backends.memcached.store import MemcachedStore
 from aiolock.backends.memory import MemoryBackend
 from aiolock.backends.mysql.backend import MySQLBackend
 from aiolock.backends.mysql.diagnosis import promises as of_mysql
@@ -23,6 +25,7 @@ from aiolock.cli.doctor import PROMISES, THERE, in_words
 DEPLOYMENTS = [
     (MemoryBackend.name, MemoryBackend.capabilities),
     (SqliteBackend.name, SqliteStore.capabilities),
+    (MemcachedBackend.name, MemcachedStore.capabilities),
     *((PostgreSQLBackend.name, of_postgresql(Facts("18", recovering=False, pid=1, fsync=fsync, full_page_writes="on", standbys=other)))
       for fsync in ("on", "off") for other in ("", "other")),
     *((RedisBackend.name, assess(info, pushed=pushed).capabilities) for pushed in (True, False)
@@ -56,9 +59,9 @@ def test_advice_is_about_the_server_that_it_is_given_for(server, capabilities):
                 assert not any(setting in sentence.advice for setting in settings), sentence
 
 
-def test_only_redis_can_evict():
+def test_only_redis_and_memcached_can_evict():
     for server, capabilities in DEPLOYMENTS:
-        assert server in {"Redis", "quorum"} or "no-eviction" in capabilities
+        assert server in {"Redis", "quorum", "memcached"} or "no-eviction" in capabilities
 
 
 def test_what_is_said_about_one_server_is_about_one_that_there_is():

@@ -167,7 +167,7 @@ class MemoryRowStore(RowStore):
     def __init__(self, server: RowServer, transport: Transport = direct, *, poll: float = 2.0) -> None:
         self.server = server
         self.transport = transport
-        self.push, self.enters = server.push, server.enters
+        self.push = server.push
         words = {"exclusion", "fencing", "fifo", "keep", "no-eviction"}
         self.capabilities = frozenset(words | {"push"} if server.push else words)
         self.poll = poll
@@ -175,6 +175,10 @@ class MemoryRowStore(RowStore):
         self._listener: Listener | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timeout = 1.0
+
+    @property
+    def enters(self) -> bool:
+        return self.server.enters
 
     async def open(self, settings: Settings, listener: Listener) -> None:
         self._listener, self._timeout = listener, settings.command_timeout

@@ -261,7 +261,7 @@ async def test_a_document_that_another_program_wrote_is_refused(value):
     async with connect(MemoryServer()) as client:
         register = client._backend.register("x", Family.LATCH)
         assert await register.write(value, "", 60) is not None
-        with pytest.raises(aiolock.BackendRefused, match="not written by this version"):
+        with pytest.raises(aiolock.UnsafeBackend, match="not written by this version"):
             await client.latch("x", 3).count_down()
         await register.aclose()
 

@@ -15,7 +15,7 @@ from aiolock.backends.rows.session import session_key
 from aiolock.backends.rows.store import Edit
 from aiolock.backends.rows.writer import ALONE, MemberState
 from aiolock.core.backend import Claim, EventKind, Grant, Release, Request, Settings
-from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, ConfigError
+from aiolock.errors import BackendError, BackendUnavailable, ConfigError, UnsafeBackend
 from aiolock.types import MUTEX, READ, WRITE, Family, Kind, Level, permits
 from tests.simulation.rowstore import RowServer, RowTestBackend, StoredRow
 from tests.simulation.virtual import VirtualClock, run
@@ -1065,6 +1065,42 @@ def test_a_client_that_loses_race_after_race_pauses_for_longer(enters):
 
 
 @staged
+async def test_a_release_reads_first_where_others_have_written_meanwhile():
+    """A write that is refused costs as much as one that counts; a client that is alone reads nothing."""
+    server, refused = serve(), 0
+    edit = server.edit
+
+    def counted(asked):
+        nonlocal refused
+        row = edit(asked)
+        refused += row is None
+        return row
+
+    async with Side(server) as one, Side(server) as two, Side(server) as three:
+        held, _ = await one.acquire()
+        waiting = [asyncio.create_task(side.acquire()) for side in (two, three)]
+        await asyncio.sleep(0.1)
+        server.edit = counted
+        for side in [one, two, three] * 4:
+            await held.release()
+            held, _ = await waiting.pop(0)
+            waiting.append(asyncio.create_task(side.acquire()))
+            await asyncio.sleep(0.1)
+        # Each of them once.
+        assert refused == 3
+        for _ in range(2):
+            await held.release()
+            held, _ = await waiting.pop(0)
+        await held.release()
+        for _ in range(2):
+            held, _ = await one.acquire()
+            await asyncio.sleep(0.1)
+            server.reads = 0
+            await held.release()
+        assert server.reads == 0
+
+
+@staged
 async def test_the_limit_of_a_semaphore_is_written_with_its_first_permit():
     server = serve(enters=True)
     async with Side(server) as one, Side(server) as two:
@@ -1215,7 +1251,7 @@ async def test_a_claim_outside_hears_of_a_refusal_for_good():
         server.rows[claim.key] = server.rows[claim.key]._replace(value=b"2 something else", version="other")
         await asyncio.sleep(2.5)
         assert late.inbox.woken
-        with pytest.raises(BackendRefused):
+        with pytest.raises(UnsafeBackend):
             await late.acquire(wait=True)
 
 
@@ -1231,7 +1267,7 @@ async def test_a_row_of_another_format_is_refused_and_can_be_replaced_by_force()
         server.rows[KEY] = server.rows[KEY]._replace(value=b"2 something else", version="other")
         one.backend.store.interrupt()
         claim = one.claim()
-        with pytest.raises(BackendRefused, match=r"of 'x'.*format '2', not '1'.*force_release"):
+        with pytest.raises(UnsafeBackend, match=r"of 'x'.*format '2', not '1'.*force_release"):
             await claim.acquire(wait=True)
         # There is nothing to clean up.
         assert await claim.release() is Release.RELEASED
@@ -1252,7 +1288,7 @@ async def test_a_hold_that_may_be_in_a_row_of_another_format_is_not_said_to_be_r
         with pytest.raises(BackendUnavailable):
             await claim.acquire(wait=True)
         server.rows[KEY] = server.rows[KEY]._replace(value=b"2 something else", version="other")
-        with pytest.raises(BackendRefused, match="format '2'"):
+        with pytest.raises(UnsafeBackend, match="format '2'"):
             await claim.release()
         assert one.session.busy
 
@@ -1273,9 +1309,9 @@ async def test_a_request_under_way_may_be_in_a_row_of_another_format():
         await asyncio.sleep(0.1)
         server.rows[key] = server.rows[key]._replace(value=b"2 something else", version="other")
         leaving = asyncio.create_task(late.release())
-        with pytest.raises(BackendRefused):
+        with pytest.raises(UnsafeBackend):
             await one.backend._engine.renew(one.session)
-        with pytest.raises(BackendRefused):
+        with pytest.raises(UnsafeBackend):
             await leaving
         with pytest.raises(BackendError):
             await entering
@@ -1292,7 +1328,7 @@ async def test_rows_of_another_format_are_listed_and_diagnosed():
         server.rows[row_key("n", "l", Family.RW, "y")] = StoredRow(b'1{"v":', "v", None)
         server.rows["n/s/another"] = StoredRow(b"\xff", "v", None)
         assert await one.backend.names("*") == [("x", Family.LOCK), ("y", Family.RW)]
-        with pytest.raises(BackendRefused, match=r"of 'y'.*damaged"):
+        with pytest.raises(UnsafeBackend, match=r"of 'y'.*damaged"):
             await one.backend.inspect("y", Family.RW)
         [finding] = await one.backend.diagnose()
         assert finding.level is Level.ERROR
@@ -1321,9 +1357,9 @@ async def test_a_row_with_values_of_wrong_types_concerns_its_own_lock_only():
             assert wrong != value
             server.rows[KEY] = server.rows[KEY]._replace(value=wrong, version=str(wrong))
             one.backend.store.interrupt()
-            with pytest.raises(BackendRefused):
+            with pytest.raises(UnsafeBackend):
                 await one.backend.inspect("x", Family.LOCK)
-            with pytest.raises(BackendRefused):
+            with pytest.raises(UnsafeBackend):
                 await one.claim().acquire(wait=True)
             assert await one.backend.names("*") == [("x", Family.LOCK)]
             other, _ = await one.acquire(name="y")

@@ -267,7 +267,7 @@ class AgainstSpecification(RuleBasedStateMachine):
 
 TestAgainstSpecification = AgainstSpecification.TestCase
 TestAgainstSpecification.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None, database=None, derandomize=True
+    max_examples=150, stateful_step_count=40, database=None, derandomize=True
 )
 
 

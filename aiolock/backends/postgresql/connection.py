@@ -174,16 +174,12 @@ class Lane:
         self._lost = lost
         self._calls: deque[_Call] = deque()
         self._current: list[_Call] = []
-        self._busy = False
+        self.busy = False
+        """True while a statement is under way, and the next call has to wait for its turn."""
         self._warning = ""
         self.over = False
         driver.add_log_listener(self._logged)
         driver.add_termination_listener(self._terminated)
-
-    @property
-    def busy(self) -> bool:
-        """True while a statement is under way, and the next call has to wait for its turn."""
-        return self._busy
 
     async def ask(self, items: Sequence[Any], keys: frozenset[str] = frozenset()) -> list[Any]:
         """Carry out ``items`` in one round trip, perhaps together with those of other calls that do not share ``keys``.
@@ -204,8 +200,8 @@ class Lane:
         if self.over:
             raise BackendUnavailable(f"{self._address}: the connection was lost")
         self._calls.append(call)
-        if not self._busy:
-            self._busy = True
+        if not self.busy:
+            self.busy = True
             self._tasks.spawn(self._work(), "aiolock-postgresql-lane")
         return await call.answer
 
@@ -214,7 +210,7 @@ class Lane:
             while not self.over and self._take():
                 await self._carry_out()
         finally:
-            self._busy = False
+            self.busy = False
             if self._current:
                 # The application cancels every task that there is: the outcome of the statement is not known.
                 self._lost(self, BackendUnavailable(f"{self._address}: the connection was closed"))
@@ -299,7 +295,7 @@ class Lane:
 
     async def quit(self) -> None:
         """Close in good order if nothing is under way, else at once."""
-        if not self.over and not self._busy:
+        if not self.over and not self.busy:
             self.over = True
             try:
                 await self.driver.close(timeout=GOODBYE)
@@ -366,6 +362,11 @@ class Connections:
             except TimeoutError:
                 raise self._absent() from None
         return self._lanes[0]
+
+    @property
+    def idle(self) -> bool:
+        """True if it is connected and nothing is written, so that a write would be sent at once."""
+        return self._lanes is not None and not self._lanes[1].busy
 
     def writer(self) -> Lane:
         """Return the connection for writes; raises if it was lost, because what is to be written rests on earlier reads."""

@@ -46,7 +46,6 @@ class PostgreSQLStore(RowStore):
     """The rows of one table."""
 
     push = True
-    enters = True
 
     def __init__(self, address: Address, table: str, *, create: bool) -> None:
         self._address = address
@@ -137,10 +136,12 @@ class PostgreSQLStore(RowStore):
     async def _make(self, driver: Driver, edits: Sequence[Edit], skip: str) -> list[Row | None]:
         flush = "on" if any(edit.flush for edit in edits) else "off"
         first = edits[0]
-        if len(edits) == 1 and first.value is not None and not first.notify:
-            name, expected = ("update", (first.expected,)) if first.expected else ("insert", ())
-            words = (first.key, first.value, first.version, first.ttl, flush, *expected)
-            record = await driver.fetchrow(self._statements(name), *words)
+        if len(edits) == 1 and first.value is not None and (first.expected or not first.notify):
+            rest = (first.expected, _addresses(first), self._channel) if first.expected else ()
+            statement = self._statements("update" if first.expected else "insert")
+            record = await driver.fetchrow(
+                statement, first.key, first.value, first.version, first.ttl, flush, *rest
+            )
             return [None if record is None else _row(b"", first.version, record["tick"])]
         records = await driver.fetch(
             self._statements("several").replace("{skip}", skip),
@@ -149,7 +150,7 @@ class PostgreSQLStore(RowStore):
             [edit.version for edit in edits],
             [None if edit.value is None else base64.b64encode(edit.value).decode() for edit in edits],
             [None if edit.ttl is None else repr(float(edit.ttl)) for edit in edits],
-            [",".join(sorted(edit.notify)) or None for edit in edits],
+            [_addresses(edit) for edit in edits],
             flush,
             self._channel,
         )
@@ -161,23 +162,25 @@ class PostgreSQLStore(RowStore):
             for edit in edits
         ]
 
-    async def enter(self, entry: Entry) -> tuple[Row, str]:
-        """Read a row and enter if its lock is free, in one statement; only read it while other writes are under way.
+    @property
+    def enters(self) -> bool:
+        """True while nothing is written: writes that wait go out together, so that one flush is enough; entries do not."""
+        return self._connections is not None and self._connections.idle
 
-        Writes that wait go out together, so that one flush is enough for all of them; entries do not.
-        """
+    async def enter(self, entry: Entry) -> tuple[Row, str]:
+        """Read a row and enter if its lock is free, in one statement."""
         await self._open().reader(self._deadline())
-        writer = self._open().writer()
-        if not writer.busy:
-            try:
-                [[value, version, before, tick]] = await writer.fetch(self._statements("enter"), *entry)
-                return _row(value or b"", version or "", tick), before or ""
-            except BackendUnavailable as error:
-                # Another client inserts the row and has not committed: the statement was rolled back.
-                if sqlstate(error.__cause__) != LOCKED:
-                    raise
-        [row] = await self.get([entry.key])
-        return row, row.version
+        try:
+            [[value, version, before, tick]] = (
+                await self._open().writer().fetch(self._statements("enter"), *entry)
+            )
+        except BackendUnavailable as error:
+            # Another client inserts the row and has not committed: the statement was rolled back.
+            if sqlstate(error.__cause__) != LOCKED:
+                raise
+            [row] = await self.get([entry.key])
+            return row, row.version
+        return _row(value or b"", version or "", tick), before or ""
 
     # --- other statements
 
@@ -225,6 +228,10 @@ class PostgreSQLStore(RowStore):
     def _deadline(self) -> Deadline:
         """Return when to give up waiting for a connection: earlier than the caller does, because this can say why there is none."""
         return Deadline.after(0.9 * self._settings.command_timeout, asyncio.get_running_loop().time)
+
+
+def _addresses(edit: Edit) -> str | None:
+    return ",".join(sorted(edit.notify)) or None
 
 
 def _row(value: bytes, version: str, tick: int) -> Row:

@@ -20,7 +20,7 @@ from aiolock.backends.rows.lockrow import UnknownFormat
 from aiolock.backends.rows.store import Edit, Row
 from aiolock.clock import Deadline
 from aiolock.core.backend import Claim
-from aiolock.errors import BackendError, BackendRefused, BackendUnavailable
+from aiolock.errors import BackendError, BackendUnavailable, UnsafeBackend
 
 __all__ = ["REMEMBERED", "Session", "Sessions", "session_key"]
 
@@ -105,7 +105,7 @@ class Session:
 
     @property
     def _row_ttl(self) -> float:
-        return math.ceil(self.ttl) + 1 if self.context.store.expires else self.ttl + REMEMBERED
+        return self.ttl if self.context.store.expires else self.ttl + REMEMBERED
 
     async def heartbeat(self) -> None:
         """Send a heartbeat, or join one that is under way; raise :class:`BackendError` if it is not known to count.
@@ -148,8 +148,10 @@ class Session:
             return 0
         try:
             content = decode_session(row.value)
-        except UnknownFormat:
-            raise BackendRefused("a session row of this client has an unknown format") from None
+        except UnknownFormat as error:
+            raise UnsafeBackend(
+                f"the session row of this client was not written by this version of the library: {error}"
+            ) from None
         if content.dead:
             self.dead = True
             return 0

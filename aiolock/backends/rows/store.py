@@ -149,15 +149,17 @@ class RowStore(ABC):
     """True if the server itself deletes each row when its ttl has passed, and a row in use never before that: absence of a
     session row proves that it was not renewed for its ttl. The engine gives session rows their ttl only then."""
 
-    enters: bool = False
-    """True if the server evaluates :meth:`enter`."""
-
     capabilities: frozenset[str] = frozenset()
     """The words of ``require=`` that this deployment deserves; complete after :meth:`open`.
 
     ``exclusion`` needs rules 1 to 7, a batched read and rows that are never evicted; ``fencing`` a row or a ``tick`` that
     survives a restart.
     """
+
+    @property
+    def enters(self) -> bool:
+        """True if the server evaluates :meth:`enter`, and would do so at once: a write that waits can take others with it."""
+        return False
 
     @abstractmethod
     async def open(self, settings: Settings, listener: Listener) -> None:

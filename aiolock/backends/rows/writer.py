@@ -162,6 +162,8 @@ class RowWriter:
         self._read_sent = 0.0
         self._alone = 0
         """The number of statements in a row that found the row as this client had left it."""
+        self._overtaken = False
+        """True if other clients had written the row before this one released its last hold: it reads first then."""
         self._unreadable = False
         """True if the row has an unknown format and is to be replaced."""
         self._pending: dict[Pending, None] = {}
@@ -394,10 +396,14 @@ class RowWriter:
         if (entering := self._to_enter()) is not None:
             await self._enter(*entering)
             self._drop_withdrawn()
-        if self.version is None:
+        known, overtaken = self.version, self._overtaken and self._attempt is None and self._releases()
+        if known is None or overtaken:
             await self.read()
             if self.version is None:
                 return True
+        if overtaken and self.version == known:
+            # It is written without a read again until it is found to be late.
+            self._overtaken = False
         if self._attempt is not None:
             version, results = self._attempt
             self._attempt = None
@@ -431,6 +437,10 @@ class RowWriter:
         if not self.version:
             return await self._insert()
         return await self._write(pending, batch)
+
+    def _releases(self) -> bool:
+        """Test whether a hold is to be released of which nothing was heard since its holder decided that."""
+        return any(isinstance(each.step, Leave) and each.order > self._heard for each in self._pending)
 
     async def _answer_from_read(self, pending: list[Pending], batch: Batch) -> bool:
         """Answer steps that change nothing, if the row was read after they were submitted."""
@@ -561,6 +571,7 @@ class RowWriter:
             # A lost race, or the answer to a copy that the network repeated: then the next read finds this version. No race
             # is lost if the version was not read for this step: another client has used the lock since.
             self._attempt, self.version, self._alone = (edit.version, results), None, 0
+            self._overtaken = any(isinstance(each.step, Leave) for each in results)
             return self._read_order > 0
         if not batch.flush and flight.connection != self.context.connection:
             # Answered before a reconnect that came first: a crash may have undone the write, so it is checked again.

@@ -15,6 +15,7 @@ from aiolock import (
     ConfigError,
     DeadlockDetected,
     LockLost,
+    UnsafeBackend,
     UnsupportedKind,
 )
 from tests.faults.staging import PATIENCE, until
@@ -164,7 +165,7 @@ async def test_a_row_that_is_gone_or_foreign_is_no_hold(client, connect, server)
     lease = await client.lock("y").acquire()
     server.ask("UPDATE aiolock SET value = 'nonsense'")
     async with mine.transaction():
-        with pytest.raises(BackendRefused, match="was not written by this version"):
+        with pytest.raises(UnsafeBackend, match="was not written by this version"):
             await lease.confirm(mine)
     server.ask("DELETE FROM aiolock")
 

@@ -15,7 +15,7 @@ import aiolock
 from aiolock.backends.rows import engine
 from aiolock.backends.sqlite import connection
 from aiolock.clock import system_clock
-from aiolock.errors import BackendRefused, LockLost, UnsafeBackend
+from aiolock.errors import LockLost, UnsafeBackend
 from tests.backends.sqlite.conftest import until
 from tests.faults.staging import queued
 from tests.pace import pace
@@ -191,7 +191,7 @@ async def test_a_waiter_whose_row_another_program_has_rewritten_hears_it_and_no_
         with closing(sqlite3.connect(path, timeout=30, isolation_level=None)) as db:
             [[key]] = db.execute("SELECT key FROM aiolock WHERE key LIKE '%/l/%/x'")
             db.execute("UPDATE aiolock SET value = ?, version = 'other' WHERE key = ?", [b"9{}", key])
-        with pytest.raises(BackendRefused, match="was not written by this version"):
+        with pytest.raises(UnsafeBackend, match="was not written by this version"):
             async with asyncio.timeout(15):
                 await first
         assert not second.done()

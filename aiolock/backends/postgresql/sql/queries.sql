@@ -59,12 +59,14 @@ RETURNING (extract(epoch FROM clock_timestamp()) * 1000000)::int8 AS tick, set_c
 -- name: update
 UPDATE {table} SET value = $2, version = $3, expires = clock_timestamp() + make_interval(secs => $4)
 WHERE key = $1 AND version = $6
-RETURNING (extract(epoch FROM clock_timestamp()) * 1000000)::int8 AS tick, set_config('synchronous_commit', $5, true)
+RETURNING (extract(epoch FROM clock_timestamp()) * 1000000)::int8 AS tick, set_config('synchronous_commit', $5, true),
+  (SELECT count(pg_notify($8 || address, $1)) FROM unnest(string_to_array($7, ',')) AS address)
 
 -- name: several
--- Several edits, each by its own version, and notifications; {skip} is empty, or passes rows over that are locked. Rows are locked in the order of their keys, inserted ones first,
--- so that two such statements never wait for each other. A row that another transaction has changed meanwhile is looked at
--- again when its lock is there, and has another version then.
+-- Several edits, each by its own version, and notifications; {skip} is empty, or passes rows over that are locked. Rows are
+-- locked in the order of their keys, inserted ones first, so that two such statements never wait for each other. A row that
+-- another transaction has changed meanwhile is looked at again when its lock is there, and has another version then. An edit
+-- is handed from each step to the next one: to find it again there would take a search of all of them.
 WITH edit AS MATERIALIZED (
   SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[])
     AS e (key, expected, version, value, ttl, notify)
@@ -75,27 +77,28 @@ WITH edit AS MATERIALIZED (
   ON CONFLICT (key) DO NOTHING
   RETURNING r.key
 ), locked AS MATERIALIZED (
-  SELECT r.key FROM {table} AS r JOIN edit AS e ON r.key = e.key AND r.version = e.expected
+  SELECT e.* FROM edit AS e JOIN {table} AS r ON r.key = e.key AND r.version = e.expected
   WHERE e.expected <> '' AND (SELECT count(*) FROM inserted) >= 0
   ORDER BY r.key FOR UPDATE OF r {skip}
 ), updated AS (
   UPDATE {table} AS r
-  SET value = decode(e.value, 'base64'), version = e.version,
-    expires = clock_timestamp() + make_interval(secs => e.ttl::float8)
-  FROM locked AS l JOIN edit AS e ON e.key = l.key
-  WHERE r.key = l.key AND r.version = e.expected AND e.value IS NOT NULL
-  RETURNING r.key
+  SET value = decode(l.value, 'base64'), version = l.version,
+    expires = clock_timestamp() + make_interval(secs => l.ttl::float8)
+  FROM locked AS l
+  WHERE r.key = l.key AND r.version = l.expected AND l.value IS NOT NULL
+  RETURNING r.key, l.notify
 ), deleted AS (
-  DELETE FROM {table} AS r USING locked AS l JOIN edit AS e ON e.key = l.key
-  WHERE r.key = l.key AND r.version = e.expected AND e.value IS NULL
-  RETURNING r.key
+  DELETE FROM {table} AS r USING locked AS l
+  WHERE r.key = l.key AND r.version = l.expected AND l.value IS NULL
+  RETURNING r.key, l.notify
 ), made AS MATERIALIZED (
-  SELECT key FROM inserted UNION ALL SELECT key FROM updated UNION ALL SELECT key FROM deleted
+  SELECT i.key, e.notify FROM inserted AS i JOIN edit AS e ON e.key = i.key
+  UNION ALL SELECT key, notify FROM updated UNION ALL SELECT key, notify FROM deleted
 )
 SELECT m.key, (extract(epoch FROM clock_timestamp()) * 1000000)::int8 AS tick,
   set_config('synchronous_commit', $7, true),
-  (SELECT count(pg_notify($8 || address, m.key)) FROM unnest(string_to_array(e.notify, ',')) AS address)
-FROM made AS m JOIN edit AS e ON e.key = m.key
+  (SELECT count(pg_notify($8 || address, m.key)) FROM unnest(string_to_array(m.notify, ',')) AS address)
+FROM made AS m
 
 -- name: enter
 -- A read and a compare-and-set in one statement: nothing that it finds in the row by its snapshot may have changed when it has the
