@@ -14,6 +14,7 @@ import os
 import signal
 from importlib.metadata import PackageNotFoundError, version
 
+import hypothesis
 import pytest
 
 from tests.servers import (
@@ -31,8 +32,15 @@ from tests.servers import (
 # Loops read this when they are made.
 os.environ["PYTHONASYNCIODEBUG"] = "1"
 
+# How long an example takes is about the machine.
+hypothesis.settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("any machine")
+
 PREVIEWS = {
     "mariadb": "backends/mysql",
+    "memcached": "backends/memcached",
     "postgresql": "backends/postgresql",
     "zookeeper": "backends/zookeeper",
 }

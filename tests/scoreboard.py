@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -40,6 +40,15 @@ RUNS = {
     "quiet faults": Plan(seconds=60, only=("stop anybody, short", "SCRIPT FLUSH", "CLIENT KILL pubsub")),
 }
 """The history runs; all of them count for the figures that must be 0 anywhere."""
+
+SERVERS = (
+    ("ZooKeeper", "zookeeper", "zookeeper"),
+    ("MariaDB", "mysql", "mariadb"),
+    ("PostgreSQL", "postgresql", "postgresql"),
+    ("SQLite", "sqlite", "sqlite"),
+    ("quorum of three Redis", "quorum", "quorum"),
+)
+"""By title, the module and name of their history runs."""
 
 COPIES = {"restarts": 4}
 """Servers that a run has side by side, with clients of their own: these faults are mostly waiting."""
@@ -84,12 +93,12 @@ class Board:
             "0 outside; >= 200 faults, >= 100,000 grants",
             self._exclusion,
         )
-        yield "the same: ZooKeeper, MariaDB", "0 outside", lambda: NOT_YET
-        yield (
-            "exclusion, ownership violations: quorum of three Redis",
-            "0 outside; >= 50 faults, >= 2,000 grants",
-            lambda: quorum(max(15, 60 * self._scale), self._seed),
-        )
+        for title, module, system in SERVERS:
+            yield (
+                f"exclusion, ownership violations: {title}",
+                "0 outside; >= 40 faults, >= 2,000 grants",
+                partial(server, module, system, max(15, 60 * self._scale), self._seed),
+            )
         yield "stale writes accepted by the store, forced", "0 of >= 500; unfenced > 0", self._stale
         yield "told in time (loss without a stop)", "100 % of >= 300; margin >= 2 % of ttl", self._told
         yield "told after a stop or a blocked loop", "200; p99 <= 20 ms", self._after_stops
@@ -132,7 +141,12 @@ class Board:
         yield (
             "the same for a quorum",
             ">= 2,000 seeds, 0 violations",
-            lambda: schedules(int(2_000 * self._scale), "tests.simulation.quorum"),
+            lambda: schedules(int(2_000 * self._scale), "--quorum"),
+        )
+        yield (
+            "the same for a row store",
+            ">= 2,000 seeds, 0 violations",
+            lambda: schedules(int(2_000 * self._scale), "--rows"),
         )
         yield "passwords shown; bad TLS; least-privileged account", "0; refused; green", lambda: NOT_YET
         yield "foreign or late renewals and releases that succeed", "0 of 10,000", self._foreign
@@ -279,17 +293,17 @@ def unsubscribed() -> str:
     return next((" ".join(row.split()) for row in rows if ": lost" in row), "no row")
 
 
-def quorum(seconds: float, seed: int) -> str:
-    """A history run on three servers, of every kind that they have."""
+def server(module: str, system: str, seconds: float, seed: int) -> str:
+    """A history run on another server than one Redis, of every kind that it has."""
     words = ("--seconds", f"{seconds:g}", "--seed", f"{seed}", "--processes", "6", "--kinds", "all", "--json")
-    shown = json.loads(_output(sys.executable, "-m", "tests.faults.quorum_system", "quorum", *words))
+    shown = json.loads(_output(sys.executable, "-m", f"tests.faults.{module}_system", system, *words))
     inside = sum(count for name, count in shown["inside"].items() if name != "tokens")
     faults = sum(shown["faults"].values())
     return f"{shown['violations']} outside, {inside} inside; {faults} faults, {shown['grants']:,} grants"
 
 
-def schedules(seeds: int, program: str = "tests.simulation.world") -> str:
-    return _last(sys.executable, "-m", program, "--seeds", str(max(10, seeds)))
+def schedules(seeds: int, *words: str) -> str:
+    return _last(sys.executable, "-m", "tests.simulation", *words, "--seeds", str(max(10, seeds)))
 
 
 def mutants() -> str:
@@ -299,12 +313,14 @@ def mutants() -> str:
 
 
 def _output(*argv: str) -> str:
-    return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
+    if not done.stdout.strip():
+        raise RuntimeError(f"{' '.join(argv)} said nothing (status {done.returncode}): {done.stderr[-2000:]}")
+    return done.stdout
 
 
 def _last(*argv: str) -> str:
-    lines = _output(*argv).strip().splitlines() or ["nothing was said"]
-    return re.sub(r"^=+ | =+$", "", lines[-1])
+    return re.sub(r"^=+ | =+$", "", _output(*argv).strip().splitlines()[-1])
 
 
 def _p99(values: list[float]) -> float:

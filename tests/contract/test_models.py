@@ -147,7 +147,6 @@ SCRIPTS = st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 5), st.integ
 def test_it_does_what_the_machine_says(deployment: Deployment, act: str):
     @settings(
         max_examples=max(3, round(24 / deployment.slow**2)),
-        deadline=None,
         database=None,
         suppress_health_check=list(HealthCheck),
     )

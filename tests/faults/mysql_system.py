@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pymysql
@@ -59,16 +60,33 @@ class MariaDBSystem:
         async with aiolock.connect(url, namespace=self.namespace, command_timeout=60):
             pass
 
-    def ask(self, statement: str) -> tuple[tuple[Any, ...], ...]:
-        """Over the socket."""
+    @contextmanager
+    def _administrator(self) -> Iterator[Any]:
+        """A cursor on a connection over the socket."""
         with (
             pymysql.connect(
                 unix_socket=self.server.socket, user="root", database="test", autocommit=True
             ) as admin,
             admin.cursor() as cursor,
         ):
+            yield cursor
+
+    def ask(self, statement: str) -> tuple[tuple[Any, ...], ...]:
+        """Over the socket."""
+        with self._administrator() as cursor:
             cursor.execute(statement)
             return tuple(cursor.fetchall())
+
+    def _end(self, kill: str, where: str) -> None:
+        """End sessions, or what they do, on one connection: it takes a busy machine long to make one, and no proxy goes on."""
+        with self._administrator() as cursor:
+            cursor.execute(
+                f"SELECT ID FROM information_schema.processlist WHERE ID <> CONNECTION_ID() AND {where}"
+            )
+            for (number,) in cursor.fetchall():
+                # It may be gone by itself.
+                with suppress(pymysql.err.OperationalError):
+                    cursor.execute(f"{kill} {number}")
 
     @staticmethod
     def placed(direction: str, frame: bytes) -> bool:
@@ -90,28 +108,11 @@ class MariaDBSystem:
 
     def kill_clients(self, kind: str) -> None:
         """End all sessions, or those that wait."""
-        self.kill("INFO LIKE '%GET_LOCK(%, 31536000)%'" if kind == "pubsub" else "USER = 'root'")
-
-    def kill(self, where: str) -> None:
-        """End the sessions of which this is true."""
-        rows = self.ask(
-            f"SELECT ID FROM information_schema.processlist WHERE ID <> CONNECTION_ID() AND {where}"
-        )
-        for (number,) in rows:
-            try:
-                self.ask(f"KILL {number}")
-            except pymysql.err.OperationalError:
-                continue  # gone by itself
+        self._end("KILL", "INFO LIKE '%GET_LOCK(%, 31536000)%'" if kind == "pubsub" else "USER = 'root'")
 
     def forget_scripts(self) -> None:
         """End what sessions are doing, and let them live."""
-        for (number,) in self.ask(
-            "SELECT ID FROM information_schema.processlist WHERE ID <> CONNECTION_ID() AND COMMAND = 'Query'"
-        ):
-            try:
-                self.ask(f"KILL QUERY {number}")
-            except pymysql.err.OperationalError:
-                continue
+        self._end("KILL QUERY", "COMMAND = 'Query'")
 
     def replay(self, *, older: float, most: int) -> int:
         """See `overhear`."""
@@ -187,7 +188,7 @@ class RowSystem(SessionSystem):
 
     def kill_clients(self, kind: str) -> None:
         """As above; those that wait do it in another statement."""
-        self.kill("INFO LIKE '%FOR UPDATE%'" if kind == "pubsub" else "USER = 'root'")
+        self._end("KILL", "INFO LIKE '%FOR UPDATE%'" if kind == "pubsub" else "USER = 'root'")
 
 
 run.SYSTEMS.update(  # type: ignore[call-overload]  # alike, not related

@@ -76,10 +76,21 @@ def _postgresql_end(data: bytes, at: int) -> int | None:
     return start + int.from_bytes(data[start : start + 4], "big") if start + 4 <= len(data) else None
 
 
+def _memcached_end(data: bytes, at: int) -> int | None:
+    line = data.find(b"\r\n", at)
+    if line < 0:
+        return None
+    words = data[at:line].split()
+    # A value follows: in an answer, or in a request to write.
+    size = words[1] if words[:1] == [b"VA"] else words[2] if words[:1] == [b"ms"] else None
+    return line + 2 + (0 if size is None else int(size) + 2)
+
+
 resp_frames = partial(Frames, _resp_end)
 length_frames = partial(Frames, _length_end)
 mysql_frames = partial(Frames, _mysql_end)
 postgresql_frames = partial(Frames, _postgresql_end)
+memcached_frames = partial(Frames, _memcached_end)
 raw = partial(Frames, lambda data, _at: len(data))
 
 

@@ -110,7 +110,7 @@ EVENTS = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(parties=st.integers(1, 4), events=EVENTS)
 def test_a_round_is_passed_by_as_many_as_there_are_parties_and_broken_for_all_or_none(parties, events):
     body: dict = {}

@@ -132,7 +132,7 @@ class ElectionUses(Uses):
                 assert seen.token == self.leader[1].token
 
 
-LIMITS = settings(max_examples=15, stateful_step_count=15, deadline=None)
+LIMITS = settings(max_examples=15, stateful_step_count=15)
 TestLatch = LatchUses.TestCase
 TestElection = ElectionUses.TestCase
 TestLatch.settings = TestElection.settings = LIMITS

@@ -28,6 +28,8 @@ GRACE = 0.5
 """Seconds for which a row is free before a claim without the turnstile may take it."""
 MOMENT = 0.2
 """Seconds for which a session has the turnstile of such a row before it is ended."""
+LONGEST_LOOK = 10.0
+"""Most seconds between looks at a row: its deadline is nearer than it seemed once the server's clock is put right."""
 FIRST_LOOK, LAST_LOOK = 0.005, 0.25
 """Seconds between looks of the first in the queue at a row whose holder cannot wake it."""
 
@@ -50,7 +52,7 @@ def judge(remaining: float, user: int, mine: int, *, again: bool) -> tuple[Look,
     if user in (0, mine):
         return (Look.ANEW if again else Look.WAIT), GRACE
     if remaining > 0:
-        return Look.WAIT, remaining + GRACE
+        return Look.WAIT, min(remaining, LONGEST_LOOK) + GRACE
     if remaining > -GRACE:
         return Look.WAIT, GRACE
     # Several in the queue may be dead, and get the turn one after the other.
@@ -174,7 +176,7 @@ class LeaseClaim(QueuedClaim):
             pause, self._next_look = self._next_look, min(2 * self._next_look, LAST_LOOK)
             return min(pause, max(self._remaining, 0.001))
         # The row should have become free by then.
-        return max(self._remaining, 0.0) + GRACE
+        return min(max(self._remaining, 0.0), LONGEST_LOOK) + GRACE
 
     async def _look_after(self, position: Position) -> float:
         """Look at the row and the turnstile; in how many seconds to look again."""

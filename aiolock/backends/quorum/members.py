@@ -275,7 +275,7 @@ class Members:
 
     def failure(self, errors: Sequence[Exception]) -> BackendError:
         """Return the error for a majority that cannot be asked, with the reasons."""
-        refused = errors and all(isinstance(one, BackendRefused) for one in errors)
+        refused = errors and all(isinstance(one, BackendRefused | UnsafeBackend) for one in errors)
         why = f": {'; '.join(dict.fromkeys(map(str, errors)))}" if errors else ""
         failure = (BackendRefused if refused else BackendUnavailable)(
             f"{len(errors)} of {len(self.all)} servers cannot be asked, and {self.needed} are needed{why}",

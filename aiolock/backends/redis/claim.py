@@ -165,7 +165,7 @@ class RedisClaim(Claim):
             return self.inbox.take()
         waiter = self._waiter
         if waiter is None:
-            waiter = self._waiter = Waiter(self.key, self.request_id, self.request.ttl, self.inbox)
+            waiter = self._waiter = Waiter(self.key, self.number, self.request.ttl, self.inbox)
         waiter.placed = True
         self._ticket = answer[1]
         self._stage = PLACED

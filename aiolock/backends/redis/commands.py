@@ -275,9 +275,9 @@ class Commands:
         words = self.process, life, "s" if pushed else "n", self.tokens.highest, *counts
         return self._call("beat", keys, *words)
 
-    def tickets(self, key: str, requests: Sequence[str]) -> Reply:
-        """Read the ticket of each request in the queue of a lock; ``None`` for a request that has none."""
-        return self._issue(encode("HMGET", key, *[f"r:{request}" for request in requests]))
+    def tickets(self, key: str, numbers: Sequence[int]) -> Reply:
+        """Read the ticket of each of these claims in the queue of a lock; ``None`` for one that has none."""
+        return self._issue(encode("HMGET", key, *[f"r:{self.request_id(number)}" for number in numbers]))
 
     def look(self, key: str) -> Reply:
         """Read holders and waiters."""

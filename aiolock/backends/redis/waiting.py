@@ -49,11 +49,12 @@ SLACK = 100
 class Waiter:
     """A claim's position in the queue of a lock."""
 
-    __slots__ = ("inbox", "key", "placed", "request_id", "ttl")
+    __slots__ = ("inbox", "key", "number", "placed", "ttl")
 
-    def __init__(self, key: str, request_id: str, ttl: float, inbox: Inbox[Grant]) -> None:
+    def __init__(self, key: str, number: int, ttl: float, inbox: Inbox[Grant]) -> None:
         self.key: str = key
-        self.request_id: str = request_id
+        self.number: int = number
+        """Of its claim."""
         self.ttl: float = ttl
         """Of a hold, in seconds."""
         self.inbox: Inbox[Grant] = inbox
@@ -65,8 +66,8 @@ Beat = Callable[[Sequence[str], Sequence[int], int, bool], Reply]
 """Send a heartbeat for these locks, with the number of confirmed positions in each, the life of a position in ms, and
 whether grants are pushed to this client."""
 
-Tickets = Callable[[str, Sequence[str]], Reply]
-"""Read the ticket of each of these requests in the queue of a lock; ``None`` for a request that has none."""
+Tickets = Callable[[str, Sequence[int]], Reply]
+"""Read the ticket of each of these claims, by number, in the queue of a lock; ``None`` for one that has none."""
 
 
 class Wakeups:
@@ -124,6 +125,9 @@ class Wakeups:
         """Look after a waiter from now on."""
         waiters = self._waiting.setdefault(waiter.key, set())
         if waiter not in waiters:
+            if waiters:
+                # One text for all that wait for a lock.
+                waiter.key = next(iter(waiters)).key
             waiters.add(waiter)
             self._ttls[waiter.ttl] += 1
             if waiter.ttl < self._shortest:
@@ -332,7 +336,7 @@ class Wakeups:
         placed = [waiter for waiter in waiters if waiter.placed]
         for start in range(0, len(placed), BATCH):
             some = placed[start : start + BATCH]
-            reply = self._tickets(key, [waiter.request_id for waiter in some])
+            reply = self._tickets(key, [waiter.number for waiter in some])
             reply.add_done_callback(functools.partial(self._looked_up, key, some))
 
     def _looked_up(self, key: str, waiters: Sequence[Waiter], reply: Reply) -> None:

@@ -118,7 +118,7 @@ async def transactions(place: Place) -> list[tuple]:
 
 async def works(place: Place, mode: str) -> None:
     """Exclusion, waiting and every kind of session, seen by others than the client."""
-    async with place.connect(mode) as one, place.connect(mode) as two:
+    async with place.connect(mode, command_timeout=15) as one, place.connect(mode, command_timeout=15) as two:
         lease = await one.lock("x").acquire(timeout=PATIENCE)
         assert await two.lock("x").try_acquire() is None
         waiter = asyncio.create_task(two.lock("x").acquire())

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.contestants import contestant
 
-LIBRARIES = ["aiolock", "aiolock fair", "redis-py 0.01"]
+LIBRARIES = ["aiolock", "aiolock fair", "redis-py 0.01", "WATCH/MULTI/EXEC 0.01"]
 
 
 @pytest.mark.parametrize("who", ["raw floor", "script floor", *LIBRARIES])

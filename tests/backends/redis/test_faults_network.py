@@ -1,4 +1,4 @@
-"""Faults of the network (N1 to N9, N14; N12 is a figure of redis_figures), staged exactly at the frame that they hurt most."""
+"""Faults of the network (N1 to N9, N12, N14), staged exactly at the frame that they hurt most."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.faults.redis_keys import (
     nothing_is_left,
     traces,
 )
-from tests.faults.staging import PATIENCE, gets_the_lock, queued, until
+from tests.faults.staging import PATIENCE, gets_the_lock, queued, until, waiting
 
 SOON = 8.0
 """Seconds that a loaded machine may add to what happens at once."""
@@ -384,7 +384,28 @@ async def test_n9_a_request_that_arrives_after_it_was_given_up_gets_nothing(
         await gets_the_lock(rival, "x")
 
 
-# --- N14
+# --- N12, N14
+
+
+async def test_n12_no_hand_over_is_lost_when_the_subscription_is_killed_each_time(
+    server, admin, connect, namespace
+):
+    async with connect(server.url, ttl=300) as one, connect(server.url, ttl=300) as two:
+        lease = await one.lock("x").acquire()
+        worst = 0.0
+        for turn in range(20):
+            client = (two, one)[turn % 2]
+            waiter = asyncio.create_task(client.lock("x").acquire())
+            await waiting(client, 1)
+            await queued(client.lock("x"), 1)
+            await admin.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+            since = Stopwatch()
+            await lease.release()
+            lease = await waiter
+            worst = max(worst, since.seconds)
+        await lease.release()
+        assert worst < 1 + SOON
+        await nothing_is_left(admin, namespace)
 
 
 @pytest.mark.parametrize(

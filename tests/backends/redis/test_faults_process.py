@@ -34,6 +34,21 @@ async def test_c1_kill_nine_of_a_holder_hands_the_lock_on_within_its_ttl(server,
         await lease.release()
 
 
+async def test_c1_kill_nine_of_a_holder_frees_the_lock_for_who_comes_later(server, connect, options):
+    async with Worker.running(server.url, ttl=0.5, **options) as holder, connect(server.url) as client:
+        await holder.acquire("x")
+        holder.kill()
+
+        async def free() -> bool:
+            return not await client.lock("x").locked()
+
+        # With no waiter in the queue that the server could have told.
+        await until(free)
+        lease = await client.lock("x").try_acquire()
+        assert lease is not None
+        await lease.release()
+
+
 async def test_c2_kill_nine_of_a_waiter_costs_the_others_nothing(server, admin, connect, options, namespace):
     # With a ttl that nobody could wait for here.
     async with (
@@ -154,6 +169,23 @@ async def test_c5_a_waiter_stopped_while_it_is_granted_the_lock_is_passed_over_a
         await lease.release()
         grant = await stopped.event("granted")
         assert grant["token"] > lease.token
+
+
+async def test_c6_a_holder_whose_loop_was_blocked_beyond_its_ttl_knows_it_in_the_next_step(
+    server, connect, options
+):
+    async with Worker.running(server.url, ttl=1, **options) as holder, connect(server.url) as client:
+        await holder.acquire("x")
+        waiter = asyncio.create_task(client.lock("x").acquire())
+        await queued(client.lock("x"), 1)
+        holder.tell("block", "x", 2)
+        lease = await waiter
+        answer = await holder.event("block")
+        assert not answer["held"]
+        assert answer["reason"] == "expired"
+        await holder.event("lost")
+        assert lease.held
+        await lease.release()
 
 
 async def test_c6_a_loop_blocked_for_a_moment_loses_nothing(server, options):

@@ -37,7 +37,7 @@ class Place(Waiter):
 
     def __init__(self, key: str = "x", ttl: float = 30.0, *, placed: bool = True) -> None:
         self.reasons: list[WakeReason] = []
-        super().__init__(key, f"p:{id(self):x}", ttl, Reasons(key, self.reasons))
+        super().__init__(key, id(self), ttl, Reasons(key, self.reasons))
         self.placed = placed
 
     @property
@@ -55,10 +55,10 @@ class Server:
         self.answers: dict[str, list[int]] = {}
         self.error: Exception | None = None
         self.silent = False
-        self.gone: set[str] = set()
-        """Requests that have no place in any queue."""
+        self.gone: set[int] = set()
+        """Claims that have no place in any queue."""
         self.asked: list[int] = []
-        """How many requests each question about tickets named."""
+        """How many claims each question about tickets named."""
         self.refuses: Exception | None = None
         """The answer to questions about tickets."""
         self.wakeups = Wakeups(self.beat, self.tickets, clock=self.loop.time, random=Random(1))
@@ -83,13 +83,13 @@ class Server:
             reply.set_result([0, *(self.answers.get(key, [0, 0, 0]) for key in keys)])
         return reply
 
-    def tickets(self, key: str, requests: Sequence[str]) -> asyncio.Future[Any]:
-        self.asked.append(len(requests))
+    def tickets(self, key: str, numbers: Sequence[int]) -> asyncio.Future[Any]:
+        self.asked.append(len(numbers))
         reply: asyncio.Future[Any] = self.loop.create_future()
         if self.refuses is not None:
             reply.set_exception(self.refuses)
         else:
-            reply.set_result([None if request in self.gone else b"7" for request in requests])
+            reply.set_result([None if number in self.gone else b"7" for number in numbers])
         return reply
 
 
@@ -367,7 +367,7 @@ async def test_of_many_waiters_of_one_lock_only_those_ask_again_whose_places_are
     asking, left = Place(placed=False), Place()
     for place in (*places, asking, left):
         server.wakeups.add(place)
-    server.gone = {places[3].request_id, places[-1].request_id, asking.request_id, left.request_id}
+    server.gone = {places[3].number, places[-1].number, asking.number, left.number}
     server.answers["x"] = [5_000_000, 0, 2]
     server.wakeups.now()
     await asyncio.sleep(0)
