@@ -26,7 +26,7 @@ from benchmarks.contestants.postgresql import (
     UpdateSelect,
     UpsertUpdate,
 )
-from benchmarks.contestants.redis import CoRedis, RedisPy
+from benchmarks.contestants.redis import CoRedis, RedisPy, Watch
 from benchmarks.contestants.zookeeper import AioZK, Kazoo
 from benchmarks.floors import RawFloor, ScriptFloor
 
@@ -68,6 +68,7 @@ _KNOWN: dict[str, Callable[..., Any]] = {
     "update + select": UpdateSelect,
     "upsert + update": UpsertUpdate,
     "upsert + lazy update": partial(UpsertUpdate, lazy=True),
+    "WATCH/MULTI/EXEC": Watch,
 }
 
 

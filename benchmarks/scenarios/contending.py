@@ -33,10 +33,10 @@ DRAIN = {
 def _drains(context: RedisContext, report: Report, processes: int, tasks: int, turns: int) -> str:
     best = _best_interval(context, "redis-py", processes, tasks)
     report.notes.append(
-        f"The best of the polling intervals {INTERVALS} for redis-py was {best.split()[1]} s."
+        f"The best of the polling intervals {INTERVALS} for redis-py was {best.split()[1]} s; WATCH/MULTI/EXEC polls at it too."
     )
     report.notes.append("The fair share is the length of the drain over the turns of each contender.")
-    whos = ["aiolock", "aiolock fair", best, "redis-py"]
+    whos = ["aiolock", "aiolock fair", best, "redis-py", f"WATCH/MULTI/EXEC {best.split()[1]}"]
     played = context.alternate(
         min(context.rounds, 2), whos, lambda who: drained(context, who, processes, tasks, turns)
     )

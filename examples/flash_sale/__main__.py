@@ -1,4 +1,4 @@
-"""Start the shop with several workers, let a crowd buy, and print which versions oversold."""
+"""Start the shop with several workers, let a crowd buy in every way on every server, and print which ways oversold."""
 
 from __future__ import annotations
 
@@ -9,25 +9,26 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import aiohttp
 
-from examples.flash_sale.app import VERSIONS
-from examples.flash_sale.goods import Goods, MySQLGoods, RedisGoods
+import aiolock
+from examples.flash_sale.app import LOCKS, WRONG
+from examples.flash_sale.goods import STORES, Goods
 
 ROOT = Path(__file__).parents[2]
-STORES: dict[str, type[RedisGoods | MySQLGoods]] = {"redis": RedisGoods, "mysql": MySQLGoods}
 
 
 @dataclass(frozen=True)
 class Sale:
-    """The result of one version on one store."""
+    """The result of one way on one server."""
 
-    version: str
     store: str
+    way: str
     stock: int
     requests: int
     told: int
@@ -87,12 +88,12 @@ async def crowd(address: str, query: dict[str, str], requests: int, at_once: int
         nonlocal told, failed
         for buyer in buyers:
             async with session.get(f"{address}/kill", params={**query, "buyer": f"b{buyer}"}) as answer:
+                if answer.status != 200:
+                    failed += 1
+                    continue
                 body = await answer.json()
                 # After the last await: `told += (await …)` would read `told` before it, and lose buyers.
-                if answer.status == 200:
-                    told += body["sold"]
-                else:
-                    failed += 1
+                told += body["sold"]
 
     connector = aiohttp.TCPConnector(limit=at_once)
     async with aiohttp.ClientSession(connector=connector) as session, asyncio.TaskGroup() as group:
@@ -104,49 +105,73 @@ async def crowd(address: str, query: dict[str, str], requests: int, at_once: int
 async def hold(
     urls: dict[str, str], *, count: int, stock: int, requests: int, at_once: int
 ) -> AsyncIterator[Sale]:
-    """Run every version on every store, one sale after the other."""
+    """Sell in every way on every server, one sale after the other."""
     with reserved_port() as port:
-        stores: dict[str, Goods] = {store: STORES[store](url) for store, url in urls.items()}
-        for goods in stores.values():
-            async with goods:
-                if isinstance(goods, MySQLGoods):
-                    await goods.make_tables()
-        async with workers(count, port, urls):
+        async with AsyncExitStack() as stack:
+            shops: dict[str, Goods] = {}
+            for store, url in urls.items():
+                shops[store] = await stack.enter_async_context(STORES[store](url))
+                await shops[store].prepare()
+            await stack.enter_async_context(workers(count, port, urls))
             number = 0
-            for store in urls:
-                async with STORES[store](urls[store]) as goods:
-                    for version in VERSIONS:
-                        number += 1
-                        await goods.put(number, stock)
-                        query = {"id": str(number), "store": store, "version": version}
-                        begin = time.perf_counter()
-                        told, failed = await crowd(f"http://127.0.0.1:{port}", query, requests, at_once)
-                        seconds = time.perf_counter() - begin
-                        sold = await goods.sold(number)
-                        yield Sale(version, store, stock, requests, told, sold, failed, seconds)
+            for store, goods in shops.items():
+                for way in (*WRONG, *goods.WAYS, *LOCKS):
+                    number += 1
+                    await goods.put(number, stock)
+                    query = {"id": str(number), "store": store, "way": way}
+                    begin = time.perf_counter()
+                    told, failed = await crowd(f"http://127.0.0.1:{port}", query, requests, at_once)
+                    seconds = time.perf_counter() - begin
+                    yield Sale(store, way, stock, requests, told, await goods.sold(number), failed, seconds)
 
 
-def row(*cells: object) -> str:
-    widths = (17, 8, 7, 7, 10, 8, 11)
-    first, second, *numbers = cells
-    left = [str(first).ljust(widths[0]), str(second).ljust(widths[1])]
-    return "".join(left + [str(cell).rjust(width) for cell, width in zip(numbers, widths[2:], strict=True)])
+def started(stack: ExitStack) -> Iterator[tuple[str, str]]:
+    """Start a private server of each kind that is installed; yield its store and its address."""
+    # Only a clone has them; an installed library starts no servers.
+    from tests.servers import MariaDB, PostgreSQL, Redis, ServerFailed, ServerMissing, ZooKeeper
+
+    for store, server in {
+        "redis": Redis,
+        "zookeeper": ZooKeeper,
+        "mysql": MariaDB,
+        "postgresql": PostgreSQL,
+    }.items():
+        try:
+            yield store, stack.enter_context(server()).url
+        except (ServerMissing, ServerFailed) as error:
+            print(f"{store} is left out: {error}")
+    yield "sqlite", f"sqlite://{stack.enter_context(TemporaryDirectory())}/locks.db"
+
+
+async def there(urls: dict[str, str]) -> dict[str, str]:
+    """Return the servers that locks can be had from; say of the others why not."""
+    found = {}
+    for store, url in urls.items():
+        try:
+            async with aiolock.connect(url, namespace="flash"):
+                found[store] = url
+        except aiolock.LockError as error:
+            print(f"{store} is left out: {error}")
+    return found
+
+
+def row(store: str, way: str, *numbers: object) -> str:
+    widths = zip(numbers, (6, 10, 8, 12), strict=True)
+    return f"{store:12}{way:18}" + "".join(f"{number!s:>{width}}" for number, width in widths)
 
 
 async def main(arguments: argparse.Namespace) -> int:
     with ExitStack() as stack:
-        urls = {"redis": arguments.redis_url, "mysql": arguments.mysql_url}
-        if not any(urls.values()):
-            # Only a clone has them; an installed library starts no servers.
-            from tests.servers import MariaDB, Redis
-
-            urls = {"redis": stack.enter_context(Redis()).url, "mysql": stack.enter_context(MariaDB()).url}
-        urls = {store: url for store, url in urls.items() if url}
+        given = {store: getattr(arguments, f"{store}_url") for store in STORES}
+        urls = {store: url for store, url in given.items() if url} or dict(started(stack))
+        urls = await there(urls)
+        if not urls:
+            return 1
         print(
             f"{arguments.stock} pieces, {arguments.requests} buyers, {arguments.at_once} at a time, "
             f"{arguments.workers} workers\n"
         )
-        print(row("version", "store", "stock", "sold", "oversold", "failed", "requests/s"), flush=True)
+        print(row("server", "way", "sold", "oversold", "failed", "requests/s"), flush=True)
         wrong = 0
         async for sale in hold(
             urls,
@@ -156,21 +181,18 @@ async def main(arguments: argparse.Namespace) -> int:
             at_once=arguments.at_once,
         ):
             rate = f"{sale.requests / sale.seconds:.0f}"
-            print(
-                row(sale.version, sale.store, sale.stock, sale.sold, sale.oversold, sale.failed, rate),
-                flush=True,
-            )
-            if sale.version.startswith("aiolock"):
+            print(row(sale.store, sale.way, sale.sold, sale.oversold, sale.failed, rate), flush=True)
+            if sale.way not in WRONG:
                 wrong += sale.oversold + sale.failed + (sale.told != sale.sold)
     return 1 if wrong else 0
 
 
 def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser("python -m examples.flash_sale", description=__doc__)
-    parser.add_argument(
-        "--redis-url", default="", help="a Redis of yours; without any URL, private servers are started"
-    )
-    parser.add_argument("--mysql-url", default="", help="a MySQL or MariaDB of yours")
+    for store in STORES:
+        parser.add_argument(
+            f"--{store}-url", default="", help="yours; without any URL, private ones are started"
+        )
     parser.add_argument("--workers", type=int, default=4, help="uvicorn workers (default: 4)")
     parser.add_argument("--stock", type=int, default=100, help="pieces (default: 100)")
     parser.add_argument("--requests", type=int, default=600, help="buyers (default: 600)")

@@ -1,4 +1,4 @@
-"""The shop: `GET /kill?id=1&store=redis&version=lock` sells one piece, if there is one.
+"""The shop: `GET /kill?id=1&store=redis&way=aiolock` sells one piece, if there is one.
 
 One process of it is a uvicorn worker; several share a port, as `python -m examples.flash_sale` starts them.
 """
@@ -19,14 +19,7 @@ from fastapi import FastAPI, HTTPException, Query, Request
 
 import aiolock
 from aiolock.fastapi import exception_handlers
-from examples.flash_sale.goods import Goods, MySQLGoods, RedisGoods
-
-WORK = 0.002
-"""Seconds that a shop has to think about a buyer."""
-PATIENCE = 30.0
-"""Seconds that a buyer waits."""
-
-URLS = {store: os.environ.get(f"FLASH_{store.upper()}_URL", "") for store in ("redis", "mysql")}
+from examples.flash_sale.goods import PATIENCE, STORES, WORK, Goods
 
 
 class Shop:
@@ -38,27 +31,21 @@ class Shop:
         self.here: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
 
 
-# --- four versions of the same few lines
+# --- ways to sell that are the same on every server; goods.py has those that a server has itself
 
 
 async def no_lock(shop: Shop, number: int, buyer: str) -> bool:
-    stock = await shop.goods.stock(number)
-    if stock <= 0:
-        return False
-    await asyncio.sleep(WORK)
-    await shop.goods.write(number, stock - 1)
-    await shop.goods.sell(number, buyer)
-    return True
+    return await shop.goods.take(number, buyer)
 
 
 async def in_process_lock(shop: Shop, number: int, buyer: str) -> bool:
     async with shop.here[number]:
-        return await no_lock(shop, number, buyer)
+        return await shop.goods.take(number, buyer)
 
 
 async def lock(shop: Shop, number: int, buyer: str) -> bool:
     async with shop.locks.lock(f"goods:{number}", timeout=PATIENCE):
-        return await no_lock(shop, number, buyer)
+        return await shop.goods.take(number, buyer)
 
 
 async def fenced_lock(shop: Shop, number: int, buyer: str) -> bool:
@@ -67,18 +54,16 @@ async def fenced_lock(shop: Shop, number: int, buyer: str) -> bool:
         if stock <= 0:
             return False
         await asyncio.sleep(WORK)
-        if not await shop.goods.fenced_write(number, stock - 1, lease.token):
+        if not await shop.goods.fenced_write(number, stock - 1, lease):
             raise HTTPException(503, "a later request was faster; nothing was sold")
         await shop.goods.sell(number, buyer)
         return True
 
 
-VERSIONS: dict[str, Callable[[Shop, int, str], Awaitable[bool]]] = {
-    "no lock": no_lock,
-    "in-process lock": in_process_lock,
-    "aiolock": lock,
-    "aiolock, fenced": fenced_lock,
-}
+Way = Callable[[Shop, int, str], Awaitable[bool]]
+WRONG: dict[str, Way] = {"no lock": no_lock, "in-process lock": in_process_lock}
+"""Ways that sell more than there is."""
+LOCKS: dict[str, Way] = {"aiolock": lock, "aiolock, fenced": fenced_lock}
 
 
 # --- the application
@@ -89,11 +74,10 @@ async def shops(_: FastAPI) -> AsyncIterator[dict[str, object]]:
     """A shop for each server that there is."""
     open_shops: dict[str, Shop] = {}
     async with AsyncExitStack() as stack:
-        for store, make in {"redis": RedisGoods, "mysql": MySQLGoods}.items():
-            if url := URLS[store]:
-                goods = await stack.enter_async_context(make(url))
+        for store, make in STORES.items():
+            if url := os.environ.get(f"FLASH_{store.upper()}_URL"):
                 locks = await stack.enter_async_context(aiolock.connect(url, namespace="flash", ttl=10))
-                open_shops[store] = Shop(goods, locks)
+                open_shops[store] = Shop(await stack.enter_async_context(make(url)), locks)
         print("open", flush=True)
         yield {"shops": open_shops}
 
@@ -106,10 +90,13 @@ async def kill(
     request: Request,
     number: Annotated[int, Query(alias="id")],
     store: str,
-    version: str,
+    way: str,
     buyer: str = "somebody",
 ) -> dict[str, bool]:
-    return {"sold": await VERSIONS[version](request.state.shops[store], number, buyer)}
+    shop: Shop = request.state.shops[store]
+    if common := (WRONG | LOCKS).get(way):
+        return {"sold": await common(shop, number, buyer)}
+    return {"sold": await shop.goods.WAYS[way](shop.goods, number, buyer)}
 
 
 def serve(port: int) -> None:

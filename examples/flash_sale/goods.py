@@ -1,28 +1,58 @@
-"""The goods of the shop, in Redis and in MySQL: the stock and the buyers."""
+"""The goods of the shop on every server: the stock, the buyers, and the ways to sell that need no lock library."""
 
 from __future__ import annotations
 
+import asyncio
+import random
+import re
+import sqlite3
 from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Self
 from urllib.parse import unquote, urlsplit
 
 import aiomysql
+import aiosqlite
+import aiozk
+import asyncpg
+import pymysql
 import redis.asyncio
 
-from aiolock.mysql import fenced_update
+import aiolock
+import aiolock.mysql
+import aiolock.postgresql
+import aiolock.zookeeper
 
+WORK = 0.002
+"""Seconds that a shop has to think about a buyer."""
+PATIENCE = 30.0
+"""Seconds that a buyer waits."""
 FENCED_SET = (Path(__file__).parent / "fenced_set.lua").read_text()
+
+Run = Callable[..., Awaitable[list[Any]]]
+"""Run one SQL statement with its values; return its rows."""
 
 
 class Goods(ABC):
-    """One kind of store; reading and writing are two steps, as in a program with more to decide than a number."""
+    """One kind of store; reading and writing are two steps, as in a program with more to decide than a number.
+
+    An attempt of an optimistic way fails only because another one has sold a piece, so the stock bounds its attempts.
+    """
+
+    WAYS: ClassVar[Mapping[str, Callable[[Any, int, str], Awaitable[bool]]]] = {}
+    """Methods that sell one piece to a buyer and return True, or False if there is none, by their names in articles."""
 
     @abstractmethod
     async def __aenter__(self) -> Self: ...
 
     @abstractmethod
     async def __aexit__(self, *_: object) -> None: ...
+
+    @abstractmethod
+    async def prepare(self) -> None:
+        """Make what the store needs, once, before the workers start."""
 
     @abstractmethod
     async def put(self, number: int, stock: int) -> None:
@@ -37,7 +67,7 @@ class Goods(ABC):
         """Write the stock."""
 
     @abstractmethod
-    async def fenced_write(self, number: int, stock: int, token: int) -> bool:
+    async def fenced_write(self, number: int, stock: int, lease: aiolock.Lease) -> bool:
         """Write the stock unless a later holder of the lock has written; return True if it was written."""
 
     @abstractmethod
@@ -48,24 +78,35 @@ class Goods(ABC):
     async def sold(self, number: int) -> int:
         """Return the number of recorded buyers."""
 
+    async def take(self, number: int, buyer: str) -> bool:
+        """Sell one piece in separate steps: right only while no other task is between the first and the last."""
+        stock = await self.stock(number)
+        if stock <= 0:
+            return False
+        await asyncio.sleep(WORK)
+        await self.write(number, stock - 1)
+        await self.sell(number, buyer)
+        return True
+
 
 class RedisGoods(Goods):
-    """A hash for the goods, a list for the buyers."""
+    """A hash for the goods, a set for the buyers."""
 
     def __init__(self, url: str) -> None:
         self._redis = redis.asyncio.Redis.from_url(url, decode_responses=True)
         self._fenced_set = self._redis.register_script(FENCED_SET)
 
     async def __aenter__(self) -> Self:
-        await self._redis.ping()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self._redis.aclose()
 
+    async def prepare(self) -> None: ...
+
     async def put(self, number: int, stock: int) -> None:
         await self._redis.delete(f"flash:buyers:{number}", f"flash:goods:{number}")
-        await self._redis.hset(f"flash:goods:{number}", "stock", stock)
+        await self.write(number, stock)
 
     async def stock(self, number: int) -> int:
         return int(await self._redis.hget(f"flash:goods:{number}", "stock") or 0)
@@ -73,29 +114,226 @@ class RedisGoods(Goods):
     async def write(self, number: int, stock: int) -> None:
         await self._redis.hset(f"flash:goods:{number}", "stock", stock)
 
-    async def fenced_write(self, number: int, stock: int, token: int) -> bool:
-        return bool(await self._fenced_set([f"flash:goods:{number}"], [stock, token]))
+    async def fenced_write(self, number: int, stock: int, lease: aiolock.Lease) -> bool:
+        return bool(await self._fenced_set([f"flash:goods:{number}"], [stock, lease.token]))
 
     async def sell(self, number: int, buyer: str) -> None:
-        await self._redis.rpush(f"flash:buyers:{number}", buyer)
+        await self._redis.sadd(f"flash:buyers:{number}", buyer)
 
     async def sold(self, number: int) -> int:
-        return int(await self._redis.llen(f"flash:buyers:{number}"))
+        return int(await self._redis.scard(f"flash:buyers:{number}"))
+
+    async def set_nx_px(self, number: int, buyer: str) -> bool:
+        """Lock by redis-py's Lock: SET NX PX, and a script that deletes the key if it still has our value."""
+        async with self._redis.lock(
+            f"flash:lock:{number}", timeout=10, sleep=0.01, blocking_timeout=PATIENCE
+        ):
+            return await self.take(number, buyer)
+
+    async def watch(self, number: int, buyer: str) -> bool:
+        """Write only if nothing has changed since the stock was read; docs/how-to/redis-transactions.md explains it."""
+        goods, buyers = f"flash:goods:{number}", f"flash:buyers:{number}"
+        async with self._redis.pipeline() as pipe:
+            while True:
+                try:
+                    await pipe.watch(goods, buyers)
+                    if await pipe.sismember(buyers, buyer):
+                        return True  # the answer to an earlier EXEC was lost
+                    stock = int(await pipe.hget(goods, "stock") or 0)
+                    if stock <= 0:
+                        return False
+                    await asyncio.sleep(WORK)
+                    pipe.multi()
+                    pipe.hset(goods, "stock", stock - 1)
+                    pipe.sadd(buyers, buyer)
+                    await pipe.execute()
+                    return True
+                except redis.WatchError:
+                    await asyncio.sleep(random.uniform(0, 0.01))
+
+    WAYS: ClassVar = {"SET NX PX": set_nx_px, "WATCH/MULTI/EXEC": watch}
 
 
-class MySQLGoods(Goods):
-    """A table for the goods, one for the buyers."""
+class ZooKeeperGoods(Goods):
+    """A node for the goods with the stock as its data, and a child for each buyer."""
+
+    def __init__(self, url: str) -> None:
+        hosts, _, chroot = url.removeprefix("zookeeper://").partition("?")[0].partition("/")
+        self._zk: Any = aiozk.ZKClient(hosts, chroot=chroot or None)
+        recipe = f"{url}{'&' if '?' in url else '?'}recipe=simple"
+        self._plain = aiolock.connect(recipe, namespace="flash-plain")
+
+    async def __aenter__(self) -> Self:
+        await self._zk.start()
+        await self._plain.__aenter__()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._plain.__aexit__(None, None, None)
+        await self._zk.close()
+
+    async def prepare(self) -> None:
+        await self._zk.ensure_path("/flash-goods")
+
+    async def put(self, number: int, stock: int) -> None:
+        if await self._zk.exists(f"/flash-goods/{number}"):
+            await self._zk.deleteall(f"/flash-goods/{number}")
+        await self._zk.create(f"/flash-goods/{number}", data=str(stock))
+
+    async def stock(self, number: int) -> int:
+        return int(await self._zk.get_data(f"/flash-goods/{number}"))
+
+    async def write(self, number: int, stock: int) -> None:
+        await self._zk.set(f"/flash-goods/{number}", str(stock), -1)
+
+    async def fenced_write(self, number: int, stock: int, lease: aiolock.Lease) -> bool:
+        try:
+            await aiolock.zookeeper.fenced_set(lease, f"/flash-goods/{number}", str(stock).encode())
+        except aiolock.LockLost:
+            return False
+        return True
+
+    async def sell(self, number: int, buyer: str) -> None:
+        await self._zk.create(f"/flash-goods/{number}/{buyer}")
+
+    async def sold(self, number: int) -> int:
+        return len(await self._zk.get_children(f"/flash-goods/{number}"))
+
+    async def plain_node(self, number: int, buyer: str) -> bool:
+        """Lock by one ephemeral node, which all others watch; aiolock's default are sequential nodes."""
+        async with self._plain.lock(f"goods:{number}", timeout=PATIENCE):
+            return await self.take(number, buyer)
+
+    async def node_version(self, number: int, buyer: str) -> bool:
+        """Write only if the node still has the version that was read."""
+        while True:
+            stock, stat = await self._zk.get(f"/flash-goods/{number}")
+            if int(stock) <= 0:
+                return False
+            await asyncio.sleep(WORK)
+            try:
+                await self._zk.set(f"/flash-goods/{number}", str(int(stock) - 1), stat.version)
+            except aiozk.exc.BadVersion:
+                continue
+            await self.sell(number, buyer)
+            return True
+
+    WAYS: ClassVar = {"plain node": plain_node, "node version": node_version}
+
+
+class SQLGoods(Goods):
+    """A table for the goods, one for the buyers, and one for locks by unique rows."""
 
     TABLES: ClassVar = {
-        "flash_goods": """
-            CREATE TABLE flash_goods
-                (id INT PRIMARY KEY, stock INT NOT NULL, fence_token BIGINT UNSIGNED NOT NULL DEFAULT 0)
-        """,
-        "flash_buyers": """
-            CREATE TABLE flash_buyers
-                (number INT AUTO_INCREMENT PRIMARY KEY, goods INT NOT NULL, buyer VARCHAR(64) NOT NULL, KEY (goods))
-        """,
+        "flash_goods": "id INT PRIMARY KEY, stock INT NOT NULL, version INT NOT NULL DEFAULT 0, "
+        "fence_token BIGINT NOT NULL DEFAULT 0",
+        "flash_buyers": "goods INT NOT NULL, buyer VARCHAR(64) NOT NULL",
+        "flash_locks": "goods INT PRIMARY KEY",
     }
+    LOCKED: ClassVar = " FOR UPDATE"
+    helpers: ClassVar[Any]
+    """`aiolock.mysql` or `aiolock.postgresql`."""
+    _pool: Any
+
+    @abstractmethod
+    async def run(self, statement: str, *values: object) -> list[Any]:
+        """Run one statement as a transaction of its own; return its rows."""
+
+    @abstractmethod
+    def transaction(self) -> AbstractAsyncContextManager[Run]:
+        """Run statements in one transaction."""
+
+    @abstractmethod
+    def refused(self, error: Exception) -> bool:
+        """Tell whether an INSERT failed because the row is there, or another one was faster."""
+
+    async def prepare(self) -> None:
+        for name, columns in self.TABLES.items():
+            await self.run(f"DROP TABLE IF EXISTS {name}")
+            await self.run(f"CREATE TABLE {name} ({columns})")
+
+    async def put(self, number: int, stock: int) -> None:
+        await self.run("DELETE FROM flash_buyers WHERE goods = $1", number)
+        await self.run("DELETE FROM flash_goods WHERE id = $1", number)
+        await self.run("INSERT INTO flash_goods (id, stock) VALUES ($1, $2)", number, stock)
+
+    async def stock(self, number: int) -> int:
+        [[stock]] = await self.run("SELECT stock FROM flash_goods WHERE id = $1", number)
+        return int(stock)
+
+    async def write(self, number: int, stock: int) -> None:
+        await self.run("UPDATE flash_goods SET stock = $1 WHERE id = $2", stock, number)
+
+    async def fenced_write(self, number: int, stock: int, lease: aiolock.Lease) -> bool:
+        key, values = {"id": number}, {"stock": stock}
+        async with self._pool.acquire() as connection:
+            return bool(
+                await self.helpers.fenced_update(connection, "flash_goods", key, values, token=lease.token)
+            )
+
+    async def write_version(self, number: int, stock: int, version: int) -> bool:
+        """Write the stock if the row still has this version; return True if it was written."""
+        key, values = {"id": number}, {"stock": stock}
+        async with self._pool.acquire() as connection:
+            return bool(await self.helpers.compare_and_set(connection, "flash_goods", key, version, values))
+
+    async def sell(self, number: int, buyer: str) -> None:
+        await self.run("INSERT INTO flash_buyers (goods, buyer) VALUES ($1, $2)", number, buyer)
+
+    async def sold(self, number: int) -> int:
+        [[count]] = await self.run("SELECT COUNT(*) FROM flash_buyers WHERE goods = $1", number)
+        return int(count)
+
+    async def locked_row(self, number: int, buyer: str) -> bool:
+        """Keep the row locked from the first statement to the commit."""
+        async with self.transaction() as run:
+            [[stock]] = await run(f"SELECT stock FROM flash_goods WHERE id = $1{self.LOCKED}", number)
+            if stock <= 0:
+                return False
+            await asyncio.sleep(WORK)
+            await run("UPDATE flash_goods SET stock = $1 WHERE id = $2", stock - 1, number)
+            await run("INSERT INTO flash_buyers (goods, buyer) VALUES ($1, $2)", number, buyer)
+            return True
+
+    async def unique_row(self, number: int, buyer: str) -> bool:
+        """Lock by a row: its INSERT takes the lock, its DELETE frees it, and a worker that dies leaves it taken."""
+        while True:
+            try:
+                await self.run("INSERT INTO flash_locks (goods) VALUES ($1)", number)
+                break
+            except Exception as error:
+                if not self.refused(error):
+                    raise
+                await asyncio.sleep(random.uniform(0, 0.02))
+        try:
+            return await self.take(number, buyer)
+        finally:
+            await self.run("DELETE FROM flash_locks WHERE goods = $1", number)
+
+    async def version_column(self, number: int, buyer: str) -> bool:
+        """Write only if the row still has the version that was read."""
+        while True:
+            [[stock, version]] = await self.run(
+                "SELECT stock, version FROM flash_goods WHERE id = $1", number
+            )
+            if stock <= 0:
+                return False
+            await asyncio.sleep(WORK)
+            if await self.write_version(number, stock - 1, version):
+                await self.sell(number, buyer)
+                return True
+
+    WAYS: ClassVar = {
+        "FOR UPDATE": locked_row,
+        "unique row": unique_row,
+        "version column": version_column,
+    }
+
+
+class MySQLGoods(SQLGoods):
+    """MySQL or MariaDB, by aiomysql."""
+
+    helpers = aiolock.mysql
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
@@ -106,48 +344,125 @@ class MySQLGoods(Goods):
             "password": unquote(parts.password or ""),
             "db": parts.path.strip("/") or "test",
         }
-        self._pool: Any = None
 
     async def __aenter__(self) -> Self:
-        self._pool = await aiomysql.create_pool(**self._where, minsize=1, maxsize=8, autocommit=True)
+        # Without notes, dropping a table that is not there is no warning.
+        words = {"autocommit": True, "init_command": "SET sql_notes = 0"}
+        self._pool = await aiomysql.create_pool(**self._where, **words, minsize=1, maxsize=8)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self._pool.close()
         await self._pool.wait_closed()
 
-    async def _run(self, statement: str, *values: object) -> tuple[Any, ...] | None:
-        async with self._pool.acquire() as connection, connection.cursor() as cursor:
-            await cursor.execute(statement, values)
-            row: tuple[Any, ...] | None = await cursor.fetchone()
-            return row
-
-    async def make_tables(self) -> None:
-        """Create the tables, once, before the workers start."""
-        for name, statement in self.TABLES.items():
-            if await self._run("SHOW TABLES LIKE %s", name) is None:
-                await self._run(statement)
-
-    async def put(self, number: int, stock: int) -> None:
-        await self._run("DELETE FROM flash_buyers WHERE goods = %s", number)
-        await self._run("REPLACE INTO flash_goods (id, stock) VALUES (%s, %s)", number, stock)
-
-    async def stock(self, number: int) -> int:
-        row = await self._run("SELECT stock FROM flash_goods WHERE id = %s", number)
-        return 0 if row is None else int(row[0])
-
-    async def write(self, number: int, stock: int) -> None:
-        await self._run("UPDATE flash_goods SET stock = %s WHERE id = %s", stock, number)
-
-    async def fenced_write(self, number: int, stock: int, token: int) -> bool:
+    async def run(self, statement: str, *values: object) -> list[Any]:
         async with self._pool.acquire() as connection:
-            return await fenced_update(
-                connection, "flash_goods", {"id": number}, {"stock": stock}, token=token
-            )
+            return await self._run(connection, statement, *values)
 
-    async def sell(self, number: int, buyer: str) -> None:
-        await self._run("INSERT INTO flash_buyers (goods, buyer) VALUES (%s, %s)", number, buyer)
+    @staticmethod
+    async def _run(connection: Any, statement: str, *values: object) -> list[Any]:
+        async with connection.cursor() as cursor:
+            await cursor.execute(re.sub(r"\$\d", "%s", statement), values)
+            return list(await cursor.fetchall())
 
-    async def sold(self, number: int) -> int:
-        row = await self._run("SELECT COUNT(*) FROM flash_buyers WHERE goods = %s", number)
-        return 0 if row is None else int(row[0])
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Run]:
+        async with self._pool.acquire() as connection:
+            await connection.begin()
+            try:
+                yield lambda statement, *values: self._run(connection, statement, *values)
+            except BaseException:
+                await connection.rollback()
+                raise
+            await connection.commit()
+
+    def refused(self, error: Exception) -> bool:
+        # 1213 is a deadlock: the gap that a deleted row leaves is locked as well.
+        return isinstance(error, pymysql.MySQLError) and error.args[0] in {1062, 1213}
+
+
+class PostgreSQLGoods(SQLGoods):
+    """PostgreSQL, by asyncpg."""
+
+    helpers = aiolock.postgresql
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    async def __aenter__(self) -> Self:
+        self._pool = await asyncpg.create_pool(self._url, min_size=1, max_size=8)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._pool.close()
+
+    async def run(self, statement: str, *values: object) -> list[Any]:
+        return list(await self._pool.fetch(statement, *values))
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Run]:
+        async with self._pool.acquire() as connection, connection.transaction():
+            yield connection.fetch
+
+    def refused(self, error: Exception) -> bool:
+        return isinstance(error, asyncpg.UniqueViolationError)
+
+
+class SQLiteGoods(SQLGoods):
+    """The file of the locks, which a client has made, by aiosqlite: a connection, which is a thread, for each transaction."""
+
+    LOCKED = ""  # the whole file is locked from BEGIN IMMEDIATE on
+
+    def __init__(self, url: str) -> None:
+        self._file = unquote(urlsplit(url).path)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+    async def run(self, statement: str, *values: object) -> list[Any]:
+        async with self._connection() as run:
+            return await run(statement, *values)
+
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[Run]:
+        async with aiosqlite.connect(self._file, isolation_level=None, timeout=PATIENCE) as connection:
+
+            async def run(statement: str, *values: Any) -> list[Any]:
+                return list(await connection.execute_fetchall(statement.replace("$", "?"), values))
+
+            yield run
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Run]:
+        async with self._connection() as run:
+            await run("BEGIN IMMEDIATE")
+            yield run
+            await run("COMMIT")
+
+    def refused(self, error: Exception) -> bool:
+        return isinstance(error, sqlite3.IntegrityError)
+
+    async def fenced_write(self, number: int, stock: int, lease: aiolock.Lease) -> bool:
+        statement = "UPDATE flash_goods SET stock = $1, fence_token = $2 WHERE id = $3 AND fence_token <= $2"
+        return bool(await self.run(f"{statement} RETURNING 1", stock, lease.token, number))
+
+    async def write_version(self, number: int, stock: int, version: int) -> bool:
+        statement = "UPDATE flash_goods SET stock = $1, version = $2 + 1 WHERE id = $3 AND version = $2"
+        return bool(await self.run(f"{statement} RETURNING 1", stock, version, number))
+
+    WAYS: ClassVar = {
+        "BEGIN IMMEDIATE": SQLGoods.locked_row,
+        "unique row": SQLGoods.unique_row,
+        "version column": SQLGoods.version_column,
+    }
+
+
+STORES: dict[str, Callable[[str], Goods]] = {
+    "redis": RedisGoods,
+    "zookeeper": ZooKeeperGoods,
+    "mysql": MySQLGoods,
+    "postgresql": PostgreSQLGoods,
+    "sqlite": SQLiteGoods,
+}

@@ -1,4 +1,4 @@
-"""The flash sale: without a lock across processes the shop sells more than it has, with one it does not."""
+"""The flash sale: without a lock across processes the shop sells more than it has, in every other way it does not."""
 
 from __future__ import annotations
 
@@ -7,63 +7,81 @@ from collections.abc import Iterator
 
 import pytest
 
+import aiolock
 from examples.flash_sale import __main__ as flash_sale
-from examples.flash_sale.app import VERSIONS
-from examples.flash_sale.goods import MySQLGoods, RedisGoods
-from tests.servers import SERVERS, MariaDB, Redis
+from examples.flash_sale.app import LOCKS, WRONG
+from examples.flash_sale.goods import STORES
+from tests.servers import SERVERS, MariaDB, PostgreSQL, Redis, ServerMissing, ZooKeeper
+
+MORE = {"zookeeper": ZooKeeper, "mysql": MariaDB, "postgresql": PostgreSQL}
 
 
 @pytest.fixture(scope="module")
-def urls() -> Iterator[dict[str, str]]:
-    """Redis always, MariaDB if the run is about it."""
+def urls(tmp_path_factory) -> Iterator[dict[str, str]]:
+    """Redis and SQLite always, the others if the run is about them."""
     with contextlib.ExitStack() as stack:
         found = {"redis": stack.enter_context(Redis()).url}
-        if "mariadb" in SERVERS:
-            found["mysql"] = stack.enter_context(MariaDB()).url
+        found["sqlite"] = f"sqlite://{tmp_path_factory.mktemp('flash')}/locks.db"
+        for store, server in MORE.items():
+            if {"mysql": "mariadb"}.get(store, store) in SERVERS:
+                found[store] = stack.enter_context(server()).url
         yield found
 
 
+@pytest.mark.timeout(600)
 async def test_a_lock_across_processes_sells_what_there_is_and_others_sell_more(urls):
+    urls = await flash_sale.there(urls)
     sales = [sale async for sale in flash_sale.hold(urls, count=2, stock=20, requests=100, at_once=16)]
-    assert [(sale.store, sale.version) for sale in sales] == [
-        (store, version) for store in urls for version in VERSIONS
+    assert [(sale.store, sale.way) for sale in sales] == [
+        (store, way) for store in urls for way in (*WRONG, *STORES[store].WAYS, *LOCKS)
     ]
     for sale in sales:
         assert sale.failed == 0
         assert sale.told == sale.sold
-        if sale.version.startswith("aiolock"):
-            assert sale.sold == 20
-        else:
+        if sale.way in WRONG:
             assert sale.oversold > 0, sale
+        else:
+            assert sale.sold == 20, sale
 
 
 async def test_the_fence_refuses_what_comes_after_a_later_holder(urls):
-    stores = {"redis": RedisGoods, "mysql": MySQLGoods}
     for store, url in urls.items():
-        async with stores[store](url) as goods:
-            if isinstance(goods, MySQLGoods):
-                await goods.make_tables()
+        async with aiolock.connect(url) as client, STORES[store](url) as goods:
+            await goods.prepare()
             await goods.put(1000, 5)
-            assert await goods.fenced_write(1000, 4, 2**62)
-            assert await goods.fenced_write(1000, 3, 2**62)
-            assert not await goods.fenced_write(1000, 9, 2**62 - 1)
-            assert await goods.stock(1000) == 3
+            lock = client.lock("goods")
+            first = await lock.acquire()
+            assert await goods.fenced_write(1000, 4, first)
+            await lock.force_release()
+            async with lock as second:
+                assert await goods.fenced_write(1000, 3, second)
+                assert not await goods.fenced_write(1000, 9, first)
+                assert await goods.stock(1000) == 3
 
 
-async def test_the_program_prints_the_table(urls, capsys):
-    words = [
-        "--redis-url",
-        urls["redis"],
-        "--workers",
-        "2",
-        "--stock",
-        "5",
-        "--requests",
-        "30",
-        "--at-once",
-        "8",
-    ]
+@pytest.mark.parametrize("url", ["redis://127.0.0.1:1/0", "mysql://root@127.0.0.1:1/test"])
+async def test_a_server_that_is_not_there_is_left_out_with_one_sentence(urls, url, capsys):
+    store = url.partition(":")[0]
+    words = [f"--{store}-url", url, "--sqlite-url", urls["sqlite"]]
+    words += ["--workers", "2", "--stock", "5", "--requests", "30", "--at-once", "8"]
     assert await flash_sale.main(flash_sale.parse(words)) == 0
-    printed = capsys.readouterr().out
-    assert all(version in printed for version in VERSIONS)
-    assert "oversold" in printed
+    left_out, *table = capsys.readouterr().out.splitlines()
+    assert left_out.startswith(f"{store} is left out: ")
+    assert "127.0.0.1:1" in left_out
+    assert not any(store in line for line in table)
+    assert all(any(way in line for line in table) for way in (*WRONG, *STORES["sqlite"].WAYS, *LOCKS))
+    assert await flash_sale.main(flash_sale.parse([f"--{store}-url", url])) == 1
+
+
+async def test_a_server_that_is_not_installed_is_left_out_with_one_sentence(monkeypatch, capsys):
+    def nothing() -> None:
+        raise ServerMissing("there is no such program; install it")
+
+    for server in ("Redis", "ZooKeeper", "MariaDB", "PostgreSQL"):
+        monkeypatch.setattr(f"tests.servers.{server}", nothing)
+    with contextlib.ExitStack() as stack:
+        assert list(dict(flash_sale.started(stack))) == ["sqlite"]
+    said = capsys.readouterr().out.splitlines()
+    assert said == [
+        f"{store} is left out: there is no such program; install it" for store in STORES if store != "sqlite"
+    ]
