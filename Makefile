@@ -5,7 +5,7 @@
 SHELL := bash
 PYTHON ?= python3
 # Servers that `make servers` installs and the tests start
-SERVERS ?= redis mariadb postgresql zookeeper
+SERVERS ?= redis mariadb postgresql zookeeper memcached
 # Other Pythons that `make pythons` looks for
 PYTHONS ?= 3.12 3.13
 # Parts of `make matrix`, as tests/matrix.sh explains them; the servers are downloaded to ~/.cache/aiolock
@@ -33,9 +33,9 @@ check: .venv/dev.stamp
 demo: .venv/demo.stamp
 	$(RUN) -m aiolock demo
 
-## make demo-flash-sale   four ways to sell the last items, on its own Redis and MariaDB
+## make demo-flash-sale   every way to sell the last items, with and without locks, on a server of each kind
 demo-flash-sale: .venv/dev.stamp
-	@tests/install.sh redis mariadb
+	@tests/install.sh redis mariadb zookeeper
 	$(RUN) -m examples.flash_sale
 
 ## make test              all tests with one version of each server (22 min)
@@ -86,7 +86,7 @@ docs: .venv/docs.stamp
 bench: .venv/bench.stamp servers
 	$(RUN) -m benchmarks $(BENCH_ARGS)
 
-## make scoreboard        the promised figures under faults, measured
+## make scoreboard        the promised figures under faults, measured (25 min)
 scoreboard: .venv/dev.stamp servers
 	$(RUN) -m tests.scoreboard
 

@@ -74,6 +74,7 @@ class Mutant:
 RENEWAL = "tests/unit/test_renewal.py::"
 RULES = "tests/unit/test_rows_rules.py::"
 ENGINE = "tests/unit/test_rows_engine.py::"
+MEMCACHED = "tests/backends/memcached/test_store.py::"
 LIVENESS = "tests/unit/test_rows_liveness.py::"
 LOCKROW = "tests/unit/test_rows_lockrow.py::"
 ENTERING = "tests/backends/postgresql/test_entering.py::"
@@ -711,6 +712,34 @@ MUTANTS = (
         "else beside",
         "tests/backends/sqlite/test_files.py::"
         "test_a_symbolic_link_that_is_turned_leads_every_client_to_the_same_file[True-directory]",
+    ),
+    Mutant(
+        "(5) a version is good on another connection than the one that read it",
+        "aiolock.backends.memcached.store",
+        "int(generation) != connection.generation",
+        "not generation",
+        MEMCACHED + "test_a_version_is_good_on_the_connection_only_that_read_it",
+    ),
+    Mutant(
+        "an item expires within the last second of its ttl",
+        "aiolock.backends.memcached.protocol",
+        "seconds = ceil(ttl) + 1",
+        "seconds = ceil(ttl)",
+        MEMCACHED + "test_a_row_lives_for_its_ttl_and_its_absence_shows_soon_afterwards",
+    ),
+    Mutant(
+        "an insertion replaces what is there",
+        "aiolock.backends.memcached.protocol",
+        'else "ME"',
+        'else "MS"',
+        MEMCACHED + "test_an_insertion_sees_the_rows_of_other_clients",
+    ),
+    Mutant(
+        "tokens do not follow the writes at the server",
+        "aiolock.backends.memcached.store",
+        "+ TOKENS * int(answer.cas)",
+        "",
+        MEMCACHED + "test_ticks_rise_with_each_write_at_the_server",
     ),
     Mutant(
         "(20) rows of an unknown format are not named",

@@ -1,4 +1,4 @@
-"""Private Redis, MariaDB, PostgreSQL and ZooKeeper servers for tests, benchmarks and demonstrations, started and stopped in Python.
+"""Private Redis, memcached, MariaDB, PostgreSQL and ZooKeeper servers for tests, benchmarks and demonstrations, started and stopped in Python.
 
     with Redis() as redis:
         print(redis.url)          # redis://127.0.0.1:PORT/0
@@ -48,6 +48,7 @@ __all__ = [
     "Certificates",
     "ExternalMariaDB",
     "MariaDB",
+    "Memcached",
     "PgBouncer",
     "PostgreSQL",
     "Redis",
@@ -319,6 +320,33 @@ class RedisCluster(Server):
 
     def _answers(self, index: int) -> bool:
         return self.nodes[index]._answers(0)
+
+
+class Memcached(Server):
+    """One memcached, which forgets everything when it ends. `extra` are further words of the command line; they may be changed
+    between `stop` and `start`.
+    """
+
+    def __init__(self, *, extra: Sequence[str] = ()) -> None:
+        binary = program("memcached", package="memcached", server="memcached")
+        super().__init__("memcached")
+        self.ports = [self._reserve()]
+        user = pwd.getpwuid(os.getuid()).pw_name
+        self._argv = [binary, "-u", user, "-l", "127.0.0.1", "-p", str(self.port), "-U", "0", "-c", "2048"]
+        self.set(*extra)
+
+    def set(self, *extra: str) -> None:
+        """Have it started with these words from now on."""
+        self.children = [Child([*self._argv, *extra], self.folder / "memcached.log")]
+
+    @property
+    def url(self) -> str:
+        return f"memcached://127.0.0.1:{self.port}"
+
+    def _answers(self, index: int) -> bool:
+        # One that demands TLS or SASL accepts connections and gives no answer.
+        ask(("127.0.0.1", self.port), b"version\r\nquit\r\n", enough=5)
+        return True
 
 
 class MariaDB(Server):

@@ -30,6 +30,7 @@ _REDIS = _Entry("aiolock.backends.redis:RedisBackend", "redis", independent=True
 _CLUSTER = _Entry("aiolock.backends.redis.cluster.backend:ClusterBackend", "redis")
 _POSTGRESQL = _Entry("aiolock.backends.postgresql:PostgreSQLBackend", "postgresql")
 _MYSQL = _Entry("aiolock.backends.mysql:MySQLBackend", "mysql")
+_MEMCACHED = _Entry("aiolock.backends.memcached:MemcachedBackend")
 
 SCHEMES = {
     "memory": _Entry("aiolock.backends.memory:MemoryBackend", independent=True),
@@ -44,6 +45,8 @@ SCHEMES = {
     "mysql": _MYSQL,
     "mariadb": _MYSQL,
     "sqlite": _Entry("aiolock.backends.sqlite:SqliteBackend"),
+    "memcached": _MEMCACHED,
+    "memcacheds": _MEMCACHED,
     "postgresql": _POSTGRESQL,
     "postgres": _POSTGRESQL,
     "postgresql+asyncpg": _POSTGRESQL,

@@ -164,8 +164,9 @@ class Claim(ABC):
         earlier grant or position. A grant that was pushed meanwhile is returned without a request. After a cancellation or
         an error the server may have received it: call only ``acquire`` or ``release`` then.
 
-        Raises :class:`BackendUnavailable` or :class:`BackendRefused`, and :class:`ConfigError` if a semaphore has another
-        limit: neither the one that its first user named nor the one that was set since.
+        Raises :class:`BackendUnavailable`, :class:`BackendRefused` or (data of another format) :class:`UnsafeBackend`, and
+        :class:`ConfigError` if a semaphore has another limit: neither the one that its first user named nor the one that
+        was set since.
         """
 
     @abstractmethod

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from typing import NamedTuple, Self
 
 from aiolock.core.backend import Backend, Claim, Grant, Request
-from aiolock.errors import BackendRefused, UnsupportedKind
+from aiolock.errors import UnsafeBackend, UnsupportedKind
 from aiolock.types import Family, Finding, LockInfo
 
 __all__ = [
@@ -59,7 +59,7 @@ class Downgrade(Claim):
         """
 
 
-class UnreadableLock(BackendRefused):
+class UnreadableLock(UnsafeBackend):
     """The entry of a lock at the server was written by another version of the library, or is damaged."""
 
 

@@ -24,6 +24,7 @@ import pytest
 
 import aiolock
 from aiolock import Client, Lease
+from aiolock.backends.memcached import MemcachedBackend
 from aiolock.backends.memory import MemoryBackend, MemoryServer
 from aiolock.backends.memory.backend import shared
 from aiolock.backends.quorum import QuorumBackend
@@ -38,7 +39,7 @@ from aiolock.core.local_queue import PASSES
 from aiolock.types import Family
 from tests import servers
 from tests.faults.links import Cuttable, CuttableStore, Link, Linked, Proxied, Way, drop
-from tests.faults.proxy import Frames, Proxy, length_frames, mysql_frames, raw, resp_frames
+from tests.faults.proxy import Frames, Proxy, length_frames, memcached_frames, mysql_frames, raw, resp_frames
 from tests.pace import pace
 from tests.servers import EXTERNAL, SERVERS
 from tests.simulation.rowstore import RowServer, RowTestBackend, forget_hold
@@ -614,6 +615,100 @@ def least_rights(user: str, pattern: str, *, without: str = "") -> str:
     return " ".join(("user", user, *kept))
 
 
+class Memcached(Deployment):
+    """A memcached of its own."""
+
+    name = "memcached"
+    needs = "memcached"
+    framing = staticmethod(memcached_frames)
+    slow = 2.0
+    many = 1_000
+    promises = frozenset({"fifo", "keep"})
+    ttl = 3.0
+    tells = False
+    passes = 64  # no holder is told that others wait
+
+    @contextmanager
+    def running(self) -> Iterator[Self]:
+        with servers.Memcached() as server:
+            self._server = server
+            yield self
+
+    def url(self) -> str:
+        return self._server.url
+
+    def make(self, **options: Any) -> Client:
+        return aiolock.connect(self.found(), **options)
+
+    refuses = True
+
+    async def refuse(self) -> None:
+        """Start it again with a list of passwords, which forgets all locks as well."""
+        passwords = self._server.folder / "passwords"
+        passwords.write_text("user:password\n")
+        self._again("-Y", str(passwords))
+
+    async def allow(self) -> None:
+        self._again()
+
+    def _again(self, *extra: str) -> None:
+        self._server.stop()
+        self._server.set(*extra)
+        self._server.start()
+
+    async def _forget(self, claim: Any) -> None:
+        """As an administrator would who edits the row."""
+        async with self.connect(label="administrator") as client:
+            backend, made = client._runtime.backend, None
+            store = backend._at(claim.request.name, claim.request.kind.family).store
+            while made is None:
+                [found] = await store.get([claim.key])
+                row = decode(found.value)
+                del row.holds[claim.member.id]
+                edit = Edit(claim.key, found.version, "", encode(row))
+                [made] = await store.compare_and_set([edit])
+
+
+class MemcachedServers(Memcached):
+    """Three of them, which share the locks."""
+
+    name = "memcached-several"
+    refuses = False
+    # What follows from the state of one row is the same as on one server, and is tested there; see WHOLE.
+    part = frozenset({"test_exclusion", "test_inspection", "test_outages", "test_several", "test_names"})
+
+    @contextmanager
+    def running(self) -> Iterator[Self]:
+        with servers.Memcached() as first, servers.Memcached() as second, servers.Memcached() as third:
+            self._three = first, second, third
+            yield self
+
+    def url(self) -> str:
+        return "memcached://" + ",".join(f"127.0.0.1:{server.port}" for server in self._three)
+
+    @asynccontextmanager
+    async def over(self, **options: Any) -> AsyncIterator[tuple[Client, Way]]:
+        async with AsyncExitStack() as stack:
+            proxies = [
+                await stack.enter_async_context(Proxy("127.0.0.1", server.port, framing=self.framing))
+                for server in self._three
+            ]
+            ports = {server.port: proxy.port for server, proxy in zip(self._three, proxies, strict=True)}
+            settings = {"namespace": self.namespace, "ttl": self.ttl, **options}
+            async with Client(DetouredMemcached(self.url(), ports), **settings) as client:
+                yield client, (way := Proxied(proxies))
+                way.settle()
+
+
+class DetouredMemcached(MemcachedBackend):
+    """Servers that are found at other ports than those by which locks choose them."""
+
+    def __init__(self, url: str, ports: dict[int, int]) -> None:
+        super().__init__(url)
+        for server in self.servers:
+            server.host = server.host._replace(port=ports[server.host.port])
+
+
 class ZooKeeper(Deployment):
     """A single ZooKeeper; holds live as long as their session, whatever ttl their lock asks for."""
 
@@ -842,6 +937,8 @@ _ALL: tuple[type[Deployment], ...] = (
     RedisWithLeastRights,
     RedisQuorum,
     RedisCluster,
+    Memcached,
+    MemcachedServers,
     ZooKeeper,
     ZooKeeperEnsemble,
     MariaDB,

@@ -25,6 +25,7 @@ WORDS = {
 VOLUMES = {
     "redis": {"/data"},
     "mariadb": {"/var/lib/mysql"},
+    "memcached": set(),
     "mysql": {"/var/lib/mysql"},
     "postgres": {"/var/lib/postgresql"},
     "zookeeper": {"/data", "/datalog", "/logs"},

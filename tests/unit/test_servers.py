@@ -18,13 +18,14 @@ import pytest
 
 from tests import servers
 from tests.processes import ask, program, reserve_port
-from tests.servers import MariaDB, PostgreSQL, Redis, ServerFailed, ServerMissing, ZooKeeper
+from tests.servers import MariaDB, Memcached, PostgreSQL, Redis, ServerFailed, ServerMissing, ZooKeeper
 
 # `make test` names the servers that it has installed; the others are not looked for.
 INSTALLED = os.environ.get("AIOLOCK_SERVERS", "redis").split()
 MAKERS = {
     "redis": [Redis],
     "mariadb": [MariaDB],
+    "memcached": [Memcached],
     "postgresql": [PostgreSQL],
     "zookeeper": [ZooKeeper, lambda: ZooKeeper(3)],
 }

@@ -1,0 +1,171 @@
+"""The pipelined connection to one memcached server."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple, Unpack
+
+from aiolock.backends.memcached.conversation import conversation
+from aiolock.backends.memcached.protocol import NOOP, Answer, Garbage, Parser, fits
+from aiolock.backends.transport import Hook, Options, State, Transport
+from aiolock.backends.urls import Host
+from aiolock.core.tasks import reject, settle
+from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, copy_of
+
+__all__ = ["Connection", "Reply"]
+
+
+class Reply(NamedTuple):
+    """The answers to commands that were sent together."""
+
+    answers: list[Answer]
+    generation: int
+    """The connection on which they were given."""
+    started: int
+    """When the server was started, in seconds since 1970: a constant of its run."""
+
+
+class _Batch:
+    """Commands that are sent together, and their answers so far."""
+
+    __slots__ = ("answers", "commands", "future", "issued")
+
+    def __init__(self, commands: Sequence[bytes], future: asyncio.Future[Reply], issued: float) -> None:
+        self.commands = commands
+        self.future = future
+        self.issued = issued
+        self.answers: list[Answer] = []
+
+
+class Connection(Transport):
+    """A pipelined connection: each batch of commands leaves at once, and answers come in the same order.
+
+    A caller that stops waiting leaves its batch in place, whose answers are discarded, and the others stay in step.
+
+    :param namespace: is marked whenever the server is connected.
+    """
+
+    def __init__(self, host: Host, namespace: str, on_down: Hook, **options: Unpack[Options]) -> None:
+        super().__init__(f"memcached://{host}", self._dial, on_down=on_down, **options)
+        self._host = host
+        self._namespace = namespace
+        self._parser = Parser()
+        self._pending: deque[_Batch] = deque()
+        """Sent, in the order in which answers will come."""
+        self._parked: deque[_Batch] = deque()
+        """Reads that wait for a connection."""
+        self._time = self._read_at = 0.0
+        self._started = 0
+
+    @property
+    def now(self) -> float:
+        """The clock of the server, or up to a second more, and one per cent of the time that it is connected."""
+        return self._time + 1 + 1.01 * (self._clock() - self._read_at)
+
+    def ask(self, commands: Sequence[bytes], *, write: bool = False) -> asyncio.Future[Reply]:
+        """Send commands; the future gets their answers, or an error within the command timeout.
+
+        Without a connection, reads wait for one, and a ``write`` is refused. Cancelling the future takes nothing back.
+        """
+        self.refuse_fork("connection")
+        if self._loop is None or self.state is State.CLOSED:
+            raise BackendUnavailable(f"{self.address}: the client is closed")
+        batch = _Batch(commands, self._loop.create_future(), self._clock())
+        if self._transport is not None and self.state is State.READY:
+            self._send(self._transport, batch)
+        elif write or (self.failure is not None and not self.failure.retryable):
+            reject(batch.future, self._away())
+        else:
+            self._parked.append(batch)
+        return batch.future
+
+    def _send(self, transport: asyncio.WriteTransport, batch: _Batch) -> None:
+        self._pending.append(batch)
+        self._write(transport, b"".join(batch.commands))
+
+    def _away(self) -> BackendError:
+        return copy_of(self.failure or BackendUnavailable(f"{self.address} is not connected"))
+
+    def data_received(self, data: bytes) -> None:
+        """Hand answers to their batches, in order."""
+        self.received = self._clock()
+        try:
+            for answer in self._parser.feed(data):
+                batch = self._pending[0]
+                if not fits(batch.commands[len(batch.answers)], answer):
+                    raise Garbage
+                batch.answers.append(answer)
+                if len(batch.answers) == len(batch.commands):
+                    self._pending.popleft()
+                    settle(batch.future, Reply(batch.answers, self.generation, self._started))
+        except (Garbage, IndexError) as error:
+            garbage = BackendUnavailable(f"{self.address} answered something that no command had asked for")
+            garbage.__cause__ = error
+            self._lost(garbage)
+
+    # --- the life of the connection
+
+    async def _dial(self, timeout: float, protocol: asyncio.Protocol) -> asyncio.WriteTransport:
+        """Connect and check the server; ``protocol`` receives what it sends afterwards."""
+        try:
+            async with conversation(self._host, timeout) as talk:
+                figures = await talk.stats()
+                await talk.check()
+                await talk.mark(self._namespace)
+                self._time, self._read_at = float(figures["time"]), self._clock()
+                self._started = int(figures["time"]) - int(figures["uptime"])
+                transport, talk.transport = talk.transport, None
+        except BackendRefused as error:
+            if self.generation and error.retryable:
+                # It was a memcached without TLS before: it is being restarted, or the network is at fault.
+                raise BackendUnavailable(str(error)) from error
+            raise
+        assert transport is not None  # noqa: S101 - it was connected
+        transport.set_protocol(protocol)
+        return transport
+
+    def _greet(self, transport: asyncio.WriteTransport) -> None:
+        self._parser = Parser()
+        self._up()
+        parked, self._parked = self._parked, deque()
+        for batch in parked:
+            if not batch.future.done():
+                self._send(transport, batch)
+
+    def _ping(self, transport: asyncio.WriteTransport) -> None:
+        assert self._loop is not None  # noqa: S101 - it is open
+        self._send(transport, _Batch([NOOP], self._loop.create_future(), self._clock()))
+
+    def _failed(self, error: BackendError) -> None:
+        super()._failed(error)
+        if not error.retryable:
+            self._refuse_parked()
+
+    def _refuse_parked(self) -> None:
+        while self._parked:
+            reject(self._parked.popleft().future, self._away())
+
+    def _gone(self, error: BackendError) -> None:
+        pending, self._pending = self._pending, deque()
+        for batch in pending:
+            doubt = BackendUnavailable(f"{error}; whether it executed these commands is not known")
+            doubt.__cause__ = error.__cause__
+            reject(batch.future, doubt)
+        if self.state is State.CLOSED:
+            self._refuse_parked()
+
+    def _expire(self, now: float) -> float:
+        limit = now - self._timeout
+        while self._parked and self._parked[0].issued <= limit:
+            reject(self._parked.popleft().future, self._away())
+        next_one = self._parked[0].issued if self._parked else math.inf
+        for batch in self._pending:
+            if batch.issued > limit:
+                next_one = min(next_one, batch.issued)
+                break
+            text = f"{self.address} did not answer within {self._timeout:g} s; whether it executed these commands is not known"
+            reject(batch.future, BackendUnavailable(text))
+        return next_one + self._timeout
