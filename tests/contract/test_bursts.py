@@ -126,7 +126,7 @@ async def test_hundreds_of_tasks_wait_for_one_lock_in_order_and_at_the_cost_of_n
     deployment, rival, act
 ):
     # More than many a server has room for in one place.
-    count, ttl, served = 600, deployment.seconds(1.5), []
+    count, ttl, served = 600, deployment.seconds(3), []
     taken = {"read": rival.rwlock("x").write(), "permits": rival.semaphore("x", 5)}.get(act, rival.lock("x"))
     permits = {"permits": 5} if act == "permits" else {}
     async with deployment.connect(label="client") as client:

@@ -55,7 +55,8 @@ class Outcome(NamedTuple):
 async def execute(
     context: Context, packet: str, key: str, *, repeat: bool = True
 ) -> tuple[list[Result], float, bool]:
-    """Return the answers to a decision about ``key``, when it was sent, and whether an earlier copy may have been carried out.
+    """Return the answers to a decision about ``key``, when it was sent, and whether an earlier copy may have been carried out,
+    in whole or in part.
 
     Decisions that meet on two nodes of a cluster, or in a deadlock, are undone by the server and tried again. A node does
     not always report that: so the result is read after the commit. One that has met a row that stays locked
@@ -72,6 +73,8 @@ async def execute(
             inside, _, stand = answers[-3:]
             if int(inside.rows[0][0]) and stand.rows:
                 return answers, sent, again
+            # A node of a cluster undid the beginning without a word: what came after it was carried out by itself.
+            again = True
         except (BackendUnavailable, asyncio.CancelledError) as error:
             context.failed(key, error, sent)
             if isinstance(error, asyncio.CancelledError):

@@ -231,10 +231,11 @@ class Sharing:
         await self.left(key)
         words = self.words(key, family.value, name)
         outcome = await self.decide(key, Transaction(["force_out"], [], words, []), repeat=False)
-        # START TRANSACTION, the row, the ended requests; then the holds that were kept after their release, and the others.
-        if not any(outcome.changed[3:5]):
-            return False
         [clients] = await self.context.execute(self.context.statements("forced_out", id=words["id"]))
+        # START TRANSACTION, the row, the ended requests; then the holds that were kept after their release, and the others.
+        # After a copy that was carried out in part, the rows that were forced out say it.
+        if not any(outcome.changed[3:5]) and not (outcome.inside is None and clients.rows):
+            return False
         session = await self.context.sessions.main()
         for (client,) in clients.rows:
             if client == self.context.client:

@@ -13,6 +13,7 @@ from aiolock import BackendRefused, ConfigError, UnsafeBackend
 from aiolock.backends.mysql import MySQLBackend
 from aiolock.backends.mysql.diagnosis import findings
 from aiolock.backends.mysql.listener import presence
+from aiolock.backends.mysql.protocol import Wire
 from aiolock.backends.mysql.shared import judge
 from aiolock.backends.mysql.shared_claim import ALL
 from aiolock.core.backend import Grant
@@ -66,6 +67,45 @@ async def test_a_decision_that_fails_half_way_leaves_no_transaction_open(place, 
             await (await writer).release()
         await lease.release()
     assert await no_bids(place)
+
+
+def undo_before(monkeypatch, words: str) -> list[str]:
+    """Have the next decision undone before these words, and the rest of it carried out: so does a node of a cluster, without a word."""
+    real, undone = Wire.ask, []
+
+    def ask(wire: Wire, packet: str, heard) -> None:
+        if words in packet and not undone:
+            undone.append(packet)
+            packet = packet.replace(words, f"ROLLBACK; {words}", 1)
+        real(wire, packet, heard)
+
+    monkeypatch.setattr(Wire, "ask", ask)
+    return undone
+
+
+@pytest.mark.parametrize(
+    ("words", "keep"),
+    [("SELECT owner FROM `aiolock_bids` FORCE", 0), ("UPDATE `aiolock_bids` SET state = 4", 0.2)],
+)
+async def test_a_release_that_a_node_carried_out_in_part_is_no_loss(place, monkeypatch, words, keep):
+    async with place.connect() as client, place.connect() as rival:
+        async with client.semaphore("x", 2) as lease:
+            undone = undo_before(monkeypatch, words)
+            if keep:
+                await lease.release(keep)
+        assert len(undone) == 1
+        assert client.stats()["lost"] == 0
+        assert await gets(rival.semaphore("x", 2)) > lease.token
+
+
+async def test_a_forced_release_that_a_node_carried_out_in_part_is_told(place, monkeypatch):
+    async with place.connect() as client, place.connect() as rival:
+        lease = await client.semaphore("x", 2).acquire(permits=2)
+        undone = undo_before(monkeypatch, "UPDATE `aiolock_bids` FORCE INDEX (lock_id) SET state = 3")
+        assert await rival.semaphore("x", 2).force_release()
+        assert len(undone) == 1
+        async with asyncio.timeout(PATIENCE):
+            assert await lease.wait_lost() == "force-released"
 
 
 async def test_the_answer_to_a_bid_that_is_lost_is_found_again(place):
