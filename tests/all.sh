@@ -10,15 +10,6 @@ cd "$(dirname "$0")/.." || exit 1
 export PYTHONASYNCIODEBUG=1
 python=${PYTHON:-python3}
 status=0
-
-# The files of servers and of tests live in memory where there is room for all: no test asks what a disk keeps when the power
-# fails, and a slow disk makes each of them slower.
-if [ -z "${TMPDIR:-}" ] && [ "$(df --output=avail -k /dev/shm 2>/dev/null | tail -n 1)" -ge $((8 << 20)) ] 2>/dev/null; then
-    TMPDIR=$(mktemp -d /dev/shm/aiolock-XXXXXX)
-    export TMPDIR
-    trap 'rm -rf "$TMPDIR"' EXIT
-fi
-first=() second=()
 if [ -n "${COVERAGE:-}" ]; then
     first=(--cov=aiolock --cov-report=)
     second=(--cov=aiolock --cov-append --cov-report=term)

@@ -11,8 +11,11 @@ import gc
 import inspect
 import logging
 import os
+import shutil
 import signal
+import tempfile
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -121,9 +124,32 @@ def crowded(config) -> bool:
     )
 
 
+MEMORY = Path("/dev/shm")  # noqa: S108 - a directory of our own in it
+ROOM = 8 << 30
+"""Bytes that have to be free there for the files of all servers."""
+
+
+def files_in_memory(config) -> None:
+    """Keep the files of servers in memory where there is room: no test asks what a disk keeps when the power fails.
+
+    A slow disk makes every server slower. What a test writes for people to read (``tmp_path``) stays where it was.
+    """
+    if hasattr(config, "workerinput") or "TMPDIR" in os.environ or not MEMORY.is_dir():
+        return
+    if shutil.disk_usage(MEMORY).free < ROOM:
+        return
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+    folder = tempfile.mkdtemp(prefix="aiolock-", dir=MEMORY)
+    os.environ["TMPDIR"], tempfile.tempdir = folder, None
+    # Servers that run under accounts of their own go through it.
+    os.chmod(folder, 0o755)  # noqa: S103 - they are in directories of their own
+    config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+
+
 def pytest_configure(config):
     config.addinivalue_line("markers", "ends_server: kills, freezes or restarts the server that it is given")
     hear_signals()
+    files_in_memory(config)
     for option, server in URLS.items():
         if url := config.getoption(f"--{option}-url", default=None):
             EXTERNAL[server] = url
