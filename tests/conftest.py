@@ -139,10 +139,10 @@ def files_in_memory(config) -> None:
     if shutil.disk_usage(MEMORY).free < ROOM:
         return
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
-    folder = tempfile.mkdtemp(prefix="aiolock-", dir=MEMORY)
-    os.environ["TMPDIR"], tempfile.tempdir = folder, None
+    folder = Path(tempfile.mkdtemp(prefix="aiolock-", dir=MEMORY))
     # Servers that run under accounts of their own go through it.
-    os.chmod(folder, 0o755)  # noqa: S103 - they are in directories of their own
+    folder.chmod(0o755)
+    os.environ["TMPDIR"], tempfile.tempdir = str(folder), None
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
