@@ -9,14 +9,12 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine
-from contextlib import suppress
-from random import Random
 from typing import Any, TypeVar
 
 from aiolock.clock import Deadline
 from aiolock.core.capabilities import Loan
-from aiolock.core.tasks import Backoff, TaskSet, end
-from aiolock.errors import BackendUnavailable, LockError
+from aiolock.core.tasks import TaskSet, end, interrupt_until_done
+from aiolock.errors import BackendUnavailable
 
 __all__ = ["CLOSED", "SHORT", "CallerConnection", "CallerLoan", "Callers", "patiently"]
 
@@ -24,10 +22,6 @@ T = TypeVar("T")
 
 QUICK = 0.1
 """Seconds in which a statement that does not wait for others ends by itself."""
-SOON = 0.01
-"""Seconds in which the server answers the commands before the statement."""
-AGAIN = 0.2
-"""Seconds after which a statement that did not end is ended once more."""
 GIVE_UP = 2.0
 """Seconds after which the connection of such a statement is closed."""
 SHORT = 0.1
@@ -137,15 +131,11 @@ class CallerConnection(ABC):
 
     async def _end(self, task: asyncio.Task[Any]) -> None:
         deadline = Deadline.after(GIVE_UP, asyncio.get_running_loop().time)
-        backoff = Backoff(Random(), SOON, AGAIN)  # noqa: S311 - for pauses
         try:
             if not self.blocks:
                 await asyncio.wait([task], timeout=QUICK)
-            while not task.done() and (left := deadline.left()):
-                # Before the session is known, it does not wait for others. The next try comes soon.
-                with suppress(LockError, TimeoutError):
-                    await self.interrupt(left)
-                await asyncio.wait([task], timeout=min(backoff.next(), left))
+            # Before the session is known, it does not wait for others. The next try comes soon.
+            await interrupt_until_done(task, self.interrupt, deadline)
         finally:
             # Also if the client's tasks are ended in the meantime.
             if not task.done():

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from contextlib import suppress
 from random import Random
 from typing import Any, TypeVar
 
+from aiolock.clock import Deadline
 from aiolock.core.logs import Log, get_logger
+from aiolock.errors import LockError
 
-__all__ = ["Backoff", "TaskSet", "end", "reject", "settle", "start"]
+__all__ = ["Backoff", "TaskSet", "end", "interrupt_until_done", "reject", "settle", "start"]
 
 log: Log = get_logger("aiolock")
 
 T = TypeVar("T")
+
+SOON = 0.01
+"""Seconds after which a statement that was interrupted, and goes on, is interrupted once more; the pauses double."""
+AGAIN = 0.2
+"""The longest of these pauses, in seconds."""
 
 
 def start(work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
@@ -80,6 +88,22 @@ class Backoff:
     async def pause(self) -> None:
         """Sleep for the next pause."""
         await asyncio.sleep(self.next())
+
+
+async def interrupt_until_done(
+    statement: asyncio.Future[Any], interrupt: Callable[[float], Awaitable[None]], deadline: Deadline
+) -> bool:
+    """Have the server end a statement under way; return whether it was ``done`` by the deadline.
+
+    ``interrupt`` gets the seconds that are left, and is called again while the statement goes on: it may have come before
+    the statement did. Its errors of this library, and :class:`TimeoutError`, are ignored. Cancelling it ends the interrupting.
+    """
+    backoff = Backoff(Random(), SOON, AGAIN)  # noqa: S311 - for pauses
+    while not statement.done() and (left := deadline.left()):
+        with suppress(LockError, TimeoutError):
+            await interrupt(left)
+        await asyncio.wait([statement], timeout=min(backoff.next(), left))
+    return statement.done()
 
 
 def settle(future: asyncio.Future[T], result: T) -> None:

@@ -15,7 +15,8 @@ from typing import Any
 from aiolock.backends.mysql.errors import INTERRUPTED, Late, code, deadly, translate
 from aiolock.backends.mysql.protocol import Driver, Result
 from aiolock.backends.mysql.url import Address
-from aiolock.clock import Clock
+from aiolock.clock import Clock, Deadline
+from aiolock.core.tasks import settle
 from aiolock.errors import BackendUnavailable, LockError, UnsafeBackend
 
 __all__ = ["Answers", "Session"]
@@ -85,10 +86,10 @@ class Session:
         self._silent = False
         """The current answer is late and is waited for: other commands would be late as well."""
         self._rolling_back = False
-        self.interrupt: Callable[[Session], None] | None = None
-        """Has the server end the statement whose answer is late, and then calls :meth:`go_on`."""
-        self._interrupted = False
-        """The interruption is under way: no statement is sent that it could hit."""
+        self.interrupt: Callable[[Session, asyncio.Future[None]], None] | None = None
+        """Has the server end the statement whose answer is late, until the future is done, and then calls :meth:`go_on`."""
+        self._interrupted: asyncio.Future[None] | None = None
+        """An interruption is under way: no statement is sent that it could hit. Done when the late one was answered."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
         self._over = False
@@ -115,19 +116,14 @@ class Session:
         return not self._unanswered()
 
     @property
-    def busy(self) -> bool:
-        """True if the server has not answered the last command."""
-        return self._current is not None
-
-    @property
     def blocked(self) -> bool:
         """True if the server executes a command that waits for others."""
         return self._current is not None and self._current.blocks
 
-    async def open(self) -> list[Result]:
-        """Connect and set up within the timeout; the answers to the set-up. Cancelling it leaves nothing."""
+    async def open(self, deadline: Deadline) -> list[Result]:
+        """Connect and set up by the deadline; the answers to the set-up. Cancelling it leaves nothing."""
         try:
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(deadline.left()):
                 driver = await self._address.connect(self._at_end)
                 try:
                     answers = await driver.execute(self._setup)
@@ -212,7 +208,7 @@ class Session:
     def _next(self) -> None:
         """Send the next command if it may be sent now."""
         while self._current is None and (queue := self._urgent or self._commands):
-            if self._over or self._rolling_back or self._interrupted:
+            if self._over or self._rolling_back or self._interrupted is not None:
                 return
             command = queue.popleft()
             if command.answers.done() and command.then is None:
@@ -232,6 +228,8 @@ class Session:
         command, self._current = self._current, None
         assert command is not None  # noqa: S101 - one was sent
         self._silent = False
+        if self._interrupted is not None:
+            settle(self._interrupted, None)
         if isinstance(outcome, Exception):
             self._failed(command, outcome)
         else:
@@ -258,7 +256,7 @@ class Session:
         command.fail(translated)
         if command.atomic and not self._over:
             self._rolling_back = True
-            if not self._interrupted:
+            if self._interrupted is None:
                 self._roll_back()
 
     def _roll_back(self) -> None:
@@ -301,8 +299,8 @@ class Session:
         patient = bool(self.locks and self._patience)
         if self.interrupt is not None and not patient:
             # The other commands wait until the statement was ended.
-            self._interrupted = True
-            self.interrupt(self)
+            self._interrupted = asyncio.get_running_loop().create_future()
+            self.interrupt(self, self._interrupted)
             return
         self._silent = True
         for queue in (self._urgent, self._commands):
@@ -318,9 +316,9 @@ class Session:
 
     def go_on(self) -> None:
         """Send commands again: the late statement was ended, and KILL QUERY was answered."""
-        if self._over or not self._interrupted:
+        if self._over or self._interrupted is None:
             return
-        self._interrupted = False
+        self._interrupted = None
         if self._rolling_back:
             self._roll_back()
         else:
@@ -368,6 +366,8 @@ class Session:
         self._current = None
         self._commands.clear()
         self._urgent.clear()
+        if self._interrupted is not None:
+            settle(self._interrupted, None)
         for command in unanswered:
             command.fail(self._lost())
         self._ended(self)

@@ -10,7 +10,7 @@ from aiolock.backends.mysql.connection import Session
 from aiolock.backends.mysql.errors import ACCOUNT_LIMIT, code, hit
 from aiolock.backends.mysql.protocol import Result
 from aiolock.clock import Clock, Deadline
-from aiolock.core.tasks import TaskSet
+from aiolock.core.tasks import TaskSet, interrupt_until_done
 from aiolock.errors import BackendError, BackendUnavailable, LockError
 
 __all__ = ["Sessions", "Site"]
@@ -19,8 +19,6 @@ T = TypeVar("T")
 
 KEPT = "kept "
 """Prefix of the roles of sessions whose holds have another ttl than the client."""
-KILL_AGAIN = 0.1
-"""Seconds after which KILL QUERY is sent once more for a statement that did not end."""
 
 
 class Site(NamedTuple):
@@ -144,7 +142,7 @@ class Sessions:
         while True:
             session = self._make(self._end, silence)
             try:
-                answers = await session.open()
+                answers = await session.open(deadline)
                 break
             except BackendUnavailable as error:
                 # KILL QUERY may have hit the statement that sets it up.
@@ -162,27 +160,33 @@ class Sessions:
             session.interrupt = self._interrupt
         return session
 
-    def _interrupt(self, session: Session) -> None:
-        self.tasks.spawn(self._end_late_statement(session), "aiolock-mysql-late")
+    def _interrupt(self, session: Session, answered: asyncio.Future[None]) -> None:
+        self.tasks.spawn(self._end_late_statement(session, answered), "aiolock-mysql-late")
 
-    async def _end_late_statement(self, session: Session) -> None:
-        """Have the server end the statement of ``session`` whose answer is late; else end the session.
+    async def _end_late_statement(self, session: Session, answered: asyncio.Future[None]) -> None:
+        # It may wait for a row for as long as its holder likes, and the session has other locks.
+        await self.end_statement(session, answered, self._timeout)
+        session.go_on()
 
-        The statement may wait for a row for as long as its holder likes, and the session has other locks. Nothing is sent on
-        it meanwhile, so nothing else is hit. Cancelling it leaves the session as it is.
+    async def end_statement(self, session: Session, done: asyncio.Future[Any], limit: float) -> None:
+        """Have the server end the statement under way on ``session`` by KILL QUERY; ``done`` is done when it has ended.
+
+        If it does not end within ``limit`` seconds, or no session is to be had that can end it, its own is closed: the server
+        notices within a second. Until this returns, nothing else may be sent on it, which would be hit. Cancelling it leaves
+        the session as it is.
         """
-        try:
-            async with asyncio.timeout(self._timeout):
-                control = await self.control()
-                while session.busy:
-                    await control.run(f"KILL QUERY {session.id}")
-                    if session.busy:
-                        await asyncio.sleep(KILL_AGAIN)
-        except (LockError, TimeoutError):
-            # The server does not answer at all, or no other connection is to be had.
+
+        async def kill(left: float) -> None:
+            try:
+                async with asyncio.timeout(left):
+                    control = await self.control()
+                    if not done.done():
+                        await control.run(f"KILL QUERY {session.id}")
+            except (LockError, TimeoutError):
+                session.abort()
+
+        if not await interrupt_until_done(done, kill, Deadline.after(limit, self._clock)):
             session.abort()
-        else:
-            session.go_on()
 
     # --- contended sessions
 

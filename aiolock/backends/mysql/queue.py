@@ -13,7 +13,6 @@ from aiolock.backends.mysql.connection import Answers, Session
 from aiolock.backends.mysql.context import RETRY, Context
 from aiolock.backends.mysql.errors import DENIED, INTERRUPTED, NOT_NOW, code
 from aiolock.backends.mysql.protocol import Result
-from aiolock.clock import Deadline
 from aiolock.core.backend import Claim, Grant, Release, Request
 from aiolock.core.inbox import Inbox, WakeReason
 from aiolock.core.tasks import settle
@@ -21,9 +20,6 @@ from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, Loc
 from aiolock.types import Waiting
 
 __all__ = [
-    "GIVE_UP",
-    "KILL_AGAIN",
-    "SOON",
     "Blocking",
     "Position",
     "QueuedClaim",
@@ -32,8 +28,6 @@ __all__ = [
     "left",
 ]
 
-KILL_AGAIN = 0.2
-"""Seconds after which a statement that did not end is killed once more."""
 SOON = 0.01
 """Seconds in which the server answers the commands before the statement."""
 GIVE_UP = 2.0
@@ -204,31 +198,14 @@ class Position:
         self._context.sessions.give(session)
 
     async def _end_statement(self) -> None:
-        task, deadline = self._task, Deadline.after(GIVE_UP, self._context.clock)
+        task = self._task
         if self.session is None:
             task.cancel()
         while not task.done():
-            session = self.session
-            if (
-                session is not None
-                and session.blocked
-                and (deadline.passed() or not await self._killed(session))
-            ):
-                # With no other session to end the statement, its own is closed: the server notices within a second.
-                session.abort()
+            if self.session is not None and self.session.blocked:
+                await self._context.sessions.end_statement(self.session, task, GIVE_UP)
             # Commands before the statement are not to be hit.
-            blocked = session is not None and session.blocked
-            await asyncio.wait([task], timeout=KILL_AGAIN if blocked else SOON)
-
-    async def _killed(self, session: Session) -> bool:
-        """Send KILL QUERY, if it is still needed when the control session is there; False if that cannot be had."""
-        try:
-            control = await self._context.sessions.control()
-            if session.blocked:
-                await control.run(f"KILL QUERY {session.id}")
-        except LockError:
-            return False
-        return True
+            await asyncio.wait([task], timeout=SOON)
 
 
 # --- claims
