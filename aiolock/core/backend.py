@@ -137,10 +137,7 @@ class Claim(ABC):
         self.fixed: bool = False
         """True if renewals only verify the hold instead of prolonging it."""
         self.contended_since: float | None = None
-        """Since when, on the local clock, other clients are known to wait; written by the backend when the server reports it.
-
-        A backend without such reports writes the time from which on it is assumed, which may be ahead.
-        """
+        """Since when, on the local clock, other clients are known to wait; set by :meth:`note_waiters`."""
         self.validity: object = None
         """Set by the renewal scheduler, which finds its own record of the claim by it."""
         self._inbox: Inbox[Grant] | None = None
@@ -152,6 +149,14 @@ class Claim(ABC):
         if inbox is None:
             inbox = self._inbox = Inbox(self.request.name)
         return inbox
+
+    def note_waiters(self, since: float) -> None:
+        """Take in that other clients wait ``since`` a time on the local clock; the first report counts.
+
+        Called when the server reports it. Without such reports it is the time from which on it is assumed, which may be ahead.
+        """
+        if self.contended_since is None:
+            self.contended_since = since
 
     @abstractmethod
     async def acquire(self, wait: bool) -> Grant | None:

@@ -460,8 +460,8 @@ class LocalQueue:
 
     def _begin(self, grant: Grant, now: float) -> None:
         claim = self._claim
-        if grant.demand and claim.contended_since is None:
-            claim.contended_since = now
+        if grant.demand:
+            claim.note_waiters(now)
         self._known = True
         self._passes = 0
         self._validity = validity = Validity(claim, grant, now, self)

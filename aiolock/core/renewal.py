@@ -421,8 +421,8 @@ class RenewalScheduler:
 
     def _learn(self, validity: Validity, grant: Grant, now: float) -> None:
         claim = validity.claim
-        if grant.demand and claim.contended_since is None:
-            claim.contended_since = now
+        if grant.demand:
+            claim.note_waiters(now)
         self._lift(validity)
         if validity.renewed and validity.full:
             self.slack.record((validity.until - now) / validity.ttl)

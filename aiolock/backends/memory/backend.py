@@ -374,7 +374,7 @@ class MemoryBackend(Administration, RegisterStore, Diagnosis):
             sent = self.settings.clock() - (self.server.clock() - message.sent)
             claim.inbox.put(claim.granted(message.answer, sent))
         elif message.what == "demand":
-            claim.contended_since = self.settings.clock()
+            claim.note_waiters(self.settings.clock())
         elif message.what == "requested":
             self._request(claim, message.text)
         else:

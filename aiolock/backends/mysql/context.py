@@ -141,8 +141,8 @@ class Context:
         The server does not report that other clients wait. So for a moment none are expected, because a hand-over inside
         the process is so much cheaper than one between processes; after it, others are.
         """
-        if count > 1 and claim.contended_since is None:
-            claim.contended_since = self.clock() + ALONE
+        if count > 1:
+            claim.note_waiters(self.clock() + ALONE)
         return Grant(token, count, sent + claim.request.certain, demand=False)
 
     # --- execution of statements

@@ -141,8 +141,8 @@ class Messages:
             return
         if what == "g" and len(numbers) == 5 and all(map(_NUMBER.fullmatch, numbers)):
             self._granted(claim, pairing, list(map(int, numbers)))
-        elif what == "d" and claim.contended_since is None:
-            claim.contended_since = self._clock()
+        elif what == "d":
+            claim.note_waiters(self._clock())
         elif what == "f":
             self._events.put(Event(EventKind.LOST, claim, "force-released"))
         elif what == "a":

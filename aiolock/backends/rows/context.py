@@ -167,8 +167,8 @@ class Context:
 
     def expect_others(self, claim: Claim) -> None:
         """Take for granted that other clients wait soon after a grant, if the store does not notify its holder of them."""
-        if not self.store.push and claim.contended_since is None:
-            claim.contended_since = self.clock() + ALONE
+        if not self.store.push:
+            claim.note_waiters(self.clock() + ALONE)
 
     def deadline(self) -> Deadline:
         """Return the end of the command timeout that begins now."""

@@ -357,8 +357,8 @@ class RowWriter:
                 self._served()
                 self.context.expect_others(member.claim)
                 member.claim.inbox.put(Grant(hold.token, hold.request.block, member.until, demand))
-            if demand and member.claim.contended_since is None:
-                member.claim.contended_since = now
+            if demand:
+                member.claim.note_waiters(now)
             if hold.asked is not None and hold.asked != member.asked:
                 member.asked = hold.asked
                 self.context.events.put(Event(EventKind.REQUESTED, member.claim, text=hold.asked))

@@ -201,8 +201,8 @@ class QueueClaim(Claim):
         if self.request.ttl != session.timeout:
             # Whatever was asked for: the server keeps the hold for as long as it keeps the session.
             self.request = replace(self.request, ttl=session.timeout)
-        if verdict.demand and self.contended_since is None:
-            self.contended_since = context.clock()
+        if verdict.demand:
+            self.note_waiters(context.clock())
         self.held = True
         self._reason = None
         if self._own_watched:
@@ -382,8 +382,8 @@ class QueueClaim(Claim):
         else:
             children = data.children
             found = self._is_among(children)
-            if self.contended_since is None and len(children) > 1:
-                self.contended_since = self._context.clock()
+            if len(children) > 1:
+                self.note_waiters(self._context.clock())
         if not found:
             self._lose("force-released")
 
