@@ -40,6 +40,8 @@ class Options:
 class Address:
     """The servers of an ensemble, and how to log in."""
 
+    text: str
+    """The URL without its password."""
     hosts: tuple[Host, ...]
     chroot: str
     """The path of the root of all nodes, without a slash at its end; empty is the server's root."""
@@ -49,8 +51,7 @@ class Address:
     tls: ssl.SSLContext | None
 
     def __str__(self) -> str:
-        user = "" if self.credentials is None else f"{self.credentials.decode().partition(':')[0]}:***@"
-        return f"zookeeper://{user}{','.join(map(str, self.hosts))}{self.chroot}"
+        return self.text
 
     __repr__ = __str__
 
@@ -71,11 +72,12 @@ def parse(url: object, **given: Any) -> Address:
     path = unquote(address.path).rstrip("/")
     if not acceptable(path) or path.split("/")[1:2] == ["zookeeper"]:
         raise ConfigError(f"{shorten(path)} is no path that ZooKeeper accepts as a chroot")
+    port = PORT if tls is None else TLS_PORT
+    hosts = tuple(host if host.port else host._replace(port=port) for host in address.hosts)
+    user = f"{address.user}@" if address.user else ""
     return Address(
-        hosts=tuple(
-            host if host.port else host._replace(port=PORT if tls is None else TLS_PORT)
-            for host in address.hosts
-        ),
+        text=f"zookeeper://{user}{','.join(map(str, hosts))}{path}",
+        hosts=hosts,
         chroot=path,
         credentials=f"{address.user}:{address.password}".encode() if address.user else None,
         options=options,
