@@ -21,8 +21,8 @@ __all__ = [
     "ANSWERED",
     "RETRY_AFTER",
     "TIMEOUT",
-    "Answer",
     "Block",
+    "ErrorResponse",
     "MakeLock",
     "RouteLock",
     "RouteLockOptions",
@@ -50,7 +50,7 @@ Source = str | Client | Callable[[], Client]
 """The source of an application's client: a URL, a client that is not open, or a function that makes one."""
 
 
-class Answer(NamedTuple):
+class ErrorResponse(NamedTuple):
     """The status, text and headers of a response."""
 
     status: int
@@ -58,18 +58,18 @@ class Answer(NamedTuple):
     headers: dict[str, str]
 
 
-def answer(error: BaseException, retry_after: float = RETRY_AFTER) -> Answer | None:
+def answer(error: BaseException, retry_after: float = RETRY_AFTER) -> ErrorResponse | None:
     """Return the answer to ``error``; ``None`` if it is a defect or a matter for administrators."""
     # The header has whole seconds; 0 would invite a stampede.
     again = {"Retry-After": str(max(1, math.ceil(retry_after)))}
     if isinstance(error, AcquireTimeout):
-        return Answer(409, "This is being worked on at the moment; try again later.", again)
+        return ErrorResponse(409, "This is being worked on at the moment; try again later.", again)
     if isinstance(error, LockLost):
-        return Answer(503, "The work was interrupted and may be incomplete; try again later.", again)
+        return ErrorResponse(503, "The work was interrupted and may be incomplete; try again later.", again)
     if isinstance(error, BackendUnavailable):
-        return Answer(503, "The service is not available at the moment; try again later.", again)
+        return ErrorResponse(503, "The service is not available at the moment; try again later.", again)
     if isinstance(error, InvalidName):
-        return Answer(422, "There can be nothing with this name.", {})
+        return ErrorResponse(422, "There can be nothing with this name.", {})
     return None
 
 
@@ -108,7 +108,7 @@ def opener(source: object, options: dict[str, Any]) -> Callable[[], Client]:
 MakeLock = Callable[[Client, str], AbstractAsyncContextManager[Lease]]
 """A function that makes another lock than a mutex from a client and a name, such as the read lock of a pair."""
 
-Refuse = Callable[[Answer], Exception]
+Refuse = Callable[[ErrorResponse], Exception]
 """Makes the exception by which a framework sends an answer."""
 
 
@@ -238,7 +238,7 @@ def _from_template(
     def fill(request: Q) -> str:
         values = values_of(request)
         if missing := [field for field in template.fields if field not in values]:
-            raise refusal(request)(Answer(422, f"The address lacks {', '.join(missing)}.", {}))
+            raise refusal(request)(ErrorResponse(422, f"The address lacks {', '.join(missing)}.", {}))
         return template.fill(values)
 
     return fill

@@ -22,7 +22,7 @@ import functools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
 
-from aiolock._web import Answer, Refuse, RouteLockOptions, Source, around_handlers, opener
+from aiolock._web import ErrorResponse, Refuse, RouteLockOptions, Source, around_handlers, opener
 from aiolock.client import Client
 from aiolock.errors import ConfigError, MissingDriver
 from aiolock.lease import Lease
@@ -110,7 +110,7 @@ def _refusal(request: web.Request) -> Refuse:
     return functools.partial(_refused, request)
 
 
-def _refused(request: web.Request, said: Answer) -> Exception:
+def _refused(request: web.Request, said: ErrorResponse) -> Exception:
     if request.writer.output_size > 0:
         # A second response in the middle of the first would be read as part of it.
         return ConnectionError(said.text)

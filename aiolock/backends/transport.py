@@ -17,7 +17,7 @@ from aiolock.core.tasks import reject, start
 from aiolock.core.wakeup import read_little
 from aiolock.errors import BackendError, BackendUnavailable
 
-__all__ = ["STABLE", "Connect", "Hook", "Options", "State", "Transport"]
+__all__ = ["STABLE", "Connect", "ConnectionState", "Hook", "Options", "Transport"]
 
 log: Log = get_logger("aiolock")
 
@@ -45,7 +45,7 @@ Connect = Callable[[float, asyncio.Protocol], Awaitable[asyncio.WriteTransport]]
 """Connect and log in within so many seconds, and attach the protocol. Raises :class:`BackendError`."""
 
 
-class State(Enum):
+class ConnectionState(Enum):
     """State of a transport; ``Transport._become`` makes and logs every transition."""
 
     CLOSED = "closed"
@@ -105,7 +105,7 @@ class Transport(asyncio.Protocol, OneProcess, ABC):
         self._due = 0.0
         self._held_up = False
         self._pinged: float | None = None
-        self.state = State.CLOSED
+        self.state = ConnectionState.CLOSED
         self.generation = 0
         """Number of connections so far that became usable."""
         self.received = 0.0
@@ -162,13 +162,13 @@ class Transport(asyncio.Protocol, OneProcess, ABC):
 
         After a refusal it goes on trying until it is closed, because the cause may be removed later.
         """
-        if self.state is not State.CLOSED:
+        if self.state is not ConnectionState.CLOSED:
             self.refuse_fork("connection")
             raise RuntimeError(f"{self!r} was opened already")
         self.take_over()
         self._loop = loop = asyncio.get_running_loop()
         self.failure, self._pause = None, 0.0
-        self._become(State.CONNECTING)
+        self._become(ConnectionState.CONNECTING)
         first = self._first = loop.create_future()
         self._task = start(self._reconnect(), "aiolock-connect")
         self._arm(min(PING_EVERY, self._timeout))
@@ -179,9 +179,9 @@ class Transport(asyncio.Protocol, OneProcess, ABC):
 
         In a forked child it does nothing: the connection is the parent's.
         """
-        if self.forked or self.state is State.CLOSED:
+        if self.forked or self.state is ConnectionState.CLOSED:
             return
-        self._become(State.CLOSED)
+        self._become(ConnectionState.CLOSED)
         if self._outages is not None:
             self._outages.forget(self, self.address)
         transport, self._transport = self._transport, None
@@ -210,7 +210,7 @@ class Transport(asyncio.Protocol, OneProcess, ABC):
                 transport.abort()
 
     def _closed(self) -> bool:
-        return self.state is State.CLOSED
+        return self.state is ConnectionState.CLOSED
 
     # --- up and down
 
@@ -222,7 +222,7 @@ class Transport(asyncio.Protocol, OneProcess, ABC):
             self._pause = min(max(2 * self._pause, FIRST_PAUSE), LONGEST_PAUSE)
             if self._closed():
                 return
-            self._become(State.CONNECTING)
+            self._become(ConnectionState.CONNECTING)
             try:
                 transport = await self._connect(ATTEMPT * self._timeout, self)
             except BackendError as error:
@@ -242,7 +242,7 @@ class Transport(asyncio.Protocol, OneProcess, ABC):
 
     def _failed(self, error: BackendError) -> None:
         self.failure = error
-        self._become(State.BROKEN)
+        self._become(ConnectionState.BROKEN)
         log.debug("%s", error)
         if not error.retryable:
             self._pause = REFUSED_PAUSE
@@ -252,7 +252,7 @@ class Transport(asyncio.Protocol, OneProcess, ABC):
     def _up(self) -> None:
         self.generation += 1
         self.failure = None
-        self._become(State.READY)
+        self._become(ConnectionState.READY)
         if self._outages is not None:
             self._outages.up(self, self.address)
         self._opened()
@@ -263,7 +263,9 @@ class Transport(asyncio.Protocol, OneProcess, ABC):
         if self._first is not None and not self._first.done():
             self._first.set_result(None)
 
-    def _lost(self, error: BackendError, state: State = State.BROKEN, pause: float = 0.0) -> None:
+    def _lost(
+        self, error: BackendError, state: ConnectionState = ConnectionState.BROKEN, pause: float = 0.0
+    ) -> None:
         """Drop the connection and connect anew, not before about ``pause`` seconds; every loss ends up here."""
         transport, self._transport = self._transport, None
         if transport is None:
@@ -273,7 +275,7 @@ class Transport(asyncio.Protocol, OneProcess, ABC):
         was = self.state
         self.failure = error
         self._become(state)
-        if was is State.READY and state is State.BROKEN and self._outages is not None:
+        if was is ConnectionState.READY and state is ConnectionState.BROKEN and self._outages is not None:
             # Before the waiters are failed, so that the outage counts them.
             self._outages.down(self, self.address, error.__cause__ or error)
         if self._clock() - self._since >= STABLE:
@@ -281,14 +283,14 @@ class Transport(asyncio.Protocol, OneProcess, ABC):
         self._pause = max(self._pause, pause)
         self._task = start(self._reconnect(), "aiolock-connect")
         self._gone(error)
-        if was is State.READY and self._on_down is not None:
+        if was is ConnectionState.READY and self._on_down is not None:
             self._on_down()
 
     def leave(self) -> None:
         """Connect anew: another server has taken over."""
         self._lost(BackendUnavailable(f"{self.address}: another server has taken over"))
 
-    def _become(self, state: State) -> None:
+    def _become(self, state: ConnectionState) -> None:
         if state is not self.state:
             log.debug("%r becomes %s", self, state.value)
             self.state = state
@@ -322,7 +324,7 @@ class Transport(asyncio.Protocol, OneProcess, ABC):
             return
         self._held_up = False
         then = min(self._expire(now), self._keep_alive(now), now + PING_EVERY, now + self._timeout)
-        if self.state is not State.CLOSED:
+        if self.state is not ConnectionState.CLOSED:
             self._arm(max(then - now, 0.001))
 
     def _keep_alive(self, now: float) -> float:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import NamedTuple, Unpack
 
 from aiolock.backends.memcached.conversation import conversation
-from aiolock.backends.memcached.protocol import NOOP, Answer, Garbage, Parser, fits
-from aiolock.backends.transport import Hook, Options, State, Transport
+from aiolock.backends.memcached.protocol import NOOP, Garbage, Parser, Response, fits
+from aiolock.backends.transport import ConnectionState, Hook, Options, Transport
 from aiolock.backends.urls import Host
 from aiolock.core.tasks import reject, settle
 from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, copy_of
@@ -21,7 +21,7 @@ __all__ = ["Connection", "Reply"]
 class Reply(NamedTuple):
     """The answers to commands that were sent together."""
 
-    answers: list[Answer]
+    answers: list[Response]
     generation: int
     """The connection on which they were given."""
     started: int
@@ -37,7 +37,7 @@ class _Batch:
         self.commands = commands
         self.future = future
         self.issued = issued
-        self.answers: list[Answer] = []
+        self.answers: list[Response] = []
 
 
 class Connection(Transport):
@@ -71,10 +71,10 @@ class Connection(Transport):
         Without a connection, reads wait for one, and a ``write`` is refused. Cancelling the future takes nothing back.
         """
         self.refuse_fork("connection")
-        if self._loop is None or self.state is State.CLOSED:
+        if self._loop is None or self.state is ConnectionState.CLOSED:
             raise BackendUnavailable(f"{self.address}: the client is closed")
         batch = _Batch(commands, self._loop.create_future(), self._clock())
-        if self._transport is not None and self.state is State.READY:
+        if self._transport is not None and self.state is ConnectionState.READY:
             self._send(self._transport, batch)
         elif write or (self.failure is not None and not self.failure.retryable):
             reject(batch.future, self._away())
@@ -154,7 +154,7 @@ class Connection(Transport):
             doubt = BackendUnavailable(f"{error}; whether it executed these commands is not known")
             doubt.__cause__ = error.__cause__
             reject(batch.future, doubt)
-        if self.state is State.CLOSED:
+        if self.state is ConnectionState.CLOSED:
             self._refuse_parked()
 
     def _expire(self, now: float) -> float:

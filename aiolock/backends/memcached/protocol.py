@@ -12,9 +12,9 @@ from aiolock.errors import BackendError, BackendRefused, BackendUnavailable
 __all__ = [
     "ERRORS",
     "NOOP",
-    "Answer",
     "Garbage",
     "Parser",
+    "Response",
     "delete",
     "expiry",
     "fits",
@@ -68,7 +68,7 @@ def expiry(ttl: float | None, now: float) -> int:
     return seconds if seconds <= MONTH else min(ceil(now + ttl) + 1, 2**31 - 1)
 
 
-class Answer(NamedTuple):
+class Response(NamedTuple):
     """An answer: its code, and the CAS id and the value if they were asked for."""
 
     code: bytes
@@ -92,24 +92,24 @@ class Parser:
     def __init__(self) -> None:
         self._rest = b""
 
-    def feed(self, data: bytes) -> Iterator[Answer]:
+    def feed(self, data: bytes) -> Iterator[Response]:
         """Yield the answers that are complete. Raises :class:`Garbage`."""
         data, start = self._rest + data, 0
         while (end := data.find(b"\r\n", start)) >= 0:
             line, stop = data[start:end], end + 2
             if line.partition(b" ")[0] in ERRORS:
-                answer = Answer(b"ERROR", value=line)
+                answer = Response(b"ERROR", value=line)
             elif (match := _LINE.fullmatch(line)) is None:
                 raise Garbage
             elif match[2] is None:
-                answer = Answer(match[1], (match[3] or b"").decode())
+                answer = Response(match[1], (match[3] or b"").decode())
             else:
                 stop += int(match[2]) + 2
                 if len(data) < stop:
                     break
                 if data[stop - 2 : stop] != b"\r\n":
                     raise Garbage
-                answer = Answer(b"VA", (match[3] or b"").decode(), data[end + 2 : stop - 2])
+                answer = Response(b"VA", (match[3] or b"").decode(), data[end + 2 : stop - 2])
             start = stop
             self._rest = data[start:]
             yield answer
@@ -118,7 +118,7 @@ class Parser:
             raise Garbage
 
 
-def fits(command: bytes, answer: Answer) -> bool:
+def fits(command: bytes, answer: Response) -> bool:
     """Test whether an answer can be one to this command."""
     verb = command[:2]
     if answer.code == b"ERROR":

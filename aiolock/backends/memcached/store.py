@@ -11,7 +11,7 @@ from urllib.parse import unquote_to_bytes
 
 from aiolock.backends.memcached.connection import Connection, Reply
 from aiolock.backends.memcached.conversation import conversation
-from aiolock.backends.memcached.protocol import Answer, delete, expiry, read, refusal, write
+from aiolock.backends.memcached.protocol import Response, delete, expiry, read, refusal, write
 from aiolock.backends.rows.store import Edit, Listener, Row, RowStore
 from aiolock.backends.urls import Host
 from aiolock.core.backend import Settings
@@ -128,7 +128,7 @@ class MemcachedStore(RowStore):
             await connection.aclose()
 
 
-def _row(reply: Reply, answer: Answer) -> Row:
+def _row(reply: Reply, answer: Response) -> Row:
     """Return the row that an answer shows; a deleted one has no CAS id."""
     if not answer.cas:
         return ABSENT

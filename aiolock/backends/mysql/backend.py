@@ -13,7 +13,7 @@ from aiolock.backends.mysql import schema
 from aiolock.backends.mysql.caller import MySQLCallers
 from aiolock.backends.mysql.claim import LeaseClaim
 from aiolock.backends.mysql.confirmation import confirm
-from aiolock.backends.mysql.connection import Session
+from aiolock.backends.mysql.connection import MySQLSession
 from aiolock.backends.mysql.context import Context, Statements, quote
 from aiolock.backends.mysql.diagnosis import (
     GALERA,
@@ -145,7 +145,7 @@ class MySQLBackend(Administration, RegisterStore, TransactionLocks, Confirmation
         )
         self.mode = MODES[self._mode_name](self._context)
 
-    def _session(self, ended: Callable[[Session], None], silence: int) -> Session:
+    def _session(self, ended: Callable[[MySQLSession], None], silence: int) -> MySQLSession:
         settings, statements = self.settings, self._statements
         silence = silence or silence_of(settings.ttl)
         setup = statements(
@@ -155,7 +155,7 @@ class MySQLBackend(Administration, RegisterStore, TransactionLocks, Confirmation
             patience=max(1, math.ceil(settings.command_timeout)),
         )
 
-        def lost(session: Session) -> None:
+        def lost(session: MySQLSession) -> None:
             # Sessions that are neither used nor needed may be ended by the server.
             if settings.outages is not None and session.lost and (session.locks or not session.contended):
                 settings.outages.down(self, self.address, "the session ended")
@@ -163,7 +163,7 @@ class MySQLBackend(Administration, RegisterStore, TransactionLocks, Confirmation
 
         patience = settings.ttl if self._mode_name != "lease" else 0.0
         setup = f"{statements('settings')}; {setup}"
-        session = Session(self._address, setup, settings.clock, settings.command_timeout, lost, patience)
+        session = MySQLSession(self._address, setup, settings.clock, settings.command_timeout, lost, patience)
         session.silence = silence
         return session
 
@@ -185,7 +185,7 @@ class MySQLBackend(Administration, RegisterStore, TransactionLocks, Confirmation
             fine_times="MariaDB" in facts.get("version", ""),
         )
 
-    async def _enter(self, session: Session, main: bool) -> None:
+    async def _enter(self, session: MySQLSession, main: bool) -> None:
         """Refuse clients of another data format, before the session can have locks."""
         if self._mode_name == "session":
             await self._context.within(schema.announce(self._context, session))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from aiolock.backends.callers import CLOSED, CallerConnection, Callers, patiently
-from aiolock.backends.mysql.connection import Session
+from aiolock.backends.mysql.connection import MySQLSession
 from aiolock.backends.mysql.context import Context
 from aiolock.backends.mysql.errors import (
     DEADLOCK,
@@ -133,7 +133,7 @@ class MySQLConnection(CallerConnection):
         """Close the connection."""
         self.connection.close()
 
-    async def _end_statement(self, control: Session) -> None:
+    async def _end_statement(self, control: MySQLSession) -> None:
         await control.run(self.kill)
 
     def translated(self, error: Exception, name: str) -> LockError:

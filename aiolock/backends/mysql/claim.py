@@ -12,9 +12,9 @@ import asyncio
 import secrets
 from enum import Enum
 
-from aiolock.backends.mysql.connection import Session
+from aiolock.backends.mysql.connection import MySQLSession
 from aiolock.backends.mysql.context import BLOCK, Context, hexed, quote
-from aiolock.backends.mysql.queue import Blocking, Position, QueuedClaim, State, left
+from aiolock.backends.mysql.queue import Blocking, Position, PositionState, QueuedClaim, left
 from aiolock.core.backend import Event, EventKind, Grant, Request
 from aiolock.core.logs import Log, get_logger
 from aiolock.errors import BackendError, BackendRefused, BackendUnavailable
@@ -98,7 +98,7 @@ class LeaseClaim(QueuedClaim):
         """The server may know of this owner."""
         self._granted = False
         """The last answer was that this claim has the row."""
-        self._turn: Session | None = None
+        self._turn: MySQLSession | None = None
         """The session that has the turnstile for this claim, or may have it."""
         self._remaining = 0.0
         """Seconds for which the row was held when it was last seen; below zero: free since."""
@@ -108,7 +108,7 @@ class LeaseClaim(QueuedClaim):
 
     # --- asking
 
-    async def _try_on(self, session: Session) -> Grant | None:
+    async def _try_on(self, session: MySQLSession) -> Grant | None:
         await left(self._context, self.turnstile)
         # A user lock that a session has can be had by it again: another claim of this client must not count as this one.
         mine = session.locks.setdefault(self.turnstile, self) is self
@@ -123,7 +123,7 @@ class LeaseClaim(QueuedClaim):
                 self._context.sessions.tasks.spawn(self._free_turnstile(), "aiolock-mysql-turnstile")
         return grant
 
-    async def _in_turn(self, position: Position, session: Session) -> Grant | None:
+    async def _in_turn(self, position: Position, session: MySQLSession) -> Grant | None:
         grant, _ = await self._enter(session, "1", put_back=False)
         if grant is not None and self._position is position:
             self._position = None
@@ -131,7 +131,7 @@ class LeaseClaim(QueuedClaim):
             self._turn.locks[self.turnstile] = self
         return grant
 
-    async def _enter(self, session: Session, turn: str, *, put_back: bool) -> tuple[Grant | None, bool]:
+    async def _enter(self, session: MySQLSession, turn: str, *, put_back: bool) -> tuple[Grant | None, bool]:
         context, request = self._context, self.request
         self._asked = True
         packet = context.statements(
@@ -171,7 +171,7 @@ class LeaseClaim(QueuedClaim):
         position = self._position
         if position is None:
             return super()._pause()
-        if position.state is State.TURN:
+        if position.state is PositionState.TURN:
             # First in the queue already, and refused by the row: its holder has no turnstile to leave.
             pause, self._next_look = self._next_look, min(2 * self._next_look, LAST_LOOK)
             return min(pause, max(self._remaining, 0.001))
@@ -220,7 +220,7 @@ class LeaseClaim(QueuedClaim):
     async def _release(self, keep: float) -> bool | None:
         held: bool | None = None
         position, session, begun = self._position, self._turn, self._begun
-        if session is None and position is not None and position.state is State.TURN:
+        if session is None and position is not None and position.state is PositionState.TURN:
             # Behind an attempt that may be on its way there.
             session = position.session
         if begun is not None:
@@ -258,7 +258,7 @@ class LeaseClaim(QueuedClaim):
             return False
         return True
 
-    def _leaving_packet(self, session: Session | None, keep: float) -> str:
+    def _leaving_packet(self, session: MySQLSession | None, keep: float) -> str:
         """Return the packet that gives back the row; and behind it the turnstile, if ``session`` has it."""
         statements = self._context.statements
         packet = statements(
@@ -268,7 +268,7 @@ class LeaseClaim(QueuedClaim):
             packet += "; " + statements("put_back", turnstile=quote(self.turnstile))
         return packet
 
-    def _forget(self, session: Session) -> None:
+    def _forget(self, session: MySQLSession) -> None:
         session.locks.pop(self.turnstile, None)
         if session.contended:
             self._context.sessions.give(session)

@@ -19,13 +19,13 @@ from aiolock.clock import Clock, Deadline
 from aiolock.core.tasks import settle
 from aiolock.errors import BackendUnavailable, LockError, UnsafeBackend
 
-__all__ = ["Answers", "Session"]
+__all__ = ["Answers", "MySQLSession"]
 
 Answers = asyncio.Future[list[Result]]
 
 
 class _Command:
-    """A packet and the future of its answers; :meth:`Session.run` explains the parameters."""
+    """A packet and the future of its answers; :meth:`MySQLSession.run` explains the parameters."""
 
     __slots__ = ("again", "answers", "atomic", "blocks", "late", "limit", "packet", "then")
 
@@ -58,7 +58,7 @@ class _Command:
             self.answers.exception()
 
 
-class Session:
+class MySQLSession:
     """A connection with its own settings, its id at the server, and the user locks that it has."""
 
     def __init__(
@@ -67,7 +67,7 @@ class Session:
         setup: str,
         clock: Clock,
         timeout: float,
-        ended: Callable[[Session], None],
+        ended: Callable[[MySQLSession], None],
         patience: float = 0,
     ) -> None:
         self._address = address
@@ -86,7 +86,7 @@ class Session:
         self._silent = False
         """The current answer is late and is waited for: other commands would be late as well."""
         self._rolling_back = False
-        self.interrupt: Callable[[Session, asyncio.Future[None]], None] | None = None
+        self.interrupt: Callable[[MySQLSession, asyncio.Future[None]], None] | None = None
         """Has the server end the statement whose answer is late, until the future is done, and then calls :meth:`go_on`."""
         self._interrupted: asyncio.Future[None] | None = None
         """An interruption is under way: no statement is sent that it could hit. Done when the late one was answered."""

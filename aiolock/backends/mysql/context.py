@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, TypeVar
 
-from aiolock.backends.mysql.connection import Session
+from aiolock.backends.mysql.connection import MySQLSession
 from aiolock.backends.mysql.errors import NOT_NOW, code, hit, locked
 from aiolock.backends.mysql.pool import Sessions, Site
 from aiolock.backends.mysql.protocol import Result
@@ -162,7 +162,7 @@ class Context:
     async def execute(
         self,
         packet: str,
-        session: Session | None = None,
+        session: MySQLSession | None = None,
         *,
         atomic: bool = False,
         urgent: bool = False,
@@ -195,7 +195,7 @@ class Context:
             await self.pause(UNDONE)
 
     async def change(
-        self, packet: str, session: Session | None = None, *, key: str = "", repeat: bool = True
+        self, packet: str, session: MySQLSession | None = None, *, key: str = "", repeat: bool = True
     ) -> tuple[list[Result], float]:
         """Execute a packet that changes a row, again while that is locked; return the answers and when it was sent.
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
-from aiolock.backends.mysql.connection import Session
+from aiolock.backends.mysql.connection import MySQLSession
 from aiolock.backends.mysql.context import UNDONE, Context, quote
 from aiolock.backends.mysql.errors import NOT_NOW, code, hit
 from aiolock.backends.mysql.protocol import Result
@@ -89,7 +89,7 @@ async def execute(
         await context.pause(UNDONE)
 
 
-async def _answers(context: Context, session: Session, packet: str) -> list[Result]:
+async def _answers(context: Context, session: MySQLSession, packet: str) -> list[Result]:
     """Have it carried out; a session of its own is given back when it has been, also if the caller is cancelled."""
     work = context.execute(packet, session, atomic=True, repeat=False)
     if not session.contended:

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from aiolock.backends.mysql.claim import LeaseClaim, kill_holder, lock_names
-from aiolock.backends.mysql.connection import Session
+from aiolock.backends.mysql.connection import MySQLSession
 from aiolock.backends.mysql.context import Context, hexed, quote
 from aiolock.backends.mysql.queue import in_queue, left
 from aiolock.backends.mysql.renewal import Renewals
@@ -34,7 +34,7 @@ class LeaseMode:
             return LeaseClaim(self._context, request)
         return SharedClaim(self.sharing, request)
 
-    def ended(self, session: Session) -> None:
+    def ended(self, session: MySQLSession) -> None:
         """Verify holds and positions at the end of a session: rows live on."""
         if session.locks or not session.contended:
             self._context.events.put(Event(EventKind.DOUBT))

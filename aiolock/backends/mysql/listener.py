@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable
 from itertools import islice
 
-from aiolock.backends.mysql.connection import Session
+from aiolock.backends.mysql.connection import MySQLSession
 from aiolock.backends.mysql.context import RETRY, Context, quote
 from aiolock.backends.mysql.errors import INTERRUPTED, code
 from aiolock.backends.mysql.protocol import Result
@@ -62,8 +62,8 @@ class Sleep:
         self._context = context
         self.asleep = False
         """There is a sleep that can be ended."""
-        self._findable: Session | None = None
-        self._sleep_lock_at: Session | None = None
+        self._findable: MySQLSession | None = None
+        self._sleep_lock_at: MySQLSession | None = None
         """The sessions that have the wake lock and the sleep lock."""
 
     @property
@@ -75,7 +75,7 @@ class Sleep:
         """Return the user lock of the session in which a client sleeps while it waits."""
         return f"aiolock:l:{client}"
 
-    async def prepare(self, session: Session) -> None:
+    async def prepare(self, session: MySQLSession) -> None:
         """Take the wake lock, so that other clients can end the sleep, and the sleep lock, so that it blocks."""
         context = self._context
         if self._findable is not session:
@@ -90,7 +90,7 @@ class Sleep:
             )
             self._sleep_lock_at = main
 
-    async def sleep(self, session: Session, look: float, changed: str) -> bool:
+    async def sleep(self, session: MySQLSession, look: float, changed: str) -> bool:
         """Sleep until there may be news, for ``look`` seconds at most; return whether the sleep was not ended by another client.
 
         ``changed`` is the condition that a watched register has changed.
@@ -122,7 +122,7 @@ class Sleep:
         return came is not None
 
 
-async def insist(session: Session, statement: str) -> list[Result]:
+async def insist(session: MySQLSession, statement: str) -> list[Result]:
     """Have a statement carried out that may be repeated, also if KILL QUERY ends it that was meant for the sleep."""
     while True:
         try:
@@ -132,7 +132,7 @@ async def insist(session: Session, statement: str) -> list[Result]:
                 raise
 
 
-def interrupted(session: Session, error: BackendError) -> bool:
+def interrupted(session: MySQLSession, error: BackendError) -> bool:
     """Return whether the statement was ended, and nothing else is wrong."""
     return session.alive and code(error.__cause__) in INTERRUPTED
 
@@ -316,7 +316,7 @@ class Listener:
 
     # --- looking
 
-    async def _hear(self, session: Session, *, searches: bool = True) -> None:
+    async def _hear(self, session: MySQLSession, *, searches: bool = True) -> None:
         """Look for grants, ended holds and changed registers, and act on them. Ended holds are looked for if it ``searches``, and when that was long ago."""
         context = self._context
         await self._prolong(session)
@@ -353,7 +353,7 @@ class Listener:
                 return
         self._pause = RETRY
 
-    async def _changed(self, session: Session) -> list[Watch]:
+    async def _changed(self, session: MySQLSession) -> list[Watch]:
         """Return the watches whose registers have another version than they know."""
         if not self._watches:
             return []
@@ -364,7 +364,7 @@ class Listener:
         versions = {str(key): str(version) for key, version in documents.rows}
         return [one for one in self._watches.values() if versions.get(one.key, "") != one.version]
 
-    async def _take(self, session: Session, granted: set[str]) -> set[str]:
+    async def _take(self, session: MySQLSession, granted: set[str]) -> set[str]:
         """Confirm grants, and possible ones, for the claims that wait for them; return the owners of these."""
         context = self._context
         clock = context.clock
@@ -399,7 +399,7 @@ class Listener:
             raise
         return set(mine)
 
-    async def _prolong(self, session: Session) -> None:
+    async def _prolong(self, session: MySQLSession) -> None:
         """Prolong positions and watches in time; a claim without one asks again."""
         context = self._context
         waiting: dict[str, ListeningClaim | Watch] = {**self._claims, **self._watches}

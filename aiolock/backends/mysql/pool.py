@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, TypeVar
 
-from aiolock.backends.mysql.connection import Session
+from aiolock.backends.mysql.connection import MySQLSession
 from aiolock.backends.mysql.errors import ACCOUNT_LIMIT, code, hit
 from aiolock.backends.mysql.protocol import Result
 from aiolock.clock import Clock, Deadline
@@ -52,10 +52,10 @@ class Sessions:
 
     def __init__(
         self,
-        make: Callable[[Callable[[Session], None], int], Session],
+        make: Callable[[Callable[[MySQLSession], None], int], MySQLSession],
         check: Callable[[list[Result]], Site],
-        enter: Callable[[Session, bool], Awaitable[None]],
-        ended: Callable[[Session], None],
+        enter: Callable[[MySQLSession, bool], Awaitable[None]],
+        ended: Callable[[MySQLSession], None],
         *,
         most: int,
         timeout: float,
@@ -70,10 +70,10 @@ class Sessions:
         self._most, self._timeout, self._clock = most, timeout, clock
         self.site: Site | None = None
         """Known once a session was opened."""
-        self._all: set[Session] = set()
-        self._shared: dict[str, Session] = {}
-        self._opening: dict[str, asyncio.Task[Session]] = {}
-        self._idle: list[Session] = []
+        self._all: set[MySQLSession] = set()
+        self._shared: dict[str, MySQLSession] = {}
+        self._opening: dict[str, asyncio.Task[MySQLSession]] = {}
+        self._idle: list[MySQLSession] = []
         self._contended = 0
         """Number of contended sessions, and of those that are being opened."""
         self._refusal: BackendError | None = None
@@ -84,24 +84,24 @@ class Sessions:
 
     # --- shared sessions
 
-    async def main(self) -> Session:
+    async def main(self) -> MySQLSession:
         """Return the session for everything that does not block."""
         return self.main_now or await self._open_shared("main")
 
     @property
-    def main_now(self) -> Session | None:
+    def main_now(self) -> MySQLSession | None:
         """The main session, if it is open."""
         return self._now("main")
 
-    async def control(self) -> Session:
+    async def control(self) -> MySQLSession:
         """Return the session that ends statements of other sessions."""
         return await self._open_shared("control")
 
-    async def listener(self) -> Session:
+    async def listener(self) -> MySQLSession:
         """Return the session that sleeps until KILL QUERY wakes it."""
         return await self._open_shared("listener")
 
-    async def kept(self, silence: int) -> Session | None:
+    async def kept(self, silence: int) -> MySQLSession | None:
         """Return the session for holds that may be silent for ``silence`` seconds; ``None`` if there are too many others.
 
         One without holds is not pinged, so the server ends it.
@@ -117,11 +117,11 @@ class Sessions:
                 unused.quit()
         return await self._open_shared(role, silence)
 
-    def _now(self, role: str) -> Session | None:
+    def _now(self, role: str) -> MySQLSession | None:
         session = self._shared.get(role)
         return session if session is not None and session.alive else None
 
-    async def _open_shared(self, role: str, silence: int = 0) -> Session:
+    async def _open_shared(self, role: str, silence: int = 0) -> MySQLSession:
         if (session := self._now(role)) is not None:
             return session
         task = self._opening.get(role)
@@ -130,12 +130,12 @@ class Sessions:
             task.add_done_callback(lambda done: self._opened(role, done))
         return await _outcome(task)
 
-    def _opened(self, role: str, task: asyncio.Task[Session]) -> None:
+    def _opened(self, role: str, task: asyncio.Task[MySQLSession]) -> None:
         self._opening.pop(role, None)
         if not task.cancelled() and task.exception() is None:
             self._shared[role] = task.result()
 
-    async def _open(self, silence: int = 0, role: str = "") -> Session:
+    async def _open(self, silence: int = 0, role: str = "") -> MySQLSession:
         if self.closed:
             raise BackendUnavailable("the client is closed")
         deadline = Deadline.after(self._timeout, self._clock)
@@ -160,15 +160,15 @@ class Sessions:
             session.interrupt = self._interrupt
         return session
 
-    def _interrupt(self, session: Session, answered: asyncio.Future[None]) -> None:
+    def _interrupt(self, session: MySQLSession, answered: asyncio.Future[None]) -> None:
         self.tasks.spawn(self._end_late_statement(session, answered), "aiolock-mysql-late")
 
-    async def _end_late_statement(self, session: Session, answered: asyncio.Future[None]) -> None:
+    async def _end_late_statement(self, session: MySQLSession, answered: asyncio.Future[None]) -> None:
         # It may wait for a row for as long as its holder likes, and the session has other locks.
         await self.end_statement(session, answered, self._timeout)
         session.go_on()
 
-    async def end_statement(self, session: Session, done: asyncio.Future[Any], limit: float) -> None:
+    async def end_statement(self, session: MySQLSession, done: asyncio.Future[Any], limit: float) -> None:
         """Have the server end the statement under way on ``session`` by KILL QUERY; ``done`` is done when it has ended.
 
         If it does not end within ``limit`` seconds, or no session is to be had that can end it, its own is closed: the server
@@ -190,7 +190,7 @@ class Sessions:
 
     # --- contended sessions
 
-    async def take(self) -> Session | None:
+    async def take(self) -> MySQLSession | None:
         """Return a session that may block; ``None`` if there are as many as there may be, or none can be opened."""
         while self._idle:
             session = self._idle.pop()
@@ -207,7 +207,7 @@ class Sessions:
             opening.add_done_callback(self._unwanted)
             raise
 
-    async def _open_contended(self) -> Session | None:
+    async def _open_contended(self) -> MySQLSession | None:
         session, self._refusal = None, None
         try:
             session = await self._open()
@@ -219,11 +219,11 @@ class Sessions:
                 self._contended -= 1
         return session
 
-    def _unwanted(self, opening: asyncio.Task[Session | None]) -> None:
+    def _unwanted(self, opening: asyncio.Task[MySQLSession | None]) -> None:
         if not opening.cancelled() and opening.exception() is None and (session := opening.result()):
             self.give(session)
 
-    def give(self, session: Session) -> None:
+    def give(self, session: MySQLSession) -> None:
         """Take back a contended session that has no lock and no command. It is not pinged: unused, the server ends it."""
         if session.alive:
             self._idle.append(session)
@@ -249,7 +249,7 @@ class Sessions:
     # --- looking
 
     @property
-    def used(self) -> list[Session]:
+    def used(self) -> list[MySQLSession]:
         """The sessions that must be kept alive."""
         spare = {one for name, one in self._shared.items() if name.startswith(KEPT) and not one.locks}
         return [session for session in self._all if session not in spare and session not in self._idle]
@@ -258,13 +258,13 @@ class Sessions:
         """Return the claims and positions of this client that have a user lock, or may have it, or wait for it."""
         return [session.locks[lock] for session in self._all if lock in session.locks]
 
-    def find(self, number: int) -> Session | None:
+    def find(self, number: int) -> MySQLSession | None:
         """Return the session of this client with that id at the server."""
         return next((session for session in self._all if session.id == number), None)
 
     # --- ends
 
-    def _end(self, session: Session) -> None:
+    def _end(self, session: MySQLSession) -> None:
         self._all.discard(session)
         for role in [role for role, one in self._shared.items() if one is session]:
             del self._shared[role]

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 
-from aiolock.backends.mysql.connection import Answers, Session
+from aiolock.backends.mysql.connection import Answers, MySQLSession
 from aiolock.backends.mysql.context import RETRY, Context
 from aiolock.backends.mysql.errors import DENIED, INTERRUPTED, NOT_NOW, code
 from aiolock.backends.mysql.protocol import Result
@@ -22,8 +22,8 @@ from aiolock.types import Waiting
 __all__ = [
     "Blocking",
     "Position",
+    "PositionState",
     "QueuedClaim",
-    "State",
     "in_queue",
     "left",
 ]
@@ -76,7 +76,7 @@ def _label(statement: str) -> str:
 # --- positions
 
 
-class State(Enum):
+class PositionState(Enum):
     """The state of a position in the queue."""
 
     WAITING = "blocked at the server, or on the way there"
@@ -120,8 +120,8 @@ class Position:
         self._blocking = blocking
         self._inbox = inbox
         self.leaving: asyncio.Task[None] | None = None
-        self.session: Session | None = None
-        self.state = State.WAITING
+        self.session: MySQLSession | None = None
+        self.state = PositionState.WAITING
         self.sent = 0.0
         """The time, by the local clock, at which the statement was sent."""
         self.answers: list[Result] = []
@@ -134,7 +134,7 @@ class Position:
             try:
                 session = self.session or await self._context.sessions.take()
                 if session is None:
-                    self._become(State.NO_ROOM)
+                    self._become(PositionState.NO_ROOM)
                     return
                 self.session = session
                 # From the moment that it may have the turn.
@@ -148,25 +148,25 @@ class Position:
                     answers = await session.run(blocking.statement, blocks=True, limit=blocking.limit)
                     if not blocking.tells or answers[0].rows[0][0]:
                         self.answers = answers
-                        self._become(State.TURN)
+                        self._become(PositionState.TURN)
                         return
             except LockError as error:
                 if self.session is None:
                     # The next attempt meets the same error, if it still holds.
-                    self._become(State.NO_ROOM)
+                    self._become(PositionState.NO_ROOM)
                     return
                 again = self.session.alive and code(error.__cause__) in INTERRUPTED | NOT_NOW
             again = again and self.leaving is None
-        self._become(State.GONE)
+        self._become(PositionState.GONE)
 
-    def _become(self, state: State) -> None:
+    def _become(self, state: PositionState) -> None:
         self.state = state
-        if state is State.NO_ROOM:
+        if state is PositionState.NO_ROOM:
             self._inbox.wake_after(self._context.random.uniform(*RETRY), WakeReason.FAILED)
         else:
-            self._inbox.wake(WakeReason.NOTIFIED if state is State.TURN else WakeReason.RECONNECTED)
+            self._inbox.wake(WakeReason.NOTIFIED if state is PositionState.TURN else WakeReason.RECONNECTED)
 
-    def hand_over(self) -> Session:
+    def hand_over(self) -> MySQLSession:
         """Return the session with the turn to its next owner; the position is over."""
         session = self.session
         assert session is not None  # noqa: S101 - there is a turn only on a session
@@ -233,7 +233,7 @@ class QueuedClaim(Claim):
         if self._inbox is not None:
             self._inbox.take()
         position = self._position
-        if position is not None and position.state is State.WAITING:
+        if position is not None and position.state is PositionState.WAITING:
             pause = await self._look_after(position)
         elif (grant := await self._context.within(self._attempt(wait=wait))) is not None:
             return grant
@@ -246,7 +246,7 @@ class QueuedClaim(Claim):
     async def _attempt(self, *, wait: bool) -> Grant | None:
         position = self._position
         if position is not None:
-            if position.state is State.TURN:
+            if position.state is PositionState.TURN:
                 if position.session is not None and position.session.alive:
                     return await self._in_turn(position, position.session)
                 await self._leave_queue()
@@ -269,16 +269,16 @@ class QueuedClaim(Claim):
         # The session was lost with its locks; a repeated request finds the grant of this claim all the same.
         return await self._directly(wait=wait, again=False)
 
-    async def _home(self, *, wait: bool) -> Session | None:  # noqa: ARG002 - others may have to wait for one
+    async def _home(self, *, wait: bool) -> MySQLSession | None:  # noqa: ARG002 - others may have to wait for one
         """Return the session to try on; ``None`` if the claim has to wait on one of its own."""
         return await self._context.sessions.main()
 
     @abstractmethod
-    async def _try_on(self, session: Session) -> Grant | None:
+    async def _try_on(self, session: MySQLSession) -> Grant | None:
         """Request the lock without waiting."""
 
     @abstractmethod
-    async def _in_turn(self, position: Position, session: Session) -> Grant | None:
+    async def _in_turn(self, position: Position, session: MySQLSession) -> Grant | None:
         """Request the lock on the session that has the turn."""
 
     @abstractmethod
@@ -328,7 +328,7 @@ class QueuedClaim(Claim):
             self._stop_waiting()
             position = self._position
             if position is not None:
-                if position.state is not State.WAITING:
+                if position.state is not PositionState.WAITING:
                     return None
                 position.begin_leave()
             elif not self._begin_release(keep):

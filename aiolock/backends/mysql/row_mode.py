@@ -6,7 +6,7 @@ Releasing is ROLLBACK; nothing was written."""
 
 from __future__ import annotations
 
-from aiolock.backends.mysql.connection import Session
+from aiolock.backends.mysql.connection import MySQLSession
 from aiolock.backends.mysql.context import Context, hexed, quote
 from aiolock.backends.mysql.errors import NOT_NOW, code
 from aiolock.backends.mysql.protocol import Result
@@ -16,7 +16,7 @@ from aiolock.core.backend import Claim, Grant, Request
 from aiolock.errors import BackendUnavailable, UnsupportedKind
 from aiolock.types import Family, LockInfo
 
-__all__ = ["RowClaim", "RowMode", "Rows"]
+__all__ = ["RowMode", "RowModeClaim", "Rows"]
 
 WAIT = 10
 """Seconds at most, and no more than its ttl, after which the server ends a wait, and the claim queues up again: the server
@@ -72,7 +72,7 @@ class RowMode(HoldingMode):
 
     def claim(self, request: Request) -> Claim:
         """Return a new claim of a mutex."""
-        return RowClaim(self._context, request, self._lock(request.name, request.kind.family), self.rows)
+        return RowModeClaim(self._context, request, self._lock(request.name, request.kind.family), self.rows)
 
     async def inspect(self, name: str, family: Family) -> LockInfo:
         """Return the holder, as far as it can be known, and the statements that wait."""
@@ -104,7 +104,7 @@ class RowMode(HoldingMode):
         raise UnsupportedKind("force_release() of another client's row lock", "MySQL", advice)
 
 
-class RowClaim(HoldingClaim):
+class RowModeClaim(HoldingClaim):
     """A transaction with one row locked, or a request for it."""
 
     __slots__ = ("_rows",)
@@ -117,7 +117,7 @@ class RowClaim(HoldingClaim):
         """Ask on a session of its own: each hold needs one."""
         context, sessions = self._context, self._context.sessions
         await left(context, self.lock)
-        session: Session | None = None
+        session: MySQLSession | None = None
         # Sessions that were idle may have been ended by the server in the meantime.
         for last in (*(False for _ in range(sessions.idle + 1)), True):
             await self._rows.make(self.request, self.lock)
@@ -144,7 +144,7 @@ class RowClaim(HoldingClaim):
             "raise connections="
         )
 
-    async def _try_on(self, session: Session) -> Grant | None:
+    async def _try_on(self, session: MySQLSession) -> Grant | None:
         context = self._context
         self._use(session)
         await session.set_silence(self._silence)
@@ -162,7 +162,7 @@ class RowClaim(HoldingClaim):
         await self._give_back()
         return None
 
-    async def _in_turn(self, position: Position, session: Session) -> Grant | None:
+    async def _in_turn(self, position: Position, session: MySQLSession) -> Grant | None:
         try:
             return await super()._in_turn(position, session)
         except BackendUnavailable as error:

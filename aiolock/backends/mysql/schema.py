@@ -17,7 +17,7 @@ import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
-from aiolock.backends.mysql.connection import Session
+from aiolock.backends.mysql.connection import MySQLSession
 from aiolock.backends.mysql.context import BLOCK, UNDONE, Context, Statements, quote
 from aiolock.backends.mysql.errors import NO_SUCH_TABLE, code
 from aiolock.backends.mysql.protocol import Result
@@ -86,7 +86,7 @@ async def ensure(context: Context, *, create: bool) -> None:
     await examine(context.ask, statements, context.address)
 
 
-async def check_tables(context: Context, session: Session) -> None:
+async def check_tables(context: Context, session: MySQLSession) -> None:
     """Raise :class:`UnsafeBackend` if tables are there that have another data format, as ``session`` sees it."""
     packet = context.statements("comments", named=_named(context.statements))
     [found] = await context.execute(packet, session)
@@ -220,7 +220,7 @@ def _check_comments(comments: Mapping[str, str], statements: Statements, address
             )
 
 
-async def announce(context: Context, session: Session) -> None:
+async def announce(context: Context, session: MySQLSession) -> None:
     """Announce the version on ``session``, before it has any lock.
 
     Raises :class:`UnsafeBackend` if another version is there, :class:`BackendUnavailable` if there is no free slot. Cancelling

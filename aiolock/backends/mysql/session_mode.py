@@ -14,7 +14,7 @@ from collections.abc import Hashable, Sequence
 from datetime import UTC, datetime
 
 from aiolock.backends.mysql.claim import GRACE, Look, judge
-from aiolock.backends.mysql.connection import Answers, Session
+from aiolock.backends.mysql.connection import Answers, MySQLSession
 from aiolock.backends.mysql.context import BLOCK, Context, hexed, quote
 from aiolock.backends.mysql.protocol import Result
 from aiolock.backends.mysql.queue import Blocking, Position, QueuedClaim, in_queue, left
@@ -57,21 +57,21 @@ class HoldingClaim(QueuedClaim):
         """The server's name of the lock."""
         self.evidence = "1"
         """The expression that is 1 while the session has it; being there is enough for a transaction."""
-        self.session: Session | None = None
+        self.session: MySQLSession | None = None
         """The session that has the lock for this claim."""
-        self._asked: Session | None = None
+        self._asked: MySQLSession | None = None
         """The session that has it, or may have it."""
 
     @property
     def _silence(self) -> int:
         return silence_of(self.request.ttl)
 
-    def _use(self, session: Session) -> None:
+    def _use(self, session: MySQLSession) -> None:
         """Take note that the session may have the lock for this claim from now on."""
         self._asked, self._begun = session, None
         session.locks[self.lock] = self
 
-    async def _in_turn(self, position: Position, session: Session) -> Grant | None:
+    async def _in_turn(self, position: Position, session: MySQLSession) -> Grant | None:
         # The age of the grant is unknown; an answer of the session that has it is evidence.
         sent = self._context.clock()
         answers = await self._context.execute(self._confirm(), session)
@@ -96,7 +96,7 @@ class HoldingClaim(QueuedClaim):
     def _confirmed(self, answers: list[Result]) -> bool:
         """Return whether the answers contain a lock."""
 
-    def _held(self, session: Session, answers: list[Result], sent: float) -> Grant | None:
+    def _held(self, session: MySQLSession, answers: list[Result], sent: float) -> Grant | None:
         """Return the grant whose time is the last of the answers."""
         if not session.alive:
             return None
@@ -119,7 +119,7 @@ class HoldingClaim(QueuedClaim):
         self._begin(session)
         return True
 
-    def _begin(self, session: Session) -> Answers:
+    def _begin(self, session: MySQLSession) -> Answers:
         self._begun = session.begin(self._put_back(), lambda: self._given_back(session))
         return self._begun
 
@@ -154,7 +154,7 @@ class HoldingClaim(QueuedClaim):
     def _put_back(self) -> str:
         """Return the packet that gives the lock back."""
 
-    def _given_back(self, session: Session) -> None:
+    def _given_back(self, session: MySQLSession) -> None:
         if self._asked is session:
             self._asked = self.session = None
         if session.locks.get(self.lock) is self:
@@ -169,7 +169,7 @@ class HoldingMode(ABC):
     def __init__(self, context: Context) -> None:
         self._context = context
 
-    def ended(self, session: Session) -> None:
+    def ended(self, session: MySQLSession) -> None:
         """Report the loss of all that the session had."""
         for claim in session.locks.values():
             if isinstance(claim, HoldingClaim) and claim.session is session:
@@ -305,7 +305,7 @@ class SessionClaim(HoldingClaim):
         self._user = -1
         """The session that had the lock at the last look; 0: none."""
 
-    async def _home(self, *, wait: bool) -> Session | None:
+    async def _home(self, *, wait: bool) -> MySQLSession | None:
         context = self._context
         if self._silence == silence_of(context.settings.ttl):
             return await context.sessions.main()
@@ -317,7 +317,7 @@ class SessionClaim(HoldingClaim):
             )
         return session
 
-    async def _try_on(self, session: Session) -> Grant | None:
+    async def _try_on(self, session: MySQLSession) -> Grant | None:
         context = self._context
         await left(context, self.lock)
         # A session that has a user lock gets it again: another claim of this client must not count as this one.
@@ -338,7 +338,7 @@ class SessionClaim(HoldingClaim):
             return None
         return self._held(session, answers, sent)
 
-    async def _in_turn(self, position: Position, session: Session) -> Grant | None:
+    async def _in_turn(self, position: Position, session: MySQLSession) -> Grant | None:
         """Take the turn; one that came soon after its request needs no confirmation by the server."""
         given, now, ttl = int(position.answers[0].rows[0][0]), self._context.clock(), self.request.ttl
         fresh = position.sent + self.request.certain - now >= ttl / 2

@@ -39,7 +39,7 @@ MISSES = 3
 """Number of times in a row that a row which was just made may be missing."""
 
 
-class Answer(Enum):
+class RowAnswer(Enum):
     """The result of asking for the row."""
 
     TAKEN = "the transaction has it"
@@ -101,10 +101,10 @@ class RowLoan(CallerLoan):
         while True:
             asked = context.clock()
             answer = await caller.run(self._lock(caller, mark), late)
-            if answer is Answer.TAKEN:
+            if answer is RowAnswer.TAKEN:
                 self._kill = caller.kill
                 return True
-            if answer is Answer.MISSING:
+            if answer is RowAnswer.MISSING:
                 # It was deleted just now.
                 misses += 1
                 if misses == MISSES:
@@ -135,7 +135,7 @@ class RowLoan(CallerLoan):
             await self._rows.make(self._request, self._key)
         self._there = Place(*map(str, where))
 
-    async def _lock(self, caller: MySQLConnection, mark: str) -> Answer:
+    async def _lock(self, caller: MySQLConnection, mark: str) -> RowAnswer:
         """Check the connection, and lock; run by a task of the client."""
         statements = self._context.statements
         statement = (
@@ -148,16 +148,16 @@ class RowLoan(CallerLoan):
             async with self._connection.cursor(Cursor) as cursor:
                 await caller.check(cursor, self._there)
                 if caller.leaving:
-                    return Answer.BUSY
+                    return RowAnswer.BUSY
                 await cursor.execute(statement)
                 if await cursor.fetchone() is None:
-                    return Answer.MISSING
+                    return RowAnswer.MISSING
                 if mark:
                     await cursor.execute(statements("loan_mark", mark=mark))
-                return Answer.TAKEN
+                return RowAnswer.TAKEN
         except (LockError, RuntimeError):
             raise
         except Exception as error:
             if code(error) in NOT_NOW | INTERRUPTED:
-                return Answer.BUSY
+                return RowAnswer.BUSY
             raise caller.translated(error, self._request.name) from error

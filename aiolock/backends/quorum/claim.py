@@ -27,7 +27,7 @@ from aiolock.core.tasks import Backoff, end
 from aiolock.errors import BackendError, BackendUnavailable, LockLost, LossReason
 from aiolock.types import READ
 
-__all__ = ["Answer", "QuorumClaim", "Vote"]
+__all__ = ["QuorumClaim", "Vote", "VoteAnswer"]
 
 log: Log = get_logger("aiolock")
 
@@ -44,7 +44,7 @@ GATHER = (0.25, 0.5)
 # --- votes
 
 
-class Answer(Enum):
+class VoteAnswer(Enum):
     """The last answer of a member about a vote."""
 
     NONE = "not asked, or no answer yet"
@@ -69,7 +69,7 @@ class Vote:
         self.claim: Claim = member.backend.claim(owner.request)
         # Events of the member's backend find the vote by this.
         self.claim.validity = self
-        self.answer = Answer.NONE
+        self.answer = VoteAnswer.NONE
         self.asked = False
         """True once a request was sent."""
         self.queued = False
@@ -92,17 +92,19 @@ class Vote:
     @property
     def granted(self) -> bool:
         """Test whether the latest answer of the member is a grant."""
-        return self.answer is Answer.GRANTED
+        return self.answer is VoteAnswer.GRANTED
 
     @property
     def known(self) -> bool:
         """Test whether the member may know the claim: it keeps nothing of a refused request that did not queue."""
-        return self.asked and (self.queued or self.answer is not Answer.REFUSED or self.pending is not None)
+        return self.asked and (
+            self.queued or self.answer is not VoteAnswer.REFUSED or self.pending is not None
+        )
 
     def ask(self, *, wait: bool, until_granted: bool = False) -> None:
         """Send a request in a task of the client, which with ``until_granted`` repeats it until it succeeds."""
         self.asked, self.queued = True, self.queued or wait
-        self.answer = Answer.NONE
+        self.answer = VoteAnswer.NONE
         work = self._ask(wait=wait, until_granted=until_granted)
         self.task = self.owner.members.tasks.spawn(work, "aiolock-quorum-ask")
 
@@ -113,30 +115,30 @@ class Vote:
             try:
                 grant = await self.member.ask(lambda: self.claim.acquire(wait))
             except Exception as error:  # noqa: BLE001 - one member's failure of any kind is outvoted by the others
-                self.answer, self.error = Answer.FAILED, error
+                self.answer, self.error = VoteAnswer.FAILED, error
                 return
             if grant is not None or not until_granted:
                 break
-            if self.answer is Answer.NONE:
-                self.answer = Answer.QUEUED
+            if self.answer is VoteAnswer.NONE:
+                self.answer = VoteAnswer.QUEUED
             await self.claim.inbox.wait(Deadline.after(POLL, clock))
         if grant is None:
-            self.answer = Answer.QUEUED if wait else Answer.REFUSED
-        elif self.answer in (Answer.NONE, Answer.QUEUED):
+            self.answer = VoteAnswer.QUEUED if wait else VoteAnswer.REFUSED
+        elif self.answer in (VoteAnswer.NONE, VoteAnswer.QUEUED):
             # Otherwise an event of the loss arrived before the grant.
             self.take(grant, sent)
         self.owner.answered(self)
 
     def take(self, grant: Grant, sent: float) -> None:
         """Record a grant, the answer to a request that was sent at ``sent``."""
-        self.answer, self.grant, self.error = Answer.GRANTED, grant, None
+        self.answer, self.grant, self.error = VoteAnswer.GRANTED, grant, None
         self.until, self.sent = max(self.until, grant.until), max(self.sent, sent)
 
     def lose(self, reason: LossReason) -> None:
         """Record that the member's hold is gone."""
-        self.answer, self.reason = Answer.LOST, reason
+        self.answer, self.reason = VoteAnswer.LOST, reason
 
-    async def settled(self) -> Answer:
+    async def settled(self) -> VoteAnswer:
         """Wait for the pending request and return the answer. Cancelling it leaves the request alone."""
         if (task := self.pending) is not None:
             await asyncio.wait([task])
@@ -168,7 +170,7 @@ class Vote:
     async def downgrade(self, sent: float) -> None:
         """Make it a read hold at the member; a failure is recorded in the vote."""
         claim = self.claim
-        if await self.settled() is not Answer.GRANTED or not isinstance(claim, Downgrade):
+        if await self.settled() is not VoteAnswer.GRANTED or not isinstance(claim, Downgrade):
             return
         try:
             self.take(await self.member.ask(claim.downgrade), sent)
@@ -270,11 +272,11 @@ class QuorumClaim(Downgrade):
             if vote.pending:
                 # A request of an attempt that was cancelled.
                 self._replace(number)
-        if (first := self._deciding) is not None and first.answer is Answer.QUEUED and wait:
+        if (first := self._deciding) is not None and first.answer is VoteAnswer.QUEUED and wait:
             first.ask(wait=True)
-            if (answer := await first.settled()) is Answer.QUEUED:
+            if (answer := await first.settled()) is VoteAnswer.QUEUED:
                 return None
-            if answer is Answer.GRANTED:
+            if answer is VoteAnswer.GRANTED:
                 return await self._gather()
         return await self._ask_all(wait=wait)
 
@@ -282,8 +284,8 @@ class QuorumClaim(Downgrade):
         """Ask all members at once; only the first may queue the claim."""
         self._deciding = None
         for number, vote in enumerate(self.votes):
-            if vote.answer in (Answer.FAILED, Answer.LOST) or (
-                vote.answer is Answer.QUEUED and (number or not wait)
+            if vote.answer in (VoteAnswer.FAILED, VoteAnswer.LOST) or (
+                vote.answer is VoteAnswer.QUEUED and (number or not wait)
             ):
                 self._replace(number)
             self.votes[number].ask(wait=wait and number == 0)
@@ -309,10 +311,10 @@ class QuorumClaim(Downgrade):
         A member that was silent the last time is asked as well, and waited for if no other can be asked.
         """
         for vote in sorted(self.votes, key=lambda vote: vote.member.silent):
-            if await vote.settled() is Answer.REFUSED and wait:
+            if await vote.settled() is VoteAnswer.REFUSED and wait:
                 vote.ask(wait=True)
                 await vote.settled()
-            if vote.answer is not Answer.FAILED:
+            if vote.answer is not VoteAnswer.FAILED:
                 return vote
         return None
 
@@ -321,7 +323,7 @@ class QuorumClaim(Downgrade):
         if self._give_up == math.inf:
             self._give_up = self._now + self._window(*GATHER)
         # Members that refused before the deciding one granted are asked once more.
-        for missing in ({Answer.NONE, Answer.REFUSED, Answer.QUEUED}, {Answer.REFUSED}):
+        for missing in ({VoteAnswer.NONE, VoteAnswer.REFUSED, VoteAnswer.QUEUED}, {VoteAnswer.REFUSED}):
             for vote in self.votes:
                 if not vote.pending and vote.answer in missing:
                     vote.ask(wait=True)
@@ -350,20 +352,20 @@ class QuorumClaim(Downgrade):
                 return True
             if granted + len(pending) < self.members.needed:
                 return False
-            if any(vote.answer is Answer.QUEUED for vote in self.votes):
+            if any(vote.answer is VoteAnswer.QUEUED for vote in self.votes):
                 return False
             await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
 
     def _possible(self) -> bool:
         """Test whether enough members can be asked."""
-        return sum(vote.answer is not Answer.FAILED for vote in self.votes) >= self.members.needed
+        return sum(vote.answer is not VoteAnswer.FAILED for vote in self.votes) >= self.members.needed
 
     def _grant(self) -> Grant:
         """Return the grant of the majority, and go on asking the other members."""
         self._give_up, self._deciding, self._won = math.inf, None, True
         grants = [vote.grant for vote in self.votes if vote.granted and vote.grant is not None]
         for vote in self.votes:
-            if vote.answer in (Answer.QUEUED, Answer.REFUSED) and not vote.pending:
+            if vote.answer in (VoteAnswer.QUEUED, VoteAnswer.REFUSED) and not vote.pending:
                 vote.ask(wait=True, until_granted=True)
         # Tokens of the deciding member rise; those of the others follow their own clocks.
         first, self.promised = grants[0], self.until
@@ -386,12 +388,12 @@ class QuorumClaim(Downgrade):
 
     def answered(self, vote: Vote) -> None:
         """Use the answer to a request that no attempt waits for: a vote that is queued during the hold is worth having."""
-        if vote.answer is Answer.QUEUED and self._won and not self.given_back and vote in self.votes:
+        if vote.answer is VoteAnswer.QUEUED and self._won and not self.given_back and vote in self.votes:
             vote.ask(wait=True, until_granted=True)
 
     def _listen(self) -> None:
         """Have the next notification or answer of a member wake the waiter, or the time after which to ask anyway."""
-        queued = [] if self._pause else [vote for vote in self.votes if vote.answer is Answer.QUEUED]
+        queued = [] if self._pause else [vote for vote in self.votes if vote.answer is VoteAnswer.QUEUED]
         pending = [] if self._pause else [task for vote in self.votes if (task := vote.pending) is not None]
         limit = POLL if queued or pending else SLACK
         self.inbox.wake_after(self._pause or min(limit, max(0.0, self._give_up - self._now)), WakeReason.POLL)
@@ -410,7 +412,7 @@ class QuorumClaim(Downgrade):
         """Return the reason of the loss if fewer votes than a majority are left."""
         if sum(vote.granted for vote in self.votes) >= self.members.needed:
             return None
-        reasons: list[LossReason] = [vote.reason for vote in self.votes if vote.answer is Answer.LOST]
+        reasons: list[LossReason] = [vote.reason for vote in self.votes if vote.answer is VoteAnswer.LOST]
         return "force-released" if "force-released" in reasons else reasons[-1] if reasons else "expired"
 
     def renewed(self, sent: float) -> Grant | None:
@@ -441,7 +443,7 @@ class QuorumClaim(Downgrade):
             return
         for number, vote in enumerate(self.votes):
             if not vote.granted and not vote.pending and vote.member.open:
-                if vote.answer is Answer.LOST:
+                if vote.answer is VoteAnswer.LOST:
                     self._replace(number)
                 self.votes[number].ask(wait=True, until_granted=True)
 
@@ -457,7 +459,7 @@ class QuorumClaim(Downgrade):
         steps = [
             self.members.tasks.spawn(vote.downgrade(sent), "aiolock-quorum-downgrade")
             for vote in self.votes
-            if vote.granted or (vote.answer is Answer.NONE and vote.pending)
+            if vote.granted or (vote.answer is VoteAnswer.NONE and vote.pending)
         ]
         try:
             await self.members.until(lambda: confirmed() is not None, steps)

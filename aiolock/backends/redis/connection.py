@@ -15,7 +15,7 @@ from hiredis import ProtocolError, Reader, ReplyError
 from aiolock.backends.redis.commands import NOTHING, Arg, Reply, Script, as_eval, encode
 from aiolock.backends.redis.errors import NotSent, from_reply
 from aiolock.backends.redis.url import Endpoint, Verify
-from aiolock.backends.transport import STABLE, Hook, Options, State, Transport
+from aiolock.backends.transport import STABLE, ConnectionState, Hook, Options, Transport
 from aiolock.core.tasks import reject
 from aiolock.core.wakeup import Waking, answer, wake
 from aiolock.errors import BackendError, BackendUnavailable, UnsafeBackend
@@ -239,7 +239,7 @@ class Connection(Transport):
     def _park(self, command: bytes) -> Reply:
         """Keep a command until there is a connection, or its deadline passes."""
         self.refuse_fork("connection")
-        if self._loop is None or self.state is State.CLOSED:
+        if self._loop is None or self.state is ConnectionState.CLOSED:
             raise RuntimeError(f"{self!r} is not open")
         future: Reply = self._loop.create_future()
         if isinstance(self.failure, UnsafeBackend):
@@ -342,7 +342,7 @@ class Connection(Transport):
                 reject(future, doubt)
         now = self._clock()
         self._parked.extend((future, command, now) for future, command, _ in waiting if not future.done())
-        if self.state is State.CLOSED:
+        if self.state is ConnectionState.CLOSED:
             while self._parked:
                 reject(self._parked.popleft()[0], NotSent(str(error)))
 

@@ -15,7 +15,7 @@ from aiolock.backends.redis.commands import NOTHING, Arg, Reply, encode
 from aiolock.backends.redis.connection import Pairing
 from aiolock.backends.redis.errors import from_reply
 from aiolock.backends.redis.url import Endpoint
-from aiolock.backends.transport import Hook, Options, State, Transport
+from aiolock.backends.transport import ConnectionState, Hook, Options, Transport
 from aiolock.core.backend import Event, EventKind, EventQueue, certain_until
 from aiolock.core.inbox import WakeReason
 from aiolock.errors import BackendError, BackendUnavailable
@@ -64,7 +64,7 @@ class Subscriber(Transport):
     @property
     def subscribed(self) -> bool:
         """True while messages arrive, as far as is known."""
-        return self.state is State.READY
+        return self.state is ConnectionState.READY
 
     def _greet(self, transport: asyncio.WriteTransport) -> None:
         self._reader = Reader(notEnoughData=NOTHING)
@@ -82,7 +82,7 @@ class Subscriber(Transport):
             while (reply := self._reader.gets()) is not NOTHING:
                 if type(reply) is list:
                     self._reply(reply)
-                elif type(reply) is ReplyError and self.state is not State.READY:
+                elif type(reply) is ReplyError and self.state is not ConnectionState.READY:
                     # In the state READY it is the PING of an account without the right to it.
                     self._refused(from_reply(str(reply)), reply)
                     return
@@ -105,7 +105,7 @@ class Subscriber(Transport):
             return
         first_time = self.denied is None
         self.denied = error
-        self._lost(error, State.DENIED, DENIED_PAUSE)
+        self._lost(error, ConnectionState.DENIED, DENIED_PAUSE)
         self._opened()
         if first_time and self._on_down is not None:
             self._on_down()

@@ -19,7 +19,7 @@ from aiolock.backends.rows.lockrow import (
     decode,
 )
 from aiolock.backends.rows.rules import BLOCK
-from aiolock.backends.rows.session import Session
+from aiolock.backends.rows.session import RowSession
 from aiolock.backends.rows.store import ALL, Edit
 from aiolock.backends.rows.writer import Member, MemberState, Pending
 from aiolock.clock import Deadline
@@ -128,7 +128,7 @@ class RowClaim(CanDowngrade):
             "the sessions of this client are declared dead by others as soon as they are opened"
         )
 
-    def _enter(self, session: Session) -> Member:
+    def _enter(self, session: RowSession) -> Member:
         """Return the member to enter with: a claim does not move to another session, but enters anew."""
         member = self._member
         if member is not None and not member.session.dead:

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from aiolock.backends.rows.context import Context, row_key
 from aiolock.backends.rows.lockrow import Leave
 from aiolock.backends.rows.observer import Observer
-from aiolock.backends.rows.session import Session, Sessions
+from aiolock.backends.rows.session import RowSession, RowSessions
 from aiolock.backends.rows.writer import MemberState, RowWriter
 from aiolock.core.backend import Event, EventKind
 from aiolock.core.inbox import Inbox, WakeReason
@@ -28,7 +28,7 @@ class Engine:
 
     def __init__(self, context: Context) -> None:
         self.context = context
-        self.sessions = Sessions(context)
+        self.sessions = RowSessions(context)
         self.observer = Observer(context, lambda: self._writers.values())
         self.watchers: dict[str, set[Inbox[None]]] = {}
         """The inboxes of registers that are watched, by key."""
@@ -113,11 +113,11 @@ class Engine:
 
     # --- renewals
 
-    def begin_renewal(self, session: Session) -> asyncio.Future[None]:
+    def begin_renewal(self, session: RowSession) -> asyncio.Future[None]:
         """Start a renewal of everything that names a session, as a task of the client."""
         return self.context.begin(self.renew(session), "aiolock-heartbeat")
 
-    async def renew(self, session: Session) -> None:
+    async def renew(self, session: RowSession) -> None:
         """Send a heartbeat and, in the same flight, verify the rows in which this client holds or waits.
 
         Raises :class:`BackendError` if one of the two was not answered: what was, counts nevertheless.
@@ -136,7 +136,7 @@ class Engine:
                 writer.refuse(error)
             raise
 
-    async def _verify(self, session: Session) -> None:
+    async def _verify(self, session: RowSession) -> None:
         """Read the versions of all rows in which the session has claims, and the rows that have changed."""
         writers = [
             writer
@@ -163,7 +163,7 @@ class Engine:
                 writer for writer, row in zip(changed, rows, strict=True) if not writer.learn(row, flight)
             ]
 
-    def _bury(self, session: Session) -> None:
+    def _bury(self, session: RowSession) -> None:
         """Take in that a session is dead: its holds are lost, and its waiting claims enter anew."""
         if session.id not in self.sessions.open:
             return
@@ -177,18 +177,18 @@ class Engine:
                 else:
                     writer.lapse(member)
 
-    def keep_alive(self, session: Session) -> None:
+    def keep_alive(self, session: RowSession) -> None:
         """Have heartbeats sent while a claim needs them, and for a ttl longer."""
         if session.id not in self._timers:
             self._busy[session.id] = self.context.clock()
             self._set_timer(session, session.ttl / 4)
 
-    def _set_timer(self, session: Session, seconds: float) -> None:
+    def _set_timer(self, session: RowSession, seconds: float) -> None:
         # Between heartbeats there is no task: an idle client leaves nothing running.
         loop = asyncio.get_running_loop()
         self._timers[session.id] = loop.call_later(seconds, self._look_at, session)
 
-    def _look_at(self, session: Session) -> None:
+    def _look_at(self, session: RowSession) -> None:
         """Send a heartbeat if one is due; end the heartbeats of a session that has been idle for its ttl."""
         context, now = self.context, self.context.clock()
         if session.busy:
@@ -202,7 +202,7 @@ class Engine:
         else:
             context.tasks.spawn(self._beat(session), "aiolock-heartbeat")
 
-    async def _beat(self, session: Session) -> None:
+    async def _beat(self, session: RowSession) -> None:
         """Renew, and set the timer again: sooner after an error, of whatever kind. Ends with the client."""
         seconds = session.ttl / 10 * self.context.random.uniform(0.5, 1.0)
         try:

@@ -22,7 +22,7 @@ from aiolock.clock import Deadline
 from aiolock.core.backend import Claim
 from aiolock.errors import BackendError, BackendUnavailable, UnsafeBackend
 
-__all__ = ["REMEMBERED", "Session", "Sessions", "session_key"]
+__all__ = ["REMEMBERED", "RowSession", "RowSessions", "session_key"]
 
 REMEMBERED = 86_400.0
 """Seconds for which the row of a dead session stays: longer than any client is stopped that is told of it."""
@@ -35,7 +35,7 @@ def session_key(namespace: str, session: str) -> str:
     return f"{namespace}/s/{session}"
 
 
-class Session:
+class RowSession:
     """One session of this client: :meth:`open`, then :meth:`heartbeat` until :meth:`close`; dead for ever once it is dead."""
 
     def __init__(self, context: Context, ttl: float) -> None:
@@ -192,17 +192,17 @@ class Session:
             return
 
 
-class Sessions:
+class RowSessions:
     """The sessions of one client, by ttl."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
-        self.open: dict[str, Session] = {}
+        self.open: dict[str, RowSession] = {}
         """All that are not dead, by id."""
-        self._current: dict[float, Session] = {}
-        self._opening: dict[float, asyncio.Future[Session]] = {}
+        self._current: dict[float, RowSession] = {}
+        self._opening: dict[float, asyncio.Future[RowSession]] = {}
 
-    async def get(self, ttl: float, deadline: Deadline) -> Session:
+    async def get(self, ttl: float, deadline: Deadline) -> RowSession:
         """Return the session for new claims of this ttl; open one if there is none.
 
         Raises :class:`BackendError`. Cancelling it lets the opening go on.
@@ -215,8 +215,8 @@ class Sessions:
             opening = self._opening[ttl] = self.context.begin(self._open(ttl), "aiolock-session")
         return await self.context.answered(opening, deadline)
 
-    async def _open(self, ttl: float) -> Session:
-        session = Session(self.context, ttl)
+    async def _open(self, ttl: float) -> RowSession:
+        session = RowSession(self.context, ttl)
         await session.open()
         self.open[session.id] = self._current[ttl] = session
         self.context.liveness.own[session.id] = session.claims
@@ -227,11 +227,11 @@ class Sessions:
 
         Raises :class:`BackendError`. Cancelling it lets the opening go on.
         """
-        session = Session(self.context, seconds)
+        session = RowSession(self.context, seconds)
         await self.context.answered(self.context.begin(session.open(), "aiolock-session"), deadline)
         return session.id
 
-    def bury(self, session: Session) -> None:
+    def bury(self, session: RowSession) -> None:
         """Forget a session that is dead."""
         self.open.pop(session.id, None)
         self.context.liveness.own.pop(session.id, None)

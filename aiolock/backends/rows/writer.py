@@ -31,7 +31,7 @@ from aiolock.backends.rows.lockrow import (
     template,
 )
 from aiolock.backends.rows.rules import UNSET_LIMIT
-from aiolock.backends.rows.session import Session
+from aiolock.backends.rows.session import RowSession
 from aiolock.backends.rows.store import MOST_VALUE, Edit, Entry, Row
 from aiolock.core.backend import Claim, Event, EventKind, Grant
 from aiolock.core.inbox import WakeReason
@@ -67,7 +67,7 @@ class Member:
 
     __slots__ = ("asked", "claim", "doubted", "reason", "refused", "request", "session", "shown", "state")
 
-    def __init__(self, claim: Claim, request: RowRequest, session: Session) -> None:
+    def __init__(self, claim: Claim, request: RowRequest, session: RowSession) -> None:
         self.claim = claim
         self.request = request
         self.session = session
@@ -109,7 +109,7 @@ class Pending:
 
     __slots__ = ("future", "in_doubt", "looked", "order", "sending", "session", "step", "withdrawn")
 
-    def __init__(self, step: Step, order: int, session: Session | None) -> None:
+    def __init__(self, step: Step, order: int, session: RowSession | None) -> None:
         self.step = step
         self.order = order
         self.session = session
@@ -138,7 +138,7 @@ class RowWriter:
         key: str,
         name: str,
         look: Callable[[Iterable[RowRequest]], asyncio.Future[bool]],
-        renew: Callable[[Session], asyncio.Future[None]],
+        renew: Callable[[RowSession], asyncio.Future[None]],
         served: Callable[[], None],
     ) -> None:
         self.context = context
@@ -219,7 +219,7 @@ class RowWriter:
 
     # --- steps
 
-    def submit(self, step: Step, session: Session | None = None) -> Pending:
+    def submit(self, step: Step, session: RowSession | None = None) -> Pending:
         """Submit a step. Its future gets an error when the store fails; a :class:`Leave` is tried again nevertheless."""
         pending = Pending(step, self.context.order(), session)
         self._pending[pending] = None

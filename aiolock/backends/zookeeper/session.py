@@ -24,7 +24,17 @@ from aiolock.core.logs import Log, get_logger
 from aiolock.core.tasks import Backoff, end, start
 from aiolock.errors import BackendError
 
-__all__ = ["CHILDREN", "CREATED", "DATA", "DELETED", "Heartbeats", "OnEvent", "Session", "State", "interval"]
+__all__ = [
+    "CHILDREN",
+    "CREATED",
+    "DATA",
+    "DELETED",
+    "Heartbeats",
+    "OnEvent",
+    "Session",
+    "SessionState",
+    "interval",
+]
 
 log: Log = get_logger("aiolock.zookeeper")
 
@@ -92,7 +102,7 @@ OnEvent = Callable[[WatchEvent], None]
 Begin = Callable[[Callable[[Any], Awaitable[Any]]], Awaitable[None]]
 
 
-class State(Enum):
+class SessionState(Enum):
     """The state of a session as far as this process knows."""
 
     CONNECTED = "connected"
@@ -130,7 +140,7 @@ class Session:
         self._on_begin = on_begin
         self._begun: int | None = None
         """The session for which ``on_begin`` has ended."""
-        self.state = State.LOST
+        self.state = SessionState.LOST
         self.session_id: int | None = None
         self.password = b"\x00"
         self.conn: Connection | None = None
@@ -151,7 +161,7 @@ class Session:
     @property
     def connected(self) -> bool:
         """True if requests can be sent now."""
-        return self.state is State.CONNECTED
+        return self.state is SessionState.CONNECTED
 
     @property
     def deadline(self) -> float:
@@ -284,7 +294,7 @@ class Session:
         for listener in tuple(self.listeners):
             listener()
 
-    def _move(self, state: State) -> None:
+    def _move(self, state: SessionState) -> None:
         if self.state is not state:
             if self.session_id:
                 log.debug("session %#x is %s", self.session_id, state.value)
@@ -293,16 +303,16 @@ class Session:
 
     def _died(self, conn: Connection) -> None:
         if conn is self.conn and self.connected:
-            self._move(State.SUSPENDED)
+            self._move(SessionState.SUSPENDED)
 
     def _forget(self) -> None:
         """Give the session up; the next attempt asks for a new one."""
         self.session_id, self.password, self._last_zxid = None, b"\x00", 0
         self.timeout, self._heartbeats = self._asked_timeout, None
-        if self.state is State.LOST:
+        if self.state is SessionState.LOST:
             self._announce()
         else:
-            self._move(State.LOST)
+            self._move(SessionState.LOST)
 
     # --- connecting
 
@@ -361,7 +371,7 @@ class Session:
         if conn.dead:
             # It died before the session was announced as connected.
             return False
-        self._move(State.CONNECTED)
+        self._move(SessionState.CONNECTED)
         self._beat_now.set()
         return True
 

@@ -19,7 +19,7 @@ from aiolock.backends.redis.commands import Script, as_eval, encode
 from aiolock.backends.redis.connection import Connection
 from aiolock.backends.redis.errors import NotSent
 from aiolock.backends.redis.url import Endpoint
-from aiolock.backends.transport import State
+from aiolock.backends.transport import ConnectionState
 from aiolock.clock import system_clock
 from aiolock.errors import BackendRefused, BackendUnavailable
 from tests.faults.proxy import Proxy, resp_frames
@@ -301,7 +301,7 @@ async def test_a_killed_connection_comes_back(server):
         for _ in range(3):
             name = await connection.call("CLIENT", "ID")
             assert await admin.call("CLIENT", "KILL", "ID", name) == 1
-            await until(lambda: connection.state is not State.READY)
+            await until(lambda: connection.state is not ConnectionState.READY)
             assert await connection.call("ECHO", "again") == b"again"
         assert story == ["up", "down"] * 3 + ["up"]
         assert connection.generation == 4
@@ -324,7 +324,7 @@ async def test_calls_while_it_is_down_wait_for_the_next_connection(server):
     async with Proxy("127.0.0.1", server.port) as proxy, connected(server, port=proxy.port) as connection:
         proxy.stop_listening()
         proxy.reset_all()
-        await until(lambda: connection.state is not State.READY)
+        await until(lambda: connection.state is not ConnectionState.READY)
         calls = [connection.call("ECHO", n) for n in range(5)]
         left = connection.call("INCR", "left")
         left.cancel()
@@ -382,7 +382,7 @@ async def test_a_call_does_not_wait_for_a_connection_for_ever(server):
     ):
         proxy.stop_listening()
         proxy.reset_all()
-        await until(lambda: connection.state is not State.READY)
+        await until(lambda: connection.state is not ConnectionState.READY)
         with pytest.raises(NotSent, match="nothing listens") as caught:
             await connection.call("PING")
         assert caught.value.retryable
@@ -516,7 +516,7 @@ async def test_closing_fails_what_is_under_way_and_what_comes_after(server):
         with pytest.raises(RuntimeError, match="not open"):
             connection.call("PING")
         await connection.aclose()
-        assert connection.state is State.CLOSED
+        assert connection.state is ConnectionState.CLOSED
 
 
 async def test_what_was_issued_before_closing_is_sent(server):
@@ -575,9 +575,9 @@ async def test_closing_in_the_middle_of_reconnecting_leaves_nothing(server):
         for steps in range(12):
             async with connected(server, port=proxy.port) as connection:
                 proxy.reset_all()
-                await until(lambda c=connection: c.state is not State.READY)
+                await until(lambda c=connection: c.state is not ConnectionState.READY)
                 await asyncio.sleep(0.003 * steps)
-            assert connection.state is State.CLOSED
+            assert connection.state is ConnectionState.CLOSED
             assert not [task for task in asyncio.all_tasks() - tasks if "connect" in task.get_name()]
 
 

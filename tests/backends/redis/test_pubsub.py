@@ -12,7 +12,7 @@ from aiolock.backends.redis import pubsub
 from aiolock.backends.redis.connection import Connection
 from aiolock.backends.redis.pubsub import Subscriber
 from aiolock.backends.redis.url import Endpoint
-from aiolock.backends.transport import State
+from aiolock.backends.transport import ConnectionState
 from aiolock.clock import system_clock
 from aiolock.errors import BackendRefused, BackendUnavailable
 from tests.faults.proxy import Proxy, resp_frames
@@ -124,7 +124,7 @@ async def test_a_denied_subscription_is_no_failure_and_is_asked_for_again_slowly
     url = f"redis://mute:any@127.0.0.1:{server.port}"
     async with listening(url) as listener:
         subscriber = listener.subscriber
-        assert subscriber.state is State.DENIED
+        assert subscriber.state is ConnectionState.DENIED
         assert not subscriber.subscribed
         assert isinstance(subscriber.denied, BackendRefused)
         assert "channel" in str(subscriber.denied)
@@ -145,4 +145,4 @@ async def test_a_server_that_is_not_there_is_unavailable():
     )
     with pytest.raises(BackendUnavailable, match="nothing listens"):
         await subscriber.open()
-    assert subscriber.state is State.CLOSED
+    assert subscriber.state is ConnectionState.CLOSED

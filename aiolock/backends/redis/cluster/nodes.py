@@ -19,7 +19,7 @@ from aiolock.backends.redis.commands import Reply, Script
 from aiolock.backends.redis.connection import Connection, Pairing
 from aiolock.backends.redis.pubsub import Subscriber
 from aiolock.backends.redis.url import Verify, answers, survey, why_none
-from aiolock.backends.transport import Hook, Options, State
+from aiolock.backends.transport import ConnectionState, Hook, Options
 from aiolock.core.logs import Log, get_logger
 from aiolock.core.tasks import Backoff, TaskSet, end
 from aiolock.errors import BackendError, BackendRefused, BackendUnavailable
@@ -105,12 +105,15 @@ class Node:
     @property
     def ready(self) -> bool:
         """True while commands can be sent."""
-        return self.connection.state is State.READY
+        return self.connection.state is ConnectionState.READY
 
     @property
     def settled(self) -> bool:
         """True if both connections stand, or will not for a while."""
-        return self.ready and self.subscriber.state not in (State.CONNECTING, State.BROKEN)
+        return self.ready and self.subscriber.state not in (
+            ConnectionState.CONNECTING,
+            ConnectionState.BROKEN,
+        )
 
     def pair(self) -> None:
         """Have a fresh pair of times, by which pushed grants are judged."""
@@ -147,7 +150,7 @@ class Node:
     def _agree(self, other: Connection | Subscriber) -> None:
         """Reconnect the other one if its address was given to another node since it was connected."""
         mine, theirs = (endpoint.node for endpoint in self._endpoints)
-        if other.state is State.READY and mine != theirs:
+        if other.state is ConnectionState.READY and mine != theirs:
             other.leave()
 
 
