@@ -13,7 +13,7 @@ import re
 import secrets
 import sqlite3
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -158,6 +158,13 @@ class Deployment(ABC):
             async with client:
                 yield client, (way := Proxied([proxy]))
                 way.settle()
+
+    @asynccontextmanager
+    async def _proxies(self, ports: Iterable[int]) -> AsyncIterator[list[Proxy]]:
+        """A proxy before each of several servers."""
+        async with AsyncExitStack() as stack:
+            proxies = [Proxy("127.0.0.1", port, framing=self.framing) for port in ports]
+            yield [await stack.enter_async_context(proxy) for proxy in proxies]
 
     async def forget(self, lease: Lease) -> None:
         """Make the server forget the hold of `lease`, which is told to nobody where the server can be silent about it."""
@@ -513,11 +520,7 @@ class RedisQuorum(Redis):
 
     @asynccontextmanager
     async def over(self, **options: Any) -> AsyncIterator[tuple[Client, Way]]:
-        async with AsyncExitStack() as stack:
-            proxies = [
-                await stack.enter_async_context(Proxy("127.0.0.1", server.port, framing=self.framing))
-                for server in self._three
-            ]
+        async with self._proxies(server.port for server in self._three) as proxies:
             urls = [f"redis://127.0.0.1:{proxy.port}/0" for proxy in proxies]
             settings = {"namespace": self.namespace, "ttl": self.ttl, **options}
             async with aiolock.connect(urls, **settings) as client:
@@ -556,15 +559,11 @@ class RedisCluster(Redis):
     @asynccontextmanager
     async def over(self, **options: Any) -> AsyncIterator[tuple[Client, Way]]:
         """Each node behind a proxy of its own."""
-        async with AsyncExitStack() as stack:
-            proxies = {
-                port: await stack.enter_async_context(Proxy("127.0.0.1", port, framing=self.framing))
-                for port in self._cluster.ports
-            }
-            detours = {port: proxy.port for port, proxy in proxies.items()}
+        async with self._proxies(self._cluster.ports) as proxies:
+            detours = {port: proxy.port for port, proxy in zip(self._cluster.ports, proxies, strict=True)}
             settings = {"namespace": self.namespace, "ttl": self.ttl, **options}
             async with Client(Detoured(self._cluster.url, detours), **settings) as client:
-                yield client, (way := Proxied(list(proxies.values())))
+                yield client, (way := Proxied(proxies))
                 way.settle()
 
 
@@ -688,11 +687,7 @@ class MemcachedServers(Memcached):
 
     @asynccontextmanager
     async def over(self, **options: Any) -> AsyncIterator[tuple[Client, Way]]:
-        async with AsyncExitStack() as stack:
-            proxies = [
-                await stack.enter_async_context(Proxy("127.0.0.1", server.port, framing=self.framing))
-                for server in self._three
-            ]
+        async with self._proxies(server.port for server in self._three) as proxies:
             ports = {server.port: proxy.port for server, proxy in zip(self._three, proxies, strict=True)}
             settings = {"namespace": self.namespace, "ttl": self.ttl, **options}
             async with Client(DetouredMemcached(self.url(), ports), **settings) as client:
