@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import selectors
+import threading
 import time
 
 import pytest
@@ -60,6 +62,30 @@ def test_a_deadlock_is_an_error_that_says_who_waits_where():
 
     with pytest.raises(Deadlock, match=r"the forgotten one at .*test_virtual\.py:\d+"):
         virtual.run(main())
+
+
+@pytest.mark.parametrize("timer", [None, 3600])
+def test_other_threads_may_wake_the_loop(monkeypatch, timer):
+    """One that does so as the loop begins to wait: neither a deadlock, nor time that passes."""
+    select = selectors.DefaultSelector.select
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        woken, start = loop.create_future(), loop.time()
+        thread = threading.Thread(target=loop.call_soon_threadsafe, args=(woken.set_result, "hello"))
+
+        def wake_then_select(selector, timeout=None):
+            if thread.ident is None:
+                thread.start()
+                thread.join()
+            return select(selector, timeout)
+
+        monkeypatch.setattr(selectors.DefaultSelector, "select", wake_then_select)
+        async with asyncio.timeout(timer):
+            word = await woken
+        return word, loop.time() - start
+
+    assert virtual.run(main()) == ("hello", pytest.approx(0, abs=1))
 
 
 def test_the_clock_follows_the_loop_at_its_rate_and_jumps_when_suspended():
