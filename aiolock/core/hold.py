@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import warnings
 import weakref
-from collections.abc import Callable, Coroutine, Iterable
-from typing import Protocol, TypeVar
+from collections.abc import Coroutine, Iterable
+from typing import Protocol
 
 from aiolock.core.backend import Claim
 from aiolock.core.cancellation import CancelScope, CancelScopes, Task
@@ -55,9 +55,6 @@ class Home(Protocol):
     def downgrade(self, hold: Hold) -> Home:
         """Turn a write hold into a read hold; return its new home."""
         ...
-
-
-H = TypeVar("H", bound=Home)
 
 
 class _Rare:
@@ -435,11 +432,6 @@ class Hold:
         if rare.followers is None:
             rare.followers = weakref.WeakSet()
         rare.followers.add(self)
-
-    def move(self, build: Callable[[Home], H]) -> H:
-        """Put another home between this hold and its own."""
-        self.home = home = build(self.home)
-        return home
 
     def downgrade(self) -> None:
         """Count as a read hold in this process, before the server is asked."""

@@ -101,7 +101,7 @@ class ReentrantLock(Lock):
     def _won(self, hold: Hold) -> Hold:
         key = (self._task(), self.name)
         # The holds keep their levels alive; this table only finds them.
-        self._runtime.levels[key] = hold.move(lambda home: Levels(hold, home, key))
+        hold.home = self._runtime.levels[key] = Levels(hold, hold.home, key)
         return hold
 
 

@@ -118,7 +118,7 @@ class ReadLock(_Side):
             return None
         home = outer.home
         if not isinstance(home, Levels):
-            home = outer.move(lambda inner: Levels(outer, inner, None))
+            outer.home = home = Levels(outer, home, None)
         return home.again()
 
 
