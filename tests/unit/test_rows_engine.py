@@ -701,6 +701,32 @@ async def test_a_hold_whose_row_cannot_be_written_does_not_hold_up_the_others():
 
 
 @staged
+async def test_renewals_of_a_hold_whose_row_stays_locked_leave_one_task_and_one_session():
+    server = serve(push=False)
+    async with Side(server) as one:
+        claim, _ = await one.acquire(ttl=60)
+        claim.fixed = True
+        edit, server.edit = server.edit, lambda asked: None if asked.key == KEY else edit(asked)
+        for _ in range(3):
+            [renewal] = await one.backend.renew([claim])
+            assert isinstance(renewal, Grant)
+            names = [task.get_name() for task in one.backend.context.tasks]
+            assert names.count("aiolock-verify") == 1
+            assert len(one.backend._engine.writer("x", Family.LOCK)._pending) == 1
+            # That of the hold, and the one that it is to get.
+            assert len([key for key in server.rows if key.startswith("n/s/")]) == 2
+        server.edit = edit
+        await one.backend.renew([claim])
+        [hold] = decode(server.rows[KEY].value).holds.values()
+        assert hold.request.session != one.session.id
+        assert "aiolock-verify" not in [task.get_name() for task in one.backend.context.tasks]
+        # It has been done, and is not done again.
+        writes = server.writes
+        await one.backend.renew([claim])
+        assert server.writes == writes + 1
+
+
+@staged
 async def test_a_heartbeat_that_is_under_way_counts_for_a_renewal_that_begins_later():
     """Two of them, one after the other, may take longer than the command timeout."""
     server = serve(push=False)

@@ -127,9 +127,7 @@ class RowBackend(Administration, RegisterStore, Purging, Diagnosis):
         }
         before = {session: session.answered for session in sessions}
         futures = {session: self._engine.begin_renewal(session) for session in sessions}
-        alone = [
-            self.context.begin(claim.stand_alone(), "aiolock-verify") for claim in members if claim.fixed
-        ]
+        alone = [claim.stand_alone() for claim in members if claim.fixed]
         if work := [*futures.values(), *alone]:
             await asyncio.wait(work, timeout=self.settings.command_timeout)
         renewals: list[Renewal] = []

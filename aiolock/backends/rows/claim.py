@@ -49,7 +49,10 @@ TRIES = 3
 class RowClaim(CanDowngrade):
     """One request; it enters under another id if its session is dead."""
 
-    __slots__ = ("__weakref__", "_alone", "_answer", "_keeping", "_leave", "_member", "_writer", "engine")
+    __slots__ = (
+        *("__weakref__", "_alone", "_answer", "_keeping", "_leave", "_member", "_moving", "_writer"),
+        "engine",
+    )
 
     asks_again = True
 
@@ -64,6 +67,8 @@ class RowClaim(CanDowngrade):
         self._answer: Release | None = None
         self._alone = False
         """True once the hold has a session of its own."""
+        self._moving: asyncio.Future[None] | None = None
+        """Gives it that session."""
 
     @property
     def member(self) -> Member | None:
@@ -153,7 +158,7 @@ class RowClaim(CanDowngrade):
         self._writer.members[member.id] = member
         return member
 
-    async def _submit(self, step: Enter | Downgrade | Move, deadline: Deadline) -> Entered:
+    async def _submit(self, step: Enter | Downgrade, deadline: Deadline) -> Entered:
         assert self._member is not None  # noqa: S101 - registered before the first step
         entered = await self.engine.context.answered(
             self._writer.submit(step, self._member.session).future, deadline
@@ -183,18 +188,25 @@ class RowClaim(CanDowngrade):
         member.request = replace(member.request, mode=READ.mode.value, block=1)
         return Grant(entered.token, 1, member.until, bool(self._writer.row.queue))
 
-    async def stand_alone(self) -> None:
-        """Give the hold a session of its own for the rest of its ttl, because it is not prolonged any more.
+    def stand_alone(self) -> asyncio.Future[None]:
+        """Begin to give the hold a session of its own for the rest of its ttl, because it is not prolonged any more.
 
-        Raises :class:`BackendError`; then it is to be called again.
+        Return a future that is done when it has one. It may get a :class:`BackendError`; then this is to be called again.
+        While a row stays locked, the first call goes on, and others begin nothing.
         """
+        if self._moving is None or (self._moving.done() and not self._alone):
+            self._moving = self.engine.context.begin(self._stand_alone(), "aiolock-verify")
+        return self._moving
+
+    async def _stand_alone(self) -> None:
         member = self._member
         if member is None or self._alone or member.state is not MemberState.HELD:
             return
-        deadline = self.engine.context.deadline()
-        left = member.proven + member.session.ttl - self.engine.context.clock()
-        session = await self.engine.sessions.keep(max(left, 0.01), deadline)
-        self._alone = bool((await self._submit(Move(member.id, session), deadline)).token)
+        context = self.engine.context
+        left = member.proven + member.session.ttl - context.clock()
+        session = await self.engine.sessions.keep(max(left, 0.01), context.deadline())
+        moved = await self._writer.submit(Move(member.id, session), member.session).future
+        self._alone = isinstance(moved, Entered) and bool(moved.token)
 
     # --- release
 
