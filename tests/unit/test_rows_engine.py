@@ -1194,8 +1194,9 @@ async def test_a_request_waits_outside_a_full_row_and_who_leaves_can():
         for each in late:
             assert await each.acquire(wait=True) is None
         assert not await one.tries(READ)
+        assert await one.backend.request_release("x", Family.RW, "r" * 256)
         with pytest.raises(BackendUnavailable, match="full"):
-            await one.backend.request_release("x", Family.RW, "r" * 500)
+            await one.backend.request_release("x", Family.RW, "r" * 16_000)
         row = decode(server.rows[claim.key].value)
         assert list(row.queue) == others
         assert await claim.release() is Release.RELEASED

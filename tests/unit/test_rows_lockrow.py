@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import settings
@@ -340,6 +341,23 @@ def test_a_request_to_release_that_does_not_fit_is_refused_by_itself():
     batch = apply(row, [Ask("", "r" * 500), Leave(some)], Liveness(), Mint(0, NOW))
     assert batch.results == [None, True]
     assert len(encode(batch.row)) <= MOST_VALUE
+
+
+def test_the_holder_of_a_full_row_can_be_asked_to_release():
+    """Of all rows, it is the one in which that is wanted."""
+    row = full_row()
+    longest = "é" * 128
+    batch = apply(row, [Ask("", "first"), Ask("", longest), Leave("nobody")], Liveness(), Mint(0, NOW))
+    assert batch.results == [True, True, False]
+    assert next(iter(batch.row.holds.values())).asked == longest
+    assert len(encode(batch.row)) <= MOST_VALUE
+    assert enter(batch.row, request(9_999, "read", "new-1")).results == [None]
+    # With and without a hold that stays.
+    holder = request(0, "write")
+    for kept in (None, replace(holder, id=f"{holder.id} kept", session="kept-1")):
+        left = apply(decode(encode(batch.row)), [Leave(holder.id, kept)], Liveness(), Mint(0, NOW))
+        assert left.results == [True]
+        assert len(encode(left.row)) <= MOST_VALUE
 
 
 def test_a_request_that_does_not_fit_is_refused_beside_a_release_that_does():

@@ -56,7 +56,10 @@ GRANT = 48
 """Most bytes by which a queue entry grows when it becomes a hold: there has to be room for all of them in one write."""
 
 MOST_GRANTED = 61_440
-"""Bytes to which a row may grow when its whole queue is granted; what is left is for releases that keep the lock."""
+"""Bytes to which requests may let a row grow when its whole queue is granted."""
+
+MOST_ASKED = 64_000
+"""Bytes to which the reasons of requests to release may let it grow then; what is left is for releases that keep the lock."""
 
 SHARE = 0.75
 """Part of that room beyond which only clients enter that have fewer than :data:`FEW` holds and requests in the row."""
@@ -472,12 +475,9 @@ class _Room:
         self._own = sum(request.session in known.own for request in requests)
         self._over = False
 
-    def take(self, length: int, later: int = 0, share: float = 1) -> bool:
-        """Take ``length`` bytes, and ``later`` when the queue is granted, if this part of the room has them."""
-        fits = (
-            self._length + length <= share * MOST_SHARED
-            and self._granted + length + later <= share * MOST_GRANTED
-        )
+    def take(self, length: int, later: int, shared: float, granted: float) -> bool:
+        """Take ``length`` bytes, and ``later`` when the queue is granted, if the row has room for them within these limits."""
+        fits = self._length + length <= shared and self._granted + length + later <= granted
         if fits:
             self._length += length
             self._granted += length + later
@@ -487,7 +487,8 @@ class _Room:
         """Take the room for a request, if it is there, and was there for those before it."""
         length = len(json.dumps(_pack(request), separators=(",", ":"))) + 1
         share = 1 if self._own < FEW else SHARE
-        if self._over or not self.take(length + GRANT * granted, GRANT * (not granted), share):
+        sizes = length + GRANT * granted, GRANT * (not granted)
+        if self._over or not self.take(*sizes, share * MOST_SHARED, share * MOST_GRANTED):
             self._over = True
             return False
         self._own += 1
@@ -635,7 +636,7 @@ class _Work:
     def _ask(self, reason: str) -> bool | None:
         asked = [hold for hold in self.row.holds.values() if not hold.kept]
         longer = sum(_reason_length(reason) - _reason_length(hold.asked) for hold in asked)
-        if longer > 0 and not self._room.take(longer):
+        if longer > 0 and not self._room.take(longer, 0, MOST_ASKED, MOST_ASKED):
             return None
         for hold in asked:
             hold.asked = reason
