@@ -164,15 +164,15 @@ class Client:
         """Prepare an opening; no I/O."""
         # The process may be a child that was forked after the client was made.
         label = self._settings.label or f"{socket.gethostname()}:{os.getpid()}"
-        outages = Outages(self._settings.clock)
-        backend.bind(replace(self._settings, label=label, outages=outages))
+        outages, random = Outages(self._settings.clock), self._random or Random()
+        backend.bind(replace(self._settings, label=label, outages=outages, random=random))
         self._backend = backend
         self._watching: asyncio.Task[None] | None = None
         self._end: asyncio.Task[None] | None = None
         self._runtime = Runtime(
             backend,
             clock=self._settings.clock,
-            random=self._random or Random(),
+            random=random,
             command_timeout=self._settings.command_timeout,
             label=label,
             generations=self._generations,

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from random import Random
 from typing import Any, NamedTuple, Self, TypeVar
 
 from aiolock.clock import Clock
@@ -257,6 +258,8 @@ class Settings:
     require: frozenset[str] = frozenset()
     outages: Outages | None = None
     """Lost connections are reported to it."""
+    random: Random = field(default_factory=Random, repr=False, compare=False)
+    """The source of pauses and of order among equals; that of the client."""
 
 
 class Backend(ABC):

@@ -6,7 +6,6 @@ import asyncio
 import math
 import secrets
 from collections.abc import Callable, Hashable, Sequence
-from random import Random
 from typing import Any
 
 from aiolock.backends.mysql import schema
@@ -139,7 +138,7 @@ class MySQLBackend(Administration, RegisterStore, TransactionLocks, Confirmation
             self._statements,
             self.sessions,
             self.events,
-            Random(),
+            settings.random,
             settings.clock,
             settings.command_timeout,
         )

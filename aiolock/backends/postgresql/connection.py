@@ -13,7 +13,6 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from random import Random
 from typing import Any, NamedTuple
 
 import asyncpg
@@ -331,7 +330,7 @@ class Connections:
         self._there = asyncio.Event()
         self._error: BackendError | None = None
         self._tasks = TaskSet()
-        self._backoff = Backoff(Random())
+        self._backoff = Backoff(settings.random)
         self._reconnecting: asyncio.Task[None] | None = None
         self.closed = False
         self.facts: Facts | None = None

@@ -7,7 +7,6 @@ import secrets
 from abc import abstractmethod
 from collections.abc import Hashable, Sequence
 from functools import partial
-from random import Random
 from typing import Any, Self
 
 from aiolock.backends.redis import admin
@@ -96,7 +95,9 @@ class BaseBackend(Administration, RegisterStore, Diagnosis):
         def context(commands: Commands) -> Context:
             # In a cluster a call is about one slot, which two locks seldom share.
             batch = 1 if pairing is None else BATCH
-            wakeups = Wakeups(commands.beat, commands.tickets, clock=clock, random=Random(), batch=batch)
+            wakeups = Wakeups(
+                commands.beat, commands.tickets, clock=clock, random=settings.random, batch=batch
+            )
             return Context(clock, limit, commands, wakeups, self.claims, self._released, pairing)
 
         names = self._tokens, self._prefix, self._process

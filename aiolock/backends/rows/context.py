@@ -76,7 +76,7 @@ class Context:
         self.floor = floor
         """The highest token that this client has seen."""
         self.address: str = secrets.token_hex(8)
-        self.random = Random(secrets.randbits(64))  # noqa: S311 - for pauses
+        self.random: Random = settings.random
         self.tasks: TaskSet = TaskSet()
         self.liveness: Liveness = Liveness(own={})
         self.clock_check: ClockCheck = ClockCheck()

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
-from random import Random
 from typing import Any, NamedTuple
 
 from aiozk import exc
@@ -116,7 +115,7 @@ class ZooKeeperBackend(Administration, RegisterStore, Diagnosis):
 
     async def open(self) -> None:
         """Begin a session, check the version of the data format, and read the members of the ensemble."""
-        settings, random = self.settings, Random()
+        settings, random = self.settings, self.settings.random
         acl = protocol.CREATOR if self._address.options.acl == "creator" else protocol.OPEN
         self.session = session = Session(
             self._address,
