@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import struct
 import subprocess
@@ -9,13 +10,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TypeVar
+from typing import Any, TypeVar
 from unittest.mock import patch
 
+from tests.faults.staging import PATIENCE, queued
 from tests.processes import program
 from tests.servers import Server
 
-__all__ = ["Clock", "stepped"]
+__all__ = ["Clock", "keeps_its_lock", "stepped"]
 
 S = TypeVar("S", bound=Server)
 
@@ -54,3 +56,24 @@ def stepped(make: Callable[[], S]) -> Iterator[tuple[S, Callable[[int], None]]]:
             yield server, clock.step
         finally:
             server.__exit__(None, None, None)
+
+
+async def keeps_its_lock(
+    connect: Callable[..., Any],
+    step: Callable[[], None],
+    kind: Callable[[Any], Any] = lambda client: client.lock("x"),
+) -> None:
+    """Check that a holder that lives keeps its lock for longer than its ttl after a step of the server's clock."""
+    async with connect(ttl=6.0) as holder, connect(ttl=6.0) as client:
+        async with kind(holder) as lease:
+            waiter = asyncio.create_task(kind(client).acquire(timeout=2 * PATIENCE))
+            await queued(kind(client), 1)
+            step()
+            await asyncio.sleep(9)
+            lease.check()
+            assert not waiter.done()
+        # It has renewed since: its release is all that the next one waits for.
+        async with asyncio.timeout(PATIENCE):
+            following = await waiter
+        assert following.token > lease.token
+        await following.release()

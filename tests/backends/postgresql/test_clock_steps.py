@@ -9,8 +9,8 @@ import pytest
 
 import aiolock
 from aiolock import LockLost
-from tests.faults.clocks import stepped
-from tests.faults.staging import PATIENCE, queued
+from tests.faults.clocks import keeps_its_lock, stepped
+from tests.faults.staging import PATIENCE
 from tests.servers import PostgreSQL
 
 STEP = 3600
@@ -81,18 +81,7 @@ async def test_clients_that_try_once_and_leave_do_not_take_over_before_the_clock
 
 
 async def test_a_clock_that_is_set_back_takes_nothing_from_a_holder_that_lives(server, connect):
-    async with connect(ttl=6.0) as holder, connect(ttl=6.0) as client:
-        async with holder.lock("x") as lease:
-            waiter = asyncio.create_task(client.lock("x").acquire(timeout=2 * PATIENCE))
-            await queued(client.lock("x"), 1)
-            server[1](-STEP)
-            await asyncio.sleep(9)
-            lease.check()
-            assert not waiter.done()
-        async with asyncio.timeout(PATIENCE):
-            following = await waiter
-        assert following.token > lease.token
-        await following.release()
+    await keeps_its_lock(connect, lambda: server[1](-STEP))
 
 
 async def test_a_clock_that_is_set_forward_ends_holds_early_for_clients_that_come_then(server, connect):
