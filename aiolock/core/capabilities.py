@@ -7,8 +7,9 @@ contract: only errors of :mod:`aiolock.errors` leave them, and each call ends wi
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from aiolock.core.backend import Backend, Claim, Grant, Request
 from aiolock.errors import UnsafeBackend, UnsupportedKind
@@ -29,6 +30,7 @@ __all__ = [
     "RegisterStore",
     "TransactionLocks",
     "UnreadableLock",
+    "decode_register",
     "diagnose",
 ]
 
@@ -123,6 +125,19 @@ class Entry(NamedTuple):
 
     value: bytes
     stamp: str
+
+
+def decode_register(value: bytes) -> tuple[dict[str, Any], dict[str, int]] | None:
+    """Return the body of a register, and the number of the last write of each writer; ``None`` for an unknown format."""
+    if not value:
+        return {}, {}
+    try:
+        whole = json.loads(value)
+        if whole["v"] != 1 or type(whole["body"]) is not dict or type(whole["seen"]) is not dict:
+            return None
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return whole["body"], whole["seen"]
 
 
 ABSENT = Entry(b"", "")

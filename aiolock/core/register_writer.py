@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from aiolock.clock import Clock
 from aiolock.core.backend import Claim, Grant, Release, Request
-from aiolock.core.capabilities import ABSENT, MOST_BYTES, Entry, Register
+from aiolock.core.capabilities import ABSENT, MOST_BYTES, Entry, Register, decode_register
 from aiolock.core.inbox import Inbox, WakeReason
 from aiolock.core.tasks import Backoff, reject, settle, start
 from aiolock.errors import (
@@ -81,7 +81,7 @@ class WriteLog:
 
     def read(self, entry: Entry) -> tuple[Body, Results] | None:
         """Return the body, and the results of a write that turned out to have counted; ``None`` for an unknown format."""
-        content = _decode(entry)
+        content = decode_register(entry.value)
         if content is None:
             return None
         body, self._seen = content
@@ -109,18 +109,6 @@ class WriteLog:
     def in_doubt(self, future: asyncio.Future[Any]) -> bool:
         """Test whether an update was sent in a write that may still count, although its answer is missing."""
         return any(future in results for results in self._unknown.values())
-
-
-def _decode(entry: Entry) -> tuple[Body, dict[str, int]] | None:
-    if not entry.value:
-        return {}, {}
-    try:
-        whole = json.loads(entry.value)
-        if whole["v"] != 1 or type(whole["body"]) is not dict or type(whole["seen"]) is not dict:
-            return None
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return None
-    return whole["body"], whole["seen"]
 
 
 # --- writer

@@ -30,7 +30,7 @@ from aiolock.backends.rows.session import session_key
 from aiolock.backends.rows.store import Listener, RowStore
 from aiolock.backends.rows.writer import MemberState
 from aiolock.core.backend import NEVER, Claim, Grant, Renewal, Request, Settings
-from aiolock.core.capabilities import Administration, Diagnosis, Purging, RegisterStore
+from aiolock.core.capabilities import Administration, Diagnosis, Purging, RegisterStore, decode_register
 from aiolock.errors import BackendError, BackendUnavailable
 from aiolock.types import LOCK_FAMILIES, PERMIT, Family, Finding, Holder, LockInfo, Waiting
 from aiolock.validation import check_idle, unescape
@@ -258,13 +258,18 @@ class RowBackend(Administration, RegisterStore, Purging, Diagnosis):
             try:
                 if sort in readers:
                     readers[sort](row.value)
+                elif sort == "r" and decode_register(row.value) is None:
+                    found.append(f"register {text}")
             except UnknownFormat as error:
                 found.append(f"{text if sort == 'l' else f'session {text}'}: {error}")
         if not found:
             return []
         more = f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
         text = f"rows that were not written by this version of the library: {'; '.join(found[:SHOWN])}{more}"
-        advice = "use one version everywhere; `aiolock force-release` replaces the row of a lock, and ends its holds"
+        advice = (
+            "use one version everywhere; `aiolock force-release` replaces the row of a lock, and ends its holds; delete the "
+            "row of a register when no program uses it"
+        )
         return [failure("rows", text, advice)]
 
     async def _sessions(self, requests: Iterable[RowRequest]) -> tuple[Liveness, dict[str, float]]:

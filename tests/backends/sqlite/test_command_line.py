@@ -162,6 +162,24 @@ def test_a_lock_of_another_format_is_named_and_can_be_replaced(directory):
     assert aiolock("doctor", "--local")[0] == 0
 
 
+def test_a_register_of_another_format_is_named(directory):
+    """A latch, a barrier or the leader that an election shows: its tasks are told when they use it."""
+    assert aiolock("run", "--local", "x", "--", "true")[0] == 0
+    with sqlite3.connect(directory / "locks.db") as file:
+        rows = [("done", b'{"v":1,"seen":{},"body":{"left":1}}'), ("other", b'{"v":2,"seen":{},"body":{}}')]
+        [[prefix]] = file.execute(
+            "SELECT substr(key, 1, instr(key, '/l/') - 1) FROM aiolock WHERE key LIKE '%/l/lock/x'"
+        )
+        for name, value in rows:
+            values = f"{prefix}/r/latch/{name}", value, name
+            file.execute("INSERT INTO aiolock (key, value, version) VALUES (?, ?, ?)", values)
+    file.close()
+    status, shown, _ = aiolock("doctor", "--local")
+    assert status == 1
+    assert "register latch/other" in shown
+    assert "latch/done" not in shown
+
+
 def test_the_home_is_that_of_the_user_database(tmp_path, monkeypatch):
     home = tmp_path / "home"
     monkeypatch.delenv("AIOLOCK_DIR", raising=False)
