@@ -33,7 +33,6 @@ class MemcachedStore(RowStore):
 
     capabilities = frozenset({"fifo", "keep"})
     poll = 0.005
-    server_versions = True
     expires = True
 
     def __init__(self, host: Host) -> None:

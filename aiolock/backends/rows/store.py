@@ -7,8 +7,8 @@ The promises of exclusion, order and tokens rest on these rules; each of them ha
 
 1. **Linearizable.** A read sees every write that was answered before the read was sent, also writes of other clients.
 2. **The writer chooses the version** (:attr:`Edit.version`), a text that is new for each attempt; the server stores it and
-   compares it as bytes. A store whose server makes the versions (``server_versions``) returns them instead, and they are
-   good only on the connection that read them.
+   compares it as bytes. A store whose server makes the versions ignores it and returns those, and they are good
+   only on the connection that read them.
 3. **Absence is the version** ``""``. Nothing distinguishes one absence of a row from the next one; the engine allows for it.
 4. **Each edit counts at most once.** The store never repeats a write, whatever became of its answer.
 5. **A lost answer is an error.** A call that raises leaves open which of its edits were made, are made later, or never. The
@@ -141,9 +141,6 @@ class RowStore(ABC):
     poll: float = 2.0
     """Seconds after which the engine reads the rows that it waits for, without a notification. With back-off up to 2 s for a
     store that has no notifications and reads cheaply (memcached: 0.005)."""
-
-    server_versions: bool = False
-    """True if the server makes the versions, and :attr:`Edit.version` is ignored."""
 
     expires: bool = False
     """True if the server itself deletes each row when its ttl has passed, and a row in use never before that: absence of a
