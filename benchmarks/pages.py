@@ -5,7 +5,8 @@
     <!-- conditions -->                          machine, versions, and how calm it was
     <!-- end -->
 
-``python -m benchmarks.pages`` writes; with ``--check`` it only says which pages do not say what the results say.
+``python -m benchmarks.pages`` writes them, and draws the plots anew; with ``--check`` it only says which pages do not say
+what the results say.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.measure import Report
+from benchmarks.plots import draw
 from benchmarks.report import command, conditions, goals, loaded, table
 
 __all__ = ["PAGES", "RESULTS", "render"]
@@ -67,6 +69,8 @@ def main(argv: list[str]) -> int:
             )
             if "--check" not in argv:
                 page.write_text(new)
+    if "--check" not in argv:
+        draw([*loaded(results)[0].values()], RESULTS.parent)
     return 1 if wrong and "--check" in argv else 0
 
 

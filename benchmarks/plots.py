@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -56,10 +57,24 @@ def _latency(report: Report, figure: Any) -> None:
         heights = [number / (len(found) - 1) for number in range(len(found))]
         axes.plot(found, heights, label=_name(who), color=_colour(who))
     axes.set_xscale("log")
-    axes.set_xlabel("µs from the release in one process to the entry in another")
+    axes.xaxis.set_major_formatter(lambda x, _: f"{x / 1000:g} ms")
+    axes.xaxis.minorticks_off()
+    axes.set_xlabel("from the release in one process to the entry in another")
     axes.set_ylabel("share of hand-overs")
     axes.set_title("Hand-over latency")
     axes.legend(frameon=False, loc="center", bbox_to_anchor=(0.68, 0.5))
+
+
+def _two(report: Report, figure: Any) -> None:
+    """How long a hand-over takes, for aiolock and for redis-py as it is by default."""
+    axes = figure.subplots()
+    medians = {who: report.rows[who]["p50"].median / 1000 for who in ("aiolock", "redis-py")}
+    _bars(axes, medians, [f"{median:.2g} ms" for median in medians.values()])
+    axes.margins(x=0.1)
+    axes.xaxis.set_visible(False)
+    axes.spines["bottom"].set_visible(False)
+    axes.tick_params(left=False)
+    axes.set_title("From a release in one process to the entry in another, median", loc="left")
 
 
 def _against_waiters(report: Report, axes: Any) -> None:
@@ -74,8 +89,18 @@ def _against_waiters(report: Report, axes: Any) -> None:
     axes.set_yscale("log")
     axes.set_xticks([int(column) for column in report.columns], labels=list(report.columns))
     axes.xaxis.minorticks_off()
-    axes.yaxis.set_major_formatter("{x:,.0f}")
+    _plain(axes.yaxis)
     axes.legend(frameon=False, loc="best")
+
+
+def _plain(axis: Any) -> None:
+    """Label a logarithmic axis with whole numbers, also where it spans less than a power of ten."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    low, high = axis.get_view_interval()
+    axis.set_major_locator(LogLocator(subs=(1.0,) if high > 100 * low else (1.0, 2.0, 5.0)))
+    axis.set_major_formatter("{x:,.0f}")
+    axis.set_minor_formatter(NullFormatter())
 
 
 def _throughput(report: Report, figure: Any) -> None:
@@ -94,26 +119,33 @@ def _line(report: Report, figure: Any) -> None:
     axes.set_title("ZooKeeper: cost of a hand-over")
 
 
-def _bars(
-    axes: Any,
-    figures: dict[str, float],
-    labels: list[str],
-    ours: Callable[[str], bool] = lambda who: "aiolock" in who,
-) -> None:
+def _bars(axes: Any, figures: dict[str, float], labels: list[str]) -> None:
     """Horizontal, the first one on top, each with its figure."""
     whos = list(figures)[::-1]
-    colours = [OURS if ours(who) else PEER for who in whos]
+    colours = [OURS if "aiolock" in who else PEER for who in whos]
     bars = axes.barh([_name(who) for who in whos], [figures[who] for who in whos], color=colours)
     axes.bar_label(bars, labels=labels[::-1], padding=4)
     axes.set_ylim(-0.6, len(whos) - 0.4)
 
 
-def _logarithmic(axes: Any, figures: dict[str, float], room: float) -> None:
-    """From a bit below the least to what leaves room for words behind the longest bar."""
+def _points(
+    axes: Any, figures: dict[str, float], labels: list[str], ours: Callable[[str], bool], room: float
+) -> None:
+    """Points on a logarithmic axis, which has no zero that a bar could begin at; the first one on top, each with its figure."""
+    whos = list(figures)
+    places = range(len(whos) - 1, -1, -1)
     there = [figure for figure in figures.values() if figure > 0]
     low, high = min(there) / 2, max(there)
     axes.set_xscale("log")
     axes.set_xlim(low, high * (high / low) ** room)
+    axes.set_ylim(-0.6, len(whos) - 0.4)
+    axes.set_yticks(list(places), labels=[_name(who) for who in whos])
+    for who, place, label in zip(whos, places, labels, strict=True):
+        if not math.isnan(figures[who]):
+            colour = OURS if ours(who) else PEER
+            axes.hlines(place, low, figures[who], color=colour, alpha=0.35, linewidth=1.5)
+            axes.plot(figures[who], place, "o", color=colour, markersize=7)
+            axes.annotate(label, (figures[who], place), (9, 0), textcoords="offset points", va="center")
 
 
 def _commands(report: Report, figure: Any) -> None:
@@ -146,45 +178,51 @@ def _mysql(report: Report, figure: Any) -> None:
         f"{rate:,.0f}/s on {number:.0f} connections"
         for rate, number in zip(rates.values(), connections, strict=True)
     ]
-    _bars(axes, rates, labels)
-    _logarithmic(axes, rates, 0.45)
-    axes.set_xlabel("turns per second")
+    _points(axes, rates, labels, lambda who: "aiolock" in who, 0.45)
+    _plain(axes.xaxis)
+    axes.set_xlabel("turns per second, logarithmic")
     axes.set_title("MySQL: one hot lock, 4 processes x 25 tasks")
 
 
 def _servers(report: Report, figure: Any) -> None:
     """One small plot for each question."""
     grid = figure.subplots(2, 3)
-    figure.suptitle("The same scenarios on every server")
+    figure.suptitle("The same scenarios on every server, logarithmic")
     for axes, column in zip(grid.flat, ("free", "many", "hot", "fair", "p50", "recovery"), strict=True):
         # A gap where there is nothing to say, so that rows stand side by side.
         figures = {
             who: found[column].median if column in found else math.nan for who, found in report.rows.items()
         }
-        _bars(
-            axes,
-            figures,
-            ["" if math.isnan(value) else f" {number(value)}" for value in figures.values()],
-            lambda _: True,
-        )
-        _logarithmic(axes, figures, 0.45)
-        axes.grid(visible=False)
-        axes.tick_params(labelsize=8)
-        axes.set_title(report.columns[column], fontsize=9)
+        labels = ["" if math.isnan(value) else number(value) for value in figures.values()]
+        _points(axes, figures, labels, lambda _: True, 0.6)
+        axes.set_xticks([])
+        axes.xaxis.minorticks_off()
+        axes.tick_params(labelsize=9)
+        axes.set_title(report.columns[column], fontsize=10)
         if axes not in grid[:, 0]:
             axes.set_yticklabels([])
 
 
-PLOTS: dict[str, tuple[str, Callable[[Report, Any], None]]] = {
-    "redis/handover": ("handover-latency", _latency),
-    "redis/waiters": ("throughput", _throughput),
-    "redis/commands": ("commands-per-turn", _commands),
-    "redis/safety": ("safety", _safety),
-    "zookeeper/line": ("zookeeper-hand-over", _line),
-    "mysql/hot": ("mysql-hot-lock", _mysql),
-    "compare/servers": ("servers", _servers),
-}
-"""By scenario: the file, without theme and ending, and who draws it."""
+@dataclass(frozen=True)
+class Plot:
+    """One picture of a scenario: its file without theme and ending, its function, its height in inches."""
+
+    scenario: str
+    stem: str
+    function: Callable[[Report, Any], None]
+    height: float = 4.5
+
+
+PLOTS = [
+    Plot("redis/handover", "handover", _two, 1.6),
+    Plot("redis/handover", "handover-latency", _latency),
+    Plot("redis/waiters", "throughput", _throughput),
+    Plot("redis/commands", "commands-per-turn", _commands),
+    Plot("redis/safety", "safety", _safety, 2.5),
+    Plot("zookeeper/line", "zookeeper-hand-over", _line),
+    Plot("mysql/hot", "mysql-hot-lock", _mysql),
+    Plot("compare/servers", "servers", _servers, 5),
+]
 
 
 def draw(reports: Sequence[Report], folder: Path) -> list[Path]:
@@ -195,23 +233,23 @@ def draw(reports: Sequence[Report], folder: Path) -> list[Path]:
     from matplotlib import pyplot
 
     files = []
-    for report in reports:
-        if report.name not in PLOTS or report.failed:
+    drawn = {report.name: report for report in reports if not report.failed}
+    for plot in PLOTS:
+        if plot.scenario not in drawn:
             continue
-        stem, plot = PLOTS[report.name]
         for theme, ink in INK.items():
             style = {"text.color": ink, "axes.labelcolor": ink, "axes.edgecolor": ink, "xtick.color": ink}
             style |= {
                 "ytick.color": ink,
                 "svg.fonttype": "none",
-                "svg.hashsalt": stem,
+                "svg.hashsalt": plot.stem,
                 "font.family": "sans-serif",
             }
             style |= {"axes.spines.top": False, "axes.spines.right": False}
             with mpl.rc_context(style):
-                figure = pyplot.figure(figsize=(9, 4.5), layout="constrained")
-                plot(report, figure)
-                file = folder / f"{stem}-{theme}.svg"
+                figure = pyplot.figure(figsize=(9, plot.height), layout="constrained")
+                plot.function(drawn[plot.scenario], figure)
+                file = folder / f"{plot.stem}-{theme}.svg"
                 # A light one also stands on pages whose colour it does not know.
                 figure.savefig(file, transparent=theme == "dark", metadata={"Date": None})
                 pyplot.close(figure)

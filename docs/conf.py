@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.transforms import SphinxTransform
+
 import aiolock
 
 project = "aiolock"
@@ -26,3 +32,26 @@ nitpicky = False
 html_theme = "furo"
 html_title = f"aiolock {release}"
 html_copy_source = False
+html_static_path = ["_static"]
+html_css_files = ["pages.css"]
+
+
+class BothThemes(SphinxTransform):
+    """Pages name the light picture, `x-light.svg`, which is what other viewers show; here `x-dark.svg` stands beside it."""
+
+    default_priority = 500
+
+    def apply(self, **_: object) -> None:
+        for image in list(self.document.findall(nodes.image)):
+            uri = image["uri"]
+            dark = uri.replace("-light.svg", "-dark.svg")
+            if dark != uri and (Path(self.document["source"]).parent / dark).is_file():
+                other = image.deepcopy()
+                other["uri"] = dark
+                image["classes"].append("only-light")
+                other["classes"].append("only-dark")
+                image.parent.insert(image.parent.index(image) + 1, other)
+
+
+def setup(app: Sphinx) -> None:
+    app.add_transform(BothThemes)
