@@ -79,7 +79,9 @@ matrix: .venv/dev.stamp .venv/bench.stamp servers
 
 ## make docs              the documentation, in build/docs (1 min)
 docs: .venv/docs.stamp
+	rm -rf build/docs
 	$(RUN) -m sphinx --quiet --fail-on-warning --keep-going --builder html docs build/docs
+	$(RUN) docs/links.py build/docs
 	@echo "build/docs/index.html"
 
 ## make bench             benchmarks; BENCH_ARGS="redis --quick" picks

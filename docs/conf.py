@@ -25,7 +25,6 @@ myst_heading_anchors = 4
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
-autodoc_class_signature = "separated"
 # Classes and types of the inside are named in docstrings and signatures, but have no page of their own.
 nitpicky = False
 
@@ -53,5 +52,13 @@ class BothThemes(SphinxTransform):
                 image.parent.insert(image.parent.index(image) + 1, other)
 
 
+def signature(
+    _: Sphinx, what: str, __: str, value: object, ___: object, arguments: str | None, ____: str | None
+) -> tuple[str, None] | None:
+    """Show the constructor of a class only where its docstring explains the parameters: the others are made by methods."""
+    return ("", None) if arguments and what == "class" and ":param" not in (value.__doc__ or "") else None
+
+
 def setup(app: Sphinx) -> None:
+    app.connect("autodoc-process-signature", signature)
     app.add_transform(BothThemes)
