@@ -1,4 +1,4 @@
-"""Count wording that hides what a sentence is about, in docstrings, comments and command line texts of the package.
+"""Count wording that hides what a sentence is about, in docstrings, comments and command line texts of the package, and in pages.
 
 A sentence has a subject, a verb and a standard noun: it names the owner, caller, client or process instead of
 "whoever". tests/unit/test_prose.py keeps the counts below a limit, tests/architecture.py prints the share of words.
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Text", "openings", "pronouns", "texts", "words"]
+__all__ = ["Text", "openings", "pages", "pronouns", "texts", "words"]
 
 PRONOUNS = re.compile(
     r"\b(?:whoever|whomever|nobody|somebody|everybody|anybody|anyone)\b|\bof ours\b", re.IGNORECASE
@@ -57,6 +57,18 @@ def texts(package: Path) -> Iterator[Text]:
         for token in tokenize.generate_tokens(io.StringIO(source).readline):
             if token.type == tokenize.COMMENT:
                 yield Text("comment", path, token.start[0], token.string.lstrip("#").strip())
+
+
+GENERATED = re.compile(r"<!-- (?:figures|goals|conditions).*?<!-- end -->", re.DOTALL)
+"""Parts of pages that benchmarks/pages.py writes."""
+
+
+def pages(root: Path) -> Iterator[Text]:
+    """Yield each line of the documentation, without the figures that a program writes."""
+    for path in sorted([*root.glob("*.md"), *(root / "docs").rglob("*.md")]):
+        text = GENERATED.sub(lambda match: "\n" * match[0].count("\n"), path.read_text())
+        for number, line in enumerate(text.split("\n"), start=1):
+            yield Text("page", path, number, line)
 
 
 def pronouns(text: Text) -> list[str]:

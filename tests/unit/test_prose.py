@@ -1,4 +1,4 @@
-"""Docstrings, comments and command line texts name their subjects; what does not yet is counted, and only gets less."""
+"""Docstrings, comments, command line texts and pages name their subjects; what does not yet is counted, and only gets less."""
 
 from __future__ import annotations
 
@@ -34,6 +34,34 @@ def test_unnamed_subjects_only_get_fewer(name, capsys):
         most = ", ".join(f"{path} {count}" for path, count in found.most_common(5))
         with capsys.disabled():
             print(f"\n{name}: {total}, so the limit of {LIMITS[name]} can be lowered to it; most in: {most}")
+
+
+ROOT = Path(__file__).parents[2]
+
+IN_PAGES = 0
+"""How many pronouns the documentation may have. Lower it when the test says so; never raise it."""
+
+
+def test_pages_name_their_subjects():
+    found = [(text, words) for text in prose.pages(ROOT) if (words := prose.pronouns(text))]
+    lines = [f"{text.path.relative_to(ROOT)}:{text.line}: {', '.join(words)}" for text, words in found]
+    count = sum(len(words) for _, words in found)
+    assert count <= IN_PAGES, "\n".join(
+        [f"{count} pronouns, {IN_PAGES} are allowed; say who or what it is", *lines]
+    )
+    assert count == IN_PAGES, f"the limit of {IN_PAGES} can be lowered to {count}"
+
+
+def test_pages_are_read_without_the_parts_that_a_program_writes(tmp_path):
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs/page.md").write_text(
+        "Whoever\n<!-- figures: a/b -->\nnobody\n<!-- end -->\n```python\nx = 1  # anybody\n```\n"
+    )
+    texts = list(prose.pages(tmp_path))
+    assert [(text.line, word) for text in texts for word in prose.pronouns(text)] == [
+        (1, "Whoever"),
+        (6, "anybody"),
+    ]
 
 
 def test_each_kind_of_text_is_read(tmp_path):
