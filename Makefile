@@ -20,8 +20,9 @@ INSTALL := $(RUN) -m pip install --quiet --editable
 
 .PHONY: help check demo demo-flash-sale test coverage test-under-load lint types pythons oldest newest matrix docs bench scoreboard servers clean distclean
 
-# Prints the comments that begin with `##`; the times are limits on two quiet cores
+# Prints the comments that begin with `##`
 help:
+	@echo "Times on two cores that do nothing else; on a busy machine several times as long."
 	@grep -hE '^## ' $(MAKEFILE_LIST) | sed 's/^## //'
 
 ## make check             before each commit: ruff, mypy, unit tests, contract on memory and Redis (2 min)
@@ -29,16 +30,16 @@ check: .venv/dev.stamp
 	@tests/install.sh redis
 	@PYTHON="$(RUN)" tests/check.sh $(PYTEST_ARGS)
 
-## make demo              a first look, in memory
+## make demo              a first look, in memory: needs no server (5 s; the first call installs for 12 s)
 demo: .venv/demo.stamp
 	$(RUN) -m aiolock demo
 
-## make demo-flash-sale   every way to sell the last items, with and without locks, on a server of each kind
+## make demo-flash-sale   every way to sell the last items, with and without locks, on a server of each kind (2 min)
 demo-flash-sale: .venv/dev.stamp
 	@tests/install.sh redis mariadb zookeeper
 	$(RUN) -m examples.flash_sale
 
-## make test              all tests with one version of each server (22 min)
+## make test              all tests with one version of each server; prints little, failures last (22 min)
 test: .venv/dev.stamp servers
 	AIOLOCK_SERVERS="$(SERVERS)" PYTHON="$(RUN)" tests/all.sh $(PYTEST_ARGS)
 
@@ -64,11 +65,11 @@ types: .venv/dev.stamp
 	pyright
 	python tests/typing/verify.py
 
-## make pythons           the contract with the other Pythons of this machine
+## make pythons           the contract with the other Pythons of this machine (less than matrix, which has it)
 pythons: servers
 	AIOLOCK_SERVERS="$(SERVERS)" tests/pythons.sh $(PYTHONS)
 
-## make oldest | newest   tests with the oldest or newest drivers and frameworks that pyproject.toml admits
+## make oldest | newest   tests with the oldest or newest drivers and frameworks that pyproject.toml admits (less than matrix, which has both)
 oldest newest: servers
 	PYTHON="$(PYTHON)" tests/dependencies.sh $@ $(PYTEST_ARGS)
 
@@ -77,14 +78,14 @@ oldest newest: servers
 matrix: .venv/dev.stamp .venv/bench.stamp servers
 	AIOLOCK_SERVERS="$(SERVERS)" PYTHON="$(RUN)" PYTHONS="$(PYTHONS)" tests/matrix.sh $(MATRIX)
 
-## make docs              the documentation, in build/docs (1 min)
+## make docs              the documentation, in build/docs, without dead links (1 min)
 docs: .venv/docs.stamp
 	rm -rf build/docs
 	$(RUN) -m sphinx --quiet --fail-on-warning --keep-going --builder html docs build/docs
 	$(RUN) docs/links.py build/docs
 	@echo "build/docs/index.html"
 
-## make bench             benchmarks; BENCH_ARGS="redis --quick" picks
+## make bench             benchmarks (10 min; BENCH_ARGS="redis --quick" less than 1 min)
 bench: .venv/bench.stamp servers
 	$(RUN) -m benchmarks $(BENCH_ARGS)
 
@@ -95,7 +96,7 @@ scoreboard: .venv/dev.stamp servers
 servers:
 	@tests/install.sh $(SERVERS)
 
-## make clean             remove what was built; distclean also the environments
+## make clean | distclean remove what was built | the environments as well (1 s)
 clean:
 	rm -rf build dist .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -path './.venv*' -prune -o -name __pycache__ -type d -print0 | xargs -0 rm -rf

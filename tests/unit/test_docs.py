@@ -200,6 +200,17 @@ def test_the_readme_names_make_targets_that_exist():
                 assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 
+def test_the_help_of_make_explains_every_target_with_its_duration():
+    makefile = (ROOT / "Makefile").read_text()
+    [targets] = re.findall(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)
+    explained: dict[str, str] = {}
+    for names, text in re.findall(r"^## make ((?:[a-z-]+ \| )*[a-z-]+) +(.*)$", makefile, re.MULTILINE):
+        explained |= dict.fromkeys(names.split(" | "), text)
+    assert explained.keys() == set(targets.split()) - {"help", "servers"}
+    for name, text in explained.items():
+        assert re.search(r"\((less than matrix|.*\d+ (min|s)\b).*\)", text), name
+
+
 def test_nobody_is_told_to_install_the_other_package():
     """The short name belongs to another project, which would overwrite ours."""
     wrong = re.compile(r"pip3? install (-U |--upgrade )?[\"']?aiolo" + r"ck\b", re.IGNORECASE)
