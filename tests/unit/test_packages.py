@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tarfile
@@ -89,6 +90,16 @@ def test_the_metadata_say_where_the_project_lives(wheel):
     for page in ("SECURITY.md", "CODE_OF_CONDUCT.md", ".github/ISSUE_TEMPLATE/config.yml"):
         assert urls["Homepage"] + "/security/advisories/new" in (ROOT / page).read_text(), page
     assert metadata["License-Expression"] == "MIT"
+
+
+def test_the_index_can_follow_the_links_of_the_readme(wheel):
+    [metadata] = [message_from_bytes(text) for name, text in wheel.items() if name.endswith("/METADATA")]
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    text = metadata.get_payload(decode=True).decode()
+    links = re.findall(r"\]\(([^)]+)\)|src(?:set)?=\"([^\"]+)\"", text)
+    assert len(links) > 30
+    for link, picture in links:
+        assert re.match(r"https://|#", link or picture), link or picture
 
 
 def test_the_workflows_run_what_is_there():
