@@ -64,22 +64,40 @@ def test_failures_of_both_parts_are_named_last(tmp_path):
     assert "test_quick" in (tmp_path / "logs/test.log").read_text()
 
 
-def test_errors_of_fixtures_and_modules_are_named(tmp_path):
-    done, output = run(tmp_path, "import nothing_of_that_name\n")
-    assert done.returncode == 1
-    assert output.splitlines()[-1].startswith("ERROR "), output
+def follow(*lines: str) -> tuple[bool, str, str, str]:
+    """Read the lines of a run; return whether it was counted, what is shown, the names, and the log."""
+    log, names, out = io.StringIO(), io.StringIO(), io.StringIO()
+    counted = quiet.follow([f"{line}\n" for line in lines], log, names, out)
+    return counted, out.getvalue(), names.getvalue(), log.getvalue()
 
 
-def test_a_run_that_could_not_start_says_why(tmp_path):
-    done, output = run(tmp_path, "def test_it(): pass\n", "--no-such-option")
-    assert done.returncode == 1
-    assert "--no-such-option" in output
+def test_errors_of_modules_are_shown_and_named():
+    counted, shown, names, _ = follow(
+        "=================== ERRORS ===================",
+        "E   ModuleNotFoundError: No module named 'nothing'",
+        "=========== short test summary info ==========",
+        "SKIPPED [1] tests/test_a.py:3: no server",
+        "ERROR tests/test_them.py",
+        "2 skipped, 1 error in 0.50s",
+    )
+    assert counted
+    assert "ModuleNotFoundError" in shown
+    assert "no server" not in shown
+    assert names == "ERROR tests/test_them.py\n"
+
+
+def test_a_run_that_could_not_start_says_why():
+    counted, shown, _, _ = follow(
+        "ERROR: usage: pytest [options]", "error: unrecognized arguments: --no-such-option"
+    )
+    assert not counted
+    assert "--no-such-option" in shown
 
 
 def test_progress_is_a_line_for_each_tenth():
-    out, log, names = io.StringIO(), io.StringIO(), io.StringIO()
-    lines = [f"....  [{percent:3}%]\n" for percent in range(101)]
-    assert quiet.follow([*lines, "505 passed in 9.99s\n"], log, names, out)
-    assert len(out.getvalue().splitlines()) == 11
-    assert len(log.getvalue().splitlines()) == 102
-    assert not names.getvalue()
+    lines = [f"....  [{percent:3}%]" for percent in range(101)]
+    counted, shown, names, log = follow(*lines, "505 passed in 9.99s")
+    assert counted
+    assert len(shown.splitlines()) == 11
+    assert len(log.splitlines()) == 102
+    assert not names
