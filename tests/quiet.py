@@ -1,4 +1,4 @@
-"""Show of a run of pytest what its reader needs: a line per tenth, failures in full, and the count.
+"""Show of a run of pytest what its reader needs: a line per tenth, failures in full, what was skipped and why, and the count.
 
     python -m pytest -q 2>&1 | python tests/quiet.py LOG NAMES
 
@@ -48,6 +48,8 @@ def follow(lines: Iterable[str], log: TextIO, names: TextIO, out: TextIO) -> boo
         elif section == SUMMARY:
             if NAME.match(plain):
                 names.write(plain + "\n")
+            elif plain.startswith("SKIPPED "):
+                out.write(line)
         elif (progress := PROGRESS.search(plain)) and int(progress[1]) // 10 > tenth:
             tenth = int(progress[1]) // 10
             out.write(f"{tenth * 10:4} % after {time.monotonic() - started:.0f} s\n")
