@@ -721,11 +721,11 @@ MUTANTS = (
         MEMCACHED + "test_a_version_is_good_on_the_connection_only_that_read_it",
     ),
     Mutant(
-        "an item expires within the last second of its ttl",
+        "an item expires within the last second of its ttl, when the server skips one",
         "aiolock.backends.memcached.protocol",
+        "seconds = ceil(ttl) + 2",
         "seconds = ceil(ttl) + 1",
-        "seconds = ceil(ttl)",
-        MEMCACHED + "test_a_row_lives_for_its_ttl_and_its_absence_shows_soon_afterwards",
+        MEMCACHED + "test_a_row_lives_for_its_ttl_when_the_clock_of_the_server_skips_a_second",
     ),
     Mutant(
         "an insertion replaces what is there",

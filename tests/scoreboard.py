@@ -46,6 +46,7 @@ SERVERS = (
     ("MariaDB", "mysql", "mariadb"),
     ("PostgreSQL", "postgresql", "postgresql"),
     ("SQLite", "sqlite", "sqlite"),
+    ("memcached", "memcached", "memcached"),
     ("quorum of three Redis", "quorum", "quorum"),
 )
 """By title, the module and name of their history runs."""

@@ -16,8 +16,9 @@ from tests.faults import checker
 from tests.faults.fenced_store import FencedStore
 from tests.faults.history import NEVER, Event, History, Hold, Window
 
-RESTART, DELETED = "restart server", "delete rows"
-"""The faults whose windows are an exception: the server comes back without its data, or somebody deletes some of them."""
+RESTART, DELETED, FLUSHED, STOPPED = "restart server", "delete rows", "flush_all", "stop server"
+"""The faults whose windows are an exception: the server comes back without its data, some or all of them are deleted, or
+they may expire at once, because a memcached goes on that was stopped."""
 
 AWAKE = 1e9
 """Nanoseconds within which a process that goes on has certainly told its holders, on a busy machine."""
@@ -206,7 +207,7 @@ def _run_out(history: History, exceptions: list[Window]) -> History:
 def _exceptions(history: History, verified: float) -> list[Window]:
     windows, begun = [], 0.0
     for event in history.events:
-        if event.get("target") in (RESTART, DELETED):
+        if event.get("target") in (RESTART, DELETED, FLUSHED, STOPPED):
             if event["kind"] == "down":
                 begun = event["t"]
             else:

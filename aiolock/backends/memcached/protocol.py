@@ -60,12 +60,13 @@ def delete(key: str, cas: str) -> bytes:
 def expiry(ttl: float | None, now: float) -> int:
     """Return when an item expires that has to stay for ``ttl`` seconds; ``now`` is the time of the server, or later.
 
-    memcached counts by a clock that moves once a second: an item that is to stay n seconds stays n - 1 to n.
+    memcached counts by a clock that moves once a second, and in time skips one, because its ticks are a second apart and a
+    little more: an item that is to stay n seconds stays n - 2 to n.
     """
     if ttl is None:
         return 0
-    seconds = ceil(ttl) + 1
-    return seconds if seconds <= MONTH else min(ceil(now + ttl) + 1, 2**31 - 1)
+    seconds = ceil(ttl) + 2
+    return seconds if seconds <= MONTH else min(ceil(now + ttl) + 2, 2**31 - 1)
 
 
 class Response(NamedTuple):
