@@ -37,6 +37,7 @@ PACKAGES = {
     "compare": ("redis", "hiredis", "aiozk", "aiomysql", "PyMySQL"),
     "postgresql": ("asyncpg",),
     "sqlite": (),
+    "memcached": (),
     "kinds": ("redis", "hiredis", "aiozk", "kazoo", "aiomysql", "PyMySQL"),
 }
 """By suite, what its figures depend on beside aiolock."""
@@ -75,6 +76,9 @@ def _servers(suites: Sequence[str]) -> list[str]:
         found.append(subprocess.check_output([mariadb, "--version"], text=True).partition("  ")[2].strip())
     if "postgresql" in asked:
         found.append(subprocess.check_output([postgres()[0], "--version"], text=True).strip())
+    if "memcached" in asked:
+        memcached = program("memcached", package="memcached", server="memcached")
+        found.append(subprocess.check_output([memcached, "--version"], text=True).strip())
     if "sqlite" in asked:
         found.append(f"SQLite {sqlite3.sqlite_version}")
     return found

@@ -16,6 +16,7 @@ from benchmarks.contestants.postgresql import TABLE
 from benchmarks.scenarios import compare, kinds, mysql, redis, rows, zookeeper
 from benchmarks.scenarios.context import (
     Context,
+    MemcachedContext,
     MySQLContext,
     PostgreSQLContext,
     RedisContext,
@@ -24,7 +25,7 @@ from benchmarks.scenarios.context import (
 )
 from benchmarks.scenarios.fleet import Fleet, Member
 from benchmarks.workers import Workers
-from tests.servers import MariaDB, PostgreSQL, Redis, Server, ZooKeeper
+from tests.servers import MariaDB, Memcached, PostgreSQL, Redis, Server, ZooKeeper
 
 __all__ = ["NEW", "SUITES", "Options", "Suite"]
 
@@ -105,6 +106,12 @@ def _sqlite(options: Options) -> Iterator[Context]:
 
 
 @contextmanager
+def _memcached(options: Options) -> Iterator[Context]:
+    with Memcached() as server, Workers() as workers:
+        yield options.context(MemcachedContext, server, workers)
+
+
+@contextmanager
 def _compare(options: Options) -> Iterator[Fleet]:
     with ExitStack() as stack:
         workers = stack.enter_context(Workers())
@@ -161,5 +168,6 @@ SUITES = {
 NEW = {
     "postgresql": Suite(rows.POSTGRESQL, _postgresql),
     "sqlite": Suite(rows.SQLITE, _sqlite),
+    "memcached": Suite(rows.MEMCACHED, _memcached),
 }
 """Suites without committed figures: they are run by name, and are no part of ``all``."""

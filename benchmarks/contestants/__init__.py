@@ -9,6 +9,7 @@ from typing import Any
 from benchmarks.contestants.base import Contestant
 from benchmarks.contestants.curator import Curator
 from benchmarks.contestants.files import BareSqlite, FileLock
+from benchmarks.contestants.memcached import AddDelete, PollingAdd, Touching
 from benchmarks.contestants.mysql import (
     ForUpdate,
     GetLock,
@@ -33,6 +34,7 @@ from benchmarks.floors import RawFloor, ScriptFloor
 __all__ = ["Contestant", "contestant"]
 
 _KNOWN: dict[str, Callable[..., Any]] = {
+    "add + delete": AddDelete,
     "aiolock": Ours,
     "aiolock, lock made anew": OursAnew,
     "aiolock, mutexes only": OursPlain,
@@ -60,11 +62,13 @@ _KNOWN: dict[str, Callable[..., Any]] = {
     "pg_advisory_lock": Advisory,
     "pg_try_advisory_lock": TryAdvisory,
     "polling": Polling,
+    "polling add": PollingAdd,
     "polling row": PollingRow,
     "raw floor": RawFloor,
     "redis-py": RedisPy,
     "script floor": ScriptFloor,
     "select 1": SelectOne,
+    "touch": Touching,
     "update + select": UpdateSelect,
     "upsert + update": UpsertUpdate,
     "upsert + lazy update": partial(UpsertUpdate, lazy=True),

@@ -18,6 +18,7 @@ __all__ = [
     "RENEWALS",
     "SEATS",
     "TTL",
+    "Block",
     "Contestant",
     "OneByOne",
     "Span",
@@ -154,6 +155,21 @@ async def again_and_again(work: Callable[[], Awaitable[object]], seconds: float)
 def parts(name: str) -> list[str]:
     """The names of the locks that are taken together, in the order in which everybody takes them."""
     return [f"{name}:{number}" for number in range(PARTS)]
+
+
+class Block:
+    """A lock that its owner has as a block, for ``async with``, again and again."""
+
+    def __init__(self, owner: Any, name: str) -> None:
+        self._owner = owner
+        self._name = name
+
+    async def __aenter__(self) -> None:
+        self._open = self._owner.block(self._name)
+        await self._open.__aenter__()
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._open.__aexit__(None, None, None)
 
 
 class OneByOne:

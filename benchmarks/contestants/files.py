@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from hashlib import sha256
 from typing import Any, Self
 
-from benchmarks.contestants.base import RENEWALS, Contestant, again_and_again
+from benchmarks.contestants.base import RENEWALS, Block, Contestant, again_and_again
 
 __all__ = ["BareSqlite", "FileLock", "make_table"]
 
@@ -27,7 +27,7 @@ class FileLock(Contestant):
         self._interval = interval
 
     def lock(self, name: str) -> Any:
-        return _Again(self, name)
+        return Block(self, name)
 
     @asynccontextmanager
     async def block(self, name: str) -> AsyncIterator[None]:
@@ -77,7 +77,7 @@ class BareSqlite(Contestant):
         self._db.close()
 
     def lock(self, name: str) -> Any:
-        return _Again(self, name)
+        return Block(self, name)
 
     @asynccontextmanager
     async def block(self, name: str) -> AsyncIterator[None]:
@@ -104,16 +104,3 @@ class BareSqlite(Contestant):
         async with again_and_again(renew, self.ttl / RENEWALS):
             yield
         self._db.execute("DELETE FROM by_hand")
-
-
-class _Again:
-    def __init__(self, owner: FileLock | BareSqlite, name: str) -> None:
-        self._owner = owner
-        self._name = name
-
-    async def __aenter__(self) -> None:
-        self._open = self._owner.block(self._name)
-        await self._open.__aenter__()
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._open.__aexit__(None, None, None)

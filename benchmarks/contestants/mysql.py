@@ -12,7 +12,7 @@ from random import Random
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-from benchmarks.contestants.base import Contestant
+from benchmarks.contestants.base import Block, Contestant
 
 __all__ = [
     "ForUpdate",
@@ -74,26 +74,11 @@ class _ByHand(Contestant):
         return connection
 
     def lock(self, name: str) -> Any:
-        return _Block(self, name)
+        return Block(self, name)
 
     def block(self, name: str) -> Any:
         """An asynchronous context manager that is the lock."""
         raise NotImplementedError
-
-
-class _Block:
-    """For ``async with``, again and again."""
-
-    def __init__(self, owner: _ByHand, name: str) -> None:
-        self._owner = owner
-        self._name = name
-
-    async def __aenter__(self) -> None:
-        self._open = self._owner.block(self._name)
-        await self._open.__aenter__()
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._open.__aexit__(None, None, None)
 
 
 async def _run(connection: Any, statement: str, *values: object) -> int:

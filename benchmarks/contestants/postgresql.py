@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Self
 
-from benchmarks.contestants.base import RENEWALS, Contestant, again_and_again
+from benchmarks.contestants.base import RENEWALS, Block, Contestant, again_and_again
 
 __all__ = [
     "TABLE",
@@ -65,26 +65,11 @@ class _ByHand(Contestant):
         return connection
 
     def lock(self, name: str) -> Any:
-        return _Block(self, name)
+        return Block(self, name)
 
     def block(self, name: str) -> Any:
         """An asynchronous context manager that is the lock."""
         raise NotImplementedError
-
-
-class _Block:
-    """For ``async with``, again and again."""
-
-    def __init__(self, owner: _ByHand, name: str) -> None:
-        self._owner = owner
-        self._name = name
-
-    async def __aenter__(self) -> None:
-        self._open = self._owner.block(self._name)
-        await self._open.__aenter__()
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._open.__aexit__(None, None, None)
 
 
 class UpsertUpdate(_ByHand):

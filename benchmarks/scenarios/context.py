@@ -16,9 +16,17 @@ from benchmarks.calm import Calm
 from benchmarks.measure import Report, alternate
 from benchmarks.workers import Workers
 from tests.processes import Server, ask
-from tests.servers import MariaDB, PostgreSQL, Redis, ZooKeeper
+from tests.servers import MariaDB, Memcached, PostgreSQL, Redis, ZooKeeper
 
-__all__ = ["Context", "MySQLContext", "PostgreSQLContext", "RedisContext", "Scenario", "ZooKeeperContext"]
+__all__ = [
+    "Context",
+    "MemcachedContext",
+    "MySQLContext",
+    "PostgreSQLContext",
+    "RedisContext",
+    "Scenario",
+    "ZooKeeperContext",
+]
 
 T = TypeVar("T")
 
@@ -193,6 +201,28 @@ class MySQLContext(Context):
             "statements": self.status("Questions") - self._questions - 1,
             "connections": self.status("Max_used_connections") - 1,
         }
+
+
+class MemcachedContext(Context):
+    """memcached, which counts what it was asked for."""
+
+    server: Memcached
+
+    def commands(self) -> Counter[str]:
+        """How many items were written and read."""
+        answer = ask(("127.0.0.1", self.server.port), b"stats\r\nquit\r\n").decode()
+        figures = dict(line.split(" ")[1:3] for line in answer.splitlines() if line.startswith("STAT cmd_"))
+        return Counter(
+            UPDATE=int(figures["cmd_set"]) + int(figures["cmd_touch"]), SELECT=int(figures["cmd_get"])
+        )
+
+    def processor_seconds(self) -> float:
+        """What the threads of the server have used."""
+        threads = Path(f"/proc/{self.server.pid}/task").iterdir()
+        return sum(int((each / "schedstat").read_text().split()[0]) for each in threads) / 1e9
+
+    def flush(self) -> None:
+        ask(("127.0.0.1", self.server.port), b"flush_all\r\nquit\r\n")
 
 
 class PostgreSQLContext(Context):

@@ -1,15 +1,15 @@
-"""Scenarios on PostgreSQL and SQLite, which share an engine, with what people write by hand."""
+"""Scenarios on PostgreSQL, SQLite and memcached, which share an engine, with what people write by hand."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from benchmarks.measure import Report, percentile, ratio
-from benchmarks.scenarios.context import Context, PostgreSQLContext, Scenario
+from benchmarks.scenarios.context import Context, MemcachedContext, PostgreSQLContext, Scenario
 from benchmarks.scenarios.draining import baton, drained
 
-__all__ = ["POSTGRESQL", "SQLITE"]
+__all__ = ["MEMCACHED", "POSTGRESQL", "SQLITE"]
 
 INTERVALS = (0.001, 0.005, 0.02, 0.1)
 """Seconds between two tries of a peer that polls; the goals count against its best one."""
@@ -67,6 +67,32 @@ def _hot(context: Context, server: str, floor: str, peers: list[str], columns: d
     return report
 
 
+def _spread(
+    context: Context,
+    server: str,
+    floor: str,
+    peers: list[str],
+    polling: Sequence[str],
+    columns: dict[str, str],
+) -> Report:
+    """A hundred locks, each wanted by one task of each of four processes, and held for 5 ms."""
+    turns = context.count(5, 2)
+    title = f"{server}: 100 locks, drain of 4 processes x 100 tasks x {turns} turns of 5 ms"
+    report = Report("spread", title, columns)
+    intervals = [f"{peer} {interval}" for peer in polling for interval in INTERVALS]
+    played = context.alternate(
+        min(context.rounds, 2),
+        ["aiolock", "aiolock fair", *peers, *intervals, floor],
+        lambda who: drained(context, who, 4, 100, turns, locks=100, hold=0.005),
+    )
+    for who, rounds in played.items():
+        report.add(who, **{column: [found[column] for found in rounds] for column in columns})
+    for peer in (*peers, *polling):
+        _beats(report, peer, 1)
+    report.mention("aiolock", floor, "rate")
+    return report
+
+
 def _best(report: Report, peer: str) -> str:
     """The row of a peer that polls, at the interval at which it is fastest."""
     rates = {f"{peer} {interval}": 0.0 for interval in INTERVALS}
@@ -91,7 +117,15 @@ def _beats(report: Report, peer: str, must: float) -> None:
     report.compare(f"wait p99, aiolock / {name}", "aiolock", best, "p99", 1, at_most=True)
 
 
-def _handover(context: Context, server: str, pauses: dict[str, float]) -> Report:
+def _handover(
+    context: Context,
+    server: str,
+    pauses: dict[str, float],
+    *,
+    settle: float = 0.012,
+    count: tuple[int, int] = (40, 6),
+) -> Report:
+    """Hand over when the next one has waited for ``settle`` seconds and up to a pause of its own longer."""
     report = Report(
         "handover",
         f"{server}: hand-over latency between two processes",
@@ -100,12 +134,18 @@ def _handover(context: Context, server: str, pauses: dict[str, float]) -> Report
 
     def play(who: str) -> list[float]:
         # The first ones open connections.
-        count = context.count(40, 6) + 3
-        return [took / 1000 for took in baton(context, who, count, pauses[who], settle=0.012)[3:]]
+        found = baton(context, who, context.count(*count) + 3, pauses[who], settle=settle)
+        return [took / 1000 for took in found[3:]]
 
     for who, rounds in context.alternate(min(context.rounds, 3), list(pauses), play).items():
         report.add(who, **{f"p{p}": [percentile(found, p) for found in rounds] for p in (50, 90, 99)})
     return report
+
+
+def _one_read(report: Report) -> None:
+    """The goal that all locks of a client are verified by one statement."""
+    ours = report.rows["aiolock"]
+    report.limit_of("reads for each write", ratio(ours["reads"], ours["writes"]), 1.2, "reads")
 
 
 def _renewal(
@@ -132,7 +172,7 @@ def _renewal(
             reads=[statements["SELECT"] * ttl / seconds for statements, _ in found],
             processor=[processor * 1000 * ttl / seconds for _, processor in found],
         )
-    # Not exactly the same: one of the two may fall out of the time in which they are counted.
+    # Not exactly the same: a renewal may fall out of the time in which they are counted.
     report.compare(
         f"writes per ttl, {HOLDS:,} holds / one hold",
         "aiolock",
@@ -141,8 +181,6 @@ def _renewal(
         1.2,
         at_most=True,
     )
-    ours = report.rows["aiolock"]
-    report.limit_of("reads for each write", ratio(ours["reads"], ours["writes"]), 1.2, "reads")
     report.notes.append(
         f"“{floor}” is no lock, only the statements, three times in a ttl. The locks are acquired fifty at a time, "
         "over a third of a ttl."
@@ -186,27 +224,12 @@ def _postgresql_hot(context: Context) -> Report:
 
 def _postgresql_spread(context: Context) -> Report:
     """A hundred locks, each wanted by one task of each of four processes, and held for 5 ms."""
-    turns = context.count(5, 2)
     columns = {**DRAIN, "connections": "connections"}
-    title = f"PostgreSQL: 100 locks, drain of 4 processes x 100 tasks x {turns} turns of 5 ms"
-    report = Report("spread", title, columns)
-    floor = "upsert + update"
-    polling = [f"{peer} {interval}" for peer in POLLING for interval in INTERVALS]
-    whos = ["aiolock", "aiolock fair", "pg_advisory_lock", *polling, floor]
-    played = context.alternate(
-        min(context.rounds, 2),
-        whos,
-        lambda who: drained(context, who, 4, 100, turns, locks=100, hold=0.005),
-    )
-    for who, rounds in played.items():
-        report.add(who, **{column: [found[column] for found in rounds] for column in columns})
-    for peer in ("pg_advisory_lock", *POLLING):
-        _beats(report, peer, 1)
+    report = _spread(context, "PostgreSQL", "upsert + update", ["pg_advisory_lock"], POLLING, columns)
     report.limit("connections, aiolock", "aiolock", "connections", 12, "connections")
     report.notes.append(
         "pg_advisory_lock and the statements of the floor have a connection for each task, those that poll ten in each process."
     )
-    report.mention("aiolock", floor, "rate")
     return report
 
 
@@ -242,6 +265,7 @@ def _postgresql_renewal(context: PostgreSQLContext) -> Report:
         return after - before, end - start
 
     report = _renewal(context, "PostgreSQL", ["expiring rows"], "update + select", play)
+    _one_read(report)
     report.notes.append("The statements are from the log of the server, which is on for all of them.")
     return report
 
@@ -293,6 +317,7 @@ def _sqlite_renewal(context: Context) -> Report:
         return Counter(found["statements"]), found["processor"]
 
     report = _renewal(context, "SQLite", [], "bare sqlite", play)
+    _one_read(report)
     report.notes.append("There is no server: the processor time is that of the whole client.")
     return report
 
@@ -302,4 +327,79 @@ SQLITE: dict[str, Scenario] = {
     "hot": _sqlite_hot,
     "handover": _sqlite_handover,
     "renewal": _sqlite_renewal,
+}
+
+
+# --- memcached
+
+
+def _memcached_free(context: Context) -> Report:
+    """A free lock, taken and left by one task, one turn after the other."""
+    report = _free(context, "memcached", ["aiolock", "add + delete", "polling add 0.1"])
+    report.notes.append("“add + delete” is no lock, only the two commands.")
+    for other in ("add + delete", "polling add 0.1"):
+        report.mention("aiolock", other, "rate")
+    return report
+
+
+def _memcached_hot(context: Context) -> Report:
+    """One lock that a hundred tasks of four processes want, drained."""
+    polling = [f"polling add {interval}" for interval in INTERVALS]
+    report = _hot(context, "memcached", "add + delete", polling, DRAIN)
+    _beats(report, "polling add", 2)
+    return report
+
+
+def _memcached_spread(context: Context) -> Report:
+    """A hundred locks, each wanted by one task of each of four processes, and held for 5 ms."""
+    return _spread(context, "memcached", "add + delete", [], ["polling add"], DRAIN)
+
+
+def _memcached_handover(context: Context) -> Report:
+    """From the release in one process to the entry in another."""
+    pauses = {"aiolock": 0.01} | {f"polling add {each}": each for each in INTERVALS}
+    report = _handover(context, "memcached", pauses)
+    report.mention("aiolock", _quickest(report, "polling add"), "p50")
+    return report
+
+
+def _memcached_late(context: Context) -> Report:
+    """The same after a long wait, in which our clients poll less and less often."""
+    waited = context.count(5, 2)
+    pauses = {"aiolock": 1.0, "polling add 0.1": 0.1}
+    report = _handover(context, "memcached", pauses, settle=waited, count=(6, 2))
+    report.name, report.title = "late", f"{report.title}, after a wait of {waited} s or more"
+    return report
+
+
+def _memcached_renewal(context: MemcachedContext) -> Report:
+    """A thousand locks that one client holds."""
+
+    def play(who: str, count: int, ttl: float, seconds: float) -> Found:
+        context.flush()
+        seen: list[Found] = []
+        context.workers.one(
+            "kept",
+            who=who,
+            url=context.url,
+            count=count,
+            ttl=ttl,
+            seconds=seconds,
+            between=lambda _: seen.append((context.commands(), context.processor_seconds())),
+        )
+        (before, start), (after, end) = seen
+        return after - before, end - start
+
+    report = _renewal(context, "memcached", [], "touch", play)
+    report.notes.append("Written and read are items: aiolock verifies all its locks by one batch of reads.")
+    return report
+
+
+MEMCACHED: dict[str, Scenario] = {
+    "free": _memcached_free,
+    "hot": _memcached_hot,
+    "spread": _memcached_spread,
+    "handover": _memcached_handover,
+    "late": _memcached_late,
+    "renewal": _memcached_renewal,
 }
