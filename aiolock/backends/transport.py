@@ -302,6 +302,9 @@ class Transport(asyncio.Protocol, OneProcess, ABC):
         self._lost(error)
 
     def _write(self, transport: asyncio.WriteTransport, data: bytes) -> None:
+        if transport.is_closing():
+            # Its loss is reported soon; asyncio would log a warning for each of many writes until then.
+            return
         try:
             transport.write(data)
         except Exception as error:  # noqa: BLE001 - a transport that is being closed may raise what it likes

@@ -129,7 +129,9 @@ class Worker:
             )
             try:
                 await self.client.open()
-            except aiolock.BackendUnavailable:
+            except aiolock.BackendError as error:
+                if not error.retryable:
+                    raise
                 await asyncio.sleep(0.05)
             else:
                 return True

@@ -112,6 +112,15 @@ async def test_without_a_connection_reads_wait_and_writes_are_refused(server, ke
         assert (await store.read(f"{key}b")).version == ""
 
 
+async def test_what_is_asked_of_a_connection_that_breaks_fails_without_a_warning_of_asyncio(server, caplog):
+    async with behind(server) as (proxy, store):
+        proxy.reset_all()
+        asked = [asyncio.create_task(store.read(f"tests/{number}")) for number in range(20)]
+        await asyncio.wait(asked)
+        assert {type(each.exception()) for each in asked} == {BackendUnavailable}
+        assert not [record for record in caplog.records if record.name == "asyncio"]
+
+
 async def test_a_read_that_finds_no_connection_fails_within_the_command_timeout(own):
     async with opened(own.port, timeout=0.5) as store:
         own.stop()
