@@ -205,13 +205,15 @@ def _run_out(history: History, exceptions: list[Window]) -> History:
 
 
 def _exceptions(history: History, verified: float) -> list[Window]:
+    """The windows of exceptions, up to when every holder has looked: on a busy machine later by its slowness."""
     windows, begun = [], 0.0
     for event in history.events:
         if event.get("target") in (RESTART, DELETED, FLUSHED, STOPPED):
             if event["kind"] == "down":
                 begun = event["t"]
             else:
-                windows.append((begun, event["t"] + verified * 1e9))
+                end, within = event["t"], verified * 1e9
+                windows.append((begun, end + within * slowness(history, end, end + within)))
     return windows
 
 

@@ -29,8 +29,8 @@ __all__ = ["Observer"]
 
 log: Log = get_logger("aiolock.rows")
 
-MOST_POLL = 2.0
-"""Most seconds between two reads of a row that is waited for."""
+MOST_POLL, GROWTH = 2.0, 1.25
+"""Most seconds between two reads of a row that is waited for, and by what the time between them grows while nothing changes."""
 KNOWN = 1_000
 """Sessions that a client remembers as dead or with ended claims while it waits for none."""
 
@@ -49,9 +49,12 @@ class Observer:
         self._task: asyncio.Task[None] | None = None
         self._pause = self._polled = 0.0
         """Seconds between two polls, and the time of the last one."""
+        self._due = 0.0
+        """The time of the next observation."""
 
     def wake(self, *, poll: bool = False) -> None:
         """Observe now: there is another claim that waits; with ``poll``, a row may have changed."""
+        self._due = 0.0
         if poll:
             self._polled = self._pause = 0.0
         if self._news is not None:
@@ -67,6 +70,7 @@ class Observer:
     def interrupted(self) -> None:
         """Begin every series anew after a reconnect."""
         self._series.clear()
+        self._due = 0.0
 
     def look(self, requests: Iterable[RowRequest]) -> asyncio.Future[bool]:
         """Read the sessions of requests once; the future says whether one of them turned out not to count."""
@@ -83,7 +87,10 @@ class Observer:
             try:
                 if polls:
                     await self._poll(rows)
-                await self._observe(requests.values())
+                unseen = requests.keys() - self._series.keys() - context.liveness.dead
+                if unseen or context.clock() >= self._due:
+                    self._due = context.clock() + next_observation([each.ttl for each in requests.values()])
+                    await self._observe(requests.values())
             except BackendError as error:
                 log.debug("observation failed: %s", error)
                 self._polled = context.clock()
@@ -94,9 +101,8 @@ class Observer:
                 for row in rows:
                     if any(not context.liveness.counts(request) for request in row.ahead()):
                         row.look()
-            pause = next_observation([request.ttl for request in requests.values()])
-            left = self._polled + self._pause - context.clock()
-            await asyncio.wait({self._news}, timeout=max(0.001, min(pause, left)))
+            next_one = min(self._due, self._polled + self._pause)
+            await asyncio.wait({self._news}, timeout=max(0.001, next_one - context.clock()))
         self._series.clear()
         if len(context.liveness.dead) + len(context.liveness.ended) > KNOWN:
             context.liveness.dead.clear()
@@ -113,7 +119,7 @@ class Observer:
             row.look()
         store = self.context.store
         # A store without notifications is polled less often the longer nothing changes.
-        self._pause = store.poll if changed else min(max(store.poll, self._pause * 1.5), MOST_POLL)
+        self._pause = store.poll if changed else max(store.poll, min(self._pause * GROWTH, MOST_POLL))
 
     async def _observe(self, requests: Iterable[RowRequest]) -> bool:
         """Read the session rows of requests, in one request, and declare dead what has expired."""
