@@ -184,11 +184,17 @@ def _mysql(report: Report, figure: Any) -> None:
     axes.set_title("MySQL: one hot lock, 4 processes x 25 tasks")
 
 
+BESIDE = {"free": "trip", "p50": "p99"}
+"""What is marked on the bars of a column."""
+MARK = "#db6d28"
+
+
 def _servers(report: Report, figure: Any) -> None:
     """One small plot for each question."""
+    figure.set_size_inches(10, 0.5 * len(report.rows) + 2)
     grid = figure.subplots(2, 3)
     figure.suptitle("The same scenarios on every server, logarithmic")
-    for axes, column in zip(grid.flat, ("free", "many", "hot", "fair", "p50", "recovery"), strict=True):
+    for axes, column in zip(grid.flat, ("free", "hot", "fair", "spread", "p50", "recovery"), strict=True):
         # A gap where there is nothing to say, so that rows stand side by side.
         figures = {
             who: found[column].median if column in found else math.nan for who, found in report.rows.items()
@@ -197,6 +203,11 @@ def _servers(report: Report, figure: Any) -> None:
         _points(axes, figures, labels, lambda _: True, 0.6)
         axes.set_xticks([])
         axes.xaxis.minorticks_off()
+        other = BESIDE.get(column, "")
+        for place, found in enumerate(reversed(report.rows.values())):
+            if other in found:
+                axes.plot(found[other].median, place, "|", color=MARK, markersize=9, markeredgewidth=2)
+                axes.set_xlabel(f"mark: {report.columns[other]}", fontsize=8)
         axes.tick_params(labelsize=9)
         axes.set_title(report.columns[column], fontsize=10)
         if axes not in grid[:, 0]:

@@ -34,7 +34,7 @@ PACKAGES = {
     "redis": ("redis", "hiredis", "coredis", "uvloop"),
     "zookeeper": ("aiozk", "kazoo"),
     "mysql": ("aiomysql", "PyMySQL"),
-    "compare": ("redis", "hiredis", "aiozk", "aiomysql", "PyMySQL"),
+    "compare": ("redis", "hiredis", "aiozk", "aiomysql", "PyMySQL", "asyncpg"),
     "postgresql": ("asyncpg",),
     "sqlite": (),
     "memcached": (),
@@ -74,12 +74,12 @@ def _servers(suites: Sequence[str]) -> list[str]:
     if asked & {"mysql", "compare", "kinds"}:
         mariadb = MYSQLD or program("mariadbd", package="mariadb-server-core", server="mariadb")
         found.append(subprocess.check_output([mariadb, "--version"], text=True).partition("  ")[2].strip())
-    if "postgresql" in asked:
+    if asked & {"postgresql", "compare"}:
         found.append(subprocess.check_output([postgres()[0], "--version"], text=True).strip())
-    if "memcached" in asked:
+    if asked & {"memcached", "compare"}:
         memcached = program("memcached", package="memcached", server="memcached")
         found.append(subprocess.check_output([memcached, "--version"], text=True).strip())
-    if "sqlite" in asked:
+    if asked & {"sqlite", "compare"}:
         found.append(f"SQLite {sqlite3.sqlite_version}")
     return found
 

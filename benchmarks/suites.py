@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from tempfile import TemporaryDirectory
-from typing import Any, cast
+from typing import Any, Self, cast
 
 from benchmarks.calm import Calm
 from benchmarks.contestants.curator import compiled
@@ -27,7 +27,7 @@ from benchmarks.scenarios.fleet import Fleet, Member
 from benchmarks.workers import Workers
 from tests.servers import MariaDB, Memcached, PostgreSQL, Redis, Server, ZooKeeper
 
-__all__ = ["NEW", "SUITES", "Options", "Suite"]
+__all__ = ["COMPARED", "NEW", "SUITES", "LockFile", "Options", "Suite"]
 
 
 @dataclass(slots=True)
@@ -53,6 +53,24 @@ class Suite:
 def durable_mariadb() -> MariaDB:
     """One that flushes every commit, as servers do unless they are told otherwise, and has room for many."""
     return MariaDB(extra=["--innodb-flush-log-at-trx-commit=1", "--max-connections=1000"])
+
+
+def durable_postgresql() -> PostgreSQL:
+    """One that flushes every commit, and has room for many."""
+    return PostgreSQL(settings=["max_connections = 1000"], init=[TABLE])
+
+
+class LockFile(TemporaryDirectory[str]):
+    """A file in the place of a server."""
+
+    def __init__(self) -> None:
+        super().__init__(prefix="aiolock-bench-")
+        self.url = f"sqlite://{self.name}/locks.db"
+        self.pid = os.getpid()
+        make_table(self.url)
+
+    def __enter__(self) -> Self:  # type: ignore[override]  # as servers do
+        return self
 
 
 def roomy_zookeeper(servers: int = 1) -> ZooKeeper:
@@ -85,23 +103,13 @@ def _mysql(options: Options) -> Iterator[Context]:
 
 @contextmanager
 def _postgresql(options: Options) -> Iterator[Context]:
-    with PostgreSQL(settings=["max_connections = 1000"], init=[TABLE]) as server, Workers() as workers:
+    with durable_postgresql() as server, Workers() as workers:
         yield options.context(PostgreSQLContext, server, workers)
-
-
-class _File:
-    """A file in the place of a server."""
-
-    def __init__(self, folder: str) -> None:
-        self.url = f"sqlite://{folder}/locks.db"
-        self.pid = os.getpid()
 
 
 @contextmanager
 def _sqlite(options: Options) -> Iterator[Context]:
-    with TemporaryDirectory(prefix="aiolock-bench-") as folder, Workers() as workers:
-        file = _File(folder)
-        make_table(file.url)
+    with LockFile() as file, Workers() as workers:
         yield options.context(Context, cast("Server", file), workers)
 
 
@@ -111,29 +119,46 @@ def _memcached(options: Options) -> Iterator[Context]:
         yield options.context(MemcachedContext, server, workers)
 
 
+class _Several(ExitStack):
+    """Independent servers that are one for clients."""
+
+    def __init__(self, *servers: Any) -> None:
+        super().__init__()
+        self.url = " ".join(self.enter_context(server).url for server in servers)
+        self.pid = servers[0].pid
+
+
+COMPARED: Sequence[tuple[Callable[[], Any], Mapping[str, str]]] = (
+    (Redis, {"Redis": ""}),
+    (lambda: _Several(Redis(), Redis(), Redis()), {"Redis, 3 servers as one": ""}),
+    (roomy_zookeeper, {"ZooKeeper, 1 server": ""}),
+    (lambda: roomy_zookeeper(3), {"ZooKeeper, 3 servers": ""}),
+    (
+        durable_mariadb,
+        {
+            "MariaDB, lease": "?mode=lease",
+            "MariaDB, session": "?mode=session",
+            "MariaDB, row": "?mode=row",
+        },
+    ),
+    (durable_postgresql, {"PostgreSQL": ""}),
+    (LockFile, {"SQLite": ""}),
+    (Memcached, {"memcached": ""}),
+)
+"""The servers that are compared, and by title what is added to the URL. Each scheme has a round trip in
+:mod:`benchmarks.contestants.trips`."""
+
+
 @contextmanager
 def _compare(options: Options) -> Iterator[Fleet]:
+    members = {"memory://": Member("aiolock", None)}
     with ExitStack() as stack:
         workers = stack.enter_context(Workers())
-        redis, first, second, third, one, three, mariadb = (
-            options.context(Context, stack.enter_context(server), workers)
-            for server in (
-                *(Redis() for _ in range(4)),
-                roomy_zookeeper(),
-                roomy_zookeeper(3),
-                durable_mariadb(),
-            )
-        )
-        members = {
-            "memory://": Member("aiolock", None),
-            "Redis": Member("aiolock", redis),
-            "Redis, 3 servers as one": Member("aiolock", first, f" {second.url} {third.url}"),
-            "ZooKeeper, 1 server": Member("aiolock", one),
-            "ZooKeeper, 3 servers": Member("aiolock", three),
-            "MariaDB, lease": Member("aiolock", mariadb, "?mode=lease"),
-            "MariaDB, session": Member("aiolock", mariadb, "?mode=session"),
-        }
-        yield Fleet(members, redis)
+        for make, titles in COMPARED:
+            context = options.context(Context, stack.enter_context(make()), workers)
+            members |= {title: Member("aiolock", context, query) for title, query in titles.items()}
+        first = next(it.context for it in members.values() if it.context is not None)
+        yield Fleet(members, first)
 
 
 @contextmanager

@@ -28,6 +28,7 @@ from benchmarks.contestants.postgresql import (
     UpsertUpdate,
 )
 from benchmarks.contestants.redis import CoRedis, RedisPy, Watch
+from benchmarks.contestants.trips import RoundTrip
 from benchmarks.contestants.zookeeper import AioZK, Kazoo
 from benchmarks.floors import RawFloor, ScriptFloor
 
@@ -66,6 +67,7 @@ _KNOWN: dict[str, Callable[..., Any]] = {
     "polling row": PollingRow,
     "raw floor": RawFloor,
     "redis-py": RedisPy,
+    "round trip": RoundTrip,
     "script floor": ScriptFloor,
     "select 1": SelectOne,
     "touch": Touching,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from random import Random
+from typing import Any
 
 from benchmarks.measure import Report, percentile
 from benchmarks.scenarios.draining import baton, drained
@@ -15,11 +17,15 @@ __all__ = ["SCENARIOS"]
 TTL = 3.0
 """Seconds; of holders that are killed."""
 
+HOLD = 0.005
+"""Seconds of a turn with one of a hundred locks."""
+
 COLUMNS = {
+    "trip": "one bare round trip, µs",
     "free": "free lock, µs",
-    "many": "100 tasks x 100 locks, turns/s",
     "hot": "hot lock, turns/s",
     "fair": "hot lock, fair=True, turns/s",
+    "spread": "100 locks, turns/s",
     "p50": "hand-over p50, ms",
     "p99": "hand-over p99, ms",
     "recovery": "holder killed, s",
@@ -33,27 +39,29 @@ def servers(fleet: Fleet) -> Report:
     found: dict[str, dict[str, list[float]]] = {name: {} for name in fleet.members}
     rounds = min(context.rounds, 3)
     single, few, turns = context.count(300, 60), context.count(6, 2), context.count(20, 4)
+    remote = [name for name, it in fleet.members.items() if it.context is not None]
 
-    def free(name: str) -> float:
+    def alone(name: str, who: str = "") -> float:
         it = fleet.members[name]
-        rate: float = context.workers.one("single", who=it.who, url=it.url, turns=single)[0]
+        rate: float = context.workers.one("single", who=who or it.who, url=it.url, turns=single)[0]
         return 1e6 / rate
 
-    def many(name: str) -> float:
-        it = fleet.members[name]
-        return drained(context, it.who, 1, 100, few, url=it.url, locks=100)["rate"]
-
-    def hot(name: str, *, fair: bool = False) -> float:
+    def shared(name: str, many: int, turns: int, who: str = "", **params: Any) -> float:
         it = fleet.members[name]
         processes = 1 if it.context is None else 2
-        who = f"{it.who} fair" if fair else it.who
-        return drained(context, who, processes, 40 // processes, few if fair else turns, url=it.url)["rate"]
+        tasks = many // processes
+        return drained(context, f"{it.who}{who}", processes, tasks, turns, url=it.url, **params)["rate"]
 
-    played = {"free": free, "many": many, "hot": hot, "fair": lambda name: hot(name, fair=True)}
-    for column, play in played.items():
-        for name, values in context.alternate(rounds, list(fleet.members), play).items():
+    played: dict[str, tuple[list[str], Callable[[str], float]]] = {
+        "trip": (remote, lambda name: alone(name, "round trip")),
+        "free": (list(found), alone),
+        "hot": (list(found), lambda name: shared(name, 40, turns)),
+        "fair": (list(found), lambda name: shared(name, 40, few, " fair")),
+        "spread": (list(found), lambda name: shared(name, 200, few, locks=100, hold=HOLD)),
+    }
+    for column, (names, play) in played.items():
+        for name, values in context.alternate(rounds, names, play).items():
             found[name][column] = values
-    remote = [name for name, it in fleet.members.items() if it.context is not None]
     for name, latencies in context.alternate(
         rounds, remote, lambda name: _handovers(fleet, name, context.count(50, 10))
     ).items():
@@ -65,7 +73,9 @@ def servers(fleet: Fleet) -> Report:
     for name, figures in found.items():
         report.add(name, **figures)
     report.notes.append(
-        "Hot lock: a drain of 2 processes x 20 tasks (memory: one process with 40). Holder killed: from kill -9 to the "
+        "One bare round trip: the simplest request of the server, by one client at a time; SQLite reads its file. "
+        "Hot lock: a drain of 2 processes x 20 tasks (memory: one process with 40). 100 locks: each wanted by two tasks, of two "
+        f"processes, for turns of {HOLD * 1000:g} ms. Holder killed: from kill -9 to the "
         f"next holder's entry, ttl {TTL:g} s, the moment in its renewals left to chance. All servers on this one machine: "
         "ZooKeeper with three members and MariaDB pay for processor time that they would have of their own elsewhere."
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import os
@@ -11,13 +12,14 @@ import pytest
 from benchmarks import gate, pages
 from benchmarks.__main__ import parsed
 from benchmarks.contestants import contestant
-from benchmarks.contestants.base import Contestant
+from benchmarks.contestants.base import Contestant, Span
 from benchmarks.measure import Goal, Report, Series, alternate, percentile, ratio
-from benchmarks.plots import INK, PLOTS
+from benchmarks.plots import INK, PLOTS, draw
 from benchmarks.report import as_json, as_markdown, as_text, goals, loaded, number, table
+from benchmarks.scenarios.compare import COLUMNS
 from benchmarks.scenarios.context import EXECUTED
 from benchmarks.scenarios.draining import figures
-from benchmarks.suites import NEW, SUITES
+from benchmarks.suites import COMPARED, NEW, SUITES, LockFile
 from benchmarks.workers import JobFailed, Workers
 
 ABOUT = {
@@ -155,12 +157,14 @@ def test_what_is_unknown_is_refused_with_what_there_is(capsys):
 
 def test_suites_without_committed_figures_are_run_by_name_only():
     assert parsed(["postgresql", "--scenario", "handover"]).scenario == ["handover"]
+    assert parsed(["memcached", "--scenario", "late"]).scenario == ["late"]
     assert not set(NEW) & set(parsed(["all"]).suite)
 
 
 def test_contestants_are_known_by_name_and_interval():
     assert contestant("polling row 0.005", "postgresql://h/db")._interval == 0.005
     assert contestant("flock 0.1", "sqlite:///f")._interval == 0.1
+    assert contestant("polling add 0.001", "memcached://h:1")._interval == 0.001
     assert isinstance(contestant("kazoo", "zookeeper://h"), Contestant)
     assert contestant("redis-py 0.01", "redis://h")._sleep == 0.01
     assert contestant("aiolock session", "mysql://h/db").url == "mysql://h/db?mode=session"
@@ -176,6 +180,68 @@ def test_statements_are_counted_in_the_log_of_postgresql():
         "2026-01-01 UTC [7] LOG:  duration: 4 ms  statement: UPDATE t SET n = 1\n\tWHERE n = 2\n"
     )
     assert EXECUTED.findall(log) == ["SELECT", "UPDATE"]
+
+
+async def a_small_memcached(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, items: set[bytes]
+) -> None:
+    """As much of it as the peers ask for."""
+    while line := await reader.readline():
+        verb, key, *_ = [*line.split(), b""]
+        if verb == b"add":
+            await reader.readline()
+            answer, _ = (b"NOT_STORED" if key in items else b"STORED"), items.add(key)
+        elif verb == b"delete":
+            answer, _ = (b"DELETED" if key in items else b"NOT_FOUND"), items.discard(key)
+        else:
+            answer = {b"touch": b"TOUCHED", b"mn": b"MN"}[verb]
+        writer.write(answer + b"\r\n")
+    writer.close()
+
+
+async def test_peers_on_memcached_add_and_delete_items():
+    items: set[bytes] = set()
+    server = await asyncio.start_server(lambda *streams: a_small_memcached(*streams, items), "127.0.0.1")
+    url = "memcached://{}:{}".format(*server.sockets[0].getsockname())
+    async with server, contestant("polling add 0.001", url) as it, contestant("touch", url) as keeper:
+        spans: list[Span] = []
+        await it.drain(["a"] * 5, 3, 0.0, spans)
+        assert len(spans) == 15
+        assert figures(spans, 3, 1)["double"] == 0
+        async with keeper.keep(["b", "c"]):
+            assert items == {b"by-hand:b", b"by-hand:c"}
+            waiting = asyncio.create_task(it.turns("b", 1))
+            await asyncio.sleep(0.01)
+            assert not waiting.done()
+        await waiting
+        async with contestant("add + delete", url) as floor, contestant("round trip", url) as trip:
+            await floor.turns("d", 2)
+            await trip.turns("anything", 2)
+    assert items == set()
+
+
+async def test_a_round_trip_reads_the_file_of_sqlite():
+    with LockFile() as file:
+        async with contestant("round trip", f"{file.url} sqlite:///another") as it:
+            await it.turns("anything", 2)
+        with pytest.raises(KeyError):
+            await contestant("round trip", "oracle://h").__aenter__()
+
+
+def test_all_servers_are_in_the_plot_with_their_round_trips_and_without_what_they_lack(tmp_path):
+    report = Report("compare/servers", "All", COLUMNS)
+    report.add("memory://", free=[10.0], hot=[5e4], fair=[2e4], spread=[3e4])
+    report.add("Redis & more", **{column: [number + 0.5] for number, column in enumerate(COLUMNS)})
+    for file in draw([report], tmp_path):
+        text = file.read_text()
+        for word in ("memory://", "Redis &amp; more", "mark: one bare round trip, µs", COLUMNS["spread"]):
+            assert text.count(word) >= 1, word
+    assert len(list(tmp_path.iterdir())) == len(INK)
+
+
+def test_the_compared_servers_have_different_titles():
+    titles = [title for _, some in COMPARED for title in some]
+    assert len(set(titles)) == len(titles) >= 10
 
 
 async def test_locks_are_kept_for_as_long_as_the_block_lasts():
