@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from random import Random
@@ -10,7 +11,7 @@ from typing import Any
 from benchmarks.measure import Report, percentile
 from benchmarks.scenarios.draining import baton, drained
 from benchmarks.scenarios.fleet import Fleet
-from benchmarks.workers import Workers
+from benchmarks.workers import JobFailed, Workers
 
 __all__ = ["SCENARIOS"]
 
@@ -60,8 +61,19 @@ def servers(fleet: Fleet) -> Report:
         "spread": (list(found), lambda name: shared(name, 200, few, locks=100, hold=HOLD)),
     }
     for column, (names, play) in played.items():
-        for name, values in context.alternate(rounds, names, play).items():
-            found[name][column] = values
+
+        def one(name: str, column: str = column, play: Callable[[str], float] = play) -> float:
+            try:
+                return play(name)
+            except JobFailed as error:
+                # The others are still worth their time.
+                said = str(error).strip().splitlines()[-1]
+                report.notes.append(f"{name}, {COLUMNS[column]}: failed in a round: {said}")
+                return math.nan
+
+        for name, values in context.alternate(rounds, names, one).items():
+            if kept := [value for value in values if not math.isnan(value)]:
+                found[name][column] = kept
     for name, latencies in context.alternate(
         rounds, remote, lambda name: _handovers(fleet, name, context.count(50, 10))
     ).items():

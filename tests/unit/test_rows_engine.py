@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any, Self
 
 import pytest
@@ -123,6 +124,34 @@ def serve(**options: Any) -> RowServer:
 
 def now() -> float:
     return asyncio.get_running_loop().time()
+
+
+# --- waiting without notifications
+
+
+def test_a_waiter_polls_more_often_than_it_observes_and_less_often_the_longer_nothing_changes():
+    async def main() -> None:
+        server = serve(push=False)
+        async with Side(server) as one, Side(server, poll=0.005) as two:
+            held, _ = await one.acquire()
+            store, asked = two.backend.context.store, {"versions": [], "get": []}
+            for name, times in asked.items():
+                ask = getattr(store, name)
+                setattr(store, name, lambda keys, ask=ask, times=times: times.append(now()) or ask(keys))
+            waiting = asyncio.create_task(two.acquire())
+            await asyncio.sleep(2 * TTL)
+            pauses = [after - before for before, after in pairwise(asked["versions"])]
+            # The session rows of those ahead, ten times in a ttl, and the row itself at first.
+            assert 20 <= len(asked["get"]) <= 25
+            assert len(asked["versions"]) > 25
+            assert min(pauses[:3]) < 0.02
+            assert max(pauses) > 0.5
+            released = now()
+            await held.release()
+            await waiting
+            assert now() - released < 2.1
+
+    run(main())
 
 
 # --- (1) verification reads
