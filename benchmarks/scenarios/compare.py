@@ -67,8 +67,7 @@ def servers(fleet: Fleet) -> Report:
                 return play(name)
             except JobFailed as error:
                 # The others are still worth their time.
-                said = str(error).strip().splitlines()[-1]
-                report.notes.append(f"{name}, {COLUMNS[column]}: failed in a round: {said}")
+                report.notes.append(_failed(name, column, error))
                 return math.nan
 
         for name, values in context.alternate(rounds, names, one).items():
@@ -80,8 +79,11 @@ def servers(fleet: Fleet) -> Report:
         found[name]["p50"] = [percentile(some, 50) for some in latencies]
         found[name]["p99"] = [percentile(some, 99) for some in latencies]
     for _ in range(context.count(4, 1)):
-        for name, seconds in _recoveries(fleet, remote).items():
-            found[name].setdefault("recovery", []).append(seconds)
+        try:
+            for name, seconds in _recoveries(fleet, remote).items():
+                found[name].setdefault("recovery", []).append(seconds)
+        except JobFailed as error:
+            report.notes.append(_failed("all", "recovery", error))
     for name, figures in found.items():
         report.add(name, **figures)
     report.notes.append(
@@ -92,6 +94,10 @@ def servers(fleet: Fleet) -> Report:
         "ZooKeeper with three members and MariaDB pay for processor time that they would have of their own elsewhere."
     )
     return report
+
+
+def _failed(name: str, column: str, error: JobFailed) -> str:
+    return f"{name}, {COLUMNS[column]}: a round failed: {str(error).strip().splitlines()[-1]}"
 
 
 def _handovers(fleet: Fleet, name: str, count: int) -> list[float]:
