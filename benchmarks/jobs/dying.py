@@ -27,7 +27,9 @@ async def heir(stage: Stage, url: str, name: str, ttl: float) -> float:
             return await client.lock(name).acquire(), time.monotonic()
 
         waiting = asyncio.create_task(wait())
-        while not client.stats()["waiting"]:  # noqa: ASYNC110 - nothing tells
+        while not client.stats()["waiting"]:
+            if waiting.done():
+                raise RuntimeError("the holder lost the lock before it was killed: the machine is too busy")
             await asyncio.sleep(0.02)
         await stage.pause()
         lease, entered = await waiting
