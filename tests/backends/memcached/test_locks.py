@@ -19,7 +19,7 @@ from tests.servers import Memcached
 HOLD = """
 import asyncio, sys, aiolock
 async def main():
-    async with aiolock.connect(sys.argv[1], namespace=sys.argv[2], ttl=1) as client, client.lock("a"):
+    async with aiolock.connect(sys.argv[1], namespace=sys.argv[2], ttl=1, command_timeout=15) as client, client.lock("a"):
         print("held", flush=True)
         await asyncio.sleep(600)
 asyncio.run(main())
@@ -44,7 +44,9 @@ async def test_a_process_that_starts_after_the_death_of_a_holder_need_not_observ
         async with asyncio.timeout(30):
             while lease is None:
                 # A new client each time, which tries once: none observes anything.
-                async with aiolock.connect(server.url, namespace=namespace, ttl=1) as client:
+                async with aiolock.connect(
+                    server.url, namespace=namespace, ttl=1, command_timeout=15
+                ) as client:
                     lease = await client.lock("a").try_acquire()
                     if lease is not None:
                         assert asyncio.get_running_loop().time() - stopped >= 0.5
