@@ -59,6 +59,27 @@ class Template:
             literal if field is None else f"{literal}{values[field]}" for literal, field in self._parts
         )
 
+    def of_calls(self, function: Callable[..., object]) -> Callable[[tuple[Any, ...], dict[str, Any]], str]:
+        """Return a function that fills the text from the arguments of a call of ``function``.
+
+        Raises :class:`ConfigError` if a name in braces is no parameter of it.
+        """
+        signature = inspect.signature(function)
+        unknown = [field for field in self.fields if field not in signature.parameters]
+        if unknown:
+            raise ConfigError(
+                f"{shorten(self.text)} must name parameters of {name_of(function)}{signature}, not {', '.join(unknown)}"
+            )
+
+        def fill(args: tuple[Any, ...], options: dict[str, Any]) -> str:
+            if not self.fields:
+                return self.fill({})
+            given = signature.bind(*args, **options)
+            given.apply_defaults()
+            return self.fill(given.arguments)
+
+        return fill
+
 
 # --- decorators
 
@@ -84,30 +105,17 @@ class Locked:
                 "locked must decorate a function made by `async def`, with or without `yield`, not "
                 + shorten(function)
             )
-        signature = inspect.signature(function)
-        unknown = [field for field in self._template.fields if field not in signature.parameters]
-        if unknown:
-            raise ConfigError(
-                f"{shorten(self._template.text)} must name parameters of {name_of(function)}{signature}, "
-                f"not {', '.join(unknown)}"
-            )
-
-        def lock(args: tuple[Any, ...], options: dict[str, Any]) -> Lock:
-            if not self._template.fields:
-                return self._make(self._template.fill({}))
-            given = signature.bind(*args, **options)
-            given.apply_defaults()
-            return self._make(self._template.fill(given.arguments))
+        name = self._template.of_calls(function)
 
         @functools.wraps(function)
         async def run(*args: Any, **options: Any) -> Any:
-            async with lock(args, options):
+            async with self._make(name(args, options)):
                 return await cast("Awaitable[Any]", function(*args, **options))
 
         @functools.wraps(function)
         async def generate(*args: Any, **options: Any) -> AsyncGenerator[Any, Any]:
             async with (
-                lock(args, options) as lease,
+                self._make(name(args, options)) as lease,
                 aclosing(cast("AsyncGenerator[Any, Any]", function(*args, **options))) as inner,
             ):
                 resume: Awaitable[Any] = anext(inner)

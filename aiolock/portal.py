@@ -8,36 +8,61 @@
         with client.lock("order:42", ttl=10, timeout=2) as lease:
             pay(order=42, fencing_token=lease.token)
 
-Calls run on the loop through anyio's blocking portal (``pip install "python-aiolock[portal]"``). The rules are those of
-:mod:`aiolock`, with two differences. A thread cannot be cancelled, so a loss is only reported: by ``lost``, ``check()``,
-``wait_lost()``, and by :class:`~aiolock.LockLost` at the end of the block. And there is no re-entrant lock: a pool's
-thread serves many callers, and would enter again for the next one.
+Calls run on the loop through anyio's blocking portal (``pip install "python-aiolock[portal]"``). Every kind of lock,
+decorator and method of :mod:`aiolock` is here, with the same rules, in which a thread stands for a task. One thing
+differs: a thread cannot be cancelled, so a loss is only reported: by ``lost``, ``check()``, ``wait_lost()``, and by
+:class:`~aiolock.LockLost` at the end of the block.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import functools
+import inspect
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
-from threading import Thread, get_ident
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack
+from contextlib import contextmanager
+from typing import Any, Generic, NoReturn, ParamSpec, Self, TypeVar, Unpack, cast
 
 from aiolock import client as core
+from aiolock._threads import LoopThread
 from aiolock.core.forks import OneProcess
-from aiolock.errors import ConfigError, LossReason, MissingDriver, shorten
-from aiolock.lease import Lease, hold_of
-from aiolock.lock import UNSET, Lock, Unset
+from aiolock.decorators import Once, Template
+from aiolock.errors import ConfigError, LockLost, LossReason, MissingDriver, shorten
+from aiolock.kinds.barrier import Barrier
+from aiolock.kinds.election import Campaign, Election
+from aiolock.kinds.latch import Latch
+from aiolock.kinds.multi import JointLease, LockAll
+from aiolock.kinds.multi import lock_all as core_lock_all
+from aiolock.kinds.rwlock import RWLock
+from aiolock.kinds.semaphore import Semaphore
+from aiolock.lease import Lease, ReleaseRequest, hold_of
+from aiolock.lock import UNSET, Handle, Lock, Unset
 from aiolock.metrics import Figures
-from aiolock.types import Kind, LockInfo
-from aiolock.validation import SyncLockOptions, check_options, check_timeout
+from aiolock.types import Finding, Holder, Kind, LockInfo
+from aiolock.validation import SyncCampaignOptions, SyncLockOptions, check_options, check_timeout
 
-if TYPE_CHECKING:
-    from anyio.from_thread import BlockingPortal
+__all__ = [
+    "SyncBarrier",
+    "SyncCampaign",
+    "SyncClient",
+    "SyncElection",
+    "SyncJointLease",
+    "SyncLatch",
+    "SyncLease",
+    "SyncLock",
+    "SyncLockAll",
+    "SyncRWLock",
+    "SyncReleaseRequest",
+    "SyncSemaphore",
+    "connect",
+    "lock_all",
+]
 
-__all__ = ["SyncClient", "SyncLease", "SyncLock", "connect"]
-
+P = ParamSpec("P")
+R = TypeVar("R")
 T = TypeVar("T")
-L = TypeVar("L", Lock, Lease)
+I = TypeVar("I", bound=Handle | Lease)  # noqa: E741 - the inner, asynchronous object
 
 
 def connect(url: str, /, **options: Any) -> SyncClient:
@@ -50,6 +75,9 @@ def connect(url: str, /, **options: Any) -> SyncClient:
             'on_loss cannot be chosen here: a thread cannot be cancelled, so it is always "signal"'
         )
     return SyncClient(core.connect(url, on_loss="signal", **options))
+
+
+# --- the client
 
 
 class SyncClient:
@@ -68,222 +96,453 @@ class SyncClient:
             raise ConfigError(f"a synchronous client needs an aiolock.Client, not {shorten(client)}")
         self._client = client
         self._make_portal = BlockingPortal
-        self._portal: BlockingPortal | None = None
-        self._thread: Thread | None = None
+        self._loop: LoopThread | None = None
         self._process = OneProcess()
-        self.blocks: dict[tuple[str, int], list[SyncLease]] = {}
-        """The leases of the open blocks, innermost last, by name of the lock and thread."""
 
     def __repr__(self) -> str:
         return f"<SyncClient around {self._client!r}>"
 
-    def __enter__(self) -> Self:
-        """Start the loop and connect; raises what :meth:`aiolock.Client.open` raises."""
-        if self._thread is not None and not self._process.forked:
-            raise RuntimeError("this client cannot be entered: it is open already")
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a client cannot be copied or pickled: connect anew where it is needed")
+
+    # --- opening and closing
+
+    def open(self) -> Self:
+        """Start the loop and connect, as entering ``with`` does; raises what :meth:`aiolock.Client.open` raises.
+
+        Close it with :meth:`close`. A process that forks opens it afterwards, in each child.
+        """
+        if self._loop is not None and not self._process.forked:
+            raise RuntimeError("this client cannot be opened: it is open already")
         self._process.take_over()
-        self.blocks.clear()
-        ready: Future[BlockingPortal] = Future()
-        self._thread = Thread(target=self._live, args=(ready,), name="aiolock-portal", daemon=True)
-        self._thread.start()
+        loop = LoopThread(self._make_portal)
         try:
-            self._portal = ready.result()
-            self.run(self._client.open)
+            loop.run(self._client.open, lambda client: client.aclose())
         except BaseException:
-            self._portal = ready.result()
-            self._stop()
+            loop.close()
             raise
+        self._loop = loop
         return self
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Release every lease, wake every waiting thread, close the connections and end the loop and its thread."""
-        if self._process.forked:
-            # Leases, connections and thread are the parent's.
+    def close(self, timeout: float | None = None) -> None:
+        """Close it as :meth:`aiolock.Client.aclose` does; then end the loop and its thread. Idempotent.
+
+        Threads that wait are told by :class:`RuntimeError`. In a forked child it does nothing: leases, connections and
+        thread are the parent's.
+        """
+        loop = self._loop
+        if loop is None or self._process.forked:
             return
         try:
-            self.run(self._client.aclose)
+            loop.run(lambda: self._client.aclose(timeout))
         finally:
-            self._stop()
+            self._loop = None
+            loop.close()
 
-    def _live(self, ready: Future[BlockingPortal]) -> None:
-        async def serve() -> None:
-            async with self._make_portal() as portal:
-                ready.set_result(portal)
-                await portal.sleep_until_stopped()
+    def __enter__(self) -> Self:
+        return self.open()
 
-        try:
-            asyncio.run(serve())
-        except BaseException as error:  # noqa: BLE001 - a thread waits for `ready`
-            if not ready.done():
-                ready.set_exception(error)
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
-    def _stop(self) -> None:
-        portal, self._portal = self._portal, None
-        if portal is not None and self._thread is not None:
-            portal.call(portal.stop, True)  # noqa: FBT003 - cancels the tasks that still run
-            self._thread.join()
-        self._thread = None
+    @property
+    def loop(self) -> LoopThread:
+        """The thread with the event loop; :class:`RuntimeError` if the client is not open in this process."""
+        if self._loop is None:
+            raise RuntimeError("this client is not open: enter it with `with`")
+        # A child has no copy of the thread with the loop: the call would wait for ever.
+        self._process.refuse_fork("client")
+        return self._loop
+
+    # --- locks
 
     def lock(self, name: str, **options: Unpack[SyncLockOptions]) -> SyncLock:
-        """Return a mutex; the options are those of :meth:`aiolock.Client.lock`, without ``on_loss``. Does no I/O."""
+        """Return a mutex, as :meth:`aiolock.Client.lock`; the options are the same, without ``on_loss``. Does no I/O."""
         check_options("SyncClient.lock", options, SyncLockOptions)
-        return SyncLock(self, self._client.lock(name, **options))
+        return SyncLock(self, self._client.lock(name, **options, on_loss="signal"))
+
+    def reentrant_lock(self, name: str, **options: Unpack[SyncLockOptions]) -> SyncLock:
+        """Return a lock that the thread that holds it may enter again, as :meth:`aiolock.Client.reentrant_lock`.
+
+        A thread of a pool that forgets a hold lets its next caller in: take it with ``with``.
+        """
+        check_options("SyncClient.reentrant_lock", options, SyncLockOptions)
+        return SyncLock(self, self._client.reentrant_lock(name, **options, on_loss="signal"))
+
+    def rwlock(self, name: str) -> SyncRWLock:
+        """Return a read-write lock, as :meth:`aiolock.Client.rwlock`. Does no I/O."""
+        return SyncRWLock(self, self._client.rwlock(name))
+
+    def semaphore(self, name: str, limit: int, **options: Unpack[SyncLockOptions]) -> SyncSemaphore:
+        """Return a semaphore, as :meth:`aiolock.Client.semaphore`. Does no I/O."""
+        check_options("SyncClient.semaphore", options, SyncLockOptions)
+        return SyncSemaphore(self, self._client.semaphore(name, limit, **options, on_loss="signal"))
+
+    def latch(self, name: str, count: int) -> SyncLatch:
+        """Return a latch, as :meth:`aiolock.Client.latch`. Does no I/O."""
+        return SyncLatch(self, self._client.latch(name, count))
+
+    def barrier(
+        self, name: str, parties: int, *, ttl: float | None = None, label: str | None = None
+    ) -> SyncBarrier:
+        """Return a barrier, as :meth:`aiolock.Client.barrier`. Does no I/O."""
+        return SyncBarrier(self, self._client.barrier(name, parties, ttl=ttl, label=label))
+
+    def election(self, name: str, **options: Unpack[SyncCampaignOptions]) -> SyncElection:
+        """Return an election, as :meth:`aiolock.Client.election`. Does no I/O."""
+        check_options("SyncClient.election", options, SyncCampaignOptions)
+        return SyncElection(self, self._client.election(name, **options, on_loss="signal"))
+
+    def locked(self, template: str, **options: Unpack[SyncLockOptions]) -> SyncLocked:
+        """Decorate a function: it holds the lock while it runs, as with :meth:`aiolock.Client.locked`.
+
+        The function is made by ``def`` without ``yield``, and keeps its signature and types. Where a framework makes a task
+        of it, that decorator stands above this one.
+        """
+        check_options("SyncClient.locked", options, SyncLockOptions)
+        return SyncLocked(lambda name: self.lock(name, **options), template)
+
+    def once(self, name: str, *, at_most: float, at_least: float = 0.0, label: str | None = None) -> SyncOnce:
+        """Decorate a job that one worker does while the others skip it, as with :meth:`aiolock.Client.once`.
+
+        A thread cannot be cancelled: a job that takes longer than ``at_most`` goes on, beside the next worker's, and raises
+        :class:`LockLost` at its end. So choose it longer than the job ever takes.
+        """
+        return SyncOnce(self, self._client.once(name, at_most=at_most, at_least=at_least, label=label))
+
+    # --- administration
+
+    @property
+    def capabilities(self) -> frozenset[str]:
+        """The promises of this deployment, as :attr:`aiolock.Client.capabilities`."""
+        return self._client.capabilities
+
+    def locks(self, pattern: str = "*") -> list[LockInfo]:
+        """List the locks of the namespace that are held or waited for, as :meth:`aiolock.Client.locks`."""
+        return self.loop.run(lambda: self._client.locks(pattern))
+
+    def diagnose(self) -> list[Finding]:
+        """Describe this deployment, as :meth:`aiolock.Client.diagnose` does for an open client."""
+        return self.loop.run(self._client.diagnose)
 
     def stats(self) -> Figures:
         """Return the counters of :meth:`aiolock.Client.stats`."""
         return self._client.stats()
 
-    def start(self, work: Callable[[], Coroutine[Any, Any, T]]) -> Future[T]:
-        """Start ``work`` on the client's loop."""
-        if self._portal is None:
-            raise RuntimeError("this client is not open: enter it with `with`")
-        # A child has no copy of the thread with the loop: the call would wait for ever.
-        self._process.refuse_fork("client")
-        return self._portal.start_task_soon(work)
 
-    def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Run ``work`` on the client's loop and wait for it; an interruption of this thread cancels it."""
-        future = self.start(work)
-        try:
-            return future.result()
-        finally:
-            future.cancel()
-
-
-class _Attempt:
-    """One acquire on the loop for a thread that may be interrupted while it waits."""
-
-    def __init__(self, ask: Callable[[], Coroutine[Any, Any, Lease | None]]) -> None:
-        self._ask = ask
-        self._lease: Lease | None = None
-        self._task: asyncio.Task[Any] | None = None
-        self._abandoned = False
-
-    async def run(self) -> Lease | None:
-        self._task = asyncio.current_task()
-        lease = await self._ask()
-        if self._abandoned and lease is not None:
-            # anyio does not cancel a task whose awaited result is already there.
-            hold_of(lease).abandon()
-        self._lease = lease
-        return lease
-
-    async def undo(self) -> None:
-        """Release the lease, or have it released when it comes."""
-        self._abandoned = True
-        if self._lease is not None:
-            await self._lease.release()
-
-    async def cancel(self) -> None:
-        """Undo an attempt whose thread was interrupted before it had a future to cancel."""
-        if self._task is not None:
-            self._task.cancel()
-        await self.undo()
-
-
-class _Facade(Generic[L]):
-    """A lock or lease, as threads use it."""
+class _Facade(Generic[I]):
+    """An object of the client, as threads use it."""
 
     __slots__ = ("_client", "_inner")
 
-    def __init__(self, client: SyncClient, inner: L) -> None:
+    def __init__(self, client: SyncClient, inner: I) -> None:
         self._client = client
-        self._inner: L = inner
+        self._inner: I = inner
 
     @property
     def name(self) -> str:
-        """The name of the lock."""
+        """The name under which other processes find the same."""
         return self._inner.name
-
-    @property
-    def kind(self) -> Kind:
-        """The kind of the lock or hold."""
-        return self._inner.kind
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} around {self._inner!r}>"
 
+    def __reduce__(self) -> str:
+        return self._inner.__reduce__()
+
+    def _run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        return self._client.loop.run(work)
+
+    def _until(self, work: Callable[[], Coroutine[Any, Any, T]], timeout: float | None) -> T | None:
+        """Run ``work``; ``None`` after ``timeout`` seconds."""
+        seconds = check_timeout(timeout)
+
+        async def wait() -> T | None:
+            try:
+                async with asyncio.timeout(seconds):
+                    return await work()
+            except TimeoutError:
+                return None
+
+        return self._run(wait)
+
+
+# --- locks
+
 
 class SyncLock(_Facade[Lock]):
-    """A name and options; may be shared between threads, also at the same time."""
+    """A name, a kind and options; may be shared between threads, also at the same time. See :class:`aiolock.Lock`."""
 
     __slots__ = ()
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of lock."""
+        return self._inner.kind
 
     def acquire(self, timeout: float | Unset | None = UNSET) -> SyncLease:
         """Wait for the lock, as :meth:`aiolock.Lock.acquire`; the caller releases the lease.
 
         Raises :class:`RuntimeError` inside this very thread's own open block of the same lock.
         """
-        if not isinstance(timeout, Unset):
-            check_timeout(timeout)
-        if self._in_own_block():
-            raise RuntimeError(
-                f"this thread is inside its own block of lock {shorten(self.name)} and would wait for itself for ever: "
-                "pass the lease on"
-            )
-        lease = self._attempt(lambda: self._inner.acquire(timeout))
-        assert lease is not None  # noqa: S101 - `acquire` returns a lease or raises
-        return lease
+        return self._lease(lambda: self._inner.acquire(timeout))
 
     def try_acquire(self) -> SyncLease | None:
         """Try once: return the lease, or ``None`` if the lock is not free, or taken by a block of this thread."""
-        return None if self._in_own_block() else self._attempt(self._inner.try_acquire)
+        return self._lease_or_none(self._inner.try_acquire)
 
     def __enter__(self) -> SyncLease:
-        lease = self.acquire()
-        self._client.blocks.setdefault((self.name, get_ident()), []).append(lease)
-        return lease
+        lease = self._client.loop.run(
+            self._inner.__aenter__, lambda _: self._inner.__aexit__(None, None, None)
+        )
+        return SyncLease(self._client, lease)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Release; raise :class:`LockLost` if the lease was lost, unless the block ends with an exception of its own."""
-        key = self.name, get_ident()
-        leases = self._client.blocks[key]
-        lease = leases.pop()
-        if not leases:
-            del self._client.blocks[key]
-        lease.__exit__(kind, error, trace)
+        self._run(lambda: self._inner.__aexit__(None, error, None))
 
     def locked(self) -> bool:
-        """Return True if the lock is held at this moment."""
-        return self._client.run(self._inner.locked)
+        """Return whether it is held at this moment, as :meth:`aiolock.Lock.locked`."""
+        return self._run(self._inner.locked)
 
     def inspect(self) -> LockInfo:
         """Return the holders and the waiters, in order."""
-        return self._client.run(self._inner.inspect)
+        return self._run(self._inner.inspect)
 
     def force_release(self) -> bool:
         """End all holds of the lock, as :meth:`aiolock.Lock.force_release`."""
-        return self._client.run(self._inner.force_release)
+        return self._run(self._inner.force_release)
 
-    def _in_own_block(self) -> bool:
-        leases = self._client.blocks.get((self.name, get_ident()), ())
-        return any(lease.waited_for for lease in leases)
+    def request_release(self, reason: str = "") -> bool:
+        """Ask the holders to release it, as :meth:`aiolock.Lock.request_release`."""
+        return self._run(lambda: self._inner.request_release(reason))
 
-    def _attempt(self, ask: Callable[[], Coroutine[Any, Any, Lease | None]]) -> SyncLease | None:
-        attempt = _Attempt(ask)
-        future: Future[Lease | None] | None = None
-        try:
-            future = self._client.start(attempt.run)
-            lease = future.result()
-            return None if lease is None else SyncLease(self._client, lease)
-        except BaseException as error:
-            if future is None:
-                if not isinstance(error, Exception):
-                    # The signal arrived inside `start`; the loop may have the work already.
-                    self._client.run(attempt.cancel)
-            elif future.cancel() or future.exception() is None:
-                # The thread was interrupted; the attempt did not fail.
-                self._client.run(attempt.undo)
-            raise
+    def _lease(self, ask: Callable[[], Coroutine[Any, Any, Lease]]) -> SyncLease:
+        return SyncLease(self._client, self._client.loop.run(ask, lambda lease: lease.release()))
+
+    def _lease_or_none(self, ask: Callable[[], Coroutine[Any, Any, Lease | None]]) -> SyncLease | None:
+        lease = self._client.loop.run(ask, _release)
+        return None if lease is None else SyncLease(self._client, lease)
+
+
+async def _release(lease: Lease | None) -> None:
+    if lease is not None:
+        await lease.release()
+
+
+class SyncRWLock(_Facade[RWLock]):
+    """A name with many readers or one writer, as :class:`aiolock.RWLock`."""
+
+    __slots__ = ()
+
+    def read(self, **options: Unpack[SyncLockOptions]) -> SyncLock:
+        """Return the lock that many may hold at once while there is no writer."""
+        check_options("SyncRWLock.read", options, SyncLockOptions)
+        return SyncLock(self._client, self._inner.read(**options, on_loss="signal"))
+
+    def write(self, **options: Unpack[SyncLockOptions]) -> SyncLock:
+        """Return the lock that excludes all others; its lease can be downgraded."""
+        check_options("SyncRWLock.write", options, SyncLockOptions)
+        return SyncLock(self._client, self._inner.write(**options, on_loss="signal"))
+
+
+class SyncSemaphore(SyncLock):
+    """At most ``limit`` permits are held at once, as :class:`aiolock.Semaphore`."""
+
+    __slots__ = ()
+
+    @property
+    def limit(self) -> int:
+        """The limit that this program names; :meth:`inspect` returns the one in force."""
+        return self._semaphore.limit
+
+    def acquire(self, timeout: float | Unset | None = UNSET, *, permits: int = 1) -> SyncLease:
+        """Wait for ``permits`` permits, as :meth:`aiolock.Semaphore.acquire`."""
+        return self._lease(lambda: self._semaphore.acquire(timeout, permits=permits))
+
+    def try_acquire(self, *, permits: int = 1) -> SyncLease | None:
+        """Try once: return the hold of ``permits`` permits, or ``None`` if fewer are available."""
+        return self._lease_or_none(lambda: self._semaphore.try_acquire(permits=permits))
+
+    def available(self) -> int:
+        """Return the number of permits that are not held."""
+        return self._run(self._semaphore.available)
+
+    def set_limit(self, limit: int) -> None:
+        """Set the number of permits for all users, as :meth:`aiolock.Semaphore.set_limit`."""
+        self._run(lambda: self._semaphore.set_limit(limit))
+
+    @property
+    def _semaphore(self) -> Semaphore:
+        return cast("Semaphore", self._inner)
+
+
+class SyncLatch(_Facade[Latch]):
+    """A count that reaches zero once, as :class:`aiolock.Latch`."""
+
+    __slots__ = ()
+
+    def count_down(self, n: int = 1, *, request_id: str | None = None) -> int:
+        """Count down by ``n``, and return what is left, as :meth:`aiolock.Latch.count_down`."""
+        return self._run(lambda: self._inner.count_down(n, request_id=request_id))
+
+    def count(self) -> int:
+        """Return what is left to count down; 0 once the latch is open."""
+        return self._run(self._inner.count)
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait until the count is zero, as :meth:`aiolock.Latch.wait`."""
+        self._run(lambda: self._inner.wait(timeout))
+
+
+class SyncBarrier(_Facade[Barrier]):
+    """A barrier that opens when all parties have arrived, as :class:`aiolock.Barrier`."""
+
+    __slots__ = ()
+
+    @property
+    def parties(self) -> int:
+        """The number of parties that pass together."""
+        return self._inner.parties
+
+    def waiting(self) -> int:
+        """Return the number of parties inside."""
+        return self._run(self._inner.waiting)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Arrive, wait for the others and pass with them, as :meth:`aiolock.Barrier.wait`."""
+        return self._run(lambda: self._inner.wait(timeout))
+
+
+class SyncCampaign(SyncLock):
+    """Standing for election: a lock whose lease is the term. Made by :meth:`SyncElection.campaign`."""
+
+    __slots__ = ()
+
+    @property
+    def ttl(self) -> float:
+        """Seconds after which a term ends that is not renewed."""
+        return cast("Campaign", self._inner).ttl
+
+
+class SyncElection(_Facade[Election]):
+    """One leader at a time among all candidates, as :class:`aiolock.Election`."""
+
+    __slots__ = ()
+
+    def campaign(self) -> SyncCampaign:
+        """Stand for election: ``with election.campaign() as term:`` leads, once elected, until the block ends."""
+        return SyncCampaign(self._client, self._inner.campaign())
+
+    def resign(self) -> bool:
+        """End the terms that were won through this object, as :meth:`aiolock.Election.resign`."""
+        return self._run(self._inner.resign)
+
+    def leader(self) -> Holder | None:
+        """Return the leader as the server sees it; ``None`` for no leader."""
+        return self._run(self._inner.leader)
+
+    def observe(self) -> Iterator[Holder | None]:
+        """Iterate over the leader now, and over every change, as :meth:`aiolock.Election.observe`; ends never by itself."""
+
+        async def begin() -> Any:
+            return self._inner.observe()
+
+        observer = self._run(begin)
+
+        def changes() -> Iterator[Holder | None]:
+            while True:
+                yield self._run(observer.__anext__)
+
+        return changes()
+
+
+def lock_all(*locks: SyncLock | SyncLockAll, timeout: float | Unset | None = UNSET) -> SyncLockAll:
+    """Combine several locks of one client, of any kind, as :func:`aiolock.lock_all`: all of them or none.
+
+    Raises :class:`ConfigError` for locks of several clients: each has an event loop of its own.
+    """
+    for lock in locks:
+        if not isinstance(lock, SyncLock | SyncLockAll):
+            raise ConfigError(f"lock_all must be given locks, such as client.lock(…), not {shorten(lock)}")
+    if len({id(lock._client) for lock in locks}) > 1:  # noqa: SLF001 - a lock and several locks are of one module
+        raise ConfigError(
+            "lock_all must be given locks of one client: here each has an event loop of its own"
+        )
+    inner = core_lock_all(*(lock._inner for lock in locks), timeout=timeout, on_loss="signal")  # noqa: SLF001 - as above
+    return SyncLockAll(locks[0]._client, inner)  # noqa: SLF001 - as above
+
+
+class SyncLockAll(_Facade[LockAll]):
+    """Several locks as one, as :class:`aiolock.LockAll`. Made by :func:`lock_all`."""
+
+    __slots__ = ()
+
+    def acquire(self, timeout: float | Unset | None = UNSET) -> SyncJointLease:
+        """Wait for all of them, as :meth:`aiolock.LockAll.acquire`."""
+        lease = self._client.loop.run(lambda: self._inner.acquire(timeout), lambda lease: lease.release())
+        return SyncJointLease(self._client, lease)
+
+    def try_acquire(self) -> SyncJointLease | None:
+        """Try once, for all at the same time, as :meth:`aiolock.LockAll.try_acquire`."""
+        lease = self._client.loop.run(self._inner.try_acquire, _release)
+        return None if lease is None else SyncJointLease(self._client, lease)
+
+    def __enter__(self) -> SyncJointLease:
+        lease = self._client.loop.run(
+            self._inner.__aenter__, lambda _: self._inner.__aexit__(None, None, None)
+        )
+        return SyncJointLease(self._client, lease)
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Release all; raise :class:`LockLost` if one was lost, unless the block ends with an exception of its own."""
+        self._run(lambda: self._inner.__aexit__(None, error, None))
+
+
+# --- leases
+
+
+class SyncReleaseRequest:
+    """A request to release a lease, from :attr:`SyncLease.release_requested`: false until there is one."""
+
+    __slots__ = ("_inner", "_lease")
+
+    def __init__(self, lease: SyncLease, inner: ReleaseRequest) -> None:
+        self._lease = lease
+        self._inner = inner
+
+    @property
+    def reason(self) -> str | None:
+        """The reason of the latest request; ``None`` until there is one."""
+        return self._inner.reason
+
+    def __bool__(self) -> bool:
+        return bool(self._inner)
+
+    def wait(self, timeout: float | None = None) -> str | None:
+        """Wait for it: return its reason, or ``None`` if the lease ended before, or after ``timeout`` seconds."""
+
+        async def wait() -> str | None:
+            return await self._inner
+
+        return self._lease._until(wait, timeout)  # noqa: SLF001 - a part of the lease
+
+    def __repr__(self) -> str:
+        return repr(self._inner)
 
 
 class SyncLease(_Facade[Lease]):
-    """A hold, from the grant to the release or the loss; any thread may use it.
+    """A hold, from the grant to the release or the loss; any thread may use it. See :class:`aiolock.Lease`.
 
     ``remaining()``, ``held``, ``lost`` and ``check()`` read the local clock, and send nothing.
     """
 
     __slots__ = ()
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of hold."""
+        return self._inner.kind
 
     @property
     def token(self) -> int:
@@ -309,51 +568,169 @@ class SyncLease(_Facade[Lease]):
         """True if the lease ended before it was released."""
         return self._inner.lost
 
-    @property
-    def waited_for(self) -> bool:
-        """True if another request for the lock would wait for this lease."""
-        return hold_of(self._inner).waited_for()
-
     def check(self) -> None:
         """Raise :class:`LockLost` if the hold is not certain, :class:`RuntimeError` if it was released."""
         self._inner.check()
 
+    def wait_lost(self, timeout: float | None = None) -> LossReason | None:
+        """Wait until the lease ends; return why it was lost, or ``None`` if it was released or after ``timeout`` seconds."""
+        return self._until(self._inner.wait_lost, timeout)
+
+    @property
+    def release_requested(self) -> SyncReleaseRequest:
+        """A request to release: false until there is one, with its ``reason``; ``wait()`` waits for it."""
+        return SyncReleaseRequest(self, self._inner.release_requested)
+
     def renew(self) -> None:
         """Renew for a full ttl now, as :meth:`aiolock.Lease.renew`."""
-        self._client.run(self._inner.renew)
+        self._run(self._inner.renew)
 
     def release(self, keep: float = 0) -> None:
         """Release the lock, as :meth:`aiolock.Lease.release`; idempotent."""
-        self._client.run(lambda: self._inner.release(keep))
+        self._run(lambda: self._inner.release(keep))
 
-    def wait_lost(self, timeout: float | None = None) -> LossReason | None:
-        """Wait until the lease ends; return why it was lost, or ``None`` if it was released or after ``timeout`` seconds."""
-        seconds = check_timeout(timeout)
+    def downgrade(self) -> None:
+        """Turn this write lease into a read lease, as :meth:`aiolock.Lease.downgrade`."""
+        self._run(self._inner.downgrade)
 
-        async def wait() -> LossReason | None:
-            try:
-                async with asyncio.timeout(seconds):
-                    return await self._inner.wait_lost()
-            except TimeoutError:
-                return None
+    @contextmanager
+    def guard(self) -> Iterator[SyncLease]:
+        """Work under this lease in another thread: :class:`LockLost` at the end of the block if it was lost meanwhile.
 
-        return self._client.run(wait)
+        Does not release. Raises :class:`LockLost` at once if the lease is already lost.
+        """
+        self.check()
+        try:
+            yield self
+        except BaseException as error:
+            if self.lost and not isinstance(error, LockLost):
+                error.add_note(str(hold_of(self._inner).error()))
+            raise
+        if self.lost:
+            raise hold_of(self._inner).error()
 
     def __enter__(self) -> Self:
-        self.check()
+        self._run(self._inner.__aenter__)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Release; raise :class:`LockLost` if the lease was lost, unless the block ends with an exception of its own."""
+        self._run(lambda: self._inner.__aexit__(None, error, None))
 
-        async def leave() -> None:
-            task = asyncio.current_task()
-            assert task is not None  # noqa: S101 - a coroutine on the loop is run by a task
-            # A thread has no task: this one stands for the block, so that the rules of its end are written once.
-            hold = hold_of(self._inner)
-            hold.enter(task, cancel=False)
-            rest = hold.leave(task, error)
-            if rest is not None:
-                await rest
 
-        self._client.run(leave)
+class SyncJointLease(SyncLease):
+    """The lease of several locks, from :func:`lock_all`, with ``parts`` and without a ``token``."""
+
+    __slots__ = ()
+
+    @property
+    def parts(self) -> tuple[SyncLease, ...]:
+        """The leases, in the order in which they were taken; each with the token of its lock."""
+        inner = cast("JointLease", self._inner)
+        return tuple(SyncLease(self._client, part) for part in inner.parts)
+
+
+# --- decorators
+
+
+def _check_function(function: object, decorator: str) -> None:
+    """Refuse what does not run in the calling thread from its call to its end."""
+    generates = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+    if not inspect.isroutine(function) or generates or inspect.iscoroutinefunction(function):
+        raise ConfigError(
+            f"{decorator} must decorate a function made by `def` without `yield`, not {shorten(function)}; a decorator that "
+            f"makes something else of the function stands above {decorator}"
+        )
+
+
+class SyncLocked:
+    """The decorator of :meth:`SyncClient.locked`."""
+
+    __slots__ = ("_make", "_template")
+
+    def __init__(self, make: Callable[[str], SyncLock], template: str) -> None:
+        self._make = make
+        self._template = Template(template)
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Return the function with a lock held while it runs."""
+        _check_function(function, "locked")
+        name = self._template.of_calls(function)
+
+        @functools.wraps(function)
+        def run(*args: P.args, **options: P.kwargs) -> R:
+            with self._make(name(args, options)):
+                return function(*args, **options)
+
+        return run
+
+
+class SyncOnce:
+    """The decorator of :meth:`SyncClient.once`."""
+
+    __slots__ = ("_client", "_once")
+
+    def __init__(self, client: SyncClient, once: Once) -> None:
+        self._client = client
+        self._once = once
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R | None]:
+        """Return the job, which returns its result, or ``None`` if it was skipped."""
+        _check_function(function, "once")
+
+        @functools.wraps(function)
+        def run(*args: P.args, **options: P.kwargs) -> R | None:
+            turn = _Turn(self._client.loop, self._once)
+            if not turn.begin():
+                return None
+            try:
+                result = function(*args, **options)
+            except BaseException as error:
+                turn.end(error)
+                raise
+            turn.end(None)
+            return result
+
+        return run
+
+
+class _Turn:
+    """One hold of a job: a task on the loop has it, by the rules of :class:`aiolock.decorators.Once`, until the thread is done."""
+
+    def __init__(self, loop: LoopThread, once: Once) -> None:
+        self._loop = loop
+        self._begun: Future[bool] = Future()
+        self._over = asyncio.Event()
+        self._hold = once(self._wait)
+
+    async def _wait(self) -> None:
+        self._begun.set_result(True)
+        await self._over.wait()
+
+    def _ended(self, _: object) -> None:
+        if not self._begun.done():
+            self._begun.set_result(False)
+
+    def begin(self) -> bool:
+        """Return whether the job is this thread's."""
+        self._task = self._loop.spawn(self._hold)
+        self._task.add_done_callback(self._ended)
+        try:
+            mine = self._begun.result()
+        except BaseException:
+            # The thread was interrupted.
+            self._task.cancel()
+            raise
+        if not mine:
+            self._task.result()
+        return mine
+
+    def end(self, error: BaseException | None) -> None:
+        """Release; raise :class:`LockLost` if the hold was lost, or note it in the ``error`` of the job."""
+        self._loop.soon(self._over.set)
+        try:
+            self._task.result()
+        except LockLost as loss:
+            if error is None:
+                raise
+            error.add_note(str(loss))

@@ -16,6 +16,7 @@ __all__ = [
     "CampaignOptions",
     "LockOptions",
     "OnLoss",
+    "SyncCampaignOptions",
     "SyncLockOptions",
     "check_count",
     "check_flag",
@@ -120,6 +121,10 @@ class _Options(TypedDict, total=False):
     timeout: float | None
     max_hold: float | None
     label: str | None
+
+
+class SyncCampaignOptions(_Options, total=False):
+    """The options of an election for synchronous code."""
 
 
 class SyncLockOptions(_Options, total=False):

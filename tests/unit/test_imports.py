@@ -41,8 +41,8 @@ ORDER = [
     {"kinds.multi"},
     {"client"},
     {""},
-    {"figures", "portal", "zookeeper", "_sql", "_web"},
-    {"mysql", "postgresql"},
+    {"figures", "zookeeper", "_sql", "_threads", "_web"},
+    {"mysql", "portal", "postgresql"},
     {"starlette", "aiohttp"},
     {"fastapi", "testing"},
     {"cli"},
@@ -85,6 +85,7 @@ DRIVERS = {
 
 EXTRAS = {
     "portal": {"anyio"},
+    "_threads": {"anyio"},
     "cli.run.signals": {"anyio"},
     "aiohttp": {"aiohttp"},
     "starlette": {"starlette"},

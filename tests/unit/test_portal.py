@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import _thread
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
 import aiolock
-from aiolock import portal
+from aiolock import _threads, portal
 from aiolock.backends.memory import MemoryBackend, MemoryServer
-from aiolock.portal import SyncClient, _Attempt
+from aiolock.portal import SyncClient
 
 
 def until(condition, seconds: float = 30.0) -> None:
@@ -157,10 +158,6 @@ def test_a_thread_that_released_by_hand_may_ask_again_inside_its_block(client):
         again.release()
     with client.lock("a"):
         pass
-
-
-def test_there_is_no_reentrant_lock(client):
-    assert not hasattr(client, "reentrant_lock")
 
 
 def test_leaving_a_lost_block_raises_the_loss(client):
@@ -347,64 +344,110 @@ def test_ctrl_c_inside_a_block_releases(client, ctrl_c):
     assert not client.lock("a").locked()
 
 
-def test_an_interruption_before_the_call_knows_its_future_leaves_nothing_behind(client, monkeypatch):
-    """The signal arrives when the loop has the work and ``start`` has not returned."""
-    holder = client.lock("a").acquire()
-    real = client.start
+@pytest.fixture
+def interrupted(monkeypatch):
+    """Makes the next call of this thread end with an exception of a signal handler: `interrupted(when)`."""
 
-    def start(work):
-        future = real(work)
-        if work.__name__ == "run":
-            until(lambda: client.stats()["waiting"] == 1)
-            raise KeyboardInterrupt
-        return future
-
-    monkeypatch.setattr(client, "start", start)
-    with pytest.raises(KeyboardInterrupt):
-        client.lock("a").acquire()
-    until(lambda: client.stats()["waiting"] == 0)
-    holder.release()
-    assert not client.lock("a").locked()
-
-
-def test_a_grant_that_crosses_the_interruption_is_given_back(client, monkeypatch):
-    """The thread is interrupted while the answer of the loop is already on its way to it."""
-    real = client.start
-
-    def start(work):
-        future = real(work)
-        if work.__name__ == "run":
-            result = future.result
-
-            def interrupted(timeout=None):
-                assert result().held
+    def arrange(when) -> None:
+        class Interrupted(Future):
+            def result(self, timeout=None):
+                if threading.current_thread() is not threading.main_thread():
+                    return super().result(timeout)
+                monkeypatch.setattr(_threads, "Future", Future)
+                when(super())
                 raise KeyboardInterrupt
 
-            future.result = interrupted
-        return future
+        monkeypatch.setattr(_threads, "Future", Interrupted)
 
-    monkeypatch.setattr(client, "start", start)
+    return arrange
+
+
+def grants(client) -> int:
+    return client.stats()["acquired"]
+
+
+@pytest.mark.parametrize("enter", [True, False])
+def test_a_grant_that_crosses_the_interruption_is_given_back(client, interrupted, enter):
+    """The thread is interrupted while the answer of the loop is already on its way to it."""
+    lock = client.lock("a")
+    assert not lock.locked()
+    before = grants(client)
+    interrupted(lambda future: future.result())
     with pytest.raises(KeyboardInterrupt):
-        client.lock("a").acquire()
-    assert not client.lock("a").locked()
+        if enter:
+            with lock:
+                pytest.fail("entered")
+        else:
+            lock.acquire()
+    assert grants(client) == before + 1
+    assert not lock.locked()
+    with lock as lease:
+        assert lease.held
 
 
-async def test_a_grant_that_comes_after_the_interruption_is_given_back(server):
-    async with aiolock.Client(MemoryBackend(server=server)) as client:
-        answer = asyncio.get_running_loop().create_future()
+def test_a_grant_that_comes_after_the_interruption_is_given_back(client, interrupted):
+    """The cancellation comes too late for the coroutine, which ends with a lease."""
+    lock = client.lock("a")
+    assert not lock.locked()
 
-        async def ask() -> aiolock.Lease:
-            await answer
-            return await client.lock("a").acquire()
+    async def stubborn():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        return await lock._inner.acquire()
 
-        attempt = _Attempt(ask)
-        running = asyncio.ensure_future(attempt.run())
-        await attempt.undo()
-        answer.set_result(None)
-        lease = await running
-        assert not lease.held
-        # Not by having been dropped: it is still here.
-        assert client.stats()["cleanups"] == 1
+    begun = []
+    interrupted(lambda future: until(lambda: begun))
+    with pytest.raises(KeyboardInterrupt):
+        client.loop.run(lambda: begun.append(1) or stubborn(), lambda lease: lease.release())
+    assert grants(client) == 1
+    assert not lock.locked()
+
+
+def test_a_call_that_had_not_begun_is_never_made(client, interrupted):
+    """The thread is interrupted twice: it leaves a call that does not end, and then its next one."""
+    calls = []
+    go_on = threading.Event()
+
+    async def endless() -> None:
+        calls.append("endless")
+        while not go_on.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.001)
+
+    async def later() -> None:
+        calls.append("later")
+
+    loop = client.loop
+    real = loop._portal.start_task_soon
+    client.lock("a").locked()
+
+    def leave(work, *args):
+        future = real(work, *args)
+        loop._portal.start_task_soon = real
+        raise KeyboardInterrupt if future else AssertionError
+
+    loop._portal.start_task_soon = leave
+    interrupted(lambda future: until(lambda: calls))
+    with pytest.raises(KeyboardInterrupt):
+        loop.run(endless)
+    interrupted(lambda future: None)
+    with pytest.raises(KeyboardInterrupt):
+        loop.run(later)
+    go_on.set()
+    client.lock("a").locked()
+    assert calls == ["endless"]
+
+
+def test_a_thread_that_ends_leaves_no_task_on_the_loop(client):
+    async def tasks() -> int:
+        return len(asyncio.all_tasks())
+
+    before = client.loop.run(tasks)
+    for _ in range(5):
+        thread = threading.Thread(target=lambda: client.lock("a").locked())
+        thread.start()
+        thread.join()
+    until(lambda: client.loop.run(tasks) == before)
 
 
 def test_a_forked_child_is_told_at_once(connect):
