@@ -1,7 +1,7 @@
-"""Programs of docs/how-to/frameworks.md as they stand there, run by the frameworks in an environment of their own.
+"""Programs of docs/how-to/frameworks.md as they stand there, run by the frameworks.
 
 The page's files are written to a folder, with the address of a private Redis, beside a `shop` that records what it does.
-`make .venv-recipes/recipes.stamp` makes the environment: arq admits no newer redis-py than 5, other tests need a newer one.
+arq has an environment of its own: it admits no newer redis-py than 5, and Celery no older one than is in the others.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from tests.faults.staging import PATIENCE, until
 from tests.processes import Child
 from tests.unit.test_docs import REDIS, ROOT, blocks
 
-__all__ = ["PAGE", "PYTHON", "Recipe", "files"]
+__all__ = ["ARQ", "PAGE", "Recipe", "files"]
 
 PAGE = ROOT / "docs" / "how-to" / "frameworks.md"
-PYTHON = ROOT / ".venv-recipes" / "bin" / "python"
+ARQ = ROOT / ".venv-arq" / "bin" / "python"
+"""The environment of arq."""
 
 SHOP = """
 import asyncio, json, os, pathlib, time
@@ -71,6 +72,7 @@ class Recipe:
     ) -> None:
         self.folder = folder
         self.url = url
+        self.python = Path(sys.executable)
         self._children: list[Child] = []
         (folder / "shop.py").write_text(SHOP if sync else asynchronous(SHOP))
         for name in names:
@@ -100,10 +102,10 @@ class Recipe:
 
     def start(self, *command: str) -> Child:
         """Run ``python -m command`` in the folder."""
-        assert PYTHON.exists(), "the frameworks are not installed: run `make .venv-recipes/recipes.stamp`"
+        assert self.python.exists(), f"{self.python} is missing: run `make .venv-arq/arq.stamp`"
         log = self.folder / f"log-{len(self._children)}"
         child = Child(
-            ["env", f"PYTHONPATH={self.folder}", "PYTHONUNBUFFERED=1", str(PYTHON), "-m", *command], log
+            ["env", f"PYTHONPATH={self.folder}", "PYTHONUNBUFFERED=1", str(self.python), "-m", *command], log
         )
         child.start()
         self._children.append(child)
@@ -112,7 +114,7 @@ class Recipe:
     async def run(self, *command: str) -> None:
         """Run a command to its end."""
         process = await asyncio.create_subprocess_exec(
-            str(PYTHON),
+            str(self.python),
             *command,
             cwd=self.folder,
             env={**os.environ, "PYTHONPATH": str(self.folder)},
@@ -178,9 +180,8 @@ class Recipe:
             await until(another, "another process has the lock")
             second = self.events("begin")[1]
             assert second["pid"] != first["pid"]
-            assert [holder.label for holder in (await lock.inspect()).holders][0].endswith(
-                f":{second['pid']}"
-            )
+            [holder] = (await lock.inspect()).holders
+            assert holder.label.endswith(f":{second['pid']}")
             assert not self.events("end")
             (self.folder / "go").touch()
             await until(lambda: self.events("end"), "the order is charged")

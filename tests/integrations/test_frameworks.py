@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.staging import PATIENCE
-from tests.integrations.recipes import PAGE, Recipe, files
+from tests.integrations.recipes import ARQ, PAGE, Recipe, files
 from tests.processes import reserve_port
 from tests.servers import Redis
 
@@ -135,6 +135,7 @@ async def test_apscheduler(recipe):
 
 async def test_arq(recipe):
     shop = recipe("worker.py", sync=False)
+    shop.python = ARQ
     for _ in range(2):
         shop.start("arq", "worker.WorkerSettings")
     await shop.ready(2, "Starting worker")
