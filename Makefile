@@ -40,7 +40,7 @@ demo-flash-sale: .venv/dev.stamp
 	$(RUN) -m examples.flash_sale
 
 ## make test              all tests with one version of each server; prints little, failures last (22 min)
-test: .venv/dev.stamp servers
+test: .venv/dev.stamp .venv-arq/arq.stamp servers
 	AIOLOCK_SERVERS="$(SERVERS)" PYTHON="$(RUN)" tests/all.sh $(PYTEST_ARGS)
 
 ## make coverage          the same, and the lines and branches of the library that no test reaches (28 min)
@@ -70,7 +70,7 @@ pythons: servers
 	AIOLOCK_SERVERS="$(SERVERS)" tests/pythons.sh $(PYTHONS)
 
 ## make oldest | newest   tests with the oldest or newest drivers and frameworks that pyproject.toml admits (less than matrix, which has both)
-oldest newest: servers
+oldest newest: .venv-arq/arq.stamp servers
 	PYTHON="$(PYTHON)" tests/dependencies.sh $@ $(PYTEST_ARGS)
 
 ## make matrix            other Pythons, servers and dependencies, eager tasks, benchmarks --gate (90 min)
@@ -113,6 +113,12 @@ distclean: clean
 
 .venv/dev.stamp: pyproject.toml | .venv/bin/python
 	$(INSTALL) '.[all]' --group test --group lint
+	@touch $@
+
+# arq admits no redis-py as new as that of the tests
+.venv-arq/arq.stamp: pyproject.toml
+	@tests/venv.sh .venv-arq "$(PYTHON)"
+	.venv-arq/bin/python -m pip install --quiet --editable '.[redis]' --group arq
 	@touch $@
 
 .venv/docs.stamp: pyproject.toml | .venv/bin/python

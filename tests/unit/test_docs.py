@@ -33,7 +33,9 @@ def blocks(page: Path) -> Iterator[tuple[int, str]]:
         yield page.read_text().count("\n", 0, match.start(2)) + 1, textwrap.dedent(match[2])
 
 
-WITH_EXAMPLES = [page for page in PAGES if list(blocks(page))]
+FILES = ROOT / "docs" / "how-to" / "frameworks.md"
+"""Its examples are whole files: tests/integrations/test_frameworks.py has them run by the frameworks."""
+WITH_EXAMPLES = [page for page in PAGES if page != FILES and list(blocks(page))]
 
 
 @pytest.fixture(scope="module")
@@ -178,6 +180,22 @@ def test_the_reference_has_every_public_member_of_a_lease():
     used = "\n".join(page.read_text() for page in PAGES if page.name not in {"CHANGELOG.md", "design.md"})
     for name in internal:
         assert not re.search(rf"\b(lease|term|first|second|holder)\.{name}\b", used), name
+
+
+def test_the_table_for_redis_py_has_each_of_its_names():
+    from redis.asyncio import Redis as Driver
+    from redis.asyncio.lock import Lock
+
+    text = (ROOT / "docs/how-to/migrate.md").read_text()
+    table = text.partition("| redis-py | here | |")[2].partition("\n\n")[0]
+    theirs = "".join(row.split(" | ")[0] for row in table.splitlines())
+    options = {*inspect.signature(Driver.lock).parameters, *inspect.signature(Lock.acquire).parameters}
+    calls = {name for name in members(Lock) if not name.startswith(("do_", "lua_", "LUA_"))} - {"register_scripts"}
+    for name in options - {"self", "name"}:
+        assert f"{name}=" in theirs, name
+    for name in calls - {"local"}:
+        assert f"{name}(" in theirs, name
+    assert {"extend", "reacquire", "owned"} <= calls
 
 
 def test_the_page_on_backends_names_the_whole_contract():
