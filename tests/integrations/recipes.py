@@ -74,6 +74,7 @@ class Recipe:
         self.url = url
         self.python = Path(sys.executable)
         self._children: list[Child] = []
+        self._sending: asyncio.Future[None] | None = None
         (folder / "shop.py").write_text(SHOP if sync else asynchronous(SHOP))
         for name in names:
             text = files()[name].replace(REDIS, url)
@@ -105,7 +106,16 @@ class Recipe:
         assert self.python.exists(), f"{self.python} is missing: run `make .venv-arq/arq.stamp`"
         log = self.folder / f"log-{len(self._children)}"
         child = Child(
-            ["env", f"PYTHONPATH={self.folder}", "PYTHONUNBUFFERED=1", str(self.python), "-m", *command], log
+            [
+                "env",
+                f"PYTHONPATH={self.folder}",
+                f"HOME={self.folder}",
+                "PYTHONUNBUFFERED=1",
+                str(self.python),
+                "-m",
+                *command,
+            ],
+            log,
         )
         child.start()
         self._children.append(child)
@@ -124,6 +134,16 @@ class Recipe:
         async with asyncio.timeout(PATIENCE):
             output, _ = await process.communicate()
         assert process.returncode == 0, output.decode()
+
+    def send(self, program: str) -> None:
+        """Run a program that sends tasks, beside the test, unless the one before still runs."""
+        if self._sending is None or self._sending.done():
+            self._sending = asyncio.ensure_future(self.run("-c", program))
+
+    async def sent(self) -> None:
+        """Wait for the program that sends tasks."""
+        assert self._sending is not None
+        await self._sending
 
     def log(self) -> str:
         """What the processes have printed."""

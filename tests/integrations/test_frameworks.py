@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import urllib.error
 import urllib.request
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -44,14 +44,12 @@ def recipe(tmp_path, redis):
 @pytest.fixture
 def post():
     """Send requests beside the test; what they answer is not looked at, because workers are killed."""
-    pool = ThreadPoolExecutor(64)
 
     def send(url: str) -> None:
         with contextlib.suppress(OSError):
             urllib.request.urlopen(urllib.request.Request(url, method="POST"), timeout=PATIENCE).read()
 
-    yield lambda url: pool.submit(send, url)
-    pool.shutdown(wait=False, cancel_futures=True)
+    return lambda url: threading.Thread(target=send, args=(url,), daemon=True).start()
 
 
 def test_every_file_of_the_page_is_run():
@@ -63,16 +61,12 @@ def test_every_file_of_the_page_is_run():
 
 async def test_celery(recipe):
     shop = recipe("tasks.py", sync=True)
-    worker = "from tasks import pay, remind; import sys; "
     shop.start("celery", "-A", "tasks", "worker", "-c", "2", "--loglevel", "INFO")
     await shop.ready(1, " ready.")
-    asked = []
-
-    def ask(order: int) -> None:
-        asked.append(asyncio.ensure_future(shop.run("-c", f"{worker}pay.delay({order})")))
-
-    await shop.the_lock_passes_on(ask)
-    await asyncio.gather(*asked)
+    await shop.the_lock_passes_on(
+        lambda order: shop.send(f"from tasks import pay\nfor _ in range(2): pay.delay({order})")
+    )
+    await shop.sent()
     assert "WorkerLostError" in shop.log()
 
 
@@ -147,11 +141,8 @@ async def test_arq(recipe):
         "    await pool.aclose()\n"
         "asyncio.run(main())"
     )
-    asked = []
-    await shop.the_lock_passes_on(
-        lambda order: asked.append(asyncio.ensure_future(shop.run("-c", enqueue.format(order))))
-    )
-    await asyncio.gather(*asked)
+    await shop.the_lock_passes_on(lambda order: shop.send(enqueue.format(order)))
+    await shop.sent()
 
 
 async def test_taskiq(recipe):
@@ -166,11 +157,8 @@ async def test_taskiq(recipe):
         "    await broker.shutdown()\n"
         "asyncio.run(main())"
     )
-    asked = []
-    await shop.the_lock_passes_on(
-        lambda order: asked.append(asyncio.ensure_future(shop.run("-c", enqueue.format(order))))
-    )
-    await asyncio.gather(*asked)
+    await shop.the_lock_passes_on(lambda order: shop.send(enqueue.format(order)))
+    await shop.sent()
     await shop.ready(4, "Executing task broker:remind")
     assert len(shop.events("done")) == 1
 

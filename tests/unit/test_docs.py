@@ -190,7 +190,9 @@ def test_the_table_for_redis_py_has_each_of_its_names():
     table = text.partition("| redis-py | here | |")[2].partition("\n\n")[0]
     theirs = "".join(row.split(" | ")[0] for row in table.splitlines())
     options = {*inspect.signature(Driver.lock).parameters, *inspect.signature(Lock.acquire).parameters}
-    calls = {name for name in members(Lock) if not name.startswith(("do_", "lua_", "LUA_"))} - {"register_scripts"}
+    calls = {name for name in members(Lock) if not name.startswith(("do_", "lua_", "LUA_"))} - {
+        "register_scripts"
+    }
     for name in options - {"self", "name"}:
         assert f"{name}=" in theirs, name
     for name in calls - {"local"}:
