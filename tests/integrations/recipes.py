@@ -131,8 +131,14 @@ class Recipe:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
         )
-        async with asyncio.timeout(PATIENCE):
-            output, _ = await process.communicate()
+        try:
+            async with asyncio.timeout(PATIENCE):
+                output, _ = await process.communicate()
+        except BaseException:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+            raise
         assert process.returncode == 0, output.decode()
 
     def send(self, program: str) -> None:
@@ -187,22 +193,22 @@ class Recipe:
                 return False
 
             await until(waited_for, "two processes want the lock")
-            [first] = self.events("begin")
-            os.kill(first["pid"], signal.SIGKILL)
+            # On a machine that is too busy to renew a lease, the first holder may have lost it already.
+            first = int((await lock.inspect()).holders[0].label.rpartition(":")[2])
+            before = len(self.events("begin"))
+            os.kill(first, signal.SIGKILL)
 
             async def another() -> bool:
-                if len(self.events("begin")) < 2:
+                if len(self.events("begin")) == before:
                     await asyncio.sleep(0.2)
                     if not (await lock.inspect()).waiters:
                         ask(1)
-                return len(self.events("begin")) >= 2
+                return len(self.events("begin")) > before
 
             await until(another, "another process has the lock")
-            second = self.events("begin")[1]
-            assert second["pid"] != first["pid"]
-            [holder] = (await lock.inspect()).holders
-            assert holder.label.endswith(f":{second['pid']}")
+            second = self.events("begin")[before]
+            assert second["pid"] != first
             assert not self.events("end")
             (self.folder / "go").touch()
             await until(lambda: self.events("end"), "the order is charged")
-            assert self.events("end")[0]["pid"] == second["pid"]
+            assert first not in {event["pid"] for event in self.events("end")}
