@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
+from importlib.metadata import version
 
 import anyio
 import pytest
@@ -718,6 +719,11 @@ async def test_a_timeout_around_the_block_lets_the_loss_through(client):
 # --- anyio
 
 
+TAKES_BOTH = tuple(map(int, version("anyio").split(".")[:2])) < (4, 16)
+"""A scope of this anyio that was cancelled first takes the cancellation for its own, so what follows it runs up to its next
+`await`, or to the end of the block."""
+
+
 @pytest.mark.parametrize("order", ["lost first", "scope first", "scope alone", "loss alone"])
 async def test_an_anyio_scope_inside_the_block_does_not_hide_the_loss(client, order):
     reached = []
@@ -741,7 +747,7 @@ async def test_an_anyio_scope_inside_the_block_does_not_hide_the_loss(client, or
         assert reached
     else:
         await assert_lost(work(), client)
-        assert not reached
+        assert not reached or (order == "scope first" and TAKES_BOTH)
 
 
 @pytest.mark.parametrize("order", ["lost first", "scope first", "scope alone", "loss alone"])
