@@ -356,7 +356,9 @@ async def test_purging_finds_any_number_of_rows_and_spares_those_of_others(place
 
 
 async def test_the_example_of_the_page_purges(place, mariadb):
-    [example] = re.findall(r"^```python\n(.*?purge.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    [example] = re.findall(
+        r"^```python\n(from aiolock.mysql import purge.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL
+    )
     names = {"aiolock": aiolock}
     exec(example, names)
     async with place.connect() as client:

@@ -434,7 +434,7 @@ async def test_n14_whatever_a_transport_raises_is_an_error_of_the_backend(server
             await client.lock("x").acquire()
         assert caught.value.__cause__ is error
         # The renewal scheduler survives it as well.
-        await until(lambda: connection.state is subscriber.state is transport.State.READY)
+        await until(lambda: connection.state is subscriber.state is transport.ConnectionState.READY)
         connection._transport = Broken(connection._transport)
         subscriber._transport = Broken(subscriber._transport)
         subscriber._ping(subscriber._transport)
