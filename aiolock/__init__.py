@@ -29,7 +29,7 @@ from aiolock.errors import (
 )
 from aiolock.lease import Lease, ReleaseRequest
 from aiolock.lock import Lock
-from aiolock.types import Holder, LockInfo, Waiting
+from aiolock.types import Holder, LockEvent, LockInfo, Waiting
 
 if typing.TYPE_CHECKING:
     from aiolock.kinds.barrier import Barrier
@@ -63,6 +63,7 @@ __all__ = [
     "Lock",
     "LockAll",
     "LockError",
+    "LockEvent",
     "LockInfo",
     "LockLost",
     "MissingDriver",

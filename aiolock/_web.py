@@ -122,7 +122,8 @@ class RouteLockOptions(LockOptions, total=False):
 class RouteLock:
     """The options of the lock of one route, checked once, when the application is built."""
 
-    def __init__(self, options: RouteLockOptions) -> None:
+    def __init__(self, options: RouteLockOptions, template: Template | None = None) -> None:
+        self._template = template
         there = RouteLockOptions.__annotations__
         if unknown := sorted(options.keys() - there.keys()):
             raise ConfigError(f"locked() has no option {', '.join(unknown)}; it has {', '.join(there)}")
@@ -146,7 +147,11 @@ class RouteLock:
             if self._make is not None:
                 return self._make(client, name)
             options = self._options
-            return client.lock(name, **({**options, "on_loss": "signal"} if signal else options))
+            if signal:
+                options = {**options, "on_loss": "signal"}
+            if self._template is None:
+                return client.lock(name, **options)
+            return client.locked(self._template.text, **options).make(name)
 
         return Block(lock, self.retry_after, refuse)
 
@@ -207,8 +212,13 @@ def around_handlers(
     :param values_of: the values of a request from which a template makes the name.
     :param refusal: makes the exceptions of one request.
     """
-    route_lock = RouteLock(options)
-    name_of = name if callable(name) else _from_template(Template(name), values_of, refusal)
+    name_of: Callable[[Q], str]
+    if callable(name):
+        template, name_of = None, name
+    else:
+        template = Template(name)
+        name_of = _from_template(template, values_of, refusal)
+    route_lock = RouteLock(options, template)
 
     def decorate(handler: Callable[..., Awaitable[R]]) -> Callable[..., Awaitable[R]]:
         if not inspect.iscoroutinefunction(handler):

@@ -20,6 +20,7 @@ from aiolock.clock import Clock, system_clock
 from aiolock.core.backend import Backend, Request, Settings
 from aiolock.core.capabilities import Administration, UnreadableLock, diagnose
 from aiolock.core.hold import LeaseOptions
+from aiolock.core.hooks import C, Moment
 from aiolock.core.logs import Outages
 from aiolock.core.runtime import Generations, Runtime, State
 from aiolock.core.tasks import TaskSet
@@ -421,7 +422,7 @@ class Client:
         from aiolock.decorators import Locked  # noqa: PLC0415
 
         checked = check_options("Client.locked", options)
-        return Locked(lambda name: self._lock(Lock, MUTEX, name, checked), template)
+        return Locked(lambda name: self._lock(Lock, MUTEX, name, checked, template), template)
 
     def once(self, name: str, *, at_most: float, at_least: float = 0.0, label: str | None = None) -> Once:
         """Decorate a coroutine function: a job that one worker does while the others skip it.
@@ -445,20 +446,51 @@ class Client:
         if least > most:
             raise ConfigError(f"at_least must be at most at_most, which is {most:g}, not {least:g}")
         options = check_options("Client.once", {"ttl": most, "on_loss": "cancel", "label": label})
-        return Once(self._generations, self._lock(Lock, MUTEX, name, options), most, least)
+        return Once(self._generations, self._lock(Lock, MUTEX, name, options, name), most, least)
 
-    def _lock(self, cls: type[L], kind: Kind, name: str, options: LockOptions) -> L:
-        """Make a lock with options that were checked."""
+    def _lock(self, cls: type[L], kind: Kind, name: str, options: LockOptions, template: str = "") -> L:
+        """Make a lock with options that were checked; ``template`` is the name before it was filled in."""
         lease_options = self._lease_options
-        if "max_hold" in options or "on_loss" in options:
+        if template or "max_hold" in options or "on_loss" in options:
             on_loss = options.get("on_loss") or lease_options.on_loss
-            lease_options = LeaseOptions(options.get("max_hold"), on_loss)
+            lease_options = LeaseOptions(options.get("max_hold"), on_loss, template)
         request = self._request(kind, name, options)
         return cls(self._runtime, request, lease_options, options.get("timeout"))
 
     def _request(self, kind: Kind, name: str, options: LockOptions) -> Request:
         ttl, label = options.get("ttl", self._settings.ttl), options.get("label", self._runtime.label)
         return _request(check_name(name), kind, ttl, label, options.get("fair", False))
+
+    # --- callbacks
+
+    def on_acquired(self, callback: C) -> C:
+        """Call ``callback`` with a :class:`LockEvent` for each lease that is acquired from now on; may be a decorator.
+
+        :param callback: a plain function. It runs on the loop of the client, before the call that acquires returns: it must be
+            short, and neither block nor wait. An error that it raises is logged, and changes nothing else.
+
+        A lease is that of a lock of any kind or of a campaign, through whichever object of this client; a hold that its task
+        entered again, or that several locks share, counts once for each name. Callbacks stay when the client is closed and
+        opened again. Does no I/O. Raises :class:`ConfigError` if ``callback`` is no plain function.
+        """
+        return self._generations.hooks.add(Moment.ACQUIRED, callback)
+
+    def on_released(self, callback: C) -> C:
+        """Call ``callback`` with a :class:`LockEvent` when a lease is given back that :meth:`on_acquired` reports.
+
+        It runs as the release begins, before the request to the server, in a copy of the context (:mod:`contextvars`) in which
+        the lock was acquired. Otherwise as :meth:`on_acquired`.
+        """
+        return self._generations.hooks.add(Moment.RELEASED, callback)
+
+    def on_lost(self, callback: C) -> C:
+        """Call ``callback`` with a :class:`LockEvent` when a lease is lost that :meth:`on_acquired` reports.
+
+        It runs after the tasks that work under the lease were cancelled. A lease is lost instead of released; only if no
+        more than the answer to the release told of the loss, this follows :meth:`on_released`, with ``event.released`` set.
+        A client whose event loop was closed first reports nothing. Otherwise as :meth:`on_released`.
+        """
+        return self._generations.hooks.add(Moment.LOST, callback)
 
     # --- administration
 

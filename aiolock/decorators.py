@@ -91,11 +91,12 @@ F = TypeVar("F", bound=Callable[..., Coroutine[Any, Any, Any] | AsyncIterator[An
 class Locked:
     """The decorator of :meth:`Client.locked`, for coroutine functions and async generator functions."""
 
-    __slots__ = ("_make", "_template")
+    __slots__ = ("make", "template")
 
     def __init__(self, make: Callable[[str], Lock], template: str) -> None:
-        self._make = make
-        self._template = Template(template)
+        self.make: Callable[[str], Lock] = make
+        """Makes the lock of a name that was filled in."""
+        self.template: Template = Template(template)
 
     def __call__(self, function: F) -> F:
         """Return the function with a lock held while it runs; signature and types stay the same."""
@@ -105,17 +106,17 @@ class Locked:
                 "locked must decorate a function made by `async def`, with or without `yield`, not "
                 + shorten(function)
             )
-        name = self._template.of_calls(function)
+        name = self.template.of_calls(function)
 
         @functools.wraps(function)
         async def run(*args: Any, **options: Any) -> Any:
-            async with self._make(name(args, options)):
+            async with self.make(name(args, options)):
                 return await cast("Awaitable[Any]", function(*args, **options))
 
         @functools.wraps(function)
         async def generate(*args: Any, **options: Any) -> AsyncGenerator[Any, Any]:
             async with (
-                self._make(name(args, options)) as lease,
+                self.make(name(args, options)) as lease,
                 aclosing(cast("AsyncGenerator[Any, Any]", function(*args, **options))) as inner,
             ):
                 resume: Awaitable[Any] = anext(inner)

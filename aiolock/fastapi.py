@@ -109,8 +109,8 @@ def locked(name: str | Callable[..., Any], /, **options: Unpack[RouteLockOptions
     :func:`lifespan` raises :class:`ConfigError` for mistakes when the application starts; without it, the first request
     is answered 500 with the same error.
     """
-    route_lock = RouteLock(options)
     template = None if callable(name) else Template(name)
+    route_lock = RouteLock(options, template)
     key_of: Any = name if template is None else _name_from_route(template)
 
     # Defaults instead of Annotated: FastAPI looks up the names in annotations where they are not, in the module.

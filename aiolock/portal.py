@@ -27,7 +27,8 @@ from typing import Any, Generic, NoReturn, ParamSpec, Self, TypeVar, Unpack, cas
 from aiolock import client as core
 from aiolock._threads import LoopThread
 from aiolock.core.forks import OneProcess
-from aiolock.decorators import Once, Template
+from aiolock.core.hooks import C
+from aiolock.decorators import Locked, Once
 from aiolock.errors import ConfigError, LockLost, LossReason, MissingDriver, shorten
 from aiolock.kinds.barrier import Barrier
 from aiolock.kinds.election import Campaign, Election
@@ -200,7 +201,7 @@ class SyncClient:
         of it, that decorator stands above this one.
         """
         check_options("SyncClient.locked", options, SyncLockOptions)
-        return SyncLocked(lambda name: self.lock(name, **options), template)
+        return SyncLocked(self, self._client.locked(template, **options, on_loss="signal"))
 
     def once(self, name: str, *, at_most: float, at_least: float = 0.0, label: str | None = None) -> SyncOnce:
         """Decorate a job that one worker does while the others skip it, as with :meth:`aiolock.Client.once`.
@@ -209,6 +210,23 @@ class SyncClient:
         :class:`LockLost` at its end. So choose it longer than the job ever takes.
         """
         return SyncOnce(self, self._client.once(name, at_most=at_most, at_least=at_least, label=label))
+
+    # --- callbacks
+
+    def on_acquired(self, callback: C) -> C:
+        """Call ``callback`` for each lease that is acquired from now on, as :meth:`aiolock.Client.on_acquired`.
+
+        It runs in the thread of the loop, where it must not call this client: that would wait for itself.
+        """
+        return self._client.on_acquired(callback)
+
+    def on_released(self, callback: C) -> C:
+        """Call ``callback`` when a lease is given back, in the thread of the loop; see :meth:`aiolock.Client.on_released`."""
+        return self._client.on_released(callback)
+
+    def on_lost(self, callback: C) -> C:
+        """Call ``callback`` when a lease is lost, in the thread of the loop; see :meth:`aiolock.Client.on_lost`."""
+        return self._client.on_lost(callback)
 
     # --- administration
 
@@ -646,20 +664,20 @@ def _check_function(function: object, decorator: str) -> None:
 class SyncLocked:
     """The decorator of :meth:`SyncClient.locked`."""
 
-    __slots__ = ("_make", "_template")
+    __slots__ = ("_client", "_locked")
 
-    def __init__(self, make: Callable[[str], SyncLock], template: str) -> None:
-        self._make = make
-        self._template = Template(template)
+    def __init__(self, client: SyncClient, locked: Locked) -> None:
+        self._client = client
+        self._locked = locked
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Return the function with a lock held while it runs."""
         _check_function(function, "locked")
-        name = self._template.of_calls(function)
+        name = self._locked.template.of_calls(function)
 
         @functools.wraps(function)
         def run(*args: P.args, **options: P.kwargs) -> R:
-            with self._make(name(args, options)):
+            with SyncLock(self._client, self._locked.make(name(args, options))):
                 return function(*args, **options)
 
         return run

@@ -1,10 +1,12 @@
-"""Kinds of locks, and the results of inspection and diagnosis."""
+"""Kinds of locks, the events of leases, and the results of inspection and diagnosis."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
+
+from aiolock.errors import LossReason
 
 __all__ = [
     "BARRIER",
@@ -20,6 +22,7 @@ __all__ = [
     "Holder",
     "Kind",
     "Level",
+    "LockEvent",
     "LockInfo",
     "Mode",
     "Waiting",
@@ -119,6 +122,31 @@ def permits(count: int, limit: int) -> Kind:
 
 LOCK_FAMILIES = (Family.LOCK, Family.RW, Family.SEMAPHORE, Family.ELECTION)
 """The families whose locks have holders; the other families are registers."""
+
+
+# --- events of leases
+
+
+@dataclass(frozen=True, slots=True)
+class LockEvent:
+    """An event of one lease, as the callbacks of :meth:`Client.on_acquired` and its siblings get it."""
+
+    name: str
+    """The name of the lock. Not for the labels of metrics: there may be millions of names."""
+    kind: Kind
+    """The kind of lock that was acquired."""
+    template: str
+    """The name before it was filled in, such as ``order:{order_id}``: of locks that a decorator or a route made. Else empty."""
+    token: int
+    """The fencing token of the lease."""
+    waited: float
+    """Seconds from the request to the grant."""
+    held: float = 0.0
+    """Seconds from the grant to the release or the loss, whichever was first; 0 in ``on_acquired``."""
+    released: bool = False
+    """True once the holder gave it back. In ``on_lost``: only the answer to the release told of the loss."""
+    reason: LossReason | None = None
+    """The reason of the loss; ``None`` unless it was lost."""
 
 
 # --- results of inspection and diagnosis

@@ -13,11 +13,12 @@ from typing import Protocol
 
 from aiolock.core.backend import Claim
 from aiolock.core.cancellation import CancelScope, CancelScopes, Task
+from aiolock.core.hooks import Observed
 from aiolock.core.logs import Log, get_logger
 from aiolock.core.renewal import Validity
 from aiolock.core.runtime import Runtime
 from aiolock.errors import LockLost, LossReason, shorten
-from aiolock.types import READ, Kind
+from aiolock.types import READ, Kind, LockEvent
 from aiolock.validation import OnLoss
 
 __all__ = ["Hold", "Home", "LeaseOptions", "running_task"]
@@ -28,11 +29,13 @@ log: Log = get_logger("aiolock.lost")
 class LeaseOptions:
     """The options of one caller for its own lease, whichever hold it gets."""
 
-    __slots__ = ("max_hold", "on_loss")
+    __slots__ = ("max_hold", "on_loss", "template")
 
-    def __init__(self, max_hold: float | None, on_loss: OnLoss) -> None:
+    def __init__(self, max_hold: float | None, on_loss: OnLoss, template: str = "") -> None:
         self.max_hold: float | None = max_hold
         self.on_loss: OnLoss = on_loss
+        self.template: str = template
+        """The name before it was filled in, for callbacks; empty if the caller gave the name itself."""
 
 
 class Home(Protocol):
@@ -98,6 +101,7 @@ class Hold:
         "_scopes",
         "home",
         "loss",
+        "observed",
         "on_loss",
         "released",
         "task",
@@ -120,6 +124,8 @@ class Hold:
         self._scopes: CancelScopes | None = None
         """Made when there is more than that one block: a loss, a guard, further levels."""
         self._rare: _Rare | None = None
+        self.observed: Observed | None = None
+        """Reports the end to callbacks, if the acquire was reported."""
 
     # --- state
 
@@ -388,6 +394,18 @@ class Hold:
             self.token,
             extra={"lock": self.name, "kind": str(self.kind), "reason": reason, "token": self.token},
         )
+
+        if self.observed is not None:
+            self.observed.lost(reason, self.home.runtime.clock())
+
+    def observe(self, template: str, waited: float) -> None:
+        """Report the acquire to the callbacks of the client; its end is then reported as well."""
+        runtime = self.home.runtime
+        event = LockEvent(self.name, self.kind, template, self.token, waited)
+        self.observed = Observed(runtime.hooks, event, runtime.clock())
+        if self.loss is not None:
+            # Lost between the grant and this step.
+            self.observed.lost(self.loss, runtime.clock())
 
     # --- requests to release
 

@@ -149,13 +149,30 @@ def ask(
     task or released in the background.
     """
     if request.fair or not request.kind.exclusive:
-        return LocalQueue(runtime, request, None).lead(options, timeout)
-    key = request.key
-    queue: LocalQueue | None = runtime.shared.get(key)
-    if queue is None:
+        asking: Coroutine[Any, Any, Hold | None] = LocalQueue(runtime, request, None).lead(options, timeout)
+    elif (queue := runtime.shared.get(request.key)) is None:
+        key = request.key
         queue = runtime.shared[key] = LocalQueue(runtime, request, key)
-        return queue.lead(options, timeout)
-    return _taken() if timeout == 0 else queue.join(options, timeout)
+        asking = queue.lead(options, timeout)
+    else:
+        asking = _taken() if timeout == 0 else queue.join(options, timeout)
+    return _observe(runtime, options, asking) if runtime.hooks.active else asking
+
+
+async def _observe(
+    runtime: Runtime, options: LeaseOptions, asking: Coroutine[Any, Any, Hold | None]
+) -> Hold | None:
+    """Report the hold that ``asking`` returns to the callbacks of the client. Cancelling it is cancelling ``asking``."""
+    begun = runtime.clock()
+    hold = await asking
+    if hold is not None:
+        try:
+            hold.observe(options.template, runtime.clock() - begun)
+        except BaseException:
+            # A callback ends the program.
+            hold.abandon()
+            raise
+    return hold
 
 
 async def _taken() -> None:
@@ -512,6 +529,8 @@ class LocalQueue:
             claim = self._yield_claim(validity)
         stats.released += 1
         stats.holds.record(now - begun)
+        if hold.observed is not None and hold.loss is None:
+            hold.observed.released(now)
         return claim
 
     def shared(self) -> bool:

@@ -19,6 +19,7 @@ from aiolock.clock import Clock
 from aiolock.core.backend import Backend, Claim, Release
 from aiolock.core.capabilities import RegisterStore
 from aiolock.core.forks import OneProcess
+from aiolock.core.hooks import Hooks
 from aiolock.core.limiter import Gate
 from aiolock.core.logs import Log, get_logger
 from aiolock.core.register_writer import RegisterWriter
@@ -94,12 +95,13 @@ class Stats:
 
 
 class Generations:
-    """The latest opening of one client, for its lock objects, which outlive each opening."""
+    """The latest opening of one client, and its callbacks: for its lock objects, which outlive each opening."""
 
-    __slots__ = ("latest",)
+    __slots__ = ("hooks", "latest")
 
     def __init__(self) -> None:
         self.latest: Runtime
+        self.hooks: Hooks = Hooks()
 
 
 class Runtime(OneProcess):
@@ -118,6 +120,7 @@ class Runtime(OneProcess):
         super().__init__()
         self.generations: Generations = Generations() if generations is None else generations
         self.generations.latest = self
+        self.hooks: Hooks = self.generations.hooks
         self.backend = backend
         self.clock = clock
         self.random = random

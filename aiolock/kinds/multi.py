@@ -90,7 +90,7 @@ def _both(one: Part, other: Part) -> Part:
     return Part(
         lock,
         replace(request, kind=kind, ttl=min(request.ttl, another.ttl), fair=request.fair or another.fair),
-        LeaseOptions(min(holds, default=None), on_loss),
+        LeaseOptions(min(holds, default=None), on_loss, options.template or more.template),
     )
 
 

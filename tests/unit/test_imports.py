@@ -18,7 +18,7 @@ PACKAGE = Path(aiolock.__file__).parent
 ORDER = [
     {"errors", "clock", "core.forks", "core.wakeup"},
     {"types", "validation", "metrics", "signals", "core.logs", "core.suspend", "backends.urls"},
-    {"core.inbox", "core.limiter", "core.tasks"},
+    {"core.hooks", "core.inbox", "core.limiter", "core.tasks"},
     {"core.backend"},
     {"core.capabilities"},
     {"core.renewal", "core.register_writer", "backends"},
@@ -243,6 +243,7 @@ def test_public_is_what_is_listed():
         "Lock",
         "LockAll",
         "LockError",
+        "LockEvent",
         "LockInfo",
         "LockLost",
         "MissingDriver",

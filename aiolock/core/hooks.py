@@ -1,0 +1,92 @@
+"""Hooks: the callbacks of a client, which are called when a lease is acquired, released or lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextvars import copy_context
+from dataclasses import replace
+from enum import Enum
+from inspect import iscoroutinefunction
+from typing import TypeVar
+
+from aiolock.core.logs import Log, get_logger
+from aiolock.errors import ConfigError, LossReason, shorten
+from aiolock.types import LockEvent
+
+__all__ = ["C", "Callback", "Hooks", "Moment", "Observed"]
+
+log: Log = get_logger("aiolock")
+
+Callback = Callable[[LockEvent], object]
+C = TypeVar("C", bound=Callback)
+
+
+class Moment(Enum):
+    """The moments of a lease at which callbacks are called."""
+
+    ACQUIRED = "on_acquired"
+    RELEASED = "on_released"
+    LOST = "on_lost"
+
+
+class Hooks:
+    """The callbacks of one client. Calling them raises nothing: an error is logged."""
+
+    __slots__ = ("_callbacks", "active")
+
+    def __init__(self) -> None:
+        self._callbacks: dict[Moment, tuple[Callback, ...]] = dict.fromkeys(Moment, ())
+        self.active: bool = False
+        """True once there is a callback; read for every acquire."""
+
+    def add(self, moment: Moment, callback: C) -> C:
+        """Call ``callback`` at that moment of each lease that is acquired from now on; return it."""
+        if iscoroutinefunction(callback) or not callable(callback):
+            raise ConfigError(f"{moment.value} must be given a plain function, not {shorten(callback)}")
+        self._callbacks[moment] += (callback,)
+        self.active = True
+        return callback
+
+    def call(self, moment: Moment, event: LockEvent) -> None:
+        """Call the callbacks of a moment, in the order in which they were added."""
+        for callback in self._callbacks[moment]:
+            try:
+                callback(event)
+            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - raised by code of the application
+                log.error(
+                    "a callback of %s raised %s for lock %s",
+                    moment.value,
+                    type(error).__name__,
+                    shorten(event.name),
+                    exc_info=error,
+                    extra={"lock": event.name},
+                )
+
+
+class Observed:
+    """A hold whose acquire was reported to the callbacks, so that its end is reported as well.
+
+    Its end is reported in a copy of the context (:mod:`contextvars`) of the acquire: a loss is noticed by a task of the client.
+    """
+
+    __slots__ = ("_begin", "_context", "_event", "_hooks")
+
+    def __init__(self, hooks: Hooks, event: LockEvent, now: float) -> None:
+        hooks.call(Moment.ACQUIRED, event)
+        self._hooks = hooks
+        self._event = event
+        self._begin = now
+        self._context = copy_context()
+
+    def released(self, now: float) -> None:
+        """Report that the holder gave it back."""
+        self._event = replace(self._event, held=now - self._begin, released=True)
+        self._context.run(self._hooks.call, Moment.RELEASED, self._event)
+
+    def lost(self, reason: LossReason, now: float) -> None:
+        """Report the loss; after the release, if only its answer told of the loss."""
+        event = self._event
+        held = event.held if event.released else now - self._begin
+        self._event = replace(event, held=held, reason=reason)
+        self._context.run(self._hooks.call, Moment.LOST, self._event)
