@@ -8,7 +8,7 @@ from pathlib import Path
 
 from aiolock.errors import BackendError, BackendRefused, BackendUnavailable
 
-__all__ = ["FAILED", "LOCKED", "code", "translate", "writer"]
+__all__ = ["FAILED", "LOCKED", "code", "late", "translate", "writer"]
 
 LOCKED = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 FAILED = {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CANTOPEN}
@@ -27,8 +27,7 @@ def translate(error: sqlite3.Error | OSError, path: Path) -> BackendError:
     """Return the error of this library for one of SQLite or of the system; the caller chains it."""
     number, text = code(error), f"{path}: {error}"
     if number in LOCKED:
-        which = f"process {pid}" if (pid := writer(path)) else "another process"
-        return BackendUnavailable(f"{text}: {which} is in the middle of a write; continue it or end it")
+        return BackendUnavailable(f"{text}: {_blocker(writer(path))}")
     if number == sqlite3.SQLITE_FULL:
         return BackendRefused(f"{text}: free some space on its file system", retryable=True)
     if number in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_PROTOCOL):
@@ -40,6 +39,21 @@ def translate(error: sqlite3.Error | OSError, path: Path) -> BackendError:
     if number == sqlite3.SQLITE_CORRUPT:
         text += ": it is damaged; end all programs that use it, move it, its -wal and its -shm away, and begin with a new one"
     return BackendRefused(text)
+
+
+def late(path: Path, timeout: float) -> BackendUnavailable:
+    """Return the error of a request without an answer in time: another process has the file locked, or the disk is slow."""
+    text = f"{path}: no answer within {timeout:g} s"
+    pid = writer(path)
+    # This process has the lock while it waits for its own disk.
+    return BackendUnavailable(
+        f"{text}: {_blocker(pid)}" if pid not in (0, os.getpid()) else f"{text} of the disk"
+    )
+
+
+def _blocker(pid: int) -> str:
+    which = f"process {pid}" if pid else "another process"
+    return f"{which} is in the middle of a write; continue it or end it"
 
 
 def writer(path: Path) -> int:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 from aiolock.backends.rows.store import Edit, Listener, Row, RowStore
 from aiolock.backends.sqlite.connection import Connection
 from aiolock.backends.sqlite.diagnosis import examine, examine_place
-from aiolock.backends.sqlite.errors import FAILED, code, translate
+from aiolock.backends.sqlite.errors import FAILED, code, late, translate
 from aiolock.clock import system_clock
 from aiolock.core.backend import Settings
 from aiolock.core.tasks import reject, settle
@@ -213,9 +213,7 @@ class SqliteStore(RowStore):
             async with asyncio.timeout(self._timeout):
                 return await future
         except TimeoutError:
-            raise BackendUnavailable(
-                f"{self.path}: no answer of the disk within {self._timeout:g} s"
-            ) from None
+            raise late(_real(self.path), self._timeout) from None
 
     async def get(self, keys: Sequence[str]) -> list[Row]:
         """Return rows."""

@@ -13,6 +13,7 @@ import pytest
 
 from aiolock.backends.rows.store import Edit
 from aiolock.backends.sqlite import connection
+from aiolock.backends.sqlite import store as store_module
 from aiolock.clock import system_clock
 from aiolock.errors import BackendRefused, BackendUnavailable, UnsafeBackend
 from aiolock.types import Level
@@ -437,6 +438,18 @@ async def test_a_process_that_is_stopped_inside_a_write_is_named_in_time(make, p
     holder.process.stdin.flush()
     assert await holder.line() == "done"
     assert await store.update("test:a", "v1", "v3")
+
+
+async def test_it_is_named_also_when_the_thread_answers_too_late(make, path, child, monkeypatch):
+    """On a busy machine the thread may not run when its request should give up."""
+    store = await make(timeout=0.5)
+    await store.insert("test:a")
+    holder = child(HOLD, path)
+    assert await holder.line() == "holding"
+    os.kill(holder.pid, signal.SIGSTOP)
+    monkeypatch.setattr(store_module, "RETRY", (3.0, 3.0))
+    with pytest.raises(BackendUnavailable, match=rf"within 0\.5 s: process {holder.pid} is in the middle of a write"):
+        await store.update("test:a", "v1", "v2")
 
 
 async def test_a_process_that_is_killed_inside_a_write_keeps_nobody_out(make, path, child):
