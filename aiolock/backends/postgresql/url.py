@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import ssl
+from contextlib import suppress
 from typing import Any
 from urllib.parse import unquote
 
@@ -44,6 +46,14 @@ _FORM = Form(
 )
 
 
+class _TLS(ssl.SSLObject):
+    """TLS that ends without waiting for the server to confirm it: asyncio keeps the socket of a silent one open for 30 s."""
+
+    def unwrap(self) -> None:
+        with suppress(ssl.SSLWantReadError):
+            super().unwrap()
+
+
 class Address:
     """A server, a database and credentials; made by :func:`parameters` and never shown with its password."""
 
@@ -77,7 +87,10 @@ def parameters(url: object, given: dict[str, Any]) -> tuple[Address, dict[str, A
     if not address.user or "\0" in address.user + (address.password or ""):
         raise ConfigError(f"the address must name a user, as in {_FORM.example}")
     folder = options.pop("unix_socket", None)
-    context = optional_tls(options.pop("tls", "off"), options.pop("tls_ca", None), local=folder is not None)
+    tls = options.pop("tls", "off")
+    context = optional_tls(tls, options.pop("tls_ca", None), local=folder is not None)
+    if context is not None and context is not tls:
+        context.sslobject_class = _TLS
     host = address.hosts[0] if address.hosts else Host("127.0.0.1", _FORM.port)
     arguments = {
         # Each is given, so that no environment variable, service file or password file of the driver has a say.

@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import socket
 import time
+from pathlib import Path
 
 import pytest
 
 from aiolock.errors import BackendRefused, BackendUnavailable
 from tests.backends.postgresql.tools import key, opened, put
+from tests.faults.proxy import Proxy
 from tests.processes import reserve_port
 from tests.servers import Certificates, PostgreSQL, Redis
 
@@ -58,6 +60,15 @@ async def refused(url, error, words, *, seconds=5.0, **options):
         chain = chain.__cause__
     assert PASSWORD not in told
     assert QUOTED not in told
+
+
+def sockets() -> int:
+    """How many this process has."""
+    found = 0
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # the one that lists the folder
+            found += str(entry.readlink()).startswith("socket:")
+    return found
 
 
 async def test_the_right_password_opens(guarded):
@@ -126,6 +137,23 @@ async def test_tls_is_used_and_verified(encrypted):
             await put(store, key())
             [[ssl]] = await store._open().writer().fetch(store._statements("encrypted"))
             assert ssl is True
+
+
+@pytest.mark.parametrize("query", ["", "?tls=encrypt"])
+@pytest.mark.parametrize("answers", [1, 3, 4, 5])
+async def test_a_server_that_falls_silent_in_the_login_leaves_no_socket_open(encrypted, query, answers):
+    def silence(direction, _frame):
+        if direction == "down" and proxy.down.frames >= answers:
+            proxy.blackhole()
+
+    async with Proxy("127.0.0.1", encrypted.port, on_frame=silence) as proxy:
+        before = sockets()
+        url = url_of(encrypted, "postgres", query=query, port=proxy.port)
+        await refused(url, BackendUnavailable, "no answer in time", command_timeout=1.0)
+        async with asyncio.timeout(15):
+            # The proxy has two of each connection.
+            while sockets() - before > 2 * proxy.connections:
+                await asyncio.sleep(0.02)
 
 
 async def test_a_server_that_wants_tls_refuses_without(encrypted):
