@@ -85,7 +85,9 @@ def refuse(facts: Mapping[str, str], mode: str, address: str) -> None:
         if _on(facts, name):
             raise BackendRefused(
                 f"{address}: {name} is on, so this is a replica or on its way to be one, and locks taken here do not "
-                "exclude clients of other servers: connect to the server that takes writes"
+                "exclude clients of other servers: connect to the server that takes writes",
+                # It may be promoted.
+                retryable=True,
             )
     if _statements_logged(facts, mode):
         raise UnsafeBackend(

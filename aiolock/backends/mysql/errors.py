@@ -20,6 +20,7 @@ __all__ = [
     "NO_SUCH_TABLE",
     "NO_SUCH_VARIABLE",
     "OUTDATED",
+    "READ_ONLY",
     "XA_ENDED",
     "Late",
     "Outdated",
@@ -104,7 +105,8 @@ def translate(error: Exception, address: str) -> LockError:
     if number in OUTDATED:
         return Outdated([address])
     if number in READ_ONLY:
-        return BackendRefused(f"{text}; locks need a server that takes writes")
+        # It may be promoted, or the setting be taken back.
+        return BackendRefused(f"{text}; locks need a server that takes writes", retryable=True)
     if number in READ_ONLY_TRANSACTION:
         return BackendRefused(
             f"{text}; the transaction is READ ONLY, and cannot lock a row: begin one that may write"

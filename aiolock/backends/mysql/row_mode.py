@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from aiolock.backends.mysql.connection import MySQLSession
 from aiolock.backends.mysql.context import Context, hexed, quote
-from aiolock.backends.mysql.errors import NOT_NOW, code
+from aiolock.backends.mysql.errors import NOT_NOW, READ_ONLY, code
 from aiolock.backends.mysql.protocol import Result
 from aiolock.backends.mysql.queue import Blocking, Position, in_queue, left
 from aiolock.backends.mysql.session_mode import HoldingClaim, HoldingMode, demoted
 from aiolock.core.backend import Claim, Grant, Request
-from aiolock.errors import BackendUnavailable, UnsupportedKind
+from aiolock.errors import BackendRefused, BackendUnavailable, UnsupportedKind
 from aiolock.types import Family, LockInfo
 
 __all__ = ["RowMode", "RowModeClaim", "Rows"]
@@ -112,6 +112,14 @@ class RowModeClaim(HoldingClaim):
     def __init__(self, context: Context, request: Request, lock: str, rows: Rows) -> None:
         super().__init__(context, request, lock)
         self._rows = rows
+
+    async def _attempt(self, *, wait: bool) -> Grant | None:
+        try:
+            return await super()._attempt(wait=wait)
+        except BackendRefused as error:
+            if code(error.__cause__) not in READ_ONLY:
+                raise
+            raise demoted(self._context) from error
 
     async def _directly(self, *, wait: bool, again: bool = True) -> Grant | None:  # noqa: ARG002 - counted below
         """Ask on a session of its own: each hold needs one."""

@@ -434,8 +434,9 @@ def test_only_servers_that_take_writes_are_accepted():
     refuse({"wsrep_on": "ON"}, "lease", "here")
     refuse({"group_replication_single_primary_mode": "ON"}, "row", "here")
     for facts in ({"read_only": "ON"}, {"super_read_only": "ON"}, {"innodb_read_only": "1"}):
-        with pytest.raises(BackendRefused):
+        with pytest.raises(BackendRefused) as caught:
             refuse(facts, "lease", "here")
+        assert caught.value.retryable, "a replica may be promoted"
     for mode in ("session", "row"):
         for facts in ({"wsrep_on": "ON"}, {"group_replication_single_primary_mode": "OFF"}):
             with pytest.raises(UnsafeBackend):

@@ -89,3 +89,20 @@ async def test_an_account_that_may_write_all_the_same_gets_none_either(own, mode
             with pytest.raises(BackendRefused, match=r"read.only"):
                 await client.lock("x").acquire(timeout=PATIENCE)
         await gets_the_lock(client, "x")
+
+
+async def test_waiters_of_leases_get_their_turn_when_the_setting_is_taken_back(own):
+    """The statement of a waiter is refused by the server, with number 1290: the same one may succeed later."""
+    place = Place(own)
+    async with place.connect("lease") as client, place.connect("lease") as rival:
+        lease = await rival.lock("x").acquire()
+        waiter = asyncio.create_task(client.lock("x").acquire(timeout=PATIENCE))
+        await waiting(client, 1)
+        async with demoted(own):
+            with pytest.raises(BackendRefused, match=r"\[1290\]") as caught:
+                await client.lock("y").acquire(timeout=PATIENCE)
+            assert caught.value.retryable
+            await lease.release()
+            assert not waiter.done()
+        async with asyncio.timeout(PATIENCE):
+            await (await waiter).release()

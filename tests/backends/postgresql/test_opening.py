@@ -13,6 +13,7 @@ import pytest
 from aiolock.errors import BackendRefused, BackendUnavailable
 from tests.backends.postgresql.tools import key, opened, put
 from tests.faults.proxy import Proxy
+from tests.faults.staging import until
 from tests.processes import reserve_port
 from tests.servers import Certificates, PostgreSQL, Redis
 
@@ -152,8 +153,7 @@ async def test_a_server_that_falls_silent_in_the_login_leaves_no_socket_open(enc
         await refused(url, BackendUnavailable, "no answer in time", command_timeout=1.0)
         async with asyncio.timeout(15):
             # The proxy has two of each connection.
-            while sockets() - before > 2 * proxy.connections:
-                await asyncio.sleep(0.02)
+            await until(lambda: sockets() - before <= 2 * proxy.connections)
 
 
 async def test_a_server_that_wants_tls_refuses_without(encrypted):

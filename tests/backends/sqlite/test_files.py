@@ -448,7 +448,9 @@ async def test_it_is_named_also_when_the_thread_answers_too_late(make, path, chi
     assert await holder.line() == "holding"
     os.kill(holder.pid, signal.SIGSTOP)
     monkeypatch.setattr(store_module, "RETRY", (3.0, 3.0))
-    with pytest.raises(BackendUnavailable, match=rf"within 0\.5 s: process {holder.pid} is in the middle of a write"):
+    with pytest.raises(
+        BackendUnavailable, match=rf"within 0\.5 s: process {holder.pid} is in the middle of a write"
+    ):
         await store.update("test:a", "v1", "v2")
 
 
