@@ -36,7 +36,7 @@ demo: .venv/demo.stamp
 
 ## make demo-flash-sale   every way to sell the last items, with and without locks, on a server of each kind (2 min)
 demo-flash-sale: .venv/dev.stamp
-	@tests/install.sh redis mariadb zookeeper
+	@tests/install.sh redis mariadb zookeeper memcached
 	$(RUN) -m examples.flash_sale
 
 ## make test              all tests with one version of each server; prints little, failures last (22 min)

@@ -19,7 +19,7 @@ from fastapi import FastAPI, HTTPException, Query, Request
 
 import aiolock
 from aiolock.fastapi import exception_handlers
-from examples.flash_sale.goods import PATIENCE, STORES, WORK, Goods
+from examples.flash_sale.goods import PATIENCE, STORES, Goods
 
 
 class Shop:
@@ -53,7 +53,7 @@ async def fenced_lock(shop: Shop, number: int, buyer: str) -> bool:
         stock = await shop.goods.stock(number)
         if stock <= 0:
             return False
-        await asyncio.sleep(WORK)
+        await asyncio.sleep(shop.goods.work)
         if not await shop.goods.fenced_write(number, stock - 1, lease):
             raise HTTPException(503, "a later request was faster; nothing was sold")
         await shop.goods.sell(number, buyer)

@@ -25,10 +25,10 @@ import aiolock.mysql
 import aiolock.postgresql
 import aiolock.zookeeper
 
-WORK = 0.002
-"""Seconds that a shop has to think about a buyer."""
 PATIENCE = 30.0
 """Seconds that a buyer waits."""
+CONNECTIONS = 8
+"""Of a worker to a server, at most."""
 FENCED_SET = (Path(__file__).parent / "fenced_set.lua").read_text()
 
 Run = Callable[..., Awaitable[list[Any]]]
@@ -40,6 +40,9 @@ class Goods(ABC):
 
     An attempt of an optimistic way fails only because another one has sold a piece, so the stock bounds its attempts.
     """
+
+    work = 0.002
+    """Seconds that a shop has to think about a buyer."""
 
     WAYS: ClassVar[Mapping[str, Callable[[Any, int, str], Awaitable[bool]]]] = {}
     """Methods that sell one piece to a buyer and return True, or False if there is none, by their names in articles."""
@@ -83,7 +86,7 @@ class Goods(ABC):
         stock = await self.stock(number)
         if stock <= 0:
             return False
-        await asyncio.sleep(WORK)
+        await asyncio.sleep(self.work)
         await self.write(number, stock - 1)
         await self.sell(number, buyer)
         return True
@@ -142,7 +145,7 @@ class RedisGoods(Goods):
                     stock = int(await pipe.hget(goods, "stock") or 0)
                     if stock <= 0:
                         return False
-                    await asyncio.sleep(WORK)
+                    await asyncio.sleep(self.work)
                     pipe.multi()
                     pipe.hset(goods, "stock", stock - 1)
                     pipe.sadd(buyers, buyer)
@@ -210,7 +213,7 @@ class ZooKeeperGoods(Goods):
             stock, stat = await self._zk.get(f"/flash-goods/{number}")
             if int(stock) <= 0:
                 return False
-            await asyncio.sleep(WORK)
+            await asyncio.sleep(self.work)
             try:
                 await self._zk.set(f"/flash-goods/{number}", str(int(stock) - 1), stat.version)
             except aiozk.exc.BadVersion:
@@ -219,6 +222,104 @@ class ZooKeeperGoods(Goods):
             return True
 
     WAYS: ClassVar = {"plain node": plain_node, "node version": node_version}
+
+
+class MemcachedGoods(Goods):
+    """An item for the goods, whose value is the stock and the token of the last holder that wrote it; one for the buyers."""
+
+    def __init__(self, url: str) -> None:
+        self._server = urlsplit(url)
+        self._free = asyncio.Semaphore(CONNECTIONS)
+        self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for _reader, writer in self._idle:
+            writer.close()
+            await writer.wait_closed()
+
+    async def _ask(self, command: str, value: str | None = None) -> list[str]:
+        """Send a command of memcached's text protocol; return the lines of its answer."""
+        data = "" if value is None else f" {len(value)}\r\n{value}"
+        async with self._free:
+            reader, writer = self._idle.pop() if self._idle else await self._connect()
+            try:
+                writer.write(f"{command}{data}\r\n".encode())
+                lines = [(await reader.readline()).decode().strip()]
+                while lines[-1].startswith("VALUE "):
+                    lines += [(await reader.readline()).decode().strip() for _ in range(2)]
+            except BaseException:
+                # The next command would get the rest of this answer.
+                writer.close()
+                raise
+            self._idle.append((reader, writer))
+        return lines
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection(self._server.hostname, self._server.port or 11211)
+
+    async def _read(self, number: int) -> tuple[int, int, str]:
+        """Return the stock, the token of the last holder that wrote it, and the CAS id of both."""
+        head, value, _ = await self._ask(f"gets flash:goods:{number}")
+        stock, token = value.split()
+        return int(stock), int(token), head.split()[-1]
+
+    async def prepare(self) -> None: ...
+
+    async def put(self, number: int, stock: int) -> None:
+        await self._ask(f"set flash:buyers:{number} 0 0", "")
+        await self.write(number, stock)
+
+    async def stock(self, number: int) -> int:
+        return (await self._read(number))[0]
+
+    async def write(self, number: int, stock: int) -> None:
+        await self._ask(f"set flash:goods:{number} 0 0", f"{stock} 0")
+
+    async def fenced_write(self, number: int, stock: int, lease: aiolock.Lease) -> bool:
+        while True:
+            _, token, cas = await self._read(number)
+            if token > lease.token:
+                return False
+            if await self._swap(number, f"{stock} {lease.token}", cas):
+                return True
+
+    async def _swap(self, number: int, value: str, cas: str) -> bool:
+        """Write if the item has not been written since it was read."""
+        # The CAS id is the last word of the line, behind the length of the value.
+        command = f"cas flash:goods:{number} 0 0 {len(value)} {cas}\r\n{value}"
+        return await self._ask(command) == ["STORED"]
+
+    async def sell(self, number: int, buyer: str) -> None:
+        await self._ask(f"append flash:buyers:{number} 0 0", f"{buyer} ")
+
+    async def sold(self, number: int) -> int:
+        _, buyers, _ = await self._ask(f"get flash:buyers:{number}")
+        return len(buyers.split())
+
+    async def add(self, number: int, buyer: str) -> bool:
+        """Lock by an item that expires: `add` takes the lock, `delete` frees it, also if it is another worker's by then."""
+        while await self._ask(f"add flash:lock:{number} 0 10", "1") != ["STORED"]:  # noqa: ASYNC110 - memcached tells nobody
+            await asyncio.sleep(random.uniform(0, 0.02))
+        try:
+            return await self.take(number, buyer)
+        finally:
+            await self._ask(f"delete flash:lock:{number}")
+
+    async def compare_and_swap(self, number: int, buyer: str) -> bool:
+        """Write only if the item has not been written since it was read."""
+        while True:
+            stock, token, cas = await self._read(number)
+            if stock <= 0:
+                return False
+            await asyncio.sleep(self.work)
+            if await self._swap(number, f"{stock - 1} {token}", cas):
+                await self.sell(number, buyer)
+                return True
+
+    WAYS: ClassVar = {"add": add, "cas": compare_and_swap}
 
 
 class SQLGoods(Goods):
@@ -290,7 +391,7 @@ class SQLGoods(Goods):
             [[stock]] = await run(f"SELECT stock FROM flash_goods WHERE id = $1{self.LOCKED}", number)
             if stock <= 0:
                 return False
-            await asyncio.sleep(WORK)
+            await asyncio.sleep(self.work)
             await run("UPDATE flash_goods SET stock = $1 WHERE id = $2", stock - 1, number)
             await run("INSERT INTO flash_buyers (goods, buyer) VALUES ($1, $2)", number, buyer)
             return True
@@ -318,7 +419,7 @@ class SQLGoods(Goods):
             )
             if stock <= 0:
                 return False
-            await asyncio.sleep(WORK)
+            await asyncio.sleep(self.work)
             if await self.write_version(number, stock - 1, version):
                 await self.sell(number, buyer)
                 return True
@@ -348,7 +449,7 @@ class MySQLGoods(SQLGoods):
     async def __aenter__(self) -> Self:
         # Without notes, dropping a table that is not there is no warning.
         words = {"autocommit": True, "init_command": "SET sql_notes = 0"}
-        self._pool = await aiomysql.create_pool(**self._where, **words, minsize=1, maxsize=8)
+        self._pool = await aiomysql.create_pool(**self._where, **words, minsize=1, maxsize=CONNECTIONS)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -390,7 +491,7 @@ class PostgreSQLGoods(SQLGoods):
         self._url = url
 
     async def __aenter__(self) -> Self:
-        self._pool = await asyncpg.create_pool(self._url, min_size=1, max_size=8)
+        self._pool = await asyncpg.create_pool(self._url, min_size=1, max_size=CONNECTIONS)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -464,5 +565,6 @@ STORES: dict[str, Callable[[str], Goods]] = {
     "zookeeper": ZooKeeperGoods,
     "mysql": MySQLGoods,
     "postgresql": PostgreSQLGoods,
+    "memcached": MemcachedGoods,
     "sqlite": SQLiteGoods,
 }
