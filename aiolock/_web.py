@@ -146,9 +146,9 @@ class RouteLock:
         def lock() -> AbstractAsyncContextManager[Lease]:
             if self._make is not None:
                 return self._make(client, name)
-            options = self._options
+            options = self._options.copy()
             if signal:
-                options = {**options, "on_loss": "signal"}
+                options["on_loss"] = "signal"
             if self._template is None:
                 return client.lock(name, **options)
             return client.locked(self._template.text, **options).make(name)
