@@ -12,14 +12,10 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.parser import text_string_to_metric_families
 
 import aiolock
 from aiolock.testing import lose
-from examples import aiohttp_app, cron_once, metrics_opentelemetry, metrics_prometheus, workers
+from examples import aiohttp_app, cron_once, workers
 from tests.integrations import web_servers
 from tests.servers import Redis
 
@@ -185,84 +181,6 @@ async def something_happens(client: aiolock.Client) -> None:
     lose(lease, "revoked")
     async with client.lock("c"):
         pass
-
-
-async def test_prometheus_reads_the_figures():
-    registry = CollectorRegistry()
-    async with aiolock.connect("memory://prometheus") as client:
-        registry.register(metrics_prometheus.LockCollector({"orders": client}))
-        await something_happens(client)
-        text = generate_latest(registry).decode()
-    samples = {
-        (sample.name, *sorted(sample.labels.items())): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
-    mine = ("client", "orders")
-    assert samples["aiolock_acquired_total", mine] == 5
-    assert samples["aiolock_lost_total", mine, ("reason", "revoked")] == 1
-    assert samples["aiolock_lost_total", mine, ("reason", "expired")] == 0
-    assert samples["aiolock_wait_seconds_count", mine] == 2
-    assert samples["aiolock_wait_seconds_bucket", mine, ("le", "+Inf")] == 2
-    assert samples["aiolock_hold_seconds_sum", mine] >= 0.03
-    assert samples["aiolock_renewal_slack_ratio_count", mine] == 1
-    assert {name.removeprefix("aiolock_") for name, *_ in samples} >= {"held", "waiting"}
-
-
-async def test_opentelemetry_reads_the_figures():
-    reader = InMemoryMetricReader()
-    provider = MeterProvider([reader])
-    async with aiolock.connect("memory://opentelemetry") as client:
-        metrics_opentelemetry.instrument(provider.get_meter("aiolock"), {"orders": client})
-        await something_happens(client)
-        data = reader.get_metrics_data()
-        provider.shutdown()
-    points = {
-        (
-            metric.name,
-            *sorted((key, value) for key, value in point.attributes.items() if key != "client"),
-        ): point.value
-        for resource in data.resource_metrics
-        for scope in resource.scope_metrics
-        for metric in scope.metrics
-        for point in metric.data.data_points
-    }
-    assert points["aiolock.acquired",] == 5
-    assert points["aiolock.lost", ("reason", "revoked")] == 1
-    assert points["aiolock.waits.bucket", ("le", float("inf"))] == 2
-    assert points["aiolock.holds.sum",] >= 0.03
-    assert ("aiolock.held",) in points
-
-
-@pytest.mark.parametrize("exporter", ["metrics_prometheus", "metrics_opentelemetry"])
-def test_exporters_know_every_figure(exporter):
-    module = importlib.import_module(f"examples.{exporter}")
-    known = {*module.GAUGES, *module.COUNTERS, *module.HISTOGRAMS}
-    # Losses are exported by reason, which add up to `lost`.
-    assert known | {"losses", "lost"} == set(aiolock.metrics.Figures.__annotations__)
-
-
-async def test_the_prometheus_program_answers(monkeypatch, capsys):
-    monkeypatch.setenv("AIOLOCK_URL", "memory://program")
-    running = asyncio.create_task(metrics_prometheus.main(0))
-    said = ""
-
-    def address() -> str:
-        nonlocal said
-        said += capsys.readouterr().out
-        return said.partition("\n")[0]
-
-    await web_servers.until(address, "it says where it is")
-    async with aiohttp.ClientSession() as session, session.get(address()) as response:
-        assert "aiolock_held" in await response.text()
-    running.cancel()
-    await asyncio.wait([running])
-
-
-async def test_the_opentelemetry_program_runs(monkeypatch, capsys):
-    monkeypatch.setenv("AIOLOCK_URL", "memory://program")
-    await metrics_opentelemetry.main(0.05)
-    assert "aiolock.acquired" in capsys.readouterr().out
 
 
 def test_the_readme_names_every_example():

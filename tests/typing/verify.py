@@ -28,7 +28,7 @@ PUBLIC = (
     "aiolock.errors.",
     "aiolock.portal.",
     *("aiolock.fastapi.", "aiolock.starlette.", "aiolock.aiohttp."),
-    *("aiolock.testing.", "aiolock.metrics."),
+    *("aiolock.testing.", "aiolock.metrics.", "aiolock.prometheus.", "aiolock.opentelemetry."),
 )
 
 

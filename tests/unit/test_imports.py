@@ -43,7 +43,7 @@ ORDER = [
     {""},
     {"figures", "zookeeper", "_sql", "_threads", "_web"},
     {"mysql", "portal", "postgresql"},
-    {"starlette", "aiohttp"},
+    {"starlette", "aiohttp", "prometheus", "opentelemetry"},
     {"fastapi", "testing"},
     {"cli"},
     {"__main__"},
@@ -88,6 +88,8 @@ EXTRAS = {
     "_threads": {"anyio"},
     "cli.run.signals": {"anyio"},
     "aiohttp": {"aiohttp"},
+    "prometheus": {"prometheus_client"},
+    "opentelemetry": {"opentelemetry"},
     "starlette": {"starlette"},
     "fastapi": {"fastapi", "pydantic", "starlette"},
 }
