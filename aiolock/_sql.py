@@ -84,7 +84,9 @@ async def purge(client: Client, *, idle: float) -> int:
     right, :class:`BackendUnavailable`.
     """
     check_purge(client, idle=idle)
-    client._runtime.guard()  # noqa: SLF001 - what only some servers have is no part of a client
+    runtime = client._runtime  # noqa: SLF001 - what only some servers have is no part of a client
+    runtime.guard()
+    await runtime.reach()
     return await purging(client).purge(idle)
 
 

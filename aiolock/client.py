@@ -21,10 +21,10 @@ from aiolock.core.backend import Backend, Request, Settings
 from aiolock.core.capabilities import Administration, UnreadableLock, diagnose
 from aiolock.core.hold import LeaseOptions
 from aiolock.core.hooks import C, Moment
-from aiolock.core.logs import Outages
+from aiolock.core.logs import Log, Outages, get_logger
 from aiolock.core.runtime import Generations, Runtime, State
-from aiolock.core.tasks import TaskSet
-from aiolock.errors import ConfigError, UnsafeBackend, shorten
+from aiolock.core.tasks import Backoff, TaskSet
+from aiolock.errors import BackendError, BackendUnavailable, ConfigError, UnsafeBackend, shorten
 from aiolock.lock import Lock
 from aiolock.metrics import Figures
 from aiolock.types import ELECTION, MUTEX, Family, Finding, Kind, LockInfo, permits
@@ -34,6 +34,7 @@ from aiolock.validation import (
     LockOptions,
     OnLoss,
     check_count,
+    check_flag,
     check_label,
     check_name,
     check_namespace,
@@ -47,6 +48,8 @@ from aiolock.validation import (
 
 # Methods import the kinds of lock that they make: most programs use one or two, and every start pays for imports.
 if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
     from aiolock.decorators import Locked, Once
     from aiolock.kinds.barrier import Barrier
     from aiolock.kinds.election import Election
@@ -60,6 +63,8 @@ __all__ = ["Client", "connect"]
 
 L = TypeVar("L", bound=Lock)
 
+log: Log = get_logger("aiolock")
+
 MAX_PARTIES = 1000
 """The largest number of parties of a barrier: all of them stand in one small register."""
 
@@ -71,7 +76,7 @@ _closing = TaskSet()
 
 
 def connect(
-    url: str | Sequence[str],
+    url: str | Sequence[str] | Redis,
     /,
     *,
     namespace: str = "aiolock",
@@ -80,6 +85,8 @@ def connect(
     label: str | None = None,
     require: Iterable[str] = (),
     command_timeout: float | None = None,
+    wait_for_server: float = 0.0,
+    lazy: bool = False,
     **options: Any,
 ) -> Client:
     """Return a client for the server at ``url``; does no I/O before ``async with`` (or ``await client.open()``).
@@ -90,6 +97,7 @@ def connect(
         ``zookeeper://h1:2181,h2:2181,h3:2181``, ``mysql://user:password@host:3306/database``,
         ``postgresql://user:password@host:5432/database``, ``sqlite:///path`` or ``memcached://h1:11211,h2:11211`` (for
         efficiency only). A list of several independent Redis servers makes a quorum (Redlock). Messages never show a password.
+        Or an application's own ``redis.asyncio.Redis``: the same server, credentials and TLS, on connections of this client.
     :param namespace: prefixes every key; clients of one namespace share their locks.
     :param ttl: seconds for which the server keeps a hold that is not renewed; every lock may have its own.
     :param on_loss: ``"cancel"``: losing a lease cancels the block under it; ``"signal"``: the lease only reports it.
@@ -97,20 +105,25 @@ def connect(
     :param require: capabilities that the deployment must have, such as ``"fencing"`` or ``"fifo"``; otherwise ``open``
         raises :class:`UnsafeBackend`.
     :param command_timeout: seconds that bound every round trip; the default is ``min(ttl / 3, 5)``.
+    :param wait_for_server: seconds for which ``open`` tries again while the server cannot be reached; it tries at least for
+        one ``command_timeout``.
+    :param lazy: ``open`` does no I/O, and succeeds without a server. The first use connects, and checks ``require``; until
+        that has succeeded, each use raises what ``open`` would, within the ``command_timeout``.
     :param options: the backend's own; see its page.
 
     Raises :class:`ConfigError` for an unknown scheme, option or value, with the known ones, and :class:`MissingDriver`
     with the command that installs the driver.
     """
-    several = isinstance(url, list | tuple)
     return Client(
-        from_urls(url, options) if several else from_url(url, options),
+        from_urls(url, options) if isinstance(url, list | tuple) else from_url(url, options),
         namespace=namespace,
         ttl=ttl,
         on_loss=on_loss,
         label=label,
         require=require,
         command_timeout=command_timeout,
+        wait_for_server=wait_for_server,
+        lazy=lazy,
     )
 
 
@@ -135,6 +148,8 @@ class Client:
         label: str | None = None,
         require: Iterable[str] = (),
         command_timeout: float | None = None,
+        wait_for_server: float = 0.0,
+        lazy: bool = False,
         clock: Clock = system_clock,
         random: Random | None = None,
     ) -> None:
@@ -156,6 +171,12 @@ class Client:
             clock=clock,
             require=check_require(require),
         )
+        self._wait = check_seconds("wait_for_server", wait_for_server, 0)
+        self._lazy = check_flag("lazy", lazy)
+        if self._lazy and self._wait:
+            raise ConfigError(
+                "wait_for_server is for an open() that connects, and with lazy=True it does not: give one of them"
+            )
         self._lease_options = LeaseOptions(None, check_on_loss(on_loss))
         self._random = random
         self._generations = Generations()
@@ -189,9 +210,9 @@ class Client:
     # --- opening and closing
 
     async def open(self) -> Self:
-        """Connect, within the ``command_timeout``; the same as entering ``async with``.
+        """Connect, within the ``command_timeout`` or ``wait_for_server``; the same as entering ``async with``.
 
-        Raises :class:`BackendUnavailable`, :class:`BackendRefused`, :class:`ConfigError` if two addresses of a quorum lead
+        A lazy client does not connect here, and raises the following at its first use instead. Raises :class:`BackendUnavailable`, :class:`BackendRefused`, :class:`ConfigError` if two addresses of a quorum lead
         to one server, and :class:`UnsafeBackend` if ``require=`` asks for more than the deployment promises. Cancelling it
         leaves nothing open, and it may be tried again.
 
@@ -203,6 +224,20 @@ class Client:
         runtime = self._runtime
         runtime.loop = asyncio.get_running_loop()
         runtime.thread = get_ident()
+        try:
+            if self._lazy:
+                runtime.connect = self._connect
+            else:
+                await self._connect_in_time()
+        except BaseException:
+            runtime.loop = None
+            raise
+        runtime.state = State.OPEN
+        self._watching = runtime.spawn(runtime.scheduler.run(), "aiolock-renewal-scheduler")
+        return self
+
+    async def _connect(self) -> None:
+        """Open the backend once; after an error or a cancellation nothing is open."""
         backend = self._backend
         try:
             await backend.open()
@@ -213,12 +248,39 @@ class Client:
                     f"this deployment promises {', '.join(sorted(backend.capabilities))}"
                 )
         except BaseException:
-            runtime.loop = None
             await asyncio.shield(_closing.spawn(backend.aclose(), "aiolock-close"))
             raise
-        runtime.state = State.OPEN
-        self._watching = runtime.spawn(runtime.scheduler.run(), "aiolock-renewal-scheduler")
-        return self
+
+    async def _connect_in_time(self) -> None:
+        """Open the backend, again and again for ``wait_for_server`` seconds while it cannot be reached."""
+        if not self._wait:
+            await self._connect()
+            return
+        error: BackendError | None = None
+        backoff = Backoff(self._runtime.random)
+        try:
+            async with asyncio.timeout(max(self._wait, self._runtime.command_timeout)):
+                while True:
+                    try:
+                        await self._connect()
+                    except BackendError as trouble:
+                        if not trouble.retryable:
+                            raise
+                        if error is None:
+                            log.info(
+                                "%s; trying again for at most %g s",
+                                trouble,
+                                self._wait,
+                                extra={"address": self._backend.address},
+                            )
+                        error = trouble
+                    else:
+                        return
+                    await backoff.pause()
+        except TimeoutError:
+            raise error or BackendUnavailable(
+                f"{self._backend.name} was not reached within {self._wait:g} s"
+            ) from None
 
     def _again(self) -> None:
         """Prepare the next opening unless one is prepared; raise :class:`RuntimeError` while one is open."""
@@ -496,7 +558,8 @@ class Client:
 
     @property
     def capabilities(self) -> frozenset[str]:
-        """The promises of this deployment, in the words of ``require=``; complete once the client is open."""
+        """The promises of this deployment, in the words of ``require=``; complete once the client is open
+        (a lazy client: once it has reached its server)."""
         return self._backend.capabilities
 
     async def locks(self, pattern: str = "*") -> list[LockInfo]:
@@ -511,6 +574,7 @@ class Client:
         """
         self._runtime.guard()
         backend = Administration.of(self._backend, "list of locks")
+        await self._runtime.reach()
         names = await backend.names(check_pattern(pattern))
         infos: list[LockInfo] = []
         try:
@@ -533,6 +597,7 @@ class Client:
         runtime = self._runtime
         if runtime.forked or runtime.state is not State.NEW:
             runtime.guard()
+            await runtime.reach()
             return await diagnose(self._backend)
         try:
             return await diagnose(self._backend)

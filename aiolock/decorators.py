@@ -166,6 +166,7 @@ class Once:
         async def run(*args: P.args, **options: P.kwargs) -> R | None:
             runtime = self._generations.latest
             runtime.guard()
+            await runtime.reach()
             if self._at_least and "keep" not in runtime.backend.capabilities:
                 raise UnsupportedKind("once(at_least=…)", runtime.backend.name, "use at_least=0")
             lease = await self._lock.try_acquire()

@@ -97,6 +97,7 @@ class NamedLock(Handle):
         """Return the holders and the waiters, in order, as the server sees them; asked on a connection of the client."""
         self._guard()
         backend = Administration.of(self._runtime.backend, "inspection")
+        await self._runtime.reach()
         return await backend.inspect(self._request.name, self._request.kind.family)
 
 
@@ -223,6 +224,7 @@ class Lock(NamedLock):
         """
         self._guard()
         backend = Administration.of(self._runtime.backend, "force_release")
+        await self._runtime.reach()
         return await backend.force_release(self._request.name, self._request.kind.family)
 
     async def request_release(self, reason: str = "") -> bool:
@@ -236,6 +238,7 @@ class Lock(NamedLock):
         self._guard()
         text = check_reason(reason)
         backend = Administration.of(self._runtime.backend, "request_release")
+        await self._runtime.reach()
         return await backend.request_release(self._request.name, self._request.kind.family, text)
 
     # --- blocks

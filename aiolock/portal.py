@@ -19,10 +19,10 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any, Generic, NoReturn, ParamSpec, Self, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, Self, TypeVar, Unpack, cast
 
 from aiolock import client as core
 from aiolock._threads import LoopThread
@@ -42,6 +42,9 @@ from aiolock.lock import UNSET, Handle, Lock, Unset
 from aiolock.metrics import Figures
 from aiolock.types import Finding, Holder, Kind, LockInfo
 from aiolock.validation import SyncCampaignOptions, SyncLockOptions, check_options, check_timeout
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
 
 __all__ = [
     "SyncBarrier",
@@ -66,7 +69,7 @@ T = TypeVar("T")
 I = TypeVar("I", bound=Handle | Lease)  # noqa: E741 - the inner, asynchronous object
 
 
-def connect(url: str, /, **options: Any) -> SyncClient:
+def connect(url: str | Sequence[str] | Redis, /, **options: Any) -> SyncClient:
     """Return a synchronous client for the server at ``url``, to be entered with ``with``; does no I/O before.
 
     Takes the options of :func:`aiolock.connect`, except ``on_loss``. Raises :class:`MissingDriver` without anyio.

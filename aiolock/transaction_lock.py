@@ -72,19 +72,33 @@ class TransactionLock(NamedLock):
         await self._acquire(self._timeout if timeout is None else check_timeout(timeout))
 
     async def _acquire(self, wait: float | None, mark: str = "") -> None:
-        self._guard()
-        if not await self._loan.take(wait, mark):
+        if not await self._take(wait, mark):
             self._runtime.stats.timeouts += 1
             raise AcquireTimeout(self.name, wait or 0.0)
 
+    async def _reach(self, timeout: float | None = None) -> float | None:
+        """Connect a lazy client; return what is left of ``timeout``."""
+        self._guard()
+        runtime = self._runtime
+        if runtime.connect is not None:
+            timeout = await runtime.reach(timeout)
+            self._loan = self._borrow(runtime)
+        return timeout
+
+    async def _take(self, wait: float | None, mark: str = "") -> bool:
+        try:
+            left = await self._reach(wait)
+        except TimeoutError:
+            return False
+        return await self._loan.take(left, mark)
+
     async def try_acquire(self) -> bool:
         """Ask once; whether the transaction has the lock. Raises and cancels as :meth:`acquire` does."""
-        self._guard()
-        return await self._loan.take(0)
+        return await self._take(0)
 
     async def inspect(self) -> LockInfo:
         """Return the transactions that have it and those that wait for it; asked on a connection of the client."""
-        self._guard()
+        await self._reach()
         return await self._loan.inspect()
 
     async def __aenter__(self) -> None:

@@ -44,6 +44,7 @@ SCHEMES = {
     "unix": _REDIS,
     "mysql": _MYSQL,
     "mariadb": _MYSQL,
+    "mysql+aiomysql": _MYSQL,
     "sqlite": _Entry("aiolock.backends.sqlite:SqliteBackend"),
     "memcached": _MEMCACHED,
     "memcacheds": _MEMCACHED,
@@ -55,7 +56,7 @@ SCHEMES = {
 
 _QUORUM = _Entry("aiolock.backends.quorum:QuorumBackend")
 
-EVERY = ("namespace", "ttl", "on_loss", "label", "require", "command_timeout")
+EVERY = ("namespace", "ttl", "on_loss", "label", "require", "command_timeout", "wait_for_server", "lazy")
 """Options of :func:`aiolock.connect` for every server."""
 
 GROUP = "aiolock.backends"
@@ -64,11 +65,14 @@ Those above cannot be replaced. Provisional until 1.0."""
 
 
 def from_url(url: object, options: dict[str, Any]) -> Backend:
-    """Return the backend for ``url``, without I/O; ``options`` are the backend's own.
+    """Return the backend for ``url``, without I/O; ``options`` are the backend's own. A client of redis-py's serves as well.
 
     Raises :class:`ConfigError` for an unknown scheme, option or value, and :class:`MissingDriver` with the command that
     installs the driver.
     """
+    if any(cls.__module__.partition(".")[0] == "redis" for cls in type(url).__mro__):
+        handed_over: Backend = _load(_REDIS)(client=url, **options)
+        return handed_over
     if not isinstance(url, str):
         raise ConfigError(
             f"the address of a server must be a str such as 'redis://127.0.0.1', not {shorten(url)}"

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from unicodedata import normalize
 from urllib.parse import parse_qsl, unquote
 
+from aiolock.core.logs import Log, get_logger
 from aiolock.errors import ConfigError, meant, shorten
 
 __all__ = [
@@ -40,6 +41,8 @@ __all__ = [
     "tls_context",
     "tls_mode",
 ]
+
+log: Log = get_logger("aiolock")
 
 QUOTE = "write characters such as / ? # @ : in a user name or password as %2F %3F %23 %40 %3A"
 
@@ -78,6 +81,8 @@ class Form:
     """Options that may stand only beside the URL: values that have no text form."""
     several: bool = False
     """True if hosts may be listed; then at least one is needed."""
+    ignored: frozenset[str] = frozenset()
+    """Parameters of another library's URLs for the same server that mean nothing here; they are logged at DEBUG."""
     reserved: str = "/[]"
     """Characters that must be percent-encoded in user name and password."""
 
@@ -182,6 +187,9 @@ def _decoded(part: str) -> str:
 def _options(form: Form, query: str, given: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in parse_qsl(query, keep_blank_values=True):
+        if name in form.ignored:
+            log.debug("%s of a %s URL means nothing here, and is ignored", name, form.server)
+            continue
         if name not in form.options:
             raise ConfigError(
                 f"{shorten(name)} is no parameter of a {form.server} URL; it has {', '.join(form.options) or 'none'}"

@@ -148,6 +148,8 @@ def ask(
     Cancelling it leaves nothing held: a lock that the server may have granted meanwhile is handed over to the next local
     task or released in the background.
     """
+    if runtime.connect is not None:
+        return _reach_first(runtime, request, options, timeout)
     if request.fair or not request.kind.exclusive:
         asking: Coroutine[Any, Any, Hold | None] = LocalQueue(runtime, request, None).lead(options, timeout)
     elif (queue := runtime.shared.get(request.key)) is None:
@@ -173,6 +175,17 @@ async def _observe(
             hold.abandon()
             raise
     return hold
+
+
+async def _reach_first(
+    runtime: Runtime, request: Request, options: LeaseOptions, timeout: float | None
+) -> Hold | None:
+    """Connect a lazy client, then ask: what a claim needs to know of the server is found out by connecting."""
+    try:
+        left = await runtime.reach(timeout)
+    except TimeoutError:
+        return None
+    return await ask(runtime, request, options, left)
 
 
 async def _taken() -> None:

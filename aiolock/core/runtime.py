@@ -26,7 +26,7 @@ from aiolock.core.register_writer import RegisterWriter
 from aiolock.core.renewal import RenewalScheduler
 from aiolock.core.tasks import Backoff, TaskSet
 from aiolock.core.wakeup import current_task
-from aiolock.errors import BackendError, LossReason, shorten
+from aiolock.errors import BackendError, LossReason, closed_error, copy_of, shorten
 from aiolock.metrics import Histogram, no_losses
 from aiolock.types import Family
 
@@ -147,6 +147,10 @@ class Runtime(OneProcess):
             weakref.WeakValueDictionary()
         )
         """The levels of the hold that a task may enter again, by task and name."""
+        self.connect: Callable[[], Coroutine[Any, Any, None]] | None = None
+        """Connects a lazy client before its first request; ``None`` once the server was reached."""
+        self._connecting: asyncio.Task[Exception | None] | None = None
+        """The latest attempt; its result is why it failed."""
         self.on_first_use: Callable[[], None] | None = None
         """Opens the client when it is used before; for tests with a server in memory."""
         self.stats: Stats = Stats()
@@ -203,6 +207,36 @@ class Runtime(OneProcess):
                 "this client belongs to another event loop or thread; each loop needs a client of its own "
                 "(from synchronous code, use aiolock.portal)"
             )
+        return None
+
+    async def reach(self, timeout: float | None = None) -> float | None:
+        """Connect a lazy client before its first request; return what is left of ``timeout`` seconds.
+
+        Tasks that come meanwhile wait for the same attempt. Cancelling it ends the waiting; the attempt ends by itself, within
+        the command timeout. Raises :class:`TimeoutError` at the end of a timeout other than 0, and what :meth:`Client.open`
+        raises.
+        """
+        if self.connect is None:
+            return timeout
+        begun = self.clock()
+        attempt = self._connecting
+        if attempt is None or attempt.done():
+            attempt = self._connecting = self.tasks.spawn(self._attempt(self.connect), "aiolock-open")
+        await asyncio.wait([attempt], timeout=timeout or None)
+        if not attempt.done():
+            raise TimeoutError
+        if attempt.cancelled() or self.state is not _OPEN:
+            raise closed_error()
+        if (error := attempt.result()) is not None:
+            raise copy_of(error) if isinstance(error, BackendError) else error
+        return timeout and max(0.001, timeout - (self.clock() - begun))
+
+    async def _attempt(self, connect: Callable[[], Coroutine[Any, Any, None]]) -> Exception | None:
+        try:
+            await connect()
+        except Exception as error:  # noqa: BLE001 - raised in the tasks that wait, whatever a backend raises
+            return error
+        self.connect = None
         return None
 
     @property

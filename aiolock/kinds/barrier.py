@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from aiolock.core.register_writer import LATE, Body, Late, RegisterWriter
-from aiolock.core.runtime import Generations
+from aiolock.core.runtime import Generations, Runtime
 from aiolock.errors import BackendRefused, BarrierBroken, ConfigError, WaitTimeout, shorten
 from aiolock.lock import Handle
 from aiolock.types import BARRIER
@@ -261,11 +261,15 @@ class Barrier(Handle):
         very moment in which they pass.
         """
         limit = check_timeout(timeout)
+        try:
+            left = await self._runtime().reach(limit)
+        except TimeoutError:
+            raise WaitTimeout("barrier", self._name, limit or 0.0, "the server did not answer") from None
         writer = self._writer()
         local = _LocalParties.of(writer, self._ttl)
         party = _Party(self, local, self._ttl, self._label, last=limit == 0)
         # The last party still waits for the other clients to confirm.
-        patience = limit if limit != 0 else self._generations.latest.command_timeout
+        patience = left if limit != 0 else self._generations.latest.command_timeout
         try:
             before = await writer.wait(party.condition, patience, party.arrival)
             if before is LATE:
@@ -284,10 +288,13 @@ class Barrier(Handle):
             raise WaitTimeout("barrier", self._name, limit or 0.0, party.missing())
         return int(before)
 
-    def _writer(self) -> RegisterWriter:
+    def _runtime(self) -> Runtime:
         runtime = self._generations.latest
         runtime.guard()
-        return runtime.writer(self._name, BARRIER.family, KEEP)
+        return runtime
+
+    def _writer(self) -> RegisterWriter:
+        return self._runtime().writer(self._name, BARRIER.family, KEEP)
 
 
 class _LocalParties:

@@ -74,6 +74,7 @@ class Election(Handle):
         """
         self._runtime.guard()
         backend = Administration.of(self._runtime.backend, "inspection")
+        await self._runtime.reach()
         info = await backend.inspect(self.name, ELECTION.family)
         return info.holders[0] if info.holders else None
 
@@ -100,6 +101,7 @@ class _Observer(AsyncIterator["Holder | None"]):
 
     async def __anext__(self) -> Holder | None:
         self._runtime.guard()
+        await self._runtime.reach()
         try:
             backend = RegisterStore.of(self._runtime.backend, ELECTION.family.value)
             register = backend.register(self._election.name, ELECTION.family)

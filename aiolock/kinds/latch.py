@@ -5,8 +5,8 @@ from __future__ import annotations
 import base64
 import hashlib
 
-from aiolock.core.register_writer import LATE, Body, RegisterWriter, Update
-from aiolock.core.runtime import Generations
+from aiolock.core.register_writer import LATE, Body, Condition, RegisterWriter, Update
+from aiolock.core.runtime import Generations, Runtime
 from aiolock.errors import ConfigError, WaitTimeout, shorten
 from aiolock.lock import Handle
 from aiolock.types import LATCH
@@ -130,18 +130,30 @@ class Latch(Handle):
             seen = left(body, self._name, self._count)
             return None if seen else True
 
-        if await self._writer().wait(opened, limit) is LATE:
+        if await self._late(opened, limit):
             missing = "the server did not answer" if seen is None else self._missing(seen)
             raise WaitTimeout("latch", self._name, limit or 0.0, missing)
+
+    async def _late(self, opened: Condition, limit: float | None) -> bool:
+        """Wait until ``opened``; return whether the time was over before."""
+        try:
+            rest = await self._runtime().reach(limit)
+        except TimeoutError:
+            return True
+        return await self._writer().wait(opened, rest) is LATE
 
     def _missing(self, rest: int) -> str:
         return f"{rest} of {self._count} are left to count down"
 
     async def _apply(self, update: Update) -> int:
+        await self._runtime().reach()
         result: int = await self._writer().apply(update)
         return result
 
-    def _writer(self) -> RegisterWriter:
+    def _runtime(self) -> Runtime:
         runtime = self._generations.latest
         runtime.guard()
-        return runtime.writer(self._name, LATCH.family, KEEP)
+        return runtime
+
+    def _writer(self) -> RegisterWriter:
+        return self._runtime().writer(self._name, LATCH.family, KEEP)

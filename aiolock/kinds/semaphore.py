@@ -86,7 +86,9 @@ class Semaphore(Lock):
         """
         self._guard()
         backend = Administration.of(self._runtime.backend, "semaphore")
-        await backend.set_limit(self.name, check_count("limit", limit))
+        checked = check_count("limit", limit)
+        await self._runtime.reach()
+        await backend.set_limit(self.name, checked)
 
     def _ask(self, timeout: float | None, count: int = 1) -> Coroutine[Any, Any, Hold | None]:
         if self._runtime.state is not State.OPEN:

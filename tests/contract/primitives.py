@@ -83,6 +83,12 @@ async def _(stage):
     yield lambda: stage.client.lock(stage.name).acquire(timeout=PATIENCE)
 
 
+@primitive("acquire, by a lazy client", "brief")
+async def _(stage):
+    async with stage.deployment.connect(lazy=True, ttl=100) as lazy:
+        yield lazy.lock(stage.name).acquire
+
+
 @primitive("acquire, held elsewhere")
 async def _(stage):
     holder = await stage.rival.lock(stage.name).acquire()

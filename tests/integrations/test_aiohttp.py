@@ -239,3 +239,24 @@ def test_what_cannot_work_is_said_when_the_application_is_built():
         cleanup_ctx("nowhere://")
     with pytest.raises(aiolock.ConfigError, match="options go with a URL"):
         cleanup_ctx(aiolock.connect("memory://"), ttl=3)
+
+
+async def test_a_lazy_client_starts_without_its_server(http):
+    @locked("order", timeout=0)
+    async def pay(request: web.Request, lease: aiolock.Lease) -> web.Response:
+        raise AssertionError("not reached")
+
+    with web_servers.closed_port() as port:
+        app = web.Application()
+        app.cleanup_ctx.append(cleanup_ctx(f"redis://127.0.0.1:{port}/0", lazy=True, command_timeout=0.5))
+        app.router.add_get("/pay", pay)
+        async with web_servers.aiohttp(app) as address, http.get(f"{address}/pay") as response:
+            assert response.status == 503
+            assert response.headers["Retry-After"] == "1"
+        waits = web.Application()
+        waits.cleanup_ctx.append(
+            cleanup_ctx(f"redis://127.0.0.1:{port}/0", wait_for_server=0.3, command_timeout=0.2)
+        )
+        with pytest.raises(aiolock.BackendUnavailable):
+            async with web_servers.aiohttp(waits):
+                pass

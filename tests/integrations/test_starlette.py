@@ -14,7 +14,7 @@ from starlette.routing import Mount, Route
 
 import aiolock
 from aiolock.starlette import client_of, exception_handlers, lifespan, locked
-from tests.integrations.web_servers import asgi
+from tests.integrations.web_servers import asgi, closed_port
 
 
 @pytest.fixture
@@ -96,3 +96,23 @@ def test_an_endpoint_in_a_thread_is_refused():
 
         @locked("report")
         def work(request: Request, lease: aiolock.Lease) -> None: ...
+
+
+async def test_a_lazy_client_starts_without_its_server(http):
+    @locked("order", timeout=0)
+    async def pay(request: Request, lease: aiolock.Lease) -> PlainTextResponse:
+        raise AssertionError("not reached")
+
+    with closed_port() as port:
+        source = lifespan(f"redis://127.0.0.1:{port}/0", lazy=True, command_timeout=0.5)
+        async with (
+            asgi(Starlette(routes=[Route("/pay", pay)], lifespan=source)) as address,
+            http.get(f"{address}/pay") as response,
+        ):
+            assert response.status == 503
+            assert response.headers["Retry-After"] == "1"
+        with pytest.raises(aiolock.BackendUnavailable):
+            async with lifespan(f"redis://127.0.0.1:{port}/0", wait_for_server=0.3, command_timeout=0.2)(
+                Starlette()
+            ):
+                pass

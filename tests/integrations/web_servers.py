@@ -13,7 +13,7 @@ from aiohttp import web
 
 from tests.faults.staging import PATIENCE, until
 
-__all__ = ["PATIENCE", "aiohttp", "asgi", "hang_up", "until"]
+__all__ = ["PATIENCE", "aiohttp", "asgi", "closed_port", "hang_up", "until"]
 
 
 class _Quiet(uvicorn.Server):
@@ -22,6 +22,14 @@ class _Quiet(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+@contextlib.contextmanager
+def closed_port() -> Iterator[int]:
+    """A port of this machine on which connections are refused: it is taken, and does not listen."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield taken.getsockname()[1]
 
 
 @contextlib.asynccontextmanager

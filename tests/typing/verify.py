@@ -1,7 +1,7 @@
 """What a user's type checker sees: is everything that can be reached from the public names fully typed?
 
 ``pyright --verifytypes`` looks at the whole package; this asks the same of the modules whose names are public, and of
-everything in their signatures. Then ``decorators.py`` and ``threads.py`` are checked as programs of a user, by mypy and by pyright. Run as
+everything in their signatures. Then the programs beside this one are checked as programs of a user, by mypy and by pyright. Run as
 ``python tests/typing/verify.py`` with both of them on the PATH.
 """
 
@@ -32,7 +32,7 @@ PUBLIC = (
 )
 
 
-PROGRAMS = [Path(__file__).with_name(name) for name in ("decorators.py", "threads.py")]
+PROGRAMS = [Path(__file__).with_name(name) for name in ("clients.py", "decorators.py", "threads.py")]
 CHECKERS = (
     ("mypy", "--strict", "--warn-unused-ignores"),
     ("pyright", "--warnings"),

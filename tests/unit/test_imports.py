@@ -84,7 +84,9 @@ DRIVERS = {
 """Third-party packages, by the folder of backends that may import them."""
 
 EXTRAS = {
-    "portal": {"anyio"},
+    # redis-py for type checkers alone: connect() takes a client of it.
+    "client": {"redis"},
+    "portal": {"anyio", "redis"},
     "_threads": {"anyio"},
     "cli.run.signals": {"anyio"},
     "aiohttp": {"aiohttp"},
@@ -132,7 +134,7 @@ def folder(module: str) -> str:
 
 def test_the_reader_of_imports_sees_them():
     assert "lease" in split(MODULES["lock"])[0]
-    assert split(MODULES["portal"])[1] == {"anyio"}
+    assert split(MODULES["portal"])[1] == {"anyio", "redis"}
     assert {"", "client", "backends.rows.rules"} <= set(MODULES)
 
 

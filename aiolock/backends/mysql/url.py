@@ -31,7 +31,7 @@ def _socket(name: str, value: object) -> str:
 _FORM = Form(
     "MySQL",
     "mysql://user:password@host:3306/database",
-    ("mysql", "mariadb"),
+    ("mysql", "mariadb", "mysql+aiomysql"),
     3306,
     {
         "mode": one_of("lease", "session", "row"),

@@ -44,7 +44,7 @@ from aiolock.core.backend import (
 )
 from aiolock.core.capabilities import Administration, Diagnosis, RegisterStore
 from aiolock.core.logs import Log, get_logger
-from aiolock.errors import BackendUnavailable, UnsafeBackend
+from aiolock.errors import BackendUnavailable, ConfigError, UnsafeBackend
 from aiolock.types import MUTEX, Family, Finding, LockInfo
 from aiolock.validation import escape
 
@@ -260,6 +260,10 @@ class RedisBackend(BaseBackend):
 
     def __init__(self, url: str | None = None, *, client: Any = None, **options: Any) -> None:
         if client is not None:
+            if given := [*(["an address"] if url is not None else []), *options]:
+                raise ConfigError(
+                    f"{', '.join(given)}: the client brings its address and options with it; give nothing beside it"
+                )
             endpoint = Endpoint.of(client)
         elif isinstance(url, str) and url.partition("://")[0].lower() in SENTINELS:
             endpoint = Sentinels(url, **options)

@@ -24,6 +24,7 @@ from aiolock.backends.diagnosis import ok, warning
 from aiolock.backends.redis.pubsub import Subscriber
 from aiolock.backends.redis.url import (
     BESIDE,
+    IGNORED,
     IN_URL,
     Endpoint,
     Verify,
@@ -67,6 +68,7 @@ _FORM = Form(
     {**IN_URL, "sentinel_username": text, "sentinel_password": text},
     BESIDE,
     several=True,
+    ignored=IGNORED,
     reserved="/",
 )
 

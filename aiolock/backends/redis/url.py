@@ -39,7 +39,17 @@ from aiolock.backends.urls import (
 from aiolock.core.tasks import start
 from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, ConfigError, UnsafeBackend
 
-__all__ = ["BESIDE", "IN_URL", "Endpoint", "Verify", "answers", "credentials", "survey", "why_none"]
+__all__ = [
+    "BESIDE",
+    "IGNORED",
+    "IN_URL",
+    "Endpoint",
+    "Verify",
+    "answers",
+    "credentials",
+    "survey",
+    "why_none",
+]
 
 Verify = Callable[[AbstractConnection], Awaitable[None]]
 """Use a connection before it is handed over, for example to check the server; may raise :class:`UnsafeBackend`."""
@@ -106,6 +116,28 @@ IN_URL: Final[Mapping[str, Reader]] = {
 }
 """Options that may stand in the query of an address."""
 BESIDE: Final[Mapping[str, Reader]] = {"credential_provider": _provider}
+IGNORED: Final = frozenset(
+    {
+        "auto_close_connection_pool",
+        "decode_responses",
+        "encoding",
+        "encoding_errors",
+        "health_check_interval",
+        "lib_name",
+        "lib_version",
+        "max_connections",
+        "protocol",
+        "retry_on_error",
+        "retry_on_timeout",
+        "single_connection_client",
+        "socket_connect_timeout",
+        "socket_keepalive",
+        "socket_read_size",
+        "socket_timeout",
+        "timeout",
+    }
+)
+"""Parameters that redis-py takes from a URL and that change nothing here: this library has its own timeouts and codec."""
 _FORM = Form(
     "Redis",
     "redis://user:password@host:6379/0",
@@ -113,6 +145,7 @@ _FORM = Form(
     6379,
     IN_URL,
     BESIDE,
+    ignored=IGNORED,
 )
 
 E = TypeVar("E", bound="Endpoint")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import logging
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,8 @@ import redis.asyncio
 from redis.asyncio.sentinel import Sentinel
 from redis.credentials import UsernamePasswordCredentialProvider
 
+import aiolock
+from aiolock.backends.redis import RedisBackend
 from aiolock.backends.redis.connection import Connection
 from aiolock.backends.redis.url import Endpoint
 from aiolock.clock import system_clock
@@ -160,7 +163,59 @@ async def test_a_client_of_another_kind_is_refused(client, hint):
         Endpoint.of(client())
 
 
+@pytest.mark.parametrize("beside", [{"password": "x"}, {"client_name": "x"}, {"lacks": 1}])
+async def test_nothing_is_given_beside_a_client(beside):
+    with pytest.raises(ConfigError, match=rf"{next(iter(beside))}: the client brings"):
+        aiolock.connect(redis.asyncio.Redis(), **beside)
+
+
+def test_a_client_is_one_server_and_of_asyncio():
+    with pytest.raises(ConfigError, match=r"hand over a redis\.asyncio\.Redis"):
+        aiolock.connect(redis.Redis())
+    with pytest.raises(ConfigError, match="an address: the client brings"):
+        RedisBackend("redis://h", client=redis.asyncio.Redis())
+    with pytest.raises(ConfigError, match="must be a str"):
+        aiolock.connect(object())
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["redis://h/0", "redis+sentinel://h1,h2/service/0", "redis+cluster://h1,h2", "unix:///run/redis.sock"],
+)
+def test_parameters_of_redis_py_that_change_nothing_are_ignored(address, caplog):
+    caplog.set_level(logging.DEBUG, "aiolock")
+    query = "decode_responses=True&health_check_interval=30&socket_timeout=5&max_connections=10&protocol=3"
+    aiolock.connect(f"{address}?{query}")
+    ignored = [each.getMessage() for each in caplog.records if each.getMessage().endswith("is ignored")]
+    assert [each.partition(" ")[0] for each in ignored] == [
+        each.partition("=")[0] for each in query.split("&")
+    ]
+    with pytest.raises(ConfigError, match="decode_responses"):
+        aiolock.connect(address, decode_responses=True)
+
+
+@pytest.mark.parametrize("name", ["ssl_min_version", "ssl_ca_path", "decode_response"])
+def test_parameters_that_would_mean_something_are_not(name):
+    with pytest.raises(ConfigError, match=f"'{name}' is no parameter"):
+        aiolock.connect(f"rediss://h/0?{name}=x")
+
+
 # --- let in
+
+
+async def test_locks_by_the_client_of_an_application(server):
+    own = redis.asyncio.Redis.from_url(
+        server.url.replace("redis://", f"redis://app:{QUOTED}@"), socket_timeout=3
+    )
+    try:
+        client = aiolock.connect(own, ttl=5)
+        for _ in range(2):
+            async with client, client.lock("x") as lease:
+                assert lease.held
+                assert await own.exists("aiolock:1:lock:{x}")
+        assert await own.ping()
+    finally:
+        await own.aclose()
 
 
 async def test_user_password_database_and_name_reach_the_server(server):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection
 
-from aiolock.backends.redis.url import BESIDE, IN_URL, Endpoint, credentials
+from aiolock.backends.redis.url import BESIDE, IGNORED, IN_URL, Endpoint, credentials
 from aiolock.backends.urls import Form, Host
 from aiolock.backends.urls import parse as parse_address
 from aiolock.errors import ConfigError
@@ -130,6 +130,7 @@ _FORM = Form(
     IN_URL,
     BESIDE,
     several=True,
+    ignored=IGNORED,
     reserved="/",
 )
 
