@@ -785,13 +785,15 @@ class MariaDB(Deployment):
 
     async def refuse(self) -> None:
         async with self.connect(label="administrator") as client:
-            await client._runtime.backend._context.ask("DROP TABLE aiolock, aiolock_bids, aiolock_documents")
+            await client._runtime.backend._context.ask(
+                "DROP TABLE aiolock, aiolock_requests, aiolock_registers"
+            )
 
     async def _forget(self, claim: Any) -> None:
         async with self.connect(label="administrator") as client:
             backend = client._runtime.backend
             if claim.request.kind.family in (Family.RW, Family.SEMAPHORE):
-                packet = f"DELETE FROM aiolock_bids WHERE owner = '{claim.owner}'"
+                packet = f"DELETE FROM aiolock_requests WHERE owner = '{claim.owner}'"
             else:
                 packet = f"DELETE FROM aiolock WHERE id = '{claim.key}' AND owner = '{claim.owner}'"
             [answer] = await backend._context.ask(packet)

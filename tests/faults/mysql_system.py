@@ -131,7 +131,7 @@ class MariaDBSystem:
             found += [
                 f"hygiene: {mode} of {label}, in state {state}, is left"
                 for mode, label, state in self.ask(
-                    "SELECT mode, label, state FROM aiolock_bids WHERE expires_at > UTC_TIMESTAMP(6)"
+                    "SELECT mode, label, state FROM aiolock_requests WHERE expires_at > UTC_TIMESTAMP(6)"
                 )
             ]
         for _ in range(100):

@@ -151,7 +151,7 @@ class MySQLBackend(Administration, RegisterStore, TransactionLocks, Confirmation
             "setup",
             presence=quote(presence(self._context.client)),
             wait_timeout=silence,
-            patience=max(1, math.ceil(settings.command_timeout)),
+            lock_wait_timeout=max(1, math.ceil(settings.command_timeout)),
         )
 
         def lost(session: MySQLSession) -> None:

@@ -163,7 +163,7 @@ class LeaseClaim(QueuedClaim):
         statements, turnstile = self._context.statements, quote(self.turnstile)
         return Blocking(
             self.turnstile,
-            statements("line_up", turnstile=turnstile, who=self.request.label.encode().hex()),
+            statements("wait_for_turnstile", turnstile=turnstile, who=self.request.label.encode().hex()),
             statements("put_back", turnstile=turnstile),
         )
 
@@ -202,7 +202,7 @@ class LeaseClaim(QueuedClaim):
     async def _look(self) -> tuple[float, int]:
         """Return for how many seconds the row is held (below zero: free since), and which session has the turnstile."""
         context = self._context
-        packet = context.statements("look", id=quote(self.key), turnstile=quote(self.turnstile))
+        packet = context.statements("poll", id=quote(self.key), turnstile=quote(self.turnstile))
         remaining, user = (await context.ask(packet))[0].rows[0]
         return int(remaining) / 1_000_000, int(user)
 

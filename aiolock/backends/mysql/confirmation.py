@@ -42,7 +42,7 @@ async def confirm(
         )
     late = asyncio.get_running_loop().time() + context.timeout
     caller = MySQLConnection(context, callers, connection)
-    [[where]] = await context.within(ask_place(context, callers, "place"))
+    [[where]] = await context.within(ask_place(context, callers, "server_address"))
     try:
         return await caller.run(_confirm(context, caller, claim, Place(*map(str, where))), late)
     except TimeoutError as error:
@@ -53,7 +53,7 @@ async def _confirm(
     context: Context, caller: MySQLConnection, claim: LeaseClaim | SharedClaim, there: Place
 ) -> bool:
     """Check the connection, and lock the row; run by a task of the client."""
-    name = "confirm_hold" if isinstance(claim, LeaseClaim) else "confirm_bid"
+    name = "confirm_hold" if isinstance(claim, LeaseClaim) else "confirm_request"
     statement = context.statements(name, id=quote(claim.key), owner=quote(claim.owner))
     try:
         async with caller.connection.cursor(Cursor) as cursor:

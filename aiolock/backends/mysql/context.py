@@ -27,7 +27,7 @@ T = TypeVar("T")
 # --- statements
 
 
-QUERIES = read_statements("mysql", "queries.sql", "sharing.sql", "documents.sql")
+QUERIES = read_statements("mysql", "queries.sql", "sharing.sql", "registers.sql")
 SCHEMA = read_schema("mysql")
 FORMAT = int(re.findall(r"data format (\d+)", SCHEMA)[0])
 """The version of the data format: the columns, their meaning, and the names of user locks. The comments of the tables contain it."""
@@ -66,10 +66,10 @@ class Statements:
         self._tables = {
             "{database}": f"`{named}`",
             "{whole}": f"`{named}`.`{table}`",
-            "{whole_bids}": f"`{named}`.`{table}_bids`",
+            "{whole_requests}": f"`{named}`.`{table}_requests`",
             "{table}": f"`{table}`",
-            "{bids}": f"`{table}_bids`",
-            "{documents}": f"`{table}_documents`",
+            "{requests}": f"`{table}_requests`",
+            "{registers}": f"`{table}_registers`",
             "{namespace}": quote(namespace),
         }
         # The tables are filled in once, not at every call.

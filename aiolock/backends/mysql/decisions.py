@@ -29,7 +29,7 @@ __all__ = ["Action", "DecisionQueue", "Outcome", "PendingDecision", "Transaction
 class Transaction(NamedTuple):
     """One decision, as it is sent."""
 
-    wants: Sequence[str]
+    before: Sequence[str]
     """Statements between the start and the serving of the next waiters."""
     after: Sequence[str]
     """Statements between that and the end."""
@@ -158,18 +158,21 @@ def together(requests: deque[PendingDecision], most: int = MOST) -> list[Pending
 
 def _transaction(context: Context, taken: Sequence[PendingDecision]) -> Transaction:
     """Return the transaction for these requests."""
-    bids = [request for request in taken if request.action is not Action.LEAVE]
+    entering = [request for request in taken if request.action is not Action.LEAVE]
     leaving = ", ".join(quote(request.owner) for request in taken if request.action is Action.LEAVE)
     trying = ", ".join(quote(request.owner) for request in taken if request.action is Action.TRY)
-    wanted = (context.statements("wanted", place=place, **bid.row) for place, bid in enumerate(bids, 1))
-    words = (bids or taken)[0].lock | {
-        "wanted": " UNION ALL ".join(wanted),
+    rows = (
+        context.statements("request_row", ordinal=ordinal, **request.row)
+        for ordinal, request in enumerate(entering, 1)
+    )
+    words = (entering or taken)[0].lock | {
+        "rows": " UNION ALL ".join(rows),
         "leaving": leaving,
         "trying": trying,
     }
     # Requests to leave come after the others: a claim may have changed its mind.
-    wants = [*(("settle", "bid") if bids else ()), *(("depart",) if leaving else ())]
-    return Transaction(wants, ["withdraw"] if trying else [], words, [bid.owner for bid in bids])
+    before = [*(("settle", "enqueue") if entering else ()), *(("depart",) if leaving else ())]
+    return Transaction(before, ["withdraw"] if trying else [], words, [request.owner for request in entering])
 
 
 class DecisionQueue:

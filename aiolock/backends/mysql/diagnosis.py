@@ -315,8 +315,9 @@ def _tls(cipher: str, *, local: bool) -> Finding:
 async def _tables(driver: Driver, statements: Statements, address: str) -> Finding:
     text = "the tables for locks cannot be used"
     try:
-        await driver.execute(statements("schema_there"))
+        # Tables of another format may have other names: so they are examined first.
         await examine(driver.execute, statements, address)
+        await driver.execute(statements("schema_there"))
     except UnsafeBackend as error:
         refusal = f"{text}, and clients refuse to open here ({error})"
         return failure("tables", refusal, "do what the message says")

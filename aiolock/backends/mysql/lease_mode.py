@@ -62,7 +62,7 @@ class LeaseMode:
         key, turnstile = lock_names(context, name, family)
         await left(context, turnstile)
         row = context.statements("inspect", id=quote(key))
-        prefix = context.statements("line_up", turnstile=quote(turnstile), who="%")
+        prefix = context.statements("wait_for_turnstile", turnstile=quote(turnstile), who="%")
         listing = context.statements("waiters", processlist=context.site.processlist, pattern=hexed(prefix))
         holders, others = await context.execute(f"{row}; {listing}")
         waiting = await in_queue(context, others.rows)
@@ -84,7 +84,10 @@ class LeaseMode:
 
     async def request_release(self, name: str, family: Family, reason: str) -> bool:
         """Write the reason to the row, which the renewals of its holder read."""
-        statement, key = "request_bids" if family.shareable else "request", self._context.key(name, family)
+        statement, key = (
+            "request_release_shared" if family.shareable else "request_release",
+            self._context.key(name, family),
+        )
         packet = self._context.statements(statement, id=quote(key), reason=hexed(reason))
         answers = await self._context.execute(packet)
         return bool(int(answers[-1].rows[0][0]))

@@ -228,7 +228,7 @@ class Listener:
             self._wake_self()
 
     def watch(self, watch: Watch) -> None:
-        """Wake this watch when its document has another stamp than it knows."""
+        """Wake this watch when its register has another version than it knows."""
         self._watches[watch.owner] = watch
         self._run(LONGEST)
 
@@ -321,7 +321,7 @@ class Listener:
         context = self._context
         await self._prolong(session)
         client = quote(self._context.client)
-        [granted] = await session.run(context.statements("hear_grants", client=client))
+        [granted] = await session.run(context.statements("granted", client=client))
         taken = await self._take(session, {str(owner) for owner, *_ in granted.rows})
         for owner, key, family, name in granted.rows:
             if owner not in taken:
@@ -331,7 +331,7 @@ class Listener:
         now = context.clock()
         if searches or now - self._searched >= self._look:
             self._searched = now
-            [over] = await session.run(context.statements("hear_ends", client=client))
+            [over] = await session.run(context.statements("ended", client=client))
             for lock in over.rows:
                 words = tuple(map(str, lock))
                 await self._decide(words[0], self._advance(*words))
@@ -359,9 +359,9 @@ class Listener:
             return []
         context = self._context
         watched = ", ".join({quote(watch.key) for watch in self._watches.values()})
-        packet = context.statements("hear_documents", watched=watched)
-        [documents] = await session.run(packet)
-        versions = {str(key): str(version) for key, version in documents.rows}
+        packet = context.statements("register_versions", watched=watched)
+        [registers] = await session.run(packet)
+        versions = {str(key): str(version) for key, version in registers.rows}
         return [one for one in self._watches.values() if versions.get(one.key, "") != one.version]
 
     async def _take(self, session: MySQLSession, granted: set[str]) -> set[str]:
@@ -374,11 +374,11 @@ class Listener:
             for start in range(0, len(mine), BATCH):
                 batch = mine[start : start + BATCH]
                 words = ", ".join(map(quote, batch))
-                packet = context.statements("confirm_bids", owners=words, count=len(batch))
+                packet = context.statements("confirm_grants", owners=words, count=len(batch))
                 await insist(session, packet)
                 asked = clock()
-                [bids] = await insist(session, context.statements("bids", owners=words))
-                stand = {str(owner): tuple(map(int, row)) for owner, *row in bids.rows}
+                [answer] = await insist(session, context.statements("requests", owners=words))
+                stand = {str(owner): tuple(map(int, row)) for owner, *row in answer.rows}
                 for owner in batch:
                     state, token, left = stand.get(owner, (None, 0, 0))
                     if (claim := self._claims.get(owner)) is None:
@@ -412,10 +412,10 @@ class Listener:
         for start in range(0, len(owners), BATCH):
             batch = owners[start : start + BATCH]
             words = ", ".join(map(quote, batch))
-            packet = context.statements("stay", owners=words, count=len(batch))
+            packet = context.statements("prolong", owners=words, count=len(batch))
             await insist(session, packet)
-            [bids] = await insist(session, context.statements("bids", owners=words))
-            found = {str(owner): int(left) for owner, state, _, left in bids.rows if int(state) in WAITING}
+            [answer] = await insist(session, context.statements("requests", owners=words))
+            found = {str(owner): int(left) for owner, state, _, left in answer.rows if int(state) in WAITING}
             for owner, left in found.items():
                 claim = self._claims.get(owner)
                 if claim is not None and left < FRESH * max(SHORTEST_LIFE, claim.request.ttl) * 1_000_000:

@@ -25,13 +25,13 @@ class MySQLRegister(Register):
         self._listener = listener
         self._name = name
         self._family = family
-        self._watch = Watch(name, context.key(f"{name}\0document", family), secrets.token_hex(16))
+        self._watch = Watch(name, context.key(f"{name}\0register", family), secrets.token_hex(16))
         self._watched = False
 
     async def read(self) -> Entry:
         """Return the row as it is now."""
         context = self._context
-        packet = context.statements("read_document", id=quote(self._watch.key))
+        packet = context.statements("read_register", id=quote(self._watch.key))
         if context.site.galera:
             # The commits of other nodes must have arrived first.
             packet = f"SET SESSION wsrep_sync_wait=1; {packet}; SET SESSION wsrep_sync_wait=0"
@@ -47,7 +47,7 @@ class MySQLRegister(Register):
     async def _write(self, value: bytes, stamp: str, keep: float) -> str | None:
         context, key = self._context, quote(self._watch.key)
         packet = context.statements(
-            "write_document" if stamp else "make_document",
+            "update_register" if stamp else "create_register",
             id=key,
             family=quote(self._family.value),
             name=hexed(self._name),
@@ -55,7 +55,7 @@ class MySQLRegister(Register):
             version=int(stamp or 0),
             keep=round(keep * 1_000_000),
         )
-        packet = f"{packet}; {context.statements('told_document', id=key)}"
+        packet = f"{packet}; {context.statements('register_written', id=key)}"
         # Not twice if the answer is lost: the second would say that another client was faster.
         (written, version, watchers), _ = await context.change(packet, repeat=False)
         if not written.changed:

@@ -39,6 +39,8 @@ KEY = re.compile(r"^  KEY (\w+) \((\w+)\),?$", re.MULTILINE)
 TYPE = re.compile(r"(\w+)(?:\((\d+)\))?( unsigned)?", re.IGNORECASE)
 COLLATION = re.compile(r"COLLATE (\w+)")
 COMMENT = re.compile(r"aiolock data format (\d+)")
+EARLIER = ("bids", "documents")
+"""The ends of the names that tables had in formats 1 and 2."""
 
 WIDER = {
     kind: names[place:]
@@ -91,7 +93,7 @@ async def check_tables(context: Context, session: MySQLSession) -> None:
     packet = context.statements("comments", named=_named(context.statements))
     [found] = await context.execute(packet, session)
     comments = {str(table): str(comment) for table, comment in found.rows}
-    _check_comments(_ours(comments, context.statements), context.statements, context.address)
+    _check_comments(comments, context.statements, context.address)
 
 
 async def examine(
@@ -113,30 +115,39 @@ async def examine(
     for table, index, column in indexes.rows:
         if (one := described.get(str(table))) is not None:
             one.indexes.setdefault(str(index).lower(), []).append(str(column).lower())
-    found = _ours(described, statements)
-    _check_comments({table: one.comment for table, one in found.items()}, statements, address)
-    if changes := _repairs(statements.schema, found):
+    _check_comments({table: one.comment for table, one in described.items()}, statements, address)
+    if changes := _repairs(statements.schema, _chosen(described, _tables(statements))):
         raise UnsafeBackend(
             f"{address}: the tables for locks are not as they must be, and two clients could hold one lock, or none could get it; while "
             f"no program uses them, have an administrator run:\n{changes}"
         )
 
 
+def _tables(statements: Statements) -> list[str]:
+    """Return the names of the tables of this format."""
+    return [name for name, _ in TABLE.findall(statements.schema)]
+
+
+def _earlier(statements: Statements) -> list[str]:
+    """Return the names that only tables of earlier formats have."""
+    return [f"{statements.table}_{end}" for end in EARLIER]
+
+
 def _named(statements: Statements) -> str:
-    return ", ".join(quote(name) for name, _ in TABLE.findall(statements.schema))
+    return ", ".join(map(quote, _tables(statements) + _earlier(statements)))
 
 
-def _ours(found: Mapping[str, T], statements: Statements) -> dict[str, T]:
-    """Return our tables by our names, given tables by the names that the server gives them.
+def _chosen(found: Mapping[str, T], tables: Sequence[str]) -> dict[str, T]:
+    """Return those of ``tables`` that were found, by these names, given tables by the names that the server gives them.
 
     The server's lists are blind to the case of names, and there may be others that differ in that.
     """
-    ours: dict[str, T] = {}
-    for table, _ in TABLE.findall(statements.schema):
+    chosen: dict[str, T] = {}
+    for table in tables:
         same = [name for name in found if name.lower() == table.lower()]
         if same:
-            ours[table] = found[table if table in same else same[0]]
-    return ours
+            chosen[table] = found[table if table in same else same[0]]
+    return chosen
 
 
 def _repairs(schema: str, found: Mapping[str, Found]) -> str:
@@ -190,7 +201,7 @@ async def purge(context: Context, idle: int) -> int:
     statements = context.statements
     words = {"idle": idle, "long_ago": statements("long_ago", idle=idle, block=BLOCK), "count": PAGE}
     gone = 0
-    for look, delete in (("aged", "purge"), ("aged_documents", "purge_documents")):
+    for look, delete in (("aged", "purge"), ("aged_registers", "purge_registers")):
         after = ""
         while True:
             [rows] = await context.ask(statements(look, after=quote(after), **words))
@@ -207,16 +218,21 @@ async def purge(context: Context, idle: int) -> int:
 
 
 def _check_comments(comments: Mapping[str, str], statements: Statements, address: str) -> None:
-    """Raise :class:`UnsafeBackend` if tables are those of another version, given their comments; no comment is version 1."""
-    for table, comment in comments.items():
+    """Raise :class:`UnsafeBackend` if tables are those of another version, given their comments; no comment is version 1.
+
+    Tables that only earlier versions have are named among those to drop, and do no harm if they stay.
+    """
+    ours = _chosen(comments, _tables(statements))
+    for table, comment in ours.items():
         version = COMMENT.search(comment)
         found = int(version[1]) if version else 1
         if found != statements.format:
+            dropped = ", ".join(f"`{one}`" for one in (*ours, *_chosen(comments, _earlier(statements))))
             raise UnsafeBackend(
                 f"{address}: the table {table} has data format {found}, and this client has format {statements.format}: locks "
                 "of the two would not exclude each other. Give this client tables of its own, by table=; or, when no "
                 "program uses these any more, have an administrator drop them and make them anew:\n"
-                f"DROP TABLE {', '.join(f'`{one}`' for one in comments)};\n{statements.schema}"
+                f"DROP TABLE {dropped};\n{statements.schema}"
             )
 
 
@@ -228,12 +244,12 @@ async def announce(context: Context, session: MySQLSession) -> None:
     """
     statements, version, namespace = context.statements, context.statements.format, context.settings.namespace
     deadline = Deadline.after(context.timeout, context.clock)
-    place = f"aiolock:f:{digest(chr(0).join((*context.site.scope, namespace)))}"
-    look = statements("slots_in_use", place=place, version=version)
+    prefix = f"aiolock:f:{digest(chr(0).join((*context.site.scope, namespace)))}"
+    look = statements("slots_in_use", prefix=prefix, version=version)
 
     def take(free: Sequence[int]) -> str:
         takes = (
-            statements("take_slot", slot=quote(f"{place}:{slot}"), mark=quote(f"{place}:{slot}:{version}"))
+            statements("take_slot", slot=quote(f"{prefix}:{slot}"), mark=quote(f"{prefix}:{slot}:{version}"))
             for slot in context.random.sample(free, min(TRIES, len(free)))
         )
         return f"SELECT COALESCE({', '.join(takes)}, 0); {look}"
@@ -263,7 +279,7 @@ async def announce(context: Context, session: MySQLSession) -> None:
         await context.pause(UNDONE)
     slot, user = strangers.pop()
     others = [other for other in range(1, NEWEST + 1) if other != version]
-    marks = ", ".join(f"IS_USED_LOCK({quote(f'{place}:{slot}:{other}')})" for other in others)
+    marks = ", ".join(f"IS_USED_LOCK({quote(f'{prefix}:{slot}:{other}')})" for other in others)
     [answer] = await context.execute(f"SELECT {marks}", session)
     known = [
         other for other, marked in zip(others, answer.rows[0], strict=True) if marked and int(marked) == user

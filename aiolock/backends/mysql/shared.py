@@ -81,7 +81,7 @@ class Sharing:
         }
         packet = "; ".join(
             self.context.statements(step, **words)
-            for step in ("step", *what.wants, "serve", *what.after, "outcome")
+            for step in ("step", *what.before, "serve", *what.after, "outcome")
         )
         try:
             answers, sent, again = await self.context.within(
@@ -154,7 +154,7 @@ class Sharing:
                 await self.context.pause(pause)
         statements = self.context.statements
         apart: dict[Claim, str] = {
-            claim: statements("renew_bid", owner=quote(claim.owner))
+            claim: statements("renew_hold", owner=quote(claim.owner))
             for claim in claims
             if claim not in answers
         }
@@ -165,7 +165,7 @@ class Sharing:
     async def _verify(self, claims: Sequence[ListeningClaim]) -> list[Renewal]:
         """Find out whether holds are there, without prolonging them."""
         packet = self.context.statements(
-            "verify_bids", owners=", ".join(quote(claim.owner) for claim in claims)
+            "verify_holds", owners=", ".join(quote(claim.owner) for claim in claims)
         )
         rows, requests = await self.context.ask(packet, urgent=True)
         states = {str(owner): int(state) for owner, state, _ in rows.rows}
@@ -188,7 +188,7 @@ class Sharing:
                 claim: Grant(0, 0, certain_until(sent, claim.request.ttl), demand=True) for claim in batch
             }
         sent = clock()
-        [rows] = await self.context.ask(self.context.statements("renewed_bids", **words), urgent=True)
+        [rows] = await self.context.ask(self.context.statements("renewed_holds", **words), urgent=True)
         stand = {str(owner): (int(state), int(left)) for owner, state, left in rows.rows}
         found: dict[ListeningClaim, Renewal | None] = {}
         for claim in batch:
@@ -197,7 +197,7 @@ class Sharing:
         return found
 
     async def _ask_to_renew(self, batch: Sequence[ListeningClaim], words: dict[str, Any]) -> int:
-        packet = self.context.statements("renew_bids", **words)
+        packet = self.context.statements("renew_holds", **words)
         renewed, requests = await self.context.ask(packet, urgent=True)
         tell_requests(self.context, batch, requests.rows)
         return renewed.changed
@@ -217,9 +217,9 @@ class Sharing:
         """Return the holders and waiters by the rows of its requests."""
         key = self.context.key(name, family)
         await self.left(key)
-        packet = self.context.statements("inspect_bids", id=quote(key))
-        bids, lock = await self.context.execute(packet)
-        rows = [(int(state), *rest) for state, *rest in bids.rows]
+        packet = self.context.statements("inspect_shared", id=quote(key))
+        requests, lock = await self.context.execute(packet)
+        rows = [(int(state), *rest) for state, *rest in requests.rows]
         holders = sorted((_holder(*rest) for state, *rest in rows if state), key=lambda one: one.token)
         waiters = [_waiting(*rest) for state, *rest in rows if not state]
         limit = _limit(lock.rows, used=bool(rows)) if family is Family.SEMAPHORE else None
@@ -241,7 +241,7 @@ class Sharing:
             if client == self.context.client:
                 self.context.events.put(Event(EventKind.DOUBT))
             else:
-                packet = self.context.statements("shake", client=quote(presence(str(client))))
+                packet = self.context.statements("end_session", client=quote(presence(str(client))))
                 session.send(packet)
         return True
 
@@ -254,10 +254,10 @@ class Sharing:
 
 def _inside(what: Transaction, answers: Sequence[Result]) -> frozenset[str]:
     """Return the owners that left and had a hold until then."""
-    if "depart" not in what.wants:
+    if "depart" not in what.before:
         return frozenset()
-    # After the three statements of `step`, and one for each want before it.
-    rows = answers[3 + list(what.wants).index("depart")].rows
+    # After the three statements of `step`, and one for each statement before it.
+    rows = answers[3 + list(what.before).index("depart")].rows
     return frozenset(str(owner) for (owner,) in rows)
 
 

@@ -78,7 +78,7 @@ class SharedClaim(ListeningClaim, Downgrade):
             "block": self.block,
             "label": hexed(request.label),
             "ttl": round(request.ttl * 1_000_000),
-            "claim": round(claim_time(request.ttl) * 1_000_000),
+            "confirmation_window": round(claim_time(request.ttl) * 1_000_000),
             "limit": limit,
         }
         return self._sharing.begin(self.key, PendingDecision(action, self.owner, weight, self._words(), row))
@@ -132,13 +132,13 @@ class SharedClaim(ListeningClaim, Downgrade):
 
     async def _confirm(self) -> Grant | None:
         context, owner = self.context, quote(self.owner)
-        await context.execute(context.statements("confirm_bids", owners=owner, count=1))
+        await context.execute(context.statements("confirm_grants", owners=owner, count=1))
         asked = context.clock()
-        [bids] = await context.execute(context.statements("bids", owners=owner))
-        if not bids.rows:
+        [answer] = await context.execute(context.statements("requests", owners=owner))
+        if not answer.rows:
             self._queued = False
             return None
-        state, token, left = map(int, bids.rows[0][1:])
+        state, token, left = map(int, answer.rows[0][1:])
         if state == FORCED:
             self._begin_anew()
         if state != HELD:
@@ -158,7 +158,7 @@ class SharedClaim(ListeningClaim, Downgrade):
 
     async def _downgrade(self) -> Grant:
         words = self._words() | {"owner": quote(self.owner)}
-        outcome = await self._sharing.decide(self.key, Transaction(["weaken"], [], words, [self.owner]))
+        outcome = await self._sharing.decide(self.key, Transaction(["downgrade"], [], words, [self.owner]))
         state, token = outcome.stand.get(self.owner, ABSENT)
         if state != HELD:
             raise LockLost(self.request.name, "revoked")

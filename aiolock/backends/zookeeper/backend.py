@@ -38,7 +38,7 @@ from aiolock.types import LOCK_FAMILIES, Family, Finding, Holder, LockInfo, Wait
 
 __all__ = ["ZooKeeperBackend"]
 
-REGISTERS = "document"
+REGISTERS = "register"
 """The folder of registers, beside those of the families of locks."""
 AT_ONCE = 200
 """Requests that are sent together where there may be thousands."""

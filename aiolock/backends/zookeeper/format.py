@@ -27,7 +27,7 @@ __all__ = ["FORMAT", "REVOKE", "Note", "Record", "agree", "make"]
 
 # --- version
 
-FORMAT = 2
+FORMAT = 3
 """The version that this program reads and writes. Raise it with each change of names, data or their meaning."""
 
 NODE = "format"

@@ -21,7 +21,9 @@ ACCOUNT = (
 MADE = (
     "work",
     "orders",
-    *(f"{table}{part}" for table in ("given", "early", "absent") for part in ("", "_bids", "_documents")),
+    *(f"{table}{part}" for table in ("given", "early", "absent") for part in ("", "_requests", "_registers")),
+    "early_bids",
+    "early_documents",
 )
 UNDO = ("DROP DATABASE IF EXISTS elsewhere", f"DROP TABLE IF EXISTS {', '.join(MADE)}")
 """What tests make and leave behind on somebody else's server."""

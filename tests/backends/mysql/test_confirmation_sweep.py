@@ -27,7 +27,7 @@ LOCKS: dict[str, Callable[[Client, str], Any]] = {
     "mutex": lambda client, name: client.lock(name),
     "write": lambda client, name: client.rwlock(name).write(),
 }
-"""Holds that are a row of their own, and holds among the bids for one."""
+"""Holds that are a row of their own, and holds among the requests for one."""
 
 
 @dataclass

@@ -184,18 +184,21 @@ async def test_a_missing_table_is_refused_with_the_statement_that_makes_it(place
 
 BROKEN = {
     "a column": ("ALTER TABLE given DROP COLUMN forced", "ADD COLUMN forced CHAR(32)"),
-    "a column of another table": ("ALTER TABLE given_bids DROP COLUMN ttl", "ADD COLUMN ttl BIGINT UNSIGNED"),
+    "a column of another table": (
+        "ALTER TABLE given_requests DROP COLUMN ttl",
+        "ADD COLUMN ttl BIGINT UNSIGNED",
+    ),
     "the key of locks": ("ALTER TABLE given DROP PRIMARY KEY", "ADD PRIMARY KEY (id)"),
     "another key": (
-        "ALTER TABLE given_bids DROP PRIMARY KEY, ADD PRIMARY KEY (owner, lock_id)",
+        "ALTER TABLE given_requests DROP PRIMARY KEY, ADD PRIMARY KEY (owner, lock_id)",
         "DROP PRIMARY KEY, ADD PRIMARY KEY (owner)",
     ),
     "a key of another name": (
-        "ALTER TABLE given_documents DROP PRIMARY KEY, ADD UNIQUE KEY id (id)",
+        "ALTER TABLE given_registers DROP PRIMARY KEY, ADD UNIQUE KEY id (id)",
         "ADD PRIMARY KEY (id)",
     ),
     "a key by which rows are locked": (
-        "ALTER TABLE given_bids DROP KEY lock_id",
+        "ALTER TABLE given_requests DROP KEY lock_id",
         "ADD KEY lock_id (lock_id)",
     ),
     "microseconds": (
@@ -203,7 +206,7 @@ BROKEN = {
         "MODIFY COLUMN expires_at DATETIME(6) NOT NULL",
     ),
     "milliseconds": (
-        "ALTER TABLE given_bids MODIFY expires_at DATETIME(3) NOT NULL",
+        "ALTER TABLE given_requests MODIFY expires_at DATETIME(3) NOT NULL",
         "MODIFY COLUMN expires_at DATETIME(6) NOT NULL",
     ),
     "room for names": (
@@ -227,10 +230,10 @@ BROKEN = {
         "MODIFY COLUMN owner CHAR(32) CHARACTER SET ascii COLLATE ascii_bin NULL",
     ),
     "room for values": (
-        "ALTER TABLE given_documents MODIFY value BLOB NOT NULL",
+        "ALTER TABLE given_registers MODIFY value BLOB NOT NULL",
         "MODIFY COLUMN value MEDIUMBLOB",
     ),
-    "transactions": ("ALTER TABLE given_bids ENGINE=MyISAM", "ENGINE=InnoDB"),
+    "transactions": ("ALTER TABLE given_requests ENGINE=MyISAM", "ENGINE=InnoDB"),
     "transactions of locks": ("ALTER TABLE given ENGINE=MyISAM", "ENGINE=InnoDB"),
     "several things": (
         "ALTER TABLE given ENGINE=MyISAM, DROP PRIMARY KEY, MODIFY since DATETIME NOT NULL, DROP COLUMN capacity",
@@ -242,7 +245,7 @@ BROKEN = {
 @pytest.fixture
 async def given(mariadb) -> AsyncIterator[None]:
     """Tables that an administrator has made."""
-    drop = "DROP TABLE IF EXISTS given, given_bids, given_documents"
+    drop = "DROP TABLE IF EXISTS given, given_requests, given_registers"
     await as_root(mariadb, drop)
     for statement in ddl("given").split(";\n"):
         if statement:
@@ -285,11 +288,11 @@ async def test_tables_of_an_engine_without_transactions_are_refused(place, maria
     """Aria is MariaDB's alone."""
     if "MariaDB" not in str(await as_root(mariadb, "SELECT VERSION()")):
         pytest.skip("MySQL has no engine Aria")
-    for table in ("given", "given_bids", "given_documents"):
+    for table in ("given", "given_requests", "given_registers"):
         await as_root(mariadb, f"ALTER TABLE {table} ENGINE=Aria")
     for mode in ("lease", "row"):
         with pytest.raises(
-            UnsafeBackend, match="ALTER TABLE `given` ENGINE=InnoDB;\nALTER TABLE `given_bids`"
+            UnsafeBackend, match="ALTER TABLE `given` ENGINE=InnoDB;\nALTER TABLE `given_requests`"
         ):
             await place.connect(mode, table="given").open()
 
@@ -332,25 +335,25 @@ async def test_purging_finds_any_number_of_rows_and_spares_those_of_others(place
                 ", '2020-01-01', '2020-01-01')", ", '2020-01-01')"
             )
             columns = "id, namespace, family, name, value, version, expires_at"
-            await as_root(mariadb, f"INSERT INTO aiolock_documents ({columns}) VALUES {rows}")
+            await as_root(mariadb, f"INSERT INTO aiolock_registers ({columns}) VALUES {rows}")
         # A watch of a client that is gone.
         await as_root(
             mariadb,
-            "INSERT INTO aiolock_bids SELECT REPEAT('0', 32), id, '', 5, 0, '', 0, 0, '', 1, 0, 0, expires_at, expires_at, "
-            f"NULL FROM aiolock_documents WHERE namespace = '{place.namespace}' AND name = '7'",
+            "INSERT INTO aiolock_requests SELECT REPEAT('0', 32), id, '', 5, 0, '', 0, 0, '', 1, 0, 0, expires_at, expires_at, "
+            f"NULL FROM aiolock_registers WHERE namespace = '{place.namespace}' AND name = '7'",
         )
         assert await purge(client, idle=3600) == count
         for table, namespace, left in (
             ("aiolock", place.namespace, 1),
             ("aiolock", "others", count),
-            ("aiolock_documents", place.namespace, 0),
-            ("aiolock_documents", "others", count),
+            ("aiolock_registers", place.namespace, 0),
+            ("aiolock_registers", "others", count),
         ):
             where = f"FROM {table} WHERE namespace = '{namespace}'"
             assert await as_root(mariadb, f"SELECT COUNT(*) {where}") == ((left,),)
             if namespace == "others":
                 await as_root(mariadb, f"DELETE {where}")
-        assert await as_root(mariadb, "SELECT COUNT(*) FROM aiolock_bids WHERE state = 5") == ((0,),)
+        assert await as_root(mariadb, "SELECT COUNT(*) FROM aiolock_requests WHERE state = 5") == ((0,),)
         held.check()
         await held.release()
 

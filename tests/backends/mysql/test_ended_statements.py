@@ -101,7 +101,7 @@ async def test_statements_that_are_ended_at_random_cost_time_and_nothing_else(pl
         )
         assert not await as_root(
             place.server,
-            "SELECT b.mode, b.state FROM aiolock_bids AS b JOIN aiolock AS t ON t.id = b.lock_id "
+            "SELECT b.mode, b.state FROM aiolock_requests AS b JOIN aiolock AS t ON t.id = b.lock_id "
             f"WHERE t.{where} AND b.{held}",
         )
 

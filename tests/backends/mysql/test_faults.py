@@ -454,7 +454,7 @@ async def test_a_waiter_whose_table_is_dropped_hears_the_reason(mariadb, place, 
             waiter = asyncio.create_task(kind(client).acquire(timeout=PATIENCE))
             await until(lambda: has_waiter(kind(client)))
         finally:
-            await as_root(mariadb, "DROP TABLE absent, absent_bids, absent_documents")
+            await as_root(mariadb, "DROP TABLE absent, absent_requests, absent_registers")
         with pytest.raises(BackendRefused, match="1146"):
             await waiter
         await lease.release()
@@ -471,7 +471,7 @@ async def test_who_waits_for_a_latch_whose_table_is_dropped_hears_the_reason(mar
             waiter = asyncio.create_task(client.latch("x", 2).wait(timeout=PATIENCE))
             await asyncio.sleep(0.2)
         finally:
-            await as_root(mariadb, "DROP TABLE absent, absent_bids, absent_documents")
+            await as_root(mariadb, "DROP TABLE absent, absent_requests, absent_registers")
         with pytest.raises(BackendRefused, match="1146"):
             await waiter
 

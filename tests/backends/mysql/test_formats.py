@@ -24,7 +24,7 @@ TABLE = "given"
 
 @pytest.fixture(autouse=True)
 async def _tables(mariadb):
-    drop = f"DROP TABLE IF EXISTS {TABLE}, {TABLE}_bids, {TABLE}_documents"
+    drop = f"DROP TABLE IF EXISTS {TABLE}, {TABLE}_requests, {TABLE}_registers"
     await as_root(mariadb, drop)
     yield
     await as_root(mariadb, drop)
@@ -99,7 +99,7 @@ async def test_tables_without_a_mark_are_of_the_first_version(of_format, mariadb
         with pytest.raises(UnsafeBackend, match=f"data format 1, and this client has format {FORMAT}"):
             await of_format(FORMAT, mode).open()
     # A remark of an administrator's may stand beside the mark.
-    for table in (TABLE, f"{TABLE}_bids", f"{TABLE}_documents"):
+    for table in (TABLE, f"{TABLE}_requests", f"{TABLE}_registers"):
         await as_root(
             mariadb, f"ALTER TABLE {table} COMMENT='locks; aiolock data format {FORMAT} (see wiki)'"
         )
@@ -111,7 +111,7 @@ async def test_tables_without_a_mark_are_of_the_first_version(of_format, mariadb
 async def test_a_client_that_reconnects_looks_again(of_format, mariadb, mode):
     async with of_format(FORMAT, mode) as client:
         await gets_the_lock(client, "x")
-        for table in (TABLE, f"{TABLE}_bids", f"{TABLE}_documents"):
+        for table in (TABLE, f"{TABLE}_requests", f"{TABLE}_registers"):
             await as_root(mariadb, f"ALTER TABLE {table} COMMENT='aiolock data format {FORMAT + 1}'")
         for number, *_ in await sessions(mariadb):
             await as_root(mariadb, f"KILL {number}")

@@ -37,18 +37,18 @@ async def row(place, name: str) -> str:
     return f"SELECT id FROM aiolock WHERE id = '{key}'"
 
 
-async def bid(place, name: str) -> str:
+async def request(place, name: str) -> str:
     """The row of the only one who is in line, else of the only one who is inside."""
     look = (
-        "SELECT b.owner FROM aiolock_bids AS b JOIN aiolock AS t ON t.id = b.lock_id "
+        "SELECT b.owner FROM aiolock_requests AS b JOIN aiolock AS t ON t.id = b.lock_id "
         f"WHERE t.namespace = '{place.namespace}' AND t.name = '{name}' ORDER BY b.state"
     )
     [owner, *_] = [row[0] for row in await as_root(place.server, look)]
-    return f"SELECT owner FROM aiolock_bids WHERE owner = '{owner}'"
+    return f"SELECT owner FROM aiolock_requests WHERE owner = '{owner}'"
 
 
-EVERYTHING = "SELECT owner FROM aiolock_bids"
-"""All bids, and all gaps between them."""
+EVERYTHING = "SELECT owner FROM aiolock_requests"
+"""All requests, and all gaps between them."""
 
 
 async def in_vain(lock) -> None:
@@ -57,7 +57,7 @@ async def in_vain(lock) -> None:
         await lock.acquire(timeout=0.1)
 
 
-@pytest.mark.parametrize("what", ["row of a mutex", "row of another", "bid", "gap"])
+@pytest.mark.parametrize("what", ["row of a mutex", "row of another", "request", "gap"])
 async def test_whoever_asks_for_a_locked_row_holds_up_nobody_else(place, what):
     async with place.connect(ttl=SHORT) as client, place.connect(ttl=SHORT) as rival:
         # The rows of all locks are there.
@@ -69,9 +69,9 @@ async def test_whoever_asks_for_a_locked_row_holds_up_nobody_else(place, what):
         kept = [await client.lock(f"kept{number}").acquire() for number in range(5)]
         if what != "gap":
             kept += [await client.semaphore(f"kept{number}", 2).acquire() for number in range(5, 10)]
-        held = await rival.rwlock("x").read().acquire() if what == "bid" else None
+        held = await rival.rwlock("x").read().acquire() if what == "request" else None
         main = await client._backend.sessions.main()
-        statement = EVERYTHING if what == "gap" else await (bid if what == "bid" else row)(place, "x")
+        statement = EVERYTHING if what == "gap" else await (request if what == "request" else row)(place, "x")
         async with locked(place, statement):
             before = client.stats()["renewals"]
             while client.stats()["renewals"] < before + 2 * len(kept):
@@ -100,7 +100,7 @@ async def test_a_place_in_line_that_is_locked_holds_up_no_other_of_its_client(pl
             await queued(rival.rwlock(name).write(), 1)
         session = await client._backend.sessions.listener()
         owners = {claim.owner for claim in client._backend.mode.sharing.listener._claims.values()}
-        async with locked(place, await bid(place, "x")):
+        async with locked(place, await request(place, "x")):
             # Long enough for places that nobody prolongs to be over.
             clock = client._backend.settings.clock
             late = clock() + 2 * SHORT
@@ -131,11 +131,13 @@ async def test_a_grant_that_is_locked_holds_up_no_other_of_its_client(place):
         try:
             async with admin.cursor() as cursor:
                 # As a decision does that lets them in, but the one of them stays locked.
-                granted = "UPDATE aiolock_bids SET state = 1, token = 1 << 62, expires_at = UTC_TIMESTAMP(6) + INTERVAL 60 SECOND "
+                granted = "UPDATE aiolock_requests SET state = 1, token = 1 << 62, expires_at = UTC_TIMESTAMP(6) + INTERVAL 60 SECOND "
                 await cursor.execute("SET autocommit = 0")
                 await cursor.execute(f"{granted} WHERE owner IN ('{owners['x']}', '{owners['y']}')")
                 await cursor.execute("COMMIT")
-                await cursor.execute(f"SELECT 1 FROM aiolock_bids WHERE owner = '{owners['x']}' FOR UPDATE")
+                await cursor.execute(
+                    f"SELECT 1 FROM aiolock_requests WHERE owner = '{owners['x']}' FOR UPDATE"
+                )
                 async with asyncio.timeout(PATIENCE):
                     lease = await waiters[1]
                 assert not waiters[0].done() or waiters[0].result()

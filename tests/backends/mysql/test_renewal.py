@@ -17,12 +17,12 @@ from tests.faults.staging import PATIENCE, gets_the_lock, until
 
 
 @asynccontextmanager
-async def locked_by_an_administrator(place, name: str, *, bids: bool = False):
-    """The row of a lock, or that of the only bid for it, in a transaction that is open until the block ends."""
-    table, column = ("aiolock_bids", "owner") if bids else ("aiolock", "id")
+async def locked_by_an_administrator(place, name: str, *, shared: bool = False):
+    """The row of a lock, or that of the only request for it, in a transaction that is open until the block ends."""
+    table, column = ("aiolock_requests", "owner") if shared else ("aiolock", "id")
     [[key]] = await as_root(
         place.server,
-        f"SELECT {column} FROM {table} WHERE {'lock_id' if bids else 'id'} = "
+        f"SELECT {column} FROM {table} WHERE {'lock_id' if shared else 'id'} = "
         f"(SELECT id FROM aiolock WHERE namespace = '{place.namespace}' AND name = '{name}')",
     )
     admin = await aiomysql.connect(**{**place.server.admin, "db": "test"})
@@ -58,7 +58,7 @@ async def test_a_row_that_stays_locked_loses_its_own_lease_alone(place, of, ttl)
     async with place.connect(ttl=ttl) as client:
         leases = [await lock.acquire() for lock in of(client)]
         main = await client._backend.sessions.main()
-        async with locked_by_an_administrator(place, "x7", bids=of is kinds):
+        async with locked_by_an_administrator(place, "x7", shared=of is kinds):
             async with asyncio.timeout(PATIENCE):
                 await leases[7].wait_lost()
             # By its term: nobody has said that it is gone.
@@ -77,7 +77,7 @@ async def test_a_row_that_stays_locked_loses_its_own_lease_alone(place, of, ttl)
 async def test_a_bid_that_is_locked_for_a_while_keeps_its_lease(place):
     async with place.connect(ttl=7) as client:
         lease, other = await client.semaphore("x", 2).acquire(), await client.rwlock("y").read().acquire()
-        async with locked_by_an_administrator(place, "x", bids=True):
+        async with locked_by_an_administrator(place, "x", shared=True):
             await until(lambda: client.stats()["renewal_failures"] >= 2)
             await until(lambda: len(client._backend.mode.sharing.locked_renewals) == 1)
         lease.check()

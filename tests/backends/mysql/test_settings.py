@@ -345,7 +345,7 @@ async def test_hostile_names_of_every_kind_are_names(place, mariadb):
                     leader = await two.election(name).leader()
                     assert leader is not None
             rows = await as_root(
-                mariadb, f"SELECT COUNT(DISTINCT HEX(name)) FROM aiolock_documents WHERE namespace = '{own}'"
+                mariadb, f"SELECT COUNT(DISTINCT HEX(name)) FROM aiolock_registers WHERE namespace = '{own}'"
             )
             assert rows == ((len(NAMES),),)
         assert await tables(mariadb) == before
@@ -620,7 +620,7 @@ async def test_databases_and_tables_of_one_server_have_nothing_to_do_with_each_o
             await held.release()
     finally:
         await as_root(mariadb, "DROP DATABASE elsewhere")
-        await as_root(mariadb, "DROP TABLE IF EXISTS given, given_bids, given_documents")
+        await as_root(mariadb, "DROP TABLE IF EXISTS given, given_requests, given_registers")
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -657,5 +657,5 @@ async def test_tables_that_differ_in_case_are_told_apart(place, mariadb):
     finally:
         await as_root(
             mariadb,
-            "DROP TABLE IF EXISTS given, given_bids, given_documents, Given, Given_bids, Given_documents",
+            "DROP TABLE IF EXISTS given, given_requests, given_registers, Given, Given_requests, Given_registers",
         )

@@ -18,10 +18,10 @@ async def counted(server, name: str) -> int:
     return int((await as_root(server, f"SHOW GLOBAL STATUS LIKE '{name}'"))[0][1])
 
 
-async def no_bids(place) -> bool:
+async def no_requests(place) -> bool:
     rows = await as_root(
         place.server,
-        f"SELECT COUNT(*) FROM aiolock_bids b JOIN aiolock t ON t.id = b.lock_id WHERE t.namespace = '{place.namespace}'",
+        f"SELECT COUNT(*) FROM aiolock_requests b JOIN aiolock t ON t.id = b.lock_id WHERE t.namespace = '{place.namespace}'",
     )
     return rows[0][0] == 0
 
@@ -70,7 +70,7 @@ async def test_many_who_come_and_go_at_once_cost_a_few_transactions(place, maria
         # Each of the 81 by itself would be one.
         assert await counted(mariadb, "Com_begin") - before <= 12
         assert await lock.available() == 40
-    assert await no_bids(place)
+    assert await no_requests(place)
 
 
 async def test_tries_of_one_client_have_the_answers_that_each_alone_would_have(place):
@@ -84,7 +84,7 @@ async def test_tries_of_one_client_have_the_answers_that_each_alone_would_have(p
         assert few is not None
         await few.release()
         await held.release()
-    assert await no_bids(place)
+    assert await no_requests(place)
 
 
 async def test_a_wish_that_is_taken_back_in_time_is_never_sent(place):
@@ -106,7 +106,7 @@ async def test_a_wish_that_is_taken_back_in_time_is_never_sent(place):
         async with asyncio.timeout(PATIENCE):
             await (await waiters[0]).release()
         await until(lambda: not client._runtime.cleanups)
-    assert await no_bids(place)
+    assert await no_requests(place)
 
 
 # --- those of ours who wait
@@ -131,7 +131,7 @@ async def test_order_holds_between_clients_whose_requests_are_decided_together(p
         # Tokens rise in the order in which they were let in.
         rising = [first.token, *(tokens[number] for number in range(12))]
         assert rising == sorted(set(rising))
-    assert await no_bids(place)
+    assert await no_requests(place)
 
 
 async def test_a_waiter_that_was_let_in_by_a_decision_without_an_answer_gets_its_hold(place):
@@ -153,7 +153,7 @@ async def test_a_waiter_that_was_let_in_by_a_decision_without_an_answer_gets_its
             successor.check()
             assert successor.token > lease.token
             await successor.release()
-    assert await no_bids(place)
+    assert await no_requests(place)
 
 
 @pytest.mark.parametrize("pass_", range(1, 7))
@@ -174,7 +174,7 @@ async def test_waiters_that_were_let_in_by_a_call_that_was_cancelled_get_their_h
         for lease in (held, *leases):
             lease.check()
             await lease.release()
-    assert await no_bids(place)
+    assert await no_requests(place)
 
 
 # --- the listener's sleep
@@ -218,4 +218,4 @@ async def test_the_listener_goes_on_sleeping_when_the_main_session_is_gone(place
         await lease.release()
         async with asyncio.timeout(PATIENCE):
             await (await waiter).release()
-    assert await no_bids(place)
+    assert await no_requests(place)

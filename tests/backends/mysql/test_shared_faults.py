@@ -1,4 +1,4 @@
-"""Locks that several may be in, on MariaDB: what transactions, the listener and the table of bids do when things go wrong."""
+"""Locks that several may be in, on MariaDB: what transactions, the listener and the table of requests do when things go wrong."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ async def gets(lock) -> int:
     return lease.token
 
 
-async def no_bids(place) -> bool:
+async def no_requests(place) -> bool:
     rows = await as_root(
         place.server,
-        f"SELECT COUNT(*) FROM aiolock_bids b JOIN aiolock t ON t.id = b.lock_id WHERE t.namespace = '{place.namespace}'",
+        f"SELECT COUNT(*) FROM aiolock_requests b JOIN aiolock t ON t.id = b.lock_id WHERE t.namespace = '{place.namespace}'",
     )
     return rows[0][0] == 0
 
@@ -49,7 +49,7 @@ async def test_a_decision_that_fails_half_way_leaves_no_transaction_open(place, 
         try:
             async with admin.cursor() as cursor:
                 # The row of the hold: a decision waits for it after it has changed the row of the lock.
-                await cursor.execute("SELECT owner FROM aiolock_bids FOR UPDATE")
+                await cursor.execute("SELECT owner FROM aiolock_requests FOR UPDATE")
                 writer = asyncio.create_task(client.rwlock("x").write().acquire())
                 other = asyncio.create_task(client.lock("y").acquire())
                 lease = await other
@@ -67,7 +67,7 @@ async def test_a_decision_that_fails_half_way_leaves_no_transaction_open(place, 
         async with asyncio.timeout(PATIENCE):
             await (await writer).release()
         await lease.release()
-    assert await no_bids(place)
+    assert await no_requests(place)
 
 
 def undo_before(monkeypatch, words: str) -> list[str]:
@@ -92,7 +92,7 @@ of_a_cluster = pytest.mark.skipif(
 @of_a_cluster
 @pytest.mark.parametrize(
     ("words", "keep"),
-    [("SELECT owner FROM `aiolock_bids` FORCE", 0), ("UPDATE `aiolock_bids` SET state = 4", 0.2)],
+    [("SELECT owner FROM `aiolock_requests` FORCE", 0), ("UPDATE `aiolock_requests` SET state = 4", 0.2)],
 )
 async def test_a_release_that_a_node_carried_out_in_part_is_no_loss(place, monkeypatch, words, keep):
     async with place.connect() as client, place.connect() as rival:
@@ -109,7 +109,7 @@ async def test_a_release_that_a_node_carried_out_in_part_is_no_loss(place, monke
 async def test_a_forced_release_that_a_node_carried_out_in_part_is_told(place, monkeypatch):
     async with place.connect() as client, place.connect() as rival:
         lease = await client.semaphore("x", 2).acquire(permits=2)
-        undone = undo_before(monkeypatch, "UPDATE `aiolock_bids` FORCE INDEX (lock_id) SET state = 3")
+        undone = undo_before(monkeypatch, "UPDATE `aiolock_requests` FORCE INDEX (lock_id) SET state = 3")
         assert await rival.semaphore("x", 2).force_release()
         assert len(undone) == 1
         async with asyncio.timeout(PATIENCE):
@@ -130,7 +130,7 @@ async def test_the_answer_to_a_bid_that_is_lost_is_found_again(place):
             assert await rival.semaphore("x", 2).available() == 0
             await lease.release()
             assert await rival.semaphore("x", 2).available() == 2
-    assert await no_bids(place)
+    assert await no_requests(place)
 
 
 async def test_holds_survive_the_end_of_every_session(place, mariadb):
@@ -169,7 +169,7 @@ async def test_a_restart_with_readers_writers_and_permits(place, mariadb):
             await lease.release()
         async with asyncio.timeout(60):
             await asyncio.gather(*waiters)
-    assert await no_bids(place)
+    assert await no_requests(place)
 
 
 # --- waiting
@@ -214,7 +214,7 @@ async def test_a_waiter_that_died_holds_the_queue_up_for_its_claim_only(place):
         await successor.release()
         async with asyncio.timeout(PATIENCE):
             await (await dead).release()
-    assert await no_bids(place)
+    assert await no_requests(place)
 
 
 async def test_a_bid_that_arrives_after_it_was_given_up_is_buried(place, mariadb):
@@ -225,8 +225,8 @@ async def test_a_bid_that_arrives_after_it_was_given_up_is_buried(place, mariadb
         # A grant of this client's that none of its claims knows.
         await as_root(
             mariadb,
-            "INSERT INTO aiolock_bids SELECT REVERSE(owner), lock_id, client, 1, arrival + 1, mode, 1, block, label, ttl, "
-            f"claim, token + 7, since, expires_at, requested FROM aiolock_bids WHERE state = 2 "
+            "INSERT INTO aiolock_requests SELECT REVERSE(owner), lock_id, client, 1, arrival + 1, mode, 1, block, label, ttl, "
+            f"confirmation_window, token + 7, since, expires_at, requested FROM aiolock_requests WHERE state = 2 "
             f"AND lock_id = (SELECT id FROM aiolock WHERE namespace = '{place.namespace}' AND name = 'x')",
         )
 
@@ -237,7 +237,7 @@ async def test_a_bid_that_arrives_after_it_was_given_up_is_buried(place, mariadb
         await lease.release()
         async with asyncio.timeout(PATIENCE):
             await (await waiter).release()
-    assert await no_bids(place)
+    assert await no_requests(place)
 
 
 async def test_a_waiter_that_was_away_for_long_asks_again(place, mariadb):
@@ -245,7 +245,7 @@ async def test_a_waiter_that_was_away_for_long_asks_again(place, mariadb):
         lease = await rival.semaphore("x", 1).acquire()
         waiter = asyncio.create_task(client.semaphore("x", 1).acquire())
         await queued(rival.semaphore("x", 1), 1)
-        await as_root(mariadb, "DELETE FROM aiolock_bids WHERE state = 0")
+        await as_root(mariadb, "DELETE FROM aiolock_requests WHERE state = 0")
         await queued(rival.semaphore("x", 1), 1)
         await lease.release()
         async with asyncio.timeout(PATIENCE):
@@ -268,7 +268,7 @@ async def test_many_who_wait_for_many_locks_cost_one_connection(place, mariadb):
             tokens = await asyncio.gather(*waiters)
         assert len(set(tokens)) == 200
         assert len(await sessions(mariadb)) <= before + 1
-    assert await no_bids(place)
+    assert await no_requests(place)
 
 
 async def test_a_waiting_client_asks_the_server_seldom(place, mariadb):
@@ -338,13 +338,13 @@ async def test_purging_spares_what_is_in_use(place, mariadb):
         )
         await as_root(
             mariadb,
-            f"UPDATE aiolock_documents SET expires_at = expires_at - INTERVAL 2 HOUR WHERE namespace = '{place.namespace}'",
+            f"UPDATE aiolock_registers SET expires_at = expires_at - INTERVAL 2 HOUR WHERE namespace = '{place.namespace}'",
         )
         await backend.purge(3600)
         rows = await as_root(mariadb, f"SELECT name FROM aiolock WHERE namespace = '{place.namespace}'")
         assert rows == (("held",),)
         rows = await as_root(
-            mariadb, f"SELECT COUNT(*) FROM aiolock_documents WHERE namespace = '{place.namespace}'"
+            mariadb, f"SELECT COUNT(*) FROM aiolock_registers WHERE namespace = '{place.namespace}'"
         )
         assert rows == ((0,),)
         held.check()
@@ -360,9 +360,26 @@ async def test_tables_of_an_earlier_version_are_refused_with_what_to_do(place, m
     await as_root(mariadb, "CREATE TABLE early (id CHAR(40) PRIMARY KEY, name VARCHAR(1024))")
     for table in ("early_bids", "early_documents"):
         await as_root(mariadb, f"CREATE TABLE {table} (owner CHAR(32), id CHAR(40))")
-    with pytest.raises(UnsafeBackend, match="data format 1, and this client has format 2") as caught:
+    with pytest.raises(UnsafeBackend, match="data format 1, and this client has format 3") as caught:
         await aiolock.connect(place.url(), table="early").open()
     assert "DROP TABLE `early`, `early_bids`, `early_documents`;\nCREATE TABLE" in str(caught.value)
+    for table in ("early", "early_bids", "early_documents"):
+        await as_root(mariadb, f"ALTER TABLE {table} COMMENT='aiolock data format 2'")
+    client = aiolock.connect(place.url(), table="early")
+    with pytest.raises(UnsafeBackend, match="data format 2, and this client has format 3") as caught:
+        await client.open()
+    [found] = [one for one in await client.diagnose() if one.subject == "tables"]
+    assert "data format 2, and this client has format 3" in found.text
+    # No table is made beside them; what the message says is enough.
+    assert await as_root(mariadb, "SHOW TABLES LIKE 'early\\_re%'") == ()
+    for statement in str(caught.value).partition("make them anew:\n")[2].split(";\n"):
+        await as_root(mariadb, statement)
+    async with client, client.rwlock("x").write():
+        pass
+    assert await as_root(mariadb, "SHOW TABLES LIKE 'early\\_%'") == (
+        ("early_registers",),
+        ("early_requests",),
+    )
 
 
 # --- what is found out
@@ -452,7 +469,7 @@ async def test_two_that_arrived_with_one_number_have_tokens_of_their_own(place, 
         first = await client.semaphore("x", 2).acquire(permits=2)
         waiters = [asyncio.create_task(each.semaphore("x", 2).acquire()) for each in (client, other)]
         await queued(client.semaphore("x", 2), 2)
-        await as_root(mariadb, "UPDATE aiolock_bids SET arrival = 7 WHERE state = 0")
+        await as_root(mariadb, "UPDATE aiolock_requests SET arrival = 7 WHERE state = 0")
         await first.release()
         one, two = await asyncio.gather(*waiters)
         assert len({first.token, one.token, two.token}) == 3
@@ -469,7 +486,7 @@ async def test_a_hold_that_was_taken_away_before_it_was_known_is_asked_for_anew(
         sharing = client._backend.mode.sharing
         client_id = sharing.context.client
         await as_root(
-            place.server, f"UPDATE aiolock_bids SET state = 3 WHERE client = '{client_id}' AND state = 0"
+            place.server, f"UPDATE aiolock_requests SET state = 3 WHERE client = '{client_id}' AND state = 0"
         )
         await as_root(place.server, f"KILL IFNULL(IS_USED_LOCK('{presence(client_id)}'), 0)")
         await queued(rival.rwlock("x").write(), 1)

@@ -156,7 +156,7 @@ async def test_a_lock_that_ends_inside_its_block_is_told_at_the_end_of_it(
     await run(mine, "SAVEPOINT before_the_lock")
     with pytest.raises(LockLost, match="savepoint") as caught:
         async with client.lock("x", connection=mine):
-            await run(mine, ending.format(table=f"early{'_bids' * autocommit}"))
+            await run(mine, ending.format(table=f"early{'_requests' * autocommit}"))
             # Others may be inside already, also with a transaction of ours.
             if not autocommit:
                 await run(mine, "SELECT 1 FROM aiolock")

@@ -23,7 +23,7 @@ def paper(client, name: str = "x"):
     return client._backend.register(name, Family.LATCH)
 
 
-async def test_a_document_is_written_read_and_replaced_by_its_stamp(client, rival):
+async def test_a_register_is_written_read_and_replaced_by_its_stamp(client, rival):
     one, two = paper(client), paper(rival)
     assert await one.read() == ABSENT
     first = await one.write(b"1", "", DAY)
@@ -47,11 +47,11 @@ async def test_one_of_many_who_write_at_once_has_written(client, rival):
     assert len([stamp for stamp in stamps if stamp]) == 1
 
 
-async def test_a_stamp_of_a_document_of_long_ago_does_not_fit_its_successor(client, tools):
+async def test_a_stamp_of_a_register_of_long_ago_does_not_fit_its_successor(client, tools):
     """Version numbers begin again; a writer that was stopped meanwhile must not hit the wrong one."""
     register, session = paper(client), tools.session_of(client)
     stamps = []
-    path = f"/{tools.namespace}/document/latch/x"
+    path = f"/{tools.namespace}/register/latch/x"
     for _ in range(3):
         old = await register.write(b"old", "", DAY)
         stamps.append(old)
@@ -136,7 +136,7 @@ async def test_where_a_server_forgets_nothing_its_administrator_may_delete_what_
 
 
 @pytest.mark.parametrize("opcode", [GET, PUT, MULTI])
-async def test_after_a_lost_reply_the_document_is_one_of_the_two(proxy, rival, tools, opcode):
+async def test_after_a_lost_reply_the_register_is_one_of_the_two(proxy, rival, tools, opcode):
     async with tools.connect(proxy.port) as cut:
         register = paper(cut)
         stamp = ""

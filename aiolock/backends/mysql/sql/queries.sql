@@ -21,7 +21,7 @@ USE {database}
 -- is by whose end others can make us look after our holds. A server may have been told that SYSDATE is NOW. Databases are
 -- called by one name where the server is blind to their case.
 DO GET_LOCK({presence}, 0);
-SET SESSION wait_timeout={wait_timeout}, lock_wait_timeout={patience};
+SET SESSION wait_timeout={wait_timeout}, lock_wait_timeout={lock_wait_timeout};
 SHOW GLOBAL VARIABLES WHERE Variable_name IN ('read_only', 'super_read_only', 'innodb_read_only', 'wsrep_on',
   'group_replication_single_primary_mode', 'innodb_flush_log_at_trx_commit', 'innodb_rollback_on_timeout', 'log_bin',
   'binlog_format', 'performance_schema', 'version');
@@ -89,17 +89,17 @@ WHERE id = {id} AND owner = {owner} AND expires_at > UTC_TIMESTAMP(6)
 SELECT id, owner, forced, TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires_at) FROM {table} WHERE id IN ({ids});
 SELECT owner, requested FROM {table} WHERE id IN ({ids}) AND requested IS NOT NULL
 
--- name: request
+-- name: request_release
 UPDATE {table} SET requested = {reason} WHERE id = {id} AND owner IS NOT NULL AND expires_at > UTC_TIMESTAMP(6);
 SELECT COUNT(*) FROM {table} WHERE id = {id} AND owner IS NOT NULL AND expires_at > UTC_TIMESTAMP(6)
 
 -- name: owned
 SELECT id, owner, forced, TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires_at) FROM {table} WHERE id IN ({ids})
 
--- name: line_up
+-- name: wait_for_turnstile
 SELECT GET_LOCK({turnstile}, 31536000) /*{who}*/
 
--- name: look
+-- name: poll
 SELECT IFNULL(MAX(TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires_at)), 0), IFNULL(IS_USED_LOCK({turnstile}), 0)
 FROM {table} WHERE id = {id}
 
@@ -141,36 +141,36 @@ SELECT id FROM {table} AS t WHERE namespace = {namespace} AND id > {after} AND (
 OR (t.expires_at > '9999-01-01' AND t.since < UTC_TIMESTAMP(6) - INTERVAL {idle} MICROSECOND)
 
 -- name: purge
--- Bids go before the rows of their locks, and the row of a lock that has any stays. It waits for no row: a client that
+-- Requests go before the rows of their locks, and the row of a lock that has any stays. It waits for no row: a client that
 -- has one locked keeps it, and one that waits for one finds none, and makes it anew.
-DELETE b FROM {bids} AS b FORCE INDEX (lock_id)
-WHERE b.lock_id IN ({ids}) AND b.expires_at < UTC_TIMESTAMP(6) - INTERVAL {idle} MICROSECOND;
+DELETE r FROM {requests} AS r FORCE INDEX (lock_id)
+WHERE r.lock_id IN ({ids}) AND r.expires_at < UTC_TIMESTAMP(6) - INTERVAL {idle} MICROSECOND;
 DELETE t FROM
   (SELECT id FROM {table} FORCE INDEX (PRIMARY) WHERE id IN ({ids}) LIMIT {count} FOR UPDATE SKIP LOCKED) AS free
 STRAIGHT_JOIN {table} AS t FORCE INDEX (PRIMARY) ON t.id = free.id
-WHERE ({long_ago}) AND NOT EXISTS (SELECT 1 FROM {bids} AS b WHERE b.lock_id = t.id)
+WHERE ({long_ago}) AND NOT EXISTS (SELECT 1 FROM {requests} AS r WHERE r.lock_id = t.id)
 
--- name: aged_documents
-SELECT id FROM {documents} WHERE namespace = {namespace} AND id > {after}
+-- name: aged_registers
+SELECT id FROM {registers} WHERE namespace = {namespace} AND id > {after}
   AND expires_at < UTC_TIMESTAMP(6) - INTERVAL {idle} MICROSECOND ORDER BY id LIMIT {count}
 
--- name: purge_documents
+-- name: purge_registers
 -- With the watches of clients that are gone.
-DELETE b FROM {bids} AS b FORCE INDEX (lock_id)
-WHERE b.lock_id IN ({ids}) AND b.expires_at < UTC_TIMESTAMP(6) - INTERVAL {idle} MICROSECOND;
-DELETE FROM {documents} WHERE id IN ({ids}) AND expires_at < UTC_TIMESTAMP(6) - INTERVAL {idle} MICROSECOND
+DELETE r FROM {requests} AS r FORCE INDEX (lock_id)
+WHERE r.lock_id IN ({ids}) AND r.expires_at < UTC_TIMESTAMP(6) - INTERVAL {idle} MICROSECOND;
+DELETE FROM {registers} WHERE id IN ({ids}) AND expires_at < UTC_TIMESTAMP(6) - INTERVAL {idle} MICROSECOND
 
 -- name: names
 -- What is held or waited for; rows of the row mode have no deadline, and do not say.
 SELECT name, family FROM {table} AS t WHERE namespace = {namespace}
   AND ((family IN ('lock', 'election') AND expires_at > UTC_TIMESTAMP(6) AND expires_at < '9999-01-01')
-    OR EXISTS (SELECT 1 FROM {bids} AS b
-      WHERE b.lock_id = t.id AND b.state IN (0, 1, 2, 4) AND b.expires_at > UTC_TIMESTAMP(6)))
+    OR EXISTS (SELECT 1 FROM {requests} AS r
+      WHERE r.lock_id = t.id AND r.state IN (0, 1, 2, 4) AND r.expires_at > UTC_TIMESTAMP(6)))
 
 -- name: schema_there
 SELECT 1 FROM {table} WHERE FALSE;
-SELECT 1 FROM {bids} WHERE FALSE;
-SELECT 1 FROM {documents} WHERE FALSE
+SELECT 1 FROM {requests} WHERE FALSE;
+SELECT 1 FROM {registers} WHERE FALSE
 
 -- name: schema_whole
 SELECT TABLE_NAME, COLUMN_NAME, COLUMN_TYPE, COLLATION_NAME, IS_NULLABLE FROM information_schema.columns
@@ -186,8 +186,8 @@ IF(GET_LOCK({mark}, 0) = 1, IF(GET_LOCK({slot}, 0) = 1, 1, NULLIF(RELEASE_LOCK({
 
 -- name: slots_in_use
 -- Each slot that is in use, by which session, and which session has its mark; of 4096, which are counted in digits.
-SELECT n, used, IS_USED_LOCK(CONCAT('{place}:', n, ':{version}')) FROM (
-  SELECT n, IS_USED_LOCK(CONCAT('{place}:', n)) AS used FROM (
+SELECT n, used, IS_USED_LOCK(CONCAT('{prefix}:', n, ':{version}')) FROM (
+  SELECT n, IS_USED_LOCK(CONCAT('{prefix}:', n)) AS used FROM (
     SELECT a.d + 16 * b.d + 256 * c.d AS n FROM
     (SELECT 0 AS d UNION ALL SELECT 1 UNION ALL SELECT 2 UNION ALL SELECT 3 UNION ALL SELECT 4 UNION ALL SELECT 5
       UNION ALL SELECT 6 UNION ALL SELECT 7 UNION ALL SELECT 8 UNION ALL SELECT 9 UNION ALL SELECT 10 UNION ALL SELECT 11
@@ -294,7 +294,7 @@ RELEASE SAVEPOINT {mark}
 -- Only on the server that was meant: elsewhere the number is a stranger's.
 KILL QUERY IF({server} = '{there}', {number}, 0)
 
--- name: place
+-- name: server_address
 SELECT {server}, CONCAT(@@hostname, ':', @@port)
 
 -- name: confirm_hold
@@ -302,8 +302,8 @@ SELECT {server}, CONCAT(@@hostname, ':', @@port)
 -- reads find what was committed last, whatever the transaction has seen before.
 SELECT owner FROM {whole} FORCE INDEX (PRIMARY) WHERE id = {id} LOCK IN SHARE MODE
 
--- name: confirm_bid
+-- name: confirm_request
 -- Decisions about a lock lock its row first: none is made before the end of the transaction.
-SELECT b.owner FROM {whole} AS t FORCE INDEX (PRIMARY) STRAIGHT_JOIN {whole_bids} AS b FORCE INDEX (PRIMARY)
-  ON b.owner = {owner} AND b.lock_id = t.id AND b.state IN (1, 2)
+SELECT r.owner FROM {whole} AS t FORCE INDEX (PRIMARY) STRAIGHT_JOIN {whole_requests} AS r FORCE INDEX (PRIMARY)
+  ON r.owner = {owner} AND r.lock_id = t.id AND r.state IN (1, 2)
 WHERE t.id = {id} LOCK IN SHARE MODE

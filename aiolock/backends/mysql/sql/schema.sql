@@ -12,8 +12,8 @@ CREATE TABLE IF NOT EXISTS {table} (
   requested VARCHAR(256) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL,
   declared INT UNSIGNED NOT NULL DEFAULT 0,
   capacity INT UNSIGNED NOT NULL DEFAULT 0
-) ENGINE=InnoDB COMMENT='aiolock data format 2';
-CREATE TABLE IF NOT EXISTS {bids} (
+) ENGINE=InnoDB COMMENT='aiolock data format 3';
+CREATE TABLE IF NOT EXISTS {requests} (
   owner CHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL PRIMARY KEY,
   lock_id CHAR(40) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
   client CHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
@@ -24,15 +24,15 @@ CREATE TABLE IF NOT EXISTS {bids} (
   block INT UNSIGNED NOT NULL,
   label VARCHAR(256) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
   ttl BIGINT UNSIGNED NOT NULL,
-  claim BIGINT UNSIGNED NOT NULL,
+  confirmation_window BIGINT UNSIGNED NOT NULL,
   token BIGINT UNSIGNED NOT NULL,
   since DATETIME(6) NOT NULL,
   expires_at DATETIME(6) NOT NULL,
   requested VARCHAR(256) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL,
   KEY lock_id (lock_id),
   KEY client (client)
-) ENGINE=InnoDB COMMENT='aiolock data format 2';
-CREATE TABLE IF NOT EXISTS {documents} (
+) ENGINE=InnoDB COMMENT='aiolock data format 3';
+CREATE TABLE IF NOT EXISTS {registers} (
   id CHAR(40) CHARACTER SET ascii COLLATE ascii_bin NOT NULL PRIMARY KEY,
   namespace VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
   family VARCHAR(10) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
@@ -40,4 +40,4 @@ CREATE TABLE IF NOT EXISTS {documents} (
   value MEDIUMBLOB NOT NULL,
   version BIGINT UNSIGNED NOT NULL,
   expires_at DATETIME(6) NOT NULL
-) ENGINE=InnoDB COMMENT='aiolock data format 2'
+) ENGINE=InnoDB COMMENT='aiolock data format 3'

@@ -1,4 +1,4 @@
--- Locks that several may be in: who bids for them, who is in line, who is inside. The table of bids has a row for each.
+-- Locks with several holders: the table of requests has a row for each request, which is a position in the queue and then a hold.
 -- States: 0 in the queue, 1 granted and not confirmed, 2 held, 3 forced out and not reported, 4 kept after its release, 5 watches.
 -- Every decision is one transaction: `step`, what is requested, `serve`, COMMIT, what came of it. It begins with the row of the
 -- lock, so decisions come one after the other; the row is changed, so that two nodes of a cluster cannot both decide.
@@ -12,7 +12,7 @@ INSERT INTO {table} (id, namespace, family, name, label, token, since, expires_a
 VALUES ({id}, {namespace}, {family}, {name}, '',
   64 * TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)), UTC_TIMESTAMP(6), UTC_TIMESTAMP(6), {limit}, {limit})
 ON DUPLICATE KEY UPDATE token = GREATEST(token, VALUES(token)), expires_at = VALUES(expires_at);
-DELETE b FROM {bids} AS b FORCE INDEX (lock_id) WHERE b.lock_id = {id} AND b.expires_at <= UTC_TIMESTAMP(6)
+DELETE r FROM {requests} AS r FORCE INDEX (lock_id) WHERE r.lock_id = {id} AND r.expires_at <= UTC_TIMESTAMP(6)
 
 -- name: settle
 -- A semaphore has the limit of its first user until another one is set. An unused one is forgotten: a limit that
@@ -20,131 +20,131 @@ DELETE b FROM {bids} AS b FORCE INDEX (lock_id) WHERE b.lock_id = {id} AND b.exp
 UPDATE {table} SET capacity = IF(capacity = 0 OR since <= UTC_TIMESTAMP(6) - INTERVAL
       IF(declared = capacity, 60, 86400) SECOND, {limit}, capacity), declared = {limit}
 WHERE id = {id} AND (declared = 0 OR (since <= UTC_TIMESTAMP(6) - INTERVAL IF(declared = capacity, 60, 86400) SECOND
-  AND NOT EXISTS (SELECT 1 FROM {bids} WHERE lock_id = {id} AND state < 5)))
+  AND NOT EXISTS (SELECT 1 FROM {requests} WHERE lock_id = {id} AND state < 5)))
 
--- name: bid
--- Those who want something, in the order in which they came. Our own place is found again, and our own grant confirmed. With
--- another limit than the known ones nothing happens.
-INSERT INTO {bids} (owner, lock_id, client, state, arrival, mode, weight, block, label, ttl, claim, token, since,
-  expires_at)
-SELECT w.owner, {id}, {client}, 0, w.place + (SELECT COALESCE(MAX(arrival), 0) FROM {bids} WHERE lock_id = {id}), w.mode,
-  w.weight, w.block, w.label, w.ttl, w.claim, 0, UTC_TIMESTAMP(6),
+-- name: enqueue
+-- Add requests to the queue, in the order in which they came. A repeated request finds its position again, and confirms its own
+-- grant. With another limit than the known ones nothing happens.
+INSERT INTO {requests} (owner, lock_id, client, state, arrival, mode, weight, block, label, ttl, confirmation_window, token,
+  since, expires_at)
+SELECT w.owner, {id}, {client}, 0, w.ordinal + (SELECT COALESCE(MAX(arrival), 0) FROM {requests} WHERE lock_id = {id}), w.mode,
+  w.weight, w.block, w.label, w.ttl, w.confirmation_window, 0, UTC_TIMESTAMP(6),
   UTC_TIMESTAMP(6) + INTERVAL GREATEST(w.ttl, 3000000) MICROSECOND
-FROM {table} AS t JOIN ({wanted}) AS w
+FROM {table} AS t JOIN ({rows}) AS w
 WHERE t.id = {id}
-  AND (w.capacity IN (t.declared, t.capacity) OR EXISTS (SELECT 1 FROM {bids} AS o WHERE o.owner = w.owner))
+  AND (w.capacity IN (t.declared, t.capacity) OR EXISTS (SELECT 1 FROM {requests} AS o WHERE o.owner = w.owner))
 ON DUPLICATE KEY UPDATE
-  {bids}.expires_at = IF({bids}.state IN (1, 2), UTC_TIMESTAMP(6) + INTERVAL {bids}.ttl MICROSECOND, {bids}.expires_at),
-  {bids}.state = IF({bids}.state = 1, 2, {bids}.state)
+  {requests}.expires_at = IF({requests}.state IN (1, 2), UTC_TIMESTAMP(6) + INTERVAL {requests}.ttl MICROSECOND, {requests}.expires_at),
+  {requests}.state = IF({requests}.state = 1, 2, {requests}.state)
 
--- name: wanted
--- One of them.
-SELECT {place} AS place, _ascii{owner} AS owner, _ascii{mode} AS mode, {weight} AS weight, {block} AS block,
-  {label} AS label, {ttl} AS ttl, {claim} AS claim, {limit} AS capacity
+-- name: request_row
+-- One row of `enqueue`.
+SELECT {ordinal} AS ordinal, _ascii{owner} AS owner, _ascii{mode} AS mode, {weight} AS weight, {block} AS block,
+  {label} AS label, {ttl} AS ttl, {confirmation_window} AS confirmation_window, {limit} AS capacity
 
 -- name: serve
 -- A waiter enters as long as there is room for all that hold or come before it: none overtakes. Those of this client are told by the
--- answer and enter for their ttl, others for their claim. A node of a cluster may undo a transaction in the middle without a
+-- answer and enter for their ttl, others for their confirmation window. A node of a cluster may undo a transaction in the middle without a
 -- word, and carry out the rest: outside of one, no waiter enters. For the same reason two may have arrived with one number.
 SET @began = UTC_TIMESTAMP(6);
-UPDATE (SELECT owner, state, SUM(weight) OVER line AS upto, SUM(IF(state = 0, block, 0)) OVER line - block AS before_it
-  FROM {bids} FORCE INDEX (lock_id) WHERE lock_id = {id} AND state IN (0, 1, 2, 4)
-  WINDOW line AS (ORDER BY state = 0, arrival, owner)) AS q
+UPDATE (SELECT owner, state, SUM(weight) OVER queue AS upto, SUM(IF(state = 0, block, 0)) OVER queue - block AS before_it
+  FROM {requests} FORCE INDEX (lock_id) WHERE lock_id = {id} AND state IN (0, 1, 2, 4)
+  WINDOW queue AS (ORDER BY state = 0, arrival, owner)) AS q
 STRAIGHT_JOIN {table} AS t ON t.id = {id} AND q.upto <= t.capacity
-STRAIGHT_JOIN {bids} AS b FORCE INDEX (PRIMARY) ON b.owner = q.owner
-SET b.state = IF(b.owner IN ({ours}), 2, 1), b.token = t.token + 1 + q.before_it, b.since = UTC_TIMESTAMP(6),
-  b.expires_at = UTC_TIMESTAMP(6) + INTERVAL IF(b.owner IN ({ours}), b.ttl, b.claim) MICROSECOND
+STRAIGHT_JOIN {requests} AS r FORCE INDEX (PRIMARY) ON r.owner = q.owner
+SET r.state = IF(r.owner IN ({ours}), 2, 1), r.token = t.token + 1 + q.before_it, r.since = UTC_TIMESTAMP(6),
+  r.expires_at = UTC_TIMESTAMP(6) + INTERVAL IF(r.owner IN ({ours}), r.ttl, r.confirmation_window) MICROSECOND
 WHERE q.state = 0 /*M!100000 AND @@in_transaction */;
 UPDATE {table} SET since = UTC_TIMESTAMP(6), token = GREATEST(token,
-  (SELECT COALESCE(MAX(b.token + b.block - 1), 0) FROM {bids} AS b WHERE b.lock_id = {id} AND b.state IN (1, 2)))
+  (SELECT COALESCE(MAX(r.token + r.block - 1), 0) FROM {requests} AS r WHERE r.lock_id = {id} AND r.state IN (1, 2)))
 WHERE id = {id}
 
 -- name: withdraw
--- Those who do not wait take no place.
-DELETE b FROM {bids} AS b FORCE INDEX (PRIMARY) WHERE b.owner IN ({trying}) AND b.state = 0
+-- Requests that do not wait take no position.
+DELETE r FROM {requests} AS r FORCE INDEX (PRIMARY) WHERE r.owner IN ({trying}) AND r.state = 0
 
 -- name: outcome
 -- Whether it was not undone; then, as it has been committed, the limits, how those stand who asked, which claims of this client hold it, and
 -- who was granted something and has not confirmed it: whether now, or before.
 SELECT 1 /*M!100000 AND @@in_transaction */;
 COMMIT;
-SELECT t.declared, t.capacity, b.owner, b.client, b.state, b.token, b.since >= @began
-FROM {table} AS t LEFT JOIN {bids} AS b ON b.lock_id = t.id
-  AND (b.state = 1 OR b.state = 2 AND b.owner IN ({ours}) OR b.owner IN ({asking}))
+SELECT t.declared, t.capacity, r.owner, r.client, r.state, r.token, r.since >= @began
+FROM {table} AS t LEFT JOIN {requests} AS r ON r.lock_id = t.id
+  AND (r.state = 1 OR r.state = 2 AND r.owner IN ({ours}) OR r.owner IN ({asking}))
 WHERE t.id = {id}
 
 -- name: depart
 -- Who of them is inside, for those who believe that they are.
-SELECT owner FROM {bids} FORCE INDEX (PRIMARY) WHERE owner IN ({leaving}) AND state IN (1, 2);
-DELETE b FROM {bids} AS b FORCE INDEX (PRIMARY) WHERE b.owner IN ({leaving}) AND b.state <> 4
+SELECT owner FROM {requests} FORCE INDEX (PRIMARY) WHERE owner IN ({leaving}) AND state IN (1, 2);
+DELETE r FROM {requests} AS r FORCE INDEX (PRIMARY) WHERE r.owner IN ({leaving}) AND r.state <> 4
 
 -- name: bury
 -- One that has been confirmed in the meantime has a holder.
-DELETE FROM {bids} WHERE owner = {owner} AND state = 1
+DELETE FROM {requests} WHERE owner = {owner} AND state = 1
 
 -- name: keep
-UPDATE {bids} SET state = 4, expires_at = UTC_TIMESTAMP(6) + INTERVAL {keep} MICROSECOND
+UPDATE {requests} SET state = 4, expires_at = UTC_TIMESTAMP(6) + INTERVAL {keep} MICROSECOND
 WHERE owner = {owner} AND state IN (1, 2);
-DELETE FROM {bids} WHERE owner = {owner} AND state <> 4
+DELETE FROM {requests} WHERE owner = {owner} AND state <> 4
 
--- name: weaken
+-- name: downgrade
 -- A write hold becomes a read hold; its token stays.
-UPDATE {bids} SET mode = 'read', weight = 1, state = 2, expires_at = UTC_TIMESTAMP(6) + INTERVAL ttl MICROSECOND
+UPDATE {requests} SET mode = 'read', weight = 1, state = 2, expires_at = UTC_TIMESTAMP(6) + INTERVAL ttl MICROSECOND
 WHERE owner = {owner} AND state IN (1, 2)
 
 -- name: force_out
 -- They are told by their next renewal; until then the rows say so.
-DELETE b FROM {bids} AS b FORCE INDEX (lock_id) WHERE b.lock_id = {id} AND b.state = 4;
-UPDATE {bids} FORCE INDEX (lock_id) SET state = 3, expires_at = UTC_TIMESTAMP(6) + INTERVAL ttl MICROSECOND
+DELETE r FROM {requests} AS r FORCE INDEX (lock_id) WHERE r.lock_id = {id} AND r.state = 4;
+UPDATE {requests} FORCE INDEX (lock_id) SET state = 3, expires_at = UTC_TIMESTAMP(6) + INTERVAL ttl MICROSECOND
 WHERE lock_id = {id} AND state IN (1, 2)
 
 -- name: forced_out
-SELECT DISTINCT client FROM {bids} WHERE lock_id = {id} AND state = 3
+SELECT DISTINCT client FROM {requests} WHERE lock_id = {id} AND state = 3
 
 -- name: resize
 UPDATE {table} SET capacity = {capacity}, since = UTC_TIMESTAMP(6) WHERE id = {id}
 
--- name: confirm_bids
+-- name: confirm_grants
 -- It waits for no row: rows that are locked are passed over, and found again by the next look.
-UPDATE (SELECT owner FROM {bids} FORCE INDEX (PRIMARY) WHERE owner IN ({owners}) LIMIT {count} FOR UPDATE SKIP LOCKED) AS free
-STRAIGHT_JOIN {bids} AS b FORCE INDEX (PRIMARY) ON b.owner = free.owner
-SET b.state = 2, b.expires_at = UTC_TIMESTAMP(6) + INTERVAL b.ttl MICROSECOND
-WHERE b.state IN (1, 2) AND b.expires_at > UTC_TIMESTAMP(6)
+UPDATE (SELECT owner FROM {requests} FORCE INDEX (PRIMARY) WHERE owner IN ({owners}) LIMIT {count} FOR UPDATE SKIP LOCKED) AS free
+STRAIGHT_JOIN {requests} AS r FORCE INDEX (PRIMARY) ON r.owner = free.owner
+SET r.state = 2, r.expires_at = UTC_TIMESTAMP(6) + INTERVAL r.ttl MICROSECOND
+WHERE r.state IN (1, 2) AND r.expires_at > UTC_TIMESTAMP(6)
 
--- name: renew_bid
+-- name: renew_hold
 -- One that was passed over; it waits.
-UPDATE {bids} SET state = 2, expires_at = UTC_TIMESTAMP(6) + INTERVAL ttl MICROSECOND
+UPDATE {requests} SET state = 2, expires_at = UTC_TIMESTAMP(6) + INTERVAL ttl MICROSECOND
 WHERE owner = {owner} AND state IN (1, 2) AND expires_at > UTC_TIMESTAMP(6)
 
--- name: renew_bids
+-- name: renew_holds
 -- It waits for no row: rows that are locked are passed over.
-UPDATE (SELECT owner FROM {bids} FORCE INDEX (PRIMARY) WHERE owner IN ({owners}) LIMIT {count} FOR UPDATE SKIP LOCKED) AS free
-STRAIGHT_JOIN {bids} AS b FORCE INDEX (PRIMARY) ON b.owner = free.owner
-SET b.state = 2, b.expires_at = UTC_TIMESTAMP(6) + INTERVAL b.ttl MICROSECOND
-WHERE b.state IN (1, 2) AND b.expires_at > UTC_TIMESTAMP(6);
-SELECT owner, requested FROM {bids} WHERE owner IN ({owners}) AND requested IS NOT NULL
+UPDATE (SELECT owner FROM {requests} FORCE INDEX (PRIMARY) WHERE owner IN ({owners}) LIMIT {count} FOR UPDATE SKIP LOCKED) AS free
+STRAIGHT_JOIN {requests} AS r FORCE INDEX (PRIMARY) ON r.owner = free.owner
+SET r.state = 2, r.expires_at = UTC_TIMESTAMP(6) + INTERVAL r.ttl MICROSECOND
+WHERE r.state IN (1, 2) AND r.expires_at > UTC_TIMESTAMP(6);
+SELECT owner, requested FROM {requests} WHERE owner IN ({owners}) AND requested IS NOT NULL
 
--- name: renewed_bids
-SELECT owner, state, TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires_at) FROM {bids}
+-- name: renewed_holds
+SELECT owner, state, TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires_at) FROM {requests}
 WHERE owner IN ({owners}) AND expires_at > UTC_TIMESTAMP(6)
 
--- name: verify_bids
+-- name: verify_holds
 -- It prolongs nothing, and waits for no row: rows are read as they were last committed.
-SELECT owner, state, TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires_at) FROM {bids}
+SELECT owner, state, TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires_at) FROM {requests}
 WHERE owner IN ({owners}) AND expires_at > UTC_TIMESTAMP(6);
-SELECT owner, requested FROM {bids} WHERE owner IN ({owners}) AND requested IS NOT NULL
+SELECT owner, requested FROM {requests} WHERE owner IN ({owners}) AND requested IS NOT NULL
 
--- name: bids
-SELECT owner, state, token, TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires_at) FROM {bids} WHERE owner IN ({owners}) AND expires_at > UTC_TIMESTAMP(6)
+-- name: requests
+SELECT owner, state, token, TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires_at) FROM {requests} WHERE owner IN ({owners}) AND expires_at > UTC_TIMESTAMP(6)
 
--- name: request_bids
-UPDATE {bids} FORCE INDEX (lock_id) SET requested = {reason}
+-- name: request_release_shared
+UPDATE {requests} FORCE INDEX (lock_id) SET requested = {reason}
 WHERE lock_id = {id} AND state IN (1, 2) AND expires_at > UTC_TIMESTAMP(6);
-SELECT COUNT(*) FROM {bids} WHERE lock_id = {id} AND state IN (1, 2) AND expires_at > UTC_TIMESTAMP(6)
+SELECT COUNT(*) FROM {requests} WHERE lock_id = {id} AND state IN (1, 2) AND expires_at > UTC_TIMESTAMP(6)
 
--- name: inspect_bids
+-- name: inspect_shared
 SELECT state, label, token, since, TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires_at), weight, mode
-FROM {bids} WHERE lock_id = {id} AND state IN (0, 1, 2, 4) AND expires_at > UTC_TIMESTAMP(6) ORDER BY arrival, owner;
+FROM {requests} WHERE lock_id = {id} AND state IN (0, 1, 2, 4) AND expires_at > UTC_TIMESTAMP(6) ORDER BY arrival, owner;
 SELECT declared, capacity, TIMESTAMPDIFF(MICROSECOND, since, UTC_TIMESTAMP(6)) FROM {table} WHERE id = {id}
 
 -- --- waiting
@@ -161,44 +161,44 @@ DO IF(IFNULL(IS_USED_LOCK({sleep_lock}), 0) = CONNECTION_ID(), 1, GET_LOCK({slee
 -- The main session that had it is gone.
 DO RELEASE_LOCK({sleep_lock})
 
--- name: hear_grants
+-- name: granted
 -- What is sent to the listener is one statement in each packet: when KILL QUERY comes between two, the server sends no
 -- answer for the second.
-SELECT b.owner, t.id, t.family, t.name FROM {bids} AS b JOIN {table} AS t ON t.id = b.lock_id
-WHERE b.client = {client} AND b.state = 1 AND b.expires_at > UTC_TIMESTAMP(6)
+SELECT r.owner, t.id, t.family, t.name FROM {requests} AS r JOIN {table} AS t ON t.id = r.lock_id
+WHERE r.client = {client} AND r.state = 1 AND r.expires_at > UTC_TIMESTAMP(6)
 
--- name: hear_ends
+-- name: ended
 -- Locks for which this client waits, and of which a hold or a position is over.
 SELECT t.id, t.family, t.name FROM {table} AS t
-WHERE t.id IN (SELECT w.lock_id FROM {bids} AS w WHERE w.client = {client} AND w.state = 0)
-  AND EXISTS (SELECT 1 FROM {bids} AS b WHERE b.lock_id = t.id AND b.expires_at <= UTC_TIMESTAMP(6))
+WHERE t.id IN (SELECT w.lock_id FROM {requests} AS w WHERE w.client = {client} AND w.state = 0)
+  AND EXISTS (SELECT 1 FROM {requests} AS r WHERE r.lock_id = t.id AND r.expires_at <= UTC_TIMESTAMP(6))
 
--- name: hear_documents
-SELECT id, version FROM {documents} WHERE id IN ({watched}) AND expires_at > UTC_TIMESTAMP(6)
+-- name: register_versions
+SELECT id, version FROM {registers} WHERE id IN ({watched}) AND expires_at > UTC_TIMESTAMP(6)
 
 -- name: listen
 -- A client that grants us something ends this; a grant that came just before is seen, because it was committed before. On MariaDB
 -- not by SLEEP: a KILL QUERY that comes as it begins stands still for 2 s, and with it all that sleep at that server.
 SELECT IF(
-  EXISTS (SELECT 1 FROM {bids} WHERE client = {client} AND state = 1 AND expires_at > UTC_TIMESTAMP(6))
-  OR EXISTS (SELECT 1 FROM {documents} WHERE expires_at > UTC_TIMESTAMP(6) AND ({changed})), 0,
+  EXISTS (SELECT 1 FROM {requests} WHERE client = {client} AND state = 1 AND expires_at > UTC_TIMESTAMP(6))
+  OR EXISTS (SELECT 1 FROM {registers} WHERE expires_at > UTC_TIMESTAMP(6) AND ({changed})), 0,
   /*M!100000 GET_LOCK({sleep_lock}, */ /*!80000 SLEEP( */ GREATEST(0, LEAST({look},
-    (SELECT COALESCE(MIN(TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), b.expires_at)), 1000000000) / 1000000
-      FROM {bids} AS b
-      WHERE b.lock_id IN (SELECT w.lock_id FROM {bids} AS w WHERE w.client = {client} AND w.state = 0))))))
+    (SELECT COALESCE(MIN(TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), r.expires_at)), 1000000000) / 1000000
+      FROM {requests} AS r
+      WHERE r.lock_id IN (SELECT w.lock_id FROM {requests} AS w WHERE w.client = {client} AND w.state = 0))))))
 
--- name: stay
+-- name: prolong
 -- Positions and watches live for a ttl, and at least 3 s, from when their client prolonged them. Those that are locked at
 -- this moment are passed over: there are two more times.
-UPDATE (SELECT owner FROM {bids} FORCE INDEX (PRIMARY) WHERE owner IN ({owners}) LIMIT {count} FOR UPDATE SKIP LOCKED) AS free
-STRAIGHT_JOIN {bids} AS b FORCE INDEX (PRIMARY) ON b.owner = free.owner
-SET b.expires_at = UTC_TIMESTAMP(6) + INTERVAL GREATEST(b.ttl, 3000000) MICROSECOND
-WHERE b.state IN (0, 5) AND b.expires_at > UTC_TIMESTAMP(6)
+UPDATE (SELECT owner FROM {requests} FORCE INDEX (PRIMARY) WHERE owner IN ({owners}) LIMIT {count} FOR UPDATE SKIP LOCKED) AS free
+STRAIGHT_JOIN {requests} AS r FORCE INDEX (PRIMARY) ON r.owner = free.owner
+SET r.expires_at = UTC_TIMESTAMP(6) + INTERVAL GREATEST(r.ttl, 3000000) MICROSECOND
+WHERE r.state IN (0, 5) AND r.expires_at > UTC_TIMESTAMP(6)
 
 -- name: wake
 -- Only if it listens at this moment: else it looks before it sleeps.
 KILL QUERY IFNULL(IS_USED_LOCK({wake_lock}), 0)
 
--- name: shake
+-- name: end_session
 -- The end of a session makes its client ask at once whether its holds are there.
 KILL IFNULL(IS_USED_LOCK({client}), 0)
