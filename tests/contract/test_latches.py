@@ -204,7 +204,7 @@ async def test_wrong_numbers_are_refused(client, value):
         await client.latch("x", 2).count_down(value)
 
 
-async def test_a_document_of_somebody_else_is_no_latch(client):
+async def test_a_register_of_somebody_else_is_no_latch(client):
     register = client._runtime.backend.register("x", Family.LATCH)
     assert await register.write(b"not ours", "", 60.0) is not None
     await register.aclose()

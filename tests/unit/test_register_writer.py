@@ -236,7 +236,7 @@ async def test_the_log_says_why_a_wait_ended(caplog):
     assert "waiter for 'y' wakes: the timeout passed" in caplog.messages
 
 
-async def test_a_document_that_grows_too_long_is_refused():
+async def test_a_register_that_grows_too_long_is_refused():
     async with connect(MemoryServer()) as client:
         work = client._runtime.writer("x", Family.LATCH, 60)
         with pytest.raises(BackendRefused, match="too many users"):
@@ -257,7 +257,7 @@ async def test_a_document_that_grows_too_long_is_refused():
         b'{"v":2,"seen":{},"body":{}}',
     ],
 )
-async def test_a_document_that_another_program_wrote_is_refused(value):
+async def test_a_register_that_another_program_wrote_is_refused(value):
     async with connect(MemoryServer()) as client:
         register = client._backend.register("x", Family.LATCH)
         assert await register.write(value, "", 60) is not None

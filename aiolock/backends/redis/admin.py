@@ -28,7 +28,7 @@ Lock = tuple[str, Family]
 
 
 def read(answer: Sequence[Any], name: str, family: Family) -> LockInfo:
-    """Read the answer of the script ``look`` of a lock's family."""
+    """Read the answer of the script ``inspect`` of a lock's family."""
     if family.shareable:
         return _shared(*answer, name=name, family=family)
     now, until, token, since, label, *waiting = answer

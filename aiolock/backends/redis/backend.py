@@ -178,7 +178,7 @@ class BaseBackend(Administration, RegisterStore, Diagnosis):
 
     def register(self, name: str, family: Family) -> RedisRegister:
         """Return a view of a hash of its own."""
-        key = f"{self._prefix}{family.value}.doc:{{{escape(name)}}}"
+        key = f"{self._prefix}{family.value}.register:{{{escape(name)}}}"
         return RedisRegister(self._registers, key, name)
 
     def _renewed(self, claim: RedisClaim, state: int | list[Any], sent: float) -> Renewal:

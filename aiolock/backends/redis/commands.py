@@ -138,14 +138,14 @@ def as_eval(command: bytes) -> bytes | None:
 Scripts = Mapping[str, Script]
 """By the names of their files."""
 
-LOADED = ("enter", "release", "leave", "renew", "beat", "force", "look", "ask")
+LOADED = ("enter", "release", "leave", "renew", "heartbeat", "force", "inspect", "request_release")
 """The scripts of a family of locks; those of mutexes are loaded whenever a server is connected."""
 
 
 def load(*, cluster: bool = False) -> Scripts:
     """Read all scripts, in the variant for a node of a cluster if asked."""
     shared = [f"many_{name}" for name in (*LOADED, "downgrade", "limit")]
-    names = (*LOADED, *shared, "doc_write", "doc_watch")
+    names = (*LOADED, *shared, "register_write", "register_watch")
     return {name: Script(source(name, cluster=cluster)) for name in names}
 
 
@@ -156,8 +156,8 @@ PROBE = Script(source("probe"))
 # Each namespace has one version, in a key of its own whose name never changes. Every connection asks for it before its
 # first command, because the server may be another one, or have lost its data.
 
-FORMAT = 2
-"""The version of keys, fields, scripts and channels. The first, without a version of its own, was never released."""
+FORMAT = 3
+"""The version of keys, fields, scripts and channels. Formats 1, without a version of its own, and 2 were never released."""
 
 _FORMAT = Script(source("format"))
 
@@ -273,7 +273,7 @@ class Commands:
     def beat(self, keys: Sequence[str], counts: Sequence[int], life: int, pushed: bool) -> Reply:
         """Send a heartbeat: in the queue of each key this client has so many positions, which live ``life`` ms."""
         words = self.process, life, "s" if pushed else "n", self.tokens.highest, *counts
-        return self._call("beat", keys, *words)
+        return self._call("heartbeat", keys, *words)
 
     def tickets(self, key: str, numbers: Sequence[int]) -> Reply:
         """Read the ticket of each of these claims in the queue of a lock; ``None`` for one that has none."""
@@ -281,7 +281,7 @@ class Commands:
 
     def look(self, key: str) -> Reply:
         """Read holders and waiters."""
-        return self._call("look", (key,))
+        return self._call("inspect", (key,))
 
     def force(self, key: str) -> Reply:
         """Take the lock from its holders, who are notified."""
@@ -289,7 +289,7 @@ class Commands:
 
     def ask(self, key: str, reason: str) -> Reply:
         """Ask the holders to release, now and with their next renewals."""
-        return self._call("ask", (key,), reason)
+        return self._call("request_release", (key,), reason)
 
     def downgrade(self, request: Request, number: int) -> Reply:
         """Turn a write hold into a read hold."""

@@ -103,7 +103,7 @@ class RedisRegister(Register):
         registers = self._registers
         write_id, latest = registers.write_id()
         words = value, stamp, write_id, round(keep * 1000), latest
-        written = await registers.issue(registers.scripts["doc_write"].encode((self.key,), words))
+        written = await registers.issue(registers.scripts["register_write"].encode((self.key,), words))
         return None if written is None else registers.stamp(written)
 
     async def changed(self, stamp: str) -> None:
@@ -134,7 +134,7 @@ class RedisRegister(Register):
         registers.watched.setdefault(self.key, set()).add(self)
         words = registers.process, LIFE_MS if registers.pushed() else "0"
         return registers.stamp(
-            await registers.issue(registers.scripts["doc_watch"].encode((self.key,), words))
+            await registers.issue(registers.scripts["register_watch"].encode((self.key,), words))
         )
 
     def _unwatch(self) -> None:
@@ -155,4 +155,6 @@ class RedisRegister(Register):
         if self.key not in registers.watched and not registers.closed:
             # In a forked child the connection is its parent's, and so is the watch.
             with contextlib.suppress(RuntimeError):
-                registers.issue(registers.scripts["doc_watch"].encode((self.key,), (registers.process, "0")))
+                registers.issue(
+                    registers.scripts["register_watch"].encode((self.key,), (registers.process, "0"))
+                )

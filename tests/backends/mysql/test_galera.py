@@ -100,7 +100,7 @@ async def test_force_release_on_one_node_is_learnt_on_the_other(nodes):
         assert await lease.wait_lost() == "force-released"
 
 
-async def test_a_document_is_changed_by_one_at_a_time_on_both_nodes(nodes):
+async def test_a_register_is_changed_by_one_at_a_time_on_both_nodes(nodes):
     async def count(client) -> None:
         register = client._backend.register("x", Family.LATCH)
         for _ in range(10):

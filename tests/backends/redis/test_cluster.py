@@ -43,7 +43,7 @@ def test_slots_are_those_of_the_driver(key):
 
 
 def test_a_lock_and_its_document_are_in_one_slot():
-    assert slot_of(b"n:1:sem:{x}") == slot_of(b"n:1:latch.doc:{x}") == slot_of(b"other:1:lock:{x}")
+    assert slot_of(b"n:1:sem:{x}") == slot_of(b"n:1:latch.register:{x}") == slot_of(b"other:1:lock:{x}")
 
 
 def test_a_key_can_be_found_in_any_slot():

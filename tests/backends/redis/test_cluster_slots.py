@@ -145,7 +145,7 @@ async def test_hand_overs_after_a_move_are_pushed_again_and_not_asked_for(cluste
     await until(lambda: [payload for payload in heard if payload.startswith(b"g ")])
 
 
-async def test_permits_readers_and_documents_go_along(cluster, two):
+async def test_permits_readers_and_registers_go_along(cluster, two):
     one, other = two
     name = named(cluster, 1)
     latch = asyncio.create_task(one.latch(name, 1).wait())

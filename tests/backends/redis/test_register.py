@@ -16,7 +16,7 @@ __all__ = ["opened", "proxy"]  # fixtures
 
 
 def key_of(namespace: str, name: str = "d") -> str:
-    return f"{namespace}:1:latch.doc:{{{name}}}"
+    return f"{namespace}:1:latch.register:{{{name}}}"
 
 
 async def watchers(admin, namespace: str) -> int:
@@ -24,7 +24,7 @@ async def watchers(admin, namespace: str) -> int:
     return sum(field[:2] == b"w:" for field in await admin.hgetall(key_of(namespace)))
 
 
-async def test_a_document_is_what_the_last_write_that_compared_made_it(opened):
+async def test_a_register_is_what_the_last_write_that_compared_made_it(opened):
     async with opened() as one, opened() as two:
         mine, theirs = one.register("d", Family.LATCH), two.register("d", Family.LATCH)
         assert await mine.read() == ABSENT
@@ -68,7 +68,7 @@ async def test_stamps_never_come_twice_also_when_the_document_and_the_clock_are_
         assert times == sorted(set(times))
 
 
-async def test_documents_and_locks_of_one_name_and_family_are_apart(opened):
+async def test_registers_and_locks_of_one_name_and_family_are_apart(opened):
     async with opened() as backend:
         register = backend.register("x", Family.ELECTION)
         await register.write(b"a", "", 60)
@@ -78,7 +78,7 @@ async def test_documents_and_locks_of_one_name_and_family_are_apart(opened):
         await claim.release()
 
 
-async def test_a_document_is_kept_for_as_long_as_was_said_and_no_watch_makes_that_less(
+async def test_a_register_is_kept_for_as_long_as_was_said_and_no_watch_makes_that_less(
     opened, admin, namespace
 ):
     async with opened() as backend:
@@ -185,7 +185,7 @@ async def test_waiting_ends_with_an_error_when_the_client_is_closed(opened):
         await register.aclose()
 
 
-async def test_a_document_that_is_too_long_is_refused_before_it_is_sent(opened):
+async def test_a_register_that_is_too_long_is_refused_before_it_is_sent(opened):
     async with opened() as backend:
         register = backend.register("d", Family.LATCH)
         with pytest.raises(ConfigError, match="65536 bytes, this one has 65537"):

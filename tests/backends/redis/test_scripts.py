@@ -51,13 +51,13 @@ class Lock:
     async def beat(
         self, process: str, places: object = 1, *, hears: str = "s", life: int = 6000
     ) -> list[int]:
-        return (await self.call(SCRIPTS["beat"], process, life, hears, 0, places))[1]
+        return (await self.call(SCRIPTS["heartbeat"], process, life, hears, 0, places))[1]
 
     async def force(self) -> list[int]:
         return await self.call(SCRIPTS["force"], 0)
 
     async def look(self) -> Any:
-        return await self.call(SCRIPTS["look"])
+        return await self.call(SCRIPTS["inspect"])
 
     async def fields(self) -> dict[str, str]:
         return {name.decode(): value.decode() for name, value in (await self.admin.hgetall(self.key)).items()}
@@ -245,7 +245,7 @@ async def test_a_release_hands_on_in_order_with_a_short_claim(lock, admin):
     kind, request, token, count, server, claim, waiting = message.split(" ")
     assert (process, kind, request, claim, waiting) == ("b", "g", B, "3000", "1")
     fields = await lock.fields()
-    assert (fields["owner"], fields["claim"], fields["label"], fields["token"]) == (
+    assert (fields["owner"], fields["provisional"], fields["label"], fields["token"]) == (
         B,
         "1",
         "the next one",
@@ -553,10 +553,10 @@ async def test_a_renewal_prolongs_confirms_and_tells_of_others(lock):
     await lock.enter(B)
     assert await lock.renew(A) == 2
     await lock.release(A)
-    assert (await lock.fields())["claim"] == "1"
+    assert (await lock.fields())["provisional"] == "1"
     assert await lock.renew(B, 40_000) == 1
     fields = await lock.fields()
-    assert fields["claim"] == "0"
+    assert fields["provisional"] == "0"
     assert int(fields["until"]) - int(fields["since"]) > 39_000_000
 
 
@@ -578,7 +578,7 @@ async def test_renewals_of_many_locks_are_answered_one_by_one(lock, admin, names
     assert answer[1:] == [1, -1, 0, 0]
     counts = [1] * 4
     answer = await admin.eval(
-        SCRIPTS["beat"].source.decode(), 4, *(each.key for each in locks), "b", 6000, "s", 0, *counts
+        SCRIPTS["heartbeat"].source.decode(), 4, *(each.key for each in locks), "b", 6000, "s", 0, *counts
     )
     assert [state for _, _, state in answer[1:]] == [2, 2, 2, 2]
 
@@ -719,6 +719,6 @@ async def test_the_books_balance_after_any_sequence_of_steps(lock, admin, seed):
             owner_token, top = (fields["owner"], fields["token"]), int(fields["top"])
         assert int(fields.get("top", 0)) >= top
         assert fields.get("owner") not in tickets
-        granted += fields.get("claim") == "1"
+        granted += fields.get("provisional") == "1"
     # What was to be exercised was.
     assert granted > 10

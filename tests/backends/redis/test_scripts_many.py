@@ -51,13 +51,13 @@ class ManyLock(Lock):
     async def beat(
         self, process: str, places: object = 1, *, hears: str = "s", life: int = 600_000
     ) -> list[int]:
-        return (await self.call(SCRIPTS["many_beat"], process, life, hears, 0, places))[1]
+        return (await self.call(SCRIPTS["many_heartbeat"], process, life, hears, 0, places))[1]
 
     async def force(self) -> list[int]:
         return await self.call(SCRIPTS["many_force"], 0)
 
     async def look(self) -> Any:
-        return await self.call(SCRIPTS["many_look"])
+        return await self.call(SCRIPTS["many_inspect"])
 
     async def downgrade(self, request: str, ttl: int = TTL) -> Any:
         return await self.call(SCRIPTS["many_downgrade"], request, ttl, 0)
@@ -66,7 +66,7 @@ class ManyLock(Lock):
         return await self.call(SCRIPTS["many_limit"], limit, 0)
 
     async def ask(self, why: str = "maintenance, please") -> int:
-        return await self.call(SCRIPTS["many_ask"], why)
+        return await self.call(SCRIPTS["many_request_release"], why)
 
     async def inside(self) -> set[str]:
         """Whose requests have a hold."""
@@ -596,7 +596,9 @@ async def test_a_line_of_another_lock_is_not_touched(admin, namespace):
     words = [word for _ in locks for word in (A, 10_000)]
     answer = await admin.eval(SCRIPTS["many_renew"].source.decode(), 4, *keys, *words)
     assert answer[1:] == [1, -1, 0, 0]
-    answer = await admin.eval(SCRIPTS["many_beat"].source.decode(), 4, *keys, "b", 6000, "s", 0, 1, 1, 1, 1)
+    answer = await admin.eval(
+        SCRIPTS["many_heartbeat"].source.decode(), 4, *keys, "b", 6000, "s", 0, 1, 1, 1, 1
+    )
     assert [state for _, _, state in answer[1:]] == [2, 2, 2, 2]
     for each in locks:
         await each.close()

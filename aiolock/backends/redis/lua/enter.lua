@@ -13,7 +13,7 @@ local now = t[1] * 1000000 + t[2]
 local function enter(waiting)
   local token, top = tokens(now, tonumber(f[3]), tonumber(ARGV[4]), tonumber(ARGV[3]))
   redis.call('HSET', lock, 'owner', request, 'until', now + ARGV[2] * 1000, 'token', token, 'top', top,
-    'label', ARGV[5], 'since', now, 'claim', 0, 'ttl', ARGV[2])
+    'label', ARGV[5], 'since', now, 'provisional', 0, 'ttl', ARGV[2])
   redis.call('PEXPIRE', lock, ARGV[2] + 60000)
   return {1, token, top - token + 1, now, waiting}
 end
@@ -25,7 +25,7 @@ local mine = string.match(request, '^%x+')
 if f[6] then return {0, -1, now, 60000000, 0} end
 if f[1] then f[2] = rewind(lock, now, f[2], f[7]) end
 if f[1] ~= request and (not f[1] or tonumber(f[2]) <= now) then
-  if f[1] and redis.call('HGET', lock, 'claim') == '1' then park(lock, f[1], mine) end
+  if f[1] and redis.call('HGET', lock, 'provisional') == '1' then park(lock, f[1], mine) end
   local served = serve(lock, now, request, tonumber(ARGV[4]))
   f = redis.call('HMGET', lock, 'owner', 'until', 'top', 'head', 'tail')
   -- No waiter could be reached: the request is granted, and the others come back to their tickets. If not all of them were
@@ -36,16 +36,16 @@ if f[1] == request then
   -- The request's own grant, whose answer or push may be lost: from now on it stands for a full ttl.
   local g = redis.call('HMGET', lock, 'token', 'top')
   redis.call('PEXPIRE', lock, ARGV[2] + 60000)
-  redis.call('HSET', lock, 'until', now + ARGV[2] * 1000, 'claim', 0)
+  redis.call('HSET', lock, 'until', now + ARGV[2] * 1000, 'provisional', 0)
   return {1, tonumber(g[1]), g[2] - g[1] + 1, now, f[4] ~= f[5] and 1 or 0}
 end
 local left = f[1] and f[2] - now or 0
 if ARGV[6] == '' then return {0, -1, now, left, 0} end
--- include line
+-- include join
 local ticket = tonumber(redis.call('HGET', lock, 'r:' .. request))
 if not ticket then
   local head, tail, life = tonumber(f[4] or 0), tonumber(f[5] or 0), nil
-  ticket, life = line_up(lock, request, now, ARGV[6],
+  ticket, life = join_queue(lock, request, now, ARGV[6],
     string.format('%s %s %s %s', ARGV[2], ARGV[3], ARGV[4], ARGV[5]), head, tail)
   redis.call('PEXPIRE', lock, string.format('%.0f', math.max(left / 1000, life) + 60000))
   if f[1] and f[4] == f[5] then

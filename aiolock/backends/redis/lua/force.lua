@@ -1,5 +1,5 @@
 -- force: take the lock from its holder, notify it, and grant the next waiter. For administrators.
--- KEYS[1] the lock. ARGV: 1 floor. Returns {1 if there was a holder, ms of a claim}.
+-- KEYS[1] the lock. ARGV: 1 floor. Returns {1 if there was a holder, ms of a confirmation window}.
 -- Safe in one atomic step; the old holder's validity may overlap with the next one's, which is why it is notified.
 local lock = KEYS[1]
 local owner = redis.call('HGET', lock, 'owner')

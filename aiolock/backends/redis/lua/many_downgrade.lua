@@ -1,6 +1,6 @@
 -- many_downgrade: turn a write hold into a read hold, and grant the readers who are next.
 -- KEYS[1] the lock. ARGV: 1 request, 2 ttl ms, 3 floor.
--- Returns {1, token, tokens, server µs, others wait, ms of the shortest claim (or -1)}, {0, server µs} if the hold is
+-- Returns {1, token, tokens, server µs, others wait, ms of the shortest confirmation window (or -1)}, {0, server µs} if the hold is
 -- gone, or {-1, server µs} if it was taken by force.
 -- Safe: one atomic step, so there is no moment at which it is neither; asking again finds it done. It stands for a full ttl
 -- from then. Begins with a write that needs no memory.
@@ -10,15 +10,15 @@ local t = redis.call('TIME')
 local now = t[1] * 1000000 + t[2]
 if not f[1] then return {f[5] and -1 or 0, now} end
 -- include tokens
--- include place
+-- include positions
 -- include many_hold
--- include many_seat
+-- include many_serve
 local weight, token, count, since, label = string.match(f[1], '^%d+ %d (%d+) (%d+) (%d+) (%d+) %d+ (.*)$')
 redis.call('HDEL', lock, 'h:' .. request)
 hold(lock, request, now + ARGV[2] * 1000, 0, 1, token, count, since, ARGV[2], label)
 local used = f[2] - weight + 1
 redis.call('HSET', lock, 'used', used)
 stay(lock, ARGV[2] + (f[4] or 60000))
-local claim = seat(lock, now, '', tonumber(ARGV[3]), used, tonumber(f[3]))
-local line = redis.call('HMGET', lock, 'head', 'tail')
-return {1, tonumber(token), tonumber(count), now, line[1] ~= line[2] and 1 or 0, claim}
+local window = serve(lock, now, '', tonumber(ARGV[3]), used, tonumber(f[3]))
+local queue = redis.call('HMGET', lock, 'head', 'tail')
+return {1, tonumber(token), tonumber(count), now, queue[1] ~= queue[2] and 1 or 0, window}

@@ -33,15 +33,15 @@ local named = not f[2] or ARGV[8] == f[2] or ARGV[8] == (f[3] or ARGV[8])
 if f[4] == f[5] and not f[9] and not f[10] and named and used + weight <= limit and quiet then return enter(0) end
 local newcomer = not f[9] and not f[11] and (ARGV[6] == '' or string.sub(ARGV[6], -2) == '-1')
 if newcomer and not named then return {2, limit} end
--- include place
+-- include positions
 -- include park
 -- include many_sweep
--- include many_seat
+-- include many_serve
 if f[10] then return {0, -1, now, 60000000, 0} end
 local more = 0
 if not f[9] then
   if due(now, f[7], f[12]) then used = sweep(lock, now, mine) end
-  if f[4] ~= f[5] then more = seat(lock, now, request, floor, used, limit) end
+  if f[4] ~= f[5] then more = serve(lock, now, request, floor, used, limit) end
   used = read()
   if not f[9] and f[4] == f[5] and used + weight <= limit then return enter(0) end
 end
@@ -55,7 +55,7 @@ if f[9] then
 end
 local left = more == -1 and 0 or used > 0 and f[7] and f[7] - now or 60000000
 if ARGV[6] == '' then return {0, -1, now, left, 0} end
--- include many_line
-local ticket, first = be_in_line(lock, request, now, ARGV[6],
+-- include many_join
+local ticket, first = join(lock, request, now, ARGV[6],
   string.format('%s %s %s %.0f %s', ARGV[2], ARGV[3], ARGV[4], weight, ARGV[5]))
 return {0, ticket, now, left, first and 1 or 0}

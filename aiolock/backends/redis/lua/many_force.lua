@@ -1,13 +1,13 @@
 -- many_force: take a lock from all its holders, notify them, and grant the next waiters. For administrators.
--- KEYS[1] the lock. ARGV: 1 floor. Returns {1 if there was a holder, ms of the shortest claim}.
+-- KEYS[1] the lock. ARGV: 1 floor. Returns {1 if there was a holder, ms of the shortest confirmation window}.
 -- Safe in one atomic step; the validity of the old holds may overlap with the next ones', which is why they are notified.
 local lock = KEYS[1]
 local f = redis.call('HMGET', lock, 'limit', 'used')
 if not f[1] or f[2] == '0' then return {0, 0} end
 -- include tokens
--- include place
+-- include positions
 -- include many_hold
--- include many_seat
+-- include many_serve
 local t = redis.call('TIME')
 local now, all = t[1] * 1000000 + t[2], redis.call('HGETALL', lock)
 for i = 1, #all, 2 do
@@ -19,4 +19,4 @@ for i = 1, #all, 2 do
   end
 end
 redis.call('HSET', lock, 'used', 0)
-return {1, (seat(lock, now, '', tonumber(ARGV[1]), 0, tonumber(f[1])))}
+return {1, (serve(lock, now, '', tonumber(ARGV[1]), 0, tonumber(f[1])))}

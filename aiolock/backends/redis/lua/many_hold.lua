@@ -2,9 +2,9 @@
 -- ``h:<request>`` is: until (µs), 1 while a pushed grant has not been confirmed, weight, first token, tokens, since (µs),
 -- ttl (ms), label. A hold weighs its permits, a reader 1, and a writer 2^30, which is the whole limit of a read-write lock: so one
 -- rule is right for all of them, and a sum says whether a request can be granted.
-local function hold(lock, request, ends, claim, weight, token, count, now, ttl, label)
+local function hold(lock, request, ends, provisional, weight, token, count, now, ttl, label)
   redis.call('HSET', lock, 'h:' .. request,
-    string.format('%.0f %d %.0f %.0f %.0f %.0f %.0f %s', ends, claim, weight, token, count, now, ttl, label))
+    string.format('%.0f %d %.0f %.0f %.0f %.0f %.0f %s', ends, provisional, weight, token, count, now, ttl, label))
 end
 
 -- From now on it stands until then, which is a ttl from now, and is confirmed. ``soonest`` is when the next hold ends, as far as is known; this

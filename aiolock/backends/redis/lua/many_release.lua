@@ -1,6 +1,6 @@
 -- many_release: give up a hold, and grant the waiters that fit now.
 -- KEYS[1] the lock. ARGV: 1 request, 2 floor.
--- Returns -2 if the request has no hold (any more), else 0 if no waiter was granted, ms of the shortest claim, -1 to go on.
+-- Returns -2 if the request has no hold (any more), else 0 if no waiter was granted, ms of the shortest confirmation window, -1 to go on.
 -- Safe: takes only its own field, in one atomic step; again it does nothing. Begins with a write that needs no memory.
 local lock, hold_of = KEYS[1], 'h:' .. ARGV[1]
 local f = redis.call('HMGET', lock, hold_of, 'used', 'head', 'tail', 'limit')
@@ -10,8 +10,8 @@ redis.call('HDEL', lock, hold_of)
 redis.call('HSET', lock, 'used', used)
 if f[3] == f[4] then return 0 end
 -- include tokens
--- include place
+-- include positions
 -- include many_hold
--- include many_seat
+-- include many_serve
 local t = redis.call('TIME')
-return (seat(lock, t[1] * 1000000 + t[2], '', tonumber(ARGV[2]), used, tonumber(f[5])))
+return (serve(lock, t[1] * 1000000 + t[2], '', tonumber(ARGV[2]), used, tonumber(f[5])))

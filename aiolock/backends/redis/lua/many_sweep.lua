@@ -1,6 +1,6 @@
--- sweep: end the holds that have expired, and count the others. Part of many_enter, many_leave and many_beat.
+-- sweep: end the holds that have expired, and count the others. Part of many_enter, many_leave and many_heartbeat.
 -- Returns the weight in use then. ``next`` is a time before which no hold ends, so this is not called more often than that.
--- A claim that lapsed parks its client, unless it is ``mine``. Marks of forced holds (z) go after 60 s. Begins with a
+-- A grant that was not confirmed in time parks its client, unless it is ``mine``. Marks of forced holds (z) go after 60 s. Begins with a
 -- write that needs no memory.
 -- ``swept`` is when all holds were looked at: a clock that shows an earlier time was set back. Then, and whenever it is seen, a hold
 -- that would stand for longer than its ttl from now is ended a ttl from now. Safe: its owner renewed or asked before now, for
@@ -14,7 +14,7 @@ local function sweep(lock, now, mine)
   local all, used, soonest = redis.call('HGETALL', lock), 0, nil
   for i = 1, #all, 2 do
     local what, request = string.match(all[i], '^([hz]):(.*)$')
-    local ends, claim, weight, ttl = string.match(all[i + 1], '^(%d+) (%d) (%d+) %d+ %d+ %d+ (%d+) ')
+    local ends, provisional, weight, ttl = string.match(all[i + 1], '^(%d+) (%d) (%d+) %d+ %d+ %d+ (%d+) ')
     if what == 'h' and tonumber(ends) > now then
       if ends - now > ttl * 1000 then
         ends = now + ttl * 1000
@@ -23,7 +23,7 @@ local function sweep(lock, now, mine)
       used, soonest = used + weight, math.min(soonest or math.huge, tonumber(ends))
     elseif what == 'h' then
       redis.call('HDEL', lock, all[i])
-      if claim == '1' then park(lock, request, mine) end
+      if provisional == '1' then park(lock, request, mine) end
     elseif what == 'z' and math.abs(now - all[i + 1]) > 60000000 then
       redis.call('HDEL', lock, all[i])
     end

@@ -1,6 +1,6 @@
 -- release: give up a hold, and grant the next waiter.
 -- KEYS[1] the lock. ARGV: 1 request, 2 floor.
--- Returns -2 if the request has no hold (any more), else 0 without a waiter, ms of the claim of the next holder, -1 to go on.
+-- Returns -2 if the request has no hold (any more), else 0 without a waiter, ms of the confirmation window of the next holder, -1 to go on.
 -- Safe: compares the owner, in one atomic step; again it does nothing. Begins with a write that needs no memory, so
 -- that a full server cannot make a lock unreleasable.
 local lock = KEYS[1]

@@ -14,7 +14,7 @@ for i, lock in ipairs(KEYS) do
   if f[1] == ARGV[2 * i - 1] then
     if ARGV[2 * i] ~= '0' then
       redis.call('PEXPIRE', lock, ARGV[2 * i] + 60000)
-      redis.call('HSET', lock, 'until', now + ARGV[2 * i] * 1000, 'claim', 0)
+      redis.call('HSET', lock, 'until', now + ARGV[2 * i] * 1000, 'provisional', 0)
     end
     answer[i + 1] = f[2] == f[3] and 1 or 2
     if f[4] and string.match(f[4], '^%S+') == f[1] then answer[i + 1] = {answer[i + 1], f[4]} end

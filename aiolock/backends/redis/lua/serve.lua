@@ -1,42 +1,42 @@
--- serve: make the next waiter the holder, with a short claim. Part of enter, release, leave, beat and force.
--- Returns for how many ms the claim stands, 0 without a waiter, -1 if there is more to look through: 500 positions and 2,500
+-- serve: make the next waiter the holder, for a confirmation window. Part of enter, release, leave, heartbeat and force.
+-- Returns the ms of that window, 0 without a waiter, -1 if there is more to look through: 500 positions and 2,500
 -- holes are what one step looks at, so that the server is not held up. After -1 the lock is free, but a newcomer cannot acquire
 -- it, because a live waiter may be further back: the sender, or the next heartbeat of a waiter, goes on.
 -- A position whose client was silent for three heartbeats is dropped. One whose client is parked (flag k) or not
 -- subscribed any more is dropped too, but its client keeps the ticket and comes back to it: a count of 0 never means
--- dead. A count above 0 proves nothing, hence the claim. The presence of a client that is not pushed to, and that reaches
+-- dead. A count above 0 proves nothing, hence the window. The presence of a client that is not pushed to, and that reaches
 -- further than any heartbeat sets it (12 s), was written before the clock was set back, and counts as silent: a live client
 -- writes it again. ``mine``, a client or a request, reads this answer and needs no push. Writes begin with one that needs no
 -- memory.
--- include place
+-- include positions
 local function serve(lock, now, mine, floor)
   redis.call('HDEL', lock, 'owner')
   local f = redis.call('HMGET', lock, 'head', 'tail', 'top')
   local head, tail = tonumber(f[1] or 0), tonumber(f[2] or 0)
   local n, stop, most = head, math.min(tail, head + 2500), 500
   while n < stop and most > 0 do
-    local place = redis.call('HGET', lock, 'q:' .. n)
-    if not place then
+    local position = redis.call('HGET', lock, 'q:' .. n)
+    if not position then
       n = skip(lock, n + 1, stop)
     else
       most = most - 1
       local request, process, ttl, block, seen, label =
-        string.match(place, '^((%x+):%x+) (%d+) (%d+) (%d+) (.*)$')
+        string.match(position, '^((%x+):%x+) (%d+) (%d+) (%d+) (.*)$')
       local presence = redis.call('HGET', lock, 'p:' .. process) or ''
-      local life, hears = string.match(presence, '^(%d+) (%a)')
-      local ours = process == mine or request == mine
-      unplace(lock, n, request, process, presence)
-      if life and tonumber(life) >= now and (hears ~= 'k' or ours) and (hears ~= 'n' or ours or life - now <= 12000000) then
-        local claim = math.min(tonumber(ttl), math.max(1000, math.floor(ttl / 10)))
+      local life, notified = string.match(presence, '^(%d+) (%a)')
+      local own = process == mine or request == mine
+      remove_position(lock, n, request, process, presence)
+      if life and tonumber(life) >= now and (notified ~= 'k' or own) and (notified ~= 'n' or own or life - now <= 12000000) then
+        local window = math.min(tonumber(ttl), math.max(1000, math.floor(ttl / 10)))
         local token, top = tokens(now, tonumber(f[3]), math.max(floor, tonumber(seen)), tonumber(block))
         local waiting = n + 1 < tail and 1 or 0
         -- Without the right to publish, no push arrives.
-        if hears ~= 's' or ours or (tonumber(redis.pcall('PUBLISH', channel(lock, process),
-            string.format('g %s %.0f %.0f %.0f %.0f %d', request, token, top - token + 1, now, claim, waiting))) or 0) > 0 then
-          redis.call('HSET', lock, 'owner', request, 'until', now + claim * 1000, 'token', token, 'top', top,
-            'label', label, 'since', now, 'claim', 1, 'ttl', ttl, 'head', n + 1)
-          redis.call('PEXPIRE', lock, claim + 60000)
-          return claim
+        if notified ~= 's' or own or (tonumber(redis.pcall('PUBLISH', channel(lock, process),
+            string.format('g %s %.0f %.0f %.0f %.0f %d', request, token, top - token + 1, now, window, waiting))) or 0) > 0 then
+          redis.call('HSET', lock, 'owner', request, 'until', now + window * 1000, 'token', token, 'top', top,
+            'label', label, 'since', now, 'provisional', 1, 'ttl', ttl, 'head', n + 1)
+          redis.call('PEXPIRE', lock, window + 60000)
+          return window
         end
       end
       n = n + 1

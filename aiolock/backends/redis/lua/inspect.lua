@@ -1,4 +1,4 @@
--- look: read the holder and the waiters, in order. For administrators.
+-- inspect: read the holder and the waiters, in order. For administrators.
 -- KEYS[1] the lock. Returns {server µs, until, token, since, label} with empty strings for a free lock, then up to
 -- 1,000 labels of waiters. Writes nothing.
 local lock = KEYS[1]
@@ -9,9 +9,9 @@ local answer = {now, '', '', '', ''}
 if f[1] and tonumber(f[2]) > now then answer = {now, f[2], f[3], f[4], f[5]} end
 local head, tail = tonumber(f[6] or 0), tonumber(f[7] or 0)
 for n = head, tail - 1 do
-  local place = redis.call('HGET', lock, 'q:' .. n)
-  if place then
-    local process, label = string.match(place, '^(%x+):%x+ %d+ %d+ %d+ (.*)$')
+  local position = redis.call('HGET', lock, 'q:' .. n)
+  if position then
+    local process, label = string.match(position, '^(%x+):%x+ %d+ %d+ %d+ (.*)$')
     local life = string.match(redis.call('HGET', lock, 'p:' .. process) or '', '^%d+')
     if life and tonumber(life) >= now then answer[#answer + 1] = label end
   end

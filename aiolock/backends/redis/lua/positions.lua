@@ -1,13 +1,13 @@
--- place: positions of a queue: take one out, find the next one. Part of serve, many_seat and leave.
--- ``unplace`` begins with a write that needs no memory. ``skip`` returns the first number from ``n`` on, below ``stop``, under
+-- positions: remove a position of a queue, and find the next one. Part of serve, many_serve and leave.
+-- ``remove_position`` begins with a write that needs no memory. ``skip`` returns the first number from ``n`` on, below ``stop``, under
 -- which there is a position, else ``stop``. Holes are positions that were left; 1,000 of them take the server about 0.5 ms.
-local function unplace(lock, n, request, process, presence)
+local function remove_position(lock, n, request, process, presence)
   redis.call('HDEL', lock, 'q:' .. n, 'r:' .. request)
-  local life, hears, places = string.match(presence, '^(%d+) (%a) (%d+)$')
-  if not places or places == '1' then
+  local life, notified, positions = string.match(presence, '^(%d+) (%a) (%d+)$')
+  if not positions or positions == '1' then
     redis.call('HDEL', lock, 'p:' .. process)
   else
-    redis.call('HSET', lock, 'p:' .. process, life .. ' ' .. hears .. ' ' .. (places - 1))
+    redis.call('HSET', lock, 'p:' .. process, life .. ' ' .. notified .. ' ' .. (positions - 1))
   end
 end
 local function skip(lock, n, stop)

@@ -1,12 +1,12 @@
--- many_beat: the same as beat, for locks with several holders.
--- KEYS, ARGV and answers are those of beat; the µs are those until a hold may end.
+-- many_heartbeat: the same as heartbeat, for locks with several holders.
+-- KEYS, ARGV and answers are those of heartbeat; the µs are those until a hold may end.
 -- Safe: a hold that it ends has expired by the server's clock; the waiters that it grants are next in the queue.
 -- include tokens
--- include place
+-- include positions
 -- include park
 -- include many_hold
 -- include many_sweep
--- include many_seat
+-- include many_serve
 local mine = ARGV[1]
 local t = redis.call('TIME')
 local now = t[1] * 1000000 + t[2]
@@ -17,7 +17,7 @@ for i, lock in ipairs(KEYS) do
   local broken = f.err and string.find(f.err, 'WRONGTYPE', 1, true)
   if f.err and not broken then return f end
   local counted = string.match(f[6] or '', '(%d+)$')
-  local used, claim, handed, state = tonumber(f[1] or 0), 0, broken, 0
+  local used, window, handed, state = tonumber(f[1] or 0), 0, broken, 0
   if counted then
     redis.call('HDEL', lock, 'p:' .. mine)
     redis.call('HSET', lock, 'p:' .. mine, string.format('%.0f %s %s', now + ARGV[2] * 1000, ARGV[3], counted))
@@ -25,7 +25,7 @@ for i, lock in ipairs(KEYS) do
   end
   if f[3] ~= f[4] then
     if due(now, f[5], f[7]) then used = sweep(lock, now, mine) end
-    claim, used, handed = seat(lock, now, mine, tonumber(ARGV[4]), used, tonumber(f[2] or 0))
+    window, used, handed = serve(lock, now, mine, tonumber(ARGV[4]), used, tonumber(f[2] or 0))
     f = redis.call('HMGET', lock, 'used', 'limit', 'head', 'tail', 'next')
   end
   local first = not broken and redis.call('HGET', lock, 'q:' .. (f[3] or 0))
@@ -34,6 +34,6 @@ for i, lock in ipairs(KEYS) do
   elseif first and string.match(first, '^%x+') == mine then
     state = 1
   end
-  answer[i + 1] = {used > 0 and f[5] and math.max(0, f[5] - now) or 0, claim, state}
+  answer[i + 1] = {used > 0 and f[5] and math.max(0, f[5] - now) or 0, window, state}
 end
 return answer

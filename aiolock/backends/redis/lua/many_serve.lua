@@ -1,41 +1,41 @@
--- seat: grant the head of the queue, as many as fit together, each with a short claim. Part of the scripts after which
--- a waiter may fit. Returns ms of the shortest claim given, 0 if there is none, -1 if there is more to look through; the weight
+-- many_serve: grant the head of the queue, as many as fit together, each for a confirmation window. Part of the scripts after which
+-- a waiter may fit. Returns ms of the shortest confirmation window given, 0 if there is none, -1 if there is more to look through; the weight
 -- in use then; and whether one of ``mine``, a client or a request, was granted, which reads this answer and needs no push.
 -- The first that can be reached and does not fit ends it, so no waiter starves behind those that need less room. Positions of
 -- clients that are gone, parked or not subscribed are dropped as in serve: their clients keep the ticket. Writes begin
 -- with one that needs no memory. One step looks at 250 positions and 2,500 holes, so that the server is not held up.
-local function seat(lock, now, mine, floor, used, limit)
+local function serve(lock, now, mine, floor, used, limit)
   local f = redis.call('HMGET', lock, 'head', 'tail', 'top', 'next', 'keep', 'swept')
   local head, tail, top, soonest = tonumber(f[1] or 0), tonumber(f[2] or 0), tonumber(f[3]), tonumber(f[4])
   local n, stop, most, shortest, longest, last, handed = head, math.min(tail, head + 2500), 250, nil, 0, nil, false
   local full, swept = false, f[6] or 0
   if used == 0 then soonest, swept = nil, now end
   while n < stop and most > 0 do
-    local place = redis.call('HGET', lock, 'q:' .. n)
-    if not place then
+    local position = redis.call('HGET', lock, 'q:' .. n)
+    if not position then
       n = skip(lock, n + 1, stop)
     else
       most = most - 1
       local request, process, ttl, block, seen, weight, label =
-        string.match(place, '^((%x+):%x+) (%d+) (%d+) (%d+) (%d+) (.*)$')
+        string.match(position, '^((%x+):%x+) (%d+) (%d+) (%d+) (%d+) (.*)$')
       local presence = redis.call('HGET', lock, 'p:' .. process) or ''
-      local life, hears = string.match(presence, '^(%d+) (%a)')
-      local ours = process == mine or request == mine
-      local there = life and tonumber(life) >= now and (hears ~= 'k' or ours) and
-        (hears ~= 'n' or ours or life - now <= 12000000)
+      local life, notified = string.match(presence, '^(%d+) (%a)')
+      local own = process == mine or request == mine
+      local there = life and tonumber(life) >= now and (notified ~= 'k' or own) and
+        (notified ~= 'n' or own or life - now <= 12000000)
       full = there and used + weight > limit
       if full then break end
-      unplace(lock, n, request, process, presence)
+      remove_position(lock, n, request, process, presence)
       if there then
-        local claim = math.min(tonumber(ttl), math.max(1000, math.floor(ttl / 10)))
+        local window = math.min(tonumber(ttl), math.max(1000, math.floor(ttl / 10)))
         local token, new = tokens(now, top, math.max(floor, tonumber(seen)), tonumber(block))
-        if hears ~= 's' or ours or (tonumber(redis.pcall('PUBLISH', channel(lock, process),
-            string.format('g %s %.0f %.0f %.0f %.0f %d', request, token, new - token + 1, now, claim,
+        if notified ~= 's' or own or (tonumber(redis.pcall('PUBLISH', channel(lock, process),
+            string.format('g %s %.0f %.0f %.0f %.0f %d', request, token, new - token + 1, now, window,
             n + 1 < tail and 1 or 0))) or 0) > 0 then
-          hold(lock, request, now + claim * 1000, 1, weight, token, new - token + 1, now, ttl, label)
-          used, top, last, handed = used + weight, new, request, handed or ours
-          shortest, longest = math.min(shortest or claim, claim), math.max(longest, claim)
-          soonest = math.min(soonest or math.huge, now + claim * 1000)
+          hold(lock, request, now + window * 1000, 1, weight, token, new - token + 1, now, ttl, label)
+          used, top, last, handed = used + weight, new, request, handed or own
+          shortest, longest = math.min(shortest or window, window), math.max(longest, window)
+          soonest = math.min(soonest or math.huge, now + window * 1000)
         end
       end
       n = n + 1

@@ -1,11 +1,11 @@
--- many_ask: ask all holders of a lock to release it.
+-- many_request_release: ask all holders of a lock to release it.
 -- KEYS[1] the lock. ARGV: 1 the reason. Returns 1 if there is a holder, 0 also for holds that are kept after their release.
 -- Safe: changes nothing but ``asked``, which the next renewals read as well, should messages be lost. It carries the time,
 -- so that it is not taken for later holders'.
 local lock = KEYS[1]
 local t = redis.call('TIME')
 local now, found, all = t[1] * 1000000 + t[2], 0, redis.call('HGETALL', lock)
--- include place
+-- include positions
 local asked = string.format('%.0f %s', now, ARGV[1])
 for i = 1, #all, 2 do
   local request = string.match(all[i], '^h:(.*)$')

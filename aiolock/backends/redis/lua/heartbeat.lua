@@ -1,8 +1,8 @@
--- beat: extend a client's positions in queues, and let time pass for their locks.
+-- heartbeat: extend a client's positions in queues, and let time pass for their locks.
 -- KEYS the locks. ARGV: 1 the client, 2 life of a position in ms, 3 how it learns of a grant (s, n), 4 floor, then for each
 -- lock how many positions it certainly has there (more may be on their way, or being left).
--- Returns the server's time in µs, then for each lock {µs until the hold ends, ms of a claim that was just given (or
--- -1), state}: state 1 the client is first in the queue, 2 ask again (it was granted the lock, or positions are gone), else 0.
+-- Returns the server's time in µs, then for each lock {µs until the hold ends, ms of the confirmation window of a grant
+-- that was just made (or -1), state}: state 1 the client is first in the queue, 2 ask again (it was granted the lock, or positions are gone), else 0.
 -- Safe: a hold that it ends has expired by the server's clock; the waiter that it grants is next in the queue.
 -- include tokens
 -- include serve
@@ -13,12 +13,12 @@ local t = redis.call('TIME')
 local now = t[1] * 1000000 + t[2]
 local answer = {now}
 for i, lock in ipairs(KEYS) do
-  local f = redis.pcall('HMGET', lock, 'owner', 'until', 'head', 'tail', 'claim', 'p:' .. mine, 'ttl')
+  local f = redis.pcall('HMGET', lock, 'owner', 'until', 'head', 'tail', 'provisional', 'p:' .. mine, 'ttl')
   -- A key of another type fails the requests of its own waiters; the positions in other queues go on.
   local broken = f.err and string.find(f.err, 'WRONGTYPE', 1, true)
   if f.err and not broken then return f end
   local counted = string.match(f[6] or '', '(%d+)$')
-  local claim, state = 0, 0
+  local window, state = 0, 0
   if counted then
     redis.call('PEXPIRE', lock, string.format('%.0f',
       math.max(f[1] and f[2] - now or 0, ARGV[2] * 1000) / 1000 + 60000))
@@ -27,8 +27,8 @@ for i, lock in ipairs(KEYS) do
   if f[1] then f[2] = rewind(lock, now, f[2], f[7]) end
   if (f[1] and tonumber(f[2]) <= now) or (not f[1] and f[3] ~= f[4]) then
     if f[1] and f[5] == '1' then park(lock, f[1], mine) end
-    claim = serve(lock, now, mine, tonumber(ARGV[4]))
-    f = redis.call('HMGET', lock, 'owner', 'until', 'head', 'tail', 'claim')
+    window = serve(lock, now, mine, tonumber(ARGV[4]))
+    f = redis.call('HMGET', lock, 'owner', 'until', 'head', 'tail', 'provisional')
   end
   local first = not broken and redis.call('HGET', lock, 'q:' .. (f[3] or 0))
   if not broken and f[3] ~= f[4] and not first then
@@ -37,7 +37,7 @@ for i, lock in ipairs(KEYS) do
     redis.call('HDEL', lock, 'head')
     redis.call('HSET', lock, 'head', head)
     first = redis.call('HGET', lock, 'q:' .. head)
-    if not first and head < tonumber(f[4]) then claim = -1 end
+    if not first and head < tonumber(f[4]) then window = -1 end
   end
   local handed = f[1] and f[5] == '1' and string.match(f[1], '^%x+') == mine
   if broken or handed or tonumber(counted or 0) < tonumber(ARGV[4 + i]) then
@@ -45,6 +45,6 @@ for i, lock in ipairs(KEYS) do
   elseif first and string.match(first, '^%x+') == mine then
     state = 1
   end
-  answer[i + 1] = {f[1] and math.max(0, f[2] - now) or 0, claim, state}
+  answer[i + 1] = {f[1] and math.max(0, f[2] - now) or 0, window, state}
 end
 return answer
