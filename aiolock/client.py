@@ -27,7 +27,7 @@ from aiolock.core.tasks import Backoff, TaskSet
 from aiolock.errors import BackendError, BackendUnavailable, ConfigError, UnsafeBackend, shorten
 from aiolock.lock import Lock
 from aiolock.metrics import Figures
-from aiolock.types import ELECTION, MUTEX, Family, Finding, Kind, LockInfo, permits
+from aiolock.types import ELECTION, MUTEX, Family, Finding, Kind, LockInfo
 from aiolock.validation import (
     MIN_TTL,
     CampaignOptions,
@@ -412,18 +412,22 @@ class Client:
 
         return RWLock(self._lock, check_name(name))
 
-    def semaphore(self, name: str, limit: int, **options: Unpack[LockOptions]) -> Semaphore:
+    def semaphore(
+        self, name: str, limit: int, *, permits: int = 1, **options: Unpack[LockOptions]
+    ) -> Semaphore:
         """Return a semaphore: at most ``limit`` permits are held at once; every permit is leased.
 
-        :param limit: the number of permits, from 1 to 1,000,000, the same for all clients; one ``acquire`` may take several.
+        :param limit: the number of permits, from 1 to 1,000,000, the same for all clients.
+        :param permits: how many of them ``async with`` and ``acquire()`` take at once, from 1 to ``limit``.
         :param options: those of :meth:`lock`.
 
         Does no I/O. Raises :class:`InvalidName` or :class:`ConfigError`.
         """
-        from aiolock.kinds.semaphore import Semaphore  # noqa: PLC0415
+        from aiolock.kinds.semaphore import Semaphore, kind_of  # noqa: PLC0415
 
         checked = check_options("Client.semaphore", options)
-        return self._lock(Semaphore, permits(1, check_count("limit", limit)), name, checked)
+        kind = kind_of(check_name(name), check_count("limit", limit), permits)
+        return self._lock(Semaphore, kind, name, checked)
 
     def latch(self, name: str, count: int) -> Latch:
         """Return a latch: a count that reaches zero once, and then wakes all its waiters.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Coroutine, Generator, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar
 
 from aiolock.core.cancellation import CancelScope, in_async_generator
 from aiolock.core.capabilities import Confirmation, Downgrade
@@ -17,7 +17,9 @@ from aiolock.errors import LockLost, LossReason, UnsupportedKind, shorten
 from aiolock.types import WRITE, Kind
 from aiolock.validation import check_seconds
 
-__all__ = ["Lease", "ReleaseRequest", "hold_of"]
+__all__ = ["Acquisition", "Lease", "ReleaseRequest", "hold_of"]
+
+L = TypeVar("L", bound="Lease")
 
 
 class ReleaseRequest:
@@ -137,6 +139,15 @@ class Lease:
             finally:
                 watcher.cancel()
         return hold.loss
+
+    @property
+    def depth(self) -> int:
+        """The number of levels of the hold that its task has open; 0 once all of them were released.
+
+        Above 1 only where the same task entered again: a re-entrant lock, or a read lock inside its own read block.
+        """
+        hold = self._hold
+        return hold.home.levels() or int(not hold.released)
 
     @property
     def release_requested(self) -> ReleaseRequest:
@@ -286,10 +297,14 @@ class Lease:
                 f"lease of {shorten(self.name)} was entered already: acquire one for each block"
             )
         hold.check()
-        cancel = hold.on_loss == "cancel" and not in_async_generator(sys._getframe(1))  # noqa: SLF001 - as in guard
-        hold.enter(running_task(), cancel=cancel)
-        hold.begin_block()
+        self._begin(apart=in_async_generator(sys._getframe(1)))  # noqa: SLF001 - as in guard
         return self
+
+    def _begin(self, *, apart: bool) -> None:
+        """Begin a block of the running task; its loss cancels no task if the block is ``apart``, in an async generator."""
+        hold = self._hold
+        hold.enter(running_task(), cancel=hold.on_loss == "cancel" and not apart)
+        hold.begin_block()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -311,6 +326,48 @@ class Lease:
 
     def __reduce__(self) -> str:
         raise TypeError("a lease cannot be copied or pickled: it is one hold of one process")
+
+
+class Acquisition(Coroutine[Any, Any, L], Generic[L]):
+    """An ``acquire()`` that has not begun: ``await`` it for the lease, or enter it with ``async with``, once.
+
+    ``async with lock.acquire(timeout=2) as lease:`` is a block as ``async with lock`` is: it releases at its end, and a loss
+    cancels it. A coroutine in every other respect: it may be run as a task.
+    """
+
+    __slots__ = ("_asking", "_lease")
+
+    def __init__(self, asking: Coroutine[Any, Any, L]) -> None:
+        self._asking = asking
+        self._lease: L
+        """The lease of the block."""
+
+    def __await__(self) -> Generator[Any, Any, L]:
+        return self._asking.__await__()
+
+    def send(self, value: Any, /) -> Any:
+        """Go on, as a coroutine does."""
+        return self._asking.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        """Raise an exception inside, as a coroutine does."""
+        return self._asking.throw(*error)
+
+    def close(self) -> None:
+        """End it, as a coroutine is ended."""
+        self._asking.close()
+
+    async def __aenter__(self) -> L:
+        # Looked at before the first await, while the caller's frame is still the one above.
+        apart = in_async_generator(sys._getframe(1))  # noqa: SLF001 - as in guard
+        lease = self._lease = await self._asking
+        lease._begin(apart=apart)  # noqa: SLF001 - of this module
+        return lease
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._lease.__aexit__(kind, error, trace)
 
 
 def hold_of(lease: Lease) -> Hold:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from threading import get_ident
 from types import TracebackType
@@ -17,7 +17,7 @@ from aiolock.core.hold import Hold, LeaseOptions
 from aiolock.core.local_queue import ask
 from aiolock.core.runtime import Runtime, State, current_task
 from aiolock.errors import AcquireTimeout, shorten
-from aiolock.lease import Lease
+from aiolock.lease import Acquisition, Lease
 from aiolock.types import Kind, LockInfo
 from aiolock.validation import check_reason, check_timeout
 
@@ -28,6 +28,10 @@ _OPEN, _NOT_OURS = State.OPEN, Release.NOT_OURS
 
 _NO_LEASES: dict[Task, tuple[Lease, ...]] = {}
 """Of a lock object that has not been entered yet; never changed."""
+
+
+Ask = Callable[[float | None], Coroutine[Any, Any, Hold | None]]
+"""Asks for a hold within so many seconds."""
 
 
 class Unset:
@@ -126,8 +130,8 @@ class Lock(NamedLock):
 
     # --- asking
 
-    async def acquire(self, timeout: float | Unset | None = UNSET) -> Lease:
-        """Wait until the lock is ours, and return the hold.
+    def acquire(self, timeout: float | Unset | None = UNSET) -> Acquisition[Lease]:
+        """Wait until the lock is ours: ``await`` it for the hold, or enter it with ``async with`` as the lock itself.
 
         ``timeout`` is how many seconds to wait (``None``: for ever, 0: try once; default: the lock's option).
 
@@ -137,20 +141,33 @@ class Lock(NamedLock):
         lock, where waiting would never end. If it raises, also by being
         cancelled, nothing is held, and every trace of the attempt is removed in the background.
 
-        A lease that comes from here tells its loss (``lost``, ``wait_lost()``, ``check()``) and cancels nothing.
+        A lease that was awaited tells its loss (``lost``, ``wait_lost()``, ``check()``) and cancels nothing.
         """
+        return Acquisition(self._acquire(timeout, self._ask))
+
+    async def _acquire(self, timeout: float | Unset | None, asking: Ask) -> Lease:
         wait = self._timeout if isinstance(timeout, Unset) else check_timeout(timeout)
-        hold = await self._ask(wait)
+        hold = await asking(wait)
         return self._in_vain(wait) if hold is None else Lease(hold)
 
-    async def try_acquire(self) -> Lease | None:
-        """Ask once: the hold, or ``None`` if the lock is not free at this moment.
+    async def try_acquire(self, timeout: float | None = 0) -> Lease | None:
+        """Wait for at most ``timeout`` seconds: the hold, or ``None`` if the lock was not free by then.
 
-        Ends within the client's ``command_timeout``. Raises and cancels as :meth:`acquire` does, but returns
-        ``None`` inside this task's own block.
+        With 0, the default, it asks once and joins no queue, and ends within the client's ``command_timeout``; ``None`` waits
+        for ever. Raises and cancels as :meth:`acquire` does, but returns ``None`` when the time is over, and at once inside
+        this task's own block.
         """
-        hold = await self._try()
+        hold = await self._try(check_timeout(timeout))
         return None if hold is None else Lease(hold)
+
+    def owned(self) -> bool:
+        """Return whether the running task is inside a block of this lock whose hold is certain; sends nothing.
+
+        A block of any lock object of the same name and kind counts, until its lease is released or lost. A re-entrant lock
+        counts what the task got by :meth:`acquire` without a block as well. ``False`` outside of a task.
+        """
+        task = self._guard()
+        return task is not None and self._owned(task)
 
     async def __aenter__(self) -> Lease:
         # Looked at before the first await, while the caller's frame is still the one above.
@@ -249,10 +266,15 @@ class Lock(NamedLock):
             raise RuntimeError("locks are entered by tasks, and this code runs outside of one")
         return task
 
-    def _in_own_block(self) -> bool:
-        task = self._guard()
+    def _owned(self, task: Task) -> bool:
+        """Test whether ``task`` is inside."""
         holder = None if self._inside is None else self._inside.get(self._request.name)
         return holder is not None and holder.task is task and holder.waited_for()
+
+    def _in_own_block(self) -> bool:
+        """Test whether a request of the running task would wait for that task itself."""
+        task = self._guard()
+        return task is not None and self._owned(task)
 
     def _level(self) -> Hold | None:
         """Return another level of a hold that this task is in already, for kinds that have levels."""
@@ -262,9 +284,11 @@ class Lock(NamedLock):
         """Prepare a hold that the running task just got, as this kind needs it."""
         return hold
 
-    async def _try(self) -> Hold | None:
-        """Ask once, unless the running task is inside its own block."""
-        return None if self._in_own_block() else await ask(self._runtime, self._request, self._options, 0)
+    async def _try(self, timeout: float | None) -> Hold | None:
+        """Wait for at most ``timeout`` seconds, unless the running task is inside its own block."""
+        return (
+            None if self._in_own_block() else await ask(self._runtime, self._request, self._options, timeout)
+        )
 
     def _ask(self, timeout: float | None) -> Coroutine[Any, Any, Hold | None]:
         runtime = self._runtime

@@ -177,10 +177,13 @@ class SyncClient:
         """Return a read-write lock, as :meth:`aiolock.Client.rwlock`. Does no I/O."""
         return SyncRWLock(self, self._client.rwlock(name))
 
-    def semaphore(self, name: str, limit: int, **options: Unpack[SyncLockOptions]) -> SyncSemaphore:
+    def semaphore(
+        self, name: str, limit: int, *, permits: int = 1, **options: Unpack[SyncLockOptions]
+    ) -> SyncSemaphore:
         """Return a semaphore, as :meth:`aiolock.Client.semaphore`. Does no I/O."""
         check_options("SyncClient.semaphore", options, SyncLockOptions)
-        return SyncSemaphore(self, self._client.semaphore(name, limit, **options, on_loss="signal"))
+        inner = self._client.semaphore(name, limit, permits=permits, **options, on_loss="signal")
+        return SyncSemaphore(self, inner)
 
     def latch(self, name: str, count: int) -> SyncLatch:
         """Return a latch, as :meth:`aiolock.Client.latch`. Does no I/O."""
@@ -308,9 +311,20 @@ class SyncLock(_Facade[Lock]):
         """
         return self._lease(lambda: self._inner.acquire(timeout))
 
-    def try_acquire(self) -> SyncLease | None:
-        """Try once: return the lease, or ``None`` if the lock is not free, or taken by a block of this thread."""
-        return self._lease_or_none(self._inner.try_acquire)
+    def try_acquire(self, timeout: float | None = 0) -> SyncLease | None:
+        """Wait for at most ``timeout`` seconds: the lease, or ``None`` if the lock was not free by then.
+
+        By default it tries once. ``None`` also inside a block of this thread.
+        """
+        return self._lease_or_none(lambda: self._inner.try_acquire(timeout))
+
+    def owned(self) -> bool:
+        """Return whether this thread is inside a block of the lock, as :meth:`aiolock.Lock.owned`."""
+
+        async def owned() -> bool:
+            return self._inner.owned()
+
+        return self._run(owned)
 
     def __enter__(self) -> SyncLease:
         lease = self._client.loop.run(
@@ -374,16 +388,20 @@ class SyncSemaphore(SyncLock):
 
     @property
     def limit(self) -> int:
-        """The limit that this program names; :meth:`inspect` returns the one in force."""
+        """The limit that this program names; :meth:`current_limit` asks for the one in force."""
         return self._semaphore.limit
 
-    def acquire(self, timeout: float | Unset | None = UNSET, *, permits: int = 1) -> SyncLease:
+    def current_limit(self) -> int:
+        """Return the limit in force, as :meth:`aiolock.Semaphore.current_limit`."""
+        return self._run(self._semaphore.current_limit)
+
+    def acquire(self, timeout: float | Unset | None = UNSET, *, permits: int | Unset = UNSET) -> SyncLease:
         """Wait for ``permits`` permits, as :meth:`aiolock.Semaphore.acquire`."""
         return self._lease(lambda: self._semaphore.acquire(timeout, permits=permits))
 
-    def try_acquire(self, *, permits: int = 1) -> SyncLease | None:
-        """Try once: return the hold of ``permits`` permits, or ``None`` if fewer are available."""
-        return self._lease_or_none(lambda: self._semaphore.try_acquire(permits=permits))
+    def try_acquire(self, timeout: float | None = 0, *, permits: int | Unset = UNSET) -> SyncLease | None:
+        """Wait for at most ``timeout`` seconds for ``permits`` permits, as :meth:`aiolock.Semaphore.try_acquire`."""
+        return self._lease_or_none(lambda: self._semaphore.try_acquire(timeout, permits=permits))
 
     def available(self) -> int:
         """Return the number of permits that are not held."""
@@ -481,16 +499,12 @@ class SyncElection(_Facade[Election]):
 def lock_all(*locks: SyncLock | SyncLockAll, timeout: float | Unset | None = UNSET) -> SyncLockAll:
     """Combine several locks of one client, of any kind, as :func:`aiolock.lock_all`: all of them or none.
 
-    Raises :class:`ConfigError` for locks of several clients: each has an event loop of its own.
+    Raises :class:`ConfigError` for locks of several clients.
     """
     for lock in locks:
         if not isinstance(lock, SyncLock | SyncLockAll):
             raise ConfigError(f"lock_all must be given locks, such as client.lock(…), not {shorten(lock)}")
-    if len({id(lock._client) for lock in locks}) > 1:  # noqa: SLF001 - a lock and several locks are of one module
-        raise ConfigError(
-            "lock_all must be given locks of one client: here each has an event loop of its own"
-        )
-    inner = core_lock_all(*(lock._inner for lock in locks), timeout=timeout, on_loss="signal")  # noqa: SLF001 - as above
+    inner = core_lock_all(*(lock._inner for lock in locks), timeout=timeout, on_loss="signal")  # noqa: SLF001 - a lock and several locks are of one module
     return SyncLockAll(locks[0]._client, inner)  # noqa: SLF001 - as above
 
 
@@ -504,9 +518,9 @@ class SyncLockAll(_Facade[LockAll]):
         lease = self._client.loop.run(lambda: self._inner.acquire(timeout), lambda lease: lease.release())
         return SyncJointLease(self._client, lease)
 
-    def try_acquire(self) -> SyncJointLease | None:
-        """Try once, for all at the same time, as :meth:`aiolock.LockAll.try_acquire`."""
-        lease = self._client.loop.run(self._inner.try_acquire, _release)
+    def try_acquire(self, timeout: float | None = 0) -> SyncJointLease | None:
+        """Wait for at most ``timeout`` seconds for all of them, as :meth:`aiolock.LockAll.try_acquire`."""
+        lease = self._client.loop.run(lambda: self._inner.try_acquire(timeout), _release)
         return None if lease is None else SyncJointLease(self._client, lease)
 
     def __enter__(self) -> SyncJointLease:
@@ -588,6 +602,11 @@ class SyncLease(_Facade[Lease]):
     def lost(self) -> bool:
         """True if the lease ended before it was released."""
         return self._inner.lost
+
+    @property
+    def depth(self) -> int:
+        """The number of levels of the hold that its thread has open, as :attr:`aiolock.Lease.depth`."""
+        return self._inner.depth
 
     def check(self) -> None:
         """Raise :class:`LockLost` if the hold is not certain, :class:`RuntimeError` if it was released."""

@@ -92,9 +92,12 @@ class TransactionLock(NamedLock):
             return False
         return await self._loan.take(left, mark)
 
-    async def try_acquire(self) -> bool:
-        """Ask once; whether the transaction has the lock. Raises and cancels as :meth:`acquire` does."""
-        return await self._take(0)
+    async def try_acquire(self, timeout: float | None = 0) -> bool:
+        """Wait for at most ``timeout`` seconds (0: ask once, ``None``: for ever); return whether the transaction has the lock.
+
+        Raises and cancels as :meth:`acquire` does, but returns ``False`` when the time is over.
+        """
+        return await self._take(check_timeout(timeout))
 
     async def inspect(self) -> LockInfo:
         """Return the transactions that have it and those that wait for it; asked on a connection of the client."""

@@ -75,7 +75,8 @@ def place(options: argparse.Namespace) -> str:
 def lock(client: aiolock.Client, options: argparse.Namespace) -> Lock:
     """Return the lock of ``run``."""
     if options.permits is not None:
-        return client.semaphore(options.name, options.permits[1])
+        count, limit = options.permits
+        return client.semaphore(options.name, limit, permits=count)
     if options.shared:
         return client.rwlock(options.name).read()
     return client.rwlock(options.name).write() if options.exclusive else client.lock(options.name)

@@ -51,8 +51,8 @@ class Home(Protocol):
     def leave(self, hold: Hold, keep: float = 0) -> Claim | None:
         """End ``hold``: hand the claim over, or return it to be released."""
 
-    def shared(self) -> bool:
-        """Test whether other levels of the hold are open, once one was released."""
+    def levels(self) -> int:
+        """Return the number of levels of the hold that are open; 0 where levels are not counted."""
         ...
 
     def downgrade(self, hold: Hold) -> Home:
@@ -163,7 +163,7 @@ class Hold:
 
     def waited_for(self) -> bool:
         """Return whether another request for the lock would have to wait for this hold or for a level of it."""
-        return not self.lost() and (not self.released or self.home.shared())
+        return not self.lost() and (not self.released or self.home.levels() > 0)
 
     def check(self) -> None:
         """Raise :class:`LockLost` if the hold is not certain, :class:`RuntimeError` if it was released."""
@@ -178,11 +178,11 @@ class Hold:
                 return
         raise self.error()
 
-    def check_claim(self) -> None:
-        """Raise :class:`LockLost` if the claim is not certain, whether or not this hold was released."""
+    def certain(self) -> bool:
+        """Return whether the claim is certain, whether or not this hold was released."""
         # After max_hold the loss was reported although the server keeps the claim for a while: no new level is opened.
-        if self.loss is not None or self.validity.over or self.validity.until <= self.home.runtime.clock():
-            raise self.error()
+        validity = self.validity
+        return self.loss is None and not validity.over and validity.until > self.home.runtime.clock()
 
     def error(self) -> LockLost:
         """Return the error that reports the loss."""

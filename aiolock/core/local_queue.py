@@ -22,6 +22,7 @@ from enum import Enum
 from typing import Any
 
 from aiolock.core.backend import Claim, Event, EventKind, Grant, Request
+from aiolock.core.cancellation import Task
 from aiolock.core.hold import Hold, LeaseOptions
 from aiolock.core.inbox import WakeReason, log_wake
 from aiolock.core.logs import Log, get_logger
@@ -248,6 +249,13 @@ class LocalQueue:
     def waiting(self) -> int:
         """The number of tasks that wait."""
         return 0 if self._waiters is None else len(self._waiters.waiting())
+
+    def inside(self, name: str, task: Task) -> bool:
+        """Test whether ``task`` is in a block under permits of the semaphore ``name``."""
+        hold, request = self._hold, self._request
+        if hold is None or hold.task is not task or request.name != name or not request.kind.counted:
+            return False
+        return hold.waited_for()
 
     def _become(self, state: QueueState) -> None:
         """Change the state; all transitions pass through here."""
@@ -546,9 +554,9 @@ class LocalQueue:
             hold.observed.released(now)
         return claim
 
-    def shared(self) -> bool:
-        """Return False: one hold at a time has the claim."""
-        return False
+    def levels(self) -> int:
+        """Return 0: one hold at a time has the claim."""
+        return 0
 
     def _may_pass(self, hold: Hold, now: float) -> bool:
         validity, claim = hold.validity, hold.validity.claim

@@ -161,8 +161,8 @@ class Campaign(Lock):
         """Seconds after which a term ends that is not renewed."""
         return self._request.ttl
 
-    async def _try(self) -> Hold | None:
-        term = await super()._try()
+    async def _try(self, timeout: float | None) -> Hold | None:
+        term = await super()._try(timeout)
         return None if term is None else self._won(term)
 
     async def _ask(self, timeout: float | None) -> Hold | None:

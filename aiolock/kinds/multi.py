@@ -15,11 +15,11 @@ from aiolock.core.backend import Claim, Grant, Release, Request
 from aiolock.core.cancellation import Task, in_async_generator
 from aiolock.core.hold import Hold, Home, LeaseOptions, running_task
 from aiolock.core.local_queue import ask
-from aiolock.core.runtime import Runtime, State
+from aiolock.core.runtime import Runtime
 from aiolock.core.tasks import start
-from aiolock.errors import AcquireTimeout, ConfigError, LockLost, LossReason, UnsupportedKind, shorten
+from aiolock.errors import AcquireTimeout, ConfigError, LockLost, LossReason, shorten
 from aiolock.kinds.reentrant import ReentrantLock
-from aiolock.lease import Lease, hold_of
+from aiolock.lease import Acquisition, Lease, hold_of
 from aiolock.lock import UNSET, Handle, Lock, Unset
 from aiolock.types import Kind, permits
 from aiolock.validation import OnLoss, check_on_loss, check_timeout
@@ -56,7 +56,10 @@ def merged(locks: Sequence[Lock]) -> list[Part]:
     for lock in locks:
         if not isinstance(lock, Lock):
             raise ConfigError(f"lock_all must be given locks, such as client.lock(…), not {shorten(lock)}")
-        lock._follow()  # noqa: SLF001 - as above
+        if lock._follow() is not locks[0]._runtime:  # noqa: SLF001 - as above
+            raise ConfigError(
+                f"lock_all must be given locks of one client: {shorten(locks[0].name)} and {shorten(lock.name)} come from two"
+            )
         part = Part(lock, lock._request, lock._options)  # noqa: SLF001 - as above
         key = (part.request.name, part.request.kind.family.value)
         by_key[key] = part if key not in by_key else _both(by_key[key], part)
@@ -67,10 +70,6 @@ def _both(one: Part, other: Part) -> Part:
     """Combine two requests for one lock."""
     (lock, request, options), (second, another, more) = one, other
     name, kind = shorten(request.name), request.kind
-    if one.runtime is not other.runtime:
-        raise ConfigError(
-            f"lock_all must be given different names where the clients are different: {name} comes from two"
-        )
     if kind.counted:
         count = kind.permits + another.kind.permits
         if kind.limit != another.kind.limit:
@@ -164,7 +163,7 @@ class JointHold(Hold):
         return False
 
     def abandon(self) -> None:
-        """Give the parts back without waiting, each by its own client."""
+        """Give the parts back without waiting."""
         for part in self.parts:
             part.abandon()
         super().abandon()
@@ -234,18 +233,6 @@ class JointLease(Lease):
                 await part.confirm(connection)
         hold.check()
 
-    async def release(self, keep: float = 0) -> None:
-        """Give all of them back; idempotent. Raises and cancels as :meth:`Lease.release` does."""
-        if self._hold.released:
-            return
-        for part in self.parts:
-            runtime = hold_of(part).home.runtime
-            if runtime.state is State.OPEN or runtime.forked:
-                runtime.guard()
-            if keep != 0 and "keep" not in runtime.backend.capabilities:
-                raise UnsupportedKind("release(keep=…)", runtime.backend.name, "release without keep")
-        await super().release(keep)
-
     async def downgrade(self) -> None:
         """Raise :class:`RuntimeError`: each part that is a write lease can be downgraded."""
         raise RuntimeError("a lease of several locks cannot be downgraded: downgrade the part that is to be")
@@ -271,9 +258,9 @@ class _Parts:
         claims = [(part, claim) for part in self._parts if (claim := part.give_back(keep)) is not None]
         return _Several(claims) if claims else None
 
-    def shared(self) -> bool:
-        """Return False: every part stands for itself."""
-        return False
+    def levels(self) -> int:
+        """Return 0: every part stands for itself."""
+        return 0
 
     def downgrade(self, hold: Hold) -> Home:
         """Refuse, as a joint lease does."""
@@ -281,21 +268,21 @@ class _Parts:
 
 
 class _Several(Claim):
-    """The claims of all parts, released together, each by its own client: some clients may be closed by now."""
+    """The claims of all parts, released together."""
 
     __slots__ = ("_claims",)
 
     def __init__(self, claims: Sequence[tuple[Hold, Claim]]) -> None:
         super().__init__(max((claim.request for _, claim in claims), key=lambda request: request.ttl))
         self._claims = dict.fromkeys(claims)
-        """The claims whose release no client has begun."""
+        """The claims whose release has not begun."""
 
     async def acquire(self, wait: bool) -> Grant | None:  # noqa: ARG002 - they were asked for one by one
         """Return no grant; never called."""
         return None
 
     async def release(self, keep: float = 0) -> Release:
-        """Release all claims at the same time; a client goes on trying in the background."""
+        """Release all claims at the same time; the client goes on trying in the background."""
         try:
             results = await asyncio.gather(
                 *(self._one(part, claim, keep) for part, claim in self._claims), return_exceptions=True
@@ -324,7 +311,7 @@ def lock_all(
 ) -> LockAll:
     """Combine several locks of any kind: ``async with lock_all(a, b) as lease:`` has all of them or none.
 
-    :param locks: from one client or from several; a lock may come up more than once.
+    :param locks: locks of one client; a lock may come up more than once.
     :param timeout: seconds that ``async with`` and ``acquire()`` wait for all of them together (``None``: no limit, 0: try
         once; default: the shortest of the locks' own).
     :param on_loss: ``"cancel"`` or ``"signal"`` (default: ``"cancel"`` if that is the option of any of them).
@@ -332,8 +319,8 @@ def lock_all(
     They are sorted by name and family, so that two programs that want the same locks never wait for each other. The
     same lock twice is one lock: write absorbs read, permits add up, the shortest ttl and ``max_hold`` count.
 
-    Does no I/O. Raises :class:`ConfigError` for no locks, equal names from two clients, permits that add up to more than
-    the limit, and anything but a lock.
+    Does no I/O. Raises :class:`ConfigError` for no locks, locks of several clients, permits that add up to more than the
+    limit, and anything but a lock.
     """
     flat = [each for lock in locks for each in (lock.locks if isinstance(lock, LockAll) else [lock])]
     parts = merged(flat)
@@ -369,42 +356,41 @@ class LockAll(Handle):
         """The names, in the order in which they are taken."""
         return ", ".join(dict.fromkeys(part.request.name for part in self._parts))
 
-    async def acquire(self, timeout: float | Unset | None = UNSET) -> JointLease:
-        """Wait for all of them, and return their lease.
+    def acquire(self, timeout: float | Unset | None = UNSET) -> Acquisition[JointLease]:
+        """Wait for all of them: ``await`` it for their lease, or enter it with ``async with`` as the locks themselves.
 
         ``timeout`` is in seconds, for all together (``None``: no limit, 0: try once; default: the option).
 
         Raises :class:`AcquireTimeout` with the name of the one that was missing when the time is over, and otherwise
         what :meth:`Lock.acquire` raises. If it raises, also by being cancelled, none is held.
         """
+        return Acquisition(self._acquire(timeout))
+
+    async def _acquire(self, timeout: float | Unset | None) -> JointLease:
         wait = self._timeout if isinstance(timeout, Unset) else check_timeout(timeout)
-        return JointLease(await self._ask(wait))
+        try:
+            return JointLease(await self._ask(wait))
+        except AcquireTimeout:
+            self._parts[0].runtime.stats.timeouts += 1
+            raise
 
-    async def try_acquire(self) -> JointLease | None:
-        """Try once, for all at the same time: return the lease, or ``None`` if one of them is not free.
+    async def try_acquire(self, timeout: float | None = 0) -> JointLease | None:
+        """Wait for at most ``timeout`` seconds for all of them: the lease, or ``None`` if one was not free by then.
 
-        Ends within the ``command_timeout``. Raises and cancels as :meth:`acquire` does, but returns ``None`` inside this
-        task's own block of one of them.
+        With 0, the default, it tries once, for all at the same time, and ends within the ``command_timeout``; ``None`` waits
+        for ever. Raises and cancels as :meth:`acquire` does, but returns ``None`` when the time is over, and at once inside
+        this task's own block of one of them.
         """
         try:
-            got = self._levels()
-        except _OwnBlock:
+            return JointLease(await self._ask(check_timeout(timeout)))
+        except (_OwnBlock, AcquireTimeout):
             return None
-        try:
-            missing = await self._at_once(got, None)
-        except BaseException:
-            release(got)
-            raise
-        if missing is not None:
-            release(got)
-            return None
-        return JointLease(self._joint(got))
 
     async def __aenter__(self) -> JointLease:
         # Looked at before the first await, while the caller's frame is still the one above.
         cancel = self._on_loss == "cancel" and not in_async_generator(sys._getframe(1))  # noqa: SLF001
-        hold = await self._ask(self._timeout)
-        lease, task = JointLease(hold), running_task()
+        lease = await self._acquire(UNSET)
+        hold, task = hold_of(lease), running_task()
         hold.enter(task, cancel=cancel)
         hold.begin_block()
         self._entered.setdefault(task, []).append(lease)
@@ -516,7 +502,6 @@ class LockAll(Handle):
         return JointHold([hold for hold in got if hold is not None], self._on_loss)
 
     def _in_vain(self, name: str, timeout: float | None) -> NoReturn:
-        self._parts[0].runtime.stats.timeouts += 1
         count = len(self._parts)
         raise AcquireTimeout(name, timeout or 0.0, f"of {count} locks" if count > 1 else "")
 

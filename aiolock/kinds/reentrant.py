@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import weakref
 from collections.abc import Coroutine
 from typing import Any
 
 from aiolock.core.backend import Claim
+from aiolock.core.cancellation import Task
 from aiolock.core.hold import Hold, Home
 from aiolock.core.runtime import Runtime
 from aiolock.lock import Lock
@@ -22,7 +22,7 @@ class Levels:
     Further levels keep the first one alive, and this object does not: a lease that is dropped is collected at once.
     """
 
-    def __init__(self, first: Hold, home: Home, key: tuple[asyncio.Task[Any], str] | None) -> None:
+    def __init__(self, first: Hold, home: Home, key: tuple[Task, str] | None) -> None:
         self.runtime: Runtime = home.runtime
         self._first = weakref.ref(first)
         self._home = home
@@ -42,10 +42,16 @@ class Levels:
         """Open one more level; raises :class:`LockLost` if the claim is not certain any more."""
         first = self._first()
         assert first is not None  # noqa: S101 - kept by its local queue, its lease or another level
-        first.check_claim()
+        if not first.certain():
+            raise first.error()
         level = first.level(self)
         self._open += 1
         return level
+
+    def certain(self) -> bool:
+        """Return whether the claim is certain."""
+        first = self._first()
+        return first is not None and first.certain()
 
     def leave(self, hold: Hold, keep: float = 0) -> Claim | None:  # noqa: ARG002 - every level counts alike
         """Leave one level, and with the last one give the claim back."""
@@ -58,9 +64,9 @@ class Levels:
         assert first is not None  # noqa: S101 - the hold that leaves is the first, or keeps it
         return self._home.leave(first, keep)
 
-    def shared(self) -> bool:
-        """Test whether levels are open."""
-        return self._open > 0
+    def levels(self) -> int:
+        """Return the number of levels that are open."""
+        return self._open
 
 
 class ReentrantLock(Lock):
@@ -75,11 +81,11 @@ class ReentrantLock(Lock):
 
     __slots__ = ()
 
-    async def _try(self) -> Hold | None:
+    async def _try(self, timeout: float | None) -> Hold | None:
         self._guard()
         if (level := self._level()) is not None:
             return level
-        hold = await super()._try()
+        hold = await super()._try(timeout)
         return None if hold is None else self._won(hold)
 
     def _ask(self, timeout: float | None) -> Coroutine[Any, Any, Hold | None]:
@@ -90,6 +96,11 @@ class ReentrantLock(Lock):
     async def _ask_first(self, asking: Coroutine[Any, Any, Hold | None]) -> Hold | None:
         hold = await asking
         return None if hold is None else self._won(hold)
+
+    def _owned(self, task: Task) -> bool:
+        """Also by a hold of ``acquire()``, which is not a block: a further acquire of this task is another level of it."""
+        levels = self._runtime.levels.get((task, self.name))
+        return super()._owned(task) if levels is None else levels.certain()
 
     def _level(self) -> Hold | None:
         levels = self._levels()

@@ -92,9 +92,13 @@ class ReadLock(_Side):
 
     __slots__ = ()
 
-    async def _try(self) -> Hold | None:
+    async def _try(self, timeout: float | None) -> Hold | None:
         self._guard()
-        return level if (level := self._level()) is not None else await super()._try()
+        return level if (level := self._level()) is not None else await super()._try(timeout)
+
+    def _owned(self, task: Task) -> bool:
+        outer: Hold | None = self._runtime.reading.get((task, self.name))
+        return outer is not None and outer.waited_for() and outer.certain()
 
     def _in_own_block(self) -> bool:
         self._guard()

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Coroutine
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+from aiolock.core.cancellation import Task
 from aiolock.core.capabilities import Administration
 from aiolock.core.hold import Hold
-from aiolock.core.local_queue import ask
+from aiolock.core.local_queue import LocalQueue, ask
 from aiolock.core.runtime import State
 from aiolock.errors import ConfigError, shorten
-from aiolock.lease import Lease
+from aiolock.lease import Acquisition, Lease
 from aiolock.lock import UNSET, Lock, Unset
-from aiolock.types import permits
+from aiolock.types import Kind, permits
 from aiolock.validation import check_count, check_timeout
 
-__all__ = ["Semaphore"]
+__all__ = ["Semaphore", "kind_of"]
 
 
 class Semaphore(Lock):
@@ -24,7 +26,8 @@ class Semaphore(Lock):
 
     Every permit is leased: those of a holder that died come back after its ttl. Requests are served in order, so one for
     many permits waits at the head until there are enough, and is not starved by requests for few. A task may take permits
-    inside its own block; if only its own are left, it waits for itself.
+    inside its own block; if only its own are left, it waits for itself. ``async with semaphore`` takes the permits that the
+    semaphore was made with, ``async with semaphore.acquire(permits=3)`` another number.
 
     The limit is that of the first user of the name; requests with another one raise :class:`ConfigError`, and
     :meth:`set_limit` changes it.
@@ -34,27 +37,39 @@ class Semaphore(Lock):
 
     @property
     def limit(self) -> int:
-        """The limit that this program names; :meth:`inspect` returns the one in force."""
+        """The limit that this program names; :meth:`current_limit` asks for the one in force."""
         return self._request.kind.limit
 
-    async def acquire(self, timeout: float | Unset | None = UNSET, *, permits: int = 1) -> Lease:
-        """Wait for ``permits`` permits, and return the hold of all of them.
+    async def current_limit(self) -> int:
+        """Return the limit in force: that of the first user, or the one that was set since; 0 while it is paused.
 
-        ``timeout`` is in seconds (``None``: no limit, 0: try once; default: the semaphore's option).
+        Where no client uses the semaphore, and none is known at the server, it is the limit that this program names. Ends
+        within the client's ``command_timeout``; cancelling it changes nothing. Raises :class:`UnsupportedKind` on servers
+        without semaphores.
+        """
+        info = await self.inspect()
+        return self.limit if info.limit is None else info.limit
+
+    def acquire(
+        self, timeout: float | Unset | None = UNSET, *, permits: int | Unset = UNSET
+    ) -> Acquisition[Lease]:
+        """Wait for ``permits`` permits: ``await`` it for the hold of all of them, or enter it with ``async with``.
+
+        ``timeout`` is in seconds (``None``: no limit, 0: try once; default: the semaphore's option). ``permits`` is as many
+        as the semaphore was made with, unless it is given.
 
         Raises :class:`ConfigError` if there are fewer, or if the server knows another limit; otherwise as
         :meth:`Lock.acquire`. If it raises, also by being cancelled, nothing is held.
         """
-        wait = self._timeout if isinstance(timeout, Unset) else check_timeout(timeout)
-        hold = await self._ask(wait, permits)
-        return self._in_vain(wait) if hold is None else Lease(hold)
+        return Acquisition(self._acquire(timeout, partial(self._ask, count=permits)))
 
-    async def try_acquire(self, *, permits: int = 1) -> Lease | None:
-        """Try once: return the hold of ``permits`` permits, or ``None`` if fewer are available.
+    async def try_acquire(self, timeout: float | None = 0, *, permits: int | Unset = UNSET) -> Lease | None:
+        """Wait for at most ``timeout`` seconds: the hold of ``permits`` permits, or ``None`` if too few came back by then.
 
-        Ends within the client's ``command_timeout``. Raises and cancels as :meth:`acquire` does.
+        With 0, the default, it tries once, and ends within the client's ``command_timeout``; ``None`` waits for ever.
+        Raises and cancels as :meth:`acquire` does.
         """
-        hold = await self._ask(0, permits)
+        hold = await self._ask(check_timeout(timeout), permits)
         return None if hold is None else Lease(hold)
 
     async def locked(self) -> bool:
@@ -90,15 +105,30 @@ class Semaphore(Lock):
         await self._runtime.reach()
         await backend.set_limit(self.name, checked)
 
-    def _ask(self, timeout: float | None, count: int = 1) -> Coroutine[Any, Any, Hold | None]:
+    def _ask(self, timeout: float | None, count: int | Unset = UNSET) -> Coroutine[Any, Any, Hold | None]:
         if self._runtime.state is not State.OPEN:
             self._follow()
         request = self._request
-        if check_count("permits", count) != 1:
-            if count > self.limit:
-                raise ConfigError(
-                    f"permits must be at most the limit of semaphore {shorten(self.name)}, which is {self.limit}, not {count}"
-                )
-            request = replace(request, kind=permits(count, self.limit))
+        if not isinstance(count, Unset):
+            request = replace(request, kind=kind_of(self.name, self.limit, count))
         self._guard()
         return ask(self._runtime, request, self._options, timeout)
+
+    def _owned(self, task: Task) -> bool:
+        # No table of these blocks is kept: a task may be in several, and this question is rare.
+        queues = [queue for queue in self._runtime.contenders if isinstance(queue, LocalQueue)]
+        return any(queue.inside(self.name, task) for queue in queues)
+
+    def _in_own_block(self) -> bool:
+        """Return False: a task may take permits inside its own block."""
+        self._guard()
+        return False
+
+
+def kind_of(name: str, limit: int, count: int) -> Kind:
+    """Return the kind that takes ``count`` permits of the semaphore ``name`` with that ``limit``."""
+    if check_count("permits", count) > limit:
+        raise ConfigError(
+            f"permits must be at most the limit of semaphore {shorten(name)}, which is {limit}, not {count}"
+        )
+    return permits(count, limit)

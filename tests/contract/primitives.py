@@ -156,6 +156,14 @@ async def _(stage):
     await holder.release()
 
 
+@primitive("try_acquire, held elsewhere, with a timeout")
+async def _(stage):
+    holder = await stage.rival.lock(stage.name).acquire()
+    lock = stage.client.lock(stage.name)
+    async with released_on_demand(holder, lambda: queued(stage.rival.lock(stage.name), 1)):
+        yield lambda: lock.try_acquire(timeout=PATIENCE)
+
+
 # --- holding it
 
 
@@ -414,6 +422,40 @@ async def _(stage):
     async with released_on_demand(holder, lambda: queued(semaphore, 1)):
         yield block
     await gone(stage, semaphore)
+
+
+@primitive("async with acquire(permits), held elsewhere", "semaphore", "brief")
+async def _(stage):
+    holder = await stage.rival.semaphore(stage.name, 2).acquire()
+    semaphore = stage.client.semaphore(stage.name, 2)
+
+    async def block() -> None:
+        async with semaphore.acquire(permits=2):
+            await asyncio.sleep(0)
+
+    async with released_on_demand(holder, lambda: queued(semaphore, 1)):
+        yield block
+    await gone(stage, semaphore)
+
+
+@primitive("try_acquire of permits, with a timeout", "semaphore", "brief")
+async def _(stage):
+    holder = await stage.rival.semaphore(stage.name, 1).acquire()
+    semaphore = stage.client.semaphore(stage.name, 1)
+
+    async def attempt() -> None:
+        lease = await semaphore.try_acquire(timeout=PATIENCE)
+        assert lease is not None
+        await lease.release()
+
+    async with released_on_demand(holder, lambda: queued(semaphore, 1)):
+        yield attempt
+    await gone(stage, semaphore)
+
+
+@primitive("current_limit", "semaphore", "brief")
+async def _(stage):
+    yield stage.client.semaphore(stage.name, 1).current_limit
 
 
 @primitive("set_limit", "semaphore", "brief")

@@ -70,6 +70,70 @@ async def test_permits_are_counted(client, rival):
     await all_back(mine)
 
 
+async def test_the_permits_of_a_semaphore_are_taken_unless_others_are_named(client, rival):
+    pair, others = client.semaphore("x", 5, permits=2), rival.semaphore("x", 5)
+    async with pair:
+        assert await others.available() == 3
+        async with pair.acquire(permits=3):
+            assert await others.available() == 0
+        again = await pair.try_acquire()
+        assert again is not None
+        assert await others.available() == 1
+        await again.release()
+        one = await pair.try_acquire(permits=1)
+        assert one is not None
+        assert await others.available() == 2
+        await one.release()
+    assert await others.available() == 5
+    await all_back(pair)
+
+
+async def test_a_try_waits_for_permits(client, rival):
+    semaphore, held = client.semaphore("x", 3), await rival.semaphore("x", 3).acquire(permits=2)
+
+    async def nothing_waits() -> bool:
+        return not (await semaphore.inspect()).waiters
+
+    assert await semaphore.try_acquire(timeout=0.05, permits=2) is None
+    await until(nothing_waits)
+    trying = asyncio.create_task(semaphore.try_acquire(timeout=None, permits=2))
+    await queued(semaphore, 1)
+    await held.release()
+    async with asyncio.timeout(PATIENCE):
+        lease = await trying
+    assert lease is not None
+    await lease.release()
+    await all_back(semaphore)
+
+
+async def test_the_loss_cancels_the_block_of_an_acquire(deployment, client):
+    with pytest.raises(LockLost):
+        async with client.semaphore("x", 3).acquire(permits=2) as lease:
+            await deployment.lose(lease)
+            await asyncio.sleep(PATIENCE)
+    await all_back(client.semaphore("x", 3))
+
+
+async def test_a_task_knows_whether_it_is_inside(client, rival):
+    semaphore = client.semaphore("x", 3)
+
+    async def elsewhere() -> bool:
+        return semaphore.owned()
+
+    for block in (semaphore, semaphore.acquire(permits=2)):
+        assert not semaphore.owned()
+        async with block as lease:
+            assert client.semaphore("x", 3).owned()
+            assert not await asyncio.create_task(elsewhere())
+            assert not rival.semaphore("x", 3).owned()
+            assert not client.semaphore("y", 3).owned()
+            assert not client.lock("x").owned()
+            assert lease.depth == 1
+            await lease.release()
+            assert not semaphore.owned()
+            assert lease.depth == 0
+
+
 async def test_a_large_request_is_not_starved_by_small_ones(client, rival):
     semaphore = client.semaphore("x", 3)
     first, second = await semaphore.acquire(), await semaphore.acquire()
@@ -183,6 +247,8 @@ async def test_more_permits_let_in_whoever_waits(client, rival):
         async with asyncio.timeout(PATIENCE):
             leases = await asyncio.gather(*waiters)
         assert (await semaphore.inspect()).limit == 3
+        assert [await each.current_limit() for each in (semaphore, rival.semaphore("x", 7))] == [3, 3]
+        assert semaphore.limit == 1
         assert await semaphore.available() == 0
         for lease in leases:
             await lease.release()
@@ -225,6 +291,11 @@ async def test_after_a_change_both_numbers_may_be_said(client, rival):
         await four.release()
 
 
+async def test_the_limit_of_a_semaphore_that_is_not_used_is_the_program_s_own(client):
+    assert await client.semaphore("x", 7).current_limit() == 7
+    assert await client.semaphore("x", 4).current_limit() == 4
+
+
 async def test_a_limit_may_be_set_before_anybody_came(client):
     await client.semaphore("x", 2).set_limit(1)
     async with client.semaphore("x", 2):
@@ -238,4 +309,6 @@ async def test_permits_that_there_cannot_be_are_refused(client, count):
     for ask in (semaphore.acquire, semaphore.try_acquire):
         with pytest.raises(ConfigError, match=r"^permits must be "):
             await ask(permits=count)
+    with pytest.raises(ConfigError, match=r"^permits must be "):
+        client.semaphore("x", 3, permits=count)
     assert await semaphore.available() == 3

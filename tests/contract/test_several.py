@@ -127,15 +127,36 @@ async def test_kinds_may_be_mixed(deployment, client, rival):
     await all_free(client, "x", "y")
 
 
-async def test_two_clients_may_take_part(client, rival):
-    async with lock_all(client.lock("a"), rival.lock("b"), lock_all(client.lock("c"))) as lease:
-        assert [part.name for part in lease.parts] == ["a", "b", "c"]
-        assert await rival.lock("a").try_acquire() is None
-        assert await client.lock("b").try_acquire() is None
-    await all_free(client, "a", "b", "c")
-    await all_free(rival, "a")
-    with pytest.raises(ConfigError, match="'a' comes from two"):
-        lock_all(client.lock("a"), rival.lock("a"))
+async def test_locks_of_two_clients_are_refused(client, rival):
+    for other in (rival.lock("a"), rival.lock("b"), lock_all(rival.lock("b"))):
+        with pytest.raises(ConfigError, match=r"locks of one client: 'a' and '[ab]' come from two"):
+            lock_all(client.lock("a"), other)
+
+
+async def test_it_may_be_tried_for_some_time(client, rival):
+    both, holder = lock_all(client.lock("a"), client.lock("b")), await rival.lock("b").acquire()
+    assert await both.try_acquire() is None
+    assert await both.try_acquire(timeout=0.05) is None
+    trying = asyncio.create_task(both.try_acquire(timeout=None))
+    await queued(rival.lock("b"), 1)
+    await holder.release()
+    async with asyncio.timeout(PATIENCE):
+        lease = await trying
+    assert lease is not None
+    assert [part.name for part in lease.parts] == ["a", "b"]
+    async with lease:
+        # At once: the task is inside already.
+        assert await both.try_acquire(timeout=PATIENCE) is None
+    await all_free(client, "a", "b")
+
+
+async def test_an_acquire_is_a_block_as_well(client, rival):
+    async with lock_all(client.lock("a"), client.lock("b")).acquire(timeout=PATIENCE) as lease:
+        assert [part.held for part in lease.parts] == [True, True]
+        assert client.lock("a").owned()
+        assert await rival.lock("b").try_acquire() is None
+    assert not client.lock("a").owned()
+    await all_free(client, "a", "b")
 
 
 async def test_the_same_lock_twice_is_one(deployment, client):
@@ -325,9 +346,9 @@ async def test_keep_keeps_all(deployment, client, rival):
     await all_free(client, "a", "b")
 
 
-async def test_closing_one_client_loses_all(deployment, client):
+async def test_closing_the_client_loses_all(deployment, client):
     other = await deployment.connect(label="other").open()
-    lease = await lock_all(client.lock("a"), other.lock("b")).acquire()
+    lease = await lock_all(other.lock("a"), other.lock("b")).acquire()
     await other.aclose()
     assert lease.lost
     with pytest.raises(LockLost, match="closed"):
@@ -378,11 +399,11 @@ async def test_a_task_that_has_all_of_them_may_ask_for_all_of_them(client, rival
 
 
 @pytest.mark.parametrize("on_loss", ["cancel", "signal"])
-async def test_closing_the_first_client_releases_what_the_others_hold(deployment, client, on_loss):
+async def test_closing_the_client_ends_a_block(deployment, client, on_loss):
     other = await deployment.connect(label="other").open()
     with pytest.raises(LockLost, match="closed"):
         # The ttl is longer than anybody here waits.
-        async with lock_all(other.lock("a"), client.lock("b", ttl=10 * PATIENCE), on_loss=on_loss):
+        async with lock_all(other.lock("a"), other.lock("b", ttl=10 * PATIENCE), on_loss=on_loss):
             await other.aclose()
             await passes(3)
     await all_free(client, "a", "b")

@@ -150,36 +150,39 @@ async def test_the_server_that_cannot_be_reached_is_told(client, wire):
 
 
 @pytest.mark.parametrize("steps", range(1, 6))
-async def test_a_cancelled_release_is_finished_by_each_client(client, wire, steps):
-    other_wire = Wire()
-    async with aiolock.Client(MemoryBackend(server=MemoryServer(), transport=other_wire)) as other:
-        lease = await lock_all(client.lock("a", ttl=90), other.lock("b", ttl=90)).acquire()
-        wire.open.clear()
-        other_wire.open.clear()
-        ending = asyncio.create_task(lease.release())
-        await passes(steps)
-        ending.cancel()
-        await asyncio.wait([ending])
-        assert ending.cancelled()
-        # Each client does its own part, so one that is closed takes nothing of the other with it.
-        await client.aclose(timeout=0)
-        wire.open.set()
-        other_wire.open.set()
-        await until(lambda: not other._runtime.cleanups)
-        assert not await other.lock("b").locked()
+async def test_a_cancelled_release_is_finished_by_the_client(client, wire, steps):
+    lease = await lock_all(client.lock("a", ttl=90), client.lock("b", ttl=90)).acquire()
+    wire.open.clear()
+    ending = asyncio.create_task(lease.release())
+    await passes(steps)
+    ending.cancel()
+    await asyncio.wait([ending])
+    assert ending.cancelled()
+    wire.open.set()
+    await until(lambda: not client._runtime.cleanups)
+    assert [await client.lock(name).locked() for name in "ab"] == [False, False]
 
 
-async def test_what_could_not_be_released_at_once_is_tried_again_by_its_own_client(client, wire):
-    first = await aiolock.Client(MemoryBackend(server=MemoryServer())).open()
-    lease = await lock_all(first.lock("a"), client.lock("b", ttl=90)).acquire()
-    await first.aclose()
-
+async def test_what_could_not_be_released_at_once_is_tried_again_by_the_client(client, wire):
+    lease = await lock_all(client.lock("a", ttl=90), client.lock("b", ttl=90)).acquire()
     wire.broken = True
     await lease.release()
     assert client._runtime.cleanups
     wire.broken = False
     await until(lambda: not client._runtime.cleanups)
-    assert not await client.lock("b").locked()
+    assert [await client.lock(name).locked() for name in "ab"] == [False, False]
+
+
+async def test_an_attempt_in_vain_is_no_timeout_and_an_acquire_is(client):
+    both = lock_all(client.lock("a"), client.lock("b"))
+    async with client.lock("b"):
+        other = asyncio.create_task(both.try_acquire(0.01))
+        assert await other is None
+        assert client.stats()["timeouts"] == 0
+        for vain in (both.acquire(timeout=0), lock_all(both, timeout=0).__aenter__()):
+            with pytest.raises(aiolock.AcquireTimeout):
+                await asyncio.create_task(vain)
+        assert client.stats()["timeouts"] == 2
 
 
 async def test_a_block_is_cancelled_at_once_when_one_of_its_locks_is_lost(client):

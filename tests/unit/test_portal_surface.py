@@ -95,6 +95,8 @@ def translated(annotation: str) -> str:
         "CampaignOptions": "SyncCampaignOptions",
         "AsyncIterator": "Iterator",
     }
+    # What an `acquire()` returns is awaited or entered; a thread gets the lease, which it can enter.
+    annotation = re.sub(r"Acquisition\[(\w+)\]", r"\1", annotation)
     return re.sub(r"\w+", lambda match: names.get(match[0], match[0]), annotation)
 
 

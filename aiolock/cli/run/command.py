@@ -24,10 +24,9 @@ from aiolock.cli.run.supervisor import UNSTOPPABLE, Child, Supervisor, Switch, c
 from aiolock.client import Client
 from aiolock.clock import system_clock
 from aiolock.errors import AcquireTimeout, BackendError, ConfigError, LockError, shorten
-from aiolock.kinds.semaphore import Semaphore
 from aiolock.lease import Lease
 from aiolock.lock import Lock
-from aiolock.types import LockInfo, permits
+from aiolock.types import LockInfo
 
 __all__ = ["progress", "run"]
 
@@ -91,7 +90,7 @@ class _Run:
         self._kill_after = kill_after
         self._queue = SignalQueue()
         self._lock = lock
-        self._kind = lock.kind if options.permits is None else permits(*options.permits)
+        self._kind = lock.kind
         self._label = settings.label(options)
         self._identity = nested.identity(
             settings.url(options), settings.namespace(options), self._kind, options.name
@@ -141,9 +140,8 @@ class _Run:
     # --- the lock
 
     async def _acquire(self) -> Lease:
-        start, lock, wait, count = system_clock(), self._lock, self._options.wait, self._kind.permits
-        request = lock.acquire(wait, permits=count) if isinstance(lock, Semaphore) else lock.acquire(wait)
-        lease = await self._wait_for(request, lock)
+        start, lock = system_clock(), self._lock
+        lease = await self._wait_for(lock.acquire(self._options.wait), lock)
         waited = system_clock() - start
         text = f"got {shorten(lease.name)} after {seconds(waited)}, with token {lease.token}"
         self._event("acquired", text, lease, label=self._label, waited=round(waited, 3))
