@@ -41,7 +41,7 @@ class Semaphore(Lock):
         return self._request.kind.limit
 
     async def current_limit(self) -> int:
-        """Return the limit in force: that of the first user, or the one that was set since; 0 while it is paused.
+        """Return the limit in force: that of the first user, or the one that was set since.
 
         Where no client uses the semaphore, and none is known at the server, it is the limit that this program names. Ends
         within the client's ``command_timeout``; cancelling it changes nothing. Raises :class:`UnsupportedKind` on servers
