@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import difflib
 import json
 import math
+import os
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
@@ -98,6 +101,20 @@ def _wants_next(word: str, takes_value: Collection[str]) -> bool:
     return False
 
 
+def _forward(words: Sequence[str], takes_value: Collection[str]) -> list[str]:
+    """Move common options that stand before the command behind it, where argparse expects them."""
+    count = 0
+    while count < len(words) and words[count].partition("=")[0] in COMMON:
+        count += 2 if words[count] in takes_value else 1
+    return [*words[count : count + 1], *words[:count], *words[count + 1 :]]
+
+
+def _similar(word: str, known: Collection[str]) -> str:
+    """Return a question that names the known word most like ``word``; empty if none is."""
+    close = difflib.get_close_matches(word.partition("=")[0], known, 1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
 # --- commands
 
 
@@ -136,6 +153,10 @@ class _Refused(argparse.Action):
 
     def __call__(self, *_: object) -> NoReturn:
         raise argparse.ArgumentError(self, f"aiolock does not have it: {self.const}")
+
+
+COMMON = frozenset({"--url", "--local", "--namespace", "--label", "--json", "-v", "--verbose"})
+"""The options of :func:`_common`, which may stand before the command as well."""
 
 
 def _common(parser: Parser, *, server: bool = True) -> None:
@@ -328,8 +349,8 @@ Workers contend for a lock; one dies, one loses its lease, and its late write is
 }
 
 
-def _parser() -> tuple[Parser, Parser]:
-    """Return the parser, and that of ``run``."""
+def _parser() -> tuple[Parser, dict[str, Parser]]:
+    """Return the parser, and those of the commands."""
     parser = _Parser(
         prog="aiolock",
         description="Distributed locks, from the command line.",
@@ -343,25 +364,42 @@ def _parser() -> tuple[Parser, Parser]:
         _common(one, server=name != "schema")
     run = commands.choices["run"]
     run.usage, run.epilog = "aiolock run [OPTIONS] NAME -- COMMAND ...", f"{EXAMPLES}\n{TABLE}"
-    return parser, run
+    return parser, dict(commands.choices)
+
+
+def _options(parser: Parser) -> dict[str, argparse.Action]:
+    return {
+        name: action
+        for action in parser._actions  # noqa: SLF001 - the only place where argparse keeps them
+        for name in action.option_strings
+    }
+
+
+def _complete(parser: Parser) -> None:
+    """Answer a shell that asks how a word goes on, and end the program; do nothing otherwise."""
+    if "_ARGCOMPLETE" in os.environ:
+        with contextlib.suppress(ImportError):
+            import argcomplete  # noqa: PLC0415 - optional, and needed by a shell only
+
+            argcomplete.autocomplete(parser)
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
     """Parse a command line; ends the program on wrong usage, and after help."""
-    words = list(words)
-    parser, run = _parser()
+    parser, commands = _parser()
+    _complete(parser)
+    run = commands["run"]
+    takes_value = {name for name, action in _options(run).items() if action.nargs != 0}
+    words = _forward(words, takes_value)
     _Parser.json = "--json" in (words[: words.index("--")] if "--" in words else words)
-    if words[:1] != ["run"]:
-        return parser.parse_args(words)
-    takes_value = {
-        name
-        for action in run._actions  # noqa: SLF001 - the only place where argparse keeps them
-        if action.nargs != 0
-        for name in action.option_strings
-    }
+    verb = words[0] if words else ""
+    if verb and not verb.startswith("-") and verb not in commands:
+        parser.error(f"there is no command {verb!r}{_similar(verb, commands)}")
+    if verb != "run":
+        return _known(parser, commands.get(verb, parser), words)
     given, names, command = split(words[1:], takes_value)
     # Without the name, so that one like -x is not parsed as an option.
-    options = parser.parse_args(["run", *given])
+    options = _known(parser, run, ["run", *given])
     if not names:
         run.error("the name of the lock is missing: aiolock run NAME -- COMMAND ...")
     options.name, options.command = names[0], command
@@ -369,4 +407,12 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         run.error("a command and -c exclude each other")
     if options.command_string is None and not options.command:
         run.error("the command is missing: aiolock run NAME -- COMMAND ...")
+    return options
+
+
+def _known(parser: Parser, command: Parser, words: Sequence[str]) -> argparse.Namespace:
+    """Parse words; names an option that is like the first unknown one."""
+    options, unknown = parser.parse_known_args(words)
+    if unknown:
+        command.error(f"unrecognized arguments: {' '.join(unknown)}{_similar(unknown[0], _options(command))}")
     return options

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import errno
 import json
+import os
+import subprocess
 import sys
 
 import pytest
 
 from aiolock.cli.main import main
+from aiolock.cli.parser import parse
 
 WRONG = [
     [],
@@ -131,6 +134,83 @@ def test_wrong_usage_as_json(capsys, words):
     trouble = json.loads(err)
     assert (trouble["error"], trouble["status"]) == ("Usage", 64)
     assert trouble["message"]
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["insepct", "x"], "inspect"),
+        (["--url", "memory://", "lss"], "ls"),
+        (["run", "--non-block", "x", "true"], "--nonblock"),
+        (["run", "--name-space=a", "x", "true"], "--namespace"),
+        (["ls", "--jsn"], "--json"),
+        (["purge", "--idel", "86400", "--idle", "86400"], "--idle"),
+    ],
+    ids=" ".join,
+)
+def test_a_slip_of_the_keyboard_is_answered_with_what_was_meant(capsys, words, meant):
+    with pytest.raises(SystemExit) as caught:
+        main(words)
+    assert caught.value.code == 64
+    assert capsys.readouterr().err.endswith(f"; did you mean {meant}?\n")
+
+
+@pytest.mark.parametrize("word", ["nonsense", "xyz"])
+def test_what_is_like_nothing_gets_no_guess(capsys, word):
+    with pytest.raises(SystemExit):
+        main([word])
+    assert capsys.readouterr().err.endswith(f"there is no command {word!r}\n")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--url", "redis://h", "--json", "ls", "a*"],
+        ["--url=redis://h", "ls", "--json", "a*"],
+        ["ls", "--url", "redis://h", "a*", "--json"],
+    ],
+    ids=" ".join,
+)
+def test_common_options_stand_on_either_side_of_the_command(words):
+    options = parse(words)
+    assert (options.verb, options.url, options.json, options.pattern) == ("ls", "redis://h", True, "a*")
+
+
+def test_common_options_stand_before_run_as_well():
+    options = parse(["-v", "--namespace", "run", "run", "-n", "x", "ls", "--url", "y"])
+    assert (options.verbose, options.namespace, options.url) == (True, "run", None)
+    assert (options.name, options.command) == ("x", ["ls", "--url", "y"])
+
+
+def test_options_of_one_command_do_not_stand_before_it(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["-n", "run", "x", "true"])
+    assert caught.value.code == 64
+    assert capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "word"),
+    [("aiolock ins", "inspect"), ("aiolock run --perm", "--permits"), ("aiolock run --on-loss k", "kill")],
+)
+def test_the_shell_completes_words(tmp_path, line, word):
+    """As a shell asks, by argcomplete's protocol."""
+    answer = tmp_path / "answer"
+    asked = {
+        "_ARGCOMPLETE": "1",
+        "_ARGCOMPLETE_IFS": "\n",
+        "_ARGCOMPLETE_STDOUT_FILENAME": str(answer),
+        "COMP_LINE": line,
+        "COMP_POINT": str(len(line)),
+    }
+    subprocess.run(
+        [sys.executable, "-m", "aiolock"],
+        env={**os.environ, **asked},
+        capture_output=True,
+        timeout=60,
+        check=True,
+    )
+    assert [found.strip() for found in answer.read_text().split("\n")] == [word]
 
 
 @pytest.mark.parametrize("what", REFUSED)

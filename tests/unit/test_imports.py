@@ -89,6 +89,7 @@ EXTRAS = {
     "portal": {"anyio", "redis"},
     "_threads": {"anyio"},
     "cli.run.signals": {"anyio"},
+    "cli.parser": {"argcomplete"},
     "aiohttp": {"aiohttp"},
     "prometheus": {"prometheus_client"},
     "opentelemetry": {"opentelemetry"},

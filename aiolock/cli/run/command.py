@@ -164,13 +164,13 @@ class _Run:
                         raise ended_by(number)
             return acquiring.result()
         except AcquireTimeout as error:
-            # As with flock, a script reads the status alone.
             so_long = f" within {error.timeout:g} s" if error.timeout else ""
             message = (
                 f"lock {shorten(error.name)} was not free{so_long}; wait longer with -w, or see who holds it with "
                 "`aiolock inspect`"
             )
-            silent = not (output.chatty or output.json)
+            # Without a terminal it is the line that a log has; with -E 0 a lock that is taken is no trouble.
+            silent = options.conflict_exit_code == 0 and not (output.chatty or output.json)
             raise Ended(options.conflict_exit_code, "" if silent else message) from error
         except BaseException:
             acquiring.cancel()
