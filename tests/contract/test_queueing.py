@@ -115,8 +115,8 @@ async def test_local_passing_ends_when_others_wait(deployment, client, rival):
             await until(lambda: queued_or_served(rival, served))
             seen.set()
     # 16 passes from the moment that the demand is known; where no holder is told, 64 of a hold: one may have begun before the
-    # rival's entry is in the queue, and another one with it.
-    assert turns_after <= max(100, 3 * deployment.passes)
+    # rival's entry is in the queue, another one with it, and some before the holder's next read shows the entry.
+    assert turns_after <= max(100, 8 * deployment.passes)
 
 
 async def test_a_thousand_local_contenders_delay_a_remote_waiter_by_a_bounded_number_of_turns(

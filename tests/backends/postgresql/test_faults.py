@@ -230,7 +230,8 @@ async def test_sessions_that_end_all_the_time_give_no_wrong_answer(own):
         killer = asyncio.create_task(terminate())
         try:
             deadline = time.monotonic() + 60
-            while made < 40 and time.monotonic() < deadline:
+            # On a busy machine the listener may be between two connections whenever all sessions are ended.
+            while (made < 40 or not heard.interruptions) and time.monotonic() < deadline:
                 try:
                     [row] = await store.get([one])
                     reads += 1
@@ -245,5 +246,5 @@ async def test_sessions_that_end_all_the_time_give_no_wrong_answer(own):
         finally:
             stop = True
             await killer
-        assert made == 40
+        assert made >= 40
         assert heard.interruptions
