@@ -92,7 +92,9 @@ def test_an_inner_run_that_does_not_wait_is_refused_while_another_works(site, pa
         f"{AIOLOCK} run x {site.path}/a & {site.begun}; "
         f"{AIOLOCK} run {patience} -E 9 x echo in; echo $?; touch {site.path}/go; wait; {AIOLOCK} run -n x echo after"
     )
-    assert outer.end() == (0, "9\nafter\n", "")
+    status, out, err = outer.end()
+    assert (status, out) == (0, "9\nafter\n")
+    assert [line.startswith("aiolock: lock 'x' was not free") for line in err.splitlines()] == [True]
 
 
 @pytest.mark.parametrize("leaves", ["", "setsid "])
