@@ -118,7 +118,7 @@ def main(argv: list[str]) -> int:
 def _gate(calm: Calm) -> int:
     """Compare a short run with the committed results."""
     start = time.monotonic()
-    options = Options(quick=True, rounds=gate.ROUNDS, calm=calm)
+    options = Options(quick=True, rounds=gate.ROUNDS, calm=calm, peers=False)
 
     def play(scenarios: Mapping[str, Sequence[str]]) -> Iterator[Report]:
         for suite, names in scenarios.items():

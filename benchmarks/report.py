@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from benchmarks import peers
 from benchmarks.measure import Goal, Report, Series
 from tests.processes import program
 from tests.servers import MYSQLD, postgres
@@ -60,14 +61,14 @@ def surroundings(argv: Sequence[str], suites: Sequence[str], rounds: int) -> dic
 
 
 def _servers(suites: Sequence[str]) -> list[str]:
-    """What the servers, and Curator, say of themselves."""
+    """What the servers say of themselves, and the peers in other languages."""
     found = []
     asked = set(suites)
     if asked & {"redis", "compare", "kinds"}:
         redis = program("redis-server", package="redis-server", server="redis")
         found.append(subprocess.check_output([redis, "--version"], text=True).split(" sha=")[0])
     if asked & {"zookeeper", "compare", "kinds"}:
-        found += [f"ZooKeeper {_jar('zookeeper')}", f"Curator {_jar('curator-recipes')}"]
+        found.append(f"ZooKeeper {_jar('zookeeper')}")
         java = program("java", package="default-jre-headless", server="zookeeper")
         said = subprocess.run([java, "-version"], capture_output=True, text=True, check=True).stderr
         found.append(said.partition("\n")[0])
@@ -79,6 +80,8 @@ def _servers(suites: Sequence[str]) -> list[str]:
     if asked & {"memcached", "compare"}:
         memcached = program("memcached", package="memcached", server="memcached")
         found.append(subprocess.check_output([memcached, "--version"], text=True).strip())
+    if asked & {"redis", "zookeeper"}:
+        found += [f"{who} {its}" for who, its in peers.versions().items() if peers.built(who)]
     if asked & {"sqlite", "compare"}:
         found.append(f"SQLite {sqlite3.sqlite_version}")
     return found

@@ -10,7 +10,6 @@ from tempfile import TemporaryDirectory
 from typing import Any, Self, cast
 
 from benchmarks.calm import Calm
-from benchmarks.contestants.curator import compiled
 from benchmarks.contestants.files import make_table
 from benchmarks.contestants.postgresql import TABLE
 from benchmarks.scenarios import compare, kinds, mysql, redis, rows, zookeeper
@@ -37,9 +36,11 @@ class Options:
     quick: bool
     rounds: int
     calm: Calm
+    peers: bool = True
+    """Whether libraries of other languages compete."""
 
     def context(self, kind: type[Any], server: Server, workers: Workers) -> Any:
-        return kind(server, workers, self.quick, self.rounds, self.calm)
+        return kind(server, workers, self.quick, self.rounds, self.calm, self.peers)
 
 
 @dataclass(slots=True)
@@ -89,7 +90,7 @@ def _redis(options: Options) -> Iterator[Context]:
 
 @contextmanager
 def _zookeeper(options: Options) -> Iterator[Context]:
-    with compiled(), roomy_zookeeper() as server, Workers() as workers:
+    with roomy_zookeeper() as server, Workers() as workers:
         yield options.context(ZooKeeperContext, server, workers)
 
 

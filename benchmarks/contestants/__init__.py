@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any
 
 from benchmarks.contestants.base import Contestant
-from benchmarks.contestants.curator import Curator
 from benchmarks.contestants.files import BareSqlite, FileLock
+from benchmarks.contestants.floors import RawFloor, ScriptFloor
 from benchmarks.contestants.memcached import AddDelete, PollingAdd, Touching
 from benchmarks.contestants.mysql import (
     ForUpdate,
@@ -18,6 +18,7 @@ from benchmarks.contestants.mysql import (
     SelectOne,
 )
 from benchmarks.contestants.ours import InMemory, Ours, OursAnew, OursPlain, OursWithoutPassing
+from benchmarks.contestants.peers import Peer
 from benchmarks.contestants.plain import Asyncio
 from benchmarks.contestants.postgresql import (
     Advisory,
@@ -30,7 +31,7 @@ from benchmarks.contestants.postgresql import (
 from benchmarks.contestants.redis import CoRedis, RedisPy, Watch
 from benchmarks.contestants.trips import RoundTrip
 from benchmarks.contestants.zookeeper import AioZK, Kazoo
-from benchmarks.floors import RawFloor, ScriptFloor
+from benchmarks.peers import LIBRARIES
 
 __all__ = ["Contestant", "contestant"]
 
@@ -53,7 +54,6 @@ _KNOWN: dict[str, Callable[..., Any]] = {
     "bare sqlite": BareSqlite,
     "bare sqlite, lazy": partial(BareSqlite, lazy=True),
     "coredis": CoRedis,
-    "curator": Curator,
     "expiring rows": Expiring,
     "flock": FileLock,
     "for update": ForUpdate,
@@ -75,6 +75,7 @@ _KNOWN: dict[str, Callable[..., Any]] = {
     "upsert + update": UpsertUpdate,
     "upsert + lazy update": partial(UpsertUpdate, lazy=True),
     "WATCH/MULTI/EXEC": Watch,
+    **{who: partial(Peer, who) for who in LIBRARIES},
 }
 
 

@@ -81,7 +81,7 @@ class Contestant:
 
     async def prepare(self, names: Sequence[str]) -> None:
         """Before anything is measured: have everybody's connections, and whatever the locks of these names need."""
-        await asyncio.gather(*(self.turns(name, 1) for name in names))
+        await self.each(names, 1)
 
     async def turns(self, name: str, count: int) -> None:
         """Take and leave one lock so many times."""
@@ -89,6 +89,21 @@ class Contestant:
         for _ in range(count):
             async with lock:
                 pass
+
+    async def each(self, names: Sequence[str], count: int) -> None:
+        """Take and leave each of several locks so many times, all at the same time."""
+        await asyncio.gather(*(self.turns(name, count) for name in names))
+
+    async def take(self, lock: Any) -> float:
+        """Enter; return when that was."""
+        await lock.__aenter__()
+        return time.monotonic()
+
+    async def leave(self, lock: Any) -> float:
+        """Leave; return when it was left, before the request."""
+        left = time.monotonic()
+        await lock.__aexit__(None, None, None)
+        return left
 
     async def drain(self, names: Sequence[str], turns: int, hold: float, spans: list[Span]) -> None:
         """One contender for each name; each wants so many turns of ``hold`` seconds, and asks again at once."""

@@ -10,11 +10,11 @@ from hiredis import pack_command
 
 from benchmarks.contestants.base import Block, Contestant
 from benchmarks.contestants.files import BareSqlite
+from benchmarks.contestants.floors import RawFloor
 from benchmarks.contestants.memcached import AddDelete
 from benchmarks.contestants.mysql import SelectOne
 from benchmarks.contestants.postgresql import UpsertUpdate
 from benchmarks.contestants.zookeeper import AioZK
-from benchmarks.floors import RawFloor
 
 __all__ = ["RoundTrip"]
 

@@ -12,9 +12,9 @@ from hiredis import pack_command
 
 from benchmarks.contestants import contestant
 from benchmarks.contestants.base import Span
+from benchmarks.contestants.floors import Ear, Wire
 from benchmarks.contestants.ours import Ours
 from benchmarks.contestants.postgresql import Notify
-from benchmarks.floors import Ear, Wire
 from benchmarks.worker import Stage
 
 __all__ = ["drain", "giver", "line", "places", "taker"]
@@ -95,13 +95,13 @@ async def giver(
         lock = it.lock("baton")
         for _ in range(handovers):
             if bell is None:
-                await lock.__aenter__()
+                await it.take(lock)
             writer.write(b"?")
             await asyncio.sleep(settle + random.uniform(0, spread))
-            given.append(time.monotonic())
             if bell is None:
-                await lock.__aexit__(None, None, None)
+                given.append(await it.leave(lock))
             else:
+                given.append(time.monotonic())
                 await bell.ring()
             await reader.readexactly(1)
     if bell is not None:
@@ -129,8 +129,8 @@ async def taker(stage: Stage, who: str, url: str, socket: str, handovers: int) -
             lock = it.lock("baton")
             for _ in range(handovers):
                 await reader.readexactly(1)
-                async with lock:
-                    taken.append(time.monotonic())
+                taken.append(await it.take(lock))
+                await it.leave(lock)
                 writer.write(b"!")
     writer.close()
     return taken

@@ -36,10 +36,10 @@ async def many(stage: Stage, who: str, url: str, tasks: int, turns: int) -> tupl
     """Many tasks, each with a lock of its own."""
     del stage
     async with contestant(who, url) as it:
-        await it.prepare([f"many:{number}" for number in range(tasks)])
-        await asyncio.gather(*(it.turns(f"many:{number}", 1) for number in range(tasks)))
-        work = asyncio.gather(*(it.turns(f"many:{number}", turns) for number in range(tasks)))
-        return await _timed(tasks * turns, work)
+        names = [f"many:{number}" for number in range(tasks)]
+        await it.prepare(names)
+        await it.each(names, 1)
+        return await _timed(tasks * turns, it.each(names, turns))
 
 
 async def crowd(stage: Stage, who: str, url: str, tasks: int, turns: int) -> tuple[float, float]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from benchmarks.measure import Report, percentile
 from benchmarks.scenarios.context import RedisContext
 from benchmarks.scenarios.draining import baton, drained
+from benchmarks.scenarios.turning import PEERS
 
 __all__ = ["commands", "handover", "hot", "pair", "places", "waiters"]
 
@@ -30,13 +33,16 @@ DRAIN = {
 }
 
 
-def _drains(context: RedisContext, report: Report, processes: int, tasks: int, turns: int) -> str:
+def _drains(
+    context: RedisContext, report: Report, processes: int, tasks: int, turns: int, peers: Sequence[str] = ()
+) -> str:
     best = _best_interval(context, "redis-py", processes, tasks)
     report.notes.append(
         f"The best of the polling intervals {INTERVALS} for redis-py was {best.split()[1]} s; WATCH/MULTI/EXEC polls at it too."
     )
     report.notes.append("The fair share is the length of the drain over the turns of each contender.")
     whos = ["aiolock", "aiolock fair", best, "redis-py", f"WATCH/MULTI/EXEC {best.split()[1]}"]
+    whos += context.competing(report, peers)
     played = context.alternate(
         min(context.rounds, 2), whos, lambda who: drained(context, who, processes, tasks, turns)
     )
@@ -61,7 +67,7 @@ def pair(context: RedisContext) -> Report:
     """One hot lock of two processes, drained."""
     turns = context.count(5, 2)
     report = Report("pair", f"One hot lock, drain of 2 processes x 10 tasks x {turns} turns", DRAIN)
-    _drains(context, report, 2, 10, turns)
+    _drains(context, report, 2, 10, turns, PEERS)
     return report
 
 
@@ -131,12 +137,14 @@ def handover(context: RedisContext) -> Report:
         "redis-py 0.001": 0.001,
         "redis-py": 0.1,
     }
+    pauses = {"redisson": 0.0, "rueidislock": 0.0, "redsync": 0.2, "redislock": 0.1}
+    intervals |= {who: pauses[who] for who in context.competing(report, PEERS)}
     latencies: dict[str, list[float]] = {who: [] for who in intervals}
 
     def play(who: str) -> list[float]:
-        polls = who.startswith("redis-py")
-        handovers = context.count(30, 8) if who == "redis-py" else context.count(300, 80)
-        found = baton(context, who, handovers, intervals[who] if polls else 0.001)
+        slow = intervals[who] >= 0.1
+        handovers = context.count(30, 8) if slow else context.count(300, 80)
+        found = baton(context, who, handovers, intervals[who] or 0.001)
         latencies[who] += found
         return found
 

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from benchmarks.calm import Calm
 from benchmarks.measure import Report, alternate
+from benchmarks.peers import LIBRARIES, absent
 from benchmarks.workers import Workers
 from tests.processes import Server, ask
 from tests.servers import MariaDB, Memcached, PostgreSQL, Redis, ZooKeeper
@@ -47,6 +48,8 @@ class Context:
     quick: bool
     rounds: int
     calm: Calm
+    peers: bool = True
+    """Whether libraries of other languages compete."""
 
     @property
     def url(self) -> str:
@@ -58,6 +61,16 @@ class Context:
     ) -> dict[str, list[T]]:
         """Rounds that alternate between the contestants; those in which others used the machine are run again."""
         return alternate(rounds, contestants, lambda who: self.calm.play(lambda: play(who)))
+
+    def competing(self, report: Report, contestants: Sequence[str]) -> list[str]:
+        """Return the contestants that can compete here; the report says why the others cannot."""
+        if not self.peers:
+            return [who for who in contestants if who not in LIBRARIES]
+        if not LIBRARIES.keys().isdisjoint(contestants):
+            reasons = {who: reason for who, reason in absent().items() if who in contestants}
+            report.notes += [f"{who} is left out: {reason}." for who, reason in reasons.items()]
+            return [who for who in contestants if who not in reasons]
+        return list(contestants)
 
     def count(self, full: int, quick: int) -> int:
         """How many of something."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from benchmarks.measure import Report
+from benchmarks.peers import LIBRARIES
 from benchmarks.scenarios.context import Context
 
-__all__ = ["free", "inprocess", "local", "loops", "many", "shared"]
+__all__ = ["PEERS", "free", "inprocess", "local", "loops", "many", "shared"]
 
 RATE = {"rate": "turns/s", "each": "µs each", "cpu": "µs of the client's processor"}
 
@@ -19,22 +20,21 @@ def _play(context: Context, report: Report, job: str, whos: list[str], **params:
         rounds, whos, lambda who: context.workers.one(job, who=who, url=context.url, **params)
     )
     for who, figures in played.items():
-        report.add(
-            who,
-            rate=[rate for rate, _ in figures],
-            each=[1e6 / rate for rate, _ in figures],
-            cpu=[cpu * 1e6 for _, cpu in figures],
-        )
+        # What a program of another language uses is not in there.
+        cpu = {} if who in LIBRARIES else {"cpu": [cpu * 1e6 for _, cpu in figures]}
+        report.add(who, rate=[rate for rate, _ in figures], each=[1e6 / rate for rate, _ in figures], **cpu)
 
 
 EVERYBODY = ["raw floor", "script floor", "aiolock", "aiolock, lock made anew", "redis-py", "coredis"]
+PEERS = ["redisson", "rueidislock", "redsync", "redislock"]
 
 
 def free(context: Context) -> Report:
     """A free lock, taken and left by one task, one turn after the other; the server on a core of its own."""
     report = Report("free", "Free lock, one after the other, the server on another core", RATE)
     with context.pinned(apart=True):
-        _play(context, report, "single", EVERYBODY, turns=context.count(400, 150))
+        whos = context.competing(report, [*EVERYBODY, *PEERS])
+        _play(context, report, "single", whos, turns=context.count(400, 150))
     return _free_goals(report)
 
 
@@ -56,7 +56,8 @@ def many(context: Context) -> Report:
     """A hundred tasks of one process, each with its own lock."""
     report = Report("many", "100 tasks, 100 locks, one process, the server on another core", RATE)
     with context.pinned(apart=True):
-        _play(context, report, "many", EVERYBODY, tasks=100, turns=context.count(20, 8))
+        whos = context.competing(report, [*EVERYBODY, *PEERS])
+        _play(context, report, "many", whos, tasks=100, turns=context.count(20, 8))
     report.compare("rate, aiolock / script floor", "aiolock", "script floor", "rate", 0.65)
     report.compare("rate, aiolock / redis-py", "aiolock", "redis-py", "rate", 4.5)
     return report

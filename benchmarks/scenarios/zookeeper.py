@@ -34,7 +34,7 @@ def free(context: ZooKeeperContext) -> Report:
         rate, _ = context.workers.one("single", who=who, url=context.url, turns=turns)
         return rate, (context.packets() - asked) / turns
 
-    whos = ["aiolock", "aiolock simple", "kazoo", "aiozk", "curator"]
+    whos = context.competing(report, ["aiolock", "aiolock simple", "kazoo", "aiozk", "curator"])
     with context.pinned(apart=True):
         played = context.alternate(rounds, whos, play)
     for who, figures in played.items():
@@ -43,13 +43,20 @@ def free(context: ZooKeeperContext) -> Report:
         report.add(who, rate=rates, each=[1e6 / rate for rate in rates])
         if requests:
             report.add(who, rate=rates, each=[1e6 / rate for rate in rates], requests=requests)
-    for peer, must in PEERS.items():
-        report.compare(f"rate, aiolock / {peer}", "aiolock", peer, "rate", must)
+    _compare(report, "aiolock")
     report.notes.append(
         "Requests are those of the whole visit over its turns, with connecting and one turn before the clock starts; "
         "Curator's also warms up its virtual machine, so they are left out."
     )
     return report
+
+
+def _compare(report: Report, *ours: str) -> None:
+    """Set the goals beside the peers that competed."""
+    for peer, must in PEERS.items():
+        for who in ours if peer in report.rows else ():
+            title = who.replace(" fair", " with fair=True")
+            report.compare(f"rate, {title} / {peer}", who, peer, "rate", must)
 
 
 def hot(context: ZooKeeperContext) -> Report:
@@ -65,7 +72,8 @@ def hot(context: ZooKeeperContext) -> Report:
     }
     title = f"ZooKeeper: one hot lock, drain of 2 processes x 10 tasks x {turns} turns"
     report = Report("hot", title, columns)
-    whos = ["aiolock", "aiolock fair", "aiolock simple, fair", "kazoo", "curator", "aiozk"]
+    every = ["aiolock", "aiolock fair", "aiolock simple, fair", "kazoo", "curator", "aiozk"]
+    whos = context.competing(report, every)
 
     def play(who: str) -> dict[str, float]:
         limit = {"limit": LIMIT} if who == "aiozk" else {}
@@ -79,9 +87,7 @@ def hot(context: ZooKeeperContext) -> Report:
             # A rate until it hung says nothing.
             names = [name for name in names if name in {"through", "double"}]
         report.add(who, **{name: [found[name] for found in rounds] for name in names})
-    for peer, must in PEERS.items():
-        report.compare(f"rate, aiolock / {peer}", "aiolock", peer, "rate", must)
-        report.compare(f"rate, aiolock with fair=True / {peer}", "aiolock fair", peer, "rate", must)
+    _compare(report, "aiolock", "aiolock fair")
     report.notes.append(
         f"aiozk's recipe gets {LIMIT:g} s: a waiter of it can miss that its turn has come, and then it and all behind it wait "
         "for ever; it has a rate only if all get through each time. kazoo's and Curator's contenders are threads. The simple "
@@ -94,15 +100,14 @@ def many(context: ZooKeeperContext) -> Report:
     """A hundred tasks of one process, each with its own lock: creates that travel together."""
     turns = context.count(6, 2)
     report = Report("many", "ZooKeeper: 100 tasks, 100 locks, one process", {"rate": "turns/s"})
-    whos = ["aiolock", "aiolock simple", "kazoo", "aiozk", "curator"]
+    whos = context.competing(report, ["aiolock", "aiolock simple", "kazoo", "aiozk", "curator"])
 
     def play(who: str) -> float:
         return drained(context, who, 1, 100, turns, locks=100)["rate"]
 
     for who, rates in context.alternate(context.rounds, whos, play).items():
         report.add(who, rate=rates)
-    for peer, must in PEERS.items():
-        report.compare(f"rate, aiolock / {peer}", "aiolock", peer, "rate", must)
+    _compare(report, "aiolock")
     return report
 
 
@@ -125,11 +130,12 @@ def line(context: ZooKeeperContext) -> Report:
         "the first half of the line, where it is still long. aiolock's with fair=True, so that each has a node of its own."
     )
     skipped = {2000} if context.quick else set()
-    found: dict[str, dict[str, list[float]]] = {who: {} for who in LINES}
+    competing = context.competing(report, list(LINES))
+    found: dict[str, dict[str, list[float]]] = {who: {} for who in competing}
     for count in counts:
         if count in skipped:
             continue
-        whos = [who for who, bearable in LINES.items() if count in bearable]
+        whos = [who for who in competing if count in LINES[who]]
         rounds = min(context.rounds, context.count(3, 1)) if count < 2000 else 1
         played = context.alternate(rounds, whos, lambda who, count=count: _tried(context, report, who, count))  # type: ignore[misc]
         for who, tries in played.items():

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import math
 import os
+import sys
 
 import pytest
 
 from benchmarks import gate, pages
 from benchmarks.__main__ import parsed
-from benchmarks.contestants import contestant
+from benchmarks.calm import Calm
+from benchmarks.contestants import contestant, peers
 from benchmarks.contestants.base import Contestant, Span
 from benchmarks.measure import Goal, Report, Series, alternate, percentile, ratio
+from benchmarks.peers import LIBRARIES, PROGRAMS, absent, built, versions
 from benchmarks.plots import INK, PLOTS, draw
 from benchmarks.report import as_json, as_markdown, as_text, goals, loaded, number, table
 from benchmarks.scenarios.compare import COLUMNS
-from benchmarks.scenarios.context import EXECUTED
+from benchmarks.scenarios.context import EXECUTED, Context
 from benchmarks.scenarios.draining import figures
 from benchmarks.suites import COMPARED, NEW, SUITES, LockFile
 from benchmarks.workers import JobFailed, Workers
@@ -218,6 +222,101 @@ async def test_peers_on_memcached_add_and_delete_items():
             await floor.turns("d", 2)
             await trip.turns("anything", 2)
     assert items == set()
+
+
+A_PROGRAM = """
+import sys, time
+for line in sys.stdin:
+    verb, *words = line.split()
+    if verb == "drain":
+        turns, _, *names = words
+        for _ in range(int(turns)):
+            for number, _ in enumerate(names):
+                now = time.monotonic()
+                print(now, now, time.monotonic(), number)
+    elif verb in {"take", "leave"}:
+        print(time.monotonic())
+    elif verb == "line":
+        time.sleep(600)
+    elif verb not in {"open", "close", "turns"}:
+        print("unknown:", verb)
+        sys.exit(1)
+    print("ok", flush=True)
+"""
+"""Answers as those of the peers in other languages do."""
+
+
+@pytest.fixture
+def other_language(monkeypatch):
+    monkeypatch.setattr(peers._Process, "running", {})
+    program = dataclasses.replace(PROGRAMS["go"], command=(sys.executable, "-c", A_PROGRAM))
+    monkeypatch.setitem(PROGRAMS, "go", program)
+    yield
+    for it in peers._Process.running.values():
+        it._process.stdin.close()
+        it._process.wait(60)
+        it._process.stdout.close()
+
+
+async def test_a_peer_in_another_language_takes_turns_in_its_own_program(other_language):
+    async with contestant("redsync", "redis://127.0.0.1:1/0") as it:
+        await it.prepare(["a", "b"])
+        spans: list[Span] = []
+        await it.drain(["a", "b"], 3, 0.0, spans)
+        assert sorted(number for *_, number in spans) == [0, 0, 0, 1, 1, 1]
+        lock = it.lock("baton")
+        assert await it.take(lock) <= await it.leave(lock)
+
+
+async def test_a_program_that_ends_is_an_error_with_its_last_words(other_language):
+    program = peers._Process.get("go")
+    with pytest.raises(RuntimeError, match=r"dance: the program ended with status 1: \['unknown: dance'\]"):
+        await program.do("dance")
+
+
+async def test_cancelling_ends_a_program_that_hangs(other_language):
+    program = peers._Process.get("go")
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await program.do("line", "queue", 1)
+    assert await asyncio.to_thread(program._process.wait, 60) < 0
+    assert peers._Process.running == {}
+    program._process.stdin.close()
+    program._process.stdout.close()
+
+
+def test_a_peer_that_cannot_be_built_is_left_out_with_one_sentence(monkeypatch, tmp_path, report):
+    monkeypatch.setattr("benchmarks.peers.BUILT", tmp_path)
+    monkeypatch.setitem(PROGRAMS, "java", dataclasses.replace(PROGRAMS["java"], build=("no-such-tool",)))
+    monkeypatch.setitem(PROGRAMS, "go", dataclasses.replace(PROGRAMS["go"], build=("false",)))
+    absent.cache_clear()
+    try:
+        context = Context(None, None, True, 1, Calm(0))
+        whos = ["aiolock", "redisson", "redsync", "kazoo"]
+        assert context.competing(report, whos) == ["aiolock", "kazoo"]
+        assert report.notes[1:] == [
+            "redisson is left out: no-such-tool is not installed (Debian: maven).",
+            "redsync is left out: false failed: 1.",
+        ]
+        assert not any(built(who) for who in LIBRARIES)
+        monkeypatch.setitem(PROGRAMS, "go", dataclasses.replace(PROGRAMS["go"], build=("true",)))
+        absent.cache_clear()
+        assert context.competing(report, whos) == ["aiolock", "redsync", "kazoo"]
+        assert built("redsync")
+    finally:
+        absent.cache_clear()
+
+
+def test_without_peers_nothing_is_built_and_nothing_said(monkeypatch, report):
+    monkeypatch.setattr("benchmarks.scenarios.context.absent", None)
+    context = Context(None, None, True, 1, Calm(0), peers=False)
+    assert context.competing(report, ["aiolock", "curator"]) == ["aiolock"]
+    assert report.notes == ["A note."]
+
+
+def test_the_build_files_name_the_version_of_each_peer():
+    assert versions().keys() == LIBRARIES.keys()
+    assert all(version[0].isdigit() for version in versions().values())
 
 
 async def test_a_round_trip_reads_the_file_of_sqlite():

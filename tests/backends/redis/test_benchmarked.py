@@ -16,6 +16,15 @@ async def test_contestants_take_turns(server, who):
     async with contestant(who, server.url) as it:
         await it.prepare(["x", "y"])
         await it.turns("x", 3)
+        await it.each(["x", "y"], 2)
+
+
+@pytest.mark.parametrize("who", LIBRARIES)
+async def test_contestants_say_when_they_entered_and_left(server, who):
+    async with contestant(who, server.url) as it:
+        lock = it.lock("x")
+        for _ in range(2):
+            assert await it.take(lock) <= await it.leave(lock)
 
 
 @pytest.mark.parametrize("who", LIBRARIES)

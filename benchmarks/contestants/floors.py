@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import secrets
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -20,6 +20,7 @@ import hiredis
 from aiolock.backends.redis.commands import SCRIPTS, MutexCommands, Script, Tokens
 from aiolock.core.backend import Request
 from aiolock.types import MUTEX
+from benchmarks.contestants.base import Contestant
 
 __all__ = ["Ear", "RawFloor", "ScriptFloor", "Wire"]
 
@@ -110,26 +111,19 @@ class Ear(Wire):
         self._grants -= 1
 
 
-class _Floor:
+class _Floor(Contestant):
     """One connection, and as many turns as are wanted."""
 
     def __init__(self, url: str) -> None:
-        self._url = url
+        super().__init__(url)
         self._requests = (f"{number:x}" for number in itertools.count(1))
 
     async def __aenter__(self) -> Self:
-        self._wire = await Wire.open(self._url)
+        self._wire = await Wire.open(self.url)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self._wire.close()
-
-    async def prepare(self, names: Sequence[str]) -> None:
-        """As :class:`benchmarks.contestants.Contestant` does it."""
-        await asyncio.gather(*(self.turns(name, 1) for name in names))
-
-    async def turns(self, name: str, count: int) -> None:
-        raise NotImplementedError
 
 
 class RawFloor(_Floor):
@@ -167,7 +161,7 @@ class ScriptFloor(_Floor):
 
     def lock(self, name: str) -> _BareLock:
         """For ``async with``; who waits is pushed the grant."""
-        return _BareLock(self._wire, self._url, name, self._requests)
+        return _BareLock(self._wire, self.url, name, self._requests)
 
 
 class _BareLock:
