@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Downloads newer database servers from Debian sid into a private folder: tests/sid.sh mysql9.7 mariadb11.8
+# Downloads newer database servers, or a Python, from Debian sid into a private folder: tests/sid.sh mysql9.7 mariadb11.8
 #
-# Each server gets a root of its own, ${XDG_CACHE_HOME:-~/.cache}/aiolock/NAME, with its own C library, and programs in
+# Each of them gets a root of its own, ${XDG_CACHE_HOME:-~/.cache}/aiolock/NAME, with its own C library, and programs in
 # its folder `bin` that start by that library's loader. apt runs with lists, status and cache of that folder: the
 # machine's packages, sources and lists stay as they are, and no root rights are needed. The mirror is that of the
-# machine's own apt sources. Nothing is done for a server that is there already. Prints the folder of each server.
+# machine's own apt sources. Nothing is done for one that is there already. Prints the folder of each. The Python, python3.14,
+# is bin/python3.14 there and makes environments whose programs start by the same loader (tests/pythons.sh).
 set -euo pipefail
 umask 022
 
@@ -77,7 +78,8 @@ for name in "$@"; do
     case $name in
         mysql9.7) package=mysql-server-core version=9.7 server=mysqld ;;
         mariadb11.8) package=mariadb-server-core version=1:11.8 server=mariadbd ;;
-        *) give_up "'$name' is neither mysql9.7 nor mariadb11.8" ;;
+        python3.14) package=python3.14-venv version=3.14 server=python3.14 ;;
+        *) give_up "'$name' is neither mysql9.7, mariadb11.8 nor python3.14" ;;
     esac
     home=${XDG_CACHE_HOME:-$HOME/.cache}/aiolock
     root=$home/$name
@@ -85,7 +87,9 @@ for name in "$@"; do
     # One at a time, and whole or not at all: another run may ask for the same server.
     exec 9>"$home/lock"
     flock 9
-    if [ ! -x "$root/bin/$server" ] || ! "$root/bin/$server" --no-defaults --version >/dev/null 2>&1; then
+    version_of=("$root/bin/$server" --no-defaults --version)
+    [ "$server" != python3.14 ] || version_of=("$root/bin/$server" --version)
+    if [ ! -x "$root/bin/$server" ] || ! "${version_of[@]}" >/dev/null 2>&1; then
         rm -rf "$root"
         new=$root
         trap 'rm -rf "$new"' EXIT
@@ -93,7 +97,14 @@ for name in "$@"; do
         : >"$root/log"
         rm -f "$root/bin" # the link for the packages; these are the programs to call
         mkdir "$root/bin"
-        wrap "$root" "$root/usr/sbin/$server" "$root/bin/$server" "--basedir=$root/usr"
+        if [ "$server" = python3.14 ]; then
+            wrap "$root" "$root/usr/bin/$server" "$root/bin/$server"
+            # Python finds its environment by the name it was called by; the wheel of pip is in this root.
+            sed -i 's| --library-path | --argv0 "$0"&|' "$root/bin/$server"
+            sed -i "s|/usr/share/python-wheels|$root&|" "$root"/usr/lib/python3.14/_sysconfigdata_*.py
+        else
+            wrap "$root" "$root/usr/sbin/$server" "$root/bin/$server" "--basedir=$root/usr"
+        fi
         if [ "$server" = mariadbd ]; then
             # The installer is a shell script that calls programs of its base directory, which need the loader as well.
             mkdir -p "$root/base/"{bin,sbin,lib}
@@ -106,7 +117,7 @@ for name in "$@"; do
                 >"$root/bin/mariadb-install-db"
             chmod 755 "$root/bin/mariadb-install-db"
         fi
-        "$root/bin/$server" --no-defaults --version >"$root/log" 2>&1 ||
+        "${version_of[@]}" >"$root/log" 2>&1 ||
             give_up "$server of $package does not run here: $(tail -n 1 "$root/log")"
         trap - EXIT
     fi
