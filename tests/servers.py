@@ -1,4 +1,4 @@
-"""Private Redis, memcached, MariaDB, PostgreSQL and ZooKeeper servers for tests, benchmarks and demonstrations, started and stopped in Python.
+"""Private Redis, memcached, MariaDB, PostgreSQL, ZooKeeper and etcd servers for tests, benchmarks and demonstrations, started and stopped in Python.
 
     with Redis() as redis:
         print(redis.url)          # redis://127.0.0.1:PORT/0
@@ -46,6 +46,7 @@ __all__ = [
     "REDIS",
     "SERVERS",
     "Certificates",
+    "Etcd",
     "ExternalMariaDB",
     "MariaDB",
     "Memcached",
@@ -768,6 +769,88 @@ def _state(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return "Z"
+
+
+class Etcd(Server):
+    """One etcd, or a cluster of several members. `extra` are further words of the command line of each."""
+
+    def __init__(
+        self, members: int = 1, *, certificates: Certificates | None = None, extra: Sequence[str] = ()
+    ) -> None:
+        binary = program("etcd", package="etcd-server", server="etcd")
+        self._ctl = program("etcdctl", package="etcd-client", server="etcd")
+        super().__init__("etcd")
+        self.certificates = certificates
+        self.ports = [self._reserve() for _ in range(members)]
+        peers = [f"http://127.0.0.1:{self._reserve()}" for _ in range(members)]
+        self._figures = [self._reserve() for _ in range(members)]
+        """Ports for health and figures, without TLS."""
+        scheme, tls = "http", []
+        if certificates is not None:
+            scheme = "https"
+            tls = [f"--cert-file={certificates.cert}", f"--key-file={certificates.key}"]
+        names = ",".join(f"m{number}={peer}" for number, peer in enumerate(peers))
+        for number, (port, peer, figures) in enumerate(zip(self.ports, peers, self._figures, strict=True)):
+            words = [
+                f"--name=m{number}",
+                f"--data-dir={self.folder / f'm{number}'}",
+                f"--listen-client-urls={scheme}://127.0.0.1:{port}",
+                f"--advertise-client-urls={scheme}://127.0.0.1:{port}",
+                f"--listen-peer-urls={peer}",
+                f"--initial-advertise-peer-urls={peer}",
+                f"--initial-cluster={names}",
+                f"--listen-metrics-urls=http://127.0.0.1:{figures}",
+                # Each test has a namespace of its own, whose keys nobody deletes.
+                "--auto-compaction-mode=periodic",
+                "--auto-compaction-retention=5m",
+                "--logger=zap",
+                "--log-level=warn",
+            ]
+            self.children.append(Child([binary, *words, *tls, *extra], self.folder / f"m{number}.log"))
+
+    @property
+    def url(self) -> str:
+        return "etcd://" + ",".join(f"127.0.0.1:{port}" for port in self.ports)
+
+    def ctl(self, *words: str, index: int = 0, data: bytes = b"") -> str:
+        """Have etcdctl do something at one member; return what it prints."""
+        scheme, tls = "http", []
+        if self.certificates is not None:
+            scheme, tls = "https", ["--cacert", str(self.certificates.ca)]
+        argv = [self._ctl, f"--endpoints={scheme}://127.0.0.1:{self.ports[index]}", *tls, *words]
+        done = subprocess.run(
+            argv, input=data, capture_output=True, check=False, env={**os.environ, "ETCDCTL_API": "3"}
+        )
+        if done.returncode:
+            raise ServerFailed(f"etcdctl {words[0]}: {done.stderr.decode(errors='replace')}")
+        return done.stdout.decode()
+
+    def figure(self, name: str, index: int = 0) -> float:
+        """One of the figures of a member; 0 if it has none of that name."""
+        answer = self._asked(index, "metrics")
+        found = re.search(rf"^{re.escape(name)} (\S+)$", answer, re.MULTILINE)
+        return float(found[1]) if found else 0.0
+
+    def leader(self) -> int:
+        """The number of the member that leads, once an election under way has ended."""
+        deadline = time.monotonic() + READY_WITHIN
+        while time.monotonic() < deadline:
+            for index, child in enumerate(self.children):
+                if child.running and not child.frozen:
+                    with contextlib.suppress(OSError):
+                        if self.figure("etcd_server_is_leader", index) and self._answers(index):
+                            return index
+            time.sleep(0.02)
+        raise ServerFailed(f"the cluster did not elect a leader within {READY_WITHIN:g} s")
+
+    def _asked(self, index: int, what: str) -> str:
+        request = f"GET /{what} HTTP/1.0\r\nHost: localhost\r\n\r\n".encode()
+        return ask(("127.0.0.1", self._figures[index]), request, enough=1 << 24).decode(errors="replace")
+
+    def _answers(self, index: int) -> bool:
+        awake = sum(child.running and not child.frozen for child in self.children)
+        # Without a majority a member serves nobody; it is as ready as it can be.
+        return '"health":"true"' in self._asked(index, "health") or 2 * awake <= len(self.children)
 
 
 class ZooKeeper(Server):

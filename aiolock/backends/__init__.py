@@ -31,6 +31,7 @@ _CLUSTER = _Entry("aiolock.backends.redis.cluster.backend:ClusterBackend", "redi
 _POSTGRESQL = _Entry("aiolock.backends.postgresql:PostgreSQLBackend", "postgresql")
 _MYSQL = _Entry("aiolock.backends.mysql:MySQLBackend", "mysql")
 _MEMCACHED = _Entry("aiolock.backends.memcached:MemcachedBackend")
+_ETCD = _Entry("aiolock.backends.etcd:EtcdBackend", "etcd")
 
 SCHEMES = {
     "memory": _Entry("aiolock.backends.memory:MemoryBackend", independent=True),
@@ -48,6 +49,7 @@ SCHEMES = {
     "sqlite": _Entry("aiolock.backends.sqlite:SqliteBackend"),
     "memcached": _MEMCACHED,
     "memcacheds": _MEMCACHED,
+    "etcd": _ETCD,
     "postgresql": _POSTGRESQL,
     "postgres": _POSTGRESQL,
     "postgresql+asyncpg": _POSTGRESQL,

@@ -922,6 +922,81 @@ class PostgreSQL(Deployment):
                 [made] = await store.compare_and_set([edit])
 
 
+class Etcd(Deployment):
+    """An etcd of one member: keys that are changed by transactions, and watches."""
+
+    name = "etcd"
+    needs = "etcd"
+    slow = 3.0
+    many = 500  # each is a key that is written to a disk
+    tells = False
+    distinct = False  # counted from one revision
+    members: ClassVar[int] = 1
+    # PostgreSQL and memcached run the same engine through all of it; see WHOLE.
+    part = frozenset(
+        {
+            "test_answers",
+            "test_exclusion",
+            "test_loss",
+            "test_outages",
+            "test_readwrite",
+            "test_refusals",
+            "test_releases",
+            "test_several",
+        }
+    )
+
+    @contextmanager
+    def running(self) -> Iterator[Self]:
+        with servers.Etcd(self.members) as server:
+            self._server = server
+            yield self
+
+    def url(self) -> str:
+        return self._server.url
+
+    def make(self, **options: Any) -> Client:
+        return aiolock.connect(self.found(), **options)
+
+    refuses = True
+
+    async def refuse(self) -> None:
+        """Demand a login."""
+        await asyncio.to_thread(self._demand_login)
+
+    def _demand_login(self) -> None:
+        self._server.ctl("user", "add", "root:password")
+        self._server.ctl("user", "grant-role", "root", "root")
+        self._server.ctl("auth", "enable")
+
+    async def allow(self) -> None:
+        await asyncio.to_thread(self._admit_all)
+
+    def _admit_all(self) -> None:
+        self._server.ctl("--user=root:password", "auth", "disable")
+        self._server.ctl("user", "delete", "root")
+
+    async def _forget(self, claim: Any) -> None:
+        """As an administrator would who edits the row."""
+        async with self.connect(label="administrator") as client:
+            store, made = client._runtime.backend.store, None
+            while made is None:
+                [found] = await store.get([claim.key])
+                row = decode(found.value)
+                del row.holds[claim.member.id]
+                edit = Edit(claim.key, found.version, "", encode(row))
+                [made] = await store.compare_and_set([edit])
+
+
+class EtcdCluster(Etcd):
+    """Three members."""
+
+    name = "etcd-cluster"
+    members = 3
+    refuses = False
+    part = frozenset({"test_exclusion", "test_loss", "test_outages"})
+
+
 _ALL: tuple[type[Deployment], ...] = (
     Memory,
     FarMemory,
@@ -942,6 +1017,8 @@ _ALL: tuple[type[Deployment], ...] = (
     MariaDBSessions,
     MariaDBRows,
     PostgreSQL,
+    Etcd,
+    EtcdCluster,
 )
 
 

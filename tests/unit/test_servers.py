@@ -18,7 +18,7 @@ import pytest
 
 from tests import servers
 from tests.processes import ask, program, reserve_port
-from tests.servers import MariaDB, Memcached, PostgreSQL, Redis, ServerFailed, ServerMissing, ZooKeeper
+from tests.servers import Etcd, MariaDB, Memcached, PostgreSQL, Redis, ServerFailed, ServerMissing, ZooKeeper
 
 # `make test` names the servers that it has installed; the others are not looked for.
 INSTALLED = os.environ.get("AIOLOCK_SERVERS", "redis").split()
@@ -28,6 +28,7 @@ MAKERS = {
     "memcached": [Memcached],
     "postgresql": [PostgreSQL],
     "zookeeper": [ZooKeeper, lambda: ZooKeeper(3)],
+    "etcd": [Etcd, lambda: Etcd(3)],
 }
 
 

@@ -1,0 +1,164 @@
+"""Diagnose an etcd cluster: each member that the address names, alarms, and the login."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack, suppress
+from typing import NamedTuple
+
+from aiolock.backends.diagnosis import failure, note, ok, round_trip, warning
+from aiolock.backends.etcd import messages
+from aiolock.backends.etcd.connection import OLDEST, Visit, visit
+from aiolock.backends.etcd.url import Address
+from aiolock.core.backend import Settings
+from aiolock.errors import BackendError
+from aiolock.types import Finding
+
+__all__ = ["Examined", "diagnose", "findings"]
+
+LARGE = 1 << 30
+"""Bytes of a database of which etcd admits 2 GiB by default."""
+
+
+class Examined(NamedTuple):
+    """One member that the address names."""
+
+    host: str
+    status: messages.Status | None
+    """``None`` if it could not be asked."""
+    cluster: int
+    trouble: str = ""
+
+
+async def diagnose(address: Address, settings: Settings) -> list[Finding]:
+    """Diagnose the members over new connections. Raises :class:`BackendError` if none can be asked."""
+    async with AsyncExitStack() as stack:
+        results = await asyncio.gather(
+            *(visit(host, address, settings.command_timeout) for host in address.hosts),
+            return_exceptions=True,
+        )
+        visits = [each for each in results if isinstance(each, Visit)]
+        for each in visits:
+            if each.transport is not None:
+                stack.callback(each.transport.abort)
+        if not visits:
+            raise next(error for error in results if isinstance(error, BaseException))
+        for error in results:
+            if isinstance(error, BaseException) and not isinstance(error, BackendError):
+                raise error
+        try:
+            async with asyncio.timeout(settings.command_timeout):
+                return await _ask(address, results, visits[0], settings)
+        except TimeoutError:
+            return [failure("answers", "the cluster does not answer in time", "see whether it has a leader")]
+
+
+async def _ask(
+    address: Address, results: Sequence[Visit | BaseException], first: Visit, settings: Settings
+) -> list[Finding]:
+    examined = []
+    for host, result in zip(address.hosts, results, strict=True):
+        if not isinstance(result, Visit):
+            examined.append(Examined(str(host), None, 0, str(result)))
+            continue
+        answer = await result.ask(messages.STATUS)
+        examined.append(Examined(str(host), messages.status(answer), messages.cluster_of(answer)))
+    members: dict[int, str] = {}
+    alarms: list[tuple[int, str]] = []
+    with suppress(BackendError):
+        # Not every user may ask.
+        members = messages.members(await first.ask(messages.MEMBERS))
+        alarms = messages.alarms(await first.ask(messages.ALARM))
+    trips = []
+    for _ in range(3):
+        sent = settings.clock()
+        await first.ask(messages.TXN, messages.get([f"{settings.namespace}/format"]))
+        trips.append(settings.clock() - sent)
+    found = findings(examined, members, alarms)
+    found.append(_tls(address))
+    found.append(round_trip(trips, settings.ttl))
+    return found
+
+
+def findings(
+    examined: Sequence[Examined], members: dict[int, str], alarms: Sequence[tuple[int, str]]
+) -> list[Finding]:
+    """Judge the members that were asked, those that the cluster knows, and its alarms."""
+    return [*_members(examined), *_cluster(examined, members), *_alarms(alarms, members), *_size(examined)]
+
+
+def _members(examined: Sequence[Examined]) -> Iterator[Finding]:
+    for each in examined:
+        if each.status is None:
+            yield warning(
+                "member", f"{each.host} cannot be used: {each.trouble}", "start it, or leave it out"
+            )
+        elif each.status.numbers < OLDEST:
+            oldest = ".".join(map(str, OLDEST))
+            yield failure(
+                "version", f"{each.host} is etcd {each.status.version}", f"use etcd {oldest} or later"
+            )
+        elif not each.status.leader:
+            yield failure("leader", f"{each.host} knows of no leader", "start a majority of the members")
+        else:
+            role = "the leader" if each.status.leader == each.status.member else "a follower"
+            yield ok("version", f"{each.host} is etcd {each.status.version}, {role}")
+    if len({each.cluster for each in examined if each.status is not None}) > 1:
+        yield failure(
+            "cluster",
+            "the address names members of different clusters: clients of each have locks of their own",
+            "name members of one cluster",
+        )
+
+
+def _cluster(examined: Sequence[Examined], members: dict[int, str]) -> Iterator[Finding]:
+    if not members:
+        return
+    if len(members) < 3:
+        yield note(
+            "members",
+            f"the cluster has {len(members)}: locks stop when one is away",
+            "use three members, or five",
+        )
+    elif len(examined) < 2:
+        yield note(
+            "members",
+            f"the cluster has {len(members)}, and the address names one: clients lose it with that member",
+            "name all members",
+        )
+    else:
+        yield ok("members", f"the cluster has {len(members)}, and the address names {len(examined)}")
+
+
+def _alarms(alarms: Sequence[tuple[int, str]], members: dict[int, str]) -> Iterator[Finding]:
+    for member, kind in alarms:
+        yield failure(
+            "alarm",
+            f"{members.get(member, 'a member')} has raised {kind}, and the cluster takes no writes",
+            "etcdctl compact, defrag, alarm disarm; and have etcd started with --auto-compaction-retention",
+        )
+    if not alarms:
+        yield ok("alarm", "no member has raised one")
+
+
+def _size(examined: Sequence[Examined]) -> Iterator[Finding]:
+    size = max(each.status.size for each in examined if each.status is not None)
+    text = f"the database has {size / 2**20:.0f} MiB"
+    if size > LARGE:
+        advice = "have etcd started with --auto-compaction-retention, and defragment its database"
+        yield warning("database", f"{text}, and etcd takes no writes from 2 GiB on by default", advice)
+    else:
+        yield ok("database", text)
+
+
+def _tls(address: Address) -> Finding:
+    if address.tls is not None:
+        return ok("tls", "connections are encrypted")
+    if all(host.name in {"127.0.0.1", "localhost", "::1"} for host in address.hosts):
+        return ok("tls", "connections do not leave this machine")
+    return warning(
+        "tls",
+        "connections are not encrypted: names, labels and passwords can be read on the network",
+        "use tls=true",
+    )
