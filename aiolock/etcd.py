@@ -1,0 +1,63 @@
+"""Fenced writes to keys of an application in etcd itself, which only the present holder of a lock can make.
+
+The row of a lock shows its holds, and nobody else enters before that row was changed. So a transaction that compares the revision
+of the row and writes is fencing without a token: the cluster carries out both or none, also for a holder that was
+stopped and woke up late."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiolock.clock import Deadline
+from aiolock.errors import BackendUnavailable, ConfigError, LockLost, UnsupportedKind, shorten
+from aiolock.lease import Lease, hold_of
+
+__all__ = ["fenced_put"]
+
+_MOST_BYTES = 1_000_000
+"""Bytes of a value; etcd refuses requests of 1.5 MiB."""
+
+
+async def fenced_put(lease: Lease, key: str, value: bytes) -> int:
+    """Set a key, if ``lease`` is still held as the cluster sees it.
+
+    :param lease: of a client of ``etcd://``; any kind of lock.
+    :param key: a key of the application, outside of the namespace of the locks.
+    :param value: at most 1,000,000 bytes.
+
+    Returns the revision of the change. Raises :class:`LockLost` if the hold has ended (:class:`RuntimeError` if it was
+    released), :class:`UnsupportedKind` on other servers, :class:`BackendRefused` if the user may not write the key, and
+    :class:`BackendUnavailable` if no answer came within the ``command_timeout``: then it is open whether it was
+    written, and reading tells. Cancelling it leaves that open as well.
+    """
+    claim = _claim(lease)
+    context = claim.engine.context
+    if not isinstance(key, str) or not key or key.startswith(f"{context.settings.namespace}/"):
+        raise ConfigError(f"key must be one outside of the namespace of the locks, not {shorten(key)}")
+    if not isinstance(value, bytes) or len(value) > _MOST_BYTES:
+        raise ConfigError(f"value must be at most {_MOST_BYTES} bytes, not {shorten(value)}")
+    lease.check()
+    deadline = Deadline.after(context.timeout, context.clock)
+    while deadline.left():
+        [row], _ = await context.get([claim.key])
+        if not claim.shown_in(row.value):
+            lease.check()
+            raise LockLost(lease.name, "revoked")
+        revision: int | None = await context.store.put_while_shown(key, value, claim.key, row.version)
+        if revision is not None:
+            return revision
+        # Another client joined or left the queue meanwhile: nothing was written.
+    raise BackendUnavailable(f"the row of {shorten(lease.name)} was changed again and again: nothing was written")
+
+
+def _claim(lease: Any) -> Any:
+    if not isinstance(lease, Lease):
+        raise ConfigError(f"a lease is needed, not {shorten(lease)}")
+    if hasattr(lease, "parts"):
+        raise ConfigError("a lease of several locks has several rows: name one of its parts")
+    claim: Any = hold_of(lease).validity.claim
+    if not hasattr(getattr(getattr(claim, "engine", None), "context", None), "store") or not hasattr(
+        claim.engine.context.store, "put_while_shown"
+    ):
+        raise UnsupportedKind("write that the cluster fences", type(claim).__name__, "only etcd:// has")
+    return claim
