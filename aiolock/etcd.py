@@ -1,6 +1,6 @@
 """Fenced writes to keys of an application in etcd itself, which only the present holder of a lock can make.
 
-The row of a lock shows its holds, and nobody else enters before that row was changed. So a transaction that compares the revision
+The row of a lock shows its holds, and no other client enters before that row was changed. So a transaction that compares the revision
 of the row and writes is fencing without a token: the cluster carries out both or none, also for a holder that was
 stopped and woke up late."""
 
@@ -32,22 +32,29 @@ async def fenced_put(lease: Lease, key: str, value: bytes) -> int:
     """
     claim = _claim(lease)
     context = claim.engine.context
-    if not isinstance(key, str) or not key or key.startswith(f"{context.settings.namespace}/"):
-        raise ConfigError(f"key must be one outside of the namespace of the locks, not {shorten(key)}")
-    if not isinstance(value, bytes) or len(value) > _MOST_BYTES:
-        raise ConfigError(f"value must be at most {_MOST_BYTES} bytes, not {shorten(value)}")
+    _check(key, value, context.settings.namespace)
     lease.check()
     deadline = Deadline.after(context.timeout, context.clock)
     while deadline.left():
         [row], _ = await context.get([claim.key])
+        # The hold may have been released or lost meanwhile, and the client may have handed it to its next task.
+        lease.check()
         if not claim.shown_in(row.value):
-            lease.check()
             raise LockLost(lease.name, "revoked")
         revision: int | None = await context.store.put_while_shown(key, value, claim.key, row.version)
         if revision is not None:
             return revision
         # Another client joined or left the queue meanwhile: nothing was written.
-    raise BackendUnavailable(f"the row of {shorten(lease.name)} was changed again and again: nothing was written")
+    raise BackendUnavailable(
+        f"the row of {shorten(lease.name)} was changed again and again: nothing was written"
+    )
+
+
+def _check(key: object, value: object, namespace: str) -> None:
+    if not isinstance(key, str) or not key or key.startswith(f"{namespace}/"):
+        raise ConfigError(f"key must be one outside of the namespace of the locks, not {shorten(key)}")
+    if not isinstance(value, bytes) or len(value) > _MOST_BYTES:
+        raise ConfigError(f"value must be at most {_MOST_BYTES} bytes, not {shorten(value)}")
 
 
 def _claim(lease: Any) -> Any:
@@ -56,8 +63,7 @@ def _claim(lease: Any) -> Any:
     if hasattr(lease, "parts"):
         raise ConfigError("a lease of several locks has several rows: name one of its parts")
     claim: Any = hold_of(lease).validity.claim
-    if not hasattr(getattr(getattr(claim, "engine", None), "context", None), "store") or not hasattr(
-        claim.engine.context.store, "put_while_shown"
-    ):
+    store = getattr(getattr(getattr(claim, "engine", None), "context", None), "store", None)
+    if not hasattr(store, "put_while_shown"):
         raise UnsupportedKind("write that the cluster fences", type(claim).__name__, "only etcd:// has")
     return claim

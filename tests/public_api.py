@@ -25,6 +25,7 @@ NAMED = re.compile(r"\baiolock(?:\.[a-z_]+)+\.[A-Z]\w+")
 ALWAYS = {"aiolock", "aiolock.errors", "aiolock.figures", "aiolock.metrics"}
 """Modules from which programs import, whether the pages show it or not: `figures` is where `metrics` was at first."""
 BACKENDS = {
+    "aiolock.backends.etcd.EtcdBackend",
     "aiolock.backends.memcached.MemcachedBackend",
     "aiolock.backends.memory.MemoryBackend",
     "aiolock.backends.memory.MemoryServer",

@@ -117,6 +117,10 @@ THERE = {
         "use a ZooKeeper ensemble for what must not happen twice",
         "no server takes over the locks of another one: while it is away its locks cannot be acquired",
     ),
+    ("etcd", "survives-failover"): _There(
+        "give the cluster three members or more",
+        "there are no other members that could take over: while one is away no lock can be acquired, and holders lose theirs",
+    ),
     ("redis", "push"): _There("give the account the right to publish and to subscribe"),
     ("redis", "no-eviction"): _There(
         "set maxmemory-policy to noeviction, or give locks a server of their own; let the account use INFO, or it is "

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from aiolock.backends.etcd.backend import EtcdBackend
+from aiolock.backends.etcd.store import capabilities as of_etcd
 from aiolock.backends.memcached.backend import MemcachedBackend
 from aiolock.backends.memcached.store import MemcachedStore
 from aiolock.backends.memory import MemoryBackend
@@ -26,6 +28,7 @@ DEPLOYMENTS = [
     (MemoryBackend.name, MemoryBackend.capabilities),
     (SqliteBackend.name, SqliteStore.capabilities),
     (MemcachedBackend.name, MemcachedStore.capabilities),
+    *((EtcdBackend.name, of_etcd(members)) for members in (1, 3)),
     *((PostgreSQLBackend.name, of_postgresql(Facts("18", recovering=False, pid=1, fsync=fsync, full_page_writes="on", standbys=other)))
       for fsync in ("on", "off") for other in ("", "other")),
     *((RedisBackend.name, assess(info, pushed=pushed).capabilities) for pushed in (True, False)

@@ -86,11 +86,18 @@ def _memcached_end(data: bytes, at: int) -> int | None:
     return line + 2 + (0 if size is None else int(size) + 2)
 
 
+def _http2_end(data: bytes, at: int) -> int | None:
+    if data.startswith(b"PRI * ", at):
+        return at + 24
+    return at + 9 + int.from_bytes(data[at : at + 3], "big") if at + 9 <= len(data) else None
+
+
 resp_frames = partial(Frames, _resp_end)
 length_frames = partial(Frames, _length_end)
 mysql_frames = partial(Frames, _mysql_end)
 postgresql_frames = partial(Frames, _postgresql_end)
 memcached_frames = partial(Frames, _memcached_end)
+http2_frames = partial(Frames, _http2_end)
 raw = partial(Frames, lambda data, _at: len(data))
 
 

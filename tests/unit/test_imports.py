@@ -41,7 +41,7 @@ ORDER = [
     {"kinds.multi"},
     {"client"},
     {""},
-    {"figures", "zookeeper", "_sql", "_threads", "_web"},
+    {"etcd", "figures", "zookeeper", "_sql", "_threads", "_web"},
     {"mysql", "portal", "postgresql"},
     {"starlette", "aiohttp", "prometheus", "opentelemetry"},
     {"fastapi", "testing"},
@@ -80,6 +80,7 @@ DRIVERS = {
     "zookeeper": {"aiozk"},
     "mysql": {"aiomysql", "pymysql"},
     "postgresql": {"asyncpg"},
+    "etcd": {"h2"},
 }
 """Third-party packages, by the folder of backends that may import them."""
 
@@ -220,6 +221,7 @@ def test_these_are_imported_without_drivers_as_well(module):
         "aiozk",
         "aiomysql",
         "asyncpg",
+        "h2",
     } == set()
 
 
@@ -296,6 +298,7 @@ def test_a_module_lists_what_it_offers_and_has_it(module):
         ("mysql", "pymysql"),
         ("postgresql", "asyncpg"),
         ("zookeeper", "aiozk"),
+        ("etcd", "h2"),
     ],
 )
 def test_a_missing_driver_is_named_with_the_command_that_helps(server, package):

@@ -143,6 +143,8 @@ class Connection(Transport):
         self._next = self._random.randrange(len(address.hosts))
         """The host that is tried next; each client begins with one of them by chance."""
         self._cluster = 0
+        self.members = 0
+        """The number of members that the cluster has; 0 while it is not known."""
         self._channel: Channel | None = None
         self._login = 0.0
         self._pending: deque[Call] = deque()
@@ -251,6 +253,9 @@ class Connection(Transport):
             if status.learner:
                 raise BackendUnavailable(f"{made.host} is a learner, which serves no clients yet")
         await self._check_format(made)
+        with suppress(BackendRefused):
+            # Not every user may ask.
+            self.members = len(messages.members(await made.ask(messages.MEMBERS)))
         await self._watch(made)
 
     async def _check_format(self, made: Visit) -> None:

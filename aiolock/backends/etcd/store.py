@@ -31,7 +31,7 @@ from aiolock.backends.rows.store import ALL, Edit, Listener, Row, RowStore
 from aiolock.core.backend import Settings
 from aiolock.errors import BackendError, BackendUnavailable
 
-__all__ = ["EtcdStore"]
+__all__ = ["EtcdStore", "capabilities"]
 
 TOGETHER = 100
 """Keys of one transaction; etcd admits 128 by default."""
@@ -39,6 +39,11 @@ PAGE = 100
 """Rows of one answer of a scan."""
 TOKENS = 32
 """Tokens for each revision, so that a client has some for hand-overs among its tasks."""
+
+
+def capabilities(members: int) -> frozenset[str]:
+    """Return the capabilities of a cluster of so many members."""
+    return EtcdStore.capabilities | ({"survives-failover"} if members >= 3 else frozenset())
 
 
 class EtcdStore(RowStore):
@@ -55,7 +60,6 @@ class EtcdStore(RowStore):
             "no-eviction",
             "push",
             "survives-restart",
-            "survives-failover",
         }
     )
 
@@ -82,6 +86,7 @@ class EtcdStore(RowStore):
         )
         self._leases = Leases(self._write, settings.clock)
         await connection.open()
+        self.capabilities = capabilities(connection.members or len(self._address.hosts))
 
     @property
     def _open(self) -> Connection:

@@ -104,13 +104,16 @@ async def test_many_long_values_are_written_and_read_at_once(store, key):
 
 async def test_keys_are_data(store, key):
     keys = [
-        f"{key}{end}" for end in ("a_b", "a%b", "a*b", "A_b", "a%0Ab", "a:b", "a'b", 'a"b', "a\\b", "a?b#", "a~")
+        f"{key}{end}"
+        for end in ("a_b", "a%b", "a*b", "A_b", "a%0Ab", "a:b", "a'b", 'a"b', "a\\b", "a?b#", "a~")
     ]
     keys.append(key.ljust(MOST_KEY, "x"))
     for each in keys:
         await store.insert(each, each.encode())
     assert [row.value for row in await store.get(keys)] == [each.encode() for each in keys]
-    assert {found: row.value async for found, row in store.scan(key)} == {each: each.encode() for each in keys}
+    assert {found: row.value async for found, row in store.scan(key)} == {
+        each: each.encode() for each in keys
+    }
     assert [found async for found, _ in store.scan(f"{key}a_")] == [f"{key}a_b"]
 
 

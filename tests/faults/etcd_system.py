@@ -1,0 +1,129 @@
+"""The cluster of a history run: how its frames look, what hurts it, and what must be left at the end: nothing.
+
+python -m tests.faults.etcd_system etcd --seconds 60 --processes 8 --names 16 --seed 1
+
+Three members that keep their data, of which one at a time is killed or stopped. Half of the workers know one of them,
+through their proxy; the others know all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+from collections.abc import Sequence
+from typing import Self
+
+import aiolock
+from tests.faults import run
+from tests.faults.locks import all_can_be_had
+from tests.faults.proxy import http2_frames
+from tests.faults.zookeeper_system import FAULTS
+from tests.servers import Etcd
+
+QUEUE, HOLDS = b'"q":[', b'"h":['
+"""How a queue and holds stand in the value of a lock row."""
+DATA = 0
+"""The type of a frame of HTTP/2 that carries a request or an answer."""
+
+
+class Cluster(Etcd):
+    """Three members, of which every verb without a number means one by chance."""
+
+    def __init__(self) -> None:
+        super().__init__(3)
+        self._victim = 0
+        self._turn = 0
+
+    @property
+    def port(self) -> int:
+        """Another one each time, so that proxies lead to all of them."""
+        self._turn += 1
+        return self.ports[self._turn % 3]
+
+    def start(self, index: int | None = None) -> Self:
+        if index is None and any(child.running for child in self.children):
+            # Not waited for: a member that returns to a cluster in need takes its time.
+            self.children[self._victim].start()
+            return self
+        return super().start(index)
+
+    def kill(self, index: int | None = None) -> None:
+        super().kill(self._choose(index))
+
+    def freeze(self, index: int | None = None) -> None:
+        super().freeze(self._choose(index))
+
+    def thaw(self, index: int | None = None) -> None:
+        super().thaw(self._victim if index is None else index)
+
+    def _choose(self, index: int | None) -> int:
+        self._victim = random.randrange(3) if index is None else index
+        return self._victim
+
+
+class EtcdSystem:
+    """One private cluster."""
+
+    framing = staticmethod(http2_frames)
+    namespace = "history"
+
+    def __init__(self) -> None:
+        self.server = Cluster()
+        self.busy = asyncio.Lock()
+        self.replayed = 0
+        self.foreign: list[str] = []
+
+    @staticmethod
+    def verified_within(ttl: float) -> float:  # noqa: ARG004 - it is asked of every system
+        """A restart is no exception here: nothing is lost with a member."""
+        return 0.0
+
+    def url(self, host: str, port: int, number: int, seed: int) -> str:  # noqa: ARG002 - as above
+        """Where a worker connects."""
+        others = "".join(f",127.0.0.1:{each}" for each in self.server.ports) if number % 2 else ""
+        return f"etcd://{host}:{port}{others}"
+
+    @staticmethod
+    def placed(direction: str, frame: bytes) -> bool:
+        """A client writes a row in which there is a queue."""
+        return direction == "up" and frame[3:4] == b"\0" and QUEUE in frame
+
+    @staticmethod
+    def granted(direction: str, frame: bytes) -> bool:
+        """A client reads a row in which there are holds: most often one that waits, and has seen that the row changed."""
+        return direction == "down" and frame[3:4] == b"\0" and HOLDS in frame
+
+    @staticmethod
+    def reply(frame: bytes) -> bool:
+        """An answer."""
+        return len(frame) > 9 and frame[3] == DATA
+
+    def overhear(self, direction: str, frame: bytes) -> None:
+        """Nothing here can be sent again: a write names the version that it replaces."""
+
+    async def hygiene(self, names: Sequence[str], ttl: float) -> list[str]:
+        """After all workers have left: every lock can be had, nobody holds or waits, and sessions have ended."""
+        for child in self.server.children:
+            if not child.running:
+                child.start()
+        async with aiolock.connect(self.server.url, namespace=self.namespace, command_timeout=20) as client:
+            found = await all_can_be_had(client, names, 3 * ttl + 2)
+            found += [f"hygiene: {info} is left" for info in await client.locks()]
+        return found
+
+
+def prepare() -> None:
+    """Make the cluster known."""
+    run.SYSTEMS["etcd"] = EtcdSystem  # type: ignore[assignment]  # alike, not related
+
+
+def main() -> int:
+    prepare()
+    if "--only" not in sys.argv:
+        sys.argv += [word for fault in FAULTS for word in ("--only", fault)]
+    return run.main()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
