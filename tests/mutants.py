@@ -74,6 +74,7 @@ class Mutant:
 RENEWAL = "tests/unit/test_renewal.py::"
 RULES = "tests/unit/test_rows_rules.py::"
 ENGINE = "tests/unit/test_rows_engine.py::"
+ETCD = "tests/backends/etcd/test_store.py::"
 MEMCACHED = "tests/backends/memcached/test_store.py::"
 LIVENESS = "tests/unit/test_rows_liveness.py::"
 LOCKROW = "tests/unit/test_rows_lockrow.py::"
@@ -733,6 +734,34 @@ MUTANTS = (
         'else "ME"',
         'else "MS"',
         MEMCACHED + "test_an_insertion_sees_the_rows_of_other_clients",
+    ),
+    Mutant(
+        "(5) a version of etcd is good on another connection than the one that read it",
+        "aiolock.backends.etcd.store",
+        "int(connected) != generation",
+        "not generation",
+        ETCD + "test_a_version_is_good_on_the_connection_only_that_read_it",
+    ),
+    Mutant(
+        "a lease of a session is not renewed with its heartbeats",
+        "aiolock.backends.etcd.leases",
+        "if lease.id and not self._lasts(lease, ttl):",
+        "if False:",
+        ETCD + "test_heartbeats_keep_the_lease_of_a_session",
+    ),
+    Mutant(
+        "an insertion into etcd replaces what is there",
+        "aiolock.backends.etcd.store",
+        "txn([unchanged(edit.key, revision)], [change, *notes])",
+        "txn([unchanged(edit.key, revision)] if revision else [], [change, *notes])",
+        ETCD + "test_an_insertion_sees_the_rows_of_other_clients",
+    ),
+    Mutant(
+        "a row of etcd lives on a lease that ends before its ttl",
+        "aiolock.backends.etcd.leases",
+        "return lease.until >= self._clock() + min(ttl, LONGEST) * (1 + DRIFT)",
+        "return lease.until >= self._clock()",
+        ETCD + "test_heartbeats_keep_the_lease_of_a_session",
     ),
     Mutant(
         "tokens do not follow the writes at the server",

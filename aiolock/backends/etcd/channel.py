@@ -24,6 +24,8 @@ __all__ = ["Channel", "Garbage"]
 WINDOW = 1 << 24
 """Bytes that the server may send ahead, for each stream and for the connection."""
 PING = b"aiolock\0"
+SETTINGS = b"\4"
+"""The type of the first frame of a server."""
 
 _headers_log = logging.getLogger("hpack")
 if _headers_log.level == logging.NOTSET:
@@ -82,6 +84,7 @@ class Channel:
         self._h2.local_settings = h2.settings.Settings(
             client=True, initial_values={codes.ENABLE_PUSH: 0, codes.INITIAL_WINDOW_SIZE: WINDOW}
         )
+        self._greeted = False
         self._calls: dict[int, _Call] = {}
         self._waiting: deque[_Call] = deque()
         """Calls beyond the number of streams that the server admits at once."""
@@ -170,6 +173,11 @@ class Channel:
 
     def receive(self, data: bytes) -> None:
         """Take in bytes of the server. Raises :class:`Garbage`."""
+        if not self._greeted:
+            # The first frame is one of settings, and short. Text looks like the header of a frame that is never complete.
+            if data[:1] != b"\0" or data[3:4] not in (b"", SETTINGS):
+                raise Garbage
+            self._greeted = True
         try:
             for event in self._h2.receive_data(data):
                 self._take(event)

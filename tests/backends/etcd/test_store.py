@@ -156,13 +156,15 @@ async def test_the_key_of_a_session_lives_for_its_ttl_and_not_much_longer(store,
     assert loop.time() - answered < seconds_of(1.0) + 1 + 10
 
 
-async def test_heartbeats_prolong_the_lease_of_a_session(store, other, session):
-    row = await store.insert(session, b"0", ttl=1.0)
+async def test_heartbeats_keep_the_lease_of_a_session(server, store, other, session):
+    row, leases = await store.insert(session, b"0", ttl=1.0), set()
     for number in range(1, 9):
         await asyncio.sleep((1.0 + SPARE) / 4)
         row = await store.update(session, row.version, b"%d" % number, ttl=1.0)
         assert row is not None
+        leases.add(json.loads(server.ctl("get", session, "-w", "json"))["kvs"][0]["lease"])
     assert (await other.read(session)).value == b"8"
+    assert len(leases) == 1
 
 
 async def test_a_row_that_is_used_again_is_not_deleted(server, store, key):
