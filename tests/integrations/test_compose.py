@@ -23,6 +23,7 @@ WORDS = {
 """What Compose knows, of which it refuses everything else."""
 
 VOLUMES = {
+    "etcd": {"/etcd-data"},
     "redis": {"/data"},
     "mariadb": {"/var/lib/mysql"},
     "memcached": set(),
@@ -81,7 +82,7 @@ def test_compose_knows_every_word(path):
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_images_are_pinned_and_what_they_write_ends_with_them(path):
     for name, service in services(path).items():
-        match = re.fullmatch(r"(?:\$\{\w+:-)?([a-z]+):\d[\w.-]*\}?", service["image"])
+        match = re.fullmatch(r"(?:\$\{\w+:-)?(?:[a-z.]+/)*([a-z]+):v?\d[\w.-]*\}?", service["image"])
         assert match, f"{name}: {service['image']}"
         assert "volumes" not in service
         assert set(service.get("tmpfs", [])) == VOLUMES[match[1]], name
