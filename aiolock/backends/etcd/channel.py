@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Callable, Iterable
+from logging import INFO, NOTSET, getLogger
 from urllib.parse import unquote
 
 import h2.config
@@ -27,10 +27,10 @@ PING = b"aiolock\0"
 SETTINGS = b"\4"
 """The type of the first frame of a server."""
 
-_headers_log = logging.getLogger("hpack")
-if _headers_log.level == logging.NOTSET:
+_headers_log = getLogger("hpack")
+if _headers_log.level == NOTSET:
     # At DEBUG it shows each header, and so the token of the login.
-    _headers_log.setLevel(logging.INFO)
+    _headers_log.setLevel(INFO)
 
 
 class Garbage(Exception):
