@@ -74,6 +74,7 @@ class Mutant:
 RENEWAL = "tests/unit/test_renewal.py::"
 RULES = "tests/unit/test_rows_rules.py::"
 ENGINE = "tests/unit/test_rows_engine.py::"
+LEASES = "tests/backends/etcd/test_leases.py::"
 ETCD = "tests/backends/etcd/test_store.py::"
 MEMCACHED = "tests/backends/memcached/test_store.py::"
 LIVENESS = "tests/unit/test_rows_liveness.py::"
@@ -747,7 +748,7 @@ MUTANTS = (
         "aiolock.backends.etcd.leases",
         "if lease.id and not self._lasts(lease, ttl):",
         "if False:",
-        ETCD + "test_heartbeats_keep_the_lease_of_a_session",
+        LEASES + "test_a_heartbeat_renews_the_lease_of_its_session",
     ),
     Mutant(
         "an insertion into etcd replaces what is there",
@@ -761,7 +762,7 @@ MUTANTS = (
         "aiolock.backends.etcd.leases",
         "return lease.until >= self._clock() + min(ttl, LONGEST) * (1 + DRIFT)",
         "return lease.until >= self._clock()",
-        ETCD + "test_heartbeats_keep_the_lease_of_a_session",
+        LEASES + "test_a_heartbeat_renews_the_lease_of_its_session",
     ),
     Mutant(
         "tokens do not follow the writes at the server",

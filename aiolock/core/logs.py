@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiolock.clock import Clock
 
-__all__ = ["PREFIX", "Log", "Outages", "get_logger"]
+__all__ = ["PREFIX", "Log", "Outages", "get_logger", "hide_debug"]
 
 # --- logs
 # Loggers of the package: a log call never raises, and the fields of its records have a prefix.
@@ -45,6 +45,13 @@ class Log(_Adapter):
             if logging.raiseExceptions and sys.stderr is not None:
                 with contextlib.suppress(Exception):
                     traceback.print_exc()
+
+
+def hide_debug(name: str) -> None:
+    """Keep a driver's logger from DEBUG, at which it shows secrets, unless the program has set its level."""
+    driver = logging.getLogger(name)
+    if driver.level == logging.NOTSET:
+        driver.setLevel(logging.INFO)
 
 
 def get_logger(name: str) -> Log:

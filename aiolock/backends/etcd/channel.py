@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
-from logging import INFO, NOTSET, getLogger
 from urllib.parse import unquote
 
 import h2.config
@@ -16,6 +15,7 @@ import h2.settings
 
 from aiolock.backends.etcd.errors import INTERNAL, UNAVAILABLE, UNIMPLEMENTED, RpcError, lost_login, translate
 from aiolock.backends.etcd.messages import Malformed
+from aiolock.core.logs import hide_debug
 from aiolock.core.tasks import reject, settle
 from aiolock.errors import BackendError
 
@@ -27,10 +27,8 @@ PING = b"aiolock\0"
 SETTINGS = b"\4"
 """The type of the first frame of a server."""
 
-_headers_log = getLogger("hpack")
-if _headers_log.level == NOTSET:
-    # At DEBUG it shows each header, and so the token of the login.
-    _headers_log.setLevel(INFO)
+# At DEBUG it shows each header, and so the token of the login.
+hide_debug("hpack")
 
 
 class Garbage(Exception):

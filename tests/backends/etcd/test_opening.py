@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 
 import pytest
@@ -108,7 +109,8 @@ async def test_no_server_there_and_one_that_gives_no_answer_are_unavailable(own)
 # --- logging in
 
 
-async def test_a_login_is_demanded_wrong_or_right(own):
+async def test_a_login_is_demanded_wrong_or_right(own, caplog):
+    caplog.set_level(logging.DEBUG)
     url = demand_login(own)
     error = await refused(own.url)
     assert isinstance(error, BackendRefused)
@@ -120,7 +122,11 @@ async def test_a_login_is_demanded_wrong_or_right(own):
     async with aiolock.connect(url, namespace="tests") as client, client.lock("x") as lease:
         assert await lease.renew() is None
         assert await client.locks()
+        token = client._runtime.backend.store._connection._channel.token
         assert any("etcd" in finding.text for finding in await client.diagnose())
+    assert token
+    for secret in (token, "pass%word", "pass%25word"):
+        assert secret not in caplog.text
 
 
 @pytest.mark.parametrize(("prefix", "right"), [("others/", "readwrite"), ("tests/", "read")])
