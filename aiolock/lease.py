@@ -211,9 +211,9 @@ class Lease:
         :class:`RuntimeError` if no transaction is open on it, :class:`DeadlockDetected` if transactions wait for each other,
         and :class:`BackendError` if it could not be found out, also because the connection has ended, or the transaction has a
         snapshot that is too old (roll it back, and begin it again).
-        At the end of the ``command_timeout`` the wait is ended, and cancelling it does the same: the connection is in step, and
-        the transaction open. That takes milliseconds; if the server does not end the wait within 2 seconds, the
-        connection is closed.
+        It ends within the ``command_timeout``, of which the last quarter, at most 2 seconds, is for ending a wait. Cancelling it
+        ends the wait as well: the connection is in step, and the transaction open. That takes milliseconds; a connection on
+        which the server does not end the wait within that time is closed.
         """
         hold = self._hold
         runtime = hold.home.runtime

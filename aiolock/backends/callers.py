@@ -24,6 +24,8 @@ QUICK = 0.1
 """Seconds in which a statement that does not wait for others ends by itself."""
 GIVE_UP = 2.0
 """Seconds after which the connection of such a statement is closed."""
+SHARE = 4
+"""A call that has to end in time keeps one of so many parts of it, at most :data:`GIVE_UP`, to end the statement under way."""
 SHORT = 0.1
 """Seconds; a wait that the server ends sooner is no wait."""
 CLOSED = "this client was closed while it waited for a lock: connect anew"
@@ -55,7 +57,7 @@ class CallerConnection(ABC):
     The statement is sent by a task of the client, because cancelling one inside a driver may close the connection, or
     leave its transaction failed. A caller that is cancelled has it ended and stays until the server has answered, however
     often it is cancelled. That takes milliseconds; if the server does not end the statement within :data:`GIVE_UP`
-    seconds, the connection is closed.
+    seconds, or those of :meth:`within`, the connection is closed.
     """
 
     def __init__(
@@ -69,6 +71,8 @@ class CallerConnection(ABC):
         """The statement under way waits for others."""
         self.leaving = False
         """The caller goes: no more is to be sent."""
+        self._patience = GIVE_UP
+        """Seconds within which the statement under way has to end then."""
         self._callers = callers
         self._address = address
         self._closed = False
@@ -86,6 +90,11 @@ class CallerConnection(ABC):
     @abstractmethod
     def close(self) -> None:
         """Close the connection at once."""
+
+    async def within(self, timeout: float, work: Coroutine[Any, Any, T]) -> T:
+        """Do the same as :meth:`run`, and end within ``timeout`` seconds also where the server does not end the statement."""
+        self._patience = min(GIVE_UP, timeout / SHARE)
+        return await self.run(work, asyncio.get_running_loop().time() + timeout - self._patience)
 
     async def run(self, work: Coroutine[Any, Any, T], late: float | None) -> T:
         """Return the result of ``work``, which sends statements; at ``late``, by the loop's clock, end the one under way.
@@ -130,7 +139,7 @@ class CallerConnection(ABC):
         return self._ending
 
     async def _end(self, task: asyncio.Task[Any]) -> None:
-        deadline = Deadline.after(GIVE_UP, asyncio.get_running_loop().time)
+        deadline = Deadline.after(self._patience, asyncio.get_running_loop().time)
         try:
             if not self.blocks:
                 await asyncio.wait([task], timeout=QUICK)

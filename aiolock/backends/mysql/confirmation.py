@@ -17,6 +17,7 @@ from aiolock.backends.mysql.claim import LeaseClaim
 from aiolock.backends.mysql.context import Context, quote
 from aiolock.backends.mysql.errors import INTERRUPTED, NOT_NOW, code
 from aiolock.backends.mysql.shared_claim import SharedClaim
+from aiolock.clock import Deadline
 from aiolock.errors import BackendUnavailable, LockError, UnsafeBackend
 
 __all__ = ["confirm"]
@@ -27,7 +28,7 @@ async def confirm(
 ) -> bool:
     """Return whether the row shows the hold of ``claim``, and lock it in the transaction on ``connection`` if it does.
 
-    The wait for the row is ended at the server after the command timeout, and by cancelling it, see :class:`CallerConnection`.
+    The wait for the row is ended at the server within the command timeout, and by cancelling it, see :class:`CallerConnection`.
     """
     check_connection(connection)
     if context.site.across:
@@ -40,11 +41,11 @@ async def confirm(
             f"{context.address}: innodb_rollback_on_timeout is on, so the server ends your whole transaction when the row is "
             "not to be had in time: switch it off, or write with a fencing token instead"
         )
-    late = asyncio.get_running_loop().time() + context.timeout
+    deadline = Deadline.after(context.timeout, asyncio.get_running_loop().time)
     caller = MySQLConnection(context, callers, connection)
     [[where]] = await context.within(ask_place(context, callers, "server_address"))
     try:
-        return await caller.run(_confirm(context, caller, claim, Place(*map(str, where))), late)
+        return await caller.within(deadline.left(), _confirm(context, caller, claim, Place(*map(str, where))))
     except TimeoutError as error:
         raise BackendUnavailable(f"{context.address}: no answer within {context.timeout:g} s") from error
 

@@ -15,6 +15,7 @@ from aiolock.backends.postgresql.errors import READ_ONLY, sqlstate
 from aiolock.backends.postgresql.statements import Statements
 from aiolock.backends.postgresql.store import PostgreSQLStore
 from aiolock.backends.rows.claim import RowClaim
+from aiolock.clock import Deadline
 from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, LockError, shorten
 
 __all__ = ["confirm"]
@@ -40,15 +41,15 @@ async def confirm(
 ) -> bool:
     """Return whether the row shows the hold of ``claim``, and lock it in the transaction on ``connection`` if it does.
 
-    The wait is ended after ``timeout`` seconds, see :class:`CallerConnection`. Cancelling it leaves the connection in step.
+    Ends within ``timeout`` seconds, see :class:`CallerConnection`. Cancelling it leaves the connection in step.
     """
     check_connection(connection)
     caller = PostgreSQLConnection(store, callers, connection, address)
-    late = asyncio.get_running_loop().time() + timeout
+    deadline = Deadline.after(timeout, asyncio.get_running_loop().time)
     try:
-        async with asyncio.timeout_at(late):
+        async with asyncio.timeout(timeout):
             [there] = await store.ask("place")
-        return await caller.run(_confirm(caller, statements, claim, there, address), late)
+        return await caller.within(deadline.left(), _confirm(caller, statements, claim, there, address))
     except TimeoutError as error:
         raise BackendUnavailable(f"{address}: no answer within {timeout:g} s") from error
 

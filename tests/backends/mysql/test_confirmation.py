@@ -16,6 +16,7 @@ from aiolock import (
     UnsafeBackend,
     UnsupportedKind,
 )
+from aiolock.backends import callers
 from aiolock.backends.mysql.caller import MySQLConnection
 from tests import servers
 from tests.backends.mysql.conftest import PASSWORD
@@ -236,6 +237,22 @@ async def test_a_row_that_is_locked_is_waited_for_and_the_wait_can_be_given_up(p
             await admin.rollback()
             await lease.confirm(mine)
             await mine.rollback()
+
+
+async def test_it_ends_in_time_on_a_server_that_does_not_end_the_wait(place, connect, monkeypatch):
+    monkeypatch.setattr(callers, "GIVE_UP", 10 * PATIENCE)
+    monkeypatch.setattr(MySQLConnection, "interrupt", lambda _, left: asyncio.sleep(0.01))
+    mine, admin = await connect(), await connect("root")
+    options = {"ttl": 2 * PATIENCE, "command_timeout": 2, "on_loss": "signal"}
+    async with place.connect(**options) as client, client.lock("x") as lease:
+        await admin.begin()
+        await run(admin, "SELECT * FROM aiolock FOR UPDATE")
+        await mine.begin()
+        async with asyncio.timeout(PATIENCE):
+            with pytest.raises(BackendUnavailable, match="your connection was closed"):
+                await lease.confirm(mine)
+        assert mine.closed
+        await admin.rollback()
 
 
 @pytest.mark.parametrize("kind", ["mutex", "write"])

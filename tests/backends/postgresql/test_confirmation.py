@@ -18,6 +18,8 @@ from aiolock import (
     UnsafeBackend,
     UnsupportedKind,
 )
+from aiolock.backends import callers
+from aiolock.backends.postgresql.caller import PostgreSQLConnection
 from tests.faults.staging import PATIENCE, until
 
 
@@ -282,6 +284,24 @@ async def test_a_row_that_is_locked_is_waited_for_and_the_wait_can_be_given_up(
             await admin.execute("ROLLBACK")
             await lease.confirm(mine)
             await mine.execute("ROLLBACK")
+
+
+async def test_it_ends_in_time_on_a_server_that_does_not_end_the_wait(
+    server, namespace, connect, monkeypatch
+):
+    monkeypatch.setattr(callers, "GIVE_UP", 10 * PATIENCE)
+    monkeypatch.setattr(PostgreSQLConnection, "interrupt", lambda _, left: asyncio.sleep(0.01))
+    mine, admin = await connect(), await connect()
+    options = {"namespace": namespace, "ttl": 2 * PATIENCE, "command_timeout": 2, "on_loss": "signal"}
+    async with aiolock.connect(server.url, **options) as client, client.lock("x") as lease:
+        await admin.execute("BEGIN")
+        await admin.fetch("SELECT * FROM aiolock FOR UPDATE")
+        await mine.execute("BEGIN")
+        async with asyncio.timeout(PATIENCE):
+            with pytest.raises(BackendUnavailable, match="your connection was closed"):
+                await lease.confirm(mine)
+        assert mine.is_closed()
+        await admin.execute("ROLLBACK")
 
 
 async def test_a_deadlock_leaves_the_transaction_and_the_lease_as_they_were(client, connect):
