@@ -35,7 +35,6 @@ from aiolock.backends.rows.lockrow import decode, encode
 from aiolock.backends.rows.store import Edit
 from aiolock.backends.sqlite import SqliteBackend
 from aiolock.core.backend import Backend
-from aiolock.core.local_queue import PASSES
 from aiolock.types import Family
 from tests import servers
 from tests.faults.links import Cuttable, CuttableStore, Link, Linked, Proxied, Way, drop
@@ -70,8 +69,6 @@ class Deployment(ABC):
     """How much longer than in memory everything may take."""
     needs: ClassVar[str | None] = None
     """The server that the run must be about, in the words of `make test SERVERS=...`."""
-    passes: ClassVar[int] = PASSES
-    """How often a hold goes from task to task of one process, at most, while another process waits."""
     many: ClassVar[int] = 4_000
     """How many leases one client is asked to hold at once."""
     ttl: ClassVar[float] = 10.0
@@ -313,7 +310,6 @@ class RowsObserved(Rows):
     slow = 3.0
     ttl = 3.0
     tells = False
-    passes = 64  # no holder is told that others wait
     # Those in which nothing is told that others are told, or in which a session has to be observed for its whole ttl; see WHOLE.
     part = Rows.part | {
         "test_elections",
@@ -367,7 +363,6 @@ class Sqlite(LocalRows):
     many = 1_000  # each is a row that is written to a disk
     promises = WORDS - {"push"}
     ttl = 3.0
-    passes = 64  # no holder is told that others wait
     request = "_request"
 
     @contextmanager
@@ -625,7 +620,6 @@ class Memcached(Deployment):
     promises = frozenset({"fifo", "keep"})
     ttl = 3.0
     tells = False
-    passes = 64  # no holder is told that others wait
 
     @contextmanager
     def running(self) -> Iterator[Self]:
@@ -776,7 +770,6 @@ class MariaDB(Deployment):
     needs = "mariadb"
     framing = staticmethod(mysql_frames)
     slow = 2.0
-    passes = 64  # nobody tells a holder that others wait
     many = 1_000  # each is a row that is written to a disk
     external = True
     query: ClassVar[str] = ""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+from collections import Counter
 
 import pytest
 
 from aiolock import AcquireTimeout, ConfigError
+from aiolock.core.backend import Claim
 from aiolock.core.local_queue import PASSES
 from tests.faults.staging import (
     PATIENCE,
@@ -88,18 +90,19 @@ async def test_tasks_of_one_client_are_served_in_the_order_of_their_arrival(clie
 
 async def test_local_passing_ends_when_others_wait(deployment, client, rival):
     lock = client.lock("x")
-    turns_after = 0
+    turns: Counter[Claim] = Counter()
     seen = asyncio.Event()
     served = asyncio.Event()
 
     async def greedy() -> None:
-        nonlocal turns_after
         while not served.is_set():
             async with lock as lease:
-                # From when the holder's process can know, where it is told: what happens before that is the server's time.
-                since = lease._hold.validity.claim.contended_since
-                known = since is not None and since <= client._runtime.clock()
-                turns_after += seen.is_set() and (known or deployment.passes > PASSES)
+                if seen.is_set() and not served.is_set():
+                    # From when the holder knows, or without notifications expects, that others wait: how many turns there
+                    # are before that is a question of how fast they are.
+                    claim = lease._hold.validity.claim
+                    since = claim.contended_since
+                    turns[claim] += since is not None and since <= client._runtime.clock()
                 await asyncio.sleep(0)
 
     async def modest() -> None:
@@ -114,9 +117,10 @@ async def test_local_passing_ends_when_others_wait(deployment, client, rival):
             group.create_task(modest())
             await until(lambda: queued_or_served(rival, served))
             seen.set()
-    # 16 passes from the moment that the demand is known; where no holder is told, 64 of a hold: one may have begun before the
-    # rival's entry is in the queue, another one with it, and some before the holder's next read shows the entry.
-    assert turns_after <= max(100, 8 * deployment.passes)
+    # The turn in which it is known, and the passes after it.
+    assert max(turns.values(), default=0) <= 1 + PASSES
+    # One hold was there before the rival's entry; all others stand behind it.
+    assert len(turns) <= 1 or "fifo" not in deployment.promises
 
 
 async def test_a_thousand_local_contenders_delay_a_remote_waiter_by_a_bounded_number_of_turns(
@@ -161,7 +165,7 @@ async def test_a_thousand_local_contenders_delay_a_remote_waiter_by_a_bounded_nu
     await asyncio.wait(contenders, timeout=PATIENCE)
     # The turn in which the demand becomes known, and the passes after it; the same again whenever the next request of the
     # thousand overtakes the first request of the one, which can happen while that is on its way.
-    assert max(delays) <= 5 * (1 + deployment.passes), delays
+    assert max(delays) <= 5 * (1 + PASSES), delays
     await nothing_remains(client, "x")
 
 
