@@ -18,7 +18,7 @@ from aiolock import (
     UnsafeBackend,
     lock_all,
 )
-from tests.contract.deployments import Memory, RedisQuorum, Rows, Sqlite, registry
+from tests.contract.deployments import LocalRows, Memory, RedisQuorum, Rows, registry
 from tests.contract.test_reopening import kinds
 from tests.faults.staging import gets_the_lock, nothing_remains, until
 
@@ -27,7 +27,7 @@ AWAY = (BackendUnavailable, BackendRefused)
 
 far = pytest.mark.parametrize(
     "server",
-    [each for each in registry() if not issubclass(each, (Memory, Rows, Sqlite, RedisQuorum))],
+    [each for each in registry() if not issubclass(each, (Memory, Rows, LocalRows, RedisQuorum))],
     ids=lambda each: each.name,
     indirect=True,
     scope="session",

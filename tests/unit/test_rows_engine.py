@@ -207,6 +207,48 @@ async def test_heartbeats_go_on_after_a_defect_of_the_store_and_end_with_the_cli
     assert all(timer.cancelled() for timer in engine._timers.values())
 
 
+@staged
+async def test_a_claim_that_goes_on_after_its_client_was_closed_begins_nothing():
+    server = serve()
+    async with Side(server) as one, Side(server) as two:
+        blocker, _ = await two.acquire(name="y")
+        held, _ = await one.acquire()
+        waiting = one.claim(name="y")
+        assert await waiting.acquire(wait=True) is None
+        await one.backend.aclose()
+        rows, context = dict(server.rows), one.backend.context
+        with pytest.raises(RuntimeError, match="closed"):
+            await one.claim().acquire(wait=True)
+        for late in (held, waiting):
+            with pytest.raises(BackendUnavailable, match="closed"):
+                await late.release()
+        one.backend._engine.observer.wake()
+        assert not context.tasks
+        await asyncio.sleep(0.1)
+        assert server.rows == rows
+        await blocker.release()
+
+
+@staged
+async def test_a_client_whose_first_attempts_to_open_failed_is_a_client_like_any_other():
+    server = serve(push=False, shared_clock=False)
+    one, two = Side(server, poll=0.1), Side(server, poll=0.1)
+    await one.backend.open()
+    await one.backend.aclose()
+    async with one, two:
+        held, _ = await two.acquire()
+        waiting, store = asyncio.create_task(one.acquire()), one.backend.context.store
+        # A place in the queue lives longer than the ttl.
+        await asyncio.sleep(4 * TTL)
+        [session] = one.backend._engine.sessions.open
+        await held.release()
+        claim, _ = await waiting
+        assert claim.member.session.id == session
+        # The loss of a connection has its holds verified.
+        store.interrupt()
+        assert (await one.backend.events.get()).kind is EventKind.DOUBT
+
+
 # --- (2) ended claims
 
 

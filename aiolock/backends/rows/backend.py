@@ -85,7 +85,8 @@ class RowBackend(Administration, RegisterStore, Purging, Diagnosis):
         self.store.abandon()
 
     async def open(self) -> None:
-        """Open the store."""
+        """Open the store; again, if it was closed because an earlier attempt had failed."""
+        self.context.closed = False
         await self.store.open(
             self.settings, Listener(self.context.address, self._engine.changed, self._engine.interrupted)
         )

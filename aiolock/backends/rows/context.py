@@ -148,8 +148,15 @@ class Context:
     # --- work that outlives its caller
 
     def begin(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Future[T]:
-        """Start work as a task of the client; the future gets its result or error, and cancelling it changes nothing."""
+        """Start work as a task of the client; the future gets its result or error, and cancelling it changes nothing.
+
+        Once the client is closed, nothing is started, and the future is cancelled as those of its tasks are.
+        """
         future: asyncio.Future[T] = new_future()
+        if self.closed:
+            work.close()
+            future.cancel()
+            return future
 
         async def run() -> None:
             try:

@@ -12,7 +12,7 @@ from aiolock.backends.rows.session import RowSession, RowSessions
 from aiolock.backends.rows.writer import MemberState, RowWriter
 from aiolock.core.backend import Event, EventKind
 from aiolock.core.inbox import Inbox, WakeReason
-from aiolock.errors import BackendError, closed_error
+from aiolock.errors import BackendError
 from aiolock.types import Family
 
 __all__ = ["Engine"]
@@ -229,18 +229,17 @@ class Engine:
     async def close(self) -> None:
         """End all sessions and tasks. Never raises."""
         context = self.context
+        closing = [context.begin(session.close(), "aiolock-close") for session in self.sessions.open.values()]
         context.closed = True
         for timer in self._timers.values():
             timer.cancel()
-        sessions = list(self.sessions.open.values())
-        if sessions:
-            closing = [context.begin(session.close(), "aiolock-close") for session in sessions]
+        if closing:
             # With no time left they are sent, and the sessions end by their ttl.
             left = self._settle_until - context.clock()
             await asyncio.wait(closing, timeout=max(0.0, min(left, context.timeout / 4)))
         for task in list(context.tasks):
             task.cancel()
         for writer in self._writers.values():
-            writer.fail(closed_error())
+            writer.close()
         if context.tasks:
             await asyncio.wait(set(context.tasks), timeout=context.timeout)

@@ -59,7 +59,7 @@ class Observer:
             self._polled = self._pause = 0.0
         if self._news is not None:
             settle(self._news, None)
-        if self._task is None or self._task.done():
+        if (self._task is None or self._task.done()) and not self.context.closed:
             self._task = self.context.tasks.spawn(self._run(), "aiolock-observer")
 
     def served(self) -> None:

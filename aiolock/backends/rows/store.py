@@ -162,7 +162,8 @@ class RowStore(ABC):
     async def open(self, settings: Settings, listener: Listener) -> None:
         """Connect, check the deployment, create or check the schema, and complete :attr:`capabilities`.
 
-        Refuses what cannot keep the rules above (:class:`BackendRefused`). Cancelling it leaves nothing open. Afterwards the
+        Refuses what cannot keep the rules above (:class:`BackendRefused`). Cancelling it leaves nothing open. After an attempt
+        that failed, or what came after it, :meth:`aclose` is called, and this one again. Afterwards the
         store reconnects by itself; calls meanwhile wait for that within their timeout, writes raise by rule 6.
         """
 

@@ -42,6 +42,7 @@ __all__ = ["Member", "MemberState", "Pending", "RowWriter"]
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.002, 0.1
 """Seconds to wait after a lost race; doubled with each further one."""
+CLOSED = "the client was closed"
 ALONE = 4
 """Statements in a row that find the row as this client has left it, after which it writes against the version that it knows.
 Such a write costs the server less than a statement, and one that is refused costs about as much as four of them save."""
@@ -190,10 +191,10 @@ class RowWriter:
         """Test whether the release of a claim is not answered."""
         return any(isinstance(pending.step, Leave) and pending.step.id == claim for pending in self._pending)
 
-    def fail(self, error: Exception) -> None:
+    def close(self) -> None:
         """Answer all steps with an error, because the client is closed."""
         for pending in self._pending:
-            reject(pending.future, error)
+            reject(pending.future, BackendUnavailable(CLOSED))
         self._pending.clear()
         self._outside.clear()
 
@@ -222,6 +223,10 @@ class RowWriter:
     def submit(self, step: Step, session: RowSession | None = None) -> Pending:
         """Submit a step. Its future gets an error when the store fails; a :class:`Leave` is tried again nevertheless."""
         pending = Pending(step, self.context.order(), session)
+        if self.context.closed:
+            # An acquire goes on for a moment when its client is closed: its session may just have been opened.
+            reject(pending.future, BackendUnavailable(CLOSED))
+            return pending
         self._pending[pending] = None
         self._run()
         return pending
