@@ -43,7 +43,7 @@ class Sentence(NamedTuple):
     advice: str = ""
 
 
-_THREE = "use a server that promises it: Redis, ZooKeeper, or MySQL with mode=lease"
+_WITH_IT = "use a server that promises it: Redis, ZooKeeper, etcd, PostgreSQL, or MySQL with mode=lease"
 _DISK = "appendonly yes, and appendfsync always where its machine may go down"
 
 PROMISES = {
@@ -55,22 +55,22 @@ PROMISES = {
     "fencing": Promise(
         "every grant has a token greater than all before it, so that a late write can be refused",
         "tokens may repeat or fall, so a resource cannot tell a late write from a good one",
-        _THREE,
+        _WITH_IT,
     ),
     "fifo": Promise(
         "clients are served in the order of their requests",
         "clients may overtake each other while they wait",
-        _THREE,
+        _WITH_IT,
     ),
     "keep": Promise(
         "a released lock can stay taken for a while, for jobs that must not run again at once",
         "release(keep=...) and once(at_least=...) are refused",
-        "use a server that promises it: Redis, or MySQL with mode=lease",
+        "use a server that promises it: Redis, etcd, PostgreSQL, SQLite, or MySQL with mode=lease",
     ),
     "push": Promise(
         "a waiter is notified when its turn comes, without polling",
         "waiters poll, which costs time and requests",
-        "use a server that promises it: ZooKeeper, MySQL, or Redis with pub/sub",
+        "use a server that promises it: ZooKeeper, etcd, PostgreSQL, MySQL, or Redis with pub/sub",
     ),
     "no-eviction": Promise(
         "a full server refuses new locks rather than forget one that is held",
@@ -85,7 +85,7 @@ PROMISES = {
     "survives-failover": Promise(
         "locks that are held stay held when a server dies and another takes over",
         "a failover may forget the last locks: the next client gets one while the old holder still believes in it",
-        "use a ZooKeeper ensemble for what must not happen, and fencing tokens for the rest",
+        "use an ensemble of ZooKeeper or a cluster of etcd for what must not happen, and fencing tokens for the rest",
     ),
 }
 
@@ -95,7 +95,7 @@ THERE = {
         "the server is this process: its locks end with it",
     ),
     ("memory", "survives-failover"): _There(
-        "use a ZooKeeper ensemble for locks that must outlive a server",
+        "use an ensemble of ZooKeeper or a cluster of etcd for locks that must outlive a server",
         "the server is this process: no other takes over when it dies",
     ),
     ("sqlite", "push"): _There(
@@ -114,7 +114,7 @@ THERE = {
         "use another server for what must not happen twice; else give locks a memcached of their own, which never fills"
     ),
     ("memcached", "survives-failover"): _There(
-        "use a ZooKeeper ensemble for what must not happen twice",
+        "use an ensemble of ZooKeeper or a cluster of etcd for what must not happen twice",
         "no server takes over the locks of another one: while it is away its locks cannot be acquired",
     ),
     ("etcd", "survives-failover"): _There(
