@@ -85,7 +85,8 @@ def locked(
     :param retry_after: seconds, for the header of that name in a refusal (default: 1).
     :param lock: a function of the client and the name that makes another lock than a mutex.
 
-    The other options are those of :meth:`Client.lock`: ``ttl``, ``on_loss``, ``fair``, ``max_hold``, ``label``. The
+    The other options are those of :meth:`Client.lock`: ``ttl``, ``renew``, ``grace``, ``on_loss``, ``fair``,
+    ``max_hold``, ``label``. The
     handler gets the lease after the request, also as a method (``async def pay(self, request, lease)``); in a
     ``web.View`` after the view. The lock is released when it returns: after a stream, before a returned response is sent.
 

@@ -6,6 +6,7 @@ One class, although long: users read it as one page, and two fifths of it are th
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import socket
 from collections.abc import Iterable, Sequence
@@ -35,6 +36,7 @@ from aiolock.validation import (
     OnLoss,
     check_count,
     check_flag,
+    check_grace,
     check_label,
     check_name,
     check_namespace,
@@ -373,6 +375,10 @@ class Client:
         :param timeout: seconds that ``async with`` and ``acquire()`` wait; ``None`` (the default) waits for ever, 0 tries once.
         :param on_loss: ``"cancel"`` or ``"signal"`` (default: the client's).
         :param fair: strict order of arrival, also between the tasks of this process and those of others.
+        :param renew: ``False``: a hold of one ttl, which is not renewed; :meth:`Lease.extend` gives it another life. Each such
+            hold is granted by the server, in strict order of arrival: none is handed over inside the client.
+        :param grace: seconds, at most a third of the ttl, by which the lease is lost earlier than the server can grant the lock
+            to another, so that ``finally`` blocks end first (default: 0).
         :param max_hold: seconds after which the lease is no longer renewed, and lost.
         :param label: names the holder to people (default: the client's).
         :param connection: a connection of your own with an open transaction (PostgreSQL; MySQL and MariaDB with
@@ -386,8 +392,11 @@ class Client:
             return self._lock(Lock, MUTEX, name, checked)
         from aiolock.transaction_lock import TransactionLock  # noqa: PLC0415
 
-        fixed = {"ttl", "on_loss", "max_hold", *(["fair"] if checked.get("fair") else [])}
-        if given := [option for option in checked if option in fixed]:
+        idle = {"fair": False, "renew": True}
+        fixed = {"ttl", "on_loss", "max_hold", "grace", "fair", "renew"}
+        if given := [
+            each for each, value in checked.items() if each in fixed and value is not idle.get(each)
+        ]:
             raise ConfigError(
                 f"a lock in your own transaction lives as long as that: {', '.join(given)} cannot be given "
                 "together with connection"
@@ -489,6 +498,7 @@ class Client:
         from aiolock.decorators import Locked  # noqa: PLC0415
 
         checked = check_options("Client.locked", options)
+        self._grace(checked)
         return Locked(lambda name: self._lock(Lock, MUTEX, name, checked, template), template)
 
     def once(self, name: str, *, at_most: float, at_least: float = 0.0, label: str | None = None) -> Once:
@@ -512,8 +522,10 @@ class Client:
         least = check_seconds("at_least", at_least, 0)
         if least > most:
             raise ConfigError(f"at_least must be at most at_most, which is {most:g}, not {least:g}")
-        options = check_options("Client.once", {"ttl": most, "on_loss": "cancel", "label": label})
-        return Once(self._generations, self._lock(Lock, MUTEX, name, options, name), most, least)
+        options = check_options(
+            "Client.once", {"ttl": most, "renew": False, "on_loss": "cancel", "label": label}
+        )
+        return Once(self._generations, self._lock(Lock, MUTEX, name, options, name), least)
 
     def _lock(self, cls: type[L], kind: Kind, name: str, options: LockOptions, template: str = "") -> L:
         """Make a lock with options that were checked; ``template`` is the name before it was filled in."""
@@ -525,8 +537,15 @@ class Client:
         return cls(self._runtime, request, lease_options, options.get("timeout"))
 
     def _request(self, kind: Kind, name: str, options: LockOptions) -> Request:
-        ttl, label = options.get("ttl", self._settings.ttl), options.get("label", self._runtime.label)
-        return _request(check_name(name), kind, ttl, label, options.get("fair", False))
+        ttl, label = options.get("ttl") or self._settings.ttl, options.get("label") or self._runtime.label
+        fair, life = options.get("fair", False), math.inf
+        if not options.get("renew", True):
+            # A hand-over inside the client would give the next task what is left of the life of this hold.
+            fair, life = True, ttl
+        return _request(check_name(name), kind, ttl, label, fair, life, self._grace(options))
+
+    def _grace(self, options: LockOptions) -> float:
+        return check_grace(options.get("grace") or 0.0, options.get("ttl") or self._settings.ttl)
 
     # --- callbacks
 

@@ -145,12 +145,11 @@ class Locked:
 class Once:
     """The decorator of :meth:`Client.once`, for a job that one worker does and others skip."""
 
-    __slots__ = ("_at_least", "_at_most", "_generations", "_lock")
+    __slots__ = ("_at_least", "_generations", "_lock")
 
-    def __init__(self, generations: Generations, lock: Lock, at_most: float, at_least: float) -> None:
+    def __init__(self, generations: Generations, lock: Lock, at_least: float) -> None:
         self._generations = generations
         self._lock = lock
-        self._at_most = at_most
         self._at_least = at_least
 
     def __call__(
@@ -173,8 +172,6 @@ class Once:
             if lease is None:
                 return None
             begin = runtime.clock()
-            hold = hold_of(lease)
-            runtime.scheduler.stop_renewing(hold.validity, self._at_most)
             error: BaseException | None = None
             try:
                 with lease.guard():
@@ -184,6 +181,6 @@ class Once:
                 raise
             finally:
                 # A job that failed or was cancelled counts; one that took longer than `at_least` needs no keeping.
-                await hold.close(error, keep=max(0.0, begin + self._at_least - runtime.clock()))
+                await hold_of(lease).close(error, keep=max(0.0, begin + self._at_least - runtime.clock()))
 
         return run

@@ -98,7 +98,8 @@ def locked(name: str | Callable[..., Any], /, **options: Unpack[RouteLockOptions
     :param retry_after: seconds, for the header of that name in a refusal (default: 1).
     :param lock: a function of the client and the name that makes another lock than a mutex.
 
-    The other options are those of :meth:`Client.lock`: ``ttl``, ``on_loss``, ``fair``, ``max_hold``, ``label``.
+    The other options are those of :meth:`Client.lock`: ``ttl``, ``renew``, ``grace``, ``on_loss``, ``fair``,
+    ``max_hold``, ``label``.
     ``dependencies=[locked(…)]`` locks a function that needs no lease. The lock is released when the function returns; a
     streamed body and background tasks run after that, and take locks of their own. So generators are refused.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
 from collections.abc import Coroutine, Generator, Iterator
 from contextlib import contextmanager
@@ -104,7 +105,7 @@ class Lease:
     def remaining(self) -> float:
         """Return the seconds for which the hold is still certain, by the local clock; 0 when it is not.
 
-        Counted from the moment before the last successful request was sent, less a margin.
+        Counted from the moment before the last successful request was sent, less a margin and the ``grace`` of the lock.
         """
         return self._hold.remaining()
 
@@ -162,16 +163,24 @@ class Lease:
     async def renew(self) -> None:
         """Ask the server for a full ttl now, instead of when the client would do it by itself.
 
-        Raises :class:`LockLost` if the hold is gone, :class:`BackendError` if that could not be found out; the lease
+        Raises :class:`TypeError` on a lease with ``renew=False``, :class:`LockLost` if the hold is gone, :class:`BackendError` if that could not be found out; the lease
         then goes on until its validity ends. Cancelling it changes nothing but that the server may have done it.
         """
         hold = self._hold
         runtime = hold.home.runtime
         runtime.guard()
+        self._refuse_life()
         if not hold.open:
             hold.check()
         await runtime.scheduler.renew(hold.validity)
         hold.check()
+
+    def _refuse_life(self) -> None:
+        """Raise :class:`TypeError` if the hold is not renewed."""
+        if self._hold.validity.claim.request.life != math.inf:
+            raise TypeError(
+                f"the lease of {shorten(self.name)} was acquired with renew=False, and cannot be renewed"
+            )
 
     async def release(self, keep: float = 0) -> None:
         """Give the lock back, to the next local task or to the server; idempotent.

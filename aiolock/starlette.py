@@ -127,7 +127,8 @@ def locked(
     :param retry_after: seconds, for the header of that name in a refusal (default: 1).
     :param lock: a function of the client and the name that makes another lock than a mutex.
 
-    The other options are those of :meth:`Client.lock`: ``ttl``, ``on_loss``, ``fair``, ``max_hold``, ``label``. The
+    The other options are those of :meth:`Client.lock`: ``ttl``, ``renew``, ``grace``, ``on_loss``, ``fair``,
+    ``max_hold``, ``label``. The
     endpoint gets the lease after its first argument, the request (or after ``self, request`` in an
     ``HTTPEndpoint``). The lock is released when it returns; a streamed body and background tasks run after that.
 

@@ -20,6 +20,7 @@ __all__ = [
     "SyncLockOptions",
     "check_count",
     "check_flag",
+    "check_grace",
     "check_idle",
     "check_label",
     "check_max_hold",
@@ -119,6 +120,8 @@ MOST_IDLE = 315_360_000
 class _Options(TypedDict, total=False):
     ttl: float | None
     timeout: float | None
+    renew: bool
+    grace: float | None
     max_hold: float | None
     label: str | None
 
@@ -144,6 +147,8 @@ class LockOptions(SyncLockOptions, CampaignOptions, total=False):
 
 
 MIN_TTL = 0.1
+GRACE = 3
+"""A hold of so many times its ``grace`` is renewed well before it counts as lost: after a third of what is left."""
 MAX_SECONDS = 365 * 86_400.0
 MAX_COUNT = 1_000_000
 MAX_REQUEST_ID = 1024
@@ -176,6 +181,16 @@ def check_max_hold(max_hold: object) -> float | None:
     if max_hold is None:
         return None
     return check_seconds("max_hold", max_hold, 0.001, "None renews for as long as it is held")
+
+
+def check_grace(grace: float, ttl: float) -> float:
+    """Return ``grace`` if it leaves a hold of ``ttl`` seconds time enough to be renewed, else raise :class:`ConfigError`."""
+    if grace > ttl / GRACE * (1 + 1e-9):
+        raise ConfigError(
+            f"grace must be at most a third of the seconds that a hold stands, {ttl / GRACE:g} of {ttl:g}, not {grace:g}: "
+            "the rest is for renewals and for work"
+        )
+    return grace
 
 
 def check_on_loss(on_loss: object) -> OnLoss:
@@ -254,6 +269,8 @@ _CHECKS: dict[str, Callable[[object], object]] = {
     "timeout": check_timeout,
     "on_loss": check_on_loss,
     "fair": lambda value: check_flag("fair", value),
+    "renew": lambda value: check_flag("renew", value),
+    "grace": lambda value: check_seconds("grace", value, 0),
     "max_hold": check_max_hold,
     "label": check_label,
 }
@@ -274,6 +291,9 @@ def check_options(method: str, options: Mapping[str, object], known: type = Lock
     checked = {
         option: _CHECKS[option](value)
         for option, value in options.items()
-        if value is not None or option == "fair"
+        if value is not None or option in ("fair", "renew")
     }
-    return cast("LockOptions", checked)
+    options = cast("LockOptions", checked)
+    if (ttl := options.get("ttl")) is not None:
+        check_grace(options.get("grace") or 0.0, ttl)
+    return options

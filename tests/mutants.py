@@ -113,6 +113,27 @@ MUTANTS = (
         RENEWAL + "test_unknown_is_not_lost",
     ),
     Mutant(
+        "a hold that is not renewed is prolonged",
+        "aiolock.core.renewal",
+        "self.renewed, self.claim.fixed, self.end = False, True,",
+        "self.end =",
+        RENEWAL + "test_a_pushed_hold_that_is_not_renewed_is_confirmed_at_once_and_once",
+    ),
+    Mutant(
+        "verifying prolongs a hold that is not renewed",
+        "aiolock.backends.memory.backend",
+        "now, prolong=not claim.fixed)",
+        "now)",
+        "tests/contract/test_loss.py::test_verifying_prolongs_nothing[memory]",
+    ),
+    Mutant(
+        "a hold with grace is given back as soon as it is lost",
+        "aiolock.core.renewal",
+        "        if not validity.grace:\n",
+        "        if True:\n",
+        RENEWAL + "test_a_hold_with_grace_is_renewed_in_time_and_lost_so_much_earlier",
+    ),
+    Mutant(
         "no clean-up after a cancellation",
         "aiolock.core.local_queue",
         "            self._validity = None\n        self.runtime.clean_up(self._claim)\n        self._end()\n\n    def _fail",

@@ -53,6 +53,8 @@ class Request:
     """A request for a lock: name, kind, ttl (seconds that the server keeps it without renewal) and the label of the caller.
 
     ``fair`` asks for one token instead of a block of tokens: the lock is not handed over inside the client.
+    ``life`` is for how many seconds a hold stands that is not renewed; it is infinite if the client renews the hold. ``grace`` is
+    how many seconds earlier than it has to the client counts the hold as lost.
     """
 
     name: str
@@ -60,6 +62,8 @@ class Request:
     ttl: float
     label: str
     fair: bool = False
+    life: float = math.inf
+    grace: float = 0.0
     key: str = field(init=False, repr=False, compare=False)
     """Equal for requests that may share a claim; computed once, because every acquire looks it up."""
     certain: float = field(init=False, repr=False, compare=False)
@@ -69,7 +73,7 @@ class Request:
 
     def __post_init__(self) -> None:
         kind = self.kind
-        what = f"{kind.family.value} {kind.mode.value} {kind.permits}/{kind.limit} {self.ttl!r} {self.name}"
+        what = f"{kind.family.value} {kind.mode.value} {kind.permits}/{kind.limit} {self.ttl!r}/{self.grace!r} {self.name}"
         object.__setattr__(self, "key", what)
         object.__setattr__(self, "certain", certain_until(0.0, self.ttl))
         object.__setattr__(self, "margin", margin(self.ttl))
@@ -136,7 +140,7 @@ class Claim(ABC):
     def __init__(self, request: Request) -> None:
         self.request: Request = request
         self.fixed: bool = False
-        """True if renewals only verify the hold instead of prolonging it."""
+        """True if renewals only verify the hold instead of prolonging it; set by the renewal scheduler."""
         self.contended_since: float | None = None
         """Since when, on the local clock, other clients are known to wait; set by :meth:`note_waiters`."""
         self.validity: object = None

@@ -304,7 +304,7 @@ class LocalQueue:
         if self._state is _ENDED:
             log_wake(self._request.name, WakeReason.CLOSED, own=True)
             raise closed_error()
-        if grant is not None and grant.until > (now := clock()):
+        if grant is not None and grant.until - self._request.grace > (now := clock()):
             self._begin(grant, now)
             return self._lend(options, now)
         if not wait:
@@ -450,7 +450,7 @@ class LocalQueue:
                 if grant is None:
                     self._wait_at_server()
                     return
-                if grant.until > (now := runtime.clock()):
+                if grant.until - self._request.grace > (now := runtime.clock()):
                     self._grant(grant, now)
                     return
                 self._replace_outdated()
@@ -477,7 +477,7 @@ class LocalQueue:
         if self._state is not _WAITING:
             return
         grant, now = self._claim.inbox.take(), self.runtime.clock()
-        if grant is None or grant.until <= now:
+        if grant is None or grant.until - self._request.grace <= now:
             self._request_in_background(again=True)
         else:
             self._grant(grant, now)
@@ -594,18 +594,19 @@ class LocalQueue:
     # --- the renewal scheduler reports
 
     def __call__(self, event: Event) -> None:
-        """Pass a loss, the end of ``max_hold``, or a request to release on to the hold.
+        """Pass a loss, or a request to release, on to the hold.
 
-        After a loss, tasks that wait request again. After ``max_hold``, the lock stays until the holder leaves or the ttl ends.
+        After a loss, tasks that wait request again. After ``max_hold`` or a loss with ``grace``, the lock stays until the
+        holder leaves or the ttl ends.
         The local queue itself is what its validity calls: a bound method of it would cost every acquire 444 instructions.
         """
         hold, validity = self._hold, self._validity
         if event.kind is EventKind.REQUESTED:
             if hold is not None:
                 hold.request(event.text)
-        elif event.reason == "max_hold":
+        elif validity is not None and not validity.over:
             if hold is not None:
-                hold.lose("max_hold")
+                hold.lose(event.reason)
         elif validity is not None:
             self._hold = None
             if hold is not None:

@@ -53,6 +53,7 @@ class Validity:
         "due",
         "end",
         "full",
+        "grace",
         "left",
         "limit",
         "over",
@@ -66,8 +67,8 @@ class Validity:
     def __init__(self, claim: Claim, grant: Grant, now: float, report: Callable[[Event], None]) -> None:
         self.claim: Claim = claim
         self.report: Callable[[Event], None] = report
-        """Called with the loss (from then on the server may grant the lock to another client), the end of ``max_hold``
-        (a loss for that reason, without a release), and each request to release."""
+        """Called with the loss and each request to release. While the validity is not ``over``, a loss is that of the holder:
+        by ``max_hold`` or ``grace``, earlier than the server may grant the lock to another client."""
         self.token: int = grant.token
         """The next token to give out."""
         self.left: int = grant.count
@@ -84,12 +85,18 @@ class Validity:
         """Its end if the claim is fixed, whatever the server answers."""
         self.queue: dict[Validity, None] | None = None
         """The queue of the renewal scheduler that it is in."""
-        self.until: float = grant.until
-        self.full: bool = grant.until - now >= FULL * claim.request.ttl
+        request = claim.request
+        self.grace: float = (grace := request.grace)
+        """Seconds by which the holder loses it before the server can grant it to another; 0 once that has happened."""
+        until = grant.until - grace
+        self.until: float = until
+        self.full: bool = grant.until - now >= FULL * request.ttl
         """False for a pushed grant, until its first renewal confirms it."""
         # As `_due`, in place, because every acquire does it.
-        due, soon = grant.until - 2 / 3 * claim.request.ttl, now + (grant.until - now) / 3
+        due, soon = until - 2 / 3 * request.ttl, now + (until - now) / 3
         self.due: float = max(soon, due)
+        if request.life != math.inf:
+            self._begin_life(now)
 
     @property
     def ttl(self) -> float:
@@ -106,16 +113,24 @@ class Validity:
         """True if the server is asked about it at all."""
         return self.renewed or self.claim.fixed
 
-    def extend(self, until: float, now: float) -> None:
-        """Prolong it to ``until``; it is due again when two thirds of a ttl are left."""
-        self.until = max(self.until, min(until, self.end))
+    def prolong(self, until: float, now: float) -> None:
+        """Take in that the server does not grant it to another before ``until``; it is due again when two thirds of a ttl are left."""
+        if self.renewed and self.claim.request.life != math.inf and until > now:
+            self._fix(now)
+        self.until = max(self.until, min(until, self.end) - self.grace)
         self.due = self._due(now)
 
-    def fix(self, end: float, now: float) -> None:
-        """Prolong it no more, but verify it until ``end``."""
-        self.renewed, self.claim.fixed, self.end = False, True, end
-        self.until = min(self.until, end)
-        self.due = self._due(now)
+    def _begin_life(self, now: float) -> None:
+        """Begin a life that is not prolonged: with this grant, or if it was pushed with the renewal that confirms it, at once."""
+        self.until = min(self.until, now + self.claim.request.life - self.grace)
+        self.due = now
+        if self.full:
+            self._fix(now)
+            self.due = self._due(now)
+
+    def _fix(self, now: float) -> None:
+        """Prolong it no more, but verify it."""
+        self.renewed, self.claim.fixed, self.end = False, True, now + self.claim.request.life
 
     def _due(self, now: float) -> float:
         if self.claim.fixed:
@@ -200,13 +215,6 @@ class RenewalScheduler:
             self._lift(validity)
             validity.limit = when
             self._settle(validity)
-
-    def stop_renewing(self, validity: Validity, seconds: float) -> None:
-        """Let a validity end by itself, in ``seconds`` at the latest; until then it is only verified."""
-        self._lift(validity)
-        now = self._clock()
-        validity.fix(now + seconds, now)
-        self._settle(validity)
 
     def learn(self, validity: Validity, grant: Grant) -> None:
         """Take in a grant that came by another request than a renewal."""
@@ -348,7 +356,7 @@ class RenewalScheduler:
             if validity.over:
                 continue
             if validity.until <= now:
-                self.lose(validity, "expired")
+                self._expire(validity)
             elif not validity.asks:
                 continue
             elif validity.limit <= now:
@@ -429,7 +437,7 @@ class RenewalScheduler:
         validity.full = True
         # An answer that arrives after its own end proves that the hold went on, but not that it still does.
         validity.asked = grant.until <= now and not claim.fixed
-        validity.extend(grant.until, now)
+        validity.prolong(grant.until, now)
         self._settle(validity)
 
     async def _listen(self) -> None:
@@ -443,7 +451,10 @@ class RenewalScheduler:
     def _react(self, event: Event) -> None:
         validity = None if event.claim is None else event.claim.validity
         if event.kind is EventKind.LOST and isinstance(validity, Validity):
-            self.lose(validity, event.reason)
+            if event.reason == "expired":
+                self._expire(validity)
+            else:
+                self.lose(validity, event.reason)
         elif event.kind is EventKind.REQUESTED and isinstance(validity, Validity):
             self._report(validity, event)
         elif event.kind is EventKind.DOUBT:
@@ -454,6 +465,16 @@ class RenewalScheduler:
             ]
             if doubtful:
                 self._ask(doubtful, self._clock())
+
+    def _expire(self, validity: Validity) -> None:
+        """Take in that the time of a holder is over; with ``grace``, the server keeps the lock until the block has ended, if not longer."""
+        if not validity.grace:
+            self.lose(validity, "expired")
+            return
+        self._lift(validity)
+        validity.until, validity.grace, validity.renewed = validity.until + validity.grace, 0.0, False
+        self._settle(validity)
+        self._report(validity, Event(EventKind.LOST, validity.claim, "expired"))
 
     def lose(self, validity: Validity, reason: LossReason) -> None:
         """End a validity and report it; the only place where that happens."""

@@ -6,6 +6,7 @@ One file, because what is acquired, what is given back and what is lost is decid
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -22,7 +23,7 @@ from aiolock.kinds.reentrant import ReentrantLock
 from aiolock.lease import Acquisition, Lease, hold_of
 from aiolock.lock import UNSET, Handle, Lock, Unset
 from aiolock.types import Kind, permits
-from aiolock.validation import OnLoss, check_on_loss, check_timeout
+from aiolock.validation import OnLoss, check_grace, check_on_loss, check_timeout
 
 __all__ = ["JointHold", "JointLease", "LockAll", "Part", "lock_all", "merged"]
 
@@ -85,10 +86,19 @@ def _both(one: Part, other: Part) -> Part:
         # A re-entrant lock serves for both: another one would refuse a task that is inside already.
         lock, kind = second, another.kind
     holds = [each.max_hold for each in (options, more) if each.max_hold is not None]
+    ttl, grace = min(request.ttl, another.ttl), max(request.grace, another.grace)
+    life = math.inf if math.inf == request.life == another.life else ttl
     on_loss: OnLoss = "cancel" if "cancel" in (options.on_loss, more.on_loss) else "signal"
     return Part(
         lock,
-        replace(request, kind=kind, ttl=min(request.ttl, another.ttl), fair=request.fair or another.fair),
+        replace(
+            request,
+            kind=kind,
+            ttl=ttl,
+            fair=request.fair or another.fair,
+            life=life,
+            grace=check_grace(grace, ttl),
+        ),
         LeaseOptions(min(holds, default=None), on_loss, options.template or more.template),
     )
 
@@ -216,6 +226,8 @@ class JointLease(Lease):
         """Ask for a full ttl of each part now. Raises and cancels as :meth:`Lease.renew` does."""
         hold = self._hold
         hold.home.runtime.guard()
+        for part in self.parts:
+            part._refuse_life()  # noqa: SLF001 - a lease as well
         if not hold.open:
             hold.check()
         for part in self.parts:
@@ -317,7 +329,8 @@ def lock_all(
     :param on_loss: ``"cancel"`` or ``"signal"`` (default: ``"cancel"`` if that is the option of any of them).
 
     They are sorted by name and family, so that two programs that want the same locks never wait for each other. The
-    same lock twice is one lock: write absorbs read, permits add up, the shortest ttl and ``max_hold`` count.
+    same lock twice is one lock: write absorbs read, permits add up, the shortest ttl and ``max_hold`` count, the longest
+    ``grace``, and ``renew=False``. Different locks keep their own: the lease is lost with the first of them that ends.
 
     Does no I/O. Raises :class:`ConfigError` for no locks, locks of several clients, permits that add up to more than the
     limit, and anything but a lock.

@@ -75,8 +75,8 @@ class ReentrantLock(Lock):
     The owner is the task: tasks that it starts do not inherit the hold, and two lock objects of one name in one task
     share it. Inside its own hold a task acquires at once, without I/O, and gets :class:`LockLost` if that hold is not
     certain any more. Every acquire needs its release; the last one gives the lock back. All levels have one token, and
-    if the hold is lost, every level raises :class:`LockLost`. ``ttl``, ``max_hold`` and ``label`` are those of the first
-    level, and ``release(keep=…)`` counts at the last.
+    if the hold is lost, every level raises :class:`LockLost`. ``ttl``, ``renew``, ``grace``, ``max_hold`` and ``label`` are
+    those of the first level, and ``release(keep=…)`` counts at the last. A further level prolongs nothing.
     """
 
     __slots__ = ()

@@ -252,15 +252,16 @@ async def test_a_job_that_is_not_renewed_is_told_that_the_server_forgot_its_hold
 
 
 async def test_verifying_prolongs_nothing(deployment, client, rival):
-    lock = client.lock("x", ttl=deployment.ttl_of(deployment.seconds(2)))
+    lock = client.lock("x", ttl=deployment.ttl_of(deployment.seconds(2)), renew=False)
     lease = await lock.acquire()
     try:
-        await lease.renew()
-        client._runtime.scheduler.stop_renewing(lease._hold.validity, lease.ttl)
-        term, [holder] = lease._hold.validity, (await rival.lock("x").inspect()).holders
+        term, scheduler = lease._hold.validity, client._runtime.scheduler
+        await until(lambda: term.claim.fixed)
+        assert lease.remaining() > 0
+        [holder] = (await rival.lock("x").inspect()).holders
         for _ in range(3):
             end, before = term.until, asyncio.get_running_loop().time()
-            await lease.renew()
+            await scheduler.renew(term)
             assert lease.held
             assert term.until <= term.end
             if "keep" in client.capabilities:

@@ -162,8 +162,7 @@ async def test_a_reader_that_died_costs_only_itself(deployment, client, rival):
         # Its hold lives as long as its session, and tests of sessions are elsewhere.
         return
     alive = await rival.rwlock("x").read().acquire()
-    silent = await client.rwlock("x").read(ttl=deployment.seconds(0.3), on_loss="signal").acquire()
-    client._runtime.scheduler.stop_renewing(silent._hold.validity, PATIENCE)
+    silent = await client.rwlock("x").read(ttl=deployment.seconds(0.3), renew=False).acquire()
     writer = asyncio.create_task(rival.rwlock("x").write().acquire())
     assert await silent.wait_lost() == "expired"
 

@@ -179,8 +179,8 @@ async def test_the_permits_of_a_holder_that_died_come_back(deployment, client, r
     if not deployment.prolongs:
         # Its hold lives as long as its session, and tests of sessions are elsewhere.
         return
-    silent = await client.semaphore("x", 2, ttl=deployment.seconds(0.3), on_loss="signal").acquire(permits=2)
-    client._runtime.scheduler.stop_renewing(silent._hold.validity, PATIENCE)
+    semaphore = client.semaphore("x", 2, ttl=deployment.seconds(0.3), renew=False)
+    silent = await semaphore.acquire(permits=2)
     async with asyncio.timeout(PATIENCE):
         lease = await rival.semaphore("x", 2).acquire()
     assert not silent.held

@@ -11,7 +11,8 @@ from typing import assert_type
 
 import redis.asyncio
 
-from aiolock import Client, connect, portal
+from aiolock import Client, Lock, Semaphore, connect, portal
+from aiolock.decorators import Locked
 
 
 def addresses() -> None:
@@ -24,3 +25,16 @@ def addresses() -> None:
     connect(7)  # type: ignore[arg-type]
     connect("memory://", lazy="yes")  # type: ignore[arg-type]
     connect("memory://", wait_for_server=None)  # type: ignore[arg-type]
+
+
+def lifetimes(client: Client, sync: portal.SyncClient) -> None:
+    """Options about the life of a hold, of every kind of lock."""
+    assert_type(client.lock("a", renew=False, grace=1.5), Lock)
+    assert_type(client.semaphore("a", 3, renew=True, grace=1), Semaphore)
+    assert_type(client.locked("a", renew=False), Locked)
+    assert_type(sync.lock("a", renew=False, grace=None), portal.SyncLock)
+    client.rwlock("a").read(renew=False)
+    client.election("a", renew=False, grace=2)
+    sync.election("a", renew=False, grace=2)
+    client.lock("a", renew=None)  # type: ignore[arg-type]
+    client.lock("a", grace="2")  # type: ignore[arg-type]

@@ -364,6 +364,7 @@ async def test_an_option_that_there_is_not_is_told_with_those_that_there_are(cli
         with pytest.raises(TypeError) as caught:
             ask(client, {"ttl": 3, wrong: 3})
         assert str(caught.value) == (
-            f"{method}() got an unexpected keyword argument '{wrong}': it takes ttl, timeout, max_hold, label, fair, on_loss"
+            f"{method}() got an unexpected keyword argument '{wrong}': it takes ttl, timeout, renew, grace, max_hold, label, "
+            "fair, on_loss"
         )
     ask(client, {"ttl": 3, "timeout": 0, "on_loss": "signal", "fair": True, "max_hold": 9, "label": "x"})

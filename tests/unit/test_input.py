@@ -171,6 +171,30 @@ async def test_fair(make, value):
         make("a", fair=value)
 
 
+@each(NOT_FLAGS)
+async def test_renew(make, value):
+    with refuses("renew"):
+        make("a", renew=value)
+
+
+@each([*NOT_SECONDS, 3.334, 10])
+async def test_grace(make, value):
+    with refuses("grace"):
+        make("a", ttl=10, grace=value)
+
+
+async def test_a_grace_leaves_room_in_the_ttl_of_the_client(make, spy):
+    make("a", grace=10)
+    with refuses("grace"):
+        make("a", grace=10.1)
+    with refuses("grace"):
+        spy.locked("order:{order_id}", grace=10.1)
+    with refuses("grace"):
+        spy.election("a", grace=10.1)
+    with refuses("grace"):
+        aiolock.lock_all(spy.lock("a", ttl=20, grace=6), spy.lock("a", ttl=10))
+
+
 @each(NOT_TEXT)
 async def test_label_of_a_lock(make, value):
     with refuses("label"):

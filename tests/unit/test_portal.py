@@ -220,6 +220,15 @@ def test_max_hold_ends_a_lease(client):
         assert lease.wait_lost() == "max_hold"
 
 
+def test_a_hold_that_is_not_renewed_ends_by_itself(client):
+    lease = client.lock("a", ttl=0.3, renew=False, grace=0.1).acquire()
+    assert lease.remaining() < 0.2
+    with pytest.raises(TypeError, match="renew=False"):
+        lease.renew()
+    assert lease.wait_lost() == "expired"
+    lease.release()
+
+
 def test_wait_lost_ends_with_its_timeout_or_the_release(client):
     lease = client.lock("a").acquire()
     assert lease.wait_lost(timeout=0.01) is None

@@ -11,6 +11,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextvars import copy_context
+from dataclasses import replace
 from itertools import pairwise
 from random import Random
 from typing import Any, Self
@@ -118,8 +119,8 @@ class Stage:
             await asyncio.Event().wait()
         return [self.answer(claim) for claim in claims]
 
-    def hold(self, ttl: float = TTL, granted_for: float | None = None) -> Validity:
-        claim = Asked(Request("x", MUTEX, ttl, "me"))
+    def hold(self, ttl: float = TTL, granted_for: float | None = None, **more: float) -> Validity:
+        claim = Asked(Request("x", MUTEX, ttl, "me", **more))
         until = certain_until(self.clock(), ttl if granted_for is None else granted_for)
         validity = Validity(
             claim, Grant(1, 1, until, demand=False), self.clock(), lambda event: self.report(validity, event)
@@ -391,8 +392,7 @@ def test_work_that_sleeps_through_the_end_of_its_lease_in_a_stop_does_not_go_on(
 
 @staged
 async def test_a_hold_that_is_not_renewed_is_verified_and_ends_at_its_time(stage):
-    validity, day = stage.hold(ttl=600.0), 600.0
-    stage.scheduler.stop_renewing(validity, day)
+    validity = stage.hold(ttl=600.0, life=600.0)
     until = validity.until
     stage.answer = lambda claim: Grant(1, 0, NEVER, demand=False)
     await asyncio.sleep(500)
@@ -415,8 +415,7 @@ async def test_a_hold_that_is_not_renewed_is_verified_and_ends_at_its_time(stage
 @staged
 async def test_a_hold_that_is_not_renewed_and_lives_in_a_session_ends_at_its_time(stage):
     """The ttl is that of the session, which each answer shows to be alive for some more time."""
-    validity = stage.hold(ttl=10.0)
-    stage.scheduler.stop_renewing(validity, 100.0)
+    stage.hold(ttl=10.0, life=100.0)
     await asyncio.sleep(95)
     assert not stage.lost
     await asyncio.sleep(10)
@@ -426,14 +425,84 @@ async def test_a_hold_that_is_not_renewed_and_lives_in_a_session_ends_at_its_tim
 
 @staged
 async def test_a_hold_that_is_not_renewed_is_lost_when_the_server_says_so(stage):
-    validity = stage.hold(ttl=600.0)
-    stage.scheduler.stop_renewing(validity, 600.0)
+    validity = stage.hold(ttl=600.0, life=600.0)
     stage.answer = lambda claim: BackendUnavailable("not now")
     await asyncio.sleep(2 * VERIFIED)
     assert not stage.lost
     stage.answer = lambda claim: "revoked"
     await asyncio.sleep(VERIFIED)
     assert [(lost, reason) for _, lost, reason in stage.lost] == [(validity, "revoked")]
+
+
+@staged
+async def test_a_pushed_hold_that_is_not_renewed_is_confirmed_at_once_and_once(stage):
+    validity = stage.hold(ttl=600.0, granted_for=60.0, life=600.0)
+    stage.answer = lambda claim: replace(stage.yes(claim), until=NEVER) if claim.fixed else stage.yes(claim)
+    assert not validity.claim.fixed
+    await asyncio.sleep(SOON)
+    assert len(stage.asked) == 1
+    assert validity.claim.fixed
+    until = validity.until
+    assert until == pytest.approx(certain_until(stage.start, 600.0), abs=SOON)
+    await asyncio.sleep(500)
+    assert len(stage.asked) > 10
+    assert validity.until == until, "verifying has prolonged it"
+    assert stage.scheduler.renewals == 1
+
+
+@staged
+async def test_a_pushed_hold_that_is_not_renewed_and_not_confirmed_ends_with_its_window(stage):
+    validity = stage.hold(ttl=600.0, granted_for=60.0, life=600.0)
+    stage.answer = lambda claim: BackendUnavailable("not now")
+    until = validity.until
+    await asyncio.sleep(61)
+    [(when, lost, reason)] = stage.lost
+    assert (lost, reason) == (validity, "expired")
+    assert when == pytest.approx(until - stage.start, abs=SOON)
+
+
+@staged
+async def test_a_session_that_lives_longer_does_not_prolong_a_short_life(stage):
+    stage.hold(ttl=100.0, granted_for=50.0, life=10.0)
+    stage.answer = lambda claim: BackendUnavailable("not now")
+    await asyncio.sleep(20)
+    [(when, _, reason)] = stage.lost
+    assert (reason, when) == ("expired", pytest.approx(10.0, abs=SOON))
+
+
+# --- holds that are lost earlier than they have to
+
+
+@staged
+async def test_a_hold_with_grace_is_renewed_in_time_and_lost_so_much_earlier(stage):
+    validity = stage.hold(grace=TTL / 3)
+    assert validity.until == pytest.approx(certain_until(stage.start, TTL) - TTL / 3)
+    await asyncio.sleep(10 * TTL)
+    assert not stage.lost
+    stage.silent = True
+    last, _ = stage.asked[-1]
+    end = validity.until
+    assert end - stage.start == pytest.approx(certain_until(last, TTL) - TTL / 3, abs=SOON)
+    await asyncio.sleep(end - stage.clock() + SOON)
+    assert not validity.over, "the server keeps it until the block has ended"
+    assert len(stage.lost) == 1
+    await asyncio.sleep(TTL)
+    assert validity.over
+    assert [(lost, reason) for _, lost, reason in stage.lost] == 2 * [(validity, "expired")]
+    times = [when for when, _, _ in stage.lost]
+    assert times == pytest.approx([end - stage.start, end + TTL / 3 - stage.start], abs=SOON)
+
+
+@staged
+async def test_a_hold_with_grace_that_is_not_renewed_is_lost_so_much_earlier(stage):
+    validity = stage.hold(ttl=90.0, life=90.0, grace=30.0)
+    stage.answer = lambda claim: Grant(1, 0, NEVER, demand=False)
+    until = validity.until
+    assert until == pytest.approx(certain_until(stage.start, 90.0) - 30.0)
+    await asyncio.sleep(90)
+    times = [when for when, _, _ in stage.lost]
+    assert times == pytest.approx([until - stage.start, until + 30.0 - stage.start], abs=SOON)
+    assert validity.until == until + 30.0
 
 
 @staged

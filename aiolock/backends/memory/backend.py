@@ -213,7 +213,10 @@ class MemoryClaim(Downgrade):
     async def downgrade(self) -> Grant:
         """Turn the write hold into a read hold."""
         sent = self.context.clock()
-        answer = await self.context.ask(lambda machine, now: machine.downgrade(self.key, self.stored, now))
+        prolong = not self.fixed
+        answer = await self.context.ask(
+            lambda machine, now: machine.downgrade(self.key, self.stored, now, prolong=prolong)
+        )
         if answer is None:
             raise LockLost(self.request.name, "revoked")
         self.request = replace(self.request, kind=READ)
@@ -245,7 +248,8 @@ class MemoryClaim(Downgrade):
 
     def granted(self, answer: Answer, sent: float) -> Grant:
         """Return the grant in an answer to a request that was sent at ``sent``."""
-        return Grant(answer.token, answer.count, certain_until(sent, answer.seconds), answer.demand)
+        until = NEVER if self.fixed else certain_until(sent, answer.seconds)
+        return Grant(answer.token, answer.count, until, answer.demand)
 
 
 # --- the backend
@@ -343,8 +347,7 @@ class MemoryBackend(Administration, RegisterStore, Diagnosis):
                 continue
             if answer.asked is not None:
                 self._request(claim, answer.asked)
-            grant = claim.granted(answer, sent)
-            renewals.append(replace(grant, until=NEVER) if claim.fixed else grant)
+            renewals.append(claim.granted(answer, sent))
         return renewals
 
     # --- events

@@ -11,7 +11,7 @@ from aiolock.backends.mysql.context import BLOCK, hexed, quote
 from aiolock.backends.mysql.decisions import Action, Outcome, PendingDecision, Transaction
 from aiolock.backends.mysql.listener import ListeningClaim
 from aiolock.backends.mysql.shared import FORCED, HELD, Sharing
-from aiolock.core.backend import Grant, Release, Request, claim_time
+from aiolock.core.backend import NEVER, Grant, Release, Request, claim_time
 from aiolock.core.capabilities import Downgrade
 from aiolock.errors import ConfigError, LockLost, shorten
 from aiolock.types import READ
@@ -157,14 +157,16 @@ class SharedClaim(ListeningClaim, Downgrade):
         return await self.context.within(self._downgrade())
 
     async def _downgrade(self) -> Grant:
-        words = self._words() | {"owner": quote(self.owner)}
+        fixed = self.fixed
+        words = self._words() | {"owner": quote(self.owner), "prolong": int(not fixed)}
         outcome = await self._sharing.decide(self.key, Transaction(["downgrade"], [], words, [self.owner]))
         state, token = outcome.stand.get(self.owner, ABSENT)
         if state != HELD:
             raise LockLost(self.request.name, "revoked")
         self.request = replace(self.request, kind=READ)
         self.block = 1
-        return self.granted(token, outcome.sent)
+        grant = self.granted(token, outcome.sent)
+        return replace(grant, until=NEVER) if fixed else grant
 
     # --- leaving
 

@@ -116,11 +116,11 @@ class QuorumBackend(Administration, Diagnosis):
     def _weakened(self, claim: QuorumClaim) -> None:
         """Report the loss in time if the remaining votes are certain for less time than the grant promised the holder."""
         if not claim.given_back and claim.lost() is None and claim.until < claim.promised:
-            now = self.settings.clock()
-            if claim.until <= now:
+            left = claim.until - claim.request.grace - self.settings.clock()
+            if left <= 0:
                 self.events.put(Event(EventKind.LOST, claim, "expired"))
             else:
-                asyncio.get_running_loop().call_later(claim.until - now, self._weakened, claim)
+                asyncio.get_running_loop().call_later(left, self._weakened, claim)
 
     # --- events
 

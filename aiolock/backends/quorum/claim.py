@@ -19,7 +19,7 @@ from enum import Enum
 from aiolock.backends.quorum.members import Member, Members
 from aiolock.backends.quorum.rules import certain
 from aiolock.clock import Deadline
-from aiolock.core.backend import Claim, Grant, Release, Renewal, Request, claim_time
+from aiolock.core.backend import NEVER, Claim, Grant, Release, Renewal, Request, claim_time
 from aiolock.core.capabilities import Downgrade
 from aiolock.core.inbox import WakeReason
 from aiolock.core.logs import Log, get_logger
@@ -449,12 +449,15 @@ class QuorumClaim(Downgrade):
 
     async def downgrade(self) -> Grant:
         """Downgrade every vote: return when a majority has answered and the others had as much time again."""
-        sent = self._now
+        sent, fixed = self._now, self.fixed
 
         def confirmed() -> Grant | None:
             # A vote that was pushed meanwhile may be certain for less time than was promised: it replaces no other.
             grant = self.renewed(sent)
-            return grant if grant is not None and grant.until >= self.promised else None
+            return grant if grant is not None and (fixed or grant.until >= self.promised) else None
+
+        for vote in self.votes:
+            vote.claim.fixed = fixed
 
         steps = [
             self.members.tasks.spawn(vote.downgrade(sent), "aiolock-quorum-downgrade")
@@ -474,6 +477,9 @@ class QuorumClaim(Downgrade):
             raise self.failure()
         if self.request.kind != READ:
             self.request = replace(self.request, kind=READ)
+        if fixed:
+            # Without the vote of a member that did not answer it would be certain for less time than was promised.
+            return Grant(self._token, 1, NEVER, grant.demand)
         # A member that did not answer goes on refusing readers: its vote is given back.
         for number, vote in enumerate(self.votes):
             if vote.sent < sent:

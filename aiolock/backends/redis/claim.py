@@ -13,7 +13,7 @@ from aiolock.backends.redis.connection import Pairing
 from aiolock.backends.redis.errors import NotSent
 from aiolock.backends.redis.waiting import Waiter, Wakeups
 from aiolock.clock import Clock, Deadline
-from aiolock.core.backend import Claim, Grant, Release, Request
+from aiolock.core.backend import NEVER, Claim, Grant, Release, Request
 from aiolock.core.capabilities import Downgrade
 from aiolock.errors import (
     BackendError,
@@ -117,7 +117,11 @@ class RedisClaim(Claim):
         context = self._context
         clock = context.clock
         inbox = self._inbox
-        if inbox is not None and (pushed := inbox.take()) is not None and pushed.until > clock():
+        if (
+            inbox is not None
+            and (pushed := inbox.take()) is not None
+            and pushed.until - self.request.grace > clock()
+        ):
             return pushed
         if self._waiter is not None:
             self._waiter.placed = False
@@ -291,9 +295,10 @@ class SharedClaim(RedisClaim, Downgrade):
     __slots__ = ()
 
     async def downgrade(self) -> Grant:
-        """Send one script; the read hold stands for a full ttl from then."""
-        sent = self._context.clock()
-        answer = await self._context.commands.downgrade(self.request, self.number)
+        """Send one script; the read hold stands for a full ttl from then, unless it is fixed."""
+        sent, fixed = self._context.clock(), self.fixed
+        ttl = 0.0 if fixed else self.request.ttl
+        answer = await self._context.commands.downgrade(self.request, self.number, ttl)
         if (pairing := self._context.pairing) is not None:
             pairing.latest = answer[-1] if len(answer) == 2 else answer[3], sent, pairing.received
         if answer[0] != 1:
@@ -302,7 +307,8 @@ class SharedClaim(RedisClaim, Downgrade):
         if self.request.kind != READ:
             self.request = replace(self.request, kind=READ)
         self._context.wakeups.served(self.key, claim)
-        return self._granted(token, 1, sent + self.request.certain, demand=waiting != 0)
+        until = NEVER if fixed else sent + self.request.certain
+        return self._granted(token, 1, until, demand=waiting != 0)
 
 
 class Released:

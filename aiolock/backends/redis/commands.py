@@ -291,9 +291,9 @@ class Commands:
         """Ask the holders to release, now and with their next renewals."""
         return self._call("request_release", (key,), reason)
 
-    def downgrade(self, request: Request, number: int) -> Reply:
-        """Turn a write hold into a read hold."""
-        words = self.request_id(number), round(request.ttl * 1000), self.tokens.highest
+    def downgrade(self, request: Request, number: int, ttl: float) -> Reply:
+        """Turn a write hold into a read hold, for another ``ttl`` (0 prolongs nothing)."""
+        words = self.request_id(number), round(ttl * 1000), self.tokens.highest
         return self._send("downgrade", request, *words)
 
     def limit(self, key: str, limit: int) -> Reply:

@@ -98,7 +98,7 @@ class RowClaim(CanDowngrade):
             if (
                 self._inbox is not None
                 and (grant := self._inbox.take()) is not None
-                and grant.until > context.clock()
+                and grant.until - self.request.grace > context.clock()
             ):
                 return grant
             if (waiting := self._member) is not None and (error := waiting.refused) is not None:

@@ -171,13 +171,16 @@ class Machine:
             hold.deadline = now + request.ttl
         return Answer(hold.token, 0, request.ttl, bool(lock.queue), asked=hold.asked)
 
-    def downgrade(self, key: Key, request: StoredRequest, now: float) -> Answer | None:
-        """Make a write hold a read hold, with a full ttl from now; ``None`` if there is none."""
+    def downgrade(
+        self, key: Key, request: StoredRequest, now: float, *, prolong: bool = True
+    ) -> Answer | None:
+        """Make a write hold a read hold, and prolong it to its full ttl from now or not; ``None`` if there is none."""
         lock = self._at(key, now)
         if (hold := lock.holds.get(request.id)) is None:
             return None
         hold.request = replace(request, mode="read", block=1)
-        hold.deadline = now + request.ttl
+        if prolong:
+            hold.deadline = now + request.ttl
         self._serve(key, lock, now)
         return Answer(hold.token, 1, request.ttl, bool(lock.queue))
 

@@ -33,7 +33,7 @@ from aiolock.backends.zookeeper.session import Session
 from aiolock.backends.zookeeper.url import parse
 from aiolock.core.backend import Claim, Event, EventKind, Grant, Renewal, Request, Settings
 from aiolock.core.capabilities import Administration, Diagnosis, RegisterStore
-from aiolock.errors import BackendUnavailable, UnsupportedKind
+from aiolock.errors import BackendUnavailable, ConfigError, UnsupportedKind
 from aiolock.types import LOCK_FAMILIES, Family, Finding, Holder, LockInfo, Waiting
 
 __all__ = ["ZooKeeperBackend"]
@@ -180,6 +180,11 @@ class ZooKeeperBackend(Administration, RegisterStore, Diagnosis):
         kind = request.kind
         if self._simple and kind.shareable:
             raise UnsupportedKind(f"{kind.mode.value} lock", self.name, "recipe=simple has the mutex only")
+        if request.grace > (most := self.session.timeout / 6):
+            raise ConfigError(
+                f"grace must be at most a sixth of the session timeout here, {most:g}, not {request.grace:g}: between two "
+                "heartbeats a hold is certain for little more than a third of it"
+            )
         recipe = QueueClaim
         if self._simple:
             recipe = SimpleClaim

@@ -676,7 +676,10 @@ async def test_what_cannot_be_is_refused_before_any_io():
     for connection in (object(), "connection", 7):
         with pytest.raises(ConfigError, match="aiomysql"):
             client.lock("x", connection=connection)
-    for options in ({"ttl": 3}, {"fair": True}, {"max_hold": 3}, {"on_loss": "signal"}):
+    for options in (
+        *({"ttl": 3}, {"fair": True}, {"max_hold": 3}, {"on_loss": "signal"}),
+        *({"renew": False}, {"grace": 1}),
+    ):
         with pytest.raises(ConfigError, match=next(iter(options))):
             client.lock("x", connection=object(), **options)
     for url in ("mysql://u@h/db", "mysql://u@h/db?mode=session", "memory://"):

@@ -89,7 +89,8 @@ DELETE FROM {requests} WHERE owner = {owner} AND state <> 4
 
 -- name: downgrade
 -- A write hold becomes a read hold; its token stays.
-UPDATE {requests} SET mode = 'read', weight = 1, state = 2, expires_at = UTC_TIMESTAMP(6) + INTERVAL ttl MICROSECOND
+UPDATE {requests} SET mode = 'read', weight = 1, state = 2,
+  expires_at = IF({prolong}, UTC_TIMESTAMP(6) + INTERVAL ttl MICROSECOND, expires_at)
 WHERE owner = {owner} AND state IN (1, 2)
 
 -- name: force_out

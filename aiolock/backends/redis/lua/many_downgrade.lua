@@ -1,9 +1,9 @@
 -- many_downgrade: turn a write hold into a read hold, and grant the readers who are next.
--- KEYS[1] the lock. ARGV: 1 request, 2 ttl ms, 3 floor.
+-- KEYS[1] the lock. ARGV: 1 request, 2 ttl ms, or 0 to prolong nothing, 3 floor.
 -- Returns {1, token, tokens, server µs, others wait, ms of the shortest confirmation window (or -1)}, {0, server µs} if the hold is
 -- gone, or {-1, server µs} if it was taken by force.
 -- Safe: one atomic step, so there is no moment at which it is neither; asking again finds it done. It stands for a full ttl
--- from then. Begins with a write that needs no memory.
+-- from then, unless it is not prolonged. Begins with a write that needs no memory.
 local lock, request = KEYS[1], ARGV[1]
 local f = redis.call('HMGET', lock, 'h:' .. request, 'used', 'limit', 'keep', 'z:' .. request)
 local t = redis.call('TIME')
@@ -13,9 +13,11 @@ if not f[1] then return {f[5] and -1 or 0, now} end
 -- include positions
 -- include many_hold
 -- include many_serve
-local weight, token, count, since, label = string.match(f[1], '^%d+ %d (%d+) (%d+) (%d+) (%d+) %d+ (.*)$')
+local ends, weight, token, count, since, ttl, label =
+  string.match(f[1], '^(%d+) %d (%d+) (%d+) (%d+) (%d+) (%d+) (.*)$')
+if ARGV[2] ~= '0' then ends, ttl = now + ARGV[2] * 1000, ARGV[2] end
 redis.call('HDEL', lock, 'h:' .. request)
-hold(lock, request, now + ARGV[2] * 1000, 0, 1, token, count, since, ARGV[2], label)
+hold(lock, request, ends, 0, 1, token, count, since, ttl, label)
 local used = f[2] - weight + 1
 redis.call('HSET', lock, 'used', used)
 stay(lock, ARGV[2] + (f[4] or 60000))
