@@ -5,7 +5,9 @@
 SHELL := bash
 PYTHON ?= python3
 # Servers that `make servers` installs and the tests start
-SERVERS ?= redis mariadb postgresql zookeeper memcached etcd
+SERVERS ?= redis mariadb postgresql zookeeper memcached etcd mongodb-standin
+# What is no stand-in
+REAL = $(filter-out %-standin,$(SERVERS))
 # Other Pythons that `make pythons` looks for
 PYTHONS ?= 3.12 3.13
 # Parts of `make matrix`, as tests/matrix.sh explains them; the servers are downloaded to ~/.cache/aiolock
@@ -18,7 +20,7 @@ BENCH_ARGS ?= all
 RUN := .venv/bin/python
 INSTALL := $(RUN) -m pip install --quiet --editable
 
-.PHONY: help check demo demo-flash-sale test coverage test-under-load lint types pythons oldest newest matrix docs bench scoreboard servers clean distclean
+.PHONY: help check demo demo-flash-sale test mongodb coverage test-under-load lint types pythons oldest newest matrix docs bench scoreboard servers clean distclean
 
 # Prints the comments that begin with `##`
 help:
@@ -43,13 +45,18 @@ demo-flash-sale: .venv/dev.stamp
 test: .venv/dev.stamp .venv-arq/arq.stamp servers
 	AIOLOCK_SERVERS="$(SERVERS)" PYTHON="$(RUN)" tests/all.sh $(PYTEST_ARGS)
 
+## make mongodb           all tests of MongoDB on a real one: URL=mongodb://user:password@host/database?replicaSet=rs0 (15 min)
+mongodb: .venv/dev.stamp
+	AIOLOCK_WHOLE_CONTRACT=1 AIOLOCK_SERVERS= PYTHONASYNCIODEBUG=1 $(RUN) -m pytest --mongodb-url="$(URL)" -k mongodb \
+		tests/contract tests/backends/mongodb $(PYTEST_ARGS)
+
 ## make coverage          the same, and the lines and branches of the library that no test reaches (28 min)
 coverage: export COVERAGE := 1
 coverage: test
 
 ## make test-under-load   unit tests and contract beside eight busy processes per core (40 min)
 test-under-load: .venv/dev.stamp servers
-	AIOLOCK_SERVERS="$(SERVERS)" PYTHON="$(RUN)" tests/under_load.sh $(PYTEST_ARGS)
+	AIOLOCK_SERVERS="$(REAL)" PYTHON="$(RUN)" tests/under_load.sh $(PYTEST_ARGS)
 
 ## make lint              ruff (5 s)
 lint: .venv/dev.stamp
@@ -67,7 +74,7 @@ types: .venv/dev.stamp
 
 ## make pythons           the contract with the other Pythons of this machine (less than matrix, which has it)
 pythons: servers
-	AIOLOCK_SERVERS="$(SERVERS)" tests/pythons.sh $(PYTHONS)
+	AIOLOCK_SERVERS="$(REAL)" tests/pythons.sh $(PYTHONS)
 
 ## make oldest | newest   tests with the oldest or newest drivers and frameworks that pyproject.toml admits (less than matrix, which has both)
 oldest newest: .venv-arq/arq.stamp servers
@@ -76,7 +83,7 @@ oldest newest: .venv-arq/arq.stamp servers
 ## make matrix            other Pythons, servers and dependencies, eager tasks, benchmarks --gate (90 min)
 # SERVERS is what the other Pythons are tested with, MATRIX says what is tested
 matrix: .venv/dev.stamp .venv/bench.stamp servers
-	AIOLOCK_SERVERS="$(SERVERS)" PYTHON="$(RUN)" PYTHONS="$(PYTHONS)" tests/matrix.sh $(MATRIX)
+	AIOLOCK_SERVERS="$(REAL)" PYTHON="$(RUN)" PYTHONS="$(PYTHONS)" tests/matrix.sh $(MATRIX)
 
 ## make docs              the documentation, in build/docs, without dead links (1 min)
 docs: .venv/docs.stamp

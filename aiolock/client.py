@@ -97,7 +97,7 @@ def connect(
         ``redis+sentinel://h1:26379,h2:26379,h3:26379/service/0`` (the primary that Sentinels name),
         ``redis+cluster://h1:7000,h2:7000,h3:7000`` (some nodes of a cluster),
         ``zookeeper://h1:2181,h2:2181,h3:2181``, ``mysql://user:password@host:3306/database``,
-        ``postgresql://user:password@host:5432/database``, ``etcd://h1:2379,h2:2379,h3:2379``, ``sqlite:///path`` or
+        ``postgresql://user:password@host:5432/database``, ``etcd://h1:2379,h2:2379,h3:2379``, ``mongodb://h1,h2,h3/database?replicaSet=rs0``, ``sqlite:///path`` or
         ``memcached://h1:11211,h2:11211`` (for efficiency only). A list of several independent Redis servers makes a quorum
         (Redlock). Messages never show a password.
         Or an application's own ``redis.asyncio.Redis``: the same server, credentials and TLS, on connections of this client.

@@ -35,6 +35,7 @@ __all__ = [
     "BarrierBroken",
     "ConfigError",
     "DeadlockDetected",
+    "ExperimentalWarning",
     "InvalidName",
     "LockError",
     "LockLost",
@@ -44,6 +45,11 @@ __all__ = [
     "UnsupportedKind",
     "WaitTimeout",
 ]
+
+
+class ExperimentalWarning(UserWarning):
+    """The backend that was connected to was not tested with its server: :func:`warnings.filterwarnings` hides it."""
+
 
 LossReason = Literal["expired", "revoked", "session", "max_hold", "force-released", "closed", "transaction"]
 

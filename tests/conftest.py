@@ -45,12 +45,19 @@ PREVIEWS = {
     "etcd": "backends/etcd",
     "mariadb": "backends/mysql",
     "memcached": "backends/memcached",
+    "mongodb": "backends/mongodb",
     "postgresql": "backends/postgresql",
     "zookeeper": "backends/zookeeper",
 }
 """Servers whose backends are in preview: their tests run when the run is about them, and the header says so."""
 
-collect_ignore = [folder for server, folder in PREVIEWS.items() if server not in SERVERS]
+
+def not_about() -> list[str]:
+    """The servers that this run is not about; what stands in for one counts for it."""
+    return [server for server in PREVIEWS if not {server, f"{server}-standin"} & SERVERS]
+
+
+collect_ignore = [PREVIEWS[server] for server in not_about()]
 
 GRACE = 5.0
 """Seconds for tasks to end that were told to end; they are counted, not raced."""
@@ -85,7 +92,13 @@ class Complaints(logging.Handler):
         self.lines.append(line)
 
 
-URLS = {"redis": "redis", "zookeeper": "zookeeper", "mysql": "mariadb", "postgresql": "postgresql"}
+URLS = {
+    "redis": "redis",
+    "zookeeper": "zookeeper",
+    "mysql": "mariadb",
+    "postgresql": "postgresql",
+    "mongodb": "mongodb",
+}
 """Options that name a server that is there already, and which server of `SERVERS` it stands for."""
 
 
@@ -155,7 +168,7 @@ def pytest_configure(config):
         if url := config.getoption(f"--{option}-url", default=None):
             EXTERNAL[server] = url
             SERVERS.add(server)
-    collect_ignore[:] = [folder for server, folder in PREVIEWS.items() if server not in SERVERS]
+    collect_ignore[:] = [PREVIEWS[server] for server in not_about()]
     try:
         if MYSQLD:
             mysqld()
@@ -179,7 +192,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_report_header(config):
-    others = sorted(set(PREVIEWS) - SERVERS)
+    others = not_about()
     note = f"; not about {', '.join(others)} (make test SERVERS=...)" if others else ""
     lines = [f"servers: this run is about memory, {', '.join(sorted(SERVERS))}{note}"]
     if MYSQLD and "mariadb" not in EXTERNAL:

@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# Installs by apt what the tests need and this machine lacks: tests/install.sh [redis] [mariadb] [postgresql] [postgresql15] [zookeeper] [memcached] [etcd] [pythonX.Y-venv]
+# Installs by apt what the tests need and this machine lacks: tests/install.sh [redis] [mariadb] [postgresql] [postgresql15] [zookeeper] [memcached] [etcd] [mongodb-standin] [pythonX.Y-venv]
 #
 # `mysql9.7` and `mariadb11.8` are not installed, but downloaded to a folder of the user's: see tests/sid.sh.
+# The stand-in for MongoDB comes from the package index, into an environment of its own: it is no dependency of this library.
 # No daemon is started: the tests run private servers of their own. Nothing is asked for, and nothing is done, when all
 # is there already.
 set -euo pipefail
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
 
-packages=()
+packages=() standin=
 has() { command -v "$1" >/dev/null; }
 for wanted in "$@"; do
     case $wanted in
@@ -38,14 +39,27 @@ for wanted in "$@"; do
             has pgbouncer || packages+=(pgbouncer)
             ;;
         postgresql15) [ -x /usr/lib/postgresql/15/bin/postgres ] || packages+=(postgresql-15) ;;
+        mongodb-standin) [ -e .venv-mongodb/installed ] || standin=yes ;;
         mysql9.7 | mariadb11.8) "$(dirname "$0")/sid.sh" "$wanted" >/dev/null ;;
         python3.*-venv) packages+=("$wanted") ;;
         *)
-            echo "$0: '$wanted' is none of redis, mariadb, postgresql, postgresql15, zookeeper, memcached, etcd, mysql9.7, mariadb11.8, pythonX.Y-venv" >&2
+            echo "$0: '$wanted' is none of redis, mariadb, postgresql, postgresql15, zookeeper, memcached, etcd, mongodb-standin, mysql9.7, mariadb11.8, pythonX.Y-venv" >&2
             exit 2
             ;;
     esac
 done
+
+if [ "$standin" = yes ]; then
+    cd "$(dirname "$0")/.."
+    tests/venv.sh .venv-mongodb "${PYTHON:-python3}"
+    if ! .venv-mongodb/bin/python -m pip install --quiet 'secantusdb>=0.7.0b3'; then
+        echo "The tests of MongoDB need the stand-in secantusdb, and pip could not install it, for the reason above. Leave them out:" \
+            "make test SERVERS=\"...\" with the other servers of the Makefile, or run them on a MongoDB: --mongodb-url" >&2
+        exit 1
+    fi
+    touch .venv-mongodb/installed
+    cd - >/dev/null
+fi
 [ ${#packages[@]} -gt 0 ] || exit 0
 
 give_up() {

@@ -76,6 +76,7 @@ RULES = "tests/unit/test_rows_rules.py::"
 ENGINE = "tests/unit/test_rows_engine.py::"
 LEASES = "tests/backends/etcd/test_leases.py::"
 ETCD = "tests/backends/etcd/test_store.py::"
+MONGODB = "tests/backends/mongodb/test_store.py::"
 MEMCACHED = "tests/backends/memcached/test_store.py::"
 LIVENESS = "tests/unit/test_rows_liveness.py::"
 LOCKROW = "tests/unit/test_rows_lockrow.py::"
@@ -784,6 +785,48 @@ MUTANTS = (
         "return lease.until >= self._clock() + min(ttl, LONGEST) * (1 + DRIFT)",
         "return lease.until >= self._clock()",
         LEASES + "test_a_heartbeat_renews_the_lease_of_its_session",
+    ),
+    Mutant(
+        "a document of MongoDB is replaced whatever its version",
+        "aiolock.backends.mongodb.store",
+        'condition = {"_id": edit.key, "v": edit.expected}',
+        'condition = {"_id": edit.key, **({} if edit.expected else {"v": ""})}',
+        MONGODB + "test_a_row_is_written_only_against_its_version",
+    ),
+    Mutant(
+        "a write to MongoDB waits for no majority",
+        "aiolock.backends.mongodb.store",
+        'DURABLE = {"w": "majority", "j": True}',
+        'DURABLE = {"w": 1}',
+        MONGODB + "test_a_write_waits_for_the_journals_of_a_majority_and_carries_no_number_of_a_retry",
+    ),
+    Mutant(
+        "a read from MongoDB is not linearizable",
+        "aiolock.backends.mongodb.store",
+        'LINEARIZABLE = {"level": "linearizable"}',
+        'LINEARIZABLE = {"level": "majority"}',
+        MONGODB + "test_a_batch_of_reads_is_one_request",
+    ),
+    Mutant(
+        "(5) a write to MongoDB that a lost connection has overtaken counts",
+        "aiolock.backends.mongodb.connection",
+        "if write and losses != self._losses:",
+        "if False:",
+        MONGODB + "test_a_write_during_which_a_connection_is_lost_raises_and_a_read_does_not",
+    ),
+    Mutant(
+        "a collection of MongoDB that was dropped is empty",
+        "aiolock.backends.mongodb.store",
+        "        if mark is None:\n            raise",
+        "        if mark is None:\n            return\n            raise",
+        MONGODB + "test_a_collection_that_is_dropped_is_told_until_a_client_is_opened",
+    ),
+    Mutant(
+        "tokens do not follow the writes of a replica set",
+        "aiolock.backends.mongodb.store",
+        "min(32 * time.inc, (1 << 22) - 1)",
+        "0",
+        MONGODB + "test_ticks_rise_with_each_write_and_over_deletions",
     ),
     Mutant(
         "tokens do not follow the writes at the server",

@@ -29,6 +29,7 @@ BACKENDS = {
     "aiolock.backends.memcached.MemcachedBackend",
     "aiolock.backends.memory.MemoryBackend",
     "aiolock.backends.memory.MemoryServer",
+    "aiolock.backends.mongodb.MongoDBBackend",
     "aiolock.backends.mysql.MySQLBackend",
     "aiolock.backends.postgresql.PostgreSQLBackend",
     "aiolock.backends.quorum.QuorumBackend",

@@ -1,9 +1,9 @@
 """Show of a run of pytest what its reader needs: a line per tenth, failures in full, what was skipped and why, and the count.
 
-    python -m pytest -q 2>&1 | python tests/quiet.py LOG NAMES
+    python -m pytest -q 2>&1 | python tests/quiet.py LOG NAMES [PASSED]
 
 The whole output goes to the file LOG; the lines that name failures are appended to the file NAMES, so that a caller with
-several runs can print them together at its end. A run that ends without a count, such as one that could not start,
+several runs can print them together at its end. PASSED is what is said of tests instead of "passed". A run that ends without a count, such as one that could not start,
 is shown from its end.
 """
 
@@ -23,16 +23,18 @@ SHOWN = re.compile(
 )
 SUMMARY = "short test summary info"
 PROGRESS = re.compile(r"\[ *(\d+)%\]$")
-COUNT = re.compile(r"(?:=+ )?(?:\d+ \w+, )*(?:\d+ \w+|no tests ran) in [\d.]+s")
+COUNT = re.compile(r"(?:=+ )?(?:\d+ [^,]+, )*(?:\d+ [^,]+|no tests ran) in [\d.]+s")
 NAME = re.compile(r"(?:FAILED|ERROR) ")
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def follow(lines: Iterable[str], log: TextIO, names: TextIO, out: TextIO) -> bool:
+def follow(lines: Iterable[str], log: TextIO, names: TextIO, out: TextIO, passed: str = "passed") -> bool:
     """Read a run of pytest; return whether it ended with a count of its tests."""
     section, tenth, counted, started = "", 0, False, time.monotonic()
     last: deque[str] = deque(maxlen=50)
     for line in lines:
+        if COUNT.match(COLOURS.sub("", line)):
+            line = line.replace("passed", passed)  # noqa: PLW2901 - whatever is done with it
         log.write(line)
         last.append(line)
         plain = COLOURS.sub("", line).rstrip()
@@ -60,7 +62,7 @@ def follow(lines: Iterable[str], log: TextIO, names: TextIO, out: TextIO) -> boo
 
 
 if __name__ == "__main__":
-    log_path, names_path = map(Path, sys.argv[1:])
+    log_path, names_path = map(Path, sys.argv[1:3])
     log_path.parent.mkdir(parents=True, exist_ok=True)
     with log_path.open("w") as log, names_path.open("a") as names:
-        sys.exit(not follow(sys.stdin, log, names, sys.stdout))
+        sys.exit(not follow(sys.stdin, log, names, sys.stdout, *sys.argv[3:]))

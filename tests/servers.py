@@ -1,4 +1,4 @@
-"""Private Redis, memcached, MariaDB, PostgreSQL, ZooKeeper and etcd servers for tests, benchmarks and demonstrations, started and stopped in Python.
+"""Private Redis, memcached, MariaDB, PostgreSQL, ZooKeeper and etcd servers, and a stand-in for MongoDB, for tests, benchmarks and demonstrations, started and stopped in Python.
 
     with Redis() as redis:
         print(redis.url)          # redis://127.0.0.1:PORT/0
@@ -20,7 +20,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Self
 from urllib.parse import quote, unquote, urlsplit
@@ -50,6 +50,7 @@ __all__ = [
     "ExternalMariaDB",
     "MariaDB",
     "Memcached",
+    "MongoStandIn",
     "PgBouncer",
     "PostgreSQL",
     "Redis",
@@ -60,6 +61,7 @@ __all__ = [
     "ZooKeeper",
     "is_mysql",
     "mariadb_name",
+    "mongodb_ask",
     "mysqld",
     "postgres",
     "postgresql_name",
@@ -851,6 +853,77 @@ class Etcd(Server):
         awake = sum(child.running and not child.frozen for child in self.children)
         # Without a majority a member serves nobody; it is as ready as it can be.
         return '"health":"true"' in self._asked(index, "health") or 2 * awake <= len(self.children)
+
+
+STAND_IN = Path(__file__).parents[1] / ".venv-mongodb" / "bin" / "python"
+"""The Python of the stand-in for MongoDB, in an environment of its own."""
+
+
+class MongoStandIn(Server):
+    """SecantusDB, which speaks like a MongoDB replica set of one member, and is none: what it agrees with, MongoDB need not.
+
+    `users` are accounts with their passwords and roles, which it then demands. `extra` are further words of its command line.
+    """
+
+    def __init__(
+        self,
+        *,
+        users: Mapping[str, tuple[str, Sequence[Any]]] | None = None,
+        certificates: Certificates | None = None,
+        extra: Sequence[str] = (),
+    ) -> None:
+        if not STAND_IN.exists():
+            raise ServerMissing(
+                "the stand-in for MongoDB, secantusdb, is not installed: run `make servers SERVERS=mongodb-standin`"
+            )
+        super().__init__("mongodb-standin")
+        self.ports = [self._reserve()]
+        self.certificates = certificates
+        self._users = users or {}
+        words = ["--host", "127.0.0.1", "--port", str(self.port), "--log-level", "WARNING"]
+        words += ["--storage-path", str(self.folder / "data"), "--cache-size", "128M"]
+        if certificates is not None:
+            words += ["--tls-cert-file", str(certificates.cert), "--tls-key-file", str(certificates.key)]
+        self._argv = [str(STAND_IN), "-m", "secantus", *words, *extra]
+        self.children = [Child(self._argv, self.folder / "mongodb.log")]
+
+    @property
+    def url(self) -> str:
+        return f"mongodb://127.0.0.1:{self.port}/test?directConnection=true"
+
+    def start(self, index: int | None = None) -> Self:
+        super().start(index)
+        if self._users and not (self.folder / "users").exists():
+            for name, (password, roles) in self._users.items():
+                self.ask({"createUser": name, "pwd": password, "roles": list(roles)}, database="test")
+            (self.folder / "users").touch()
+            self.stop()
+            self.children = [Child([*self._argv, "--auth"], self.folder / "mongodb.log")]
+            super().start()
+        return self
+
+    def ask(self, command: Mapping[str, Any], *, database: str = "test", **login: Any) -> dict[str, Any]:
+        """The answer to one command."""
+        return mongodb_ask(self.url, command, database=database, **login)
+
+    def _answers(self, index: int) -> bool:
+        if self.certificates is not None:
+            ask(("127.0.0.1", self.port), b"", enough=0)
+            return True
+        # The header of a message, hello, and its answer.
+        hello = b"\x10hello\0\x01\0\0\0\x02$db\0\x06\0\0\0admin\0\0"
+        body = b"\0\0\0\0\0" + (len(hello) + 4).to_bytes(4, "little") + hello
+        header = (len(body) + 16).to_bytes(4, "little") + bytes(8) + (2013).to_bytes(4, "little")
+        return b"isWritablePrimary" in ask(("127.0.0.1", self.port), header + body, enough=100)
+
+
+def mongodb_ask(url: str, command: Mapping[str, Any], *, database: str = "", **login: Any) -> dict[str, Any]:
+    """Return the answer of a MongoDB to one command, as an administrator."""
+    from pymongo import MongoClient  # noqa: PLC0415 - only this needs a driver
+
+    with MongoClient(url, serverSelectionTimeoutMS=30_000, **login) as client:
+        chosen = client[database] if database else client.get_default_database()
+        return dict(chosen.command(command))
 
 
 class ZooKeeper(Server):

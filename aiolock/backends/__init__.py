@@ -32,6 +32,7 @@ _POSTGRESQL = _Entry("aiolock.backends.postgresql:PostgreSQLBackend", "postgresq
 _MYSQL = _Entry("aiolock.backends.mysql:MySQLBackend", "mysql")
 _MEMCACHED = _Entry("aiolock.backends.memcached:MemcachedBackend")
 _ETCD = _Entry("aiolock.backends.etcd:EtcdBackend", "etcd")
+_MONGODB = _Entry("aiolock.backends.mongodb:MongoDBBackend", "mongodb")
 
 SCHEMES = {
     "memory": _Entry("aiolock.backends.memory:MemoryBackend", independent=True),
@@ -50,6 +51,8 @@ SCHEMES = {
     "memcached": _MEMCACHED,
     "memcacheds": _MEMCACHED,
     "etcd": _ETCD,
+    "mongodb": _MONGODB,
+    "mongodb+srv": _MONGODB,
     "postgresql": _POSTGRESQL,
     "postgres": _POSTGRESQL,
     "postgresql+asyncpg": _POSTGRESQL,

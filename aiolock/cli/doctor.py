@@ -121,6 +121,18 @@ THERE = {
         "give the cluster three members or more",
         "there are no other members that could take over: while one is away no lock can be acquired, and holders lose theirs",
     ),
+    ("mongodb", "exclusion"): _There(
+        "use another server for what must not happen twice, until this one was tested with a MongoDB",
+        "locks on MongoDB were tested with a stand-in only: what they promise there, a MongoDB need not keep",
+    ),
+    ("mongodb", "push"): _There(
+        "use another server if a hand-over has to take less than some hundredths of a second",
+        "waiters look for changes, after 10 ms at first and up to 2 s later the longer nothing changes",
+    ),
+    ("mongodb", "survives-failover"): _There(
+        "use a ZooKeeper ensemble or etcd for what must not happen twice, until this was tested with a MongoDB",
+        "a failover of a MongoDB was never tested, although each grant waits for a majority",
+    ),
     ("redis", "push"): _There("give the account the right to publish and to subscribe"),
     ("redis", "no-eviction"): _There(
         "set maxmemory-policy to noeviction, or give locks a server of their own; let the account use INFO, or it is "

@@ -9,6 +9,8 @@ from aiolock.backends.etcd.store import capabilities as of_etcd
 from aiolock.backends.memcached.backend import MemcachedBackend
 from aiolock.backends.memcached.store import MemcachedStore
 from aiolock.backends.memory import MemoryBackend
+from aiolock.backends.mongodb.backend import MongoDBBackend
+from aiolock.backends.mongodb.store import MongoDBStore
 from aiolock.backends.mysql.backend import MySQLBackend
 from aiolock.backends.mysql.diagnosis import promises as of_mysql
 from aiolock.backends.postgresql.backend import PostgreSQLBackend
@@ -28,6 +30,7 @@ DEPLOYMENTS = [
     (MemoryBackend.name, MemoryBackend.capabilities),
     (SqliteBackend.name, SqliteStore.capabilities),
     (MemcachedBackend.name, MemcachedStore.capabilities),
+    (MongoDBBackend.name, MongoDBStore.capabilities),
     *((EtcdBackend.name, of_etcd(members)) for members in (1, 3)),
     *((PostgreSQLBackend.name, of_postgresql(Facts("18", recovering=False, pid=1, fsync=fsync, full_page_writes="on", standbys=other)))
       for fsync in ("on", "off") for other in ("", "other")),

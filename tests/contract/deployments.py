@@ -38,7 +38,16 @@ from aiolock.core.backend import Backend
 from aiolock.types import Family
 from tests import servers
 from tests.faults.links import Cuttable, CuttableStore, Link, Linked, Proxied, Way, drop
-from tests.faults.proxy import Frames, Proxy, length_frames, memcached_frames, mysql_frames, raw, resp_frames
+from tests.faults.proxy import (
+    Frames,
+    Proxy,
+    length_frames,
+    memcached_frames,
+    mongodb_frames,
+    mysql_frames,
+    raw,
+    resp_frames,
+)
 from tests.pace import pace
 from tests.servers import EXTERNAL, SERVERS
 from tests.simulation.rowstore import RowServer, RowTestBackend, forget_hold
@@ -990,6 +999,82 @@ class EtcdCluster(Etcd):
     part = frozenset({"test_exclusion", "test_loss", "test_outages"})
 
 
+class MongoDB(Deployment):
+    """A MongoDB by URL: documents that are changed by compare-and-set, and polled."""
+
+    name = "mongodb"
+    needs = "mongodb"
+    framing = staticmethod(mongodb_frames)
+    # Until it has run on a MongoDB.
+    promises = WORDS - {"exclusion", "push"}
+    slow = 3.0
+    many = 500  # each is a document that is written to a disk
+    distinct = False  # counted from one clock of all writes
+    ttl = 3.0
+    passes = 64  # no holder is told that others wait
+    external = True
+
+    @contextmanager
+    def running(self) -> Iterator[Self]:
+        if "mongodb" not in EXTERNAL:
+            raise servers.ServerMissing("no MongoDB can be installed here: name one with --mongodb-url")
+        self._url = EXTERNAL["mongodb"]
+        yield self
+
+    def url(self) -> str:
+        return self._url
+
+    def found(self) -> str:
+        # A proxy stands before one member; the driver would find the others by what that says.
+        direct = "" if self.way is None or "directConnection" in self._url else "directConnection=true"
+        return "?".join(filter(None, [super().found(), direct])) if "?" not in self._url else super().found()
+
+    def make(self, **options: Any) -> Client:
+        return aiolock.connect(self.found(), **options)
+
+    refuses = True
+
+    async def refuse(self) -> None:
+        await asyncio.to_thread(servers.mongodb_ask, self._url, {"drop": "aiolock"})
+
+    async def _forget(self, claim: Any) -> None:
+        """As an administrator would who edits the document."""
+        async with self.connect(label="administrator") as client:
+            store, made = client._runtime.backend.store, None
+            while made is None:
+                [found] = await store.get([claim.key])
+                row = decode(found.value)
+                del row.holds[claim.member.id]
+                edit = Edit(claim.key, found.version, secrets.token_urlsafe(12), encode(row))
+                [made] = await store.compare_and_set([edit])
+
+
+class MongoStandIn(MongoDB):
+    """What speaks like a MongoDB and is none."""
+
+    name = "mongodb-standin"
+    needs = "mongodb-standin"
+    external = False
+    # SQLite, PostgreSQL and memcached run the same engine through all of it; see WHOLE.
+    part = frozenset(
+        {
+            "test_answers",
+            "test_exclusion",
+            "test_inspection",
+            "test_loss",
+            "test_outages",
+            "test_refusals",
+            "test_releases",
+        }
+    )
+
+    @contextmanager
+    def running(self) -> Iterator[Self]:
+        with servers.MongoStandIn() as server:
+            self._url = server.url
+            yield self
+
+
 _ALL: tuple[type[Deployment], ...] = (
     Memory,
     FarMemory,
@@ -1012,6 +1097,8 @@ _ALL: tuple[type[Deployment], ...] = (
     PostgreSQL,
     Etcd,
     EtcdCluster,
+    MongoDB,
+    MongoStandIn,
 )
 
 

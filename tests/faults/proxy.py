@@ -86,6 +86,10 @@ def _memcached_end(data: bytes, at: int) -> int | None:
     return line + 2 + (0 if size is None else int(size) + 2)
 
 
+def _mongodb_end(data: bytes, at: int) -> int | None:
+    return at + int.from_bytes(data[at : at + 4], "little") if at + 4 <= len(data) else None
+
+
 def _http2_end(data: bytes, at: int) -> int | None:
     if data.startswith(b"PRI * ", at):
         return at + 24
@@ -97,6 +101,7 @@ length_frames = partial(Frames, _length_end)
 mysql_frames = partial(Frames, _mysql_end)
 postgresql_frames = partial(Frames, _postgresql_end)
 memcached_frames = partial(Frames, _memcached_end)
+mongodb_frames = partial(Frames, _mongodb_end)
 http2_frames = partial(Frames, _http2_end)
 raw = partial(Frames, lambda data, _at: len(data))
 

@@ -27,6 +27,7 @@ VOLUMES = {
     "redis": {"/data"},
     "mariadb": {"/var/lib/mysql"},
     "memcached": set(),
+    "mongo": {"/data/db", "/data/configdb"},
     "mysql": {"/var/lib/mysql"},
     "postgres": {"/var/lib/postgresql"},
     "zookeeper": {"/data", "/datalog", "/logs"},

@@ -81,6 +81,7 @@ DRIVERS = {
     "mysql": {"aiomysql", "pymysql"},
     "postgresql": {"asyncpg"},
     "etcd": {"h2"},
+    "mongodb": {"pymongo"},
 }
 """Third-party packages, by the folder of backends that may import them."""
 
@@ -299,6 +300,7 @@ def test_a_module_lists_what_it_offers_and_has_it(module):
         ("postgresql", "asyncpg"),
         ("zookeeper", "aiozk"),
         ("etcd", "h2"),
+        ("mongodb", "pymongo"),
     ],
 )
 def test_a_missing_driver_is_named_with_the_command_that_helps(server, package):

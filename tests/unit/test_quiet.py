@@ -101,3 +101,10 @@ def test_progress_is_a_line_for_each_tenth():
     assert len(shown.splitlines()) == 11
     assert len(log.splitlines()) == 102
     assert not names
+
+
+def test_what_agreed_with_a_stand_in_is_not_counted_as_passed():
+    text = io.StringIO(), io.StringIO(), io.StringIO()
+    assert quiet.follow(["12 passed, 1 failed in 0.50s\n"], *text, "agreed with it")
+    log, _, out = (each.getvalue() for each in text)
+    assert log == out == "12 agreed with it, 1 failed in 0.50s\n"

@@ -1,0 +1,184 @@
+"""The driver's client for one opening, and commands sent to the primary: each once, in a task that is never cancelled.
+
+The driver closes its connection when a caller is cancelled, and leaves a socket open that is being connected just then. So
+callers wait for tasks, which the driver's own time limit ends, and closing waits until no socket is being connected."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from pymongo import AsyncMongoClient, timeout
+from pymongo.monitoring import ConnectionClosedReason, ConnectionPoolListener, ServerHeartbeatListener
+
+from aiolock.backends.mongodb.errors import translate
+from aiolock.backends.mongodb.url import Address
+from aiolock.core.backend import Settings
+from aiolock.core.tasks import TaskSet, end, start
+from aiolock.errors import BackendUnavailable
+
+__all__ = ["Connection"]
+
+CONNECTIONS = 16
+"""Connections of a client, at most: that many commands are under way at once."""
+CONNECT = 3.0
+"""Seconds, at most, in which a member has to accept a connection and to say hello; closing waits for as long."""
+LOOK = 1.0
+"""Seconds between two looks at each member: so soon is noticed that an idle connection was lost."""
+GOODBYE = 0.3
+"""Seconds for which closing waits for the server; shorter than the driver's pause between two tries to connect."""
+CLOSED = "the client is closed"
+
+
+class _Driver(AsyncMongoClient[dict[str, Any]]):
+    """A client of the driver, whose owner closes it."""
+
+    def __del__(self) -> None:
+        """Do nothing: the driver complains of clients that a forked child or the end of a loop has dropped."""
+
+
+class _Events(ConnectionPoolListener, ServerHeartbeatListener):
+    """The reports of the driver about its connections."""
+
+    def __init__(self, lost: Callable[[], None]) -> None:
+        self._lost = lost
+        self._ready: set[tuple[Any, int]] = set()
+        self.connecting: set[Any] = set()
+        """Members, and connections to them, that are being connected."""
+
+    def _ignore(self, event: Any) -> None:
+        """Take no notice."""
+
+    pool_created = pool_ready = pool_cleared = pool_closed = _ignore
+    connection_check_out_started = connection_check_out_failed = _ignore
+    connection_checked_out = connection_checked_in = _ignore
+
+    def connection_created(self, event: Any) -> None:
+        self.connecting.add((event.address, event.connection_id))
+
+    def connection_ready(self, event: Any) -> None:
+        self.connecting.discard(key := (event.address, event.connection_id))
+        self._ready.add(key)
+
+    def connection_closed(self, event: Any) -> None:
+        self.connecting.discard(key := (event.address, event.connection_id))
+        if key in self._ready:
+            self._ready.discard(key)
+            if event.reason != ConnectionClosedReason.POOL_CLOSED:
+                self._lost()
+
+    def started(self, event: Any) -> None:
+        self.connecting.add(event.connection_id)
+
+    def succeeded(self, event: Any) -> None:
+        self.connecting.discard(event.connection_id)
+
+    failed = succeeded
+
+
+class Connection:
+    """The connections of one opening; the driver makes them when they are needed, and again when they were lost."""
+
+    def __init__(self, address: Address, settings: Settings, interrupted: Callable[[], None]) -> None:
+        self.address = address.text
+        self._limit = 0.9 * settings.command_timeout
+        self._outages = settings.outages
+        self._interrupted = interrupted
+        self._losses = 0
+        self._tasks = TaskSet(awaited=True)
+        self._closing: asyncio.Task[None] | None = None
+        self._events = _Events(self._lost)
+        self._driver = _Driver(
+            [str(host) for host in address.hosts],
+            **address.arguments,
+            appname="aiolock",
+            connect=False,
+            # A command is sent once; the engine finds out what became of it.
+            retryReads=False,
+            retryWrites=False,
+            maxPoolSize=CONNECTIONS,
+            # Otherwise it makes connections of which it reports nothing.
+            serverMonitoringMode="poll",
+            heartbeatFrequencyMS=round(1000 * LOOK),
+            connectTimeoutMS=round(1000 * min(CONNECT, self._limit)),
+            # The driver looks at the time twice a second.
+            serverSelectionTimeoutMS=round(1000 * max(0.1, self._limit - 0.6)),
+            event_listeners=[self._events],
+        )
+        self._database = self._driver[address.database]
+        self._opening: asyncio.Task[None] | None = None
+
+    async def ask(self, command: Mapping[str, Any], *, write: bool = False) -> dict[str, Any]:
+        """Send a command, and return its answer or raise :class:`BackendError`, within the command timeout.
+
+        A ``write`` raises as well if a connection was lost meanwhile: it relies on what was read before. Cancelling it ends
+        the wait; the command may be carried out.
+        """
+        if self._closing is not None:
+            raise BackendUnavailable(f"{self.address}: {CLOSED}")
+        if self._opening is None:
+            # Its tasks begin; cancelled meanwhile, it would leave some of them.
+            self._opening = start(self._driver.aconnect(), "aiolock-mongodb-open")
+        losses, outages, answer = self._losses, self._outages, None
+        task = self._tasks.spawn(self._send(dict(command)), "aiolock-mongodb-command")
+        await asyncio.wait([task], timeout=self._limit)
+        error: BaseException | None
+        if not task.done():
+            error = TimeoutError(f"no answer in time{self._trouble()}")
+        elif task.cancelled():
+            error = ConnectionError(CLOSED)
+        elif (error := task.exception()) is None:
+            answer = task.result()
+        if answer is None:
+            assert isinstance(error, Exception)  # noqa: S101 - others end the event loop
+            translated = translate(error, self.address)
+            if outages is not None and isinstance(translated, BackendUnavailable):
+                outages.down(self, self.address, str(translated).removeprefix(f"{self.address}: "))
+            raise translated from error
+        if outages is not None:
+            outages.up(self, self.address)
+        if concern := answer.get("writeConcernError"):
+            raise BackendUnavailable(
+                f"{self.address}: no majority has confirmed the write: {concern['errmsg']}"
+            )
+        if write and losses != self._losses:
+            raise BackendUnavailable(f"{self.address}: a connection was lost meanwhile")
+        return answer
+
+    async def _send(self, command: dict[str, Any]) -> dict[str, Any]:
+        assert self._opening is not None  # noqa: S101 - it was begun
+        await asyncio.shield(self._opening)
+        with timeout(self._limit):
+            return await self._database.command(command)
+
+    def _trouble(self) -> str:
+        members = self._driver.topology_description.server_descriptions().values()
+        return "".join(f"; {member.error}" for member in members if member.error)
+
+    def _lost(self) -> None:
+        self._losses += 1
+        if self._closing is None:
+            if self._outages is not None:
+                self._outages.down(self, self.address, "the connection was closed")
+            self._interrupted()
+
+    async def aclose(self) -> None:
+        """Close all connections. Cancelling it ends the wait."""
+        if self._closing is None:
+            if self._outages is not None:
+                self._outages.forget(self, self.address)
+            self._closing = start(self._close(), "aiolock-mongodb-close")
+        await asyncio.wait([self._closing])
+
+    async def _close(self) -> None:
+        if self._opening is not None:
+            await asyncio.wait([self._opening])
+        time = asyncio.get_running_loop().time
+        late = time() + CONNECT
+        while self._events.connecting and time() < late:  # noqa: ASYNC110 - the driver has no event
+            await asyncio.sleep(0.005)
+        await end(self._tasks)
+        with suppress(Exception), timeout(GOODBYE):
+            await self._driver.close()

@@ -1,0 +1,93 @@
+"""Diagnose a MongoDB replica set: findings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from aiolock.backends.diagnosis import failure, note, ok, round_trip, warning
+from aiolock.backends.mongodb.connection import Connection
+from aiolock.backends.mongodb.store import OLDEST
+from aiolock.backends.mongodb.url import Address
+from aiolock.core.backend import Settings
+from aiolock.types import Finding
+
+__all__ = ["diagnose", "findings"]
+
+LOCAL = {"127.0.0.1", "::1", "localhost"}
+
+
+async def diagnose(address: Address, settings: Settings) -> list[Finding]:
+    """Return findings about a replica set, or raise :class:`BackendError`; also if clients refuse to use it."""
+    connection = Connection(address, settings, lambda: None)
+    try:
+        build, trips = await connection.ask({"buildInfo": 1}), []
+        for _ in range(3):
+            sent = settings.clock()
+            hello = await connection.ask({"hello": 1})
+            trips.append(settings.clock() - sent)
+        found = findings(address, hello, build)
+        listed = await connection.ask({"listCollections": 1, "filter": {"name": address.collection}})
+        found.append(_collection(address, listed["cursor"]["firstBatch"]))
+    finally:
+        await connection.aclose()
+    return [*found, round_trip(trips, settings.ttl)]
+
+
+def findings(address: Address, hello: Mapping[str, Any], build: Mapping[str, Any]) -> list[Finding]:
+    """Judge what a server says of itself."""
+    return [*_server(hello, build), *_members(address, hello), _tls(address)]
+
+
+def _server(hello: Mapping[str, Any], build: Mapping[str, Any]) -> Iterator[Finding]:
+    version = f"MongoDB {build['version']}"
+    if hello["maxWireVersion"] < OLDEST:
+        yield failure("version", f"{version} is older than 4.4", "use MongoDB 4.4 or later")
+    else:
+        yield ok("version", version)
+    yield note("experimental", "locks on MongoDB were tested with a stand-in only", "tell us how it goes")
+
+
+def _members(address: Address, hello: Mapping[str, Any]) -> Iterator[Finding]:
+    if "setName" not in hello:
+        yield failure(
+            "replica set",
+            "this server is no member of one, and clients refuse to open here",
+            "start it with --replSet, and call rs.initiate() once; or connect to the members of a set",
+        )
+        return
+    text = f"{hello['setName']} has {len(hello['hosts'])} members with data"
+    if not hello["isWritablePrimary"]:
+        yield failure(
+            "primary", "this member is not the primary, and takes no writes", "leave directConnection out"
+        )
+    if len(hello["hosts"]) < 3:
+        yield note("replica set", f"{text}: locks stop when one is away", "use three members")
+    elif address.arguments.get("directConnection"):
+        yield note("replica set", f"{text}, and directConnection keeps to one", "leave it out")
+    else:
+        yield ok("replica set", text)
+
+
+def _collection(address: Address, listed: list[dict[str, Any]]) -> Finding:
+    name = f"{address.database}.{address.collection}"
+    if not listed:
+        return note("collection", f"{name} is not there yet", "the first client makes it")
+    [found] = listed
+    if found["type"] != "collection" or found["options"]:
+        return failure(
+            "collection",
+            f"{name} is a {found['type']} with the options {', '.join(found['options']) or 'of a view'}",
+            "name another one with collection=, and let the first client make it",
+        )
+    return ok("collection", f"{name} is as clients make it")
+
+
+def _tls(address: Address) -> Finding:
+    if address.arguments.get("tls"):
+        return ok("tls", "connections are encrypted")
+    if all(host.name in LOCAL for host in address.hosts):
+        return ok("tls", "connections do not leave this machine")
+    return warning(
+        "tls", "connections are not encrypted: names and labels can be read on the network", "use tls=true"
+    )

@@ -1,0 +1,152 @@
+"""The driver's connections: none is left open, whenever a client is closed, and what is lost is noticed."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pytest
+
+import aiolock
+from aiolock import BackendError, BackendUnavailable
+from aiolock.backends.mongodb.connection import Connection
+from aiolock.backends.mongodb.url import parameters
+from aiolock.clock import system_clock
+from aiolock.core.backend import Settings
+from tests.backends.mongodb.conftest import Opened, opened, through
+from tests.faults.proxy import Proxy, mongodb_frames
+from tests.faults.staging import until
+
+
+def sockets() -> set[str]:
+    """The sockets of this process."""
+    found = set()
+    for file in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            if (link := str(file.readlink())).startswith("socket:"):
+                found.add(link)
+    return found
+
+
+@pytest.fixture
+def silent():
+    """A port at which a connection is neither accepted nor refused: its queue is full, and further SYNs are dropped."""
+    with ExitStack() as stack:
+        listening = stack.enter_context(socket.socket())
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(0)
+        for _ in range(4):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            with suppress(BlockingIOError):
+                waiting.connect(listening.getsockname())
+        yield listening.getsockname()[1]
+
+
+async def closes_all(store: Opened, before: set[str]) -> None:
+    await store.aclose()
+    assert sockets() <= before
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144])
+async def test_no_socket_is_left_when_a_client_is_closed_while_it_connects(server, steps):
+    before, store = sockets(), Opened(server.url)
+    opening = asyncio.ensure_future(store.begin())
+    await asyncio.sleep(0)
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    await closes_all(store, before)
+    with suppress(BackendError):
+        await opening
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5, 13, 34, 89])
+async def test_no_socket_is_left_when_an_opening_is_cancelled(server, steps):
+    before, store = sockets(), Opened(server.url)
+    opening = asyncio.ensure_future(store.begin())
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    opening.cancel()
+    await asyncio.wait([opening])
+    await closes_all(store, before)
+
+
+@pytest.mark.parametrize("after", [0, 0.1, 0.7])
+async def test_no_socket_is_left_where_a_connection_is_neither_accepted_nor_refused(silent, after):
+    before, store = sockets(), Opened(through("", silent))
+    opening = asyncio.ensure_future(store.begin(timeout=30))
+    await asyncio.sleep(0)
+    await asyncio.sleep(after)
+    assert len(sockets() - before) == (1 if after else 0)
+    await closes_all(store, before)
+    with pytest.raises(BackendUnavailable):
+        await opening
+
+
+async def test_no_socket_is_left_when_a_server_accepts_and_says_nothing(server):
+    port = int(server.url.partition("127.0.0.1:")[2].partition("/")[0])
+    async with Proxy("127.0.0.1", port, framing=mongodb_frames) as proxy:
+        before, store = sockets(), Opened(through(server.url, proxy.port))
+        await store.begin(timeout=60)
+        proxy.up.blackhole()
+        calls = [asyncio.ensure_future(store.read(f"tests/{number}")) for number in range(40)]
+        await asyncio.sleep(0.2)
+        await store.aclose()
+        assert all(
+            isinstance(each, BackendUnavailable)
+            for each in await asyncio.gather(*calls, return_exceptions=True)
+        )
+        proxy.up.heal()
+        await until(lambda: sockets() <= before)
+
+
+async def test_many_calls_at_once_use_few_connections(server):
+    before = sockets()
+    async with opened(server.url) as store:
+        await asyncio.gather(*(store.change(f"tests/{number}", "") for number in range(100)))
+        # Those of the pool, and the one by which the driver looks at the member.
+        assert len(sockets() - before) <= 17
+    assert sockets() <= before
+
+
+async def test_a_connection_that_is_lost_while_it_is_idle_is_noticed(server):
+    port = int(server.url.partition("127.0.0.1:")[2].partition("/")[0])
+    async with (
+        Proxy("127.0.0.1", port, framing=mongodb_frames) as proxy,
+        opened(through(server.url, proxy.port)) as store,
+    ):
+        await store.read("tests/x")
+        proxy.reset_all()
+        await until(lambda: store.interruptions)
+        await store.read("tests/x")
+
+
+async def test_a_closed_store_refuses_everything_and_closes_again(server):
+    store = await Opened(server.url).begin()
+    await asyncio.gather(store.aclose(), store.aclose())
+    with pytest.raises(BackendUnavailable, match="the client is closed"):
+        await store.read("tests/x")
+    await store.aclose()
+    # Never opened.
+    await Opened(server.url).aclose()
+    with pytest.raises(BackendUnavailable, match="not open"):
+        await Opened(server.url).read("tests/x")
+
+
+async def test_a_connection_that_was_never_used_is_closed():
+    before = sockets()
+    settings = Settings("tests", "label", 10.0, 5.0, system_clock)
+    connection = Connection(parameters("mongodb://127.0.0.1:1/x", {}), settings, lambda: None)
+    await connection.aclose()
+    assert sockets() <= before
+
+
+def test_a_client_whose_loop_was_closed_first_complains_of_nothing(server):
+    async def use() -> None:
+        client = await aiolock.connect(server.url).open()
+        leases.append(await client.lock("x").acquire())
+
+    leases = []
+    asyncio.run(use())
