@@ -12,6 +12,7 @@ from aiolock import BackendRefused, BackendUnavailable, UnsafeBackend
 from aiolock.backends.rows.store import MOST_KEY, MOST_VALUE, Edit
 from tests.backends.mongodb.conftest import opened, through
 from tests.faults.proxy import Proxy, mongodb_frames
+from tests.faults.staging import until
 
 
 @pytest.fixture
@@ -268,7 +269,7 @@ async def test_a_write_during_which_a_connection_is_lost_raises_and_a_read_does_
     await store.change(key, "", b"0")
     writing = asyncio.ensure_future(store.compare_and_set([Edit(f"{key}2", "", "v", b"x")]))
     reading = asyncio.ensure_future(store.read(key))
-    await asyncio.sleep(0)
+    await until(lambda: len(store._connection._tasks) == 2)
     store._connection._lost()
     with pytest.raises(BackendUnavailable, match="a connection was lost meanwhile"):
         await writing
