@@ -73,10 +73,9 @@ async def purge(client: Client, *, idle: float) -> int:
     :param client: an open client of ``mysql://`` in the lease or the row mode, of ``postgresql://`` or of ``sqlite://``.
     :param idle: the seconds for which they were not needed; at least 3600.
 
-    On MySQL and MariaDB these are the rows of the client's namespace, on PostgreSQL those of its table, on SQLite those of the
-    file. May be called at any time, by any client, while locks are taken and left: holders and waiters are not disturbed, and
-    locks that come back continue with greater tokens, as long as the server's clock is not set back by more than ``idle``
-    seconds. Rows of MySQL's row mode do not say when they were used: of these, those that were made so long ago and are free
+    These are the rows of the client's namespace. May be called at any time, by any client, while locks are taken and left:
+    holders and waiters are not disturbed, and locks that come back continue with greater tokens, as long as the server's
+    clock is not set back by more than ``idle`` seconds. Rows of MySQL's row mode do not say when they were used: of these, those that were made so long ago and are free
     now. Needs the right to DELETE on the tables.
 
     Cancelling it leaves the rest of the rows. Raises :class:`ConfigError` for an invalid number and

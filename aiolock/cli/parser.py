@@ -328,9 +328,9 @@ keep, and the settings that would add them. Exit status 1 if something is wrong.
         _purge,
         "delete the rows of unused locks",
         """\
-Delete the rows that were not used for --idle seconds: of locks of the namespace on MySQL and MariaDB, of the whole table
-on PostgreSQL, of the file on SQLite. Locks that are held or waited for stay, and tokens go on rising. May run at any
-time, for example once a day. Other servers have no such rows.
+Delete the rows of the namespace that were not used for --idle seconds, on MySQL, MariaDB, PostgreSQL, SQLite and MongoDB.
+Locks that are held or waited for stay, and tokens go on rising. May run at any time, for example once a day. Other
+servers have no such rows.
 """,
     ),
     "bench": _Command(

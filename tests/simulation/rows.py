@@ -182,7 +182,7 @@ class RowFaultInjector(FaultInjector):
             store.break_off()
 
     def purge(self) -> None:
-        self.log(f"purges {self.world.server.purge(0.0)} rows")
+        self.log(f"purges {self.world.server.purge('', 0.0)} rows")
 
     def step_clock(self) -> None:
         """Back only: a forward step is an exception of the page."""

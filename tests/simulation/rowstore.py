@@ -114,9 +114,13 @@ class RowServer:
         self.after()
         return self.row(entry.key), found.version
 
-    def purge(self, idle: float) -> int:
-        now = self.clock()
-        over = [key for key, row in self.rows.items() if row.until is not None and row.until + idle <= now]
+    def purge(self, prefix: str, idle: float) -> int:
+        end = self.clock() - idle
+        over = [
+            key
+            for key, row in self.rows.items()
+            if key.startswith(prefix) and row.until is not None and row.until <= end
+        ]
         for key in over:
             del self.rows[key]
         return len(over)
@@ -216,8 +220,8 @@ class MemoryRowStore(RowStore):
         for each in found:
             yield each
 
-    async def purge(self, idle: float) -> int:
-        return await self._ask(lambda: self.server.purge(idle))
+    async def purge(self, prefix: str, idle: float) -> int:
+        return await self._ask(lambda: self.server.purge(prefix, idle))
 
     def watch(self, keys: frozenset[str]) -> None:
         self.watched = keys

@@ -553,16 +553,16 @@ async def test_a_row_that_is_held_waited_for_or_kept_is_never_purged():
         claim, _ = await one.acquire()
         await asyncio.sleep(30 * TTL)
         assert isinstance((await one.backend.renew([claim]))[0], Grant)
-        server.purge(0)
+        server.purge("", 0)
         assert isinstance((await one.backend.renew([claim]))[0], Grant)
         await claim.release(keep=100.0)
         await asyncio.sleep(90)
-        server.purge(0)
+        server.purge("", 0)
         assert not await two.tries()
         await asyncio.sleep(20)
         assert await two.tries()
         await asyncio.sleep(100)
-        assert server.purge(0)
+        assert server.purge("", 0)
         assert KEY not in server.rows
 
 

@@ -196,9 +196,9 @@ class EtcdStore(RowStore):
                 return
             after = rows[-1].key + b"\0"
 
-    async def purge(self, idle: float) -> int:
+    async def purge(self, prefix: str, idle: float) -> int:
         """Leave it to the cluster, which deletes each row with its lease."""
-        del idle
+        del prefix, idle
         return 0
 
     async def aclose(self) -> None:

@@ -115,9 +115,9 @@ class MemcachedStore(RowStore):
                 if row.version:
                     yield key, row
 
-    async def purge(self, idle: float) -> int:
+    async def purge(self, prefix: str, idle: float) -> int:
         """Leave it to the server, which deletes each row when its ttl has passed."""
-        del idle
+        del prefix, idle
         return 0
 
     async def aclose(self) -> None:

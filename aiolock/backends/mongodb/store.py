@@ -190,12 +190,13 @@ class MongoDBStore(RowStore):
             # Before all longer keys, which contain no space.
             first = f"{documents[-1]['_id']} "
 
-    async def purge(self, idle: float) -> int:
-        """Delete the rows whose ttl ended ``idle`` seconds ago or earlier, page by page."""
+    async def purge(self, prefix: str, idle: float) -> int:
+        """Delete the rows of a prefix whose ttl ended ``idle`` seconds ago or earlier, page by page."""
         due = {"e": {"$gt": 0}, "$expr": {"$lte": ["$e", {"$subtract": [NOW, round(1000 * idle)]}]}}
-        gone, after = 0, ""
+        gone, after = 0, prefix
         while True:
-            documents, _ = await self._find({"_id": {"$gt": after}, **due}, limit=TOGETHER)
+            page = {"_id": {"$gt": after, "$lt": f"{prefix}\x7f"}, **due}
+            documents, _ = await self._find(page, limit=TOGETHER)
             if not documents:
                 return gone
             keys = [document["_id"] for document in documents]

@@ -203,13 +203,15 @@ class PostgreSQLStore(RowStore):
                 return
             after = str(records[-1]["key"])
 
-    async def purge(self, idle: float) -> int:
-        """Delete the rows whose ttl ended ``idle`` seconds ago or earlier, page by page."""
+    async def purge(self, prefix: str, idle: float) -> int:
+        """Delete the rows of a prefix whose ttl ended ``idle`` seconds ago or earlier, page by page."""
         gone, after = 0, ""
         while True:
             # Rows that were not read: a reconnection in between does not matter.
             await self._open().reader(self._deadline())
-            [page] = await self._open().writer().fetch(self._statements("purge"), after, float(idle), PAGE)
+            [page] = (
+                await self._open().writer().fetch(self._statements("purge"), prefix, after, float(idle), PAGE)
+            )
             gone += int(page["gone"])
             if page["last"] is None:
                 return gone

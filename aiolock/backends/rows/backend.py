@@ -92,7 +92,8 @@ class RowBackend(Administration, RegisterStore, Purging, Diagnosis):
         )
         self.capabilities, self._opened = self.store.capabilities, True
         if self.context.random.random() < 1 / PURGES:
-            self.context.begin(self.store.purge(IDLE), "aiolock-purge")
+            # Of all namespaces: some are not used any more.
+            self.context.begin(self.store.purge("", IDLE), "aiolock-purge")
 
     async def settle(self, timeout: float) -> None:
         """Wait for the releases under way."""
@@ -209,8 +210,8 @@ class RowBackend(Administration, RegisterStore, Purging, Diagnosis):
         return check_idle(idle)
 
     async def purge(self, idle: float) -> int:
-        """Delete the rows whose ttl ended so long ago; return their number."""
-        return await self.store.purge(self.check_purge(idle))
+        """Delete the rows of the namespace whose ttl ended so long ago; return their number."""
+        return await self.store.purge(f"{self.settings.namespace}/", self.check_purge(idle))
 
     async def _step(self, name: str, family: Family, step: Ask | Force | SetLimit) -> bool:
         pending = self._engine.writer(name, family).submit(step)

@@ -207,8 +207,8 @@ class RowStore(ABC):
         """Yield each row whose key begins with ``prefix``, in any order, in pages; not at one moment."""
 
     @abstractmethod
-    async def purge(self, idle: float) -> int:
-        """Delete the rows whose ttl ended ``idle`` seconds ago or earlier; return their number.
+    async def purge(self, prefix: str, idle: float) -> int:
+        """Delete the rows whose key begins with ``prefix`` and whose ttl ended ``idle`` seconds ago or earlier; return their number.
 
         Each row is deleted only if it still has that ttl at that moment (one statement does both). Deletes in portions, so
         that no other call waits for it.

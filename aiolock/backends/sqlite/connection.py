@@ -269,9 +269,9 @@ class Connection:
         rows = self._rows((value, version) for _, version, value in found)
         return [(key, row) for (key, _, _), row in zip(found, rows, strict=True)]
 
-    def purge(self, idle: float) -> int:
-        """Delete some of the rows whose ttl ended ``idle`` seconds ago; return their number."""
-        [count] = self.run(_STATEMENTS["purge"], (wall_clock() - idle,))
+    def purge(self, prefix: str, idle: float) -> int:
+        """Delete some of the rows of a prefix whose ttl ended ``idle`` seconds ago; return their number."""
+        [count] = self.run(_STATEMENTS["purge"], (prefix, wall_clock() - idle))
         return int(count)
 
     # --- changes

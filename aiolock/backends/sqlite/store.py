@@ -235,10 +235,10 @@ class SqliteStore(RowStore):
                 yield each
             after = page[-1][0]
 
-    async def purge(self, idle: float) -> int:
-        """Delete the rows whose ttl ended ``idle`` seconds ago; return their number."""
+    async def purge(self, prefix: str, idle: float) -> int:
+        """Delete the rows of a prefix whose ttl ended ``idle`` seconds ago; return their number."""
         count = 0
-        while some := await self._ask(lambda connection: connection.purge(idle)):
+        while some := await self._ask(lambda connection: connection.purge(prefix, idle)):
             count += some
         return count
 

@@ -193,7 +193,7 @@ async def test_a_ttl_of_more_than_a_month_is_a_time_of_the_server(store, server,
 
 async def test_nothing_is_purged_by_clients(store, key):
     await store.insert(key, b"x")
-    assert await store.purge(0) == 0
+    assert await store.purge("", 0) == 0
     assert (await store.read(key)).value == b"x"
 
 

@@ -191,15 +191,15 @@ async def test_each_answer_to_a_read_has_the_clock_of_the_server(store, key):
 
 
 async def test_rows_are_purged_after_their_ttl_and_not_before(store, other, key):
-    """All rows of the collection are looked at; other tests leave none with a ttl that is over."""
     await store.change(f"{key}a", "", b"x", ttl=0.1)
     await store.change(f"{key}b", "", b"x", ttl=60)
     row = await store.change(f"{key}c", "", b"x", ttl=0.1)
     await store.change(f"{key}c", row.version, b"used again")
-    await store.compare_and_set([Edit(f"{key}{number}", "", "v", b"", 0.1) for number in range(120)])
+    await store.compare_and_set([Edit(f"{key}{number:03}", "", "v", b"", 0.1) for number in range(120)])
     await asyncio.sleep(0.2)
-    assert await other.purge(30) == 0
-    assert await other.purge(0) == 121
+    assert await other.purge(key, 30) == 0
+    assert await other.purge(f"{key}11", 0) == 10
+    assert await other.purge(key, 0) == 111
     assert [found async for found, _ in store.scan(key)] == [f"{key}b", f"{key}c"]
     assert (await store.read(f"{key}a")).version == ""
 

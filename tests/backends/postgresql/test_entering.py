@@ -152,7 +152,7 @@ async def test_a_row_with_a_hold_is_not_purged(url):
         await put(store, one, encode(LockRow("x", token=7)), ttl=0.001)
         await store.enter(await entry(store, one))
         await asyncio.sleep(0.05)
-        await store.purge(0)
+        await store.purge("", 0)
         assert await inside(store, one)
 
 

@@ -321,6 +321,9 @@ async def test_a_purge_deletes_what_was_not_used_and_lowers_no_token(own):
                 await purge(client, idle=idle)
         assert await purge(client, idle=3600) == 0
         own.ask("UPDATE aiolock SET expires = expires - interval '2 days' WHERE key LIKE '%/old'")
+        for other in (f"{namespace}0", namespace[:-1]):
+            async with aiolock.connect(own.url, namespace=other) as beside:
+                assert await purge(beside, idle=3600) == 0
         assert await purge(client, idle=3600) == 1
         assert own.ask("SELECT count(*) FROM aiolock WHERE key LIKE '%/old'") == [["0"]]
         async with client.lock("old") as lease:

@@ -98,7 +98,7 @@ async def test_every_verb_works_whatever_the_settings_are(hostile):
         assert [answer is not None for answer in made] == [True, False]
         await until(lambda: theirs.changed == [one])
         assert [each async for each, _ in store.scan(one)] == [one]
-        assert await store.purge(0) == 0
+        assert await store.purge("", 0) == 0
 
 
 async def test_an_idle_session_lives_on(hostile):
@@ -307,7 +307,7 @@ async def test_the_least_privileges_are_enough_and_each_of_them_is_needed(server
         one = key()
         version = await put(store, one, ttl=1, notify=frozenset({"x"}))
         await store.compare_and_set([edit(one, version, "", None)])
-        await store.purge(0)
+        await store.purge("", 0)
         assert [each async for each in store.scan("tests/")] == []
     for privilege in ("SELECT", "INSERT", "UPDATE", "DELETE"):
         server.ask(f"REVOKE {privilege} ON least FROM least")

@@ -348,8 +348,8 @@ async def test_a_purge_deletes_what_is_past_its_ttl_and_nothing_else(url, monkey
         await put(store, renewed, ttl=0.001)
         await put(store, renewed)
         await asyncio.sleep(0.05)
-        assert await store.purge(3600) == 0
-        assert await store.purge(0) >= len(old)
+        assert await store.purge("", 3600) == 0
+        assert await store.purge("", 0) >= len(old)
         versions = [row.version for row in await store.versions([*old, kept, later, renewed])]
         assert versions[:-3] == [""] * len(old)
         assert "" not in versions[-3:]
@@ -366,7 +366,7 @@ async def test_a_purge_leaves_a_row_alone_that_another_transaction_changes(serve
         async with reader.transaction():
             await reader.execute(f"UPDATE {store._statements.table} SET expires = NULL WHERE key = $1", one)
             assert other is not reader
-            await store.purge(0)
+            await store.purge("", 0)
         [row] = await store.versions([one])
         assert row.version != ""
 

@@ -215,5 +215,7 @@ def test_rows_that_were_not_used_for_long_are_purged(directory):
     with sqlite3.connect(directory / "locks.db") as database:
         database.execute("UPDATE aiolock SET expires = expires - 86400 WHERE key LIKE '%/x'")
     database.close()
+    other = aiolock("purge", "--local", "--namespace", "other", "--idle", "3600", "--json")[1]
+    assert json.loads(other)["purged"] == 0
     assert json.loads(aiolock("purge", "--local", "--idle", "3600", "--json")[1])["purged"] == 1
     assert aiolock("purge", "--local", "--idle", "60")[0] == 64

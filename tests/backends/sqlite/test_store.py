@@ -99,8 +99,8 @@ async def test_purge_deletes_what_has_ended_and_nothing_else(make, path):
     await store.compare_and_set([Edit(f"test:{number}", "", "v", b"", ttl=0) for number in range(1_200)])
     await store.insert("test:renewed", version="v1", ttl=0)
     await store.update("test:renewed", "v1", "v2")
-    assert await store.purge(3_600) == 0
-    assert await store.purge(0) == 1_200
+    assert await store.purge("", 3_600) == 0
+    assert await store.purge("", 0) == 1_200
     assert [key async for key, _ in store.scan("")] == ["test:for ever", "test:long", "test:renewed"]
 
 

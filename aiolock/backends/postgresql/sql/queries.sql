@@ -151,11 +151,12 @@ ORDER BY key LIMIT $3
 -- name: purge
 -- One page: looks at the rows again as it deletes them, and leaves those alone that another transaction is at.
 WITH page AS MATERIALIZED (
-  SELECT key FROM {table} WHERE key > $1 AND expires <= clock_timestamp() - make_interval(secs => $2)
-  ORDER BY key LIMIT $3 FOR UPDATE SKIP LOCKED
+  SELECT key FROM {table}
+  WHERE key >= $1 AND key < $1 || chr(127) AND key > $2 AND expires <= clock_timestamp() - make_interval(secs => $3)
+  ORDER BY key LIMIT $4 FOR UPDATE SKIP LOCKED
 ), gone AS (
   DELETE FROM {table} AS r USING page AS p
-  WHERE r.key = p.key AND r.expires <= clock_timestamp() - make_interval(secs => $2)
+  WHERE r.key = p.key AND r.expires <= clock_timestamp() - make_interval(secs => $3)
   RETURNING r.key
 )
 SELECT max(key) AS last, (SELECT count(*) FROM gone) AS gone FROM page

@@ -14,4 +14,6 @@ DELETE FROM aiolock WHERE key = ? AND version = ?
 SELECT key, version, CAST(value AS BLOB) FROM aiolock WHERE version <> '' AND key >= ? AND key > ? ORDER BY key LIMIT 500
 
 -- name: purge
-DELETE FROM aiolock WHERE key IN (SELECT key FROM aiolock WHERE expires <= ? LIMIT 500)
+-- Keys are printable ASCII: nothing that begins with the prefix comes after the prefix and a DEL.
+DELETE FROM aiolock
+WHERE key IN (SELECT key FROM aiolock WHERE key >= ?1 AND key < ?1 || char(127) AND expires <= ?2 LIMIT 500)
