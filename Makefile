@@ -38,7 +38,7 @@ demo: .venv/demo.stamp
 
 ## make demo-flash-sale   every way to sell the last items, with and without locks, on a server of each kind (2 min)
 demo-flash-sale: .venv/dev.stamp
-	@tests/install.sh redis mariadb zookeeper memcached
+	@tests/install.sh redis mariadb zookeeper memcached etcd
 	$(RUN) -m examples.flash_sale
 
 ## make test              all tests with one version of each server; prints little, failures last (22 min)
@@ -92,7 +92,7 @@ docs: .venv/docs.stamp
 	$(RUN) docs/links.py build/docs
 	@echo "build/docs/index.html"
 
-## make bench             benchmarks (10 min; BENCH_ARGS="redis --quick" less than 1 min)
+## make bench             benchmarks (30 min; BENCH_ARGS="redis --quick" less than 1 min)
 bench: .venv/bench.stamp servers
 	$(RUN) -m benchmarks $(BENCH_ARGS)
 
@@ -133,5 +133,5 @@ distclean: clean
 	@touch $@
 
 .venv/bench.stamp: pyproject.toml | .venv/bin/python
-	$(INSTALL) '.[redis,zookeeper,mysql,postgresql]' --group bench
+	$(INSTALL) '.[redis,zookeeper,mysql,postgresql,etcd]' --group bench
 	@touch $@

@@ -14,24 +14,27 @@ from benchmarks.calm import Calm
 from benchmarks.measure import Report
 from benchmarks.pages import RESULTS
 from benchmarks.plots import draw
-from benchmarks.report import as_json, as_markdown, as_text, loaded, surroundings
-from benchmarks.suites import NEW, SUITES, Options
+from benchmarks.report import Run, as_json, as_markdown, as_text, loaded, merged, surroundings
+from benchmarks.suites import SUITES, Options
 from benchmarks.workers import JobFailed
-
-EVERY = SUITES | NEW
 
 
 def parsed(argv: list[str]) -> argparse.Namespace:
     """What was asked for; a mistake ends the program with a sentence."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
-        "suite", nargs="*", metavar="SUITE", help=f"{', '.join(EVERY)}, or all; without any: redis"
+        "suite", nargs="*", metavar="SUITE", help=f"{', '.join(SUITES)}, or all; without any: redis"
     )
     parser.add_argument("--quick", action="store_true", help="less of everything: each suite under a minute")
     parser.add_argument("--scenario", nargs="+", metavar="NAME", help="only these of the suites")
     parser.add_argument("--rounds", type=int, help="rounds that alternate between contestants (3; quick: 1)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="write results.json, README.md and the plots")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="write results.json, README.md and the plots; what a results.json there has of other scenarios stays",
+    )
     parser.add_argument(
         "--calm",
         type=float,
@@ -49,9 +52,9 @@ def parsed(argv: list[str]) -> argparse.Namespace:
     options.suite = options.suite or ["redis"]
     if "all" in options.suite:
         options.suite = list(SUITES)
-    if unknown := [name for name in options.suite if name not in EVERY]:
-        parser.error(f"there is no suite {unknown[0]!r}; there are {', '.join(EVERY)}, all")
-    there = dict.fromkeys(name for suite in options.suite for name in EVERY[suite].scenarios)
+    if unknown := [name for name in options.suite if name not in SUITES]:
+        parser.error(f"there is no suite {unknown[0]!r}; there are {', '.join(SUITES)}, all")
+    there = dict.fromkeys(name for suite in options.suite for name in SUITES[suite].scenarios)
     options.scenario = options.scenario or list(there)
     if unknown := [name for name in options.scenario if name not in there]:
         parser.error(f"there is no scenario {unknown[0]!r} in these suites; there are {', '.join(there)}")
@@ -61,10 +64,10 @@ def parsed(argv: list[str]) -> argparse.Namespace:
 def run(suite: str, names: list[str], options: Options) -> list[Report]:
     """The scenarios of one suite that were asked for."""
     reports: list[Report] = []
-    chosen = {name: play for name, play in EVERY[suite].scenarios.items() if name in names}
+    chosen = {name: play for name, play in SUITES[suite].scenarios.items() if name in names}
     if not chosen:
         return reports
-    with EVERY[suite].opened(options) as context:
+    with SUITES[suite].opened(options) as context:
         for name, play in chosen.items():
             began = time.monotonic()
             try:
@@ -105,13 +108,16 @@ def main(argv: list[str]) -> int:
         f"\n{sum(goal.reached for goal in goals)} of {len(goals)} goals reached, in {about['seconds']} s;",
         f"others disturbed {calm.disturbed} of {calm.rounds} rounds, after {calm.repeated} had been repeated",
     )
+    this = Run(about, reports)
     if asked.json:
-        asked.json.write_text(as_json(reports, about))
+        asked.json.write_text(as_json([this]))
     if asked.out:
         asked.out.mkdir(parents=True, exist_ok=True)
-        (asked.out / "results.json").write_text(as_json(reports, about))
-        (asked.out / "README.md").write_text(as_markdown(reports, about))
-        draw(reports, asked.out)
+        results = asked.out / "results.json"
+        runs = merged(loaded(results.read_text()) if results.exists() else [], this)
+        results.write_text(as_json(runs))
+        (asked.out / "README.md").write_text(as_markdown(runs))
+        draw([report for run in runs for report in run.reports], asked.out)
     return int(any(report.failed for report in reports))
 
 
@@ -124,7 +130,8 @@ def _gate(calm: Calm) -> int:
         for suite, names in scenarios.items():
             yield from run(suite, list(names), options)
 
-    failed = gate.check(play, loaded(RESULTS.read_text())[0])
+    committed = {each.name: each for run in loaded(RESULTS.read_text()) for each in run.reports}
+    failed = gate.check(play, committed)
     print(f"gate: {', '.join(failed) or 'nothing'} became worse, in {time.monotonic() - start:.0f} s")
     return int(bool(failed))
 

@@ -2,7 +2,7 @@
 
     <!-- figures: redis/free rate each -->       the table of a scenario, or some columns of it
     <!-- goals: redis/free redis/many -->        what must be reached, and what was; without names: all of it
-    <!-- conditions -->                          machine, versions, and how calm it was
+    <!-- conditions: redis/free -->              machine, versions, and how calm it was, for the run of each of these scenarios
     <!-- end -->
 
 ``python -m benchmarks.pages`` writes them, and draws the plots anew; with ``--check`` it only says which pages do not say
@@ -13,40 +13,50 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.measure import Report
 from benchmarks.plots import draw
 from benchmarks.report import command, conditions, goals, loaded, table
+from benchmarks.suites import SUITES
 
-__all__ = ["PAGES", "RESULTS", "render"]
+__all__ = ["PAGES", "RESULTS", "SCENARIOS", "render"]
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks/results/results.json"
+SCENARIOS = [f"{suite}/{scenario}" for suite, its in SUITES.items() for scenario in its.scenarios]
 PAGES = [ROOT / "docs/topics/performance.md", ROOT / "docs/how-to/choose-a-backend.md"]
 
 _PART = re.compile(r"(<!-- (figures|goals|conditions)(?:: ([^\n]*?))? -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def render(page: str, results: str) -> str:
-    """The page with the figures of these results."""
-    reports, about = loaded(results)
+    """The page with the figures of these results; a scenario that they lack is said to be not measured yet."""
+    runs = loaded(results)
+    reports = {report.name: report for run in runs for report in run.reports}
 
-    def one(name: str) -> Report:
-        if name not in reports:
-            raise KeyError(f"the results have no scenario {name!r}; they have {', '.join(reports)}")
-        return reports[name]
+    def some(names: Sequence[str]) -> list[Report]:
+        if unknown := [name for name in names if name not in SCENARIOS]:
+            raise KeyError(f"there is no scenario {unknown[0]!r}; there are {', '.join(SCENARIOS)}")
+        return [reports[name] for name in names if name in reports]
 
     def figures(names: list[str]) -> list[str]:
-        report = one(names[0])
-        lines = [*table(report, names[1:]), "", f"`{command(report)}`"]
-        return [*lines, *(f"\n{note}" for note in report.notes)]
+        lines = [f"Not measured yet: `{command(names[0])}`"]
+        for report in some(names[:1]):
+            lines = [*table(report, names[1:]), "", f"`{command(report.name)}`"]
+            lines += [f"\n{note}" for note in report.notes]
+        return lines
+
+    def surroundings(names: list[str]) -> list[str]:
+        wanted = some(names)
+        about = [conditions(run.about) for run in runs if any(each in run.reports for each in wanted)]
+        return "\n\n".join("\n".join(lines) for lines in about).split("\n")
 
     parts: dict[str, Callable[[list[str]], list[str]]] = {
         "figures": figures,
-        "goals": lambda names: goals([one(name) for name in names or reports]),
-        "conditions": lambda _: conditions(about),
+        "goals": lambda names: goals(some(names or list(reports))),
+        "conditions": surroundings,
     }
 
     def written(match: re.Match[str]) -> str:
@@ -70,7 +80,7 @@ def main(argv: list[str]) -> int:
             if "--check" not in argv:
                 page.write_text(new)
     if "--check" not in argv:
-        draw([*loaded(results)[0].values()], RESULTS.parent)
+        draw([report for run in loaded(results) for report in run.reports], RESULTS.parent)
     return 1 if wrong and "--check" in argv else 0
 
 

@@ -8,10 +8,11 @@ import platform
 import sqlite3
 import subprocess
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 from benchmarks import peers
 from benchmarks.measure import Goal, Report, Series
@@ -19,12 +20,14 @@ from tests.processes import program
 from tests.servers import MYSQLD, postgres
 
 __all__ = [
+    "Run",
     "as_json",
     "as_markdown",
     "as_text",
     "conditions",
     "goals",
     "loaded",
+    "merged",
     "number",
     "surroundings",
     "table",
@@ -35,10 +38,12 @@ PACKAGES = {
     "redis": ("redis", "hiredis", "coredis", "uvloop"),
     "zookeeper": ("aiozk", "kazoo"),
     "mysql": ("aiomysql", "PyMySQL"),
-    "compare": ("redis", "hiredis", "aiozk", "aiomysql", "PyMySQL", "asyncpg"),
+    "compare": ("redis", "hiredis", "aiozk", "aiomysql", "PyMySQL", "asyncpg", "h2"),
+    "methods": ("redis", "hiredis", "aiozk", "aiomysql", "PyMySQL", "asyncpg", "h2"),
     "postgresql": ("asyncpg",),
     "sqlite": (),
     "memcached": (),
+    "etcd": ("h2",),
     "kinds": ("redis", "hiredis", "aiozk", "kazoo", "aiomysql", "PyMySQL"),
 }
 """By suite, what its figures depend on beside aiolock."""
@@ -64,22 +69,25 @@ def _servers(suites: Sequence[str]) -> list[str]:
     """What the servers say of themselves, and the peers in other languages."""
     found = []
     asked = set(suites)
-    if asked & {"redis", "compare", "kinds"}:
+    if asked & {"redis", "compare", "kinds", "methods"}:
         redis = program("redis-server", package="redis-server", server="redis")
         found.append(subprocess.check_output([redis, "--version"], text=True).split(" sha=")[0])
-    if asked & {"zookeeper", "compare", "kinds"}:
+    if asked & {"zookeeper", "compare", "kinds", "methods"}:
         found.append(f"ZooKeeper {_jar('zookeeper')}")
         java = program("java", package="default-jre-headless", server="zookeeper")
         said = subprocess.run([java, "-version"], capture_output=True, text=True, check=True).stderr
         found.append(said.partition("\n")[0])
-    if asked & {"mysql", "compare", "kinds"}:
+    if asked & {"mysql", "compare", "kinds", "methods"}:
         mariadb = MYSQLD or program("mariadbd", package="mariadb-server-core", server="mariadb")
         found.append(subprocess.check_output([mariadb, "--version"], text=True).partition("  ")[2].strip())
-    if asked & {"postgresql", "compare"}:
+    if asked & {"postgresql", "compare", "methods"}:
         found.append(subprocess.check_output([postgres()[0], "--version"], text=True).strip())
-    if asked & {"memcached", "compare"}:
+    if asked & {"memcached", "compare", "methods"}:
         memcached = program("memcached", package="memcached", server="memcached")
         found.append(subprocess.check_output([memcached, "--version"], text=True).strip())
+    if asked & {"etcd", "compare", "methods"}:
+        etcd = program("etcd", package="etcd-server", server="etcd")
+        found.append(subprocess.check_output([etcd, "--version"], text=True).partition("\n")[0])
     if asked & {"redis", "zookeeper"}:
         found += [f"{who} {its}" for who, its in peers.versions().items() if peers.built(who)]
     if asked & {"sqlite", "compare"}:
@@ -88,8 +96,11 @@ def _servers(suites: Sequence[str]) -> list[str]:
 
 
 def _jar(name: str) -> str:
-    """The version in the name of the file that Debian's name leads to."""
-    return Path(f"/usr/share/java/{name}.jar").resolve().stem.rpartition("-")[2]
+    """The version that Maven has written into a file of Debian's."""
+    with ZipFile(f"/usr/share/java/{name}.jar") as jar:
+        [properties] = [each for each in jar.namelist() if each.endswith(f"/{name}/pom.properties")]
+        lines = jar.read(properties).decode().splitlines()
+    return next(line.partition("=")[2] for line in lines if line.startswith("version="))
 
 
 def _version(name: str) -> str:
@@ -172,9 +183,9 @@ def as_text(report: Report) -> str:
     return "\n".join(lines)
 
 
-def command(report: Report) -> str:
-    """What runs this scenario."""
-    return f"python -m benchmarks {report.name.replace('/', ' --scenario ')}"
+def command(scenario: str) -> str:
+    """What runs the scenario of this name."""
+    return f"python -m benchmarks {scenario.replace('/', ' --scenario ')}"
 
 
 def table(report: Report, only: Sequence[str] = ()) -> list[str]:
@@ -202,30 +213,56 @@ def conditions(about: dict[str, Any]) -> list[str]:
     ]
 
 
-def as_markdown(reports: Sequence[Report], about: dict[str, Any]) -> str:
+@dataclass(slots=True)
+class Run:
+    """One run of the benchmarks: its surroundings, and its reports."""
+
+    about: dict[str, Any]
+    reports: list[Report]
+
+
+def merged(earlier: Sequence[Run], latest: Run) -> list[Run]:
+    """Return all runs without those reports of the earlier ones that the latest has anew."""
+    new = {report.name for report in latest.reports}
+    kept = [Run(run.about, [each for each in run.reports if each.name not in new]) for run in earlier]
+    return [*(run for run in kept if run.reports), latest]
+
+
+def as_markdown(runs: Sequence[Run]) -> str:
     """One page."""
-    lines = ["# Benchmark results", "", *conditions(about), "", "## Goals", "", *goals(reports)]
-    for report in reports:
-        lines += ["", f"## {report.title}", "", f"`{command(report)}`", "", *table(report)]
+    lines = ["# Benchmark results"]
+    for run in runs:
+        lines += ["", *conditions(run.about)]
+    lines += ["", "## Goals", "", *goals([report for run in runs for report in run.reports])]
+    for report in (report for run in runs for report in run.reports):
+        lines += ["", f"## {report.title}", "", f"`{command(report.name)}`", "", *table(report)]
         for note in report.notes:
             lines += ["", note]
     return "\n".join(lines) + "\n"
 
 
-def as_json(reports: Sequence[Report], about: dict[str, Any]) -> str:
+def as_json(runs: Sequence[Run]) -> str:
     """Everything, with the figures of every round."""
+    saved = [{"about": run.about, "scenarios": _saved(run.reports)} for run in runs]
+    return json.dumps({"runs": saved}, indent=1, ensure_ascii=False) + "\n"
+
+
+def _saved(reports: Sequence[Report]) -> dict[str, Any]:
     scenarios = {report.name: asdict(report) for report in reports}
     for report in reports:
         for goal, found in zip(report.goals, scenarios[report.name]["goals"], strict=True):
             found["reached"] = goal.reached
-    return json.dumps({"about": about, "scenarios": scenarios}, indent=1, ensure_ascii=False) + "\n"
+    return scenarios
 
 
-def loaded(text: str) -> tuple[dict[str, Report], dict[str, Any]]:
-    """The reports of a run, by name, and its surroundings, from what :func:`as_json` wrote."""
-    found = json.loads(text)
-    reports = {}
-    for name, saved in found["scenarios"].items():
+def loaded(text: str) -> list[Run]:
+    """Return the runs that :func:`as_json` wrote."""
+    return [Run(run["about"], _loaded(run["scenarios"])) for run in json.loads(text)["runs"]]
+
+
+def _loaded(scenarios: dict[str, Any]) -> list[Report]:
+    reports = []
+    for name, saved in scenarios.items():
         report = Report(name, saved["title"], saved["columns"], notes=saved["notes"], plot=saved["plot"])
         report.seconds, report.failed = saved["seconds"], saved["failed"]
         for who, figures in saved["rows"].items():
@@ -233,5 +270,5 @@ def loaded(text: str) -> tuple[dict[str, Report], dict[str, Any]]:
         for goal in saved["goals"]:
             value = Series.of(goal["value"]["values"])
             report.goals.append(Goal(goal["what"], value, goal["must"], goal["at_most"], goal["unit"]))
-        reports[name] = report
-    return reports, found["about"]
+        reports.append(report)
+    return reports

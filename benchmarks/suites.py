@@ -15,6 +15,7 @@ from benchmarks.contestants.postgresql import TABLE
 from benchmarks.scenarios import compare, kinds, mysql, redis, rows, zookeeper
 from benchmarks.scenarios.context import (
     Context,
+    EtcdContext,
     MemcachedContext,
     MySQLContext,
     PostgreSQLContext,
@@ -24,9 +25,9 @@ from benchmarks.scenarios.context import (
 )
 from benchmarks.scenarios.fleet import Fleet, Member
 from benchmarks.workers import Workers
-from tests.servers import MariaDB, Memcached, PostgreSQL, Redis, Server, ZooKeeper
+from tests.servers import Etcd, MariaDB, Memcached, PostgreSQL, Redis, Server, ZooKeeper
 
-__all__ = ["COMPARED", "NEW", "SUITES", "LockFile", "Options", "Suite"]
+__all__ = ["COMPARED", "SUITES", "LockFile", "Options", "Suite"]
 
 
 @dataclass(slots=True)
@@ -120,6 +121,12 @@ def _memcached(options: Options) -> Iterator[Context]:
         yield options.context(MemcachedContext, server, workers)
 
 
+@contextmanager
+def _etcd(options: Options) -> Iterator[Context]:
+    with Etcd() as server, Workers() as workers:
+        yield options.context(EtcdContext, server, workers)
+
+
 class _Several(ExitStack):
     """Independent servers that are one for clients."""
 
@@ -145,6 +152,8 @@ COMPARED: Sequence[tuple[Callable[[], Any], Mapping[str, str]]] = (
     (durable_postgresql, {"PostgreSQL": ""}),
     (LockFile, {"SQLite": ""}),
     (Memcached, {"memcached": ""}),
+    (Etcd, {"etcd, 1 member": ""}),
+    (lambda: Etcd(3), {"etcd, 3 members": ""}),
 )
 """The servers that are compared, and by title what is added to the URL. Each scheme has a round trip in
 :mod:`benchmarks.contestants.trips`."""
@@ -189,11 +198,8 @@ SUITES = {
     "mysql": Suite(mysql.SCENARIOS, _mysql),
     "compare": Suite(compare.SCENARIOS, _compare),
     "kinds": Suite(kinds.SCENARIOS, _kinds),
-}
-
-NEW = {
     "postgresql": Suite(rows.POSTGRESQL, _postgresql),
     "sqlite": Suite(rows.SQLITE, _sqlite),
     "memcached": Suite(rows.MEMCACHED, _memcached),
+    "etcd": Suite(rows.ETCD, _etcd),
 }
-"""Suites without committed figures: they are run by name, and are no part of ``all``."""

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from benchmarks.contestants.base import Contestant
+from benchmarks.contestants.etcd import Etcdctl, KeptAlive, LockService, PollingKey, PutDelete, PutGet
 from benchmarks.contestants.files import BareSqlite, FileLock
 from benchmarks.contestants.floors import RawFloor, ScriptFloor
 from benchmarks.contestants.memcached import AddDelete, PollingAdd, Touching
@@ -36,6 +37,7 @@ from benchmarks.peers import LIBRARIES
 __all__ = ["Contestant", "contestant"]
 
 _KNOWN: dict[str, Callable[..., Any]] = {
+    "a lease each": KeptAlive,
     "add + delete": AddDelete,
     "aiolock": Ours,
     "aiolock, lock made anew": OursAnew,
@@ -54,6 +56,7 @@ _KNOWN: dict[str, Callable[..., Any]] = {
     "bare sqlite": BareSqlite,
     "bare sqlite, lazy": partial(BareSqlite, lazy=True),
     "coredis": CoRedis,
+    "etcdctl lock": Etcdctl,
     "expiring rows": Expiring,
     "flock": FileLock,
     "for update": ForUpdate,
@@ -64,7 +67,10 @@ _KNOWN: dict[str, Callable[..., Any]] = {
     "pg_try_advisory_lock": TryAdvisory,
     "polling": Polling,
     "polling add": PollingAdd,
+    "polling key": PollingKey,
     "polling row": PollingRow,
+    "put + delete": PutDelete,
+    "put + get": PutGet,
     "raw floor": RawFloor,
     "redis-py": RedisPy,
     "round trip": RoundTrip,
@@ -74,6 +80,7 @@ _KNOWN: dict[str, Callable[..., Any]] = {
     "update + select": UpdateSelect,
     "upsert + update": UpsertUpdate,
     "upsert + lazy update": partial(UpsertUpdate, lazy=True),
+    "v3lock": LockService,
     "WATCH/MULTI/EXEC": Watch,
     **{who: partial(Peer, who) for who in LIBRARIES},
 }

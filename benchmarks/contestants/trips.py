@@ -8,7 +8,9 @@ from typing import Any, Self
 
 from hiredis import pack_command
 
+from aiolock.backends.etcd.messages import TXN, get
 from benchmarks.contestants.base import Block, Contestant
+from benchmarks.contestants.etcd import PutDelete
 from benchmarks.contestants.files import BareSqlite
 from benchmarks.contestants.floors import RawFloor
 from benchmarks.contestants.memcached import AddDelete
@@ -61,6 +63,12 @@ async def _memcached(url: str) -> AsyncIterator[Trip]:
         yield lambda: it.wire.call("mn")
 
 
+@asynccontextmanager
+async def _etcd(url: str) -> AsyncIterator[Trip]:
+    async with PutDelete(url) as it:
+        yield lambda: it.wire.ask(TXN, get(["nothing"]))
+
+
 _TRIPS: dict[str, Any] = {
     "redis": _redis,
     "zookeeper": _zookeeper,
@@ -68,6 +76,7 @@ _TRIPS: dict[str, Any] = {
     "postgresql": _postgresql,
     "sqlite": _sqlite,
     "memcached": _memcached,
+    "etcd": _etcd,
 }
 """By scheme; of several servers that are one, the first is asked."""
 

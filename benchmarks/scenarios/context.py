@@ -17,10 +17,11 @@ from benchmarks.measure import Report, alternate
 from benchmarks.peers import LIBRARIES, absent
 from benchmarks.workers import Workers
 from tests.processes import Server, ask
-from tests.servers import MariaDB, Memcached, PostgreSQL, Redis, ZooKeeper
+from tests.servers import Etcd, MariaDB, Memcached, PostgreSQL, Redis, ZooKeeper
 
 __all__ = [
     "Context",
+    "EtcdContext",
     "MemcachedContext",
     "MySQLContext",
     "PostgreSQLContext",
@@ -231,11 +232,30 @@ class MemcachedContext(Context):
 
     def processor_seconds(self) -> float:
         """What the threads of the server have used."""
-        threads = Path(f"/proc/{self.server.pid}/task").iterdir()
-        return sum(int((each / "schedstat").read_text().split()[0]) for each in threads) / 1e9
+        return threads_seconds(self.server.pid)
 
     def flush(self) -> None:
         ask(("127.0.0.1", self.server.port), b"flush_all\r\nquit\r\n")
+
+
+class EtcdContext(Context):
+    """One member of etcd, which counts its requests."""
+
+    server: Etcd
+
+    def requests(self) -> Counter[str]:
+        """How many keys were written and leases prolonged, and how many transactions only read."""
+        keys = sum(self.server.figure(f"etcd_mvcc_{change}_total") for change in ("put", "delete"))
+        leases = self._received("Lease", "LeaseKeepAlive", "bidi_stream")
+        return Counter(UPDATE=int(keys + leases), SELECT=int(self._received("KV", "Txn", "unary") - keys))
+
+    def _received(self, service: str, method: str, kind: str) -> float:
+        labels = f'grpc_method="{method}",grpc_service="etcdserverpb.{service}",grpc_type="{kind}"'
+        return self.server.figure(f"grpc_server_msg_received_total{{{labels}}}")
+
+    def processor_seconds(self) -> float:
+        """What the threads of the server have used."""
+        return threads_seconds(self.server.pid)
 
 
 class PostgreSQLContext(Context):
@@ -266,6 +286,12 @@ class PostgreSQLContext(Context):
             yield lambda: Counter(EXECUTED.findall(log.read_bytes()[start:].decode()))
         finally:
             self.server.ask("ALTER ROLE postgres RESET ALL")
+
+
+def threads_seconds(pid: int) -> float:
+    """Return what the threads of a process have used that are there now."""
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((each / "schedstat").read_text().split()[0]) for each in threads) / 1e9
 
 
 Scenario = Callable[[Any], Report]

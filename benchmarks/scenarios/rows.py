@@ -1,194 +1,32 @@
-"""Scenarios on PostgreSQL, SQLite and memcached, which share an engine, with what people write by hand."""
+"""Scenarios on PostgreSQL, SQLite, memcached and etcd, which share an engine, with what people write by hand."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
 
-from benchmarks.measure import Report, percentile, ratio
-from benchmarks.scenarios.context import Context, MemcachedContext, PostgreSQLContext, Scenario
-from benchmarks.scenarios.draining import baton, drained
+from benchmarks.measure import Report
+from benchmarks.scenarios.common import (
+    DRAIN,
+    INTERVALS,
+    Found,
+    beats,
+    free,
+    handover,
+    hot,
+    one_read,
+    quickest,
+    renewal,
+    spread,
+)
+from benchmarks.scenarios.context import (
+    Context,
+    EtcdContext,
+    MemcachedContext,
+    PostgreSQLContext,
+    Scenario,
+)
 
-__all__ = ["MEMCACHED", "POSTGRESQL", "SQLITE"]
-
-INTERVALS = (0.001, 0.005, 0.02, 0.1)
-"""Seconds between two tries of a peer that polls; the goals count against its best one."""
-
-Found = tuple[Counter[str], float]
-"""Statements by their first word, and processor seconds."""
-
-DRAIN = {
-    "rate": "turns/s",
-    "p50": "wait p50, s",
-    "p99": "wait p99, s",
-    "worst": "longest wait, s",
-    "double": "two inside",
-}
-
-
-HOLDS = 1_000
-"""Of the client whose renewals are counted."""
-WRITES = {"INSERT", "UPDATE", "DELETE", "WITH"}
-"""First words of statements that write; a compare-and-set of several rows begins with the rows that it is given."""
-
-
-def _free(context: Context, server: str, whos: list[str]) -> Report:
-    title = f"{server}: free lock, one after the other"
-    report = Report("free", title, {"rate": "turns/s", "each": "µs each"})
-    turns = context.count(400, 50)
-
-    def play(who: str) -> float:
-        rate: float = context.workers.one("single", who=who, url=context.url, turns=turns)[0]
-        return rate
-
-    for who, rates in context.alternate(context.rounds, whos, play).items():
-        report.add(who, rate=rates, each=[1e6 / rate for rate in rates])
-    return report
-
-
-def _hot(context: Context, server: str, floor: str, peers: list[str], columns: dict[str, str]) -> Report:
-    """Drain one lock; everybody has as many turns as they are fast."""
-    title = f"{server}: one hot lock, drain of 4 processes x 25 tasks"
-    report = Report("hot", title, columns)
-    whos = ["aiolock", "aiolock fair", *peers, floor]
-
-    def play(who: str) -> dict[str, float]:
-        turns = {"aiolock": context.count(40, 4), "aiolock fair": context.count(5, 1)}.get(
-            who, context.count(5, 1)
-        )
-        return drained(context, who, 4, 25, turns)
-
-    for who, rounds in context.alternate(min(context.rounds, 2), whos, play).items():
-        report.add(who, **{column: [found[column] for found in rounds] for column in columns})
-    report.notes.append(
-        f"Contenders have different numbers of turns, by how fast they are. “{floor}” is no lock, only the statements."
-    )
-    report.mention("aiolock", floor, "rate")
-    return report
-
-
-def _spread(
-    context: Context,
-    server: str,
-    floor: str,
-    peers: list[str],
-    polling: Sequence[str],
-    columns: dict[str, str],
-) -> Report:
-    """A hundred locks, each wanted by one task of each of four processes, and held for 5 ms."""
-    turns = context.count(5, 2)
-    title = f"{server}: 100 locks, drain of 4 processes x 100 tasks x {turns} turns of 5 ms"
-    report = Report("spread", title, columns)
-    intervals = [f"{peer} {interval}" for peer in polling for interval in INTERVALS]
-    played = context.alternate(
-        min(context.rounds, 2),
-        ["aiolock", "aiolock fair", *peers, *intervals, floor],
-        lambda who: drained(context, who, 4, 100, turns, locks=100, hold=0.005),
-    )
-    for who, rounds in played.items():
-        report.add(who, **{column: [found[column] for found in rounds] for column in columns})
-    for peer in (*peers, *polling):
-        _beats(report, peer, 1)
-    report.mention("aiolock", floor, "rate")
-    return report
-
-
-def _best(report: Report, peer: str) -> str:
-    """The row of a peer that polls, at the interval at which it is fastest."""
-    rates = {f"{peer} {interval}": 0.0 for interval in INTERVALS}
-    for who, found in report.rows.items():
-        if who in rates:
-            rates[who] = found["rate"].median
-    return max(rates, key=lambda who: rates[who])
-
-
-def _quickest(report: Report, peer: str) -> str:
-    """The same by the hand-over of half of them."""
-    return min(
-        (who for who in report.rows if who.startswith(peer)), key=lambda who: report.rows[who]["p50"].median
-    )
-
-
-def _beats(report: Report, peer: str, must: float) -> None:
-    """The goals against a peer: so many times its rate, at no worse p99."""
-    name = f"{peer} at its best interval" if f"{peer} {INTERVALS[0]}" in report.rows else peer
-    best = peer if peer in report.rows else _best(report, peer)
-    report.compare(f"rate, aiolock / {name}", "aiolock", best, "rate", must)
-    report.compare(f"wait p99, aiolock / {name}", "aiolock", best, "p99", 1, at_most=True)
-
-
-def _handover(
-    context: Context,
-    server: str,
-    pauses: dict[str, float],
-    *,
-    settle: float = 0.012,
-    count: tuple[int, int] = (40, 6),
-) -> Report:
-    """Hand over when the next one has waited for ``settle`` seconds and up to a pause of its own longer."""
-    report = Report(
-        "handover",
-        f"{server}: hand-over latency between two processes",
-        {"p50": "p50, ms", "p90": "p90, ms", "p99": "p99, ms"},
-    )
-
-    def play(who: str) -> list[float]:
-        # The first ones open connections.
-        found = baton(context, who, context.count(*count) + 3, pauses[who], settle=settle)
-        return [took / 1000 for took in found[3:]]
-
-    for who, rounds in context.alternate(min(context.rounds, 3), list(pauses), play).items():
-        report.add(who, **{f"p{p}": [percentile(found, p) for found in rounds] for p in (50, 90, 99)})
-    return report
-
-
-def _one_read(report: Report) -> None:
-    """The goal that all locks of a client are verified by one statement."""
-    ours = report.rows["aiolock"]
-    report.limit_of("reads for each write", ratio(ours["reads"], ours["writes"]), 1.2, "reads")
-
-
-def _renewal(
-    context: Context,
-    server: str,
-    peers: list[str],
-    floor: str,
-    play: Callable[[str, int, float, float], Found],
-) -> Report:
-    """What it costs to keep a thousand locks."""
-    ttl = context.count(10, 6)
-    seconds = float(context.count(3, 1) * ttl)
-    columns = {"writes": "writes per ttl", "reads": "reads per ttl", "processor": f"ms of {server} per ttl"}
-    report = Report("renewal", f"{server}: {HOLDS:,} locks held by one client, ttl {ttl} s", columns)
-    whos = ["aiolock", "aiolock, one hold", *peers, floor]
-
-    def one(who: str) -> Found:
-        return play(who.partition(",")[0], 1 if who.endswith("one hold") else HOLDS, ttl, seconds)
-
-    for who, found in context.alternate(1, whos, one).items():
-        report.add(
-            who,
-            writes=[sum(statements[word] for word in WRITES) * ttl / seconds for statements, _ in found],
-            reads=[statements["SELECT"] * ttl / seconds for statements, _ in found],
-            processor=[processor * 1000 * ttl / seconds for _, processor in found],
-        )
-    # Not exactly the same: a renewal may fall out of the time in which they are counted.
-    report.compare(
-        f"writes per ttl, {HOLDS:,} holds / one hold",
-        "aiolock",
-        "aiolock, one hold",
-        "writes",
-        1.2,
-        at_most=True,
-    )
-    report.notes.append(
-        f"“{floor}” is no lock, only the statements, three times in a ttl. The locks are acquired fifty at a time, "
-        "over a third of a ttl."
-    )
-    for other in (floor, *peers):
-        report.mention("aiolock", other, "processor")
-    return report
-
+__all__ = ["ETCD", "MEMCACHED", "POSTGRESQL", "SQLITE"]
 
 # --- PostgreSQL
 
@@ -196,7 +34,7 @@ def _renewal(
 def _postgresql_free(context: Context) -> Report:
     """A free lock, taken and left by one task, one turn after the other."""
     peers = ["upsert + update", "upsert + lazy update", "pg_advisory_lock", "polling row 0.1"]
-    report = _free(context, "PostgreSQL", ["aiolock", *peers])
+    report = free(context, "PostgreSQL", ["aiolock", *peers])
     report.notes.append(
         "“upsert + update” is no lock, only the two statements, each flushed. aiolock waits for the flush of an acquisition, "
         "and not for that of a release while no client waits; nor does the “lazy update”."
@@ -214,10 +52,10 @@ def _postgresql_hot(context: Context) -> Report:
     """One lock that a hundred tasks of four processes want, drained."""
     polling = [f"{peer} {interval}" for peer in POLLING for interval in INTERVALS]
     columns = {**DRAIN, "connections": "connections"}
-    report = _hot(context, "PostgreSQL", "upsert + update", ["pg_advisory_lock", *polling], columns)
-    _beats(report, "pg_advisory_lock", 3)
+    report = hot(context, "PostgreSQL", "upsert + update", ["pg_advisory_lock", *polling], columns)
+    beats(report, "pg_advisory_lock", 3)
     for peer in POLLING:
-        _beats(report, peer, 1)
+        beats(report, peer, 1)
     report.limit("connections, aiolock", "aiolock", "connections", 12, "connections")
     return report
 
@@ -225,7 +63,7 @@ def _postgresql_hot(context: Context) -> Report:
 def _postgresql_spread(context: Context) -> Report:
     """A hundred locks, each wanted by one task of each of four processes, and held for 5 ms."""
     columns = {**DRAIN, "connections": "connections"}
-    report = _spread(context, "PostgreSQL", "upsert + update", ["pg_advisory_lock"], POLLING, columns)
+    report = spread(context, "PostgreSQL", "upsert + update", ["pg_advisory_lock"], POLLING, columns)
     report.limit("connections, aiolock", "aiolock", "connections", 12, "connections")
     report.notes.append(
         "pg_advisory_lock and the statements of the floor have a connection for each task, those that poll ten in each process."
@@ -236,12 +74,12 @@ def _postgresql_spread(context: Context) -> Report:
 def _postgresql_handover(context: Context) -> Report:
     """From the release in one process to the entry in another."""
     pauses = {"notify": 0.002, "aiolock": 0.002, "pg_advisory_lock": 0.002}
-    report = _handover(
+    report = handover(
         context, "PostgreSQL", pauses | {f"polling row {interval}": interval for interval in INTERVALS}
     )
     report.notes.append("notify: a bare NOTIFY and its arrival at a bare listener, driven in the same way.")
     report.compare("p50, aiolock / a bare NOTIFY", "aiolock", "notify", "p50", 2, at_most=True)
-    for peer in ("pg_advisory_lock", _quickest(report, "polling row")):
+    for peer in ("pg_advisory_lock", quickest(report, "polling row")):
         report.mention("aiolock", peer, "p50")
     return report
 
@@ -264,8 +102,8 @@ def _postgresql_renewal(context: PostgreSQLContext) -> Report:
         (before, start), (after, end) = seen
         return after - before, end - start
 
-    report = _renewal(context, "PostgreSQL", ["expiring rows"], "update + select", play)
-    _one_read(report)
+    report = renewal(context, "PostgreSQL", ["expiring rows"], "update + select", play)
+    one_read(report)
     report.notes.append("The statements are from the log of the server, which is on for all of them.")
     return report
 
@@ -285,7 +123,7 @@ POSTGRESQL: dict[str, Scenario] = {
 def _sqlite_free(context: Context) -> Report:
     """A free lock, taken and left by one task, one turn after the other."""
     others = ["bare sqlite", "bare sqlite, lazy", "flock 0.05"]
-    report = _free(context, "SQLite", ["aiolock", *others])
+    report = free(context, "SQLite", ["aiolock", *others])
     report.notes.append(
         "“bare sqlite” is no lock, only one upsert and one update, each flushed; “lazy” and aiolock flush the first one only."
     )
@@ -296,16 +134,16 @@ def _sqlite_free(context: Context) -> Report:
 
 def _sqlite_hot(context: Context) -> Report:
     """One lock that a hundred tasks of four processes want, drained."""
-    report = _hot(context, "SQLite", "bare sqlite", [f"flock {interval}" for interval in INTERVALS], DRAIN)
-    _beats(report, "flock", 2)
+    report = hot(context, "SQLite", "bare sqlite", [f"flock {interval}" for interval in INTERVALS], DRAIN)
+    beats(report, "flock", 2)
     report.notes.append("flock: a lock of a file, tried again and again, as filelock does.")
     return report
 
 
 def _sqlite_handover(context: Context) -> Report:
     """From the release in one process to the entry in another."""
-    report = _handover(context, "SQLite", {"aiolock": 0.01} | {f"flock {each}": each for each in INTERVALS})
-    report.mention("aiolock", _quickest(report, "flock"), "p50")
+    report = handover(context, "SQLite", {"aiolock": 0.01} | {f"flock {each}": each for each in INTERVALS})
+    report.mention("aiolock", quickest(report, "flock"), "p50")
     return report
 
 
@@ -316,8 +154,8 @@ def _sqlite_renewal(context: Context) -> Report:
         found = context.workers.one("kept", who=who, url=context.url, count=count, ttl=ttl, seconds=seconds)
         return Counter(found["statements"]), found["processor"]
 
-    report = _renewal(context, "SQLite", [], "bare sqlite", play)
-    _one_read(report)
+    report = renewal(context, "SQLite", [], "bare sqlite", play)
+    one_read(report)
     report.notes.append("There is no server: the processor time is that of the whole client.")
     return report
 
@@ -335,7 +173,7 @@ SQLITE: dict[str, Scenario] = {
 
 def _memcached_free(context: Context) -> Report:
     """A free lock, taken and left by one task, one turn after the other."""
-    report = _free(context, "memcached", ["aiolock", "add + delete", "polling add 0.1"])
+    report = free(context, "memcached", ["aiolock", "add + delete", "polling add 0.1"])
     report.notes.append("“add + delete” is no lock, only the two commands.")
     for other in ("add + delete", "polling add 0.1"):
         report.mention("aiolock", other, "rate")
@@ -345,21 +183,21 @@ def _memcached_free(context: Context) -> Report:
 def _memcached_hot(context: Context) -> Report:
     """One lock that a hundred tasks of four processes want, drained."""
     polling = [f"polling add {interval}" for interval in INTERVALS]
-    report = _hot(context, "memcached", "add + delete", polling, DRAIN)
-    _beats(report, "polling add", 2)
+    report = hot(context, "memcached", "add + delete", polling, DRAIN)
+    beats(report, "polling add", 2)
     return report
 
 
 def _memcached_spread(context: Context) -> Report:
     """A hundred locks, each wanted by one task of each of four processes, and held for 5 ms."""
-    return _spread(context, "memcached", "add + delete", [], ["polling add"], DRAIN)
+    return spread(context, "memcached", "add + delete", [], ["polling add"], DRAIN)
 
 
 def _memcached_handover(context: Context) -> Report:
     """From the release in one process to the entry in another."""
     pauses = {"aiolock": 0.01} | {f"polling add {each}": each for each in INTERVALS}
-    report = _handover(context, "memcached", pauses)
-    report.mention("aiolock", _quickest(report, "polling add"), "p50")
+    report = handover(context, "memcached", pauses)
+    report.mention("aiolock", quickest(report, "polling add"), "p50")
     return report
 
 
@@ -367,7 +205,7 @@ def _memcached_late(context: Context) -> Report:
     """The same after a long wait, in which our clients poll less and less often."""
     waited = context.count(5, 2)
     pauses = {"aiolock": 1.0, "polling add 0.1": 0.1}
-    report = _handover(context, "memcached", pauses, settle=waited, count=(6, 2))
+    report = handover(context, "memcached", pauses, settle=waited, count=(6, 2))
     report.name, report.title = "late", f"{report.title}, after a wait of {waited} s or more"
     return report
 
@@ -390,7 +228,7 @@ def _memcached_renewal(context: MemcachedContext) -> Report:
         (before, start), (after, end) = seen
         return after - before, end - start
 
-    report = _renewal(context, "memcached", [], "touch", play)
+    report = renewal(context, "memcached", [], "touch", play)
     report.notes.append("Written and read are items: aiolock verifies all its locks by one batch of reads.")
     return report
 
@@ -402,4 +240,83 @@ MEMCACHED: dict[str, Scenario] = {
     "handover": _memcached_handover,
     "late": _memcached_late,
     "renewal": _memcached_renewal,
+}
+
+
+# --- etcd
+
+KEYS = [f"polling key {interval}" for interval in INTERVALS]
+
+
+def _etcd_free(context: Context) -> Report:
+    """A free lock, taken and left by one task, one turn after the other."""
+    others = ["put + delete", "v3lock", "polling key 0.1"]
+    report = free(context, "etcd", ["aiolock", *others])
+    report.notes.append(
+        "“put + delete” is no lock, only the two requests. v3lock is the lock service of etcd itself."
+    )
+    for other in others:
+        report.mention("aiolock", other, "rate")
+    return report
+
+
+def _etcd_hot(context: Context) -> Report:
+    """One lock that a hundred tasks of four processes want, drained."""
+    report = hot(context, "etcd", "put + delete", ["v3lock", *KEYS], DRAIN)
+    beats(report, "v3lock", 1.2)
+    beats(report, "polling key", 1)
+    return report
+
+
+def _etcd_spread(context: Context) -> Report:
+    """A hundred locks, each wanted by one task of each of four processes, and held for 5 ms."""
+    return spread(context, "etcd", "put + delete", ["v3lock"], ["polling key"], DRAIN)
+
+
+def _etcd_handover(context: Context) -> Report:
+    """From the release in one process to the entry in another."""
+    pauses = {"aiolock": 0.01, "v3lock": 0.01, "etcdctl lock": 0.01}
+    pauses |= {f"polling key {each}": each for each in INTERVALS}
+    # etcdctl is started by its waiter, and has to be there.
+    report = handover(context, "etcd", pauses, settle=0.15, count=(20, 4))
+    report.notes.append(
+        "etcdctl lock: a process for each holder and waiter, which frees the lock when it is told to end."
+    )
+    report.compare("p50, aiolock / the lock service", "aiolock", "v3lock", "p50", 0.1, at_most=True)
+    for peer in ("etcdctl lock", quickest(report, "polling key")):
+        report.mention("aiolock", peer, "p50")
+    return report
+
+
+def _etcd_renewal(context: EtcdContext) -> Report:
+    """A thousand locks that one client holds."""
+
+    def play(who: str, count: int, ttl: float, seconds: float) -> Found:
+        seen: list[Found] = []
+        context.workers.one(
+            "kept",
+            who=who,
+            url=context.url,
+            count=count,
+            ttl=ttl,
+            seconds=seconds,
+            between=lambda _: seen.append((context.requests(), context.processor_seconds())),
+        )
+        (before, start), (after, end) = seen
+        return after - before, end - start
+
+    report = renewal(context, "etcd", ["a lease each"], "put + get", play)
+    report.notes.append(
+        "Written are keys and leases; a read is a transaction of a hundred keys. “a lease each” is how the lock service is used: the "
+        "lease of each lock is prolonged by itself."
+    )
+    return report
+
+
+ETCD: dict[str, Scenario] = {
+    "free": _etcd_free,
+    "hot": _etcd_hot,
+    "spread": _etcd_spread,
+    "handover": _etcd_handover,
+    "renewal": _etcd_renewal,
 }

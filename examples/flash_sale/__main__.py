@@ -128,7 +128,16 @@ async def hold(
 def started(stack: ExitStack) -> Iterator[tuple[str, str]]:
     """Start a private server of each kind that is installed; yield its store and its address."""
     # Only a clone has them; an installed library starts no servers.
-    from tests.servers import MariaDB, Memcached, PostgreSQL, Redis, ServerFailed, ServerMissing, ZooKeeper
+    from tests.servers import (
+        Etcd,
+        MariaDB,
+        Memcached,
+        PostgreSQL,
+        Redis,
+        ServerFailed,
+        ServerMissing,
+        ZooKeeper,
+    )
 
     for store, server in {
         "redis": Redis,
@@ -136,6 +145,7 @@ def started(stack: ExitStack) -> Iterator[tuple[str, str]]:
         "mysql": MariaDB,
         "postgresql": PostgreSQL,
         "memcached": Memcached,
+        "etcd": Etcd,
     }.items():
         try:
             yield store, stack.enter_context(server()).url

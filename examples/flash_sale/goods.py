@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import random
 import re
 import sqlite3
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 from urllib.parse import unquote, urlsplit
 
+import aiohttp
 import aiomysql
 import aiosqlite
 import aiozk
@@ -21,6 +23,7 @@ import pymysql
 import redis.asyncio
 
 import aiolock
+import aiolock.etcd
 import aiolock.mysql
 import aiolock.postgresql
 import aiolock.zookeeper
@@ -322,6 +325,93 @@ class MemcachedGoods(Goods):
     WAYS: ClassVar = {"add": add, "cas": compare_and_swap}
 
 
+class EtcdGoods(Goods):
+    """A key for the goods, whose value is the stock, and a key for each buyer; by the gateway that etcd has for JSON."""
+
+    def __init__(self, url: str) -> None:
+        self._server = url.removeprefix("etcd://").partition(",")[0].partition("?")[0]
+
+    async def __aenter__(self) -> Self:
+        connector = aiohttp.TCPConnector(limit=0)  # a buyer who waits in the lock service needs a connection
+        self._http = aiohttp.ClientSession(f"http://{self._server}", connector=connector)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._http.close()
+
+    async def _ask(self, call: str, **request: object) -> dict[str, Any]:
+        """Make a call of etcd's API, version 3."""
+        async with self._http.post(f"/v3/{call}", json=request, raise_for_status=True) as answer:
+            return dict(await answer.json())
+
+    @staticmethod
+    def _bytes(text: str) -> str:
+        return base64.b64encode(text.encode()).decode()
+
+    def _buyers(self, number: int) -> dict[str, str]:
+        """Return the range of the keys of all buyers: a zero follows the slash."""
+        return {
+            "key": self._bytes(f"flash-buyers/{number}/"),
+            "range_end": self._bytes(f"flash-buyers/{number}0"),
+        }
+
+    async def _read(self, number: int) -> tuple[int, str]:
+        """Return the stock and the revision of its last change."""
+        [found] = (await self._ask("kv/range", key=self._bytes(f"flash-goods/{number}")))["kvs"]
+        return int(base64.b64decode(found["value"])), found["mod_revision"]
+
+    async def prepare(self) -> None: ...
+
+    async def put(self, number: int, stock: int) -> None:
+        await self._ask("kv/deleterange", **self._buyers(number))
+        await self.write(number, stock)
+
+    async def stock(self, number: int) -> int:
+        return (await self._read(number))[0]
+
+    async def write(self, number: int, stock: int) -> None:
+        await self._ask("kv/put", key=self._bytes(f"flash-goods/{number}"), value=self._bytes(str(stock)))
+
+    async def fenced_write(self, number: int, stock: int, lease: aiolock.Lease) -> bool:
+        try:
+            await aiolock.etcd.fenced_put(lease, f"flash-goods/{number}", str(stock).encode())
+        except aiolock.LockLost:
+            return False
+        return True
+
+    async def sell(self, number: int, buyer: str) -> None:
+        await self._ask("kv/put", key=self._bytes(f"flash-buyers/{number}/{buyer}"))
+
+    async def sold(self, number: int) -> int:
+        return int((await self._ask("kv/range", **self._buyers(number), count_only=True)).get("count", 0))
+
+    async def lock_service(self, number: int, buyer: str) -> bool:
+        """Lock by the service of etcd, as etcdctl and clients in Go do: a key with a lease, in the order of revisions."""
+        lease = (await self._ask("lease/grant", TTL=10))["ID"]
+        try:
+            await self._ask("lock/lock", name=self._bytes(f"flash-lock/{number}"), lease=lease)
+            return await self.take(number, buyer)
+        finally:
+            await self._ask("lease/revoke", ID=lease)  # deletes the key of the lock
+
+    async def key_revision(self, number: int, buyer: str) -> bool:
+        """Write only if the key still has the revision that was read, and the buyer in the same transaction."""
+        goods = self._bytes(f"flash-goods/{number}")
+        while True:
+            stock, revision = await self._read(number)
+            if stock <= 0:
+                return False
+            await asyncio.sleep(self.work)
+            unchanged = {"key": goods, "target": "MOD", "result": "EQUAL", "mod_revision": revision}
+            put = {"key": goods, "value": self._bytes(str(stock - 1))}
+            buy = {"key": self._bytes(f"flash-buyers/{number}/{buyer}")}
+            writes = [{"request_put": put}, {"request_put": buy}]
+            if (await self._ask("kv/txn", compare=[unchanged], success=writes)).get("succeeded"):
+                return True
+
+    WAYS: ClassVar = {"lock service": lock_service, "key revision": key_revision}
+
+
 class SQLGoods(Goods):
     """A table for the goods, one for the buyers, and one for locks by unique rows."""
 
@@ -566,5 +656,6 @@ STORES: dict[str, Callable[[str], Goods]] = {
     "mysql": MySQLGoods,
     "postgresql": PostgreSQLGoods,
     "memcached": MemcachedGoods,
+    "etcd": EtcdGoods,
     "sqlite": SQLiteGoods,
 }

@@ -11,9 +11,15 @@ import aiolock
 from examples.flash_sale import __main__ as flash_sale
 from examples.flash_sale.app import LOCKS, WRONG
 from examples.flash_sale.goods import STORES
-from tests.servers import SERVERS, MariaDB, Memcached, PostgreSQL, Redis, ServerMissing, ZooKeeper
+from tests.servers import SERVERS, Etcd, MariaDB, Memcached, PostgreSQL, Redis, ServerMissing, ZooKeeper
 
-MORE = {"zookeeper": ZooKeeper, "mysql": MariaDB, "postgresql": PostgreSQL, "memcached": Memcached}
+MORE = {
+    "zookeeper": ZooKeeper,
+    "mysql": MariaDB,
+    "postgresql": PostgreSQL,
+    "memcached": Memcached,
+    "etcd": Etcd,
+}
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +83,7 @@ async def test_a_server_that_is_not_installed_is_left_out_with_one_sentence(monk
     def nothing() -> None:
         raise ServerMissing("there is no such program; install it")
 
-    for server in ("Redis", "ZooKeeper", "MariaDB", "PostgreSQL", "Memcached"):
+    for server in ("Redis", "ZooKeeper", "MariaDB", "PostgreSQL", "Memcached", "Etcd"):
         monkeypatch.setattr(f"tests.servers.{server}", nothing)
     with contextlib.ExitStack() as stack:
         assert list(dict(flash_sale.started(stack))) == ["sqlite"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
 import math
 import os
 import sys
@@ -19,11 +18,11 @@ from benchmarks.contestants.base import Contestant, Span
 from benchmarks.measure import Goal, Report, Series, alternate, percentile, ratio
 from benchmarks.peers import LIBRARIES, PROGRAMS, absent, built, versions
 from benchmarks.plots import INK, PLOTS, draw
-from benchmarks.report import as_json, as_markdown, as_text, goals, loaded, number, table
+from benchmarks.report import Run, as_json, as_markdown, as_text, goals, loaded, merged, number, table
 from benchmarks.scenarios.compare import COLUMNS
 from benchmarks.scenarios.context import EXECUTED, Context
 from benchmarks.scenarios.draining import figures
-from benchmarks.suites import COMPARED, NEW, SUITES, LockFile
+from benchmarks.suites import COMPARED, SUITES, LockFile
 from benchmarks.workers import JobFailed, Workers
 
 ABOUT = {
@@ -102,25 +101,51 @@ def test_a_drain_is_timed_from_the_first_request_to_the_last_exit():
 
 
 def test_figures_survive_their_file(report):
-    reports, about = loaded(as_json([report], ABOUT))
-    assert about == ABOUT
-    assert table(reports["redis/free"]) == table(report)
-    assert goals(list(reports.values())) == goals([report])
-    assert as_markdown(list(reports.values()), about) == as_markdown([report], ABOUT)
+    runs = loaded(as_json([Run(ABOUT, [report])]))
+    [run] = runs
+    [found] = run.reports
+    assert run.about == ABOUT
+    assert table(found) == table(report)
+    assert goals(run.reports) == goals([report])
+    assert as_markdown(runs) == as_markdown([Run(ABOUT, [report])])
+
+
+def test_a_run_takes_the_place_of_the_same_scenarios_of_earlier_ones(report):
+    others = [Report(name, name, {}) for name in ("redis/many", "etcd/free")]
+    earlier = [Run({"command": "first"}, [report, others[0]]), Run({"command": "second"}, [others[1]])]
+    latest = Run({"command": "third"}, [Report("redis/free", "again", {}), Report("etcd/free", "again", {})])
+    runs = merged(earlier, latest)
+    assert [(run.about["command"], [each.name for each in run.reports]) for run in runs] == [
+        ("first", ["redis/many"]),
+        ("third", ["redis/free", "etcd/free"]),
+    ]
 
 
 def test_pages_are_written_between_their_markers(report):
     page = "Before\n<!-- figures: redis/free rate -->\nold\n<!-- end -->\nbetween\n<!-- goals -->\n<!-- end -->\nafter"
-    new = pages.render(page, as_json([report], ABOUT))
+    results = as_json([Run(ABOUT, [report])])
+    new = pages.render(page, results)
     assert new.startswith("Before\n<!-- figures: redis/free rate -->\n\n|  | turns/s |\n")
     assert "old" not in new
     assert "µs each" not in new
     assert "\nbetween\n" in new
     assert "| redis/free | each |" in new
     assert new.endswith("<!-- end -->\nafter")
-    assert pages.render(new, as_json([report], ABOUT)) == new
+    assert pages.render(new, results) == new
     with pytest.raises(KeyError, match="no scenario 'redis/other'"):
-        pages.render(page.replace("redis/free", "redis/other"), as_json([report], ABOUT))
+        pages.render(page.replace("redis/free", "redis/other"), results)
+
+
+def test_a_page_has_the_conditions_of_the_runs_of_its_scenarios_and_says_what_was_not_measured(report):
+    results = as_json([Run(ABOUT, [report]), Run({**ABOUT, "cores": 77}, [Report("etcd/free", "t", {})])])
+    page = "<!-- conditions: {} -->\n<!-- end -->\n<!-- figures: etcd/hot -->\n<!-- end -->"
+    one = pages.render(page.format("redis/free etcd/hot"), results)
+    assert "2 cores of one" in one
+    assert "77 cores" not in one
+    assert "\nNot measured yet: `python -m benchmarks etcd --scenario hot`\n" in one
+    two = pages.render(page.format("redis/free etcd/free"), results)
+    assert "2 cores of one" in two
+    assert "77 cores of one" in two
 
 
 def test_the_pages_say_what_the_committed_results_say():
@@ -132,18 +157,20 @@ def test_the_pages_say_what_the_committed_results_say():
     assert pages.main(["--check"]) == 0
 
 
-def test_the_committed_run_is_complete():
-    """All scenarios of all suites in one run; nothing was left out because it looked bad."""
-    results = json.loads(pages.RESULTS.read_text())
-    wanted = [f"{suite}/{name}" for suite, it in SUITES.items() for name in it.scenarios]
-    assert list(results["scenarios"]) == wanted
-    assert [
-        name for name, found in results["scenarios"].items() if found["failed"] or not found["rows"]
-    ] == []
-    assert "--quick" not in results["about"]["command"]
-    reports, about = loaded(pages.RESULTS.read_text())
-    assert (pages.RESULTS.parent / "README.md").read_text() == as_markdown(list(reports.values()), about)
-    for stem in [plot.stem for plot in PLOTS]:
+def test_the_committed_runs_are_complete():
+    """All scenarios of a suite, in one run; nothing was left out because it looked bad."""
+    runs = loaded(pages.RESULTS.read_text())
+    for run in runs:
+        found = [report.name for report in run.reports]
+        suites = dict.fromkeys(name.partition("/")[0] for name in found)
+        assert sorted(found) == sorted(
+            f"{suite}/{name}" for suite in suites for name in SUITES[suite].scenarios
+        )
+        assert [report.name for report in run.reports if report.failed or not report.rows] == []
+        assert "--quick" not in run.about["command"]
+    assert (pages.RESULTS.parent / "README.md").read_text() == as_markdown(runs)
+    drawn = {report.name for run in runs for report in run.reports}
+    for stem in [plot.stem for plot in PLOTS if plot.scenario in drawn]:
         for theme in INK:
             assert (pages.RESULTS.parent / f"{stem}-{theme}.svg").is_file()
 
@@ -157,18 +184,15 @@ def test_what_is_unknown_is_refused_with_what_there_is(capsys):
     assert "there are free, hot" in capsys.readouterr().err
     assert parsed([]).suite == ["redis"]
     assert parsed(["all"]).suite == list(SUITES)
-
-
-def test_suites_without_committed_figures_are_run_by_name_only():
     assert parsed(["postgresql", "--scenario", "handover"]).scenario == ["handover"]
     assert parsed(["memcached", "--scenario", "late"]).scenario == ["late"]
-    assert not set(NEW) & set(parsed(["all"]).suite)
 
 
 def test_contestants_are_known_by_name_and_interval():
     assert contestant("polling row 0.005", "postgresql://h/db")._interval == 0.005
     assert contestant("flock 0.1", "sqlite:///f")._interval == 0.1
     assert contestant("polling add 0.001", "memcached://h:1")._interval == 0.001
+    assert contestant("polling key 0.02", "etcd://h:1")._interval == 0.02
     assert isinstance(contestant("kazoo", "zookeeper://h"), Contestant)
     assert contestant("redis-py 0.01", "redis://h")._sleep == 0.01
     assert contestant("aiolock session", "mysql://h/db").url == "mysql://h/db?mode=session"
@@ -419,7 +443,7 @@ def test_a_scenario_that_ends_with_an_error_fails_the_gate_at_once():
 
 
 def test_the_rows_of_the_gate_are_in_the_committed_results():
-    reports, _ = loaded(pages.RESULTS.read_text())
+    reports = {report.name: report for run in loaded(pages.RESULTS.read_text()) for report in run.reports}
     for name, what in gate.ROWS.items():
         assert what in [goal.what for goal in reports[name].goals]
 
