@@ -34,6 +34,7 @@ from aiolock.starlette import Lifespan, client_of, exception_handlers, refusal
 
 try:
     from fastapi import Depends, routing
+    from fastapi.dependencies.models import Dependant
     from fastapi.dependencies.utils import request_params_to_args
     from fastapi.exceptions import RequestValidationError
     from pydantic import BaseModel
@@ -158,7 +159,7 @@ def _check(app: Any) -> None:
                 _in_a_thread(dependant.call)
                 template = _HELD[each.call]
                 if template is not None:
-                    _find(template, dependant, path)
+                    list(_find(template, dependant, path))
 
 
 def _in_a_thread(endpoint: Any) -> bool:
@@ -176,8 +177,6 @@ def _in_a_thread(endpoint: Any) -> bool:
 
 # --- names: the path and query parameters that a route declares
 
-_PLACES = "path", "query"
-
 
 class _Parameter(NamedTuple):
     """A parameter of a function, or a field of its model of query parameters; FastAPI validates ``field``."""
@@ -186,12 +185,8 @@ class _Parameter(NamedTuple):
     place: str
     field: Any
     name: str
-    info: Any
-
-    def called(self, name: str) -> bool:
-        """Test whether requests call it ``name``."""
-        alias = self.info.validation_alias or self.info.alias or self.name
-        return name in getattr(alias, "choices", [alias])
+    kind: Any
+    aliases: Collection[str]
 
 
 def _name_from_route(template: Template) -> Callable[..., Any]:
@@ -204,9 +199,8 @@ def _name_from_route(template: Template) -> Callable[..., Any]:
         if included is not None and included.original_route is route:
             route = included
         values = dict(connection.path_params)
-        for name, one in _find(template, getattr(route, "dependant", None), connection.path_params).items():
-            received = connection.path_params if one.place == "path" else connection.query_params
-            got, errors = request_params_to_args([one.field], received)
+        for name, one in _find(template, getattr(route, "dependant", Dependant()), connection.path_params):
+            got, errors = request_params_to_args([one.field], getattr(connection, f"{one.place}_params"))
             if errors:
                 raise RequestValidationError(errors)
             value = got[one.field.name]
@@ -216,66 +210,60 @@ def _name_from_route(template: Template) -> Callable[..., Any]:
     return name
 
 
-def _find(template: Template, dependant: Any, path: Collection[str]) -> dict[str, _Parameter]:
-    """Find the parameters that fill ``template``; a part of the ``path`` that no function declares has none: it is text.
+def _find(template: Template, dependant: Any, path: Collection[str]) -> Iterator[tuple[str, _Parameter]]:
+    """Yield what fills each name in ``template``; a part of the ``path`` that no function declares has none: it is text.
 
     Raises :class:`ConfigError` for a placeholder that no request can fill, or that may have two values.
     """
-    known = [one for each in _functions(dependant) for one in _declared(each)]
-    function, chosen = getattr(dependant, "call", None), {}
 
     def wrong(why: str) -> ConfigError:
-        about = f"{shorten(template.text)} over {name_of(function)}"
+        about = f"{shorten(template.text)} over {name_of(dependant.call)}"
         return ConfigError(f"{about}: {why}; a dependency of your own can make the name: locked(function)")
 
+    known = [one for each in _functions(dependant) for one in _declared(each)]
     for name in template.fields:
-        found = [one for one in known if one.place in _PLACES and one.called(name)]
+        found = [one for one in known if one.place in ("path", "query") and name in one.aliases]
         if not found and name in path:
             continue
-        found = found or [one for one in known if one.name == name or one.called(name)]
-        if not found:
+        if not (found := found or [one for one in known if name in (one.name, *one.aliases)]):
             there = ", ".join(sorted({*path, *(one.name for one in known)})) or "nothing"
             raise wrong(f"there is no {name} to make a name of; there is {there}")
         # The function's own declaration counts; those of dependencies must agree: 7 and 07 would be one order or two.
-        first, *others = [one for one in found if one.function is function] or found
-        if first.place not in _PLACES:
+        first, *others = [one for one in found if one.function is dependant.call] or found
+        if first.place not in ("path", "query"):
             raise wrong(f"{name} is in the {first.place}; names are made of path and query")
-        kind = first.info.annotation
-        types = [each for each in _types(kind) if not issubclass(each, str | bytes)]
-        if any(issubclass(each, Collection | BaseModel) for each in types):
-            raise wrong(f"{name} is more than one value ({kind})")
-        for one in others:
-            if (one.place, one.info.annotation) != (first.place, kind):
-                both = f"{name_of(first.function)} and {name_of(one.function)}"
-                raise wrong(f"{both} declare {name} differently; declare it in {name_of(function)} as well")
-        chosen[name] = first
-    return chosen
+        if any(issubclass(each, Collection | BaseModel) for each in _types(first.kind)):
+            raise wrong(f"{name} is more than one value ({first.kind})")
+        if other := next((one for one in others if (one.place, one.kind) != (first.place, first.kind)), None):
+            both = f"{name_of(first.function)} and {name_of(other.function)}"
+            raise wrong(f"{both} declare {name} differently; declare it in {name_of(dependant.call)} as well")
+        yield name, first
 
 
-def _functions(dependant: Any) -> Iterator[Any]:
-    """Yield FastAPI's Dependant of a function, then those of its dependencies, breadth first."""
-    waiting = [dependant] if dependant is not None else []
-    for each in waiting:
-        yield each
-        waiting += each.dependencies
+def _functions(dependant: Any) -> list[Any]:
+    """Return FastAPI's Dependant of a function, then those of its dependencies."""
+    return [dependant, *(one for each in dependant.dependencies for one in _functions(each))]
 
 
 def _declared(dependant: Any) -> Iterator[_Parameter]:
-    for place in (*_PLACES, "header", "cookie", "body"):
+    for place in ("path", "query", "header", "cookie", "body"):
         for field in getattr(dependant, f"{place}_params"):
             info = field.field_info
             models = [each for each in _types(info.annotation) if issubclass(each, BaseModel)]
             fields = models[0].model_fields if models and place == "query" else {field.name: info}
             for name, part in fields.items():
-                yield _Parameter(dependant.call, place, field, name, part)
+                alias = part.validation_alias or part.alias or name
+                aliases = getattr(alias, "choices", [alias])
+                yield _Parameter(dependant.call, place, field, name, part.annotation, aliases)
 
 
 def _types(annotation: Any) -> list[type]:
+    """Return the classes in an annotation, without those of texts."""
     annotation = getattr(annotation, "__value__", annotation)
-    origin, args = get_origin(annotation), get_args(annotation)
+    origin, args = get_origin(annotation) or annotation, get_args(annotation)
     if origin in (Union, UnionType, Annotated):
         return [each for choice in args[: 1 if origin is Annotated else None] for each in _types(choice)]
-    return [each for each in [origin or annotation] if isinstance(each, type)]
+    return [origin] if isinstance(origin, type) and not issubclass(origin, str | bytes) else []
 
 
 def _routes_of(routes: Any, path: frozenset[str] = frozenset()) -> Iterator[tuple[Any, frozenset[str]]]:
@@ -285,6 +273,5 @@ def _routes_of(routes: Any, path: frozenset[str] = frozenset()) -> Iterator[tupl
         names = path | set(getattr(route, "param_convertors", None) or ())
         if (dependant := getattr(route, "dependant", None)) is not None:
             yield dependant, names
-        else:
-            # Starlette's name for the rest of the path is no parameter.
-            yield from _routes_of(getattr(route, "routes", None), names - {"path"})
+        # Starlette's name for the rest of the path is no parameter.
+        yield from _routes_of(getattr(route, "routes", None), names - {"path"})
