@@ -207,7 +207,7 @@ class Ending:
     async def wait_lost(self) -> None:
         await asyncio.get_running_loop().create_future()
 
-    def send(self, number: int) -> Reach:
+    async def kill(self) -> Reach:
         return Reach.GONE
 
 
@@ -255,6 +255,9 @@ class Obeying:
     def send(self, number: int) -> Reach:
         self.told.append(number)
         self._ended.set()
+        return Reach.GONE
+
+    async def kill(self) -> Reach:
         return Reach.GONE
 
 

@@ -24,7 +24,7 @@ import sys
 import time
 from enum import Enum
 
-__all__ = ["DYING", "Reach", "become", "guard", "main", "send"]
+__all__ = ["DYING", "Reach", "become", "guard", "kill", "main", "send"]
 
 DYING = 0.5
 """Seconds that killed processes have to be gone."""
@@ -59,15 +59,22 @@ def _now() -> float:
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
-def _kill(group: int, complaint: bytes) -> bytes:
-    """Kill a group; return the complaint for the next time, which is empty after it was written."""
+def kill(group: int) -> Reach:
+    """Kill a process group and wait until it is gone, for :data:`DYING` seconds at most; return what is left of it."""
     if group <= 1:
-        return complaint
+        # Not a group yet; 0 would be the own one.
+        return Reach.GONE
     reach, give_up = send(group, signal.SIGKILL), _now() + DYING
     while reach is Reach.SENT and _now() < give_up:
+        # No event tells the end of a group: a pidfd is about one process, and nothing lists the others.
         time.sleep(0.01)
         reach = send(group, 0)
-    if reach is not Reach.FOREIGN:
+    return reach
+
+
+def _end(group: int, complaint: bytes) -> bytes:
+    """Kill a group; return the complaint for the next time, which is empty after it was written."""
+    if kill(group) is not Reach.FOREIGN:
         return complaint
     with contextlib.suppress(OSError):
         os.write(2, complaint)
@@ -82,13 +89,13 @@ def guard() -> int:
     while True:
         left = until - _now()
         if group and left <= 0:
-            until, complaint = math.inf, _kill(group, complaint)
+            until, complaint = math.inf, _end(group, complaint)
         waits = None if until == math.inf or not group else max(0.0, min(left, LOOK))
         if not select.select([0], [], [], waits)[0]:
             continue
         chunk = os.read(0, 65_536)
         if not chunk:
-            _kill(group, complaint)
+            _end(group, complaint)
             return 0
         *lines, heard = (heard + chunk).split(b"\n")
         for line in lines:

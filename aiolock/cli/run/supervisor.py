@@ -15,7 +15,7 @@ from typing import Any
 from aiolock.cli.exit_status import LOST, Ended, ended_by, of_child, of_exec
 from aiolock.cli.output import Output, seconds
 from aiolock.cli.run import guard
-from aiolock.cli.run.guard import DYING, Reach
+from aiolock.cli.run.guard import Reach
 from aiolock.cli.run.nested import OuterHold
 from aiolock.cli.run.signals import DEADLY, FORWARDED, LEAVE, SignalQueue, Terminal, blocked, load_anyio, stop
 from aiolock.clock import system_clock
@@ -172,6 +172,10 @@ class Child:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(number)
         return reach
+
+    async def kill(self) -> Reach:
+        """Kill the whole process group, and wait until it is gone; return what is left. Cancelling it ends the waiting."""
+        return await asyncio.to_thread(guard.kill, self.pid)
 
     def stopped_by(self) -> int | None:
         """The signal that has stopped the command since the last call."""
@@ -332,12 +336,7 @@ class Supervisor:
                 return of_child(returncode)
             self._report(f"the command was killed, because lock {shorten(self._lease.name)} had ended")
         # The children that the command has left behind worked under the lock as well.
-        reach, give_up = self._child.send(Signals.SIGKILL), system_clock() + DYING
-        # There is no event for the end of a process that is not a child.
-        while reach is Reach.SENT and system_clock() < give_up:
-            await asyncio.sleep(0.01)
-            reach = self._child.send(0)
-        if reach is Reach.FOREIGN:
+        if await self._child.kill() is Reach.FOREIGN:
             self._complain()
         return LOST
 
