@@ -5,19 +5,29 @@ from __future__ import annotations
 import asyncio
 import math
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Awaitable, Callable
 from enum import Enum
 from random import Random
-from typing import Required, TypedDict, Unpack
+from typing import Any, Generic, Required, TypedDict, TypeVar, Unpack
 
 from aiolock.clock import Clock
 from aiolock.core.forks import OneProcess
 from aiolock.core.logs import Log, Outages, get_logger
 from aiolock.core.tasks import reject, start
 from aiolock.core.wakeup import read_little
-from aiolock.errors import BackendError, BackendUnavailable
+from aiolock.errors import BackendError, BackendUnavailable, copy_of
 
-__all__ = ["STABLE", "Connect", "ConnectionState", "Hook", "Options", "Transport"]
+__all__ = [
+    "STABLE",
+    "Asked",
+    "Connect",
+    "ConnectionState",
+    "Hook",
+    "Options",
+    "Transport",
+    "WaitingTransport",
+]
 
 log: Log = get_logger("aiolock")
 
@@ -346,6 +356,89 @@ class Transport(asyncio.Protocol, OneProcess, ABC):
             self._lost(BackendUnavailable(f"{self.address} did not answer a PING within {PING_WITHIN:g} s"))
             return math.inf
         return self._pinged + PING_WITHIN
+
+
+A = TypeVar("A")
+
+
+class Asked(Generic[A]):
+    """A request that was sent, or that waits for a connection."""
+
+    __slots__ = ("future", "issued")
+
+    def __init__(self, future: asyncio.Future[A], issued: float) -> None:
+        self.future = future
+        self.issued = issued
+        """When it was made, by the clock of the transport."""
+
+
+R = TypeVar("R", bound=Asked[Any])
+
+
+class WaitingTransport(Transport, Generic[R]):
+    """A transport whose reads wait for a connection, and whose writes are refused without one."""
+
+    def __init__(
+        self, address: str, connect: Connect, on_down: Hook | None = None, **options: Unpack[Options]
+    ) -> None:
+        super().__init__(address, connect, on_down=on_down, **options)
+        self._pending: deque[R] = deque()
+        """Sent, in this order."""
+        self._parked: deque[R] = deque()
+        """Reads that wait for a connection."""
+
+    def _guard(self) -> asyncio.AbstractEventLoop:
+        """Return the loop. Raises :class:`BackendUnavailable` if it is closed."""
+        self.refuse_fork("connection")
+        if self._loop is None or self.state is ConnectionState.CLOSED:
+            raise BackendUnavailable(f"{self.address}: the client is closed")
+        return self._loop
+
+    def _park(self, asked: R, *, write: bool) -> None:
+        """Have a request wait for a connection; a ``write``, or one to a server that refuses this client, fails."""
+        if write or (self.failure is not None and not self.failure.retryable):
+            reject(asked.future, self._away())
+        else:
+            self._parked.append(asked)
+
+    def _unpark(self) -> list[R]:
+        """Remove and return the requests that still wait."""
+        parked, self._parked = self._parked, deque()
+        return [asked for asked in parked if not asked.future.done()]
+
+    def _away(self) -> BackendError:
+        return copy_of(self.failure or BackendUnavailable(f"{self.address} is not connected"))
+
+    def _failed(self, error: BackendError) -> None:
+        super()._failed(error)
+        if not error.retryable:
+            self._refuse_parked()
+
+    def _refuse_parked(self) -> None:
+        while self._parked:
+            reject(self._parked.popleft().future, self._away())
+
+    def _gone(self, error: BackendError) -> None:
+        pending, self._pending = self._pending, deque()
+        for asked in pending:
+            doubt = BackendUnavailable(f"{error}; whether it executed this is not known")
+            doubt.__cause__ = error.__cause__
+            reject(asked.future, doubt)
+        if self._closed():
+            self._refuse_parked()
+
+    def _expire(self, now: float) -> float:
+        limit = now - self._timeout
+        while self._parked and self._parked[0].issued <= limit:
+            reject(self._parked.popleft().future, self._away())
+        next_one = self._parked[0].issued if self._parked else math.inf
+        for asked in self._pending:
+            if asked.issued > limit:
+                next_one = min(next_one, asked.issued)
+                break
+            text = f"{self.address} did not answer within {self._timeout:g} s; whether it executed this is not known"
+            reject(asked.future, BackendUnavailable(text))
+        return next_one + self._timeout
 
 
 class _Farewell(asyncio.Protocol):

@@ -39,6 +39,7 @@ __all__ = [
     "seconds",
     "text",
     "tls_context",
+    "tls_flag",
     "tls_mode",
 ]
 
@@ -241,6 +242,15 @@ def flag(name: str, value: object) -> bool:
     if value not in ("true", "false"):
         raise ConfigError(f"{name} must be true or false, not {shorten(value)}")
     return value == "true"
+
+
+def tls_flag(name: str, value: object) -> bool | ssl.SSLContext:
+    """Read the option ``tls`` of a server whose connections are encrypted from their beginning, or not at all."""
+    if isinstance(value, ssl.SSLContext):
+        return value
+    if isinstance(value, bool) or value in ("true", "false"):
+        return flag(name, value)
+    raise ConfigError(f"{name} must be true, false or an ssl.SSLContext, not {shorten(value)}")
 
 
 def one_of(*words: str) -> Callable[[str, object], str]:

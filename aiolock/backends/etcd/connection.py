@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Unpack
@@ -13,7 +11,7 @@ from aiolock.backends.etcd import messages
 from aiolock.backends.etcd.channel import Channel, Garbage
 from aiolock.backends.etcd.errors import DENIED, NOT_ENABLED, RpcError, refused, unreachable
 from aiolock.backends.etcd.url import Address
-from aiolock.backends.transport import ConnectionState, Hook, Options, Transport
+from aiolock.backends.transport import Asked, ConnectionState, Hook, Options, WaitingTransport
 from aiolock.backends.urls import Host
 from aiolock.core.tasks import reject, settle
 from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, UnsafeBackend, copy_of, shorten
@@ -106,21 +104,20 @@ async def visit(host: Host, address: Address, timeout: float) -> Visit:
     return made
 
 
-class Call:
+class Call(Asked[bytes]):
     """A request, and its answer."""
 
-    __slots__ = ("future", "generation", "issued", "path", "request")
+    __slots__ = ("generation", "path", "request")
 
     def __init__(self, path: str, request: bytes, future: asyncio.Future[bytes], issued: float) -> None:
+        super().__init__(future, issued)
         self.path = path
         self.request = request
-        self.future = future
-        self.issued = issued
         self.generation = 0
         """The connection on which it was sent."""
 
 
-class Connection(Transport):
+class Connection(WaitingTransport[Call]):
     """Calls to the cluster, by whichever of its members can be reached.
 
     :param watched: keys; ``on_change`` gets each new value of one of them.
@@ -135,7 +132,7 @@ class Connection(Transport):
         on_down: Hook,
         **options: Unpack[Options],
     ) -> None:
-        super().__init__(address.text, self._dial, on_down=on_down, **options)
+        super().__init__(address.text, self._dial, on_down, **options)
         self._members = address
         self._namespace = namespace
         self._watched = watched
@@ -147,28 +144,19 @@ class Connection(Transport):
         """The number of members that the cluster has; 0 while it is not known."""
         self._channel: Channel | None = None
         self._login = 0.0
-        self._pending: deque[Call] = deque()
-        """Sent, in this order."""
-        self._parked: deque[Call] = deque()
-        """Reads that wait for a connection."""
 
     def ask(self, path: str, requests: Sequence[bytes], *, write: bool = False) -> list[Call]:
         """Send calls at once; the future of each gets its answer, or an error within the command timeout.
 
         Without a connection, reads wait for one, and a ``write`` is refused. Cancelling a future takes nothing back.
         """
-        self.refuse_fork("connection")
-        if self._loop is None or self.state is ConnectionState.CLOSED:
-            raise BackendUnavailable(f"{self.address}: the client is closed")
-        now, loop, calls = self._clock(), self._loop, []
+        now, loop, calls = self._clock(), self._guard(), []
         for request in requests:
             calls.append(call := Call(path, request, loop.create_future(), now))
             if self._channel is not None and self.state is ConnectionState.READY:
                 self._send(self._channel, call)
-            elif write or (self.failure is not None and not self.failure.retryable):
-                reject(call.future, self._away())
             else:
-                self._parked.append(call)
+                self._park(call, write=write)
         if self._channel is not None:
             self._channel.flush()
         return calls
@@ -179,9 +167,6 @@ class Connection(Transport):
         self._pending.append(call)
         call.generation = self.generation
         channel.call(call.path, call.request, call.future)
-
-    def _away(self) -> BackendError:
-        return copy_of(self.failure or BackendUnavailable(f"{self.address} is not connected"))
 
     def data_received(self, data: bytes) -> None:
         """Hand answers to their callers."""
@@ -336,11 +321,9 @@ class Connection(Transport):
     def _greet(self, transport: asyncio.WriteTransport) -> None:
         del transport
         self._up()
-        parked, self._parked = self._parked, deque()
         if (channel := self._channel) is not None:
-            for call in parked:
-                if not call.future.done():
-                    self._send(channel, call)
+            for call in self._unpark():
+                self._send(channel, call)
             channel.flush()
 
     def _ping(self, transport: asyncio.WriteTransport) -> None:
@@ -348,41 +331,17 @@ class Connection(Transport):
         if self._channel is not None:
             self._channel.ping()
 
-    def _failed(self, error: BackendError) -> None:
-        super()._failed(error)
-        if not error.retryable:
-            self._refuse_parked()
-
-    def _refuse_parked(self) -> None:
-        while self._parked:
-            reject(self._parked.popleft().future, self._away())
-
     def _gone(self, error: BackendError) -> None:
         channel, self._channel = self._channel, None
-        pending, self._pending = self._pending, deque()
-        for call in pending:
-            doubt = BackendUnavailable(f"{error}; whether this request was executed is not known")
-            doubt.__cause__ = error.__cause__
-            reject(call.future, doubt)
+        super()._gone(error)
         if channel is not None:
             channel.fail(lambda: copy_of(error))
-        if self.state is ConnectionState.CLOSED:
-            self._refuse_parked()
 
     def _expire(self, now: float) -> float:
-        limit = now - self._timeout
-        while self._parked and self._parked[0].issued <= limit:
-            reject(self._parked.popleft().future, self._away())
-        next_one = self._parked[0].issued if self._parked else math.inf
-        while self._pending and (self._pending[0].issued <= limit or self._pending[0].future.done()):
-            text = f"{self.address} did not answer within {self._timeout:g} s; whether this request was executed is not known"
-            reject(self._pending.popleft().future, BackendUnavailable(text))
-        if self._pending:
-            next_one = min(next_one, self._pending[0].issued)
         if self._members.user and self._channel is not None and now - self._login >= LOGIN:
             self._login = now
             self._log_in_again(self._channel)
-        return next_one + self._timeout
+        return super()._expire(now)
 
     def _log_in_again(self, channel: Channel) -> None:
         def answered(answer: asyncio.Future[bytes]) -> None:

@@ -6,7 +6,7 @@ import ssl
 from dataclasses import dataclass, field
 from typing import Any
 
-from aiolock.backends.urls import Form, Host, file, flag, given_twice, parse, tls_context
+from aiolock.backends.urls import Form, Host, file, given_twice, parse, tls_context, tls_flag
 from aiolock.errors import ConfigError, shorten
 
 __all__ = ["Address", "parameters"]
@@ -48,20 +48,12 @@ def parameters(url: object, given: dict[str, Any]) -> Address:
     )
 
 
-def _tls(name: str, value: object) -> bool | ssl.SSLContext:
-    if isinstance(value, ssl.SSLContext):
-        return value
-    if isinstance(value, bool) or value in ("true", "false"):
-        return flag(name, value)
-    raise ConfigError(f"{name} must be true, false or an ssl.SSLContext, not {shorten(value)}")
-
-
 _FORM = Form(
     "etcd",
     "etcd://user:password@h1:2379,h2:2379,h3:2379",
     ("etcd",),
     2379,
-    {"tls": _tls, "tls_ca": file, "tls_cert": file, "tls_key": file},
+    {"tls": tls_flag, "tls_ca": file, "tls_cert": file, "tls_key": file},
     several=True,
 )
 

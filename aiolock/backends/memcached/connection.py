@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import math
-from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple, Unpack
 
 from aiolock.backends.memcached.conversation import conversation
 from aiolock.backends.memcached.protocol import NOOP, Garbage, Parser, Response, fits
-from aiolock.backends.transport import ConnectionState, Hook, Options, Transport
+from aiolock.backends.transport import Asked, ConnectionState, Hook, Options, WaitingTransport
 from aiolock.backends.urls import Host
-from aiolock.core.tasks import reject, settle
-from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, copy_of
+from aiolock.core.tasks import settle
+from aiolock.errors import BackendRefused, BackendUnavailable
 
 __all__ = ["Connection", "Reply"]
 
@@ -28,19 +26,18 @@ class Reply(NamedTuple):
     """When the server was started, in seconds since 1970: a constant of its run."""
 
 
-class _Batch:
+class _Batch(Asked[Reply]):
     """Commands that are sent together, and their answers so far."""
 
-    __slots__ = ("answers", "commands", "future", "issued")
+    __slots__ = ("answers", "commands")
 
     def __init__(self, commands: Sequence[bytes], future: asyncio.Future[Reply], issued: float) -> None:
+        super().__init__(future, issued)
         self.commands = commands
-        self.future = future
-        self.issued = issued
         self.answers: list[Response] = []
 
 
-class Connection(Transport):
+class Connection(WaitingTransport[_Batch]):
     """A pipelined connection: each batch of commands leaves at once, and answers come in the same order.
 
     A caller that stops waiting leaves its batch in place, whose answers are discarded, and the others stay in step.
@@ -49,14 +46,10 @@ class Connection(Transport):
     """
 
     def __init__(self, host: Host, namespace: str, on_down: Hook, **options: Unpack[Options]) -> None:
-        super().__init__(f"memcached://{host}", self._dial, on_down=on_down, **options)
+        super().__init__(f"memcached://{host}", self._dial, on_down, **options)
         self._host = host
         self._namespace = namespace
         self._parser = Parser()
-        self._pending: deque[_Batch] = deque()
-        """Sent, in the order in which answers will come."""
-        self._parked: deque[_Batch] = deque()
-        """Reads that wait for a connection."""
         self._time = self._read_at = 0.0
         self._started = 0
 
@@ -70,24 +63,16 @@ class Connection(Transport):
 
         Without a connection, reads wait for one, and a ``write`` is refused. Cancelling the future takes nothing back.
         """
-        self.refuse_fork("connection")
-        if self._loop is None or self.state is ConnectionState.CLOSED:
-            raise BackendUnavailable(f"{self.address}: the client is closed")
-        batch = _Batch(commands, self._loop.create_future(), self._clock())
+        batch = _Batch(commands, self._guard().create_future(), self._clock())
         if self._transport is not None and self.state is ConnectionState.READY:
             self._send(self._transport, batch)
-        elif write or (self.failure is not None and not self.failure.retryable):
-            reject(batch.future, self._away())
         else:
-            self._parked.append(batch)
+            self._park(batch, write=write)
         return batch.future
 
     def _send(self, transport: asyncio.WriteTransport, batch: _Batch) -> None:
         self._pending.append(batch)
         self._write(transport, b"".join(batch.commands))
-
-    def _away(self) -> BackendError:
-        return copy_of(self.failure or BackendUnavailable(f"{self.address} is not connected"))
 
     def data_received(self, data: bytes) -> None:
         """Hand answers to their batches, in order."""
@@ -130,42 +115,9 @@ class Connection(Transport):
     def _greet(self, transport: asyncio.WriteTransport) -> None:
         self._parser = Parser()
         self._up()
-        parked, self._parked = self._parked, deque()
-        for batch in parked:
-            if not batch.future.done():
-                self._send(transport, batch)
+        for batch in self._unpark():
+            self._send(transport, batch)
 
     def _ping(self, transport: asyncio.WriteTransport) -> None:
         assert self._loop is not None  # noqa: S101 - it is open
         self._send(transport, _Batch([NOOP], self._loop.create_future(), self._clock()))
-
-    def _failed(self, error: BackendError) -> None:
-        super()._failed(error)
-        if not error.retryable:
-            self._refuse_parked()
-
-    def _refuse_parked(self) -> None:
-        while self._parked:
-            reject(self._parked.popleft().future, self._away())
-
-    def _gone(self, error: BackendError) -> None:
-        pending, self._pending = self._pending, deque()
-        for batch in pending:
-            doubt = BackendUnavailable(f"{error}; whether it executed these commands is not known")
-            doubt.__cause__ = error.__cause__
-            reject(batch.future, doubt)
-        if self.state is ConnectionState.CLOSED:
-            self._refuse_parked()
-
-    def _expire(self, now: float) -> float:
-        limit = now - self._timeout
-        while self._parked and self._parked[0].issued <= limit:
-            reject(self._parked.popleft().future, self._away())
-        next_one = self._parked[0].issued if self._parked else math.inf
-        for batch in self._pending:
-            if batch.issued > limit:
-                next_one = min(next_one, batch.issued)
-                break
-            text = f"{self.address} did not answer within {self._timeout:g} s; whether it executed these commands is not known"
-            reject(batch.future, BackendUnavailable(text))
-        return next_one + self._timeout

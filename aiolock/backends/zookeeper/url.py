@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
-from aiolock.backends.urls import Form, Host, file, flag, one_of, seconds, tls_context
+from aiolock.backends.urls import Form, Host, file, one_of, seconds, tls_context, tls_flag
 from aiolock.backends.urls import parse as parse_address
 from aiolock.errors import ConfigError, shorten
 
@@ -95,14 +95,6 @@ def acceptable(path: str) -> bool:
     )
 
 
-def _tls(name: str, value: object) -> bool | ssl.SSLContext:
-    if isinstance(value, ssl.SSLContext):
-        return value
-    if isinstance(value, bool) or value in ("true", "false"):
-        return flag(name, value)
-    raise ConfigError(f"{name} must be true, false or an ssl.SSLContext, not {shorten(value)}")
-
-
 _FORM = Form(
     "ZooKeeper",
     "zookeeper://user:password@h1:2181,h2:2181,[::1]:2181/chroot?session_timeout=10",
@@ -114,7 +106,7 @@ _FORM = Form(
         "acl": one_of("open", "creator"),
         "recipe": one_of("queue", "simple"),
         "heartbeat": one_of("sync", "write"),
-        "tls": _tls,
+        "tls": tls_flag,
         "tls_ca": file,
         "tls_cert": file,
         "tls_key": file,

@@ -38,7 +38,7 @@ async def test_a_lost_answer_is_an_error_and_the_write_is_not_repeated(server, o
     async with behind(server) as (proxy, store):
         row = await store.insert(key, b"0")
         lost = proxy.down.cut_after(kept, lambda frame: frame.startswith(b"HD c"))
-        with pytest.raises(BackendUnavailable, match="whether it executed these commands is not known"):
+        with pytest.raises(BackendUnavailable, match="whether it executed this is not known"):
             await store.update(key, row.version, b"1")
         await lost.wait()
         assert store.interruptions == 1
