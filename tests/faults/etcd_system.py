@@ -9,16 +9,14 @@ through their proxy; the others know all.
 from __future__ import annotations
 
 import asyncio
-import random
 import sys
 from collections.abc import Sequence
-from typing import Self
 
 import aiolock
 from tests.faults import run
 from tests.faults.locks import all_can_be_had
 from tests.faults.proxy import http2_frames
-from tests.faults.zookeeper_system import FAULTS
+from tests.faults.zookeeper_system import FAULTS, OneByChance
 from tests.servers import Etcd
 
 QUEUE, HOLDS = b'"q":[', b'"h":['
@@ -27,39 +25,8 @@ DATA = 0
 """The type of a frame of HTTP/2 that carries a request or an answer."""
 
 
-class Cluster(Etcd):
-    """Three members, of which every verb without a number means one by chance."""
-
-    def __init__(self) -> None:
-        super().__init__(3)
-        self._victim = 0
-        self._turn = 0
-
-    @property
-    def port(self) -> int:
-        """Another one each time, so that proxies lead to all of them."""
-        self._turn += 1
-        return self.ports[self._turn % 3]
-
-    def start(self, index: int | None = None) -> Self:
-        if index is None and any(child.running for child in self.children):
-            # Not waited for: a member that returns to a cluster in need takes its time.
-            self.children[self._victim].start()
-            return self
-        return super().start(index)
-
-    def kill(self, index: int | None = None) -> None:
-        super().kill(self._choose(index))
-
-    def freeze(self, index: int | None = None) -> None:
-        super().freeze(self._choose(index))
-
-    def thaw(self, index: int | None = None) -> None:
-        super().thaw(self._victim if index is None else index)
-
-    def _choose(self, index: int | None) -> int:
-        self._victim = random.randrange(3) if index is None else index
-        return self._victim
+class Cluster(OneByChance, Etcd):
+    """A cluster of three."""
 
 
 class EtcdSystem:

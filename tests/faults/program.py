@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.faults.run import TTLS
 from tests.pace import pace
 
 ROOT = Path(__file__).parents[2]
@@ -36,3 +37,26 @@ def history(module: str, system: str, *words: str, ttls: Sequence[float], keep: 
     assert done.returncode == (1 if verdict["violations"] else 0), done.stderr
     assert verdict["violations"] or not done.stderr
     return verdict
+
+
+def keeps_its_promises(
+    module: str,
+    system: str,
+    *words: str,
+    keep: Path,
+    ttls: Sequence[float] = TTLS,
+    faults: int = 15,
+    grants: int = 50,
+) -> dict[str, Any]:
+    """Run histories, each longer than the one before, until enough happened in one, and none of them broke a promise.
+
+    A machine that has much else to do needs more time. Returns the verdict on the last one.
+    """
+    for seconds in (20, 40, 80, 160):
+        folder = keep / f"{seconds}"
+        verdict = history(module, system, *words, "--seconds", f"{seconds}", ttls=ttls, keep=folder)
+        assert verdict["outside"] == {name: [] for name in verdict["outside"]}
+        assert verdict["tokens_duplicated"] == verdict["tokens_decreased"] == 0
+        if sum(verdict["faults"].values()) >= faults and verdict["grants"] >= grants:
+            return verdict
+    raise AssertionError(f"too little happened: {verdict['faults']}, {verdict['grants']} grants")

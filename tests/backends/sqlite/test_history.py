@@ -4,22 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.faults.program import history
-from tests.faults.run import TTLS
+from tests.faults.program import keeps_its_promises
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_no_promise_is_broken_while_processes_and_the_file_fail(tmp_path):
-    for seconds in (20, 40, 80, 160):
-        words = ("--processes", "5", "--names", "10", "--seconds", f"{seconds}", "--kinds", "all")
-        keep = tmp_path / f"{seconds}"
-        verdict = history("tests.faults.sqlite_system", "sqlite", *words, ttls=TTLS, keep=keep)
-        assert verdict["outside"] == {name: [] for name in verdict["outside"]}
-        assert verdict["tokens_duplicated"] == verdict["tokens_decreased"] == 0
-        if sum(verdict["faults"].values()) >= 15 and verdict["grants"] >= 50:
-            break
-        # The machine has much else to do: too little happened to say anything.
-    assert sum(verdict["faults"].values()) >= 15
-    assert verdict["grants"] >= 50
+    words = ("--processes", "5", "--names", "10", "--kinds", "all")
+    verdict = keeps_its_promises("tests.faults.sqlite_system", "sqlite", *words, keep=tmp_path)
     assert len(verdict["grants_by_mode"]) == 5
