@@ -12,6 +12,8 @@ Calls run on the loop through anyio's blocking portal (``pip install "python-aio
 decorator and method of :mod:`aiolock` is here, with the same rules, in which a thread stands for a task. One thing
 differs: a thread cannot be cancelled, so a loss is only reported: by ``lost``, ``check()``, ``wait_lost()``, and by
 :class:`~aiolock.LockLost` at the end of the block.
+
+One file, because its users read it as one page: each class has the methods of the asynchronous one, with their documentation.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class WakeReason(Enum):
     GRANTED = "the server granted the lock"
     NOTIFIED = "the server announced a change"
     RECONNECTED = "the connection was lost or restored"
-    EXPIRED = "a hold or place ahead of it at the server may have expired"
+    EXPIRED = "a hold or position ahead of it at the server may have expired"
     POLL = "fallback poll"
     LAPSED = "the claim may be gone at the server"
     HANDED_OVER = "another task of this client handed the lock over"
