@@ -8,7 +8,6 @@ through their proxy; the others know all.
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Sequence
 
@@ -16,7 +15,7 @@ import aiolock
 from tests.faults import run
 from tests.faults.locks import all_can_be_had
 from tests.faults.proxy import http2_frames
-from tests.faults.zookeeper_system import FAULTS, OneByChance
+from tests.faults.zookeeper_system import FAULTS, OneByChance, SystemOfThree
 from tests.servers import Etcd
 
 QUEUE, HOLDS = b'"q":[', b'"h":['
@@ -29,27 +28,13 @@ class Cluster(OneByChance, Etcd):
     """A cluster of three."""
 
 
-class EtcdSystem:
+class EtcdSystem(SystemOfThree):
     """One private cluster."""
 
     framing = staticmethod(http2_frames)
-    namespace = "history"
 
     def __init__(self) -> None:
-        self.server = Cluster()
-        self.busy = asyncio.Lock()
-        self.replayed = 0
-        self.foreign: list[str] = []
-
-    @staticmethod
-    def verified_within(ttl: float) -> float:  # noqa: ARG004 - it is asked of every system
-        """A restart is no exception here: nothing is lost with a member."""
-        return 0.0
-
-    def url(self, host: str, port: int, number: int, seed: int) -> str:  # noqa: ARG002 - as above
-        """Where a worker connects."""
-        others = "".join(f",127.0.0.1:{each}" for each in self.server.ports) if number % 2 else ""
-        return f"etcd://{host}:{port}{others}"
+        super().__init__(Cluster())
 
     @staticmethod
     def placed(direction: str, frame: bytes) -> bool:
@@ -66,14 +51,9 @@ class EtcdSystem:
         """An answer."""
         return len(frame) > 9 and frame[3] == DATA
 
-    def overhear(self, direction: str, frame: bytes) -> None:
-        """Nothing here can be sent again: a write names the version that it replaces."""
-
     async def hygiene(self, names: Sequence[str], ttl: float) -> list[str]:
         """After all workers have left: every lock can be had, nobody holds or waits, and sessions have ended."""
-        for child in self.server.children:
-            if not child.running:
-                child.start()
+        self.start_all()
         async with aiolock.connect(self.server.url, namespace=self.namespace, command_timeout=20) as client:
             found = await all_can_be_had(client, names, 3 * ttl + 2)
             found += [f"hygiene: {info} is left" for info in await client.locks()]

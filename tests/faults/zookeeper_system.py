@@ -96,14 +96,13 @@ class Ensemble(OneByChance, ZooKeeper):
     """An ensemble of three."""
 
 
-class ZooKeeperSystem:
-    """One private ensemble."""
+class SystemOfThree:
+    """Three private servers, of which half of the workers know one."""
 
-    framing = staticmethod(length_frames)
     namespace = "history"
 
-    def __init__(self) -> None:
-        self.server = Ensemble()
+    def __init__(self, server: OneByChance) -> None:
+        self.server = server
         self.busy = asyncio.Lock()
         self.replayed = 0
         self.foreign: list[str] = []
@@ -116,7 +115,30 @@ class ZooKeeperSystem:
     def url(self, host: str, port: int, number: int, seed: int) -> str:  # noqa: ARG002 - as above
         """Where a worker connects."""
         others = "".join(f",127.0.0.1:{each}" for each in self.server.ports) if number % 2 else ""
-        return f"zookeeper://{host}:{port}{others}?session_timeout={SESSION}&tick_time=0.5"
+        scheme = self.server.url.partition(":")[0]
+        return f"{scheme}://{host}:{port}{others}"
+
+    def overhear(self, direction: str, frame: bytes) -> None:
+        """Nothing here can be sent again: a request belongs to its connection, or names the version that it replaces."""
+
+    def start_all(self) -> None:
+        """Start the servers that a fault has ended."""
+        for child in self.server.children:
+            if not child.running:
+                child.start()
+
+
+class ZooKeeperSystem(SystemOfThree):
+    """One private ensemble."""
+
+    framing = staticmethod(length_frames)
+
+    def __init__(self) -> None:
+        super().__init__(Ensemble())
+
+    def url(self, host: str, port: int, number: int, seed: int) -> str:
+        """Where a worker connects."""
+        return f"{super().url(host, port, number, seed)}?session_timeout={SESSION}&tick_time=0.5"
 
     @staticmethod
     def placed(direction: str, frame: bytes) -> bool:
@@ -133,14 +155,9 @@ class ZooKeeperSystem:
         """An answer with a Stat or a list, which is one that matters."""
         return len(frame) > 80 and frame[4:8] != EVENT
 
-    def overhear(self, direction: str, frame: bytes) -> None:
-        """Nothing here can be sent again: a request belongs to its connection."""
-
     async def hygiene(self, names: Sequence[str], ttl: float) -> list[str]:
         """After all workers have left: no node and no watch is left, and every lock can be had."""
-        for child in self.server.children:
-            if not child.running:
-                child.start()
+        self.start_all()
         found: list[str] = []
         async with aiolock.connect(self.server.url, namespace=self.namespace, command_timeout=20) as client:
             for _ in range(100):
