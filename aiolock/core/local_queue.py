@@ -3,7 +3,7 @@
 A :class:`LocalQueue` exists for each name, kind and ttl while tasks of this client hold or want them. Its first task sends
 the request itself. If the server answers with a position in its queue, the inbox of the claim wakes the local queue, so that
 a waiter costs a future, and nothing at the server when it gives up. The next holder is the next waiter as long as
-:func:`may_pass` allows; then the claim goes back, and the next request of the local queue stands behind the other clients.
+:func:`may_hand_over` allows; then the claim goes back, and the next request of the local queue stands behind the other clients.
 With ``fair=True``, and for locks that are not exclusive, each task has a local queue of its own.
 
 Bounded local passing is lock cohorting (Dice, Marathe, Shavit, PPoPP 2012). The file is long because the local queue is one
@@ -32,14 +32,14 @@ from aiolock.core.tasks import Backoff
 from aiolock.errors import BackendError, BackendUnavailable, closed_error, copy_of, shorten
 from aiolock.types import READ, Kind
 
-__all__ = ["LocalQueue", "QueueState", "Waiter", "Waiters", "ask", "may_pass"]
+__all__ = ["LocalQueue", "QueueState", "Waiter", "Waiters", "ask", "may_hand_over"]
 
 log: Log = get_logger("aiolock.queue")
 _logger: logging.Logger = log.logger
 
-PASSES = 16
+MOST_HAND_OVERS = 16
 """Number of hand-overs in the client once it is known that other clients wait."""
-PASSING = 0.005
+LONGEST_HANDING_OVER = 0.005
 """Seconds in which the lock is handed over in the client once that is known."""
 
 FEW = 32
@@ -129,16 +129,18 @@ class Waiters:
         self._first = self._rest.popleft() if self._rest else None
 
 
-def may_pass(left: int, certain: float, margin: float, passes: int, contended_for: float | None) -> bool:
+def may_hand_over(
+    left: int, certain: float, margin: float, hand_overs: int, contended_for: float | None
+) -> bool:
     """Return whether the next local task may have the lock without a request to the server.
 
     ``left`` tokens can be given out, the claim is certain for ``certain`` seconds, of which the last ``margin`` do not count,
     and other clients have been known to wait for ``contended_for`` seconds (``None`` or less than 0: none waits), in which it
-    was passed on ``passes`` times.
+    was handed over ``hand_overs`` times in this client.
     """
     if left <= 0 or certain <= margin:
         return False
-    return contended_for is None or (passes < PASSES and contended_for < PASSING)
+    return contended_for is None or (hand_overs < MOST_HAND_OVERS and contended_for < LONGEST_HANDING_OVER)
 
 
 def ask(
@@ -199,10 +201,10 @@ class LocalQueue:
     __slots__ = (
         "__weakref__",
         "_claim",
+        "_hand_overs",
         "_hold",
         "_key",
         "_known",
-        "_passes",
         "_reason",
         "_request",
         "_since",
@@ -233,7 +235,7 @@ class LocalQueue:
         self._known = False
         """True once the server has answered: from then on waiters survive an outage."""
         # What only a hold has is set in `_begin` and `_lend`.
-        self._passes: int
+        self._hand_overs: int
         self._reason: WakeReason
         """Why the latest waiter was given the hold."""
         self._since: float
@@ -501,7 +503,7 @@ class LocalQueue:
         if grant.demand:
             claim.note_waiters(now)
         self._known = True
-        self._passes = 0
+        self._hand_overs = 0
         self._validity = validity = Validity(claim, grant, now, self)
         self.runtime.scheduler.add(validity)
         self._become(_HELD)
@@ -540,11 +542,11 @@ class LocalQueue:
         if (
             not keep
             and self._waiters is not None
-            and self._may_pass(hold, now)
+            and self._may_hand_over(hold, now)
             and self._hand_over(now, _HANDED_OVER)
         ):
             since = validity.claim.contended_since
-            self._passes += since is not None and since <= now
+            self._hand_overs += since is not None and since <= now
             stats.passed += 1
         else:
             claim = self._yield_claim(validity)
@@ -558,14 +560,16 @@ class LocalQueue:
         """Return 0: one hold at a time has the claim."""
         return 0
 
-    def _may_pass(self, hold: Hold, now: float) -> bool:
+    def _may_hand_over(self, hold: Hold, now: float) -> bool:
         validity, claim = hold.validity, hold.validity.claim
         since = claim.contended_since
         waited = None if since is None else now - since
         # The claim may have another ttl than was asked for: that of a session.
         return (
             validity.renewed
-            and may_pass(validity.left, validity.until - now, claim.request.margin, self._passes, waited)
+            and may_hand_over(
+                validity.left, validity.until - now, claim.request.margin, self._hand_overs, waited
+            )
             and hold.request_reason is None
         )
 
@@ -583,7 +587,7 @@ class LocalQueue:
         if validity is None or self._hold is not hold:
             raise RuntimeError(f"this lease of {shorten(self._request.name)} has no hold of its own any more")
         alone = LocalQueue(self.runtime, replace(self._request, kind=READ), None, self._claim)
-        alone._known, alone._passes, alone._since = True, 0, self._since
+        alone._known, alone._hand_overs, alone._since = True, 0, self._since
         alone._validity, alone._hold = validity, hold
         alone._become(_HELD)
         validity.report = alone

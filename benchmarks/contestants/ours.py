@@ -96,12 +96,12 @@ class OursWithoutPassing(Ours):
     """
 
     async def __aenter__(self) -> Self:
-        self._may_pass, local_queue.may_pass = local_queue.may_pass, lambda *_: False
+        self._may_hand_over, local_queue.may_hand_over = local_queue.may_hand_over, lambda *_: False
         return await super().__aenter__()
 
     async def __aexit__(self, *_: object) -> None:
         await super().__aexit__()
-        local_queue.may_pass = self._may_pass
+        local_queue.may_hand_over = self._may_hand_over
 
 
 class InMemory(Ours):

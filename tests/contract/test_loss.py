@@ -165,7 +165,7 @@ async def test_the_default_of_the_client_counts(deployment):
 
 async def test_a_loss_between_the_grant_and_the_block_cancels_the_block(client, monkeypatch):
     # Without pushes others are taken to wait, and then the hold is passed on for a few ms only, which a busy machine takes.
-    monkeypatch.setattr(local_queue, "PASSING", math.inf)
+    monkeypatch.setattr(local_queue, "LONGEST_HANDING_OVER", math.inf)
     # The first grant of a name may carry a single token, and cannot be passed on.
     await gets_the_lock(client, "x")
     holder = await client.lock("x").acquire()

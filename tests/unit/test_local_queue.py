@@ -1,4 +1,4 @@
-"""Waiting in this process: one claim for many tasks, passing on, and what becomes of a claim when things go wrong."""
+"""Waiting in this process: one claim for many tasks, hand-overs, and what becomes of a claim when things go wrong."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from aiolock.core.backend import Backend, Claim, Grant, Request, margin
 from aiolock.core.hold import LeaseOptions
 from aiolock.core.inbox import WakeReason
-from aiolock.core.local_queue import PASSES, PASSING, Waiters, ask, may_pass
+from aiolock.core.local_queue import LONGEST_HANDING_OVER, MOST_HAND_OVERS, Waiters, ask, may_hand_over
 from aiolock.core.runtime import Runtime, State
 from aiolock.errors import BackendError, BackendRefused, BackendUnavailable
 from aiolock.lease import Lease
@@ -117,9 +117,9 @@ async def make():
     return Stage
 
 
-# --- the rule of passing on
+# --- the rule of handing over
 
-FREE = {"left": 5, "certain": 5.0, "margin": margin(10.0), "passes": 0, "contended_for": None}
+FREE = {"left": 5, "certain": 5.0, "margin": margin(10.0), "hand_overs": 0, "contended_for": None}
 
 
 @pytest.mark.parametrize(
@@ -131,18 +131,18 @@ FREE = {"left": 5, "certain": 5.0, "margin": margin(10.0), "passes": 0, "contend
         ({"certain": margin(10.0)}, False),
         ({"certain": margin(10.0) + 0.001}, True),
         ({"certain": -1.0}, False),
-        ({"passes": 10_000}, True),
+        ({"hand_overs": 10_000}, True),
         ({"contended_for": 0.0}, True),
         ({"contended_for": -1.0}, True),
-        ({"contended_for": 0.0, "passes": PASSES - 1}, True),
-        ({"contended_for": 0.0, "passes": PASSES}, False),
-        ({"contended_for": PASSING * 0.99}, True),
-        ({"contended_for": PASSING}, False),
+        ({"contended_for": 0.0, "hand_overs": MOST_HAND_OVERS - 1}, True),
+        ({"contended_for": 0.0, "hand_overs": MOST_HAND_OVERS}, False),
+        ({"contended_for": LONGEST_HANDING_OVER * 0.99}, True),
+        ({"contended_for": LONGEST_HANDING_OVER}, False),
         ({"contended_for": 0.0, "left": 0}, False),
     ],
 )
-def test_a_hold_is_passed_on_only_while_that_is_safe_and_just(change, allowed):
-    assert may_pass(**{**FREE, **change}) is allowed
+def test_a_hold_is_handed_over_only_while_that_is_safe_and_just(change, allowed):
+    assert may_hand_over(**{**FREE, **change}) is allowed
 
 
 async def test_local_waiters_get_the_tokens_of_one_grant_in_turn(make):
@@ -185,7 +185,7 @@ async def test_a_hold_about_to_end_is_not_passed_on(make):
     await stage.end(second)
 
 
-@pytest.mark.parametrize("limit", ["passes", "time"])
+@pytest.mark.parametrize("limit", ["hand_overs", "time"])
 async def test_with_demand_passing_ends_by_number_and_by_time(make, limit):
     stage = make(grant(1, demand=True), grant(2000))
     lease = await stage.ask()
@@ -197,8 +197,8 @@ async def test_with_demand_passing_ends_by_number_and_by_time(make, limit):
         lease = await waiters.popleft()
         served += 1
         if limit == "time" and served == 4:
-            stage.now += PASSING
-    assert served == (PASSES + 1 if limit == "passes" else 5)
+            stage.now += LONGEST_HANDING_OVER
+    assert served == (MOST_HAND_OVERS + 1 if limit == "hand_overs" else 5)
     # The next hold may be passed on anew.
     while waiters:
         await lease.release()

@@ -23,7 +23,7 @@ from tests.faults.staging import PATIENCE, gets_the_lock, queued
 @pytest.fixture(autouse=True)
 def nothing_is_passed_on_locally(monkeypatch):
     """Every turn goes to the server."""
-    monkeypatch.setattr(local_queue, "may_pass", lambda *_: False)
+    monkeypatch.setattr(local_queue, "may_hand_over", lambda *_: False)
 
 
 async def drain(clients, turns: int, tasks: int = 3, **options) -> list[int]:
