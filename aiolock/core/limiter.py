@@ -1,6 +1,6 @@
-"""The gate before the first request of a claim: a limited number is under way at once, and the others wait in order.
+"""Limit concurrent first requests of the claims of a client: so many are under way at once, the others wait in order (FIFO).
 
-A command timeout measures the server, not the queue of requests before it. Without a gate, thousands of tasks that ask at
+A command timeout measures the server, not the queue of requests before it. Without a limiter, thousands of tasks that ask at
 the same moment would fail by the command timeout, or by the limit of a connection, although the server answers all the time."""
 
 from __future__ import annotations
@@ -11,26 +11,27 @@ from collections import OrderedDict
 from aiolock.clock import Clock
 from aiolock.errors import BackendUnavailable
 
-__all__ = ["Gate"]
+__all__ = ["Limiter"]
 
 SHARE = 0.9
 """Of a command timeout: a server that has answered none of those before it for this long refuses a request that waits."""
 
 
-class Gate:
+class Limiter:
     """Admits requests in the order in which they came, ``room`` at once.
 
     A request takes one of the ``room`` itself, or waits for its :meth:`admission`; then it reports :meth:`answered` or
     :meth:`failed`.
     """
 
-    __slots__ = ("_answered", "_clock", "_patience", "_queue", "room")
+    __slots__ = ("_answered", "_clock", "_queue", "_silence", "room")
 
     def __init__(self, room: int, clock: Clock, timeout: float) -> None:
         self.room: int = room
         """Number of requests that can be admitted at this moment; 0 as long as a request waits."""
         self._clock = clock
-        self._patience = SHARE * timeout
+        self._silence = SHARE * timeout
+        """Seconds without an answer after which requests that wait are refused."""
         self._queue: OrderedDict[asyncio.Future[None], float] = OrderedDict()
         """The requests that wait, each with the time when it came."""
         self._answered = 0.0
@@ -63,7 +64,7 @@ class Gate:
     def failed(self, error: BaseException) -> None:
         """Admit the next request instead of one that failed, unless the server is silent."""
         if self._queue and isinstance(error, BackendUnavailable) and error.retryable:
-            limit = self._clock() - self._patience
+            limit = self._clock() - self._silence
             while self._queue and self._answered <= limit and next(iter(self._queue.values())) <= limit:
                 turn, _ = self._queue.popitem(last=False)
                 if not turn.done():

@@ -278,7 +278,7 @@ class LocalQueue:
         start = clock() if timeout else 0.0
         self._become(_REQUESTING)
         try:
-            if runtime.gate.room and (not timeout or timeout > 2 * runtime.command_timeout):
+            if runtime.limiter.room and (not timeout or timeout > 2 * runtime.command_timeout):
                 # The backend bounds it.
                 grant = await self._first_request(wait)
             else:
@@ -322,7 +322,7 @@ class LocalQueue:
                 f"the answer about lock {shorten(self._request.name)} came later than its ttl of {self._request.ttl:g} s: "
                 "the link is slower than that, choose a longer ttl"
             )
-        waiter = self._line_up(options, first=True)
+        waiter = self._enqueue(options, first=True)
         if grant is None:
             self._wait_at_server()
         else:
@@ -332,33 +332,33 @@ class LocalQueue:
 
     async def _first_request(self, wait: bool) -> Grant | None:
         """Send the first request of the claim, once it is admitted. Cancelling it before that sends nothing."""
-        gate = self.runtime.gate
-        if gate.room:
-            gate.room -= 1
+        limiter = self.runtime.limiter
+        if limiter.room:
+            limiter.room -= 1
         else:
-            await gate.admission()
+            await limiter.admission()
         try:
             if self._state is _ENDED:
                 # The client was closed before the admission.
                 raise closed_error()
             grant = await self._claim.acquire(wait)
         except BaseException as error:
-            gate.failed(error)
+            limiter.failed(error)
             raise
-        if gate.room:
+        if limiter.room:
             # No request waits for its admission.
-            gate.room += 1
+            limiter.room += 1
         else:
-            gate.answered()
+            limiter.answered()
         return grant
 
     # --- waiters
 
     def join(self, options: LeaseOptions, timeout: float | None) -> Coroutine[Any, Any, Hold | None]:
         """Wait behind the other tasks. Cancelling it changes nothing for them."""
-        return self._wait(self._line_up(options), timeout)
+        return self._wait(self._enqueue(options), timeout)
 
-    def _line_up(self, options: LeaseOptions, *, first: bool = False) -> Waiter:
+    def _enqueue(self, options: LeaseOptions, *, first: bool = False) -> Waiter:
         waiter: Waiter = asyncio.Future(loop=self.runtime.loop)
         if self._waiters is None:
             self._waiters = Waiters()

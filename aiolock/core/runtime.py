@@ -20,7 +20,7 @@ from aiolock.core.backend import Backend, Claim, Release
 from aiolock.core.capabilities import RegisterStore
 from aiolock.core.forks import OneProcess
 from aiolock.core.hooks import Hooks
-from aiolock.core.limiter import Gate
+from aiolock.core.limiter import Limiter
 from aiolock.core.logs import Log, get_logger
 from aiolock.core.register_writer import RegisterWriter
 from aiolock.core.renewal import RenewalScheduler
@@ -154,7 +154,7 @@ class Runtime(OneProcess):
         self.on_first_use: Callable[[], None] | None = None
         """Opens the client when it is used before; for tests with a server in memory."""
         self.stats: Stats = Stats()
-        self.gate: Gate = Gate(backend.concurrency, clock, command_timeout)
+        self.limiter: Limiter = Limiter(backend.concurrency, clock, command_timeout)
         """Admits the first requests of claims."""
         self.asking: asyncio.Semaphore = asyncio.Semaphore(ASKING)
         """Admits repeated requests of claims."""

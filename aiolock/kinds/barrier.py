@@ -269,9 +269,9 @@ class Barrier(Handle):
         local = _LocalParties.of(writer, self._ttl)
         party = _Party(self, local, self._ttl, self._label, last=limit == 0)
         # The last party still waits for the other clients to confirm.
-        patience = left if limit != 0 else self._generations.latest.command_timeout
+        longest = left if limit != 0 else self._generations.latest.command_timeout
         try:
-            before = await writer.wait(party.condition, patience, party.arrival)
+            before = await writer.wait(party.condition, longest, party.arrival)
             if before is LATE:
                 before = await party.late(f"a party timed out ({self._label})")
         except BarrierBroken:

@@ -24,8 +24,8 @@ NAMES = [f"lock {number}" for number in range(12)]
 
 
 async def test_a_burst_is_served_in_order(client):
-    gate = client._runtime.gate
-    gate.room = 1
+    limiter = client._runtime.limiter
+    limiter.room = 1
     order = []
 
     async def work(name: str) -> None:
@@ -36,14 +36,14 @@ async def test_a_burst_is_served_in_order(client):
         for name in NAMES:
             group.create_task(work(name))
     assert order == NAMES
-    assert gate.room == 1
+    assert limiter.room == 1
 
 
 async def test_what_ends_before_its_admission_leaves_nothing(deployment, rival):
     limit = deployment.seconds(0.1)
     async with deployment.connect(label="client") as client:
-        gate = client._runtime.gate
-        gate.room = 0
+        limiter = client._runtime.limiter
+        limiter.room = 0
         cancelled = asyncio.create_task(client.lock("cancelled").acquire())
         patient = asyncio.create_task(client.lock("patient").acquire(timeout=PATIENCE))
         first = asyncio.create_task(client.lock("shared").acquire(timeout=limit))
@@ -60,10 +60,10 @@ async def test_what_ends_before_its_admission_leaves_nothing(deployment, rival):
         assert not patient.done()
         assert not second.done()
         assert not await rival.lock("patient").locked()
-        gate.answered()
+        limiter.answered()
         async with asyncio.timeout(PATIENCE):
             leases = [await patient, await second]
-        assert gate.room == 1
+        assert limiter.room == 1
         for lease in leases:
             await lease.release()
         assert not client._runtime.in_use()
@@ -73,25 +73,25 @@ async def test_what_ends_before_its_admission_leaves_nothing(deployment, rival):
 
 async def test_a_single_try_waits_for_its_admission_no_longer_than_a_command_timeout(deployment, rival):
     async with deployment.connect(command_timeout=deployment.seconds(0.3)) as client:
-        gate = client._runtime.gate
-        gate.room = 0
+        limiter = client._runtime.limiter
+        limiter.room = 0
         with pytest.raises(BackendUnavailable, match="too many requests of this client came first"):
             await client.lock("x").try_acquire()
         with pytest.raises(BackendUnavailable, match="too many requests of this client came first"):
             await client.lock("x").acquire(timeout=0)
         assert not client._runtime.in_use()
-        gate.room = 1
+        limiter.room = 1
         assert not await rival.lock("x").locked()
 
 
 async def test_what_waits_for_its_admission_hears_that_the_client_was_closed(deployment, rival):
     client = await deployment.connect().open()
-    gate = client._runtime.gate
-    gate.room = 0
+    limiter = client._runtime.limiter
+    limiter.room = 0
     tasks = [asyncio.create_task(client.lock(name).acquire()) for name in NAMES]
     await passes(3)
     await client.aclose()
-    gate.answered()
+    limiter.answered()
     async with asyncio.timeout(PATIENCE):
         await asyncio.wait(tasks)
     for task in tasks:
@@ -179,8 +179,8 @@ async def test_a_silent_server_refuses_a_burst_within_a_few_command_timeouts(dep
     limit = deployment.seconds(0.5)
     async with deployment.over(command_timeout=limit) as (client, way):
         await (await client.lock("x").acquire(timeout=PATIENCE)).release()
-        gate = client._runtime.gate
-        gate.room = 1
+        limiter = client._runtime.limiter
+        limiter.room = 1
         way.cut(refused=False)
         loop = asyncio.get_running_loop()
         begun = loop.time()
@@ -190,4 +190,4 @@ async def test_a_silent_server_refuses_a_burst_within_a_few_command_timeouts(dep
         # One after the other each would take a command timeout.
         assert loop.time() - begun < 20 * limit
         assert all(isinstance(task.exception(), BackendUnavailable) for task in tasks)
-        await until(lambda: gate.room == 1)
+        await until(lambda: limiter.room == 1)

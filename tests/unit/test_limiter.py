@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from aiolock import BackendRefused, BackendUnavailable
-from aiolock.core.limiter import Gate
+from aiolock.core.limiter import Limiter
 
 TIMEOUT = 1.0
 
@@ -26,23 +26,23 @@ class Requests:
     """What is admitted, under way until it is told to end."""
 
     def __init__(self, clock: Clock) -> None:
-        self.gate = Gate(2, clock, TIMEOUT)
+        self.limiter = Limiter(2, clock, TIMEOUT)
         self.ends: dict[int, asyncio.Future[int]] = {}
         self.order: list[int] = []
 
     async def _request(self, number: int) -> int:
-        if self.gate.room:
-            self.gate.room -= 1
+        if self.limiter.room:
+            self.limiter.room -= 1
         else:
-            await self.gate.admission()
+            await self.limiter.admission()
         self.order.append(number)
         self.ends[number] = asyncio.get_running_loop().create_future()
         try:
             answer = await self.ends[number]
         except BaseException as error:
-            self.gate.failed(error)
+            self.limiter.failed(error)
             raise
-        self.gate.answered()
+        self.limiter.answered()
         return answer
 
     async def begin(self, *numbers: int) -> list[asyncio.Task[int]]:
@@ -71,7 +71,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def requests(clock) -> Requests:
-    """Those of a gate that admits two."""
+    """Those of a limiter that admits two."""
     return Requests(clock)
 
 
@@ -82,7 +82,7 @@ async def test_two_are_under_way_and_the_others_follow_in_order(requests):
         await requests.answer(number)
     assert requests.order == [0, 1, 2, 3, 4]
     assert await asyncio.gather(*tasks) == [0, 1, 2, 3, 4]
-    assert requests.gate.room == 2
+    assert requests.limiter.room == 2
 
 
 async def test_a_request_that_is_cancelled_gives_its_admission_to_the_next(requests):
@@ -102,8 +102,8 @@ async def test_a_request_that_is_cancelled_gives_its_admission_to_the_next(reque
     results = await asyncio.gather(*tasks, return_exceptions=True)
     gone = asyncio.CancelledError
     assert [one if isinstance(one, int) else type(one) for one in results] == [gone, 1, gone, 3, gone, 5]
-    assert requests.gate.room == 2
-    assert not requests.gate._queue
+    assert requests.limiter.room == 2
+    assert not requests.limiter._queue
 
 
 async def test_a_request_that_times_out_in_the_gate_starts_nothing(requests):
@@ -116,11 +116,11 @@ async def test_a_request_that_times_out_in_the_gate_starts_nothing(requests):
     with pytest.raises(TimeoutError):
         await impatient()
     assert requests.order == [0, 1]
-    assert not requests.gate._queue
+    assert not requests.limiter._queue
     await requests.answer(0)
     await requests.answer(1)
     await asyncio.gather(*tasks)
-    assert requests.gate.room == 2
+    assert requests.limiter.room == 2
 
 
 async def test_a_silent_server_refuses_the_requests_that_have_waited_for_a_command_timeout(requests, clock):
@@ -139,7 +139,7 @@ async def test_a_silent_server_refuses_the_requests_that_have_waited_for_a_comma
     for number in (1, 4, 5):
         await requests.answer(number)
     assert await asyncio.gather(tasks[1], *late) == [1, 4, 5]
-    assert requests.gate.room == 2
+    assert requests.limiter.room == 2
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ async def test_a_failure_of_one_request_is_none_of_the_others_while_the_server_a
         await requests.answer(number)
     assert await asyncio.gather(*tasks[2:]) == [2, 3, 4]
     assert type(tasks[1].exception()) is type(error)
-    assert requests.gate.room == 2
+    assert requests.limiter.room == 2
 
 
 async def test_only_an_unavailable_server_is_silent(requests, clock):

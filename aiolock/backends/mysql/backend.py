@@ -160,9 +160,9 @@ class MySQLBackend(Administration, RegisterStore, TransactionLocks, Confirmation
                 settings.outages.down(self, self.address, "the session ended")
             ended(session)
 
-        patience = settings.ttl if self._mode_name != "lease" else 0.0
+        lateness = settings.ttl if self._mode_name != "lease" else 0.0
         setup = f"{statements('settings')}; {setup}"
-        session = MySQLSession(self._address, setup, settings.clock, settings.command_timeout, lost, patience)
+        session = MySQLSession(self._address, setup, settings.clock, settings.command_timeout, lost, lateness)
         session.silence = silence
         return session
 

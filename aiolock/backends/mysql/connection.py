@@ -68,14 +68,14 @@ class MySQLSession:
         clock: Clock,
         timeout: float,
         ended: Callable[[MySQLSession], None],
-        patience: float = 0,
+        lateness: float = 0,
     ) -> None:
         self._address = address
         self._setup = setup
         self._clock = clock
         self._timeout = timeout
         self._ended = ended
-        self._patience = patience
+        self._lateness = lateness
         """Seconds for which a session that has locks may be late with an answer before it is closed."""
         self._driver: Driver | None = None
         self._commands: deque[_Command] = deque()
@@ -170,7 +170,7 @@ class MySQLSession:
         Cancelling it stops the waiting; the command is carried out if it was sent. If the server has not answered
         within the timeout since it was sent, it raises :class:`Late`, which leaves open whether it was carried out; the
         server is made to end the statement, which may wait for a row, and if it does not, the session ends. One
-        that has locks ends only after its patience.
+        that has locks ends only after that time and its ``lateness``.
         """
         limit = (limit or math.inf) if blocks else self._timeout
         answers = self._take(_Command(packet, limit, then, blocks=blocks, atomic=atomic), urgent=urgent)
@@ -296,8 +296,8 @@ class MySQLSession:
 
     def _late(self, command: _Command) -> None:
         command.fail(self._no_answer())
-        patient = bool(self.locks and self._patience)
-        if self.interrupt is not None and not patient:
+        tolerated = bool(self.locks and self._lateness)
+        if self.interrupt is not None and not tolerated:
             # The other commands wait until the statement was ended.
             self._interrupted = asyncio.get_running_loop().create_future()
             self.interrupt(self, self._interrupted)
@@ -308,9 +308,9 @@ class MySQLSession:
             for other in [other for other in queue if other.then is None]:
                 queue.remove(other)
                 other.fail(self._no_answer())
-        if patient:
+        if tolerated:
             # With the session its locks would go, and the answer may come before their leases end.
-            asyncio.get_running_loop().call_later(self.silence or self._patience, self._give_up, command)
+            asyncio.get_running_loop().call_later(self.silence or self._lateness, self._give_up, command)
         else:
             self.abort()
 

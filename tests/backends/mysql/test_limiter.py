@@ -1,4 +1,4 @@
-"""Crowds of tasks that ask at the same moment: the gate keeps them off the one session on which requests leave."""
+"""Crowds of tasks that ask at the same moment: the limiter keeps them off the one session on which requests leave."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def test_a_crowd_is_not_kept_longer_than_it_wants_to_wait(place, monkeypat
 
     monkeypatch.setattr(QueuedClaim, "_attempt", slow)
     async with place.connect(ttl=10, command_timeout=0.5) as client:
-        client._runtime.gate.room = 1
+        client._runtime.limiter.room = 1
 
         async def ask(number: int) -> float:
             begun = time.monotonic()
