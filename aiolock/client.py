@@ -25,7 +25,14 @@ from aiolock.core.hooks import C, Moment
 from aiolock.core.logs import Log, Outages, get_logger
 from aiolock.core.runtime import Generations, Runtime, State
 from aiolock.core.tasks import Backoff, TaskSet
-from aiolock.errors import BackendError, BackendUnavailable, ConfigError, UnsafeBackend, shorten
+from aiolock.errors import (
+    BackendError,
+    BackendUnavailable,
+    ConfigError,
+    UnsafeBackend,
+    UnsupportedKind,
+    shorten,
+)
 from aiolock.lock import Lock
 from aiolock.metrics import Figures
 from aiolock.types import ELECTION, MUTEX, Family, Finding, Kind, LockInfo
@@ -45,6 +52,7 @@ from aiolock.validation import (
     check_pattern,
     check_require,
     check_seconds,
+    check_token,
     check_ttl,
 )
 
@@ -611,6 +619,31 @@ class Client:
             raise errors.exceptions[0] from None
         # Others were released in the meantime.
         return [info for info in infos if info.locked or info.waiters]
+
+    async def is_current(self, name: str, token: int) -> bool:
+        """Return whether the mutex ``name`` is held under this fencing token at this moment, as the server sees it.
+
+        :param name: the name of a lock of :meth:`lock` or :meth:`reentrant_lock`; other kinds have names of their own.
+        :param token: the :attr:`Lease.token` that came with a request.
+
+        For a service that gets requests from holders: an answer of ``True`` may be out of date when it arrives, so what must
+        never be written twice is still fenced by comparing tokens. A lock that is kept after its release has no present
+        token. Where tasks of one client hand a lock over between themselves, without a request to the server, each token
+        that the client may give out under its hold counts; with ``fair=True`` a hold has a single one.
+
+        Ends within the ``command_timeout``; cancelling it changes nothing. Raises :class:`UnsupportedKind`, before any I/O,
+        where the server does not know the tokens of holders (quorum, MySQL with ``?mode=session`` or ``?mode=row``),
+        :class:`InvalidName`, and :class:`ConfigError` if ``token`` is no token.
+        """
+        self._runtime.guard()
+        checked, number = check_name(name), check_token(token)
+        backend = Administration.of(self._backend, "is_current()")
+        if not backend.shows_tokens:
+            advice = "the server does not know the tokens of holders; compare tokens where the data are"
+            raise UnsupportedKind("is_current()", backend.name, advice)
+        await self._runtime.reach()
+        info = await backend.inspect(checked, MUTEX.family)
+        return any(holder.token <= number < holder.token + holder.tokens for holder in info.holders)
 
     async def diagnose(self) -> list[Finding]:
         """Describe this deployment for ``aiolock doctor``: reads settings, changes nothing.

@@ -247,6 +247,10 @@ class SyncClient:
         """List the locks of the namespace that are held or waited for, as :meth:`aiolock.Client.locks`."""
         return self.loop.run(lambda: self._client.locks(pattern))
 
+    def is_current(self, name: str, token: int) -> bool:
+        """Return whether a mutex is held under this token, as :meth:`aiolock.Client.is_current`."""
+        return self.loop.run(lambda: self._client.is_current(name, token))
+
     def diagnose(self) -> list[Finding]:
         """Describe this deployment, as :meth:`aiolock.Client.diagnose` does for an open client."""
         return self.loop.run(self._client.diagnose)

@@ -163,6 +163,9 @@ class Holder:
     """Seconds until the server drops the hold if it is not renewed."""
     permits: int = 1
     mode: str = "mutex"
+    tokens: int = 1
+    """The number of tokens, from ``token`` on, that may belong to this hold: its client hands it over between its tasks without
+    asking the server. 0 for a hold that is kept after its release."""
 
 
 @dataclass(frozen=True, slots=True)

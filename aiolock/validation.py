@@ -34,6 +34,7 @@ __all__ = [
     "check_require",
     "check_seconds",
     "check_timeout",
+    "check_token",
     "check_ttl",
     "digest",
     "escape",
@@ -233,6 +234,13 @@ def check_count(what: str, value: object, high: int = MAX_COUNT) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= high:
         raise ConfigError(f"{what} must be a whole number from 1 to {high}, not {shorten(value)}")
     return int(value)
+
+
+def check_token(token: object) -> int:
+    """Return a fencing token."""
+    if isinstance(token, bool) or not isinstance(token, int) or token < 0:
+        raise ConfigError(f"token must be a whole number, the token of a lease, not {shorten(token)}")
+    return int(token)
 
 
 def check_pattern(pattern: object) -> str:

@@ -68,6 +68,9 @@ class UnreadableLock(UnsafeBackend):
 class Administration(Capability):
     """A backend whose locks can be inspected, listed and changed by others than their holders."""
 
+    shows_tokens: bool = True
+    """True if :meth:`inspect` returns the fencing tokens of the holders; known without I/O."""
+
     @abstractmethod
     async def inspect(self, name: str, family: Family) -> LockInfo:
         """Return the holders of a lock and its waiters."""

@@ -58,8 +58,9 @@ REDIS_PAGE = Path(__file__).parents[2] / "docs" / "backends" / "redis.md"
 WORDS = frozenset({"exclusion", "fencing", "fifo", "keep", "push"})
 """The words of `require=` whose meaning the contract knows how to test."""
 
-KINDS = frozenset({"read-write", "semaphore", "registers", "requests", "names"})
-"""What a backend may have beside the mutex: kinds of holds, registers (latch, barrier), requests to let go, a list."""
+KINDS = frozenset({"read-write", "semaphore", "registers", "requests", "names", "tokens"})
+"""What a backend may have beside the mutex: kinds of holds, registers (latch, barrier), requests to let go, a list; and whether
+the server knows the token of a holder."""
 
 
 WHOLE = bool(os.environ.get("AIOLOCK_WHOLE_CONTRACT"))

@@ -466,6 +466,15 @@ async def _(stage):
     await gone(stage, stage.rival.semaphore(stage.name, 1))
 
 
+@primitive("is_current", "tokens", "brief")
+async def _(stage):
+    lease = await stage.rival.lock(stage.name).acquire()
+    stage.kept.append(lease)
+    yield lambda: stage.client.is_current(stage.name, lease.token)
+    stage.kept.clear()
+    await lease.release()
+
+
 @primitive("request_release", "requests", "brief")
 async def _(stage):
     lease = await stage.rival.lock(stage.name).acquire()

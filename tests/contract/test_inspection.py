@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from aiolock import LockLost, UnsupportedKind
-from tests.faults.staging import PATIENCE, gets_the_lock, nothing_remains, queued, until
+from tests.faults.staging import PATIENCE, gets_the_lock, nothing_remains, queued, until, waiting
 
 
 async def test_a_free_lock_shows_nobody(client):
@@ -131,6 +131,75 @@ async def test_force_release_tells_the_holder_and_serves_the_next(deployment, cl
     assert await client.lock("x").try_acquire() is None
     successor.check()
     await successor.release()
+
+
+async def test_a_token_is_current_while_its_lease_is_the_hold(deployment, client, rival):
+    if "tokens" not in deployment.kinds:
+        # That it is refused is tested in `test_kinds.py`.
+        return
+    lock = client.lock("x", fair=True)
+    lease = await lock.acquire()
+    for asked in (client, rival):
+        assert await asked.is_current("x", lease.token) is True
+        # A token that no lease has, locks of other families, and other names.
+        assert not await asked.is_current("x", lease.token - 1)
+        assert not await asked.is_current("x", 2**63 - 1)
+        assert not await asked.is_current("y", lease.token)
+    election = await rival.election("x").campaign().acquire()
+    if election.token != lease.token:
+        assert not await client.is_current("x", election.token)
+    await election.release()
+    successor = asyncio.create_task(rival.lock("x", fair=True).acquire())
+    await queued(lock, 1)
+    assert await rival.is_current("x", lease.token)
+    await lease.release()
+    async with asyncio.timeout(PATIENCE):
+        second = await successor
+    assert await client.is_current("x", second.token)
+    assert not await client.is_current("x", lease.token)
+    await client.lock("x").force_release()
+    assert not await client.is_current("x", second.token)
+    await second.release()
+
+
+async def test_the_lease_of_a_reentrant_lock_is_current_until_its_last_level(deployment, client, rival):
+    if "tokens" not in deployment.kinds:
+        return
+    lock = client.reentrant_lock("x")
+    async with lock as outer:
+        async with lock as inner:
+            assert inner.token == outer.token
+        assert await rival.is_current("x", outer.token)
+    assert not await rival.is_current("x", outer.token)
+
+
+async def test_tokens_that_a_client_hands_on_are_current_as_long_as_its_hold(deployment, client, rival):
+    if "tokens" not in deployment.kinds:
+        return
+    lock = client.lock("x")
+    await gets_the_lock(client, "x")  # a lock without history has no tokens to hand on, on some servers
+    first = await lock.acquire()
+    second = asyncio.create_task(lock.acquire())
+    await waiting(client, 1)
+    await first.release()
+    async with asyncio.timeout(PATIENCE):
+        lease = await second
+    assert lease.token > first.token
+    assert await rival.is_current("x", lease.token)
+    await lease.release()
+    await gets_the_lock(rival, "x")
+    assert not await rival.is_current("x", first.token)
+    assert not await rival.is_current("x", lease.token)
+
+
+async def test_a_lock_that_is_kept_after_its_release_has_no_present_token(deployment, client, rival):
+    if "tokens" not in deployment.kinds or "keep" not in deployment.promises:
+        return
+    lease = await client.lock("x").acquire()
+    await lease.release(keep=30)
+    assert await rival.lock("x").locked()
+    assert not await rival.is_current("x", lease.token)
+    await rival.lock("x").force_release()
 
 
 async def test_force_release_by_the_holders_own_client_tells_it_as_well(deployment, client):

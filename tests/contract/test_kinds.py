@@ -31,6 +31,7 @@ ASK: dict[str, list[Callable[[Client], Awaitable[object]]]] = {
     ],
     "requests": [lambda client: client.lock("x").request_release("please")],
     "names": [lambda client: client._runtime.backend.names("*")],
+    "tokens": [lambda client: client.is_current("x", 1)],
 }
 
 

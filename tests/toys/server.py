@@ -89,7 +89,16 @@ class Service:
     def look(self, space: str, family: str, name: str) -> Any:
         now = system_clock()
         holds, queue = self._locks.inspect(_key(space, family, name), now)
-        holders = [(one.request.label, one.token, now - one.since, one.deadline - now) for one in holds]
+        holders = [
+            (
+                one.request.label,
+                one.token,
+                0 if one.kept else one.request.block,
+                now - one.since,
+                one.deadline - now,
+            )
+            for one in holds
+        ]
         return holders, [request.label for request in queue]
 
     def force(self, space: str, family: str, name: str) -> bool:

@@ -38,3 +38,9 @@ def lifetimes(client: Client, sync: portal.SyncClient) -> None:
     sync.election("a", renew=False, grace=2)
     client.lock("a", renew=None)  # type: ignore[arg-type]
     client.lock("a", grace="2")  # type: ignore[arg-type]
+
+
+async def additions(client: Client) -> None:
+    """Calls beside the locks."""
+    assert_type(await client.is_current("a", 7), bool)
+    await client.is_current("a", "7")  # type: ignore[arg-type]

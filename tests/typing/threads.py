@@ -38,6 +38,7 @@ def kinds(client: portal.SyncClient) -> None:
         assert_type(both, portal.SyncJointLease)
         assert_type(both.parts, tuple[portal.SyncLease, ...])
     assert_type(client.locks(), list[LockInfo])
+    assert_type(client.is_current("a", 7), bool)
 
 
 def decorators(client: portal.SyncClient) -> None:

@@ -270,6 +270,18 @@ async def test_reasons(spy, value):
         await spy.lock("a").request_release(value)
 
 
+@each([None, True, -1, 1.0, "7", b"7", math.inf, [], object(), Hostile()])
+async def test_tokens(spy, value):
+    with refuses("token"):
+        await spy.is_current("a", value)
+
+
+@each(BAD_NAMES)
+async def test_names_of_tokens(spy, value):
+    with pytest.raises(aiolock.InvalidName, match=r"^a lock's name must "):
+        await spy.is_current(value, 1)
+
+
 @each([None, 3, "a", object(), Hostile()])
 async def test_what_is_no_lock(spy, value):
     with refuses("lock_all"):
@@ -572,6 +584,7 @@ async def test_a_client_that_is_not_open():
         lock.inspect,
         lock.force_release,
         lock.__aenter__,
+        lambda: client.is_current("a", 1),
     ):
         with pytest.raises(RuntimeError, match="this client is not open: enter it with `async with` first"):
             await call()

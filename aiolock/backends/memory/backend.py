@@ -445,4 +445,5 @@ def _holder(hold: Hold, now: float, moment: datetime) -> Holder:
         remaining=max(0.0, hold.deadline - now),
         permits=hold.request.permits,
         mode=hold.request.mode,
+        tokens=0 if hold.kept else hold.request.block,
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 from aiolock.backends.mysql.claim import LeaseClaim, kill_holder, lock_names
 from aiolock.backends.mysql.connection import MySQLSession
-from aiolock.backends.mysql.context import Context, hexed, quote
+from aiolock.backends.mysql.context import BLOCK, Context, hexed, quote
 from aiolock.backends.mysql.queue import in_queue, left
 from aiolock.backends.mysql.renewal import Renewals
 from aiolock.backends.mysql.shared import Sharing
@@ -102,7 +102,11 @@ class LeaseMode:
 
 
 def _holder(row: tuple[Any, ...]) -> Holder:
-    label, token, since, remaining = row
+    label, token, since, remaining, owned = row
     return Holder(
-        label=label, token=int(token), since=since.replace(tzinfo=UTC), remaining=int(remaining) / 1_000_000
+        label=label,
+        token=int(token),
+        since=since.replace(tzinfo=UTC),
+        remaining=int(remaining) / 1_000_000,
+        tokens=BLOCK if int(owned) else 0,
     )

@@ -272,12 +272,16 @@ def judge(state: int | None, grant: Renewal | None) -> Renewal | None:
     return "force-released" if state == FORCED else "revoked"
 
 
-def _holder(label: str, token: int, since: datetime, remaining: int, weight: int, mode: str) -> Holder:
+def _holder(
+    label: str, token: int, since: datetime, remaining: int, weight: int, mode: str, tokens: int
+) -> Holder:
     permits = int(weight) if mode == "permits" else 1
-    return Holder(label, int(token), since.replace(tzinfo=UTC), int(remaining) / 1_000_000, permits, mode)
+    moment, left = since.replace(tzinfo=UTC), int(remaining) / 1_000_000
+    return Holder(label, int(token), moment, left, permits, mode, int(tokens))
 
 
-def _waiting(label: str, token: int, since: datetime, remaining: int, weight: int, mode: str) -> Waiting:  # noqa: ARG001 - the columns
+def _waiting(label: str, *columns: Any) -> Waiting:
+    *_, weight, mode, _ = columns
     return Waiting(label, mode, int(weight) if mode == "permits" else 1)
 
 

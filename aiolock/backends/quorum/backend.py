@@ -28,6 +28,7 @@ class QuorumBackend(Administration, Diagnosis):
     """
 
     name = "quorum"
+    shows_tokens = False
     renewal_limit = 100
     """After each answer of a member, the claims of one call are looked through."""
 

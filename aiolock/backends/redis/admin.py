@@ -31,8 +31,8 @@ def read(answer: Sequence[Any], name: str, family: Family) -> LockInfo:
     """Read the answer of the script ``inspect`` of a lock's family."""
     if family.shareable:
         return _shared(*answer, name=name, family=family)
-    now, until, token, since, label, *waiting = answer
-    holder = (_holder(_text(label), now, (token, since, until)),) if until else ()
+    now, until, token, tokens, since, label, *waiting = answer
+    holder = (_holder(_text(label), now, (token, tokens, since, until)),) if until else ()
     return LockInfo(name, holder, tuple(Waiting(_text(other)) for other in waiting), family)
 
 
@@ -41,8 +41,8 @@ def _shared(
 ) -> LockInfo:
     holders, waiters = [], []
     for hold in holds:
-        until, weight, token, since, label = _text(hold).split(" ", 4)
-        holders.append(_holder(label, now, (token, since, until), *_mode(int(weight), family)))
+        until, weight, token, tokens, since, label = _text(hold).split(" ", 5)
+        holders.append(_holder(label, now, (token, tokens, since, until), *_mode(int(weight), family)))
     for position in positions:
         weight, _, label = _text(position).partition(" ")
         waiters.append(Waiting(label, *_mode(int(weight), family)))
@@ -58,12 +58,12 @@ def _mode(weight: int, family: Family) -> tuple[str, int]:
 
 
 def _holder(
-    label: str, now: int, record: Sequence[str | bytes], mode: str = "mutex", permits: int = 1
+    label: str, now: int, record: Sequence[str | bytes | int], mode: str = "mutex", permits: int = 1
 ) -> Holder:
-    """Return the holder of a hold by its token, and by the times (µs) of its grant and of its end."""
-    token, since, until = map(int, record)
+    """Return the holder of a hold by its token, the number of its tokens, and the times (µs) of its grant and of its end."""
+    token, tokens, since, until = map(int, record)
     start = datetime.fromtimestamp(since / 1_000_000, UTC)
-    return Holder(label, token, start, (until - now) / 1_000_000, mode=mode, permits=permits)
+    return Holder(label, token, start, (until - now) / 1_000_000, permits, mode, tokens)
 
 
 def _text(value: bytes) -> str:

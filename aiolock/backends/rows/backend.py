@@ -322,4 +322,5 @@ def _holder(hold: RowHold, remaining: float) -> Holder:
         remaining=remaining,
         permits=hold.request.permits,
         mode=hold.request.mode,
+        tokens=0 if hold.kept else hold.request.block,
     )

@@ -243,6 +243,7 @@ class ZooKeeperBackend(Administration, RegisterStore, Diagnosis):
             remaining=self.session.timeout,
             permits=place.permits,
             mode=place.mode.value,
+            tokens=BLOCK,
         )
 
     async def force_release(self, name: str, family: Family) -> bool:

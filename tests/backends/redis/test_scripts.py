@@ -622,19 +622,20 @@ async def test_force_takes_it_tells_and_serves_the_next(lock):
 
 
 async def test_people_see_holder_and_waiters_in_order(lock):
-    assert (await lock.look())[1:] == [b"", b"", b"", b""]
-    _, token, _, server, _ = await lock.enter(A, label="the holder, 1")
+    assert (await lock.look())[1:] == [b"", b"", b"", b"", b""]
+    _, token, tokens, server, _ = await lock.enter(A, label="the holder, 1")
     for request, label in ((B, "ein größerer Name"), (C, ""), ("d:1", "last one")):
         await lock.enter(request, label=label)
-    now, until_, shown, since, label, *waiting = await lock.look()
+    now, until_, shown, left, since, label, *waiting = await lock.look()
     assert now >= server == int(since)
     assert int(until_) == server + 10_000_000
-    assert int(shown) == token
+    assert (int(shown), int(left)) == (token, tokens)
     assert label == b"the holder, 1"
     assert [word.decode() for word in waiting] == ["ein größerer Name", "", "last one"]
     await lock.expire("p:c")
     await lock.expire()
     assert [word.decode() for word in (await lock.look())[1:]] == [
+        "",
         "",
         "",
         "",

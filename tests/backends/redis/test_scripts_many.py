@@ -483,8 +483,8 @@ async def test_people_see_who_is_inside_and_who_waits_in_order(pool):
     await pool.enter(D, (1, 5), label="")
     now, limit, holds, places = await pool.look()
     assert limit == 5
-    told = [hold.decode().split(" ", 4) for hold in holds]
-    assert [(words[1], int(words[2]), words[4]) for words in told] == [
+    told = [hold.decode().split(" ", 5) for hold in holds]
+    assert [(words[1], int(words[2]), words[5]) for words in told] == [
         ("2", first, "the holder, 1"),
         ("3", second, "ein größerer Name"),
     ]

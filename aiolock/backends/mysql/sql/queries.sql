@@ -108,7 +108,8 @@ FROM {table} WHERE id = {id}
 KILL IF(IS_USED_LOCK({turnstile}) = {number}, {number}, 0)
 
 -- name: inspect
-SELECT label, token, since, TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires_at)
+-- A row without an owner is kept after its release.
+SELECT label, token, since, TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires_at), owner IS NOT NULL
 FROM {table} WHERE id = {id} AND expires_at > UTC_TIMESTAMP(6)
 
 -- name: waiters

@@ -144,7 +144,7 @@ WHERE lock_id = {id} AND state IN (1, 2) AND expires_at > UTC_TIMESTAMP(6);
 SELECT COUNT(*) FROM {requests} WHERE lock_id = {id} AND state IN (1, 2) AND expires_at > UTC_TIMESTAMP(6)
 
 -- name: inspect_shared
-SELECT state, label, token, since, TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires_at), weight, mode
+SELECT state, label, token, since, TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires_at), weight, mode, IF(state = 4, 0, block)
 FROM {requests} WHERE lock_id = {id} AND state IN (0, 1, 2, 4) AND expires_at > UTC_TIMESTAMP(6) ORDER BY arrival, owner;
 SELECT declared, capacity, TIMESTAMPDIFF(MICROSECOND, since, UTC_TIMESTAMP(6)) FROM {table} WHERE id = {id}
 

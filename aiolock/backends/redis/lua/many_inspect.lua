@@ -1,6 +1,7 @@
 -- many_inspect: read holders and waiters, in order. For administrators.
 -- KEYS[1] the lock. Returns {server µs, limit (0: not known), holds, positions}: each hold is "until weight token
--- since label", in the order of their tokens, and each position "weight label"; at most 1,000 of either. Writes nothing.
+-- tokens since label" (no tokens: kept after its release), in the order of their tokens, and each position "weight label"; at
+-- most 1,000 of either. Writes nothing.
 local lock = KEYS[1]
 local t = redis.call('TIME')
 local now, limit, field, order, holds, positions = t[1] * 1000000 + t[2], 0, {}, {}, {}, {}
@@ -8,9 +9,10 @@ local all = redis.call('HGETALL', lock)
 for i = 1, #all, 2 do
   field[all[i]] = all[i + 1]
   if string.sub(all[i], 1, 2) == 'h:' then
-    local ends, weight, token, since, label = string.match(all[i + 1], '^(%d+) %d (%d+) (%d+) %d+ (%d+) %d+ (.*)$')
+    local ends, weight, token, count, since, label = string.match(all[i + 1], '^(%d+) %d (%d+) (%d+) (%d+) (%d+) %d+ (.*)$')
     if tonumber(ends) > now then
-      order[#order + 1] = {tonumber(token), string.format('%s %s %s %s %s', ends, weight, token, since, label)}
+      if string.sub(all[i], 3, 4) == '0:' then count = 0 end
+      order[#order + 1] = {tonumber(token), string.format('%s %s %s %s %s %s', ends, weight, token, count, since, label)}
     end
   end
 end
