@@ -187,7 +187,7 @@ class LockInfo:
     """In the order of service."""
     family: Family = Family.LOCK
     limit: int | None = None
-    """The permits of a semaphore; ``None`` for other locks, and before a client has named the number."""
+    """The permits of a semaphore, 0 while it is paused; ``None`` for other locks, and before a client has named the number."""
     unreadable: str = ""
     """In a list of locks: why holders and waiters are not known, if what is at the server cannot be read."""
 

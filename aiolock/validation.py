@@ -229,10 +229,10 @@ def check_idle(idle: object) -> float:
     return float(number)
 
 
-def check_count(what: str, value: object, high: int = MAX_COUNT) -> int:
-    """Return a whole number from 1 to ``high``."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= high:
-        raise ConfigError(f"{what} must be a whole number from 1 to {high}, not {shorten(value)}")
+def check_count(what: str, value: object, high: int = MAX_COUNT, low: int = 1) -> int:
+    """Return a whole number from ``low`` to ``high``."""
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise ConfigError(f"{what} must be a whole number from {low} to {high}, not {shorten(value)}")
     return int(value)
 
 

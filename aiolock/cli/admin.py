@@ -71,7 +71,8 @@ def row(info: LockInfo) -> tuple[str, ...]:
 def _kind(info: LockInfo) -> str:
     if info.family.counted:
         out = sum(holder.permits for holder in info.holders)
-        return f"{out} of {'?' if info.limit is None else info.limit} permits"
+        paused = ", paused" if info.limit == 0 else ""
+        return f"{out} of {'?' if info.limit is None else info.limit} permits{paused}"
     modes = {holder.mode for holder in info.holders} or {waiting.mode for waiting in info.waiters}
     return modes.pop() if info.family.shareable and len(modes) == 1 else info.family.value
 

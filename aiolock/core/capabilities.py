@@ -90,7 +90,7 @@ class Administration(Capability):
     async def set_limit(self, name: str, limit: int) -> None:
         """Give a semaphore another number of permits, for 24 hours after its last use.
 
-        Fewer than are held: no holder loses one, new requests wait. More: the next in the queue enter at once.
+        Fewer than are held, or 0: no holder loses one, requests wait. More: the next in the queue enter at once.
         """
 
     @abstractmethod

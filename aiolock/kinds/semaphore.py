@@ -41,7 +41,7 @@ class Semaphore(Lock):
         return self._request.kind.limit
 
     async def current_limit(self) -> int:
-        """Return the limit in force: that of the first user, or the one that was set since.
+        """Return the limit in force: that of the first user, or the one that was set since; 0 while it is paused.
 
         Where no client uses the semaphore, and none is known at the server, it is the limit that this program names. Ends
         within the client's ``command_timeout``; cancelling it changes nothing. Raises :class:`UnsupportedKind` on servers
@@ -91,17 +91,18 @@ class Semaphore(Lock):
         return max(0, (self.limit if limit is None else limit) - out)
 
     async def set_limit(self, limit: int) -> None:
-        """Set the number of permits for all users, until 24 hours after the last use.
+        """Set the number of permits for all users, from 0 to 1,000,000, until 24 hours after the last use.
 
         More than before: the next waiters enter at once. Fewer: no holder loses a permit, and requests wait until enough
-        came back. A request for more than there are waits, with all requests behind it, until the limit is raised. Programs
+        came back. 0 pauses the semaphore: holders keep their permits, and requests wait until another limit is set. A
+        request for more than there are waits, with all requests behind it, until the limit is raised. Programs
         may go on naming the limit of the first user, or name the new one.
 
         Ends within the client's ``command_timeout``. Cancelling it leaves it open whether the server received it.
         """
         self._guard()
         backend = Administration.of(self._runtime.backend, "semaphore")
-        checked = check_count("limit", limit)
+        checked = check_count("limit", limit, low=0)
         await self._runtime.reach()
         await backend.set_limit(self.name, checked)
 

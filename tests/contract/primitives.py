@@ -475,6 +475,36 @@ async def _(stage):
     await lease.release()
 
 
+@primitive("set_limit, to pause", "semaphore", "brief")
+async def _(stage):
+    holder = await stage.rival.semaphore(stage.name, 1).acquire()
+    yield lambda: stage.client.semaphore(stage.name, 1).set_limit(0)
+    await stage.rival.semaphore(stage.name, 1).set_limit(1)
+    await holder.release()
+    await gone(stage, stage.rival.semaphore(stage.name, 1))
+
+
+@primitive("acquire, of a semaphore that is paused", "semaphore", "brief")
+async def _(stage):
+    semaphore = stage.client.semaphore(stage.name, 1)
+    await semaphore.set_limit(0)
+
+    async def resume() -> None:
+        await queued(stage.rival.semaphore(stage.name, 1), 1)
+        await stage.rival.semaphore(stage.name, 1).set_limit(1)
+
+    async def block() -> None:
+        async with semaphore:
+            await asyncio.sleep(0)
+
+    resuming = asyncio.create_task(resume())
+    yield block
+    resuming.cancel()
+    await asyncio.wait([resuming])
+    await stage.rival.semaphore(stage.name, 1).set_limit(1)
+    await gone(stage, semaphore)
+
+
 @primitive("request_release", "requests", "brief")
 async def _(stage):
     lease = await stage.rival.lock(stage.name).acquire()

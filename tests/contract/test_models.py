@@ -82,7 +82,7 @@ class World:
         answer = self.machine.enter(KEY, request, 0.0, wait=wait)
         lock, _ = self.lock(label, mode, limit)
         options = {"permits": permits} if self.act == "permits" else {}
-        if answer.limit:
+        if answer.limit is not None:
             with pytest.raises(ConfigError):
                 await lock.acquire(timeout=5, **options)
             return
@@ -118,7 +118,7 @@ class World:
 
     async def set_limit(self, what: int) -> None:
         if self.act == "permits":
-            limit = LIMIT + what % 3
+            limit = (LIMIT, LIMIT + 1, 0, LIMIT + 2)[what % 4]
             self.machine.set_limit(KEY, limit, 0.0)
             await self.clients[0].semaphore("x", LIMIT).set_limit(limit)
 

@@ -303,6 +303,54 @@ async def test_a_limit_may_be_set_before_anybody_came(client):
         assert await client.semaphore("x", 1).try_acquire() is None
 
 
+async def test_a_limit_of_zero_pauses_until_another_is_set(deployment, client, rival):
+    mine, theirs = client.semaphore("x", 2, ttl=deployment.seconds(0.5)), rival.semaphore("x", 2)
+    held = await mine.acquire()
+    behind = [asyncio.create_task(theirs.acquire(permits=2)), asyncio.create_task(theirs.acquire())]
+    await queued(mine, 2)
+    await theirs.set_limit(0)
+    assert [await each.current_limit() for each in (mine, theirs)] == [0, 0]
+    assert (await theirs.inspect()).limit == 0
+    assert await theirs.available() == 0
+    assert await theirs.locked()
+    # The holder keeps its permit, and it is renewed.
+    await asyncio.sleep(2 * held.ttl)
+    held.check()
+    await held.release()
+    assert await mine.try_acquire() is None
+    third = asyncio.create_task(mine.acquire())
+    await queued(theirs, 3)
+    info = await theirs.inspect()
+    assert (info.holders, info.limit, len(info.waiters)) == ((), 0, 3)
+    assert not any(task.done() for task in (*behind, third))
+    with pytest.raises(ConfigError):
+        await rival.semaphore("x", 3).acquire()
+    await mine.set_limit(3)
+    async with asyncio.timeout(PATIENCE):
+        first, second = await asyncio.gather(*behind)
+    assert await mine.current_limit() == 3
+    assert await theirs.available() == 0
+    await first.release()
+    async with asyncio.timeout(PATIENCE):
+        await (await third).release()
+    await second.release()
+    await all_back(mine)
+
+
+async def test_a_semaphore_may_be_paused_before_anybody_came(client, rival):
+    await client.semaphore("x", 2).set_limit(0)
+    assert await rival.semaphore("x", 2).current_limit() == 0
+    assert await rival.semaphore("x", 2).try_acquire() is None
+    waiter = asyncio.create_task(rival.semaphore("x", 2).acquire())
+    await queued(client.semaphore("x", 2), 1)
+    await client.semaphore("x", 2).set_limit(0)
+    assert not waiter.done()
+    await client.semaphore("x", 2).set_limit(2)
+    async with asyncio.timeout(PATIENCE):
+        await (await waiter).release()
+    await all_back(client.semaphore("x", 2))
+
+
 @pytest.mark.parametrize("count", [0, -1, 4, True, 1.0, "1", None])
 async def test_permits_that_there_cannot_be_are_refused(client, count):
     semaphore = client.semaphore("x", 3)

@@ -1422,15 +1422,15 @@ async def test_rows_of_another_format_are_listed_and_diagnosed():
         claim, _ = await one.acquire()
         assert await one.backend.diagnose() == []
         [session] = [key for key in server.rows if key.startswith("n/s/")]
-        server.rows[row_key("n", "l", Family.RW, "a b")] = StoredRow(b"2{}", "v", None)
-        server.rows[row_key("n", "l", Family.RW, "y")] = StoredRow(b'1{"v":', "v", None)
+        server.rows[row_key("n", "l", Family.RW, "a b")] = StoredRow(b"3{}", "v", None)
+        server.rows[row_key("n", "l", Family.RW, "y")] = StoredRow(b'2{"v":', "v", None)
         server.rows["n/s/another"] = StoredRow(b"\xff", "v", None)
         assert await one.backend.names("*") == [("x", Family.LOCK), ("y", Family.RW)]
         with pytest.raises(UnsafeBackend, match=r"of 'y'.*damaged"):
             await one.backend.inspect("y", Family.RW)
         [finding] = await one.backend.diagnose()
         assert finding.level is Level.ERROR
-        for word in ("rw/y", "damaged", "rw/%#", "'2'", "session another", "'\\xff'"):
+        for word in ("rw/y", "damaged", "rw/%#", "'3'", "session another", "'\\xff'"):
             assert word in finding.text
         assert session not in finding.text
         assert "force-release" in finding.advice

@@ -18,7 +18,16 @@ from aiolock.backends.rows.liveness import (
     observe,
     relied_until,
 )
-from aiolock.backends.rows.lockrow import LockRow, RowHold, RowRequest, UnknownFormat, keep_row, mint
+from aiolock.backends.rows.lockrow import (
+    LockRow,
+    RowHold,
+    RowRequest,
+    UnknownFormat,
+    decode,
+    encode,
+    keep_row,
+    mint,
+)
 from aiolock.backends.rows.lockrow import Mint as Source
 from aiolock.backends.rows.store import StoreClock
 
@@ -136,8 +145,8 @@ def test_after_a_reconnect_an_ended_claim_is_checked_before_a_heartbeat_can_let_
 def test_a_session_row_survives_its_encoding_with_fields_that_are_not_known():
     row = SessionRow(3.0, 7, ("a",), expires=StoreClock(5.0, "b", "z"), extra={"new": 1})
     assert decode_session(encode_session(row)) == row
-    wrong = (b'1{"d":"x","n":1}', b'1{"d":3,"n":"1"}', b'1{"d":3,"n":1,"e":[1]}', b'1{"d":3,"n":1,"c":["x"]}')
-    for value in (b"", b"2{}", b"1{}", b"1nonsense", *wrong):
+    wrong = (b'2{"d":"x","n":1}', b'2{"d":3,"n":"1"}', b'2{"d":3,"n":1,"e":[1]}', b'2{"d":3,"n":1,"c":["x"]}')
+    for value in (b"", b"1{}", b"2{}", b"2nonsense", *wrong):
         with pytest.raises(UnknownFormat):
             decode_session(value)
 
@@ -156,6 +165,10 @@ def test_tokens_rise_above_the_row_the_client_and_the_store():
 
 def test_only_a_free_row_may_be_deleted():
     assert keep_row(LockRow()) == 60.0
+    assert keep_row(LockRow(declared=2, current=2)) == 60.0
+    for paused in (LockRow(declared=2, current=0), LockRow(current=0)):
+        assert keep_row(paused) == 86_400.0
+        assert decode(encode(paused)) == paused
     assert keep_row(LockRow(declared=1, current=2)) == 86_400.0
     request = RowRequest("a", "mutex", 3.0)
     assert keep_row(LockRow(holds={"a": RowHold(request, 1, 0.0, kept=True)})) is None

@@ -200,7 +200,7 @@ class MemoryClaim(Downgrade):
         self._unanswered -= 1
         if answer.token:
             return self.granted(answer, sent)
-        if answer.limit:
+        if answer.limit is not None:
             raise ConfigError(
                 f"semaphore {shorten(self.request.name)} has {answer.limit} permits, not {self.request.kind.limit}: "
                 "every client has to name the same limit; set_limit() changes it"

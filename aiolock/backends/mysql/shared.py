@@ -105,7 +105,7 @@ class Sharing:
         declared, capacity = rows[0][:2]
         return Outcome(
             stand,
-            (int(declared), int(capacity)),
+            (int(declared), int(capacity or 0)),
             tuple(answer.changed for answer in answers),
             sent,
             None if again else _inside(what, answers),
@@ -287,7 +287,7 @@ def _waiting(label: str, *columns: Any) -> Waiting:
 
 def _limit(rows: Sequence[Sequence[Any]], *, used: bool) -> int | None:
     for declared, capacity, idle in rows:
-        memory = MINUTE if declared == capacity else DAY
-        if capacity and (used or int(idle) < memory.total_seconds() * 1_000_000):
+        memory = MINUTE if 0 != declared == capacity else DAY
+        if capacity is not None and (used or int(idle) < memory.total_seconds() * 1_000_000):
             return int(capacity)
     return None

@@ -46,7 +46,7 @@ def _shared(
     for position in positions:
         weight, _, label = _text(position).partition(" ")
         waiters.append(Waiting(label, *_mode(int(weight), family)))
-    known = limit if limit and family.counted else None
+    known = limit if limit >= 0 and family.counted else None
     return LockInfo(name, tuple(holders), tuple(waiters), family, known)
 
 

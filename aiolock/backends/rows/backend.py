@@ -169,7 +169,7 @@ class RowBackend(Administration, RegisterStore, Purging, Diagnosis):
             for request in found.queue.values()
             if known.counts(request)
         )
-        return LockInfo(name, holders, waiters, family, found.current or None)
+        return LockInfo(name, holders, waiters, family, found.current)
 
     async def force_release(self, name: str, family: Family) -> bool:
         """End all holds of a lock; replaces a row of an unknown format."""

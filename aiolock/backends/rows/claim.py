@@ -114,7 +114,7 @@ class RowClaim(CanDowngrade):
                 await context.answered(beat, deadline)
             if session.dead or member.state is MemberState.GONE:
                 continue
-            if entered.limit:
+            if entered.limit is not None:
                 self._forget(member)
                 raise ConfigError(
                     f"semaphore {shorten(self.request.name)} has {entered.limit} permits, not {self.request.kind.limit}: "

@@ -46,7 +46,7 @@ __all__ = [
     "whole",
 ]
 
-FORMAT = b"1"
+FORMAT = b"2"
 """First byte of a row: the format of the rest. A program refuses to write a row of another format."""
 
 MOST_SHARED = 49_152
@@ -151,8 +151,8 @@ class LockRow:
     """The last token that was given."""
     declared: int = 0
     """The limit that the first user of a semaphore named; 0 if it is not known."""
-    current: int = 0
-    """The limit in force."""
+    current: int | None = None
+    """The limit in force, 0 while the semaphore is paused; ``None`` if there is none."""
     used: int = 0
     """The time of the store (µs) at the last use of the limit."""
     forced: tuple[str, ...] = ()
@@ -234,7 +234,7 @@ def encode(row: LockRow) -> bytes:
         ]
     if row.queue:
         content["q"] = [_pack(request) for request in row.queue.values()]
-    if row.current:
+    if row.current is not None:
         content["c"] = [row.declared, row.current, row.used]
     if row.forced:
         content["f"] = row.forced
@@ -260,7 +260,8 @@ def decode(value: bytes) -> LockRow:
             for packed in content.pop("h", ())
         ]
         queue = [_unpack(packed) for packed in content.pop("q", ())]
-        declared, current, used = map(whole, content.pop("c", (0, 0, 0)))
+        limits = content.pop("c", None)
+        declared, current, used = (0, None, 0) if limits is None else map(whole, limits)
         return LockRow(
             name=text(content.pop("v")),
             token=whole(content.pop("t")),
@@ -292,7 +293,9 @@ def keep_row(row: LockRow) -> float | None:
     """Return the ttl of the row in the store: none while anything is held, kept or waited for."""
     if not row.free:
         return None
-    return UNSET_LIMIT if row.current == row.declared else SET_LIMIT
+    if row.current is None:
+        return UNSET_LIMIT
+    return UNSET_LIMIT if 0 != row.current == row.declared else SET_LIMIT
 
 
 def address_of(session: str) -> str:
@@ -419,7 +422,7 @@ class Entered(NamedTuple):
 
     token: int = 0
     tokens: int = 0
-    limit: int = 0
+    limit: int | None = None
     """The limit in force, if the request named another one."""
 
 
@@ -524,7 +527,7 @@ class _Work:
         for waiter in gone:
             del row.queue[waiter]
         self.changed = self.changed or bool(over or gone)
-        while row.queue and admits(row.holds, request := next(iter(row.queue.values())), row.current or None):
+        while row.queue and admits(row.holds, request := next(iter(row.queue.values())), row.current):
             del row.queue[request.id]
             self._grant(request)
             self.notify.add(request.session)
@@ -563,9 +566,9 @@ class _Work:
             return Entered(hold.token, hold.request.block)
         if request.id in row.queue:
             return Entered()
-        if request.mode == "permits" and (limit := self._limit(request.limit)):
+        if request.mode == "permits" and (limit := self._limit(request.limit)) is not None:
             return Entered(limit=limit)
-        enters = not row.queue and admits(row.holds, request, row.current or None)
+        enters = not row.queue and admits(row.holds, request, row.current)
         if not enters and not wait:
             return Entered()
         if not self._room.enter(request, granted=enters):
@@ -579,16 +582,16 @@ class _Work:
         self.changed = self.durable = True
         return Entered()
 
-    def _limit(self, named: int) -> int:
-        """Return the limit in force if it differs from the one that a request names, else 0."""
+    def _limit(self, named: int) -> int | None:
+        """Return the limit in force if a request may not name that one, else ``None``."""
         row, keep = self.row, keep_row(self.row)
         forgotten = keep is not None and row.used + keep * 1e6 <= self.source.tick
-        if not row.current or forgotten:
+        if row.current is None or forgotten:
             row.declared = row.current = named
         elif not row.declared:
             row.declared = named
         row.used = self.source.tick
-        return 0 if named in (row.declared, row.current) else row.current
+        return None if named in (row.declared, row.current) else row.current
 
     def _leave(self, step: Leave) -> bool:
         row = self.row
@@ -598,7 +601,7 @@ class _Work:
         if hold is not None and step.kept is not None:
             row.holds[step.kept.id] = RowHold(step.kept, hold.token, hold.since, kept=True)
             self.durable = True
-        if row.current:
+        if row.current is not None:
             row.used = self.source.tick
         self.serve()
         return hold is not None

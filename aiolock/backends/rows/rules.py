@@ -77,7 +77,7 @@ class Answer:
     count: int
     seconds: float
     demand: bool
-    limit: int = 0
+    limit: int | None = None
     """The limit of the semaphore, if the request was refused because it names another one."""
     asked: str | None = None
     """Reason of the last request to release the hold, if there was one."""

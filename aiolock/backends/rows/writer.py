@@ -628,7 +628,7 @@ class RowWriter:
                 if result.token:
                     member.state = MemberState.HELD
                     member.shown = max(member.shown, sent)
-                elif step.wait and not result.limit:
+                elif step.wait and result.limit is None:
                     member.state = MemberState.WAITING
             settle(pending.future, result)
 

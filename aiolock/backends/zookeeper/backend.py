@@ -232,7 +232,8 @@ class ZooKeeperBackend(Administration, RegisterStore, Diagnosis):
             Waiting(Note.decode(reply.data).label, place.mode.value, place.permits)
             for place, reply in present[entered:]
         )
-        return LockInfo(name, holders, waiters, family, view.record.limit or None)
+        limit = view.record.limit if view.record.limit >= 0 else None
+        return LockInfo(name, holders, waiters, family, limit)
 
     def _holder(self, place: Place, reply: Any) -> Holder:
         note = Note.decode(reply.data)

@@ -27,7 +27,7 @@ __all__ = ["FORMAT", "REVOKE", "Note", "Record", "agree", "make"]
 
 # --- version
 
-FORMAT = 3
+FORMAT = 4
 """The version that this program reads and writes. Raise it with each change of names, data or their meaning."""
 
 NODE = "format"
@@ -158,8 +158,8 @@ class Record:
 
     floor: int = -1
     """Every contender up to this number has left; written by a holder that leaves."""
-    limit: int = 0
-    """The number of permits; 0 if it is not known."""
+    limit: int = -1
+    """The number of permits, 0 while the semaphore is paused; -1 if it is not known."""
     declared: int = 0
     """The number of permits that the first user of the semaphore declared."""
     inside: int = -1

@@ -134,7 +134,7 @@ class PermitsClaim(QueueClaim):
         declared = self.request.kind.limit
         while not record.declared:
             # No client has declared a number, or only an administrator has set one.
-            record = replace(record, declared=declared, limit=record.limit or declared)
+            record = replace(record, declared=declared, limit=declared if record.limit < 0 else record.limit)
             try:
                 put = protocol.put(self._path, record.encode(), reply.stat.version)
                 await self._session.ask(put, self.owner)

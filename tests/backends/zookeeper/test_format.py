@@ -190,4 +190,4 @@ async def test_odd_namespaces_below_a_chroot_that_is_not_there(server, tools, od
 
 
 def test_the_version_is_that_of_the_class():
-    assert ZooKeeperBackend.format == FORMAT == 3
+    assert ZooKeeperBackend.format == FORMAT == 4

@@ -10,16 +10,17 @@
 START TRANSACTION;
 INSERT INTO {table} (id, namespace, family, name, label, token, since, expires_at, declared, capacity)
 VALUES ({id}, {namespace}, {family}, {name}, '',
-  64 * TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)), UTC_TIMESTAMP(6), UTC_TIMESTAMP(6), {limit}, {limit})
+  64 * TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)), UTC_TIMESTAMP(6), UTC_TIMESTAMP(6), {limit}, NULLIF({limit}, 0))
 ON DUPLICATE KEY UPDATE token = GREATEST(token, VALUES(token)), expires_at = VALUES(expires_at);
 DELETE r FROM {requests} AS r FORCE INDEX (lock_id) WHERE r.lock_id = {id} AND r.expires_at <= UTC_TIMESTAMP(6)
 
 -- name: settle
--- A semaphore has the limit of its first user until another one is set. An unused one is forgotten: a limit that
+-- A semaphore has the limit of its first user until another one is set; NULL is not known. An unused one is forgotten: a limit that
 -- was set after a day, else after a minute.
-UPDATE {table} SET capacity = IF(capacity = 0 OR since <= UTC_TIMESTAMP(6) - INTERVAL
-      IF(declared = capacity, 60, 86400) SECOND, {limit}, capacity), declared = {limit}
-WHERE id = {id} AND (declared = 0 OR (since <= UTC_TIMESTAMP(6) - INTERVAL IF(declared = capacity, 60, 86400) SECOND
+UPDATE {table} SET capacity = IF(capacity IS NULL OR since <= UTC_TIMESTAMP(6) - INTERVAL
+      IF(declared = capacity AND declared > 0, 60, 86400) SECOND, {limit}, capacity), declared = {limit}
+WHERE id = {id} AND (declared = 0
+  OR (since <= UTC_TIMESTAMP(6) - INTERVAL IF(declared = capacity AND declared > 0, 60, 86400) SECOND
   AND NOT EXISTS (SELECT 1 FROM {requests} WHERE lock_id = {id} AND state < 5)))
 
 -- name: enqueue

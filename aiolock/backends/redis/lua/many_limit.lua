@@ -1,6 +1,6 @@
 -- many_limit: give a semaphore another number of permits, and grant the waiters that fit now.
 -- KEYS[1] the lock. ARGV: 1 limit, 2 floor. Returns ms of the shortest confirmation window of the waiters that were granted, 0, or -1 to go on.
--- Safe: no holder loses anything; with fewer permits than are held, newcomers wait until enough are back. The number is
+-- Safe: no holder loses anything; with fewer permits than are held, or none, newcomers wait until enough are there. The number is
 -- kept for 24 h after the last use (``keep``), the one that the first user said (``first``) is right as well.
 local lock = KEYS[1]
 local f = redis.call('HMGET', lock, 'used', 'head', 'tail')
