@@ -42,7 +42,7 @@ from aiolock.kinds.semaphore import Semaphore
 from aiolock.lease import Lease, ReleaseRequest, hold_of
 from aiolock.lock import UNSET, Handle, Lock, Unset
 from aiolock.metrics import Figures
-from aiolock.types import Finding, Holder, Kind, LockInfo
+from aiolock.types import Finding, Kind, Leader, LockInfo
 from aiolock.validation import SyncCampaignOptions, SyncLockOptions, check_options, check_timeout
 
 if TYPE_CHECKING:
@@ -475,19 +475,22 @@ class SyncElection(_Facade[Election]):
 
     __slots__ = ()
 
-    def campaign(self) -> SyncCampaign:
-        """Stand for election: ``with election.campaign() as term:`` leads, once elected, until the block ends."""
-        return SyncCampaign(self._client, self._inner.campaign())
+    def campaign(self, *, value: bytes = b"") -> SyncCampaign:
+        """Stand for election: ``with election.campaign() as term:`` leads, once elected, until the block ends.
+
+        ``value`` is for :meth:`leader` and :meth:`observe`, as with :meth:`aiolock.Election.campaign`.
+        """
+        return SyncCampaign(self._client, self._inner.campaign(value=value))
 
     def resign(self) -> bool:
         """End the terms that were won through this object, as :meth:`aiolock.Election.resign`."""
         return self._run(self._inner.resign)
 
-    def leader(self) -> Holder | None:
+    def leader(self) -> Leader | None:
         """Return the leader as the server sees it; ``None`` for no leader."""
         return self._run(self._inner.leader)
 
-    def observe(self) -> Iterator[Holder | None]:
+    def observe(self) -> Iterator[Leader | None]:
         """Iterate over the leader now, and over every change, as :meth:`aiolock.Election.observe`; ends never by itself."""
 
         async def begin() -> Any:
@@ -495,7 +498,7 @@ class SyncElection(_Facade[Election]):
 
         observer = self._run(begin)
 
-        def changes() -> Iterator[Holder | None]:
+        def changes() -> Iterator[Leader | None]:
             while True:
                 yield self._run(observer.__anext__)
 

@@ -21,6 +21,7 @@ __all__ = [
     "Finding",
     "Holder",
     "Kind",
+    "Leader",
     "Level",
     "LockEvent",
     "LockInfo",
@@ -166,6 +167,26 @@ class Holder:
     tokens: int = 1
     """The number of tokens, from ``token`` on, that may belong to this hold: its client hands it over between its tasks without
     asking the server. 0 for a hold that is kept after its release."""
+    value: bytes = b""
+    """The value of the campaign of a leader."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """The leader of an election, as the server sees it."""
+
+    holder: Holder
+    """The holder of the term: its ``label``, ``since`` and ``remaining``."""
+
+    @property
+    def token(self) -> int:
+        """The number of the term, greater than that of every earlier one."""
+        return self.holder.token
+
+    @property
+    def value(self) -> bytes:
+        """The value that the leader campaigned with, such as its address; empty if it gave none."""
+        return self.holder.value
 
 
 @dataclass(frozen=True, slots=True)

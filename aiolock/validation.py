@@ -36,6 +36,7 @@ __all__ = [
     "check_timeout",
     "check_token",
     "check_ttl",
+    "check_value",
     "digest",
     "escape",
     "unescape",
@@ -255,6 +256,13 @@ def check_reason(reason: object) -> str:
     if not isinstance(reason, str) or not reason.isprintable() or len(reason.encode()) > 256:
         raise ConfigError(f"reason must be at most 256 bytes of printable text, not {shorten(reason)}")
     return str.__str__(reason)
+
+
+def check_value(value: object) -> bytes:
+    """Return the value of a campaign."""
+    if not isinstance(value, bytes) or len(value) > 256:
+        raise ConfigError(f"value must be at most 256 bytes, such as b'host:port', not {shorten(value)}")
+    return bytes(value)
 
 
 def check_request_id(request_id: object) -> str:

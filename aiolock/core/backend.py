@@ -13,6 +13,7 @@ import asyncio
 import math
 import sys
 from abc import ABC, abstractmethod
+from base64 import b64decode, b64encode
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -40,6 +41,8 @@ __all__ = [
     "Settings",
     "certain_until",
     "claim_time",
+    "decode_value",
+    "encode_value",
     "margin",
 ]
 
@@ -64,6 +67,8 @@ class Request:
     fair: bool = False
     life: float = math.inf
     grace: float = 0.0
+    value: bytes = b""
+    """The value of a campaign, which others read with the holder."""
     key: str = field(init=False, repr=False, compare=False)
     """Equal for requests that may share a claim; computed once, because every acquire looks it up."""
     certain: float = field(init=False, repr=False, compare=False)
@@ -77,6 +82,19 @@ class Request:
         object.__setattr__(self, "key", what)
         object.__setattr__(self, "certain", certain_until(0.0, self.ttl))
         object.__setattr__(self, "margin", margin(self.ttl))
+
+
+def encode_value(value: bytes) -> str:
+    """Return the value of a campaign as text, in base64, for servers and formats that keep text."""
+    return b64encode(value).decode()
+
+
+def decode_value(text: str) -> bytes:
+    """Return the value that :func:`encode_value` has encoded; empty for anything else."""
+    try:
+        return b64decode(text, validate=True)
+    except ValueError:
+        return b""
 
 
 @dataclass(slots=True)

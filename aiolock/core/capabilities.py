@@ -70,6 +70,8 @@ class Administration(Capability):
 
     shows_tokens: bool = True
     """True if :meth:`inspect` returns the fencing tokens of the holders; known without I/O."""
+    keeps_values: bool = False
+    """True if :meth:`inspect` returns :attr:`Request.value` of the holders; known without I/O."""
 
     @abstractmethod
     async def inspect(self, name: str, family: Family) -> LockInfo:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from weakref import WeakSet
 
 from aiolock.core.backend import Request
@@ -13,7 +14,8 @@ from aiolock.core.hold import Hold, LeaseOptions
 from aiolock.core.runtime import Generations, Runtime, State
 from aiolock.errors import BackendError, LockError, UnsupportedKind
 from aiolock.lock import Handle, Lock
-from aiolock.types import ELECTION, Holder
+from aiolock.types import ELECTION, Leader
+from aiolock.validation import check_value
 
 __all__ = ["Campaign", "Election"]
 
@@ -47,13 +49,23 @@ class Election(Handle):
     def _runtime(self) -> Runtime:
         return self._generations.latest
 
-    def campaign(self) -> Campaign:
+    def campaign(self, *, value: bytes = b"") -> Campaign:
         """Stand for election: ``async with election.campaign() as term:`` leads, once elected, until the block ends.
 
+        :param value: at most 256 bytes that :meth:`leader` and :meth:`observe` return to all clients while it leads, such as
+            the address of its service.
+
         Returns a :class:`Lock` with everything that a lock has: ``acquire(timeout=…)``, ``try_acquire()``,
-        ``inspect()``, ``request_release()``.
+        ``inspect()``, ``request_release()``. Does no I/O. Raises :class:`ConfigError` for another value, and
+        :class:`UnsupportedKind` for one where the server knows nothing of holders (MySQL with ``?mode=session`` or
+        ``?mode=row``).
         """
-        return self._campaign
+        if not check_value(value):
+            return self._campaign
+        backend = self._runtime.backend
+        if not isinstance(backend, Administration) or not backend.keeps_values:
+            raise UnsupportedKind("value of a campaign", backend.name, "the server keeps none with a holder")
+        return self._campaign.with_value(value)
 
     async def resign(self) -> bool:
         """End the terms that were won through this object, and return whether there was one. The next candidate is elected.
@@ -67,8 +79,8 @@ class Election(Handle):
             await term.release()
         return bool(terms)
 
-    async def leader(self) -> Holder | None:
-        """Return the leader as the server sees it, with ``label``, ``token`` (the term) and ``since``; ``None`` for no leader.
+    async def leader(self) -> Leader | None:
+        """Return the leader as the server sees it: ``holder``, ``token`` (the term) and ``value``; ``None`` for no leader.
 
         Ends within the ``command_timeout``; cancelling it changes nothing.
         """
@@ -76,9 +88,9 @@ class Election(Handle):
         backend = Administration.of(self._runtime.backend, "inspection")
         await self._runtime.reach()
         info = await backend.inspect(self.name, ELECTION.family)
-        return info.holders[0] if info.holders else None
+        return Leader(info.holders[0]) if info.holders else None
 
-    def observe(self) -> AsyncIterator[Holder | None]:
+    def observe(self) -> AsyncIterator[Leader | None]:
         """Iterate over the leader now, and over every change: ``async for leader in election.observe():``.
 
         ``None`` stands for no leader. A change is seen at once where the server pushes, otherwise after ``min(ttl / 3, 2)``
@@ -89,7 +101,7 @@ class Election(Handle):
         return _Observer(self, self._runtime, self._campaign.ttl)
 
 
-class _Observer(AsyncIterator["Holder | None"]):
+class _Observer(AsyncIterator["Leader | None"]):
     """The iterator of one observer: the register of the election tells when to ask for the leader again."""
 
     def __init__(self, election: Election, runtime: Runtime, ttl: float) -> None:
@@ -99,7 +111,7 @@ class _Observer(AsyncIterator["Holder | None"]):
         self._last: int | None = -1
         """The term that was returned last; -1 before the first."""
 
-    async def __anext__(self) -> Holder | None:
+    async def __anext__(self) -> Leader | None:
         self._runtime.guard()
         await self._runtime.reach()
         try:
@@ -112,7 +124,7 @@ class _Observer(AsyncIterator["Holder | None"]):
         finally:
             await register.aclose()
 
-    async def _next(self, register: Register | None) -> Holder | None:
+    async def _next(self, register: Register | None) -> Leader | None:
         while True:
             self._runtime.guard()
             try:
@@ -160,6 +172,13 @@ class Campaign(Lock):
     def ttl(self) -> float:
         """Seconds after which a term ends that is not renewed."""
         return self._request.ttl
+
+    def with_value(self, value: bytes) -> Campaign:
+        """Return the same campaign with that value; its terms count as terms of this one."""
+        request = replace(self._request, value=value)
+        campaign = Campaign(self._follow(), request, self._options, self._timeout)
+        campaign.terms = self.terms
+        return campaign
 
     async def _try(self, timeout: float | None) -> Hold | None:
         term = await super()._try(timeout)

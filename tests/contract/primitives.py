@@ -580,6 +580,22 @@ async def _(stage):
     await gone(stage, election.campaign())
 
 
+@primitive("campaign with a value, behind a leader", "tokens", "brief")
+async def _(stage):
+    term = await stage.rival.election(stage.name).campaign(value=b"first").acquire()
+    election = stage.client.election(stage.name)
+
+    async def lead() -> None:
+        async with election.campaign(value=b"second"):
+            leader = await election.leader()
+            assert leader is not None
+            assert leader.value == b"second"
+
+    async with released_on_demand(term, lambda: queued(election.campaign(), 1)):
+        yield lead
+    await gone(stage, election.campaign())
+
+
 @primitive("observe, one change", "brief")
 async def _(stage):
     election = stage.client.election(stage.name, ttl=0.3)

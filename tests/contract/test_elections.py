@@ -20,7 +20,7 @@ async def test_who_campaigns_first_leads_first(client, rival):
     async with mine.campaign() as term:
         leader = await theirs.leader()
         assert leader is not None
-        assert (leader.label, leader.token) == ("client", term.token)
+        assert (leader.holder.label, leader.token) == ("client", term.token)
         next_term = asyncio.create_task(theirs.campaign().acquire())
         await queued(mine.campaign(), 1)
         assert await theirs.campaign().try_acquire() is None
@@ -29,7 +29,7 @@ async def test_who_campaigns_first_leads_first(client, rival):
     assert second.token > term.token
     leader = await mine.leader()
     assert leader is not None
-    assert (leader.label, leader.token) == ("rival", second.token)
+    assert (leader.holder.label, leader.token) == ("rival", second.token)
     await second.release()
     assert await mine.leader() is None
 
@@ -129,7 +129,7 @@ async def test_a_leader_that_is_cut_off_knows_it_before_another_leads(deployment
         assert second.token > first.token
         seen = await rival.election("x").leader()
         assert seen is not None
-        assert (seen.label, seen.token) == ("rival", second.token)
+        assert (seen.holder.label, seen.token) == ("rival", second.token)
         await second.release()
 
 
@@ -138,7 +138,7 @@ async def test_observers_see_every_change(client, rival):
 
     async def observe() -> None:
         async for leader in rival.election("x", ttl=3).observe():
-            label = None if leader is None else leader.label
+            label = None if leader is None else leader.holder.label
             seen.append(label)
 
     observer = asyncio.create_task(observe())

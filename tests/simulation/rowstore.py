@@ -147,7 +147,7 @@ def entered(value: bytes, entry: Entry, tick: int) -> bytes | None:
         return None
     first, count, row.token = mint(row.token, entry.block, Mint(entry.floor, tick))
     hold = f'{{"v":"","t":0,"h":[{entry.hold},"b":{count},"t":{first}}}]}}'
-    row.holds = decode(b"1" + hold.encode()).holds
+    row.holds = decode((entry.head[:1] + hold).encode()).holds
     return encode(row)
 
 

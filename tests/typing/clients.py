@@ -11,7 +11,7 @@ from typing import assert_type
 
 import redis.asyncio
 
-from aiolock import Client, Lock, Semaphore, connect, portal
+from aiolock import Client, Holder, Leader, Lease, Lock, Semaphore, connect, portal
 from aiolock.decorators import Locked
 
 
@@ -44,3 +44,13 @@ async def additions(client: Client) -> None:
     """Calls beside the locks."""
     assert_type(await client.is_current("a", 7), bool)
     await client.is_current("a", "7")  # type: ignore[arg-type]
+    assert_type(await client.semaphore("a", 3).set_limit(0), None)
+    election = client.election("a")
+    async with election.campaign(value=b"host:1") as term:
+        assert_type(term, Lease)
+    if (leader := await election.leader()) is not None:
+        assert_type(leader, Leader)
+        assert_type((leader.holder, leader.token, leader.value), tuple[Holder, int, bytes])
+    async for other in election.observe():
+        assert_type(other, Leader | None)
+    election.campaign(value="host:1")  # type: ignore[arg-type]

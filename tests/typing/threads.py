@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import assert_type
 
-from aiolock import Holder, LockInfo, portal
+from aiolock import Leader, LockInfo, portal
 
 
 def kinds(client: portal.SyncClient) -> None:
@@ -30,10 +30,10 @@ def kinds(client: portal.SyncClient) -> None:
     assert_type(client.latch("d", 2).count_down(request_id="7"), int)
     assert_type(client.barrier("e", 2, ttl=3).wait(timeout=1), int)
     election = client.election("f", ttl=3)
-    with election.campaign() as term:
+    with election.campaign(value=b"host:1") as term:
         assert_type(term, portal.SyncLease)
     for leader in election.observe():
-        assert_type(leader, Holder | None)
+        assert_type(leader, Leader | None)
     with portal.lock_all(client.lock("a"), semaphore, timeout=1) as both:
         assert_type(both, portal.SyncJointLease)
         assert_type(both.parts, tuple[portal.SyncLease, ...])

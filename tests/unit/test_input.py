@@ -278,6 +278,12 @@ async def test_tokens(spy, value):
         await spy.is_current("a", value)
 
 
+@each([None, True, 7, "host:1", bytearray(b"host:1"), b"x" * 257, [b"x"], object(), Hostile()])
+async def test_values_of_campaigns(spy, value):
+    with refuses("value"):
+        spy.election("a").campaign(value=value)
+
+
 @each(BAD_NAMES)
 async def test_names_of_tokens(spy, value):
     with pytest.raises(aiolock.InvalidName, match=r"^a lock's name must "):

@@ -128,7 +128,7 @@ class ElectionUses(Uses):
             if self.leader is None:
                 assert seen is None
             else:
-                assert seen.label == str(self.leader[0])
+                assert seen.holder.label == str(self.leader[0])
                 assert seen.token == self.leader[1].token
 
 

@@ -127,7 +127,7 @@ def test_an_election_is_campaigned_for_observed_and_resigned(client):
         assert election.campaign().ttl == term.ttl
         leader = next(seen)
         assert leader is not None
-        assert (leader.label, leader.token) == ("me", term.token)
+        assert (leader.holder.label, leader.token) == ("me", term.token)
         again = election.leader()
         assert again is not None
         assert again.token == term.token

@@ -1346,7 +1346,7 @@ async def test_a_claim_outside_hears_of_a_refusal_for_good():
         fill(server)
         late = one.claim(WRITE)
         assert await late.acquire(wait=True) is None
-        server.rows[claim.key] = server.rows[claim.key]._replace(value=b"2 something else", version="other")
+        server.rows[claim.key] = server.rows[claim.key]._replace(value=b"3 something else", version="other")
         await asyncio.sleep(2.5)
         assert late.inbox.woken
         with pytest.raises(UnsafeBackend):
@@ -1362,15 +1362,15 @@ async def test_a_row_of_another_format_is_refused_and_can_be_replaced_by_force()
     async with Side(server) as one:
         claim, _ = await one.acquire()
         await claim.release()
-        server.rows[KEY] = server.rows[KEY]._replace(value=b"2 something else", version="other")
+        server.rows[KEY] = server.rows[KEY]._replace(value=b"3 something else", version="other")
         one.backend.store.interrupt()
         claim = one.claim()
-        with pytest.raises(UnsafeBackend, match=r"of 'x'.*format '2', not '1'.*force_release"):
+        with pytest.raises(UnsafeBackend, match=r"of 'x'.*format '3', not '2'.*force_release"):
             await claim.acquire(wait=True)
         # There is nothing to clean up.
         assert await claim.release() is Release.RELEASED
         assert not one.session.claims
-        assert server.rows[KEY].value == b"2 something else"
+        assert server.rows[KEY].value == b"3 something else"
         assert await one.backend.force_release("x", Family.LOCK)
         assert await one.tries()
         assert not await one.backend.force_release("x", Family.LOCK)
@@ -1385,8 +1385,8 @@ async def test_a_hold_that_may_be_in_a_row_of_another_format_is_not_said_to_be_r
         one.wire.lost = 1
         with pytest.raises(BackendUnavailable):
             await claim.acquire(wait=True)
-        server.rows[KEY] = server.rows[KEY]._replace(value=b"2 something else", version="other")
-        with pytest.raises(UnsafeBackend, match="format '2'"):
+        server.rows[KEY] = server.rows[KEY]._replace(value=b"3 something else", version="other")
+        with pytest.raises(UnsafeBackend, match="format '3'"):
             await claim.release()
         assert one.session.busy
 
@@ -1405,7 +1405,7 @@ async def test_a_request_under_way_may_be_in_a_row_of_another_format():
         late, one.wire.slow = one.claim(READ), slow
         entering = asyncio.create_task(late.acquire(wait=True))
         await asyncio.sleep(0.1)
-        server.rows[key] = server.rows[key]._replace(value=b"2 something else", version="other")
+        server.rows[key] = server.rows[key]._replace(value=b"3 something else", version="other")
         leaving = asyncio.create_task(late.release())
         with pytest.raises(UnsafeBackend):
             await one.backend._engine.renew(one.session)

@@ -58,6 +58,7 @@ class MemcachedBackend(Administration, RegisterStore, Diagnosis):
     name = "memcached"
     concurrency = RowBackend.concurrency
     renewal_lead = RowBackend.renewal_lead
+    keeps_values = RowBackend.keeps_values
 
     def __init__(self, url: str) -> None:
         hosts = hosts_of(url)

@@ -27,6 +27,8 @@ from aiolock.core.backend import (
     Request,
     Settings,
     certain_until,
+    decode_value,
+    encode_value,
 )
 from aiolock.core.capabilities import Administration, Diagnosis, Downgrade, Entry, Register, RegisterStore
 from aiolock.core.inbox import Inbox, WakeReason
@@ -180,6 +182,7 @@ class MemoryClaim(Downgrade):
             permits=kind.permits,
             limit=kind.limit,
             block=1 if request.fair or not kind.exclusive else BLOCK,
+            value=encode_value(request.value),
         )
         self.requested: str | None = None
         """The reason of the last request to release it."""
@@ -263,6 +266,7 @@ class MemoryBackend(Administration, RegisterStore, Diagnosis):
     """
 
     name = "memory"
+    keeps_values = True
     capabilities = frozenset({"exclusion", "fencing", "fifo", "keep", "no-eviction", "push"})
 
     def __init__(
@@ -446,4 +450,5 @@ def _holder(hold: Hold, now: float, moment: datetime) -> Holder:
         permits=hold.request.permits,
         mode=hold.request.mode,
         tokens=0 if hold.kept else hold.request.block,
+        value=decode_value(hold.request.value),
     )

@@ -103,7 +103,7 @@ class MySQLBackend(Administration, RegisterStore, TransactionLocks, Confirmation
         self._schema = given.get("schema", "auto")
         self._most = given.get("connections", MOST)
         self._mode_name = given.get("mode", "lease")
-        self.shows_tokens = self._mode_name == "lease"
+        self.shows_tokens = self.keeps_values = self._mode_name == "lease"
         self._table = given.get("table", "aiolock")
         self._opened = False
         self.callers = MySQLCallers()

@@ -142,6 +142,7 @@ class LeaseClaim(QueuedClaim):
             name=hexed(request.name),
             owner=quote(self.owner),
             label=hexed(request.label),
+            value=f"_binary X'{request.value.hex()}'",
             block=BLOCK,
             ttl=round(request.ttl * 1_000_000),
             grace=round(GRACE * 1_000_000),

@@ -102,11 +102,12 @@ class LeaseMode:
 
 
 def _holder(row: tuple[Any, ...]) -> Holder:
-    label, token, since, remaining, owned = row
+    label, token, since, remaining, owned, value = row
     return Holder(
         label=label,
         token=int(token),
         since=since.replace(tzinfo=UTC),
         remaining=int(remaining) / 1_000_000,
         tokens=BLOCK if int(owned) else 0,
+        value=bytes(value),
     )

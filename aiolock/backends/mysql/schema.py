@@ -193,7 +193,8 @@ def _fits(definition: str, kind: str, collation: str, null: bool) -> bool:
     if name == "datetime":
         return kind == definition.split(" ")[0].lower()
     enough = other in {name, "varchar"} and int(there[2] or 0) >= int(wanted[2])
-    return enough and [collation] == COLLATION.findall(definition)
+    # Bytes have no collation.
+    return enough and collation == "".join(COLLATION.findall(definition))
 
 
 async def purge(context: Context, idle: int) -> int:

@@ -34,6 +34,9 @@ class QuorumBackend(Administration, Diagnosis):
 
     def __init__(self, members: Sequence[Backend]) -> None:
         self.members = Members(members)
+        self.keeps_values = all(
+            isinstance(member, Administration) and member.keeps_values for member in members
+        )
 
     def __repr__(self) -> str:
         return repr(self.members)

@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from aiolock.backends.redis.commands import WHOLE
+from aiolock.core.backend import decode_value
 from aiolock.errors import BackendRefused, BackendUnavailable, shorten
 from aiolock.types import Family, Holder, LockInfo, Mode, Waiting
 from aiolock.validation import escape, unescape
@@ -33,7 +34,9 @@ def read(answer: Sequence[Any], name: str, family: Family) -> LockInfo:
         return _shared(*answer, name=name, family=family)
     now, until, token, tokens, since, label, *waiting = answer
     holder = (_holder(_text(label), now, (token, tokens, since, until)),) if until else ()
-    return LockInfo(name, holder, tuple(Waiting(_text(other)) for other in waiting), family)
+    return LockInfo(
+        name, holder, tuple(Waiting(_text(other).partition("\n")[0]) for other in waiting), family
+    )
 
 
 def _shared(
@@ -63,7 +66,9 @@ def _holder(
     """Return the holder of a hold by its token, the number of its tokens, and the times (µs) of its grant and of its end."""
     token, tokens, since, until = map(int, record)
     start = datetime.fromtimestamp(since / 1_000_000, UTC)
-    return Holder(label, token, start, (until - now) / 1_000_000, permits, mode, tokens)
+    # The value of a campaign is on a line of its own.
+    label, _, value = label.partition("\n")
+    return Holder(label, token, start, (until - now) / 1_000_000, permits, mode, tokens, decode_value(value))
 
 
 def _text(value: bytes) -> str:

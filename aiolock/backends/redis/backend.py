@@ -62,6 +62,8 @@ class BaseBackend(Administration, RegisterStore, Diagnosis):
     ``bind`` builds everything, and ``open`` may be called again after a failure: claims made before it stay valid.
     """
 
+    keeps_values = True
+
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
         self.address = str(endpoint)

@@ -14,7 +14,7 @@ import hiredis
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ResponseError
 
-from aiolock.core.backend import Request
+from aiolock.core.backend import Request, encode_value
 from aiolock.errors import UnsafeBackend, shorten
 from aiolock.types import Family
 from aiolock.validation import escape
@@ -37,6 +37,7 @@ __all__ = [
     "Tokens",
     "as_eval",
     "encode",
+    "labelled",
     "load",
     "source",
 ]
@@ -156,8 +157,8 @@ PROBE = Script(source("probe"))
 # Each namespace has one version, in a key of its own whose name never changes. Every connection asks for it before its
 # first command, because the server may be another one, or have lost its data.
 
-FORMAT = 3
-"""The version of keys, fields, scripts and channels. Formats 1, without a version of its own, and 2 were never released."""
+FORMAT = 4
+"""The version of keys, fields, scripts and channels. Formats 1, without a version of its own, 2 and 3 were never released."""
 
 _FORMAT = Script(source("format"))
 
@@ -215,6 +216,11 @@ class Format:
 # --- commands
 
 
+def labelled(request: Request) -> str:
+    """Return the label as keys have it: followed by the value of a campaign, in base64 on a line of its own."""
+    return f"{request.label}\n{encode_value(request.value)}" if request.value else request.label
+
+
 @dataclass(slots=True)
 class Tokens:
     """The highest fencing token that this client has seen in its namespace; it travels with every request."""
@@ -253,7 +259,13 @@ class Commands:
         """Request the lock; with ``wait``, join the queue under these terms, or return to ``ticket`` (-1: none)."""
         most = 1 if request.fair or not request.kind.exclusive else MOST_TOKENS
         position = f"{terms} {ticket}" if wait else ""
-        words = self.request_id(number), round(request.ttl * 1000), most, self.tokens.highest, request.label
+        words = (
+            self.request_id(number),
+            round(request.ttl * 1000),
+            most,
+            self.tokens.highest,
+            labelled(request),
+        )
         limits = request.kind.weigh(WHOLE) if self._family else ()
         return self._send("enter", request, *words, position, *limits)
 
@@ -322,7 +334,7 @@ class _Encoded:
         ttl, most = round(request.ttl * 1000), 1 if request.fair else MOST_TOKENS
         key, length = _literal(commands.key(request.name, request.kind.family)), len(commands.request_id(0))
         number, token = f"${length}\r\n{commands.process}:%012x\r\n", "$20\r\n%020d\r\n"
-        last = _literal(request.label, f"{terms} -1")
+        last = _literal(labelled(request), f"{terms} -1")
         enter, release = scripts["enter"].head(1, 6), scripts["release"].head(1, 2)
         self.enter: bytes = f"{enter}{key}{number}{_literal(ttl, most)}{token}{last}".encode()
         self.release: bytes = f"{release}{key}{number}{token}".encode()

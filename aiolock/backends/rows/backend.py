@@ -29,7 +29,7 @@ from aiolock.backends.rows.lockrow import (
 from aiolock.backends.rows.session import session_key
 from aiolock.backends.rows.store import Listener, RowStore
 from aiolock.backends.rows.writer import MemberState
-from aiolock.core.backend import NEVER, Claim, Grant, Renewal, Request, Settings
+from aiolock.core.backend import NEVER, Claim, Grant, Renewal, Request, Settings, decode_value
 from aiolock.core.capabilities import Administration, Diagnosis, Purging, RegisterStore, decode_register
 from aiolock.errors import BackendError, BackendUnavailable
 from aiolock.types import LOCK_FAMILIES, PERMIT, Family, Finding, Holder, LockInfo, Waiting
@@ -51,6 +51,7 @@ class RowBackend(Administration, RegisterStore, Purging, Diagnosis):
     """Locks of every kind over a :class:`RowStore`."""
 
     purges = "row"
+    keeps_values = True
     concurrency = 64
     """Enough that a store which carries out many calls at once is never idle, and so few that each is answered soon."""
     # One heartbeat renews all, so they go out together: two groups are never further apart than half of the time between two
@@ -323,4 +324,5 @@ def _holder(hold: RowHold, remaining: float) -> Holder:
         permits=hold.request.permits,
         mode=hold.request.mode,
         tokens=0 if hold.kept else hold.request.block,
+        value=decode_value(hold.request.value),
     )

@@ -23,7 +23,7 @@ from aiolock.backends.rows.session import RowSession
 from aiolock.backends.rows.store import ALL, Edit
 from aiolock.backends.rows.writer import Member, MemberState, Pending
 from aiolock.clock import Deadline
-from aiolock.core.backend import Grant, Release, Request
+from aiolock.core.backend import Grant, Release, Request, encode_value
 from aiolock.core.capabilities import Downgrade as CanDowngrade
 from aiolock.core.capabilities import Entry, Register
 from aiolock.core.inbox import Inbox
@@ -150,6 +150,7 @@ class RowClaim(CanDowngrade):
             limit=kind.limit,
             block=1 if self.request.fair or not kind.exclusive else BLOCK,
             session=session.id,
+            value=encode_value(self.request.value),
         )
         member = self._member = Member(self, request, session)
         session.claims[member.id] = self

@@ -189,11 +189,12 @@ _REQUEST = {
     "n": "permits",
     "l": "limit",
     "b": "block",
+    "u": "value",
 }
 """Fields of a request in the row, by their short names; those with their default are left out."""
 _DEFAULTS = StoredRequest("", "", 0.0)
 _CHECKS: dict[str, Callable[[Any], Any]] = {
-    **dict.fromkeys(("i", "m", "a"), text),
+    **dict.fromkeys(("i", "m", "a", "u"), text),
     **dict.fromkeys(("n", "l", "b"), whole),
     "s": part_of_key,
     "d": number,

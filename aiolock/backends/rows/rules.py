@@ -47,6 +47,8 @@ class StoredRequest:
     permits: int = 1
     limit: int = 1
     block: int = 1
+    value: str = ""
+    """The value of a campaign, in base64."""
 
 
 @dataclass(slots=True)

@@ -69,6 +69,7 @@ class ZooKeeperBackend(Administration, RegisterStore, Diagnosis):
     """
 
     name = "zookeeper"
+    keeps_values = True
     capabilities = diagnosis.ALWAYS
     format = FORMAT
 
@@ -245,6 +246,7 @@ class ZooKeeperBackend(Administration, RegisterStore, Diagnosis):
             permits=place.permits,
             mode=place.mode.value,
             tokens=BLOCK,
+            value=note.value,
         )
 
     async def force_release(self, name: str, family: Family) -> bool:

@@ -241,9 +241,8 @@ class QueueClaim(Claim):
 
     async def _create(self) -> list[str]:
         name = f"{self._path}/{prefix(self._attempt, self.request.kind)}"
-        create = protocol.create(
-            name, Note(self.request.label).encode(), self._context.nodes.acl, sequential=True
-        )
+        note = Note(self.request.label, value=self.request.value)
+        create = protocol.create(name, note.encode(), self._context.nodes.acl, sequential=True)
         while True:
             self._sent = True
             requests = create, protocol.listing(self._path, watch=False), *self._besides()

@@ -21,6 +21,7 @@ from aiolock.backends.zookeeper import protocol
 from aiolock.backends.zookeeper.errors import translate
 from aiolock.backends.zookeeper.protocol import Operation
 from aiolock.backends.zookeeper.queue import parents
+from aiolock.core.backend import decode_value, encode_value
 from aiolock.errors import UnsafeBackend, shorten
 
 __all__ = ["FORMAT", "REVOKE", "Note", "Record", "agree", "make"]
@@ -115,6 +116,8 @@ class Note:
     """The zxid of the hold's token, where the Stat of the node does not have it."""
     asked: str | None = None
     """The reason why the holder was asked to release."""
+    value: bytes = b""
+    """The value of a campaign."""
 
     def encode(self) -> bytes:
         lines = [self.label]
@@ -124,6 +127,8 @@ class Note:
             lines.append(f"token={self.token}")
         if self.asked is not None:
             lines.append(f"asked={json.dumps(self.asked)}")
+        if self.value:
+            lines.append(f"value={encode_value(self.value)}")
         return "\n".join(lines).encode()
 
     @classmethod
@@ -138,6 +143,7 @@ class Note:
             fields.get("attempt", ""),
             int(token) if re.fullmatch("[0-9]{1,19}", token) else 0,
             None if asked is None else _reason(asked),
+            decode_value(fields.get("value", "")),
         )
 
 

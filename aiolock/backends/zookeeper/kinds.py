@@ -183,7 +183,7 @@ class SimpleClaim(QueueClaim):
     async def _look(self, gone: str | None) -> Verdict | None:  # noqa: ARG002 - every end is worth a create
         if self._node is None and self._sent:
             await self._adopt()
-        data = Note(self.request.label, attempt=self._attempt).encode()
+        data = Note(self.request.label, self._attempt, value=self.request.value).encode()
         create = protocol.create(f"{self._path}/{SIMPLE}", data, self._context.nodes.acl, sequential=False)
         while self._node is None:
             self._sent = True

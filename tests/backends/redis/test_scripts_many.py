@@ -476,7 +476,7 @@ async def test_everybody_who_is_inside_is_asked_to_let_go_and_nobody_who_comes_l
 
 
 async def test_people_see_who_is_inside_and_who_waits_in_order(pool):
-    assert (await pool.look())[1:] == [0, [], []]
+    assert (await pool.look())[1:] == [-1, [], []]
     _, first, *_ = await pool.enter(A, (2, 5), label="the holder, 1")
     _, second, *_ = await pool.enter(B, (3, 5), label="ein größerer Name")
     await pool.enter(C, (4, 5), label="large")

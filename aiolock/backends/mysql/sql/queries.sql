@@ -38,8 +38,8 @@ IF(IFNULL(IS_USED_LOCK({turnstile}), 0) = CONNECTION_ID(), 1, GET_LOCK({turnstil
 -- that came without the row is put back. Tokens are at least {block} times the server's clock in microseconds, as in the
 -- other modes, so those of a row that was lost or purged and comes back still rise.
 SET @turn = {turn};
-INSERT INTO {table} (id, namespace, family, name, owner, label, token, since, expires_at)
-VALUES ({id}, {namespace}, {family}, {name}, {owner}, {label},
+INSERT INTO {table} (id, namespace, family, name, owner, label, value, token, since, expires_at)
+VALUES ({id}, {namespace}, {family}, {name}, {owner}, {label}, {value},
   {block} * TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)), UTC_TIMESTAMP(6),
   UTC_TIMESTAMP(6) + INTERVAL {ttl} MICROSECOND)
 ON DUPLICATE KEY UPDATE
@@ -48,6 +48,7 @@ ON DUPLICATE KEY UPDATE
   since = IF(owner <=> VALUES(owner) OR expires_at > UTC_TIMESTAMP(6) - INTERVAL IF(@turn = 1, 0, {grace}) MICROSECOND,
     since, VALUES(since)),
   label = IF(expires_at > UTC_TIMESTAMP(6) - INTERVAL IF(@turn = 1, 0, {grace}) MICROSECOND, label, VALUES(label)),
+  value = IF(expires_at > UTC_TIMESTAMP(6) - INTERVAL IF(@turn = 1, 0, {grace}) MICROSECOND, value, VALUES(value)),
   requested = IF(owner <=> VALUES(owner)
       OR expires_at > UTC_TIMESTAMP(6) - INTERVAL IF(@turn = 1, 0, {grace}) MICROSECOND, requested, NULL),
   owner = IF(expires_at > UTC_TIMESTAMP(6) - INTERVAL IF(@turn = 1, 0, {grace}) MICROSECOND, owner, VALUES(owner)),
@@ -109,7 +110,7 @@ KILL IF(IS_USED_LOCK({turnstile}) = {number}, {number}, 0)
 
 -- name: inspect
 -- A row without an owner is kept after its release.
-SELECT label, token, since, TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires_at), owner IS NOT NULL
+SELECT label, token, since, TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires_at), owner IS NOT NULL, value
 FROM {table} WHERE id = {id} AND expires_at > UTC_TIMESTAMP(6)
 
 -- name: waiters
