@@ -247,6 +247,7 @@ def test_public_is_what_is_listed():
         "InvalidName",
         "JointLease",
         "Latch",
+        "Leader",
         "Lease",
         "Lock",
         "LockAll",
