@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import math
 import sys
-from collections.abc import Coroutine, Generator, Iterator
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from aiolock.core.cancellation import CancelScope, in_async_generator
 from aiolock.core.capabilities import Confirmation, Downgrade
@@ -18,9 +19,10 @@ from aiolock.errors import LockLost, LossReason, UnsupportedKind, shorten
 from aiolock.types import WRITE, Kind
 from aiolock.validation import check_seconds
 
-__all__ = ["Acquisition", "Lease", "ReleaseRequest", "hold_of"]
+__all__ = ["Acquisition", "Lease", "ReleaseRequest", "acquires", "hold_of"]
 
 L = TypeVar("L", bound="Lease")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class ReleaseRequest:
@@ -351,6 +353,12 @@ class Acquisition(Coroutine[Any, Any, L], Generic[L]):
         self._lease: L
         """The lease of the block."""
 
+    if not TYPE_CHECKING:  # type checkers would miss a forgotten `await`
+
+        def __getattr__(self, name: str) -> Any:
+            """Answer as the coroutine: its name, frame and state, which asyncio, anyio and debuggers read."""
+            return getattr(self._asking, name)
+
     def __await__(self) -> Generator[Any, Any, L]:
         return self._asking.__await__()
 
@@ -377,6 +385,14 @@ class Acquisition(Coroutine[Any, Any, L], Generic[L]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._lease.__aexit__(kind, error, trace)
+
+
+def acquires(function: F) -> F:
+    """Mark a function that returns an :class:`Acquisition` as a coroutine function, for those who ask, such as mocks."""
+    if sys.version_info >= (3, 12):
+        return inspect.markcoroutinefunction(function)
+    function._is_coroutine = asyncio.coroutines._is_coroutine  # type: ignore[attr-defined] # noqa: SLF001 - what there is
+    return function
 
 
 def hold_of(lease: Lease) -> Hold:

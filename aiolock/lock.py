@@ -17,7 +17,7 @@ from aiolock.core.hold import Hold, LeaseOptions
 from aiolock.core.local_queue import ask
 from aiolock.core.runtime import Runtime, State, current_task
 from aiolock.errors import AcquireTimeout, shorten
-from aiolock.lease import Acquisition, Lease
+from aiolock.lease import Acquisition, Lease, acquires
 from aiolock.types import Kind, LockInfo
 from aiolock.validation import check_reason, check_timeout
 
@@ -130,6 +130,7 @@ class Lock(NamedLock):
 
     # --- asking
 
+    @acquires
     def acquire(self, timeout: float | Unset | None = UNSET) -> Acquisition[Lease]:
         """Wait until the lock is ours: ``await`` it for the hold, or enter it with ``async with`` as the lock itself.
 

@@ -20,7 +20,7 @@ from aiolock.core.runtime import Runtime
 from aiolock.core.tasks import start
 from aiolock.errors import AcquireTimeout, ConfigError, LockLost, LossReason, shorten
 from aiolock.kinds.reentrant import ReentrantLock
-from aiolock.lease import Acquisition, Lease, hold_of
+from aiolock.lease import Acquisition, Lease, acquires, hold_of
 from aiolock.lock import UNSET, Handle, Lock, Unset
 from aiolock.types import Kind, permits
 from aiolock.validation import OnLoss, check_grace, check_on_loss, check_timeout
@@ -369,6 +369,7 @@ class LockAll(Handle):
         """The names, in the order in which they are taken."""
         return ", ".join(dict.fromkeys(part.request.name for part in self._parts))
 
+    @acquires
     def acquire(self, timeout: float | Unset | None = UNSET) -> Acquisition[JointLease]:
         """Wait for all of them: ``await`` it for their lease, or enter it with ``async with`` as the locks themselves.
 

@@ -13,7 +13,7 @@ from aiolock.core.hold import Hold
 from aiolock.core.local_queue import LocalQueue, ask
 from aiolock.core.runtime import State
 from aiolock.errors import ConfigError, shorten
-from aiolock.lease import Acquisition, Lease
+from aiolock.lease import Acquisition, Lease, acquires
 from aiolock.lock import UNSET, Lock, Unset
 from aiolock.types import Kind, permits
 from aiolock.validation import check_count, check_timeout
@@ -50,6 +50,7 @@ class Semaphore(Lock):
         info = await self.inspect()
         return self.limit if info.limit is None else info.limit
 
+    @acquires
     def acquire(
         self, timeout: float | Unset | None = UNSET, *, permits: int | Unset = UNSET
     ) -> Acquisition[Lease]:
