@@ -14,7 +14,7 @@ from typing import Any, Generic, Required, TypedDict, TypeVar, Unpack
 from aiolock.clock import Clock
 from aiolock.core.forks import OneProcess
 from aiolock.core.logs import Log, Outages, get_logger
-from aiolock.core.tasks import reject, start
+from aiolock.core.tasks import reject, settle, start
 from aiolock.core.wakeup import read_little
 from aiolock.errors import BackendError, BackendUnavailable, copy_of
 
@@ -270,8 +270,8 @@ class Transport(asyncio.Protocol, OneProcess, ABC):
             self._on_up()
 
     def _opened(self) -> None:
-        if self._first is not None and not self._first.done():
-            self._first.set_result(None)
+        if self._first is not None:
+            settle(self._first, None)
 
     def _lost(
         self, error: BackendError, state: ConnectionState = ConnectionState.BROKEN, pause: float = 0.0
@@ -378,9 +378,7 @@ R = TypeVar("R", bound=Asked[Any])
 class WaitingTransport(Transport, Generic[R]):
     """A transport whose reads wait for a connection, and whose writes are refused without one."""
 
-    def __init__(
-        self, address: str, connect: Connect, on_down: Hook | None = None, **options: Unpack[Options]
-    ) -> None:
+    def __init__(self, address: str, connect: Connect, on_down: Hook, **options: Unpack[Options]) -> None:
         super().__init__(address, connect, on_down=on_down, **options)
         self._pending: deque[R] = deque()
         """Sent, in this order."""
@@ -414,8 +412,8 @@ class WaitingTransport(Transport, Generic[R]):
         if not error.retryable:
             self._refuse_parked()
 
-    def _refuse_parked(self) -> None:
-        while self._parked:
+    def _refuse_parked(self, issued_by: float = math.inf) -> None:
+        while self._parked and self._parked[0].issued <= issued_by:
             reject(self._parked.popleft().future, self._away())
 
     def _gone(self, error: BackendError) -> None:
@@ -429,8 +427,7 @@ class WaitingTransport(Transport, Generic[R]):
 
     def _expire(self, now: float) -> float:
         limit = now - self._timeout
-        while self._parked and self._parked[0].issued <= limit:
-            reject(self._parked.popleft().future, self._away())
+        self._refuse_parked(limit)
         next_one = self._parked[0].issued if self._parked else math.inf
         for asked in self._pending:
             if asked.issued > limit:
@@ -450,5 +447,4 @@ class _Farewell(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Report that it is closed."""
         del exc
-        if not self.closed.done():
-            self.closed.set_result(None)
+        settle(self.closed, None)
