@@ -32,7 +32,9 @@ PUBLIC = (
 )
 
 
-PROGRAMS = [Path(__file__).with_name(name) for name in ("clients.py", "decorators.py", "threads.py")]
+PROGRAMS = [
+    Path(__file__).with_name(name) for name in ("clients.py", "decorators.py", "locks.py", "threads.py")
+]
 CHECKERS = (
     ("mypy", "--strict", "--warn-unused-ignores"),
     ("pyright", "--warnings"),
