@@ -107,6 +107,13 @@ async def bench(options: argparse.Namespace, output: Output) -> int:
         )
         for each in rows
     ]
-    for line in lay_out([head, *cells], right=(1, 2, 3, 4)):
+    head_line, *lines = lay_out([head, *cells], right=(1, 2, 3, 4))
+    output.line(output.style(head_line, "bold"))
+    for line in lines:
         output.line(line)
+    if (trip := quantile(trips, 0.5)) > 0:
+        took = quantile(free, 0.5) / trip
+        output.line(
+            f"A free lock took {took:.1f} round trips: 2 to 3 is good, and more where the server writes to disk."
+        )
     return 0

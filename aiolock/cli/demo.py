@@ -274,17 +274,17 @@ class Story:
         """Print a text of the narrator."""
         for line in text.split("\n"):
             if not self._output.json:
-                self._output.line(line)
+                self._output.line(self._output.style(line, "bold" if line[:1].isdigit() else ""))
             elif line:
                 self._output.data({"event": "said", "message": line.strip()})
 
-    def tell(self, who: str, text: str) -> None:
+    def tell(self, who: str, text: str, colour: str = "") -> None:
         """Print a line about a worker, with the time."""
         at = round(system_clock() - self._start, 2)
         if self._output.json:
             self._output.data({"event": "step", "at": at, "who": who, "message": text})
         else:
-            self._output.line(f"  {at:5.2f} s  {who}  {text}")
+            self._output.line(f"  {at:5.2f} s  {who}  {self._output.style(text, colour)}")
 
     async def see(self, who: str, what: str) -> None:
         """Wait until ``who`` did ``what`` in this scene."""
@@ -297,23 +297,23 @@ class Story:
         who, what, token, detail = event
         if what == "enters":
             self._grants += 1
-            self.tell(who, f"has the lock, with fencing token {token}")
+            self.tell(who, f"has the lock, with fencing token {token}", "green")
         elif what == "writes":
             if token < self._highest:
                 self._refused += 1
-                self.tell(who, f"writes with token {token}: REFUSED, {self._highest} was here already")
+                self.tell(who, f"writes with token {token}: REFUSED, {self._highest} was here already", "red")
             else:
                 self._highest = token
                 self.tell(who, f"writes with token {token}: accepted")
             self._stage.send(who, None)
         elif what == "lost":
-            self.tell(who, f"its block is cancelled, and ends with LockLost ({detail})")
+            self.tell(who, f"its block is cancelled, and ends with LockLost ({detail})", "yellow")
         elif what == "failed":
             raise aiolock.BackendError(f"{who} gave up: {detail}")
 
     def _strike(self, who: str, accident: Accident) -> None:
         self._stage.strike(who, accident)
-        self.tell(who, self._stage.accidents[accident])
+        self.tell(who, self._stage.accidents[accident], "" if accident == "wakes" else "red")
 
     async def play(self) -> None:
         """Play the three scenes."""

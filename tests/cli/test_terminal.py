@@ -288,3 +288,10 @@ def test_colours_are_for_terminals_that_want_them(shell):
     shell.environment["NO_COLOR"] = "1"
     assert "\x1b[" not in shell.screen("ls").end()[1]
     holder.end("\n")
+
+
+def test_a_demonstration_shows_what_went_wrong_in_colour(shell):
+    status, text = shell.screen("demo", "--url", "memory://").end()
+    assert status == 0
+    assert "\x1b[1m1. Three workers" in text
+    assert re.search(r"\x1b\[31mwrites with token \d+: REFUSED", text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import signal
 import subprocess
@@ -261,6 +262,7 @@ def test_bench_measures_and_leaves_nothing_behind(shell):
     status, out, err = shell.run("bench", "--seconds", "0.1", "--tasks", "2", "--locks", "2")
     assert (status, err) == (0, "")
     assert "free lock, in and out" in out
+    assert re.search(r"^A free lock took [\d.]+ round trips", out, re.MULTILINE)
     assert shell.json("ls") == []
 
 
