@@ -12,6 +12,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 import weakref
@@ -19,6 +20,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Self
 
+STRICT_PYTHON = [
+    *(sys.executable, "-W", "error"),
+    # redis-py, on Python 3.14; pyproject.toml has the same for the tests themselves
+    *("-W", "ignore:'asyncio.iscoroutinefunction' is deprecated:DeprecationWarning"),
+]
+"""A Python in which a warning is an error."""
 READY_WITHIN = 60.0  # seconds; generous, because only a broken server or a very busy machine comes near it
 STOP_WITHIN = 10.0  # seconds between the polite signal and the other one
 

@@ -22,12 +22,13 @@ from pathlib import Path
 import pytest
 
 import aiolock
+from tests.processes import STRICT_PYTHON
 from tests.servers import Redis
 
 PATIENCE = 30.0
 """Seconds after which something is broken; nothing waits for that long unless it is."""
 
-PROGRAM = [sys.executable, "-W", "error", "-m", "aiolock"]
+PROGRAM = [*STRICT_PYTHON, "-m", "aiolock"]
 
 ANSWERS_SIGNALS = ["env", "--default-signal"]
 """Whoever started the tests may ignore some, as nohup does and shells do for what they start in the background."""

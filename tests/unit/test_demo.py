@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import uuid
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import pytest
 
 import aiolock
 from aiolock.__main__ import main
-from tests.processes import reserve_port
+from tests.processes import STRICT_PYTHON, reserve_port
 from tests.servers import Redis
 
 
@@ -44,7 +43,7 @@ def start(mark: str, *arguments: str, url: str | None = None) -> subprocess.Pope
         environment["AIOLOCK_URL"] = url
     name, _, value = mark.partition("=")
     return subprocess.Popen(
-        [sys.executable, "-W", "error", "-m", "aiolock", "demo", *arguments],
+        [*STRICT_PYTHON, "-m", "aiolock", "demo", *arguments],
         env={**environment, name: value},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

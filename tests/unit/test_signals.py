@@ -55,7 +55,8 @@ def started(
     """A program that holds the lock."""
     text = PROGRAM.format(url=url, namespace=namespace, cleanup=cleanup, after=after, run=run)
     with subprocess.Popen(
-        [sys.executable, "-c", text],
+        # From Python 3.14 on the compiler warns of a `return` in a `finally` block.
+        [sys.executable, "-W", "ignore::SyntaxWarning", "-c", text],
         cwd=ROOT,
         env=ENVIRONMENT,
         stdout=subprocess.PIPE,
