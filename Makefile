@@ -9,7 +9,7 @@ SERVERS ?= redis mariadb postgresql zookeeper memcached etcd mongodb-standin
 # What is no stand-in
 REAL = $(filter-out %-standin,$(SERVERS))
 # Other Pythons that `make pythons` looks for
-PYTHONS ?= 3.12 3.13
+PYTHONS ?= 3.12 3.13 3.14
 # Parts of `make matrix`, as tests/matrix.sh explains them; the servers are downloaded to ~/.cache/aiolock
 MATRIX ?= pythons oldest newest mysql9.7 mariadb11.8 postgresql15 gate
 # More arguments for pytest

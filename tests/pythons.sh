@@ -3,7 +3,7 @@
 #
 # The last of them runs on loops with `asyncio.eager_task_factory` (AIOLOCK_EAGER_TASKS=1; Python 3.12 or newer).
 #
-# Looks on the PATH, among pyenv's versions, and for what `tests/sid.sh python3.14` has fetched, and says which it found.
+# Looks on the PATH, among pyenv's versions, and in Debian's sid (tests/sid.sh python3.14), and says which it found.
 # One that is absent is no failure; one that fails is. On one server of each: a quorum and a cluster are made of the same
 # parts.
 set -euo pipefail
@@ -11,16 +11,15 @@ cd "$(dirname "$0")/.."
 absent=() passed=() failed=()
 
 find_python() {
-    local candidate
-    for candidate in "python$1" "${PYENV_ROOT:-$HOME/.pyenv}/versions/$1".*/bin/python \
-        "${XDG_CACHE_HOME:-$HOME/.cache}/aiolock/python$1/bin/python$1"; do
+    local candidate root
+    for candidate in "python$1" "${PYENV_ROOT:-$HOME/.pyenv}/versions/$1".*/bin/python; do
         # A name on the PATH may be a shim that leads nowhere, so the version is asked for.
         if [ "$("$candidate" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)" = "$1" ]; then
             echo "$candidate"
             return
         fi
     done
-    return 1
+    [ "$1" = 3.14 ] && root=$(tests/sid.sh "python$1") && echo "$root/bin/python$1"
 }
 
 check() {
