@@ -157,7 +157,7 @@ MUTANTS = (
     Mutant(
         "a late grant counts",
         "aiolock.core.local_queue",
-        "if grant is not None and grant.until > (now := clock()):",
+        "if grant is not None and grant.until - self._request.grace > (now := clock()):",
         "if grant is not None and (now := clock()):",
         RENEWAL + "test_a_grant_that_comes_after_its_own_term_is_no_success",
     ),
@@ -324,7 +324,7 @@ MUTANTS = (
     Mutant(
         "a vote of a moment counts for a downgrade",
         "aiolock.backends.quorum.claim",
-        "return grant if grant is not None and grant.until >= self.promised else None",
+        "return grant if grant is not None and (fixed or grant.until >= self.promised) else None",
         "return grant",
         "tests/backends/quorum/test_kinds.py::test_a_downgrade_gives_no_vote_back_that_the_holder_relies_on",
     ),
