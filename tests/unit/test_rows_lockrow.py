@@ -446,7 +446,7 @@ def test_what_this_library_writes_can_be_read():
         *(
             {**ROW, "h": [{**HOLD, key: value}]}
             for key, values in {
-                "i": [5, [], None, "\ud800"],
+                "i": [5, [], None, "\ud800", ""],
                 "s": [5, None, "a\0-1", "a\ud800", "ü-1"],
                 "m": [5, None],
                 "d": ["x", None, -1, math.nan, math.inf, True],
@@ -466,6 +466,14 @@ def test_what_this_library_writes_can_be_read():
 def test_a_row_with_values_of_a_wrong_type_or_range_is_an_unknown_format(row):
     with pytest.raises(UnknownFormat):
         decode(written(row))
+
+
+@pytest.mark.parametrize("field", ["t", "w", "r", "k"])
+def test_an_entry_with_a_field_of_holds_becomes_a_hold_that_can_be_read(field):
+    entry = {"i": "b", "s": "s", "m": "mutex", "d": 3.0, field: -1, "also": 2}
+    row = apply(decode(written({**ROW, "h": [], "q": [entry]})), [Look()], Liveness(), Mint(0, NOW)).row
+    [hold] = decode(encode(row)).holds.values()
+    assert (hold.token, hold.asked, hold.kept, dict(hold.request.extra)) == (NOW, None, False, {"also": 2})
 
 
 def test_unknown_fields_survive_a_change():

@@ -110,6 +110,13 @@ def text(value: Any) -> str:
     return value
 
 
+def some_text(value: Any) -> str:
+    """Return a text that is not empty."""
+    if not text(value):
+        raise ValueError("no text")
+    return str(value)
+
+
 def part_of_key(value: Any) -> str:
     """Return a text that may be a part of a key."""
     if type(value) is not str or not (value.isascii() and value.isprintable()):
@@ -194,7 +201,8 @@ _REQUEST = {
 """Fields of a request in the row, by their short names; those with their default are left out."""
 _DEFAULTS = StoredRequest("", "", 0.0)
 _CHECKS: dict[str, Callable[[Any], Any]] = {
-    **dict.fromkeys(("i", "m", "a", "u"), text),
+    **dict.fromkeys(("m", "a", "u"), text),
+    "i": some_text,
     **dict.fromkeys(("n", "l", "b"), whole),
     "s": part_of_key,
     "d": number,
@@ -260,7 +268,8 @@ def decode(value: bytes) -> LockRow:
             )
             for packed in content.pop("h", ())
         ]
-        queue = [_unpack(packed) for packed in content.pop("q", ())]
+        # The fields of a hold have no meaning there, and would get in the way of its own when the entry becomes one.
+        queue = [_unpack(packed, "twrk") for packed in content.pop("q", ())]
         limits = content.pop("c", None)
         declared, current, used = (0, None, 0) if limits is None else map(whole, limits)
         return LockRow(
