@@ -538,9 +538,10 @@ class Client:
     def _lock(self, cls: type[L], kind: Kind, name: str, options: LockOptions, template: str = "") -> L:
         """Make a lock with options that were checked; ``template`` is the name before it was filled in."""
         lease_options = self._lease_options
-        if template or "max_hold" in options or "on_loss" in options:
+        if template or "max_hold" in options or "on_loss" in options or "label" in options:
             on_loss = options.get("on_loss") or lease_options.on_loss
-            lease_options = LeaseOptions(options.get("max_hold"), on_loss, template)
+            label = options.get("label") or ""
+            lease_options = LeaseOptions(options.get("max_hold"), on_loss, template, label)
         request = self._request(kind, name, options)
         return cls(self._runtime, request, lease_options, options.get("timeout"))
 
@@ -629,7 +630,8 @@ class Client:
         For a service that gets requests from holders: an answer of ``True`` may be out of date when it arrives, so what must
         never be written twice is still fenced by comparing tokens. A lock that is kept after its release has no present
         token. Where tasks of one client hand a lock over between themselves, without a request to the server, each token
-        that the client may give out under its hold counts; with ``fair=True`` a hold has a single one.
+        that the client may give out under its hold counts, from that which its last renewal has reported on; with
+        ``fair=True`` a hold has a single one.
 
         Ends within the ``command_timeout``; cancelling it changes nothing. Raises :class:`UnsupportedKind`, before any I/O,
         where the server does not know the tokens of holders (quorum, MySQL with ``?mode=session`` or ``?mode=row``),

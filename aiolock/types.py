@@ -169,6 +169,9 @@ class Holder:
     asking the server. 0 for a hold that is kept after its release."""
     value: bytes = b""
     """The value of the campaign of a leader."""
+    local_waiters: int | None = None
+    """The tasks that wait inside the holder's client, as of its last renewal (0 before the first); ``None`` where renewals do
+    not tell the server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +219,12 @@ class LockInfo:
     def locked(self) -> bool:
         """True if the lock has a holder, or may have one that is not known."""
         return bool(self.holders or self.unreadable)
+
+    @property
+    def local_waiters(self) -> int | None:
+        """The tasks that wait inside the clients of the holders, which :attr:`waiters` does not contain; ``None`` if not known."""
+        known = [holder.local_waiters for holder in self.holders if holder.local_waiters is not None]
+        return sum(known) if known else None
 
 
 class Level(StrEnum):

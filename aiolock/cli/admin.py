@@ -19,11 +19,11 @@ from aiolock.types import LockInfo
 
 __all__ = ["HEAD", "NUMBERS", "SPARE", "force_release", "inspect", "ls", "purge", "row", "schema"]
 
-HEAD = ("NAME", "KIND", "HOLDER", "TOKEN", "HELD", "TTL LEFT", "WAITING")
-NUMBERS = (3, 4, 5, 6)
+HEAD = ("NAME", "KIND", "HOLDER", "TOKEN", "HELD", "TTL LEFT", "WAITING", "LOCAL")
+NUMBERS = (3, 4, 5, 6, 7)
 """The columns that are aligned to the right."""
 
-SPARE = (3, 5, 1, 4)
+SPARE = (3, 5, 7, 1, 4)
 """The columns that are left out on a narrow terminal, in this order."""
 
 # --- views of a lock
@@ -43,10 +43,12 @@ def _as_json(info: LockInfo) -> dict[str, Any]:
                 "remaining": round(holder.remaining, 3),
                 "mode": holder.mode,
                 "permits": holder.permits,
+                "local_waiters": holder.local_waiters,
             }
             for holder in info.holders
         ],
         "waiters": [asdict(waiting) for waiting in info.waiters],
+        "local_waiters": info.local_waiters,
         **({"unreadable": info.unreadable} if info.unreadable else {}),
     }
 
@@ -55,7 +57,7 @@ def row(info: LockInfo) -> tuple[str, ...]:
     """Return a lock as a row of the table."""
     name, kind, waiting = clean(info.name), _kind(info), str(len(info.waiters))
     if not info.holders:
-        return name, kind, "?" if info.unreadable else "-", "", "", "", waiting
+        return name, kind, "?" if info.unreadable else "-", "", "", "", waiting, ""
     first = info.holders[0]
     return (
         name,
@@ -65,6 +67,7 @@ def row(info: LockInfo) -> tuple[str, ...]:
         seconds(age(first)),
         seconds(first.remaining),
         waiting,
+        "-" if info.local_waiters is None else str(info.local_waiters),
     )
 
 
@@ -142,7 +145,8 @@ def _describe(info: LockInfo, output: Output) -> list[str]:
         what = f"{holder.permits} permits, " if holder.permits > 1 else ""
         lines.append(
             f"  held by {clean(holder.label)} ({what}token {holder.token}) for {seconds(age(holder))}, "
-            f"since {holder.since.astimezone():%Y-%m-%d %H:%M:%S}; without renewal it ends in {seconds(holder.remaining)}"
+            f"since {holder.since.astimezone():%Y-%m-%d %H:%M:%S}; without renewal it ends in {seconds(holder.remaining)}; "
+            f"waiting in its process: {'-' if holder.local_waiters is None else holder.local_waiters}"
         )
     if not info.holders:
         lines.append(f"  {clean(info.unreadable) or 'not held'}")

@@ -27,7 +27,9 @@ __all__ = ["changes", "picture", "watch"]
 
 
 def changes(before: Iterable[LockInfo], after: Iterable[LockInfo]) -> Iterator[dict[str, Any]]:
-    """Compare two lists of locks; yield ``released``, ``granted`` and ``waiting`` (the length of the queue), in order of names.
+    """Compare two lists of locks; yield ``released``, ``granted`` and ``waiting``, in order of names.
+
+    ``waiting`` is the length of the queue, or the number of waiters in the processes of the holders, if either has changed.
 
     A hold is identified by its token and label. A hold that began *and* ended in between is missed.
     """
@@ -43,8 +45,9 @@ def changes(before: Iterable[LockInfo], after: Iterable[LockInfo]) -> Iterator[d
             if who not in held:
                 yield _event("granted", key, holder, now)
         waited, waiting = _waiting(was), _waiting(now)
-        if waited != waiting:
-            yield {"event": "waiting", "name": key[0], "family": key[1], "waiting": waiting}
+        # Not known counts as none.
+        if any((waited[what] or 0) != (count or 0) for what, count in waiting.items()):
+            yield {"event": "waiting", "name": key[0], "family": key[1], **waiting}
 
 
 def _key(info: LockInfo) -> tuple[str, str]:
@@ -55,8 +58,10 @@ def _holders(info: LockInfo | None) -> dict[tuple[int, str], Holder]:
     return {} if info is None else {(holder.token, holder.label): holder for holder in info.holders}
 
 
-def _waiting(info: LockInfo | None) -> int:
-    return 0 if info is None else len(info.waiters)
+def _waiting(info: LockInfo | None) -> dict[str, int | None]:
+    if info is None:
+        return {"waiting": 0, "local_waiters": None}
+    return {"waiting": len(info.waiters), "local_waiters": info.local_waiters}
 
 
 def _event(what: str, key: tuple[str, str], holder: Holder, now: LockInfo | None) -> dict[str, Any]:
@@ -69,7 +74,7 @@ def _event(what: str, key: tuple[str, str], holder: Holder, now: LockInfo | None
         "mode": holder.mode,
         "permits": holder.permits,
         "since": holder.since.isoformat(),
-        "waiting": _waiting(now),
+        **_waiting(now),
     }
 
 

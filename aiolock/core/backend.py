@@ -16,7 +16,8 @@ from abc import ABC, abstractmethod
 from base64 import b64decode, b64encode
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from enum import Enum
 from random import Random
 from typing import Any, NamedTuple, Self, TypeVar
@@ -25,7 +26,7 @@ from aiolock.clock import Clock
 from aiolock.core.inbox import Inbox
 from aiolock.core.logs import Outages
 from aiolock.errors import LossReason
-from aiolock.types import Kind
+from aiolock.types import Holder, Kind
 
 __all__ = [
     "NEVER",
@@ -35,15 +36,18 @@ __all__ = [
     "EventKind",
     "EventQueue",
     "Grant",
+    "Present",
     "Release",
     "Renewal",
     "Request",
     "Settings",
     "certain_until",
     "claim_time",
+    "decode_present",
     "decode_value",
     "encode_value",
     "margin",
+    "presented",
 ]
 
 T = TypeVar("T")
@@ -111,6 +115,47 @@ class Grant:
     """True if other clients wait."""
 
 
+class Present(NamedTuple):
+    """The lease that a client has given out under a hold, as its renewals report it to those who inspect the lock."""
+
+    token: int
+    age: float
+    """Seconds since it was given out."""
+    label: str
+    waiting: int
+    """The tasks of the client that wait behind it."""
+
+    def encode(self) -> str:
+        """Return a text, to which the server adds the time in µs at which it arrives, and a space, in front."""
+        return f"{self.token} {round(self.age * 1e6)} {self.waiting} {self.label}"
+
+
+def decode_present(text: str) -> tuple[Present, datetime] | None:
+    """Return what :meth:`Present.encode` and the server have written, and when; ``None`` for anything else."""
+    try:
+        now, token, age, waiting, label = text.split(" ", 4)
+        moment = datetime.fromtimestamp(int(now) / 1e6, UTC)
+        return Present(int(token), int(age) / 1e6, label, int(waiting)), moment
+    except (ValueError, OverflowError):
+        return None
+
+
+def presented(holder: Holder, report: tuple[Present, datetime] | None) -> Holder:
+    """Return a holder as its renewal has reported it: the present lease instead of the first one under its hold."""
+    if report is None or not holder.token <= report[0].token < holder.token + holder.tokens:
+        # Nothing was reported of this hold: no task waits, and none has handed it over.
+        return replace(holder, local_waiters=0)
+    present, moment = report
+    return replace(
+        holder,
+        label=present.label,
+        token=present.token,
+        tokens=holder.token + holder.tokens - present.token,
+        since=moment - timedelta(seconds=present.age),
+        local_waiters=present.waiting,
+    )
+
+
 def margin(ttl: float) -> float:
     """Return the seconds before the end of a ttl at which a holder stops relying on its hold."""
     return max(0.02 * ttl, 0.01)
@@ -150,7 +195,7 @@ class Release(Enum):
 class Claim(ABC):
     """One request at the server, from the first acquire to the release; not used again after it."""
 
-    __slots__ = ("_inbox", "contended_since", "fixed", "request", "validity")
+    __slots__ = ("_inbox", "contended_since", "fixed", "present", "request", "validity")
 
     asks_again: bool = False
     """True if a grant that arrived after its own end has a full ttl again when the same claim repeats its request."""
@@ -161,6 +206,8 @@ class Claim(ABC):
         """True if renewals only verify the hold instead of prolonging it; set by the renewal scheduler."""
         self.contended_since: float | None = None
         """Since when, on the local clock, other clients are known to wait; set by :meth:`note_waiters`."""
+        self.present: Present | None = None
+        """For the next renewal to report; set by the renewal scheduler. ``None`` if no task waits, and none has handed it over."""
         self.validity: object = None
         """Set by the renewal scheduler, which finds its own record of the claim by it."""
         self._inbox: Inbox[Grant] | None = None

@@ -29,13 +29,15 @@ log: Log = get_logger("aiolock.lost")
 class LeaseOptions:
     """The options of one caller for its own lease, whichever hold it gets."""
 
-    __slots__ = ("max_hold", "on_loss", "template")
+    __slots__ = ("label", "max_hold", "on_loss", "template")
 
-    def __init__(self, max_hold: float | None, on_loss: OnLoss, template: str = "") -> None:
+    def __init__(self, max_hold: float | None, on_loss: OnLoss, template: str = "", label: str = "") -> None:
         self.max_hold: float | None = max_hold
         self.on_loss: OnLoss = on_loss
         self.template: str = template
         """The name before it was filled in, for callbacks; empty if the caller gave the name itself."""
+        self.label: str = label
+        """The label of the lock; empty if it is that of the client."""
 
 
 class Home(Protocol):

@@ -21,7 +21,7 @@ from dataclasses import replace
 from enum import Enum
 from typing import Any
 
-from aiolock.core.backend import Claim, Event, EventKind, Grant, Request
+from aiolock.core.backend import Claim, Event, EventKind, Grant, Present, Request
 from aiolock.core.cancellation import Task
 from aiolock.core.hold import Hold, LeaseOptions
 from aiolock.core.inbox import WakeReason, log_wake
@@ -205,6 +205,7 @@ class LocalQueue:
         "_hold",
         "_key",
         "_known",
+        "_label",
         "_reason",
         "_request",
         "_since",
@@ -232,6 +233,8 @@ class LocalQueue:
         """Made when a task has to wait."""
         self._task: asyncio.Task[None] | None = None
         """The task of the client that sends a request; ``None`` while the first task does."""
+        self._label: str | None = None
+        """The label of the present lease, once the hold was given to a waiter; else it is that of the request."""
         self._known = False
         """True once the server has answered: from then on waiters survive an outage."""
         # What only a hold has is set in `_begin` and `_lend`.
@@ -527,7 +530,7 @@ class LocalQueue:
         if first is None:
             return False
         waiter, options = first
-        self._reason = reason
+        self._reason, self._label = reason, options.label or self.runtime.label
         waiter.set_result(self._lend(options, now))
         return True
 
@@ -587,7 +590,7 @@ class LocalQueue:
         if validity is None or self._hold is not hold:
             raise RuntimeError(f"this lease of {shorten(self._request.name)} has no hold of its own any more")
         alone = LocalQueue(self.runtime, replace(self._request, kind=READ), None, self._claim)
-        alone._known, alone._hand_overs, alone._since = True, 0, self._since
+        alone._known, alone._hand_overs, alone._since, alone._label = True, 0, self._since, self._label
         alone._validity, alone._hold = validity, hold
         alone._become(_HELD)
         validity.report = alone
@@ -595,7 +598,14 @@ class LocalQueue:
         self._request_anew()
         return alone
 
-    # --- the renewal scheduler reports
+    # --- the renewal scheduler asks and reports
+
+    def present(self, now: float) -> Present | None:
+        """Return the present lease for a renewal; ``None`` if no task waits and the hold was not given to a waiter."""
+        hold, waiting, label = self._hold, self.waiting, self._label
+        if hold is None or (label is None and not waiting):
+            return None
+        return Present(hold.token, now - self._since, label or self._request.label, waiting)
 
     def __call__(self, event: Event) -> None:
         """Pass a loss, or a request to release, on to the hold.

@@ -20,17 +20,17 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextvars import Context, copy_context
 from itertools import chain
 from random import Random
-from typing import Any
+from typing import Any, Protocol
 
 from aiolock.clock import Clock
-from aiolock.core.backend import Backend, Claim, Event, EventKind, Grant, Renewal
+from aiolock.core.backend import Backend, Claim, Event, EventKind, Grant, Present, Renewal
 from aiolock.core.logs import Log, get_logger
 from aiolock.core.suspend import Timer, open_timer
 from aiolock.core.wakeup import expect
 from aiolock.errors import LossReason, shorten
 from aiolock.metrics import SHARES, Histogram
 
-__all__ = ["RenewalScheduler", "Validity"]
+__all__ = ["RenewalScheduler", "Tenant", "Validity"]
 
 log: Log = get_logger("aiolock.renew")
 
@@ -42,6 +42,16 @@ VERIFIED = 30.0
 """Limit in seconds between verifications of a hold that is not prolonged; a third of its ttl if that is less."""
 AFTER = 0.01
 """Seconds by which the timer that runs during suspend is later than that of the loop, so that it does not come first."""
+
+
+class Tenant(Protocol):
+    """The local queue that a validity belongs to."""
+
+    def __call__(self, event: Event, /) -> None:
+        """Take in a loss, the end of ``max_hold``, or a request to release."""
+
+    def present(self, now: float) -> Present | None:
+        """Return the lease at ``now``, for the server; ``None`` if there is no more to say than the grant does."""
 
 
 class Validity:
@@ -64,9 +74,9 @@ class Validity:
         "until",
     )
 
-    def __init__(self, claim: Claim, grant: Grant, now: float, report: Callable[[Event], None]) -> None:
+    def __init__(self, claim: Claim, grant: Grant, now: float, report: Tenant) -> None:
         self.claim: Claim = claim
-        self.report: Callable[[Event], None] = report
+        self.report: Tenant = report
         """Called with the loss and each request to release. While the validity is not ``over``, a loss is that of the holder:
         by ``max_hold`` or ``grace``, earlier than the server may grant the lock to another client."""
         self.token: int = grant.token
@@ -243,6 +253,7 @@ class RenewalScheduler:
 
         Cancelling it changes nothing but that the server may have done it.
         """
+        validity.claim.present = validity.report.present(self._clock())
         [answer] = await self._backend.renew([validity.claim])
         if (error := self._take(validity, answer)) is not None:
             raise error
@@ -407,6 +418,9 @@ class RenewalScheduler:
 
     async def _renew_batch(self, batch: list[Validity], failed: dict[str, list[Validity]]) -> None:
         """Renew in one call of the backend; add what is unknown afterwards to ``failed``, by the error."""
+        now = self._clock()
+        for validity in batch:
+            validity.claim.present = validity.report.present(now)
         try:
             answers: Sequence[Renewal] = await self._backend.renew([validity.claim for validity in batch])
         except Exception as error:  # noqa: BLE001 - whatever a backend raises must not end the watching

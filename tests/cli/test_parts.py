@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from random import Random
 
 import pytest
 
 from aiolock.cli import exit_status
+from aiolock.cli.admin import _as_json, _describe, row
 from aiolock.cli.doctor import PROMISES, in_words
-from aiolock.cli.output import clean, cut, lay_out, seconds, width
+from aiolock.cli.output import Output, clean, cut, lay_out, seconds, width
 from aiolock.cli.parser import split
 from aiolock.cli.run import nested
 from aiolock.cli.run.command import progress
@@ -113,12 +115,19 @@ def test_statuses():
 
 
 def info(
-    *holders: tuple[int, str, int], waiters: int = 0, family: Family = Family.LOCK, name: str = "x"
+    *holders: tuple[int, str, int],
+    waiters: int = 0,
+    family: Family = Family.LOCK,
+    name: str = "x",
+    local: int | None = None,
 ) -> LockInfo:
     since = datetime.now(UTC) - timedelta(seconds=90)
     return LockInfo(
         name,
-        tuple(Holder(f"host:{token}", token, since, 20.0, count, mode) for token, mode, count in holders),
+        tuple(
+            Holder(f"host:{token}", token, since, 20.0, count, mode, local_waiters=local)
+            for token, mode, count in holders
+        ),
         tuple(Waiting(f"waiter:{number}") for number in range(waiters)),
         family,
     )
@@ -228,6 +237,33 @@ def test_changes():
     assert [each["event"] for each in changes([one], [])] == ["released", "waiting"]
     both = [info((1, "mutex", 1)), info((1, "read", 1), family=Family.RW)]
     assert [each["family"] for each in changes([], both)] == ["lock", "rw"]
+
+
+def test_local_waiters_are_shown_where_they_are_known():
+    known, unknown = info((1, "mutex", 1), local=3), info((1, "mutex", 1))
+    assert [row(each)[-1] for each in (known, unknown, info())] == ["3", "-", ""]
+    assert [each.local_waiters for each in (known, unknown, info())] == [3, None, None]
+    assert info((1, "read", 1), (2, "read", 1), local=2).local_waiters == 4
+    told = [(each["event"], each["waiting"], each["local_waiters"]) for each in changes([known], [unknown])]
+    assert told == [("waiting", 0, None)]
+    assert list(changes([unknown], [info((1, "mutex", 1), local=0)])) == []
+    shown = [_describe(each, Output())[1] for each in (known, unknown)]
+    assert shown[0].endswith("; waiting in its process: 3")
+    assert shown[1].endswith("; waiting in its process: -")
+    assert _as_json(known)["local_waiters"] == _as_json(known)["holders"][0]["local_waiters"] == 3
+    assert _as_json(unknown)["local_waiters"] is _as_json(unknown)["holders"][0]["local_waiters"] is None
+
+
+def test_a_hand_over_inside_a_client_is_another_hold():
+    """Others learn of the next lease by its token."""
+    before, after = info((1, "mutex", 1), local=1), info((2, "mutex", 1), local=0)
+    assert [each["event"] for each in changes([before], [after])] == ["released", "granted", "waiting"]
+
+
+def test_a_paused_semaphore_is_said_to_be():
+    held = info((1, "permits", 2), family=Family.SEMAPHORE)
+    assert row(replace(held, limit=0))[1] == "2 of 0 permits, paused"
+    assert row(replace(held, limit=2))[1] == "2 of 2 permits"
 
 
 def test_every_word_is_said_on_every_server():

@@ -97,6 +97,8 @@ class Deployment(ABC):
     """Whether locks of different names have different tokens, which no lock promises."""
     prompt: ClassVar[bool] = True
     """Whether what is given up at the end of a timeout has left the server before the client's next request arrives."""
+    reports: ClassVar[bool] = True
+    """Whether renewals tell the server which task of the holder's client has the hold, and how many wait there."""
     prolongs: ClassVar[bool] = True
     """Whether a renewal that somebody asks for gives the full ttl at once."""
 
@@ -254,6 +256,7 @@ class MemoryQuorum(Memory):
     """Three servers inside this process, each behind a link with delays, of which two are a majority."""
 
     name = "memory-quorum"
+    reports = False
     prompt = False
     slow = 2.0
     many = 2_000  # each is three, and a busy machine has to renew them within a third of their ttl
@@ -505,6 +508,7 @@ class RedisQuorum(Redis):
     """Three of them, of which two are a majority."""
 
     name = "redis-quorum"
+    reports = False
     external = False
     promises = WORDS - {"fencing", "fifo"}
     kinds = frozenset({"read-write", "requests", "names"})
@@ -712,6 +716,7 @@ class ZooKeeper(Deployment):
     """A single ZooKeeper; holds live as long as their session, whatever ttl their lock asks for."""
 
     name = "zookeeper"
+    reports = False
     framing = staticmethod(length_frames)
     needs = "zookeeper"
     promises = WORDS - {"keep"}
@@ -828,6 +833,7 @@ class MariaDBSessions(MariaDB):
     kinds = frozenset()
     promises = WORDS - {"fencing", "keep"}
     shows = False
+    reports = False
     query = "?mode=session"
     reason = "session"
     """A foreign session that is ended says nothing about who did it."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
-from aiolock import LockLost, UnsupportedKind
+from aiolock import Client, Holder, Lock, LockLost, UnsupportedKind
 from tests.faults.staging import PATIENCE, gets_the_lock, nothing_remains, queued, until, waiting
 
 
@@ -200,6 +201,83 @@ async def test_a_lock_that_is_kept_after_its_release_has_no_present_token(deploy
     assert await rival.lock("x").locked()
     assert not await rival.is_current("x", lease.token)
     await rival.lock("x").force_release()
+
+
+def mutex(client: Client, **options: Any) -> Lock:
+    return client.lock("x", **options)
+
+
+def writing(client: Client, **options: Any) -> Lock:
+    return client.rwlock("x").write(**options)
+
+
+@pytest.mark.parametrize("make", [mutex, writing])
+async def test_waiters_in_the_holders_client_and_the_present_lease_are_shown_once_it_renews(
+    deployment, client, rival, make
+):
+    if make is writing and "read-write" not in deployment.kinds:
+        return
+    await (await make(client).acquire()).release()  # without a history some servers give no tokens to hand on
+    first = await make(client, label="first").acquire()
+    second = asyncio.create_task(make(client, label="second, with a space").acquire())
+    others = [asyncio.create_task(make(client).acquire()) for _ in range(2)]
+    await waiting(client, 3)
+
+    async def shown() -> Holder:
+        info = await make(rival).inspect()
+        [holder] = info.holders
+        assert info.local_waiters == holder.local_waiters
+        return holder
+
+    async def waiters(count: int) -> None:
+        async def learned() -> bool:
+            return (await shown()).local_waiters == count
+
+        await until(learned, f"{count} local waiters")
+
+    if not deployment.reports:
+        await first.renew()
+        holder = await shown()
+        assert holder.local_waiters is None
+        assert not deployment.shows or "tokens" not in deployment.kinds or holder.token == first.token
+    else:
+        assert (await shown()).local_waiters == 0
+        await first.renew()
+        await waiters(3)
+        holder = await shown()
+        assert (holder.label, holder.token) == ("first", first.token)
+        began = holder.since
+        # Another client's waiter stands in the queue of the server.
+        queueing = asyncio.create_task(make(rival).acquire())
+        await queued(make(rival), 1)
+        await first.renew()
+        await waiters(3)
+        queueing.cancel()
+        await asyncio.wait([queueing])
+        await first.release()
+        lease = await second
+        assert lease.token > first.token
+        if (await shown()).tokens > 1:
+            # Handed over without the server, which learns of it with the next renewal.
+            await lease.renew()
+            await waiters(2)
+        holder = await shown()
+        assert (holder.label, holder.token) == ("second, with a space", lease.token)
+        assert holder.since > began - timedelta(seconds=1)
+        assert holder.remaining > 0
+        if make is mutex:
+            assert await rival.is_current("x", lease.token)
+            assert not await rival.is_current("x", first.token)
+        first = lease
+    for task in others:
+        task.cancel()
+    await asyncio.wait(others)
+    if deployment.reports:
+        await first.renew()
+        await waiters(0)
+    await first.release()
+    if not deployment.reports:
+        await (await second).release()
 
 
 async def test_force_release_by_the_holders_own_client_tells_it_as_well(deployment, client):

@@ -143,9 +143,16 @@ def test_after_a_reconnect_an_ended_claim_is_checked_before_a_heartbeat_can_let_
 
 
 def test_a_session_row_survives_its_encoding_with_fields_that_are_not_known():
-    row = SessionRow(3.0, 7, ("a",), expires=StoreClock(5.0, "b", "z"), extra={"new": 1})
+    leases = {"a": (7, 1.5, "läbel", 3)}
+    row = SessionRow(
+        3.0, 7, ("a",), expires=StoreClock(5.0, "b", "z"), leases=leases, more=True, extra={"new": 1}
+    )
     assert decode_session(encode_session(row)) == row
     wrong = (b'2{"d":"x","n":1}', b'2{"d":3,"n":"1"}', b'2{"d":3,"n":1,"e":[1]}', b'2{"d":3,"n":1,"c":["x"]}')
+    wrong += tuple(
+        b'2{"d":3,"n":1,"p":%b}' % value
+        for value in (b"[1]", b'{"a":[1,2,"x"]}', b'{"a":["1",2,"x",3]}', b'{"a":[1,2,"x",-3]}', b'{"a":5}')
+    )
     for value in (b"", b"1{}", b"2{}", b"2nonsense", *wrong):
         with pytest.raises(UnknownFormat):
             decode_session(value)

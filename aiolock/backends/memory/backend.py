@@ -29,6 +29,7 @@ from aiolock.core.backend import (
     certain_until,
     decode_value,
     encode_value,
+    presented,
 )
 from aiolock.core.capabilities import Administration, Diagnosis, Downgrade, Entry, Register, RegisterStore
 from aiolock.core.inbox import Inbox, WakeReason
@@ -342,7 +343,10 @@ class MemoryBackend(Administration, RegisterStore, Diagnosis):
         mine = [claim for claim in claims if isinstance(claim, MemoryClaim)]
 
         def step(machine: Machine, now: float) -> list[Answer | None]:
-            return [machine.renew(claim.key, claim.stored, now, prolong=not claim.fixed) for claim in mine]
+            return [
+                machine.renew(claim.key, claim.stored, now, prolong=not claim.fixed, present=claim.present)
+                for claim in mine
+            ]
 
         renewals: list[Renewal] = []
         for claim, answer in zip(mine, await self._context.ask(step), strict=True):
@@ -442,7 +446,7 @@ class MemoryBackend(Administration, RegisterStore, Diagnosis):
 
 
 def _holder(hold: Hold, now: float, moment: datetime) -> Holder:
-    return Holder(
+    holder = Holder(
         label=hold.request.label,
         token=hold.token,
         since=moment - timedelta(seconds=now - hold.since),
@@ -452,3 +456,5 @@ def _holder(hold: Hold, now: float, moment: datetime) -> Holder:
         tokens=0 if hold.kept else hold.request.block,
         value=decode_value(hold.request.value),
     )
+    reported = moment - timedelta(seconds=now - hold.reported)
+    return presented(holder, hold.present and (hold.present, reported))

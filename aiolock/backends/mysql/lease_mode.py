@@ -14,7 +14,7 @@ from aiolock.backends.mysql.queue import in_queue, left
 from aiolock.backends.mysql.renewal import Renewals
 from aiolock.backends.mysql.shared import Sharing
 from aiolock.backends.mysql.shared_claim import SharedClaim
-from aiolock.core.backend import Claim, Event, EventKind, Renewal, Request
+from aiolock.core.backend import Claim, Event, EventKind, Renewal, Request, decode_present, presented
 from aiolock.types import Family, Holder, LockInfo, Mode
 
 __all__ = ["LeaseMode"]
@@ -102,8 +102,8 @@ class LeaseMode:
 
 
 def _holder(row: tuple[Any, ...]) -> Holder:
-    label, token, since, remaining, owned, value = row
-    return Holder(
+    label, token, since, remaining, owned, value, present = row
+    holder = Holder(
         label=label,
         token=int(token),
         since=since.replace(tzinfo=UTC),
@@ -111,3 +111,4 @@ def _holder(row: tuple[Any, ...]) -> Holder:
         tokens=BLOCK if int(owned) else 0,
         value=bytes(value),
     )
+    return presented(holder, decode_present(present or ""))

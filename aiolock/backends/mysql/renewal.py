@@ -13,12 +13,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from aiolock.backends.mysql.claim import LeaseClaim
-from aiolock.backends.mysql.context import Context, quote
+from aiolock.backends.mysql.context import Context, hexed, quote
 from aiolock.backends.mysql.errors import NOT_NOW, code
 from aiolock.core.backend import NEVER, Claim, Event, EventKind, Grant, Renewal, certain_until
 from aiolock.errors import BackendUnavailable, LockError
 
-__all__ = ["BATCH", "FRESH", "LockedRenewals", "Renewals", "prolonged", "tell_requests", "verdict"]
+__all__ = [
+    "BATCH",
+    "FRESH",
+    "LockedRenewals",
+    "Renewals",
+    "presents",
+    "prolonged",
+    "tell_requests",
+    "verdict",
+]
 
 BATCH = 500
 """Number of rows that one statement renews."""
@@ -46,6 +55,19 @@ def verdict(owner: str, row: tuple[Any, ...] | None, ttl: float, sent: float) ->
     if now == owner and int(microseconds) > 0:
         return prolonged(int(microseconds), ttl, sent)
     return "force-released" if forced == owner else "revoked"
+
+
+def presents(claims: Iterable[Any], owner: str) -> str:
+    """Return the expression for the column ``present`` of holds whose owner ids are in the column ``owner``."""
+    told = [
+        f"WHEN {quote(claim.owner)} THEN {hexed(claim.present.encode())}"
+        for claim in claims
+        if claim.present is not None
+    ]
+    if not told:
+        return "NULL"
+    now = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
+    return f"CONCAT({now}, ' ', CASE {owner} {' '.join(told)} END)"
 
 
 def tell_requests(context: Context, claims: Iterable[Any], rows: Iterable[Sequence[Any]]) -> None:
@@ -95,6 +117,7 @@ class Renewals:
             ids=ids,
             count=len(batch),
             owners=", ".join(quote(claim.owner) for claim in batch),
+            present=presents(batch, "t.owner"),
         )
         sent = context.clock()
         renewed, requests = await context.ask(packet, urgent=True)
@@ -108,7 +131,8 @@ class Renewals:
 
     def _alone(self, claim: LeaseClaim) -> str:
         ttl = round(claim.request.ttl * 1_000_000)
-        return self._context.statements("renew_one", ttl=ttl, id=quote(claim.key), owner=quote(claim.owner))
+        words = {"id": quote(claim.key), "owner": quote(claim.owner), "present": presents([claim], "owner")}
+        return self._context.statements("renew_one", ttl=ttl, **words)
 
 
 class LockedRenewals:

@@ -11,8 +11,18 @@ from aiolock.backends.mysql.context import Context, hexed, quote
 from aiolock.backends.mysql.decisions import DecisionQueue, Outcome, PendingDecision, Transaction, execute
 from aiolock.backends.mysql.listener import Listener, ListeningClaim, presence
 from aiolock.backends.mysql.protocol import Result
-from aiolock.backends.mysql.renewal import LockedRenewals, prolonged, tell_requests
-from aiolock.core.backend import NEVER, Claim, Event, EventKind, Grant, Renewal, certain_until
+from aiolock.backends.mysql.renewal import LockedRenewals, presents, prolonged, tell_requests
+from aiolock.core.backend import (
+    NEVER,
+    Claim,
+    Event,
+    EventKind,
+    Grant,
+    Renewal,
+    certain_until,
+    decode_present,
+    presented,
+)
 from aiolock.errors import LockError
 from aiolock.types import Family, Holder, LockInfo, Waiting
 
@@ -197,7 +207,7 @@ class Sharing:
         return found
 
     async def _ask_to_renew(self, batch: Sequence[ListeningClaim], words: dict[str, Any]) -> int:
-        packet = self.context.statements("renew_holds", **words)
+        packet = self.context.statements("renew_holds", present=presents(batch, "r.owner"), **words)
         renewed, requests = await self.context.ask(packet, urgent=True)
         tell_requests(self.context, batch, requests.rows)
         return renewed.changed
@@ -273,15 +283,23 @@ def judge(state: int | None, grant: Renewal | None) -> Renewal | None:
 
 
 def _holder(
-    label: str, token: int, since: datetime, remaining: int, weight: int, mode: str, tokens: int
+    label: str,
+    token: int,
+    since: datetime,
+    remaining: int,
+    weight: int,
+    mode: str,
+    tokens: int,
+    present: str | None,
 ) -> Holder:
     permits = int(weight) if mode == "permits" else 1
     moment, left = since.replace(tzinfo=UTC), int(remaining) / 1_000_000
-    return Holder(label, int(token), moment, left, permits, mode, int(tokens))
+    holder = Holder(label, int(token), moment, left, permits, mode, int(tokens))
+    return presented(holder, decode_present(present or ""))
 
 
 def _waiting(label: str, *columns: Any) -> Waiting:
-    *_, weight, mode, _ = columns
+    *_, weight, mode, _, _ = columns
     return Waiting(label, mode, int(weight) if mode == "permits" else 1)
 
 

@@ -68,7 +68,9 @@ def combined(infos: Sequence[LockInfo], needed: int) -> LockInfo:
             known[_identity(waiting)] -= 1
             if known[_identity(waiting)] < 0:
                 queue.append(waiting)
-    return LockInfo(first.name, tuple(holders), tuple(queue), first.family)
+    # Each member has tokens of its own, which the present lease of a hold has not.
+    shown = tuple(replace(holder, local_waiters=None) for holder in holders)
+    return LockInfo(first.name, shown, tuple(queue), first.family)
 
 
 def _identity(one: Holder | Waiting) -> tuple[str, str]:

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from aiolock.backends.redis.commands import WHOLE
-from aiolock.core.backend import decode_value
+from aiolock.core.backend import decode_present, decode_value, presented
 from aiolock.errors import BackendRefused, BackendUnavailable, shorten
 from aiolock.types import Family, Holder, LockInfo, Mode, Waiting
 from aiolock.validation import escape, unescape
@@ -32,20 +32,28 @@ def read(answer: Sequence[Any], name: str, family: Family) -> LockInfo:
     """Read the answer of the script ``inspect`` of a lock's family."""
     if family.shareable:
         return _shared(*answer, name=name, family=family)
-    now, until, token, tokens, since, label, *waiting = answer
-    holder = (_holder(_text(label), now, (token, tokens, since, until)),) if until else ()
+    now, until, token, tokens, since, label, present, *waiting = answer
+    holder = (_holder(_text(label), now, (token, tokens, since, until), present),) if until else ()
     return LockInfo(
         name, holder, tuple(Waiting(_text(other).partition("\n")[0]) for other in waiting), family
     )
 
 
 def _shared(
-    now: int, limit: int, holds: list[bytes], positions: list[bytes], *, name: str, family: Family
+    now: int,
+    limit: int,
+    holds: list[bytes],
+    positions: list[bytes],
+    present: bytes,
+    *,
+    name: str,
+    family: Family,
 ) -> LockInfo:
     holders, waiters = [], []
     for hold in holds:
         until, weight, token, tokens, since, label = _text(hold).split(" ", 5)
-        holders.append(_holder(label, now, (token, tokens, since, until), *_mode(int(weight), family)))
+        record = token, tokens, since, until
+        holders.append(_holder(label, now, record, present, *_mode(int(weight), family)))
     for position in positions:
         weight, _, label = _text(position).partition(" ")
         waiters.append(Waiting(label, *_mode(int(weight), family)))
@@ -61,14 +69,21 @@ def _mode(weight: int, family: Family) -> tuple[str, int]:
 
 
 def _holder(
-    label: str, now: int, record: Sequence[str | bytes | int], mode: str = "mutex", permits: int = 1
+    label: str,
+    now: int,
+    record: Sequence[str | bytes | int],
+    present: bytes,
+    mode: str = "mutex",
+    permits: int = 1,
 ) -> Holder:
     """Return the holder of a hold by its token, the number of its tokens, and the times (µs) of its grant and of its end."""
     token, tokens, since, until = map(int, record)
     start = datetime.fromtimestamp(since / 1_000_000, UTC)
     # The value of a campaign is on a line of its own.
     label, _, value = label.partition("\n")
-    return Holder(label, token, start, (until - now) / 1_000_000, permits, mode, tokens, decode_value(value))
+    left = (until - now) / 1_000_000
+    holder = Holder(label, token, start, left, permits, mode, tokens, decode_value(value))
+    return presented(holder, decode_present(_text(present)))
 
 
 def _text(value: bytes) -> str:

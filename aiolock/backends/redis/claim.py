@@ -338,5 +338,6 @@ def renewal(claims: Sequence[RedisClaim]) -> Reply:
     """Send the renewal of claims of one family; claims that are ``fixed`` are verified and not prolonged."""
     words: list[Arg] = []
     for claim in claims:
-        words += (claim.request_id, 0 if claim.fixed else round(claim.request.ttl * 1000))
+        present = "" if claim.present is None else claim.present.encode()
+        words += (claim.request_id, 0 if claim.fixed else round(claim.request.ttl * 1000), present)
     return claims[0].commands.renew([claim.key for claim in claims], words)

@@ -279,7 +279,7 @@ class Commands:
         return self._send("leave", request, *words)
 
     def renew(self, keys: Sequence[str], words: Sequence[Arg]) -> Reply:
-        """Renew holds: for each key a request id, and the ttl in ms (0 verifies without prolonging)."""
+        """Renew holds: for each key a request id, the ttl in ms (0 verifies without prolonging), and the present lease."""
         return self._call("renew", keys, *words)
 
     def beat(self, keys: Sequence[str], counts: Sequence[int], life: int, pushed: bool) -> Reply:

@@ -13,7 +13,7 @@ from aiolock.backends.diagnosis import failure
 from aiolock.backends.rows.claim import RowClaim, RowRegister
 from aiolock.backends.rows.context import Context, row_key, unreadable
 from aiolock.backends.rows.engine import Engine
-from aiolock.backends.rows.liveness import Verdict, decode_session, judge, observe
+from aiolock.backends.rows.liveness import SessionRow, Verdict, decode_session, judge, observe
 from aiolock.backends.rows.lockrow import (
     Ask,
     Force,
@@ -29,7 +29,17 @@ from aiolock.backends.rows.lockrow import (
 from aiolock.backends.rows.session import session_key
 from aiolock.backends.rows.store import Listener, RowStore
 from aiolock.backends.rows.writer import MemberState
-from aiolock.core.backend import NEVER, Claim, Grant, Renewal, Request, Settings, decode_value
+from aiolock.core.backend import (
+    NEVER,
+    Claim,
+    Grant,
+    Present,
+    Renewal,
+    Request,
+    Settings,
+    decode_value,
+    presented,
+)
 from aiolock.core.capabilities import Administration, Diagnosis, Purging, RegisterStore, decode_register
 from aiolock.errors import BackendError, BackendUnavailable
 from aiolock.types import LOCK_FAMILIES, PERMIT, Family, Finding, Holder, LockInfo, Waiting
@@ -159,9 +169,9 @@ class RowBackend(Administration, RegisterStore, Purging, Diagnosis):
         except UnknownFormat as error:
             raise unreadable(name, error) from None
         requests = [*(hold.request for hold in found.holds.values()), *found.queue.values()]
-        known, remaining = await self._ask(self._sessions(requests))
+        known, sessions = await self._ask(self._sessions(requests))
         holders = tuple(
-            _holder(hold, remaining.get(hold.request.session, 0.0))
+            _holder(hold, *sessions.get(hold.request.session, (0.0, None)))
             for hold in found.holds.values()
             if known.counts(hold.request)
         )
@@ -275,9 +285,11 @@ class RowBackend(Administration, RegisterStore, Purging, Diagnosis):
         )
         return [failure("rows", text, advice)]
 
-    async def _sessions(self, requests: Iterable[RowRequest]) -> tuple[Liveness, dict[str, float]]:
-        """Read the sessions of requests; return what counts, and the seconds that each session has left."""
-        known, remaining = Liveness(), {}
+    async def _sessions(
+        self, requests: Iterable[RowRequest]
+    ) -> tuple[Liveness, dict[str, tuple[float, SessionRow]]]:
+        """Read the sessions of requests; return what counts, and each session with the seconds that it has left."""
+        known, found = Liveness(), {}
         ttls = {request.session: request.ttl for request in requests}
         sessions = list(ttls)
         while sessions:
@@ -302,12 +314,11 @@ class RowBackend(Administration, RegisterStore, Purging, Diagnosis):
                     known.dead.add(session)
                 if content is not None:
                     known.ended[session] = frozenset(content.ended)
-                    remaining[session] = content.ttl
+                    left = content.ttl
                     if content.expires is not None and row.clock is not None:
-                        remaining[session] = max(
-                            0.0, min(content.ttl, content.expires.seconds - row.clock.seconds)
-                        )
-        return known, remaining
+                        left = max(0.0, min(content.ttl, content.expires.seconds - row.clock.seconds))
+                    found[session] = left, content
+        return known, found
 
 
 def _trouble(future: asyncio.Future[None] | None) -> Exception:
@@ -315,8 +326,8 @@ def _trouble(future: asyncio.Future[None] | None) -> Exception:
     return error if isinstance(error, BackendError) else BackendUnavailable("the hold could not be verified")
 
 
-def _holder(hold: RowHold, remaining: float) -> Holder:
-    return Holder(
+def _holder(hold: RowHold, remaining: float, session: SessionRow | None) -> Holder:
+    holder = Holder(
         label=hold.request.label,
         token=hold.token,
         since=datetime.fromtimestamp(hold.since, UTC),
@@ -326,3 +337,10 @@ def _holder(hold: RowHold, remaining: float) -> Holder:
         tokens=0 if hold.kept else hold.request.block,
         value=decode_value(hold.request.value),
     )
+    if session is None:
+        return holder
+    lease = session.leases.get(hold.request.id)
+    if lease is None:
+        return holder if session.more else presented(holder, None)
+    token, since, label, waiting = lease
+    return presented(holder, (Present(token, 0.0, label, waiting), datetime.fromtimestamp(since, UTC)))

@@ -57,6 +57,11 @@ class SessionRow:
     """True once another client has declared the session dead: none of its holds and positions counts, for ever."""
     expires: StoreClock | None = None
     """The end of its ttl by the clock that all clients of the store share."""
+    leases: dict[str, tuple[int, float, str, int]] = field(default_factory=dict)
+    """By claim, the present lease of those with local waiters or a local hand-over: token, since (seconds since the epoch, by the
+    clock of the client), label, local waiters."""
+    more: bool = False
+    """True if there was no room for all of these."""
     extra: dict[str, Any] = field(default_factory=dict)
 
 
@@ -72,6 +77,10 @@ def encode_session(row: SessionRow) -> bytes:
         content["x"] = 1
     if row.expires is not None:
         content["c"] = row.expires
+    if row.leases:
+        content["p"] = row.leases
+    if row.more:
+        content["m"] = 1
     return FORMAT + json.dumps(content, separators=(",", ":")).encode()
 
 
@@ -88,6 +97,8 @@ def decode_session(value: bytes) -> SessionRow:
             ended=tuple(map(text, content.pop("e", ()))),
             dead=bool(content.pop("x", 0)),
             expires=None if clock is None else _clock(*clock),
+            leases={text(claim): _lease(*lease) for claim, lease in content.pop("p", {}).items()},
+            more=bool(content.pop("m", 0)),
             extra=content,
         )
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -96,6 +107,10 @@ def decode_session(value: bytes) -> SessionRow:
 
 def _clock(seconds: Any, boot: Any = "", zone: Any = "") -> StoreClock:
     return StoreClock(number(seconds), text(boot), text(zone))
+
+
+def _lease(token: Any, since: Any, label: Any, waiting: Any) -> tuple[int, float, str, int]:
+    return whole(token), number(since), text(label), whole(waiting)
 
 
 # --- the holder

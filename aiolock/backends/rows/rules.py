@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from aiolock.core.backend import claim_time
+from aiolock.core.backend import Present, claim_time
 
 __all__ = ["Answer", "Granted", "Hold", "Machine", "Message", "Registers", "StoredRequest", "admits"]
 
@@ -69,6 +69,9 @@ class Hold(Granted):
     """Reason of the last request to release it, if there was one."""
     kept: bool = False
     """Released with ``keep``: it excludes others, and has no owner."""
+    present: Present | None = None
+    """As the last renewal has reported it, at ``reported``."""
+    reported: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,13 +167,22 @@ class Machine:
         self._store(key, lock)
         return answer
 
-    def renew(self, key: Key, request: StoredRequest, now: float, *, prolong: bool = True) -> Answer | None:
+    def renew(
+        self,
+        key: Key,
+        request: StoredRequest,
+        now: float,
+        *,
+        prolong: bool = True,
+        present: Present | None = None,
+    ) -> Answer | None:
         """Prolong a hold to its full ttl from now, or only verify it; ``None`` if there is none."""
         lock = self._at(key, now)
         if (hold := lock.holds.get(request.id)) is None:
             return None
         if prolong:
             hold.deadline = now + request.ttl
+            hold.present, hold.reported = present, now
         return Answer(hold.token, 0, request.ttl, bool(lock.queue), asked=hold.asked)
 
     def downgrade(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 
 from aiolock.backends.rows.context import Context, Flight, new_version
@@ -18,7 +19,7 @@ from aiolock.backends.rows.liveness import (
 )
 from aiolock.backends.rows.lockrow import UnknownFormat
 from aiolock.backends.rows.store import Edit, Row
-from aiolock.clock import Deadline
+from aiolock.clock import Deadline, wall_clock
 from aiolock.core.backend import Claim
 from aiolock.errors import BackendError, BackendUnavailable, UnsafeBackend
 
@@ -26,6 +27,8 @@ __all__ = ["REMEMBERED", "RowSession", "RowSessions", "session_key"]
 
 REMEMBERED = 86_400.0
 """Seconds for which the row of a dead session stays: longer than any client is stopped that is told of it."""
+MOST_LEASES = 16_384
+"""Bytes in a session row for present leases; nothing depends on them."""
 NUMBERS = 32
 """Heartbeats whose sending a client remembers."""
 
@@ -99,9 +102,24 @@ class RowSession:
         if context.reading is not None:
             clock, read = context.reading
             expires = expiry(clock, read, now, self.ttl)
-        row = SessionRow(self.ttl, self._number, self.ended.announce(), expires=expires)
+        leases, more = self._leases()
+        row = SessionRow(
+            self.ttl, self._number, self.ended.announce(), expires=expires, leases=leases, more=more
+        )
         self.last_sent = now
         return Edit(self.key, expected, new_version(), encode_session(row), self._row_ttl)
+
+    def _leases(self) -> tuple[dict[str, tuple[int, float, str, int]], bool]:
+        """Return the present leases that others cannot know from the rows of the locks, and whether some are left out."""
+        leases: dict[str, tuple[int, float, str, int]] = {}
+        room, now = MOST_LEASES, wall_clock()
+        for claim in self.claims:
+            if (present := self.claims[claim].present) is not None:
+                room -= len(claim) + len(json.dumps(present.label)) + 50
+                if room < 0:
+                    return leases, True
+                leases[claim] = present.token, round(now - present.age, 3), present.label, present.waiting
+        return leases, False
 
     @property
     def _row_ttl(self) -> float:

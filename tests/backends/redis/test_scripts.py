@@ -45,8 +45,8 @@ class Lock:
     async def leave(self, request: str, *, bury: bool = False, keep: int = 0) -> int:
         return await self.call(SCRIPTS["leave"], request, 0, int(bury), keep)
 
-    async def renew(self, request: str, ttl: int = 10_000) -> int:
-        return (await self.call(SCRIPTS["renew"], request, ttl))[1]
+    async def renew(self, request: str, ttl: int = 10_000, present: str = "") -> int:
+        return (await self.call(SCRIPTS["renew"], request, ttl, present))[1]
 
     async def beat(
         self, process: str, places: object = 1, *, hears: str = "s", life: int = 6000
@@ -573,7 +573,7 @@ async def test_renewals_of_many_locks_are_answered_one_by_one(lock, admin, names
         await each.enter(A)
     await locks[1].force()
     await locks[2].admin.set(locks[2].key, "of another type")
-    arguments = [word for _ in locks for word in (A, 10_000)]
+    arguments = [word for _ in locks for word in (A, 10_000, "")]
     answer = await admin.eval(SCRIPTS["renew"].source.decode(), 4, *(each.key for each in locks), *arguments)
     assert answer[1:] == [1, -1, 0, 0]
     counts = [1] * 4
@@ -622,11 +622,12 @@ async def test_force_takes_it_tells_and_serves_the_next(lock):
 
 
 async def test_people_see_holder_and_waiters_in_order(lock):
-    assert (await lock.look())[1:] == [b"", b"", b"", b"", b""]
+    assert (await lock.look())[1:] == [b"", b"", b"", b"", b"", b""]
     _, token, tokens, server, _ = await lock.enter(A, label="the holder, 1")
     for request, label in ((B, "ein größerer Name"), (C, ""), ("d:1", "last one")):
         await lock.enter(request, label=label)
-    now, until_, shown, left, since, label, *waiting = await lock.look()
+    now, until_, shown, left, since, label, present, *waiting = await lock.look()
+    assert present == b""
     assert now >= server == int(since)
     assert int(until_) == server + 10_000_000
     assert (int(shown), int(left)) == (token, tokens)
@@ -640,9 +641,26 @@ async def test_people_see_holder_and_waiters_in_order(lock):
         "",
         "",
         "",
+        "",
         "ein größerer Name",
         "last one",
     ]
+
+
+async def test_a_renewal_reports_the_present_lease_until_there_is_none_to_report(lock, admin):
+    _, token, *_ = await lock.enter(A, label="the first")
+    assert await lock.renew(A, present=f"{token + 1} 5 3 the second, of two") == 1
+    now, _, shown, *_, present = await lock.look()
+    assert int(shown) == token
+    moment, text = present.decode().split(" ", 1)
+    assert now - 60_000_000 < int(moment) <= now
+    assert text == f"{token + 1} 5 3 the second, of two"
+    # A hold that is only verified reports nothing.
+    assert await lock.renew(A, 0, present="7 0 0 x") == 1
+    assert (await lock.look())[-1] == present
+    assert await lock.renew(A) == 1
+    assert (await lock.look())[-1] == b""
+    assert not await admin.hexists(lock.key, "present")
 
 
 async def test_what_finds_nothing_writes_nothing(lock, admin):

@@ -45,8 +45,8 @@ class ManyLock(Lock):
     async def leave(self, request: str, *, bury: bool = False, keep: int = 0) -> int:
         return await self.call(SCRIPTS["many_leave"], request, 0, int(bury), keep)
 
-    async def renew(self, request: str, ttl: int = TTL) -> Any:
-        return (await self.call(SCRIPTS["many_renew"], request, ttl))[1]
+    async def renew(self, request: str, ttl: int = TTL, present: str = "") -> Any:
+        return (await self.call(SCRIPTS["many_renew"], request, ttl, present))[1]
 
     async def beat(
         self, process: str, places: object = 1, *, hears: str = "s", life: int = 600_000
@@ -476,12 +476,12 @@ async def test_everybody_who_is_inside_is_asked_to_let_go_and_nobody_who_comes_l
 
 
 async def test_people_see_who_is_inside_and_who_waits_in_order(pool):
-    assert (await pool.look())[1:] == [-1, [], []]
+    assert (await pool.look())[1:] == [-1, [], [], b""]
     _, first, *_ = await pool.enter(A, (2, 5), label="the holder, 1")
     _, second, *_ = await pool.enter(B, (3, 5), label="ein größerer Name")
     await pool.enter(C, (4, 5), label="large")
     await pool.enter(D, (1, 5), label="")
-    now, limit, holds, places = await pool.look()
+    now, limit, holds, places, _ = await pool.look()
     assert limit == 5
     told = [hold.decode().split(" ", 5) for hold in holds]
     assert [(words[1], int(words[2]), words[5]) for words in told] == [
@@ -493,7 +493,7 @@ async def test_people_see_who_is_inside_and_who_waits_in_order(pool):
     assert not any(word in str(told) for word in (A, B))
     await pool.expire("p:c")
     await pool.lapse(A)
-    assert [len(words) for words in (await pool.look())[2:]] == [1, 1]
+    assert [len(words) for words in (await pool.look())[2:4]] == [1, 1]
 
 
 async def test_what_finds_nothing_writes_nothing(lock, admin):
@@ -593,7 +593,7 @@ async def test_a_line_of_another_lock_is_not_touched(admin, namespace):
     await locks[1].force()
     await admin.set(locks[2].key, "of another type")
     keys = [each.key for each in locks]
-    words = [word for _ in locks for word in (A, 10_000)]
+    words = [word for _ in locks for word in (A, 10_000, "")]
     answer = await admin.eval(SCRIPTS["many_renew"].source.decode(), 4, *keys, *words)
     assert answer[1:] == [1, -1, 0, 0]
     answer = await admin.eval(

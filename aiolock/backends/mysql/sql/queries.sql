@@ -76,13 +76,13 @@ DO RELEASE_LOCK({turnstile})
 -- would wait for rows of others.
 UPDATE (SELECT id FROM {table} FORCE INDEX (PRIMARY) WHERE id IN ({ids}) LIMIT {count} FOR UPDATE SKIP LOCKED) AS free
 STRAIGHT_JOIN {table} AS t FORCE INDEX (PRIMARY) ON t.id = free.id
-SET t.expires_at = UTC_TIMESTAMP(6) + INTERVAL {ttl} MICROSECOND
+SET t.expires_at = UTC_TIMESTAMP(6) + INTERVAL {ttl} MICROSECOND, t.present = {present}
 WHERE t.owner IN ({owners}) AND t.expires_at > UTC_TIMESTAMP(6);
 SELECT owner, requested FROM {table} WHERE id IN ({ids}) AND requested IS NOT NULL
 
 -- name: renew_one
 -- The same for one that was passed over; it waits.
-UPDATE {table} SET expires_at = UTC_TIMESTAMP(6) + INTERVAL {ttl} MICROSECOND
+UPDATE {table} SET expires_at = UTC_TIMESTAMP(6) + INTERVAL {ttl} MICROSECOND, present = {present}
 WHERE id = {id} AND owner = {owner} AND expires_at > UTC_TIMESTAMP(6)
 
 -- name: verify
@@ -110,7 +110,7 @@ KILL IF(IS_USED_LOCK({turnstile}) = {number}, {number}, 0)
 
 -- name: inspect
 -- A row without an owner is kept after its release.
-SELECT label, token, since, TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires_at), owner IS NOT NULL, value
+SELECT label, token, since, TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires_at), owner IS NOT NULL, value, present
 FROM {table} WHERE id = {id} AND expires_at > UTC_TIMESTAMP(6)
 
 -- name: waiters

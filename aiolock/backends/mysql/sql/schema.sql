@@ -11,6 +11,7 @@ CREATE TABLE IF NOT EXISTS {table} (
   expires_at DATETIME(6) NOT NULL,
   forced CHAR(32) CHARACTER SET ascii COLLATE ascii_bin NULL,
   requested VARCHAR(256) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL,
+  present VARCHAR(512) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL,
   declared INT UNSIGNED NOT NULL DEFAULT 0,
   capacity INT UNSIGNED NULL
 ) ENGINE=InnoDB COMMENT='aiolock data format 4';
@@ -30,6 +31,7 @@ CREATE TABLE IF NOT EXISTS {requests} (
   since DATETIME(6) NOT NULL,
   expires_at DATETIME(6) NOT NULL,
   requested VARCHAR(256) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL,
+  present VARCHAR(512) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL,
   KEY lock_id (lock_id),
   KEY client (client)
 ) ENGINE=InnoDB COMMENT='aiolock data format 4';

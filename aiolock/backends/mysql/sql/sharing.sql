@@ -122,7 +122,7 @@ WHERE owner = {owner} AND state IN (1, 2) AND expires_at > UTC_TIMESTAMP(6)
 -- It waits for no row: rows that are locked are passed over.
 UPDATE (SELECT owner FROM {requests} FORCE INDEX (PRIMARY) WHERE owner IN ({owners}) LIMIT {count} FOR UPDATE SKIP LOCKED) AS free
 STRAIGHT_JOIN {requests} AS r FORCE INDEX (PRIMARY) ON r.owner = free.owner
-SET r.state = 2, r.expires_at = UTC_TIMESTAMP(6) + INTERVAL r.ttl MICROSECOND
+SET r.state = 2, r.expires_at = UTC_TIMESTAMP(6) + INTERVAL r.ttl MICROSECOND, r.present = {present}
 WHERE r.state IN (1, 2) AND r.expires_at > UTC_TIMESTAMP(6);
 SELECT owner, requested FROM {requests} WHERE owner IN ({owners}) AND requested IS NOT NULL
 
@@ -145,7 +145,7 @@ WHERE lock_id = {id} AND state IN (1, 2) AND expires_at > UTC_TIMESTAMP(6);
 SELECT COUNT(*) FROM {requests} WHERE lock_id = {id} AND state IN (1, 2) AND expires_at > UTC_TIMESTAMP(6)
 
 -- name: inspect_shared
-SELECT state, label, token, since, TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires_at), weight, mode, IF(state = 4, 0, block)
+SELECT state, label, token, since, TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires_at), weight, mode, IF(state = 4, 0, block), present
 FROM {requests} WHERE lock_id = {id} AND state IN (0, 1, 2, 4) AND expires_at > UTC_TIMESTAMP(6) ORDER BY arrival, owner;
 SELECT declared, capacity, TIMESTAMPDIFF(MICROSECOND, since, UTC_TIMESTAMP(6)) FROM {table} WHERE id = {id}
 

@@ -1,5 +1,5 @@
 -- many_inspect: read holders and waiters, in order. For administrators.
--- KEYS[1] the lock. Returns {server µs, limit (-1: not known), holds, positions}: each hold is "until weight token
+-- KEYS[1] the lock. Returns {server µs, limit (-1: not known), holds, positions, what was reported of the present lease}: each hold is "until weight token
 -- tokens since label" (no tokens: kept after its release), in the order of their tokens, and each position "weight label"; at
 -- most 1,000 of either. Writes nothing.
 local lock = KEYS[1]
@@ -26,4 +26,4 @@ for n = tonumber(field.head or 0), tonumber(field.tail or 0) - 1 do
     if life and tonumber(life) >= now then positions[#positions + 1] = weight .. ' ' .. label end
   end
 end
-return {now, tonumber(field.limit or -1), holds, positions}
+return {now, tonumber(field.limit or -1), holds, positions, field.present or ''}
