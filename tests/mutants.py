@@ -123,8 +123,8 @@ MUTANTS = (
     Mutant(
         "verifying prolongs a hold that is not renewed",
         "aiolock.backends.memory.backend",
-        "now, prolong=not claim.fixed)",
-        "now)",
+        "now, prolong=not claim.fixed, present",
+        "now, present",
         "tests/contract/test_loss.py::test_verifying_prolongs_nothing[memory]",
     ),
     Mutant(

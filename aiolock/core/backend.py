@@ -90,7 +90,7 @@ class Request:
 
 def encode_value(value: bytes) -> str:
     """Return the value of a campaign as text, in base64, for servers and formats that keep text."""
-    return b64encode(value).decode()
+    return b64encode(value).decode() if value else ""
 
 
 def decode_value(text: str) -> bytes:

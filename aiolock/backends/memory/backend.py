@@ -456,5 +456,7 @@ def _holder(hold: Hold, now: float, moment: datetime) -> Holder:
         tokens=0 if hold.kept else hold.request.block,
         value=decode_value(hold.request.value),
     )
-    reported = moment - timedelta(seconds=now - hold.reported)
-    return presented(holder, hold.present and (hold.present, reported))
+    if hold.present is None:
+        return presented(holder, None)
+    present, reported = hold.present
+    return presented(holder, (present, moment - timedelta(seconds=now - reported)))

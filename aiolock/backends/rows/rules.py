@@ -69,9 +69,8 @@ class Hold(Granted):
     """Reason of the last request to release it, if there was one."""
     kept: bool = False
     """Released with ``keep``: it excludes others, and has no owner."""
-    present: Present | None = None
-    """As the last renewal has reported it, at ``reported``."""
-    reported: float = 0.0
+    present: tuple[Present, float] | None = None
+    """The lease that the last renewal has reported, and when."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +181,7 @@ class Machine:
             return None
         if prolong:
             hold.deadline = now + request.ttl
-            hold.present, hold.reported = present, now
+            hold.present = None if present is None else (present, now)
         return Answer(hold.token, 0, request.ttl, bool(lock.queue), asked=hold.asked)
 
     def downgrade(
