@@ -89,6 +89,12 @@ async def _(stage):
         yield lazy.lock(stage.name).acquire
 
 
+@primitive("inspect, by a lazy client", "brief")
+async def _(stage):
+    async with stage.deployment.connect(lazy=True, ttl=100) as lazy:
+        yield lazy.lock(stage.name).inspect
+
+
 @primitive("acquire, held elsewhere")
 async def _(stage):
     holder = await stage.rival.lock(stage.name).acquire()
@@ -194,6 +200,19 @@ async def _(stage):
     async def turn() -> None:
         async with lock:
             await asyncio.sleep(0)
+
+    async with released_on_demand(holder, lambda: queued(stage.rival.lock(stage.name), 1)):
+        yield block
+
+
+@primitive("async with acquire(timeout), held elsewhere", "brief")
+async def _(stage):
+    holder = await stage.rival.lock(stage.name).acquire()
+
+    async def block() -> None:
+        async with stage.client.lock(stage.name).acquire(timeout=PATIENCE) as lease:
+            await asyncio.sleep(0)
+            lease.check()
 
     async with released_on_demand(holder, lambda: queued(stage.rival.lock(stage.name), 1)):
         yield block
@@ -565,6 +584,22 @@ async def _(stage):
         await gone(stage, stage.client.lock(name))
 
 
+@primitive("try_acquire of lock_all, with a timeout", "brief")
+async def _(stage):
+    names = [stage.name, f"{stage.name} 1"]
+    holder = await stage.rival.lock(names[1]).acquire()
+    several = lock_all(*(stage.client.lock(name) for name in names))
+
+    async def attempt() -> None:
+        lease = await several.try_acquire(timeout=PATIENCE)
+        assert lease is not None
+        await lease.release()
+
+    async with released_on_demand(holder, lambda: queued(stage.rival.lock(names[1]), 1)):
+        yield attempt
+    await gone(stage, stage.client.lock(names[1]))
+
+
 @primitive("campaign, behind a leader", "brief")
 async def _(stage):
     term = await stage.rival.election(stage.name).campaign().acquire()
@@ -686,6 +721,13 @@ async def _(stage):
 @primitive("open")
 async def _(stage):
     client = stage.deployment.connect(ttl=100)
+    yield client.open
+    await client.aclose()
+
+
+@primitive("open, with wait_for_server", "brief")
+async def _(stage):
+    client = stage.deployment.connect(wait_for_server=60, ttl=100)
     yield client.open
     await client.aclose()
 

@@ -7,12 +7,26 @@ ignore that is not needed is an error as well.
 
 from __future__ import annotations
 
+import asyncio
 from typing import assert_type
 
 import redis.asyncio
 
-from aiolock import Client, Holder, Leader, Lease, Lock, Semaphore, connect, portal
+from aiolock import (
+    Client,
+    Holder,
+    Leader,
+    Lease,
+    Lock,
+    LockEvent,
+    LockInfo,
+    Semaphore,
+    connect,
+    portal,
+    run_until_signal,
+)
 from aiolock.decorators import Locked
+from aiolock.types import Kind
 
 
 def addresses() -> None:
@@ -36,8 +50,8 @@ def lifetimes(client: Client, sync: portal.SyncClient) -> None:
     client.rwlock("a").read(renew=False)
     client.election("a", renew=False, grace=2)
     sync.election("a", renew=False, grace=2)
-    client.lock("a", renew=None)  # type: ignore[arg-type]
-    client.lock("a", grace="2")  # type: ignore[arg-type]
+    client.lock("a", renew=None)  # type: ignore[call-overload]
+    client.lock("a", grace="2")  # type: ignore[call-overload]
 
 
 async def additions(client: Client) -> None:
@@ -54,3 +68,45 @@ async def additions(client: Client) -> None:
     async for other in election.observe():
         assert_type(other, Leader | None)
     election.campaign(value="host:1")  # type: ignore[arg-type]
+
+
+async def acquiring(client: Client) -> None:
+    """Timed tries, blocks with a timeout of their own, permits, and what a task knows of its lease."""
+    lock = client.lock("a")
+    assert_type(await lock.try_acquire(), Lease | None)
+    assert_type(await lock.try_acquire(timeout=None), Lease | None)
+    assert_type(await lock.acquire(timeout=2), Lease)
+    async with lock.acquire(timeout=2) as lease:
+        assert_type(lease, Lease)
+        assert_type(lease.depth, int)
+    assert_type(lock.owned(), bool)
+    semaphore = client.semaphore("b", 3, permits=2)
+    assert_type(semaphore, Semaphore)
+    assert_type(await semaphore.try_acquire(timeout=1, permits=2), Lease | None)
+    assert_type(await semaphore.current_limit(), int)
+    assert_type(semaphore.limit, int)
+    info = await lock.inspect()
+    assert_type(info, LockInfo)
+    assert_type(info.local_waiters, int | None)
+    assert_type(info.holders[0].local_waiters, int | None)
+    await lock.try_acquire("soon")  # type: ignore[arg-type]
+    lock.acquire(timeout="soon")  # type: ignore[arg-type]
+    client.semaphore("b", 3, permits="2")  # type: ignore[arg-type]
+    await semaphore.set_limit("0")  # type: ignore[arg-type]
+
+
+def watching(client: Client, lock_kind: Kind) -> None:
+    """Callbacks keep their type; a program ends in good order by a signal."""
+
+    @client.on_acquired
+    def count(event: LockEvent) -> None:
+        assert_type(event.token, int)
+
+    count(LockEvent("a", lock_kind, "", 7, 0.5))
+    client.on_lost(count)
+
+    async def main() -> int:
+        return 7
+
+    assert_type(asyncio.run(run_until_signal(main())), int)
+    client.on_released(None)  # type: ignore[type-var]

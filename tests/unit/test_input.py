@@ -238,6 +238,8 @@ async def test_counts(spy, value):
         ):
             make("a", value)
     with refuses("permits"):
+        spy.semaphore("a", 3, permits=value)
+    with refuses("permits"):
         await spy.semaphore("a", 3).acquire(permits=value)
     with refuses("permits"):
         await spy.semaphore("a", 3).try_acquire(permits=value)
@@ -252,6 +254,10 @@ async def test_counts(spy, value):
 @each(NOT_SECONDS)
 async def test_times_of_other_kinds(spy, value):
     for call in (spy.latch("a", 1).wait, spy.barrier("a", 2).wait, aiolock.lock_all(spy.lock("a")).acquire):
+        with refuses("timeout"):
+            await call(timeout=value)
+    # False is 0 here, and refused all the same.
+    for call in (spy.semaphore("a", 2).try_acquire, aiolock.lock_all(spy.lock("a")).try_acquire):
         with refuses("timeout"):
             await call(timeout=value)
     with refuses("timeout"):
@@ -303,8 +309,12 @@ async def test_what_is_no_lock(spy, value):
 
 @each(NOT_SECONDS)
 async def test_timeout_of_acquire(make, value):
+    for call in (make("a").acquire, make("a").try_acquire):
+        with refuses("timeout"):
+            await call(timeout=value)
     with refuses("timeout"):
-        await make("a").acquire(timeout=value)
+        async with make("a").acquire(timeout=value):
+            pass
 
 
 @each(NOT_SECONDS)
