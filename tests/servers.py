@@ -50,6 +50,7 @@ __all__ = [
     "ExternalMariaDB",
     "MariaDB",
     "Memcached",
+    "MongoDB",
     "MongoStandIn",
     "PgBouncer",
     "PostgreSQL",
@@ -915,6 +916,13 @@ class MongoStandIn(Server):
         body = b"\0\0\0\0\0" + (len(hello) + 4).to_bytes(4, "little") + hello
         header = (len(body) + 16).to_bytes(4, "little") + bytes(8) + (2013).to_bytes(4, "little")
         return b"isWritablePrimary" in ask(("127.0.0.1", self.port), header + body, enough=100)
+
+
+class MongoDB(Server):
+    """A MongoDB, which cannot be had from where the other servers come: its address is given instead."""
+
+    def __init__(self) -> None:
+        raise ServerMissing("no MongoDB can be installed here: name one by its URL (--mongodb-url)")
 
 
 def mongodb_ask(url: str, command: Mapping[str, Any], *, database: str = "", **login: Any) -> dict[str, Any]:

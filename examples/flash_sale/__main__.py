@@ -132,6 +132,7 @@ def started(stack: ExitStack) -> Iterator[tuple[str, str]]:
         Etcd,
         MariaDB,
         Memcached,
+        MongoDB,
         PostgreSQL,
         Redis,
         ServerFailed,
@@ -146,6 +147,7 @@ def started(stack: ExitStack) -> Iterator[tuple[str, str]]:
         "postgresql": PostgreSQL,
         "memcached": Memcached,
         "etcd": Etcd,
+        "mongodb": MongoDB,
     }.items():
         try:
             yield store, stack.enter_context(server()).url

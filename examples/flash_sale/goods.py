@@ -21,6 +21,7 @@ import aiozk
 import asyncpg
 import pymysql
 import redis.asyncio
+from pymongo import AsyncMongoClient
 
 import aiolock
 import aiolock.etcd
@@ -412,6 +413,58 @@ class EtcdGoods(Goods):
     WAYS: ClassVar = {"lock service": lock_service, "key revision": key_revision}
 
 
+class MongoDBGoods(Goods):
+    """A document for the goods, with the token of the last holder that wrote it, and a document for each buyer."""
+
+    def __init__(self, url: str) -> None:
+        self._driver: AsyncMongoClient[dict[str, Any]] = AsyncMongoClient(url)
+        database = self._driver.get_default_database()
+        self._goods, self._buyers = database.flash_goods, database.flash_buyers
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._driver.close()
+
+    async def prepare(self) -> None: ...
+
+    async def put(self, number: int, stock: int) -> None:
+        await self._buyers.delete_many({"goods": number})
+        await self._goods.replace_one({"_id": number}, {"stock": stock, "token": 0}, upsert=True)
+
+    async def stock(self, number: int) -> int:
+        found = await self._goods.find_one({"_id": number})
+        return int(found["stock"]) if found else 0
+
+    async def write(self, number: int, stock: int) -> None:
+        await self._goods.update_one({"_id": number}, {"$set": {"stock": stock}})
+
+    async def fenced_write(self, number: int, stock: int, lease: aiolock.Lease) -> bool:
+        done = await self._goods.update_one(
+            {"_id": number, "token": {"$lte": lease.token}}, {"$set": {"stock": stock, "token": lease.token}}
+        )
+        return bool(done.matched_count)
+
+    async def sell(self, number: int, buyer: str) -> None:
+        await self._buyers.insert_one({"goods": number, "buyer": buyer})
+
+    async def sold(self, number: int) -> int:
+        return await self._buyers.count_documents({"goods": number})
+
+    async def find_and_modify(self, number: int, buyer: str) -> bool:
+        """Take a piece if there is one, in one step at the server."""
+        taken = await self._goods.find_one_and_update(
+            {"_id": number, "stock": {"$gt": 0}}, {"$inc": {"stock": -1}}
+        )
+        if taken is None:
+            return False
+        await self.sell(number, buyer)
+        return True
+
+    WAYS: ClassVar = {"findAndModify": find_and_modify}
+
+
 class SQLGoods(Goods):
     """A table for the goods, one for the buyers, and one for locks by unique rows."""
 
@@ -657,5 +710,6 @@ STORES: dict[str, Callable[[str], Goods]] = {
     "postgresql": PostgreSQLGoods,
     "memcached": MemcachedGoods,
     "etcd": EtcdGoods,
+    "mongodb": MongoDBGoods,
     "sqlite": SQLiteGoods,
 }

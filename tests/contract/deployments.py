@@ -1024,7 +1024,7 @@ class MongoDB(Deployment):
     @contextmanager
     def running(self) -> Iterator[Self]:
         if "mongodb" not in EXTERNAL:
-            raise servers.ServerMissing("no MongoDB can be installed here: name one with --mongodb-url")
+            servers.MongoDB()
         self._url = EXTERNAL["mongodb"]
         yield self
 

@@ -83,7 +83,7 @@ async def test_a_server_that_is_not_installed_is_left_out_with_one_sentence(monk
     def nothing() -> None:
         raise ServerMissing("there is no such program; install it")
 
-    for server in ("Redis", "ZooKeeper", "MariaDB", "PostgreSQL", "Memcached", "Etcd"):
+    for server in ("Redis", "ZooKeeper", "MariaDB", "PostgreSQL", "Memcached", "Etcd", "MongoDB"):
         monkeypatch.setattr(f"tests.servers.{server}", nothing)
     with contextlib.ExitStack() as stack:
         assert list(dict(flash_sale.started(stack))) == ["sqlite"]

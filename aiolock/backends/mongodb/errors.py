@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from pymongo.errors import ConfigurationError, OperationFailure, ProtocolError, ServerSelectionTimeoutError
 
@@ -16,9 +17,9 @@ REFUSALS = {
     13: "the user needs the rights to find, insert, update and remove in this collection",
     18: "another database than that of the address is named with authSource=, if that is where the user is",
     20: "it does not let locks be kept",
-    59: "this is no MongoDB",
+    59: "this is no MongoDB of version 4.4 or later",
     72: "it does not read linearizably",
-    115: "this is no MongoDB",
+    115: "this is no MongoDB of version 4.4 or later",
     371: "writes are blocked",
     8000: "",
     DUPLICATE: "",
@@ -53,7 +54,8 @@ def translate(error: Exception, address: str) -> BackendError:
 
 def _sentence(error: Exception) -> str:
     """Return what the driver says, without what it adds for its own developers."""
-    text = str((getattr(error, "details", None) or {}).get("errmsg") or error)
+    details = getattr(error, "details", None)
+    text = str((details.get("errmsg") if isinstance(details, Mapping) else None) or error)
     if isinstance(error, ServerSelectionTimeoutError):
         text = text.partition(", Timeout: ")[0]
     [first, *_] = CONFIGURED.sub("", text).splitlines() or [""]

@@ -57,7 +57,7 @@ class MongoDBStore(RowStore):
             while mark is None:
                 # None: another client was about to insert it.
                 insert = {"$setOnInsert": {"format": FORMAT}}
-                mark, _ = await self._change({"_id": MARK}, update=insert, upsert=True)
+                mark, _ = await self._change({"_id": MARK}, update=insert, upsert=True, new=True)
             self._check_format(mark)
         except BaseException:
             await self._connection.aclose()
