@@ -12,12 +12,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from aiolock.core.cancellation import CancelScope, in_async_generator
-from aiolock.core.capabilities import Confirmation, Downgrade
+from aiolock.core.capabilities import Confirmation, Downgrade, Extension
 from aiolock.core.hold import Hold, log, running_task
 from aiolock.core.runtime import State
 from aiolock.errors import LockLost, LossReason, UnsupportedKind, shorten
 from aiolock.types import WRITE, Kind
-from aiolock.validation import check_seconds
+from aiolock.validation import GRACE, MIN_TTL, check_seconds
 
 __all__ = ["Acquisition", "Lease", "ReleaseRequest", "acquires", "hold_of"]
 
@@ -165,7 +165,7 @@ class Lease:
     async def renew(self) -> None:
         """Ask the server for a full ttl now, instead of when the client would do it by itself.
 
-        Raises :class:`TypeError` on a lease with ``renew=False``, :class:`LockLost` if the hold is gone, :class:`BackendError` if that could not be found out; the lease
+        Raises :class:`TypeError` on a lease with ``renew=False``, which :meth:`extend` is for, :class:`LockLost` if the hold is gone, :class:`BackendError` if that could not be found out; the lease
         then goes on until its validity ends. Cancelling it changes nothing but that the server may have done it.
         """
         hold = self._hold
@@ -181,8 +181,52 @@ class Lease:
         """Raise :class:`TypeError` if the hold is not renewed."""
         if self._hold.validity.claim.request.life != math.inf:
             raise TypeError(
-                f"the lease of {shorten(self.name)} was acquired with renew=False, and cannot be renewed"
+                f"the lease of {shorten(self.name)} was acquired with renew=False, and cannot be renewed: use extend()"
             )
+
+    async def extend(self, seconds: float) -> None:
+        """Set the life of a hold with ``renew=False``: from now on it ends after so many seconds, and not after its ttl.
+
+        :param seconds: at least 0.1, and three times the ``grace`` of the lock; fewer than are left make it end earlier.
+
+        Counted from the sending of the request. An earlier end counts at once, a later one when the server has answered. Of
+        several requests the last one counts, in whatever order the server receives them. ``max_hold`` stays what it is.
+
+        Raises :class:`TypeError` on a lease that is renewed, :class:`ConfigError` for other numbers,
+        :class:`UnsupportedKind` where the server keeps no life of a hold, :class:`LockLost` if the hold is gone, and
+        :class:`BackendError` if it is not known whether the server received the request: then the hold ends at the
+        earlier of the two times, unless this is called again. Cancelling it stops the waiting, not the request.
+        """
+        claim, life = self._extensible(seconds)
+        hold = self._hold
+        hold.check()
+        await self._ask(hold.home.runtime.scheduler.extend(hold.validity, claim, life), "extend")
+
+    def _extensible(self, seconds: float) -> tuple[Extension, float]:
+        """Return the claim, and the seconds that it is to be extended by; raise what :meth:`extend` raises before any I/O."""
+        hold = self._hold
+        runtime, claim = hold.home.runtime, hold.validity.claim
+        runtime.guard()
+        if claim.request.life == math.inf:
+            raise TypeError(
+                f"the lease of {shorten(self.name)} is renewed, and has no end that can be set: acquire it with renew=False"
+            )
+        life = check_seconds("seconds", seconds, max(MIN_TTL, GRACE * claim.request.grace * (1 - 1e-9)))
+        if not isinstance(claim, Extension):
+            raise UnsupportedKind(
+                "extend()", runtime.backend.name, "its session keeps the hold, for as long as that lives"
+            )
+        return claim, life
+
+    async def _ask(self, work: Coroutine[Any, Any, None], what: str) -> None:
+        """Carry out a request about the hold in a task of the client; cancelling this stops the waiting."""
+        hold = self._hold
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        # The caller may be gone, and may have released the hold, before the server has answered.
+        done.add_done_callback(lambda future: future.cancelled() or future.exception())
+        hold.home.runtime.spawn(_carry_out(hold, work, what, done), f"aiolock-{what}")
+        await done
+        hold.check()
 
     async def release(self, keep: float = 0) -> None:
         """Give the lock back, to the next local task or to the server; idempotent.
@@ -266,12 +310,7 @@ class Lease:
             raise UnsupportedKind("downgrade", runtime.backend.name)
         if hold.kind == WRITE:
             hold.downgrade()
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        # The caller may be gone, and may have released the hold, before the server has answered.
-        done.add_done_callback(lambda future: future.cancelled() or future.exception())
-        runtime.spawn(_downgrade(hold, claim, done), "aiolock-downgrade")
-        await done
-        hold.check()
+        await self._ask(_downgrade(hold, claim), "downgrade")
 
     # --- blocks
 
@@ -400,19 +439,24 @@ def hold_of(lease: Lease) -> Hold:
     return lease._hold  # noqa: SLF001 - the one way in
 
 
-async def _downgrade(hold: Hold, claim: Downgrade, done: asyncio.Future[None]) -> None:
-    scheduler, validity = hold.home.runtime.scheduler, hold.validity
+async def _downgrade(hold: Hold, claim: Downgrade) -> None:
+    hold.home.runtime.scheduler.learn(hold.validity, await claim.downgrade())
+
+
+async def _carry_out(
+    hold: Hold, work: Coroutine[Any, Any, None], what: str, done: asyncio.Future[None]
+) -> None:
     try:
-        scheduler.learn(validity, await claim.downgrade())
+        await work
     except LockLost as error:
-        scheduler.lose(validity, error.reason)
+        hold.home.runtime.scheduler.lose(hold.validity, error.reason)
         if not done.done():
             done.set_exception(hold.error())
     except Exception as error:  # noqa: BLE001 - raised in the task that waits for it, whatever a backend raises
         if not done.done():
             done.set_exception(error)
         else:
-            log.info("downgrade of %s was not confirmed: %s", shorten(hold.name), error)
+            log.info("%s of %s was not confirmed: %s", what, shorten(hold.name), error)
     finally:
         if not done.done():
             done.set_result(None)

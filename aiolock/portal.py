@@ -634,6 +634,10 @@ class SyncLease(_Facade[Lease]):
         """Renew for a full ttl now, as :meth:`aiolock.Lease.renew`."""
         self._run(self._inner.renew)
 
+    def extend(self, seconds: float) -> None:
+        """Set the life of a hold that is not renewed, as :meth:`aiolock.Lease.extend`."""
+        self._run(lambda: self._inner.extend(seconds))
+
     def release(self, keep: float = 0) -> None:
         """Release the lock, as :meth:`aiolock.Lease.release`; idempotent."""
         self._run(lambda: self._inner.release(keep))

@@ -12,6 +12,7 @@ from typing import Literal, TypedDict, cast
 from aiolock.errors import ConfigError, InvalidName, shorten
 
 __all__ = [
+    "GRACE",
     "MIN_TTL",
     "CampaignOptions",
     "LockOptions",

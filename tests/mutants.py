@@ -84,6 +84,7 @@ ENTERING = "tests/backends/postgresql/test_entering.py::"
 STORE = "tests/backends/postgresql/test_store.py::"
 CONFIRMATION = "tests/backends/postgresql/test_confirmation.py::"
 LENDING = "tests/backends/postgresql/test_transaction_lock.py::"
+LATE = "tests/contract/test_lifetimes.py::test_a_late_copy_of_an_older_request_changes_nothing"
 QUORUM = "quorum schedules"
 
 MUTANTS = (
@@ -346,7 +347,7 @@ MUTANTS = (
     Mutant(
         "(1) a renewal of a row store reads no rows",
         "aiolock.backends.rows.engine",
-        "            await self._verify(session)\n",
+        "            await self._verify([session])\n",
         "            pass\n",
         ENGINE + "test_a_renewal_reads_the_rows_and_finds_a_hold_that_is_gone",
     ),
@@ -501,7 +502,7 @@ MUTANTS = (
     Mutant(
         "(7) a heartbeat whose answer was lost is a loss",
         "aiolock.backends.rows.session",
-        "        if (sent := self._sent.get(content.heartbeat)) is not None:\n            self._answered(sent, row)\n",
+        "        if (sent := self._sent.get(content.heartbeat)) is not None:\n            self._answered(*sent, row)\n",
         "        if content.heartbeat == self._number:\n            self.dead = True\n            return 0\n",
         ENGINE + "test_a_heartbeat_whose_answer_was_lost_counts_by_its_number",
     ),
@@ -557,9 +558,44 @@ MUTANTS = (
     Mutant(
         "(12) a hold that is not prolonged lives as long as its session",
         "aiolock.backends.rows.claim",
-        "if member is None or self._alone or",
-        "if True or",
-        ENGINE + "test_a_hold_that_is_not_prolonged_has_a_session_of_its_own",
+        "if self.request.life == math.inf:",
+        "if True:",
+        ENGINE + "test_a_hold_that_is_not_prolonged_has_a_session_of_its_own_that_ends_with_it",
+    ),
+    Mutant(
+        "(12) heartbeats go on for a hold that is not prolonged",
+        "aiolock.backends.rows.engine",
+        "session.dead or session.rests or context.closed",
+        "session.dead or context.closed",
+        ENGINE + "test_a_request_with_a_life_of_its_own_is_kept_alive_while_it_waits_and_not_after_that",
+    ),
+    Mutant(
+        "an older request to extend a hold wins",
+        "aiolock.backends.rows.rules",
+        "        if number > hold.extension:\n",
+        "        if True:\n",
+        LATE + "[memory-mutex]",
+    ),
+    Mutant(
+        "a late renewal undoes an extension",
+        "aiolock.backends.rows.rules",
+        "        if not self.extension:\n",
+        "        if True:\n",
+        LATE + "[memory-mutex]",
+    ),
+    Mutant(
+        "an answer to an older request to extend raises the end",
+        "aiolock.core.renewal",
+        "if number == self.extensions:",
+        "if True:",
+        RENEWAL + "test_the_answer_to_an_older_request_to_extend_raises_nothing",
+    ),
+    Mutant(
+        "a hold that is to end earlier ends then when the server has answered",
+        "aiolock.core.renewal",
+        "        self.end = min(self.end, end)\n        self.until = min(self.until, self.end - self.grace)\n",
+        "",
+        RENEWAL + "test_an_earlier_end_counts_before_the_request_is_sent_and_its_answer_raises_nothing",
     ),
     Mutant(
         "(15) tokens begin anew with a row that was deleted",

@@ -80,6 +80,11 @@ class Request:
     margin: float = field(init=False, repr=False, compare=False)
     """Seconds at the end of the ttl that a holder does not rely on; see :func:`margin`."""
 
+    @property
+    def stays(self) -> float:
+        """Seconds for which the server may keep a hold of which it hears nothing more."""
+        return self.ttl if self.life == math.inf else max(self.ttl, self.life)
+
     def __post_init__(self) -> None:
         kind = self.kind
         what = f"{kind.family.value} {kind.mode.value} {kind.permits}/{kind.limit} {self.ttl!r}/{self.grace!r} {self.name}"

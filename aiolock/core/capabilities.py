@@ -24,6 +24,7 @@ __all__ = [
     "Diagnosis",
     "Downgrade",
     "Entry",
+    "Extension",
     "Loan",
     "Purging",
     "Register",
@@ -58,6 +59,22 @@ class Downgrade(Claim):
         The grant has the token of the write hold. Readers who are next in the queue enter. After a cancellation or an error
         the claim is one of the two: its holder relies on the weaker one, and ``release`` is correct for both, as is another
         call. Raises :class:`LockLost` if the server answers that the hold is gone.
+        """
+
+
+class Extension(Claim):
+    """A claim whose hold can be given another life, if it is not renewed."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    async def extend(self, seconds: float, number: int) -> Grant:
+        """Have the hold end ``seconds`` after the request arrives at the server.
+
+        The requests of a claim are numbered from 1. The server ignores one with a number that is not above those it has carried out,
+        and every renewal from the first of them on: a copy of either that arrives late changes nothing. The answer to one that
+        was ignored is the same. After a cancellation or an error the server may have received it. Raises :class:`LockLost`
+        if the server answers that the hold is gone.
         """
 
 

@@ -18,12 +18,23 @@ import asyncio
 import math
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextvars import Context, copy_context
+from dataclasses import replace
 from itertools import chain
 from random import Random
 from typing import Any, Protocol
 
 from aiolock.clock import Clock
-from aiolock.core.backend import Backend, Claim, Event, EventKind, Grant, Present, Renewal
+from aiolock.core.backend import (
+    Backend,
+    Claim,
+    Event,
+    EventKind,
+    Grant,
+    Present,
+    Renewal,
+    certain_until,
+)
+from aiolock.core.capabilities import Extension
 from aiolock.core.logs import Log, get_logger
 from aiolock.core.suspend import Timer, open_timer
 from aiolock.core.wakeup import expect
@@ -62,6 +73,7 @@ class Validity:
         "claim",
         "due",
         "end",
+        "extensions",
         "full",
         "grace",
         "left",
@@ -92,7 +104,7 @@ class Validity:
         self.renewed: bool = True
         """True while it is prolonged: not after ``max_hold``, and not if the claim is fixed."""
         self.end: float = math.inf
-        """Its end if the claim is fixed, whatever the server answers."""
+        """Its end if the claim is fixed, whatever the server answers; with ``grace``."""
         self.queue: dict[Validity, None] | None = None
         """The queue of the renewal scheduler that it is in."""
         request = claim.request
@@ -130,6 +142,27 @@ class Validity:
         self.until = max(self.until, min(until, self.end) - self.grace)
         self.due = self._due(now)
 
+    def begin_extension(self, seconds: float, now: float) -> tuple[int, float]:
+        """Number a request for a life of ``seconds`` that is about to be sent; return the number, and the end of that life.
+
+        From now on an earlier end counts. A later one does not before the answer: the server may never receive the request.
+        """
+        if self.renewed:
+            # Not confirmed yet, which this request does as well.
+            self._fix(now)
+        self.extensions += 1
+        end = certain_until(now, seconds)
+        self.end = min(self.end, end)
+        self.until = min(self.until, self.end - self.grace)
+        self.due = self._due(now)
+        return self.extensions, end
+
+    def extended(self, number: int, end: float, grant: Grant, now: float) -> None:
+        """Take in the answer to such a request; the server may have carried out a later one by now, which then decides."""
+        if number == self.extensions:
+            self.end = end
+            self.prolong(min(grant.until, end), now)
+
     def _begin_life(self, now: float) -> None:
         """Begin a life that is not prolonged: with this grant, or if it was pushed with the renewal that confirms it, at once."""
         self.until = min(self.until, now + self.claim.request.life - self.grace)
@@ -140,6 +173,8 @@ class Validity:
 
     def _fix(self, now: float) -> None:
         """Prolong it no more, but verify it."""
+        self.extensions: int = 0
+        """The number of requests for another life."""
         self.renewed, self.claim.fixed, self.end = False, True, now + self.claim.request.life
 
     def _due(self, now: float) -> float:
@@ -257,6 +292,21 @@ class RenewalScheduler:
         [answer] = await self._backend.renew([validity.claim])
         if (error := self._take(validity, answer)) is not None:
             raise error
+
+    async def extend(self, validity: Validity, claim: Extension, seconds: float) -> None:
+        """Give a hold that is not renewed another life; raises what the backend raises.
+
+        An earlier end counts before this sends anything. Cancelling it changes nothing but that the server may have done it.
+        """
+        self._lift(validity)
+        number, end = validity.begin_extension(seconds, self._clock())
+        self._settle(validity)
+        claim.request = replace(claim.request, life=max(seconds, claim.request.life))
+        grant = await claim.extend(seconds, number)
+        if not validity.over:
+            self._lift(validity)
+            validity.extended(number, end, grant, self._clock())
+            self._settle(validity)
 
     # --- the timer
 

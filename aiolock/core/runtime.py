@@ -289,7 +289,7 @@ class Runtime(OneProcess):
         return self.tasks.spawn(work, name)
 
     def clean_up(self, claim: Claim, keep: float = 0, disown: Disown | None = None) -> None:
-        """Release ``claim`` in the background, for as long as it could otherwise stay: one ttl.
+        """Release ``claim`` in the background, for as long as it could otherwise stay.
 
         What can be sent without waiting is sent before this returns. ``disown`` is called if the hold was lost.
         """
@@ -306,7 +306,7 @@ class Runtime(OneProcess):
             disown()
 
     async def _clean_up(self, claim: Claim, keep: float, disown: Disown | None) -> None:
-        give_up = self.clock() + claim.request.ttl
+        give_up = self.clock() + claim.request.stays
         backoff = Backoff(self.random)
         while not self.forked:
             try:

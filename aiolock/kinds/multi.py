@@ -235,6 +235,17 @@ class JointLease(Lease):
                 await part.renew()
         hold.check()
 
+    async def extend(self, seconds: float) -> None:
+        """Set the life of each part, one after the other. Raises and cancels as :meth:`Lease.extend` does."""
+        hold = self._hold
+        for part in self.parts:
+            part._extensible(seconds)  # noqa: SLF001 - as above
+        hold.check()
+        for part in self.parts:
+            if hold_of(part).open:
+                await part.extend(seconds)
+        hold.check()
+
     async def confirm(self, connection: object) -> None:
         """Check each part inside your own transaction. Raises and cancels as :meth:`Lease.confirm` does."""
         hold = self._hold

@@ -58,8 +58,8 @@ REDIS_PAGE = Path(__file__).parents[2] / "docs" / "backends" / "redis.md"
 WORDS = frozenset({"exclusion", "fencing", "fifo", "keep", "push"})
 """The words of `require=` whose meaning the contract knows how to test."""
 
-KINDS = frozenset({"read-write", "semaphore", "registers", "requests", "names", "tokens"})
-"""What a backend may have beside the mutex: kinds of holds, registers (latch, barrier), requests to let go, a list; and whether
+KINDS = frozenset({"read-write", "semaphore", "registers", "requests", "names", "extension", "tokens"})
+"""What a backend may have beside the mutex: kinds of holds, registers (latch, barrier), requests to let go, a list, another life of a hold; and whether
 the server knows the token of a holder."""
 
 
@@ -261,7 +261,7 @@ class MemoryQuorum(Memory):
     slow = 2.0
     many = 2_000  # each is three, and a busy machine has to renew them within a third of their ttl
     promises = WORDS - {"fencing", "fifo"}
-    kinds = frozenset({"read-write", "requests", "names"})
+    kinds = frozenset({"read-write", "requests", "names", "extension"})
 
     def __init__(self) -> None:
         super().__init__()
@@ -511,7 +511,7 @@ class RedisQuorum(Redis):
     reports = False
     external = False
     promises = WORDS - {"fencing", "fifo"}
-    kinds = frozenset({"read-write", "requests", "names"})
+    kinds = frozenset({"read-write", "requests", "names", "extension"})
     slow = 2.0
     many = 2_000
 
@@ -721,6 +721,7 @@ class ZooKeeper(Deployment):
     needs = "zookeeper"
     promises = WORDS - {"keep"}
     slow = 10.0
+    kinds = KINDS - {"extension"}
     prolongs = False
     many = 1_000  # each is a node that a quorum has to agree on
     external = True

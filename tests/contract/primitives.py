@@ -428,6 +428,38 @@ async def _(stage):
     await gone(stage, pair.read())
 
 
+@primitive("extend", "extension")
+async def _(stage):
+    lock = stage.client.lock(stage.name, ttl=100, renew=False)
+    lease = await lock.acquire()
+    yield lambda: lease.extend(200)
+    assert lease.held
+    await lease.extend(50)
+    assert lease.remaining() < 50
+    await lease.release()
+    await gone(stage, lock)
+
+
+@primitive("extend, by less, permits", "extension", "semaphore", "brief")
+async def _(stage):
+    semaphore = stage.client.semaphore(stage.name, 3, permits=2, ttl=100, renew=False)
+    lease = await semaphore.acquire()
+    yield lambda: lease.extend(50)
+    assert lease.held
+    await lease.extend(150)
+    assert lease.remaining() > 100
+    await lease.release()
+    await gone(stage, semaphore)
+
+
+@primitive("acquire, not renewed, held elsewhere", "brief")
+async def _(stage):
+    holder = await stage.rival.lock(stage.name).acquire()
+    lock = stage.client.lock(stage.name, renew=False)
+    async with released_on_demand(holder, lambda: queued(stage.rival.lock(stage.name), 1)):
+        yield lock.acquire
+
+
 @primitive("permits, behind others", "semaphore", "brief")
 async def _(stage):
     holder = await stage.rival.semaphore(stage.name, 3).acquire(permits=2)

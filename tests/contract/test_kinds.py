@@ -32,7 +32,18 @@ ASK: dict[str, list[Callable[[Client], Awaitable[object]]]] = {
     "requests": [lambda client: client.lock("x").request_release("please")],
     "names": [lambda client: client._runtime.backend.names("*")],
     "tokens": [lambda client: client.is_current("x", 1)],
+    "extension": [lambda client: extended(client)],
 }
+
+
+async def extended(client: Client) -> None:
+    """Give a hold another life; where that is refused, it keeps the one that it has."""
+    async with client.lock("x", ttl=50, renew=False) as lease:
+        before = lease._hold.validity.until
+        try:
+            await lease.extend(20)
+        finally:
+            assert lease._hold.validity.until == before
 
 
 def test_every_word_has_a_question():

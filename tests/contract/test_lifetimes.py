@@ -1,4 +1,4 @@
-"""The life of a hold: one ttl that is not renewed, and a loss that comes earlier than it has to."""
+"""The life of a hold: one ttl that is not renewed, another that is set, and a loss that comes earlier than it has to."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 import aiolock
-from aiolock import Client, Lease, LockLost
-from aiolock.core.backend import certain_until
+from aiolock import BackendUnavailable, Client, ConfigError, Lease, LockLost
+from aiolock.backends.rows.claim import RowClaim
+from aiolock.core.backend import Grant, certain_until
 from tests.faults.staging import PATIENCE, gets_the_lock, nothing_remains, queued, until
 
 Act = Callable[..., Any]
@@ -147,11 +148,11 @@ async def test_several_locks_keep_their_own_lives_and_are_lost_with_the_first(de
 
 
 async def test_of_one_lock_twice_the_one_that_is_not_renewed_counts(client):
-    locks = aiolock.lock_all(client.lock("x", ttl=50, grace=2), client.lock("x", ttl=40, renew=False))
+    locks = aiolock.lock_all(client.lock("x", ttl=50, grace=0.2), client.lock("x", ttl=40, renew=False))
     async with locks as lease:
         [part] = lease.parts
         request = validity(part).claim.request
-        assert (request.life, request.grace) == (40, 2)
+        assert (request.life, request.grace) == (40, 0.2)
 
 
 async def test_a_function_is_lost_at_the_end_of_its_time(deployment, client):
@@ -166,12 +167,10 @@ async def test_a_function_is_lost_at_the_end_of_its_time(deployment, client):
 # --- grace
 
 
-def graceful(deployment: Any) -> dict[str, float]:
-    """A ttl, and a grace that a session that lives longer leaves room for."""
-    return {
-        "ttl": deployment.seconds(1.5),
-        "grace": deployment.seconds(1.5) / (3 if deployment.prolongs else 30),
-    }
+def graceful(deployment: Any, quick: float = 1.5) -> dict[str, float]:
+    """A ttl, and the longest grace; a session that lives longer has less room for it."""
+    ttl = deployment.seconds(quick)
+    return {"ttl": ttl, "grace": ttl / 3 if deployment.prolongs else deployment.ttl_of(ttl) / 10}
 
 
 @pytest.mark.parametrize("act", [act for act in ACTS if act != "several"])
@@ -223,10 +222,7 @@ async def test_it_is_renewed_in_time_all_the_same(deployment, client, rival):
 @pytest.mark.parametrize("act", [act for act in ACTS if act not in ("several", "read")])
 async def test_a_grant_that_was_waited_for_leaves_the_grace(deployment, client, rival, act):
     """A confirmation window may be shorter than the grace: then the grant is confirmed before it is given out."""
-    options = {
-        "ttl": deployment.seconds(20),
-        "grace": deployment.seconds(20) / (3 if deployment.prolongs else 300),
-    }
+    options = graceful(deployment, 20)
     holder = await ACTS[act](rival).acquire()
     waiting = asyncio.create_task(ACTS[act](client, **options).acquire())
     await queued(ACTS[act](rival), 1)
@@ -248,3 +244,265 @@ async def test_tasks_with_another_grace_have_a_hold_of_their_own(deployment, cli
     other = await waiting
     assert validity(other).claim is not validity(lease).claim
     await other.release()
+
+
+# --- another life
+
+
+def extending(deployment: Any) -> bool:
+    """Whether this deployment has what these tests are about; that the others refuse it is in `test_kinds.py`."""
+    return "extension" in deployment.kinds
+
+
+@pytest.mark.parametrize("act", ACTS)
+async def test_a_hold_that_is_extended_lives_for_so_much_longer(deployment, client, rival, act):
+    if not extending(deployment):
+        return
+    ttl = deployment.seconds(1)
+    lock = ACTS[act](client, ttl=ttl, renew=False)
+    if act == "several":
+        lock = aiolock.lock_all(*(client.lock(name, ttl=ttl, renew=False) for name in ("a", "b")))
+    lease = await lock.acquire()
+    begun = now()
+    await lease.extend(2 * ttl)
+    assert lease.remaining() > ttl
+    if act != "read":
+        while now() < begun + 1.2 * ttl:
+            assert await ACTS[act](rival).try_acquire() is None
+            await asyncio.sleep(ttl / 10)
+    lease.check()
+    assert await lease.wait_lost() == "expired"
+    assert now() - begun > certain_until(0, 2 * ttl) - 0.05
+    await lease.release()
+    await (await ACTS[act](rival).acquire(timeout=PATIENCE)).release()
+
+
+async def test_a_hold_that_is_extended_by_less_ends_earlier(deployment, client, rival):
+    if not extending(deployment):
+        return
+    lease = await client.lock("x", ttl=100, renew=False).acquire()
+    begun, short = now(), deployment.seconds(0.5)
+    await lease.extend(short)
+    assert lease.remaining() <= certain_until(0, short)
+    assert await lease.wait_lost() == "expired"
+    assert now() - begun > certain_until(0, short) - 0.05
+    await gets_the_lock(rival, "x")
+
+
+async def test_the_server_ends_the_hold_of_a_silent_client_by_the_life_that_was_set(deployment, rival):
+    if not extending(deployment):
+        return
+    short = deployment.seconds(0.6)
+    async with deployment.over(label="client") as (client, way):
+        lease = await client.lock("x", ttl=100, renew=False).acquire()
+        await lease.extend(short)
+        way.cut(refused=True)
+        async with asyncio.timeout(PATIENCE):
+            other = await rival.lock("x").acquire()
+        assert lease.lost
+        await other.release()
+        await lease.release()
+
+
+async def test_the_server_keeps_the_hold_of_a_silent_client_for_the_life_that_was_set(deployment, rival):
+    if not extending(deployment):
+        return
+    ttl = deployment.seconds(0.5)
+    async with deployment.over(label="client") as (client, way):
+        lease = await client.lock("x", ttl=ttl, renew=False).acquire()
+        await lease.extend(100)
+        way.cut(refused=True)
+        end = now() + 2.5 * ttl
+        while now() < end:
+            assert await rival.lock("x").try_acquire() is None
+            await asyncio.sleep(ttl / 4)
+        assert lease.held
+        await lease.release()
+
+
+async def test_an_earlier_end_counts_before_the_server_has_answered(deployment, rival):
+    if not extending(deployment):
+        return
+    async with deployment.over(label="client") as (client, way):
+        lease = await client.lock("x", ttl=100, renew=False).acquire()
+        way.hold()
+        begun = now()
+        extending_it = asyncio.create_task(lease.extend(20))
+        await asyncio.sleep(0.02)
+        assert not extending_it.done()
+        end = validity(lease).until
+        assert end <= certain_until(begun + 0.02, 20)
+        assert lease.remaining() <= certain_until(0, 20)
+        way.let_go()
+        await extending_it
+        assert validity(lease).until == pytest.approx(end, abs=1e-6), "its own answer has raised it"
+        await lease.release()
+
+
+async def test_a_later_end_does_not_count_before_the_server_has_answered(deployment, rival):
+    if not extending(deployment):
+        return
+    async with deployment.over(label="client") as (client, way):
+        lease = await client.lock("x", ttl=50, renew=False).acquire()
+        end = validity(lease).until
+        way.hold()
+        extending_it = asyncio.create_task(lease.extend(100))
+        await asyncio.sleep(0.02)
+        assert validity(lease).until == end
+        way.let_go()
+        await extending_it
+        assert lease.remaining() > 60
+        await lease.release()
+
+
+async def test_after_a_lost_answer_the_earlier_end_counts_and_it_may_be_tried_again(deployment, rival):
+    if not extending(deployment):
+        return
+    async with deployment.over(label="client", command_timeout=deployment.seconds(1)) as (client, way):
+        lease, failed = await client.lock("x", ttl=100, renew=False).acquire(), 0
+        for seconds in (60, 90):
+            before = validity(lease).until
+            way.cut(refused=True)
+            try:
+                await lease.extend(seconds)
+            except BackendUnavailable:
+                failed += 1
+                assert validity(lease).until <= before
+            way.mend()
+            assert lease.held
+        # A minority that is away costs a quorum nothing.
+        assert failed == 2 or "quorum" in deployment.name
+        assert lease.remaining() < (60 if failed else 90)
+
+        async def again() -> bool:
+            try:
+                await lease.extend(80)
+            except BackendUnavailable:
+                return False
+            return True
+
+        await until(again)
+        assert 60 < lease.remaining() < 80
+        await lease.release()
+
+
+async def test_of_several_requests_the_last_one_counts(deployment, client):
+    if not extending(deployment):
+        return
+    lease = await client.lock("x", ttl=50, renew=False).acquire()
+    await asyncio.gather(*(lease.extend(seconds) for seconds in (90, 20, 60, 30)))
+    assert 15 < lease.remaining() < 30
+    await asyncio.gather(*(lease.extend(seconds) for seconds in (20, 70)))
+    assert 30 < lease.remaining() < 70
+    await client._runtime.scheduler.renew(validity(lease))
+    assert lease.held
+    await lease.release()
+
+
+@pytest.mark.parametrize("act", ["mutex", "read", "permits"])
+async def test_a_late_copy_of_an_older_request_changes_nothing(deployment, client, rival, act):
+    if not extending(deployment):
+        return
+    lease = await ACTS[act](client, ttl=50, renew=False).acquire()
+    claim = validity(lease).claim
+    if isinstance(claim, RowClaim):
+        # There it is a late write, which `test_rows_engine.py` stages.
+        await lease.release()
+        return
+    await claim.extend(0.3, 1)
+    await claim.extend(80, 2)
+    for number in (1, 2):
+        await claim.extend(0.3, number)
+    claim.fixed = False
+    [renewal] = await client._runtime.backend.renew([claim])
+    claim.fixed = True
+    await asyncio.sleep(0.6)
+    if act != "read":
+        assert await ACTS[act](rival).try_acquire() is None
+    [renewal] = await client._runtime.backend.renew([claim])
+    assert isinstance(renewal, Grant)
+    if deployment.tells:
+        [holder] = (await ACTS[act](client).inspect()).holders
+        assert holder.remaining > 60, "a late copy of a request or of a renewal has ended it earlier"
+    await lease.release()
+
+
+async def test_a_hold_that_is_gone_cannot_be_extended(deployment, client):
+    if not extending(deployment):
+        return
+    lease = await client.lock("x", ttl=50, renew=False).acquire()
+    await deployment.forget(lease)
+    with pytest.raises(LockLost) as caught:
+        await lease.extend(100)
+    assert caught.value.reason in ("revoked", "force-released")
+    assert lease.lost
+    await lease.release()
+    lease = await client.lock("y", ttl=50, renew=False).acquire()
+    await lease.release()
+    with pytest.raises(RuntimeError, match="was released"):
+        await lease.extend(100)
+
+
+@pytest.mark.parametrize("act", ACTS)
+async def test_a_lease_that_is_renewed_has_no_life_to_set(deployment, client, act):
+    lease = await ACTS[act](client).acquire()
+    with pytest.raises(TypeError, match="renew=False"):
+        await lease.extend(20)
+    await lease.release()
+
+
+async def test_a_hold_that_was_just_waited_for_can_be_extended_at_once(deployment, client, rival):
+    if not extending(deployment):
+        return
+    holder = await rival.lock("x").acquire()
+    waiting = asyncio.create_task(client.lock("x", ttl=20, renew=False).acquire())
+    await queued(rival.lock("x"), 1)
+    await holder.release()
+    lease = await waiting
+    await lease.extend(60)
+    assert 30 < lease.remaining() < 60
+    await lease.extend(15)
+    assert lease.remaining() < 15
+    await asyncio.sleep(0.1)
+    assert lease.remaining() < 15
+    await lease.release()
+
+
+async def test_every_level_of_a_hold_has_the_life_that_was_set(deployment, client):
+    if not extending(deployment):
+        return
+    async with client.reentrant_lock("x", ttl=20, renew=False) as outer, client.reentrant_lock("x") as inner:
+        await inner.extend(80)
+        assert outer.remaining() > 60
+        assert validity(outer).end == validity(inner).end
+
+
+async def test_the_grace_and_max_hold_of_a_lock_stay_when_it_is_extended(deployment, client):
+    if not extending(deployment):
+        return
+    lease = await client.lock("x", ttl=30, grace=10, renew=False).acquire()
+    await lease.extend(60)
+    assert 30 < lease.remaining() <= certain_until(0, 60) - 10
+    with pytest.raises(ConfigError, match="seconds must be"):
+        await lease.extend(29)
+    await lease.release()
+    lease = await client.lock("x", ttl=30, max_hold=deployment.seconds(0.3), renew=False).acquire()
+    await lease.extend(60)
+    assert await lease.wait_lost() == "max_hold"
+    await lease.release()
+
+
+async def test_a_downgrade_keeps_the_life_of_a_hold(deployment, client, rival):
+    if not extending(deployment) or "read-write" not in deployment.kinds:
+        return
+    lease = await client.rwlock("x").write(ttl=50, renew=False).acquire()
+    await lease.extend(90)
+    end = validity(lease).until
+    await lease.downgrade()
+    assert validity(lease).until == end
+    if deployment.tells:
+        [holder] = (await rival.rwlock("x").read().inspect()).holders
+        assert 50 < holder.remaining <= 90
+    await lease.extend(20)
+    assert lease.remaining() < 20
+    await lease.release()

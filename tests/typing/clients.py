@@ -41,8 +41,8 @@ def addresses() -> None:
     connect("memory://", wait_for_server=None)  # type: ignore[arg-type]
 
 
-def lifetimes(client: Client, sync: portal.SyncClient) -> None:
-    """Options about the life of a hold, of every kind of lock."""
+def lifetimes(client: Client, sync: portal.SyncClient, lease: Lease, held: portal.SyncLease) -> None:
+    """Options about the life of a hold, of every kind of lock, and another life."""
     assert_type(client.lock("a", renew=False, grace=1.5), Lock)
     assert_type(client.semaphore("a", 3, renew=True, grace=1), Semaphore)
     assert_type(client.locked("a", renew=False), Locked)
@@ -50,6 +50,10 @@ def lifetimes(client: Client, sync: portal.SyncClient) -> None:
     client.rwlock("a").read(renew=False)
     client.election("a", renew=False, grace=2)
     sync.election("a", renew=False, grace=2)
+    lease.extend(3.5).close()
+    assert_type(held.extend(3), None)
+    lease.extend("3").close()  # type: ignore[arg-type]
+    lease.extend().close()  # type: ignore[call-arg]
     client.lock("a", renew=None)  # type: ignore[call-overload]
     client.lock("a", grace="2")  # type: ignore[call-overload]
 

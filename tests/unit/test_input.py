@@ -326,6 +326,19 @@ async def test_timeout_of_acquire_within_a_hold(value):
                 await lock.acquire(timeout=value)
 
 
+@each([*NOT_SECONDS, 0, 0.0999])
+async def test_seconds_of_extend(value):
+    async with aiolock.Client(MemoryBackend(server=MemoryServer())) as client:
+        lock = client.lock("a", renew=False)
+        locks = aiolock.lock_all(lock, client.lock("b", renew=False))
+        async with locks.acquire() as lease:
+            before = lease.remaining()
+            for each_of_them in (lease, *lease.parts):
+                with refuses("seconds"):
+                    await each_of_them.extend(value)
+            assert before - 5 < lease.remaining() <= before
+
+
 @each([value for value in NOT_SECONDS if value is not False])
 async def test_keep_of_release(value):
     async with aiolock.Client(MemoryBackend(server=MemoryServer())) as client:

@@ -221,10 +221,14 @@ def test_max_hold_ends_a_lease(client):
 
 
 def test_a_hold_that_is_not_renewed_ends_by_itself(client):
-    lease = client.lock("a", ttl=0.3, renew=False, grace=0.1).acquire()
-    assert lease.remaining() < 0.2
+    lease = client.lock("a", ttl=30, renew=False, grace=0.1).acquire()
+    assert lease.remaining() < 29.9
     with pytest.raises(TypeError, match="renew=False"):
         lease.renew()
+    lease.extend(60)
+    assert lease.remaining() > 50
+    # Three times 0.1 is more than 0.3, in binary fractions.
+    lease.extend(0.3)
     assert lease.wait_lost() == "expired"
     lease.release()
 

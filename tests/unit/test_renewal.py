@@ -34,6 +34,7 @@ from aiolock.core.backend import (
     claim_time,
     margin,
 )
+from aiolock.core.capabilities import Extension
 from aiolock.core.renewal import LOOK, VERIFIED, RenewalScheduler, Validity
 from aiolock.errors import AcquireTimeout, BackendUnavailable, LockLost, LossReason
 from aiolock.types import MUTEX
@@ -482,6 +483,91 @@ async def test_a_session_that_lives_longer_does_not_prolong_a_short_life(stage):
     await asyncio.sleep(20)
     [(when, _, reason)] = stage.lost
     assert (reason, when) == ("expired", pytest.approx(10.0, abs=SOON))
+
+
+# --- another life
+
+
+class Extended(Asked, Extension):
+    """A claim whose server answers when the test says so."""
+
+    def __init__(self, request: Request) -> None:
+        super().__init__(request)
+        self.sent: list[tuple[float, int, float]] = []
+        """The seconds and the number of each request, and until when the hold was certain as it was sent."""
+        self.answers: list[asyncio.Future[Grant]] = []
+
+    async def extend(self, seconds: float, number: int) -> Grant:
+        self.sent.append((seconds, number, self.validity.until))
+        self.answers.append(asyncio.get_running_loop().create_future())
+        return await self.answers[-1]
+
+
+def extended(stage: Stage, ttl: float = 60.0, **more: float) -> tuple[Validity, Extended]:
+    claim = Extended(Request("x", MUTEX, ttl, "me", life=ttl, **more))
+    grant = Grant(1, 1, certain_until(stage.clock(), ttl), demand=False)
+    stage.answer = lambda claim: Grant(1, 0, NEVER, demand=False)
+    validity = Validity(claim, grant, stage.clock(), lambda event: stage.report(validity, event))
+    stage.scheduler.add(validity)
+    return validity, claim
+
+
+@staged
+async def test_an_earlier_end_counts_before_the_request_is_sent_and_its_answer_raises_nothing(stage):
+    validity, claim = extended(stage)
+    asking = asyncio.create_task(stage.scheduler.extend(validity, claim, 30.0))
+    sent = stage.clock()
+    await asyncio.sleep(5)
+    [(seconds, number, until)] = claim.sent
+    assert (seconds, number, until) == (30.0, 1, validity.until)
+    assert until == pytest.approx(certain_until(sent, 30.0), abs=SOON)
+    claim.answers[0].set_result(Grant(1, 0, certain_until(stage.clock(), 30.0), demand=False))
+    await asking
+    assert validity.until == until
+    await asyncio.sleep(30)
+    [(when, _, reason)] = stage.lost
+    assert (reason, when) == ("expired", pytest.approx(until - stage.start, abs=SOON))
+
+
+@staged
+async def test_the_answer_to_an_older_request_to_extend_raises_nothing(stage):
+    validity, claim = extended(stage)
+    first = asyncio.create_task(stage.scheduler.extend(validity, claim, 300.0))
+    await asyncio.sleep(1)
+    until = validity.until
+    assert until == pytest.approx(certain_until(stage.start, 60.0), abs=SOON), (
+        "the server may never receive it"
+    )
+    second = asyncio.create_task(stage.scheduler.extend(validity, claim, 20.0))
+    sent = stage.clock()
+    await asyncio.sleep(1)
+    assert [number for _, number, _ in claim.sent] == [1, 2]
+    claim.answers[0].set_result(Grant(1, 0, certain_until(stage.start, 300.0), demand=False))
+    await first
+    assert validity.until == pytest.approx(certain_until(sent, 20.0), abs=SOON)
+    claim.answers[1].set_result(Grant(1, 0, certain_until(sent, 20.0), demand=False))
+    await second
+    assert validity.until == pytest.approx(certain_until(sent, 20.0), abs=SOON)
+
+
+@staged
+async def test_an_answer_that_never_comes_leaves_the_earlier_end_and_the_next_request_counts(stage):
+    validity, claim = extended(stage, grace=10.0)
+    lost = asyncio.create_task(stage.scheduler.extend(validity, claim, 90.0))
+    await asyncio.sleep(1)
+    claim.answers[0].set_exception(BackendUnavailable("the connection broke"))
+    with pytest.raises(BackendUnavailable):
+        await lost
+    assert validity.until == pytest.approx(certain_until(stage.start, 60.0) - 10.0, abs=SOON)
+    sent = stage.clock()
+    again = asyncio.create_task(stage.scheduler.extend(validity, claim, 90.0))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    claim.answers[1].set_result(Grant(1, 0, certain_until(sent, 90.0), demand=False))
+    await again
+    assert validity.until == pytest.approx(certain_until(sent, 90.0) - 10.0, abs=SOON)
+    assert claim.request.stays == 90.0
+    assert validity.pace == 60.0, "verified as often as before"
 
 
 # --- holds that are lost earlier than they have to

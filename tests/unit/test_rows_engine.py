@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any, Self
 
@@ -15,7 +17,7 @@ from aiolock.backends.rows.lockrow import MOST_SHARED, RowHold, RowRequest, deco
 from aiolock.backends.rows.session import session_key
 from aiolock.backends.rows.store import Edit
 from aiolock.backends.rows.writer import ALONE, MemberState
-from aiolock.core.backend import Claim, EventKind, Grant, Release, Request, Settings
+from aiolock.core.backend import Claim, EventKind, Grant, Release, Request, Settings, certain_until
 from aiolock.errors import BackendError, BackendUnavailable, ConfigError, UnsafeBackend
 from aiolock.types import MUTEX, READ, WRITE, Family, Kind, Level, permits
 from tests.simulation.rowstore import RowServer, RowTestBackend, StoredRow
@@ -76,11 +78,13 @@ class Side:
         self.wire.cut = False
         await self.backend.aclose()
 
-    def claim(self, kind: Kind = MUTEX, name: str = "x", ttl: float = TTL) -> Claim:
-        return self.backend.claim(Request(name, kind, ttl, "side"))
+    def claim(self, kind: Kind = MUTEX, name: str = "x", ttl: float = TTL, life: float = math.inf) -> Claim:
+        return self.backend.claim(Request(name, kind, ttl, "side", life=life))
 
-    async def acquire(self, kind: Kind = MUTEX, name: str = "x", ttl: float = TTL) -> tuple[Claim, Grant]:
-        claim = self.claim(kind, name, ttl)
+    async def acquire(
+        self, kind: Kind = MUTEX, name: str = "x", ttl: float = TTL, life: float = math.inf
+    ) -> tuple[Claim, Grant]:
+        claim = self.claim(kind, name, ttl, life)
         grant = await claim.acquire(wait=True)
         while grant is None:
             await claim.inbox.wait()
@@ -735,66 +739,126 @@ async def test_a_clock_that_steps_back_does_not_keep_the_dead_alive():
 
 
 @staged
-async def test_a_hold_that_is_not_prolonged_has_a_session_of_its_own():
+async def test_a_hold_that_is_not_prolonged_has_a_session_of_its_own_that_ends_with_it():
     server = serve(push=False)
     async with Side(server) as one, Side(server) as two:
-        claim, grant = await one.acquire()
+        kept, _ = await one.acquire(name="kept")
+        claim, grant = await one.acquire(life=TTL)
         claim.fixed = True
+        began = now()
         [renewal] = await one.backend.renew([claim])
         assert isinstance(renewal, Grant)
         assert renewal.until < 0
-        [hold] = decode(server.rows[KEY].value).holds.values()
-        assert hold.request.session != one.session.id
-        began = now()
+        [hold], [other] = (
+            decode(server.rows[f"n/l/lock/{name}"].value).holds.values() for name in ("x", "kept")
+        )
+        assert hold.request.session != other.request.session
         await two.acquire()
         assert grant.until < now() < began + TTL + 0.7
+        # The other one has been renewed meanwhile.
+        assert decode(server.rows["n/l/lock/kept"].value).holds
         assert await one.backend.renew([claim]) == ["revoked"]
+        await claim.release()
+        claim, _ = await one.acquire(name="y", life=TTL)
+        sessions = [key for key in server.rows if key.startswith("n/s/")]
+        await claim.release()
+        await asyncio.sleep(0.1)
+        assert len([key for key in server.rows if key.startswith("n/s/")]) == len(sessions) - 1
+        assert len(one.backend._engine.sessions.open) == 1
+        await kept.release()
 
 
 @staged
-async def test_a_hold_whose_row_cannot_be_written_does_not_hold_up_the_others():
+async def test_a_request_with_a_life_of_its_own_is_kept_alive_while_it_waits_and_not_after_that():
     server = serve(push=False)
-    async with Side(server) as one:
-        claim, _ = await one.acquire()
-        other, _ = await one.acquire(name="other")
+    async with Side(server) as one, Side(server) as two, Side(server) as three:
+        held, _ = await one.acquire()
+        waiting = asyncio.create_task(two.acquire(life=TTL))
+        await asyncio.sleep(3 * TTL)
+        assert len(decode(server.rows[KEY].value).queue) == 1
+        await held.release()
+        claim, grant = await waiting
+        [renewal] = await two.backend.renew([claim])
+        assert renewal.until > grant.until
         claim.fixed = True
-        edit, server.edit = server.edit, lambda asked: None if asked.key == KEY else edit(asked)
-        assert one.backend.batches([claim, other], lambda each: each) == [[claim], [other]]
-        began = now()
-        [renewal] = await one.backend.renew([claim])
-        assert isinstance(renewal, Grant)
-        assert now() < began + 1.1
-        began = now()
-        [renewal] = await one.backend.renew([other])
-        assert renewal.until > began + 0.9 * TTL
-        assert now() < began + 0.1
-        server.edit = edit
+        began, row = now(), server.rows[two.session.key]
+        await asyncio.sleep(TTL / 2)
+        await two.backend.renew([claim])
+        assert server.rows[two.session.key] is row, "a heartbeat has prolonged it"
+        await three.acquire()
+        assert now() < began + TTL + 0.7
 
 
 @staged
-async def test_renewals_of_a_hold_whose_row_stays_locked_leave_one_task_and_one_session():
+async def test_holds_that_are_not_prolonged_are_verified_by_one_read_with_their_sessions():
+    server = serve()
+    async with Side(server) as one:
+        claims = [(await one.acquire(name=f"x{number}", life=TTL))[0] for number in range(20)]
+        for claim in claims:
+            claim.fixed = True
+        await asyncio.sleep(0.1)
+        writes, reads = server.writes, server.reads
+        renewals = await one.backend.renew(claims)
+        assert all(isinstance(renewal, Grant) for renewal in renewals)
+        assert (server.writes - writes, server.reads - reads) == (0, 1)
+        # Without its row, others would end the session a ttl after they have looked for it.
+        [hold] = decode(server.rows["n/l/lock/x3"].value).holds.values()
+        del server.rows[f"n/s/{hold.request.session}"]
+        renewals = await one.backend.renew(claims)
+        assert [number for number, renewal in enumerate(renewals) if renewal == "revoked"] == [3]
+
+
+@staged
+async def test_a_claim_that_is_cancelled_while_its_session_is_opened_leaves_none():
+    server = serve()
+    async with Side(server) as one:
+        claim = one.claim(life=TTL)
+        asking = asyncio.create_task(claim.acquire(wait=True))
+        await asyncio.sleep(0.0005)
+        asking.cancel()
+        await asyncio.wait([asking])
+        await claim.release()
+        await asyncio.sleep(0.1)
+        assert not [key for key in server.rows if key.startswith("n/s/")]
+        assert not one.backend._engine.sessions.open
+
+
+@staged
+async def test_an_older_request_to_extend_a_hold_that_arrives_late_changes_nothing():
+    server = serve(push=False)
+    async with Side(server) as one, Side(server) as two:
+        claim, _ = await one.acquire(life=TTL)
+        claim.fixed = True
+        # The heartbeat, and the read of the row in the same flight.
+        one.wire.delay = 2
+        with suppress(BackendUnavailable):
+            await claim.extend(0.2, 1)
+        began = now()
+        grant = await claim.extend(4 * TTL, 2)
+        assert grant.until == pytest.approx(certain_until(began, 4 * TTL), abs=0.05)
+        late = [step() for step in one.wire.delayed]
+        assert [None] in late, "a write against another version than the present one"
+        waiting = asyncio.create_task(two.acquire())
+        await asyncio.sleep(3 * TTL)
+        assert not waiting.done()
+        await waiting
+        assert grant.until < now() < began + 4 * TTL + 0.7
+
+
+@staged
+async def test_after_a_lost_answer_a_hold_is_known_to_last_for_the_shorter_of_two_lives():
     server = serve(push=False)
     async with Side(server) as one:
-        claim, _ = await one.acquire(ttl=60)
+        claim, grant = await one.acquire(life=TTL)
         claim.fixed = True
-        edit, server.edit = server.edit, lambda asked: None if asked.key == KEY else edit(asked)
-        for _ in range(3):
-            [renewal] = await one.backend.renew([claim])
-            assert isinstance(renewal, Grant)
-            names = [task.get_name() for task in one.backend.context.tasks]
-            assert names.count("aiolock-verify") == 1
-            assert len(one.backend._engine.writer("x", Family.LOCK)._pending) == 1
-            # That of the hold, and the one that it is to get.
-            assert len([key for key in server.rows if key.startswith("n/s/")]) == 2
-        server.edit = edit
-        await one.backend.renew([claim])
-        [hold] = decode(server.rows[KEY].value).holds.values()
-        assert hold.request.session != one.session.id
-        assert "aiolock-verify" not in [task.get_name() for task in one.backend.context.tasks]
-        # It has been done, and is not done again.
-        writes = server.writes
-        await one.backend.renew([claim])
-        assert server.writes == writes + 1
+        one.wire.cut = True
+        with pytest.raises(BackendUnavailable):
+            await claim.extend(10 * TTL, 1)
+        assert claim.member.until <= grant.until
+        one.wire.cut = False
+        began = now()
+        grant = await claim.extend(TTL / 2, 2)
+        assert grant.until <= certain_until(began, TTL / 2) + 0.01
 
 
 @staged

@@ -31,7 +31,15 @@ from aiolock.core.backend import (
     encode_value,
     presented,
 )
-from aiolock.core.capabilities import Administration, Diagnosis, Downgrade, Entry, Register, RegisterStore
+from aiolock.core.capabilities import (
+    Administration,
+    Diagnosis,
+    Downgrade,
+    Entry,
+    Extension,
+    Register,
+    RegisterStore,
+)
 from aiolock.core.inbox import Inbox, WakeReason
 from aiolock.errors import ConfigError, LockError, LockLost, shorten
 from aiolock.types import PERMIT, READ, Family, Finding, Holder, LockInfo, Waiting
@@ -163,7 +171,7 @@ class MemoryRegister(Register):
 # --- claims
 
 
-class MemoryClaim(Downgrade):
+class MemoryClaim(Downgrade, Extension):
     """One request at the server."""
 
     __slots__ = ("__weakref__", "_answer", "_unanswered", "context", "key", "requested", "stored")
@@ -226,6 +234,16 @@ class MemoryClaim(Downgrade):
         self.request = replace(self.request, kind=READ)
         self.stored = replace(self.stored, mode=READ.mode.value, block=1)
         return self.granted(answer, sent)
+
+    async def extend(self, seconds: float, number: int) -> Grant:
+        """Give the hold another life."""
+        sent = self.context.clock()
+        answer = await self.context.ask(
+            lambda machine, now: machine.extend(self.key, self.stored, seconds, number, now)
+        )
+        if answer is None:
+            raise LockLost(self.request.name, "revoked")
+        return Grant(answer.token, 0, certain_until(sent, seconds), answer.demand)
 
     async def release(self, keep: float = 0) -> Release:
         """Release the hold or give up the position."""

@@ -15,9 +15,10 @@ from enum import Enum
 from aiolock.backends.mysql.connection import MySQLSession
 from aiolock.backends.mysql.context import BLOCK, Context, hexed, quote
 from aiolock.backends.mysql.queue import Blocking, Position, PositionState, QueuedClaim, left
-from aiolock.core.backend import Event, EventKind, Grant, Request
+from aiolock.core.backend import Event, EventKind, Grant, Request, certain_until
+from aiolock.core.capabilities import Extension
 from aiolock.core.logs import Log, get_logger
-from aiolock.errors import BackendError, BackendRefused, BackendUnavailable
+from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, LockLost
 from aiolock.types import Family
 
 __all__ = ["GRACE", "MOMENT", "LeaseClaim", "Look", "judge", "kill_holder", "lock_names"]
@@ -80,7 +81,7 @@ async def kill_holder(context: Context, turnstile: str, number: int) -> None:
         log.info("session %d, which keeps a turnstile, could not be ended: %s", number, error)
 
 
-class LeaseClaim(QueuedClaim):
+class LeaseClaim(QueuedClaim, Extension):
     """An owner of a row, or a request to become it."""
 
     __slots__ = (
@@ -156,6 +157,17 @@ class LeaseClaim(QueuedClaim):
         if not token:
             return None, bool(passed)
         return context.granted(self, int(token), 1 if request.fair else BLOCK, sent), bool(passed)
+
+    async def extend(self, seconds: float, number: int) -> Grant:
+        """Give the row another life."""
+        context = self._context
+        words = {"id": quote(self.key), "owner": quote(self.owner), "number": number}
+        packet = context.statements("extend", life=round(seconds * 1_000_000), **words)
+        [*_, rows], sent = await context.within(context.change(packet, key=self.key))
+        owner, forced, left = rows.rows[0] if rows.rows else (None, None, 0)
+        if owner != self.owner or int(left) <= 0:
+            raise LockLost(self.request.name, "force-released" if forced == self.owner else "revoked")
+        return Grant(0, 0, certain_until(sent, seconds), demand=True)
 
     # --- waiting
 

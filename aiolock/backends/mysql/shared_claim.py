@@ -11,8 +11,8 @@ from aiolock.backends.mysql.context import BLOCK, hexed, quote
 from aiolock.backends.mysql.decisions import Action, Outcome, PendingDecision, Transaction
 from aiolock.backends.mysql.listener import ListeningClaim
 from aiolock.backends.mysql.shared import FORCED, HELD, Sharing
-from aiolock.core.backend import NEVER, Grant, Release, Request, claim_time
-from aiolock.core.capabilities import Downgrade
+from aiolock.core.backend import NEVER, Grant, Release, Request, certain_until, claim_time
+from aiolock.core.capabilities import Downgrade, Extension
 from aiolock.errors import ConfigError, LockLost, shorten
 from aiolock.types import READ
 
@@ -25,7 +25,7 @@ ABSENT = (None, 0)
 """The state and the token of a request that is not there."""
 
 
-class SharedClaim(ListeningClaim, Downgrade):
+class SharedClaim(ListeningClaim, Downgrade, Extension):
     """A claim on a lock of readers and a writer, or of permits.
 
     Its row in the table of requests is its position in the queue, or its hold. Each request is one transaction, and asking
@@ -167,6 +167,18 @@ class SharedClaim(ListeningClaim, Downgrade):
         self.block = 1
         grant = self.granted(token, outcome.sent)
         return replace(grant, until=NEVER) if fixed else grant
+
+    async def extend(self, seconds: float, number: int) -> Grant:
+        """Give the row another life."""
+        context = self.context
+        packet = context.statements(
+            "extend_hold", owner=quote(self.owner), number=number, life=round(seconds * 1_000_000)
+        )
+        [*_, rows], sent = await context.within(context.change(packet, key=self.key))
+        state = int(rows.rows[0][0]) if rows.rows else None
+        if state != HELD:
+            raise LockLost(self.request.name, "force-released" if state == FORCED else "revoked")
+        return Grant(0, 0, certain_until(sent, seconds), demand=True)
 
     # --- leaving
 

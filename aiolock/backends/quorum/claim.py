@@ -19,12 +19,21 @@ from enum import Enum
 from aiolock.backends.quorum.members import Member, Members
 from aiolock.backends.quorum.rules import certain
 from aiolock.clock import Deadline
-from aiolock.core.backend import NEVER, Claim, Grant, Release, Renewal, Request, claim_time
-from aiolock.core.capabilities import Downgrade
+from aiolock.core.backend import (
+    NEVER,
+    Claim,
+    Grant,
+    Release,
+    Renewal,
+    Request,
+    certain_until,
+    claim_time,
+)
+from aiolock.core.capabilities import Downgrade, Extension
 from aiolock.core.inbox import WakeReason
 from aiolock.core.logs import Log, get_logger
 from aiolock.core.tasks import Backoff, end
-from aiolock.errors import BackendError, BackendUnavailable, LockLost, LossReason
+from aiolock.errors import BackendError, BackendUnavailable, LockLost, LossReason, UnsupportedKind
 from aiolock.types import READ
 
 __all__ = ["QuorumClaim", "Vote", "VoteAnswer"]
@@ -59,7 +68,7 @@ class Vote:
     """The claim at one member."""
 
     __slots__ = (
-        *("answer", "asked", "claim", "error", "grant", "member"),
+        *("answer", "asked", "claim", "error", "extended", "extension", "grant", "member"),
         *("owner", "queued", "reason", "sent", "task", "until"),
     )
 
@@ -81,6 +90,8 @@ class Vote:
         """End of the certain validity, if granted."""
         self.sent = -math.inf
         """Time at which the latest confirmed request was sent."""
+        self.extension = self.extended = 0
+        """The numbers of the latest request for another life, and of the latest that was answered."""
         self.error: Exception | None = None
         self.reason: LossReason = "revoked"
 
@@ -157,7 +168,7 @@ class Vote:
             return Release.UNKNOWN
         members = self.owner.members
         clock = members.settings.clock
-        give_up, backoff = clock() + self.claim.request.ttl, Backoff(members.random)
+        give_up, backoff = clock() + self.owner.request.stays, Backoff(members.random)
         while True:
             try:
                 return await self.member.ask(lambda: self.claim.release(keep))
@@ -179,11 +190,29 @@ class Vote:
         except BackendError as error:
             self.error = error
 
+    async def extend(self, seconds: float, number: int, sent: float) -> None:
+        """Give the hold at the member another life; a failure is recorded in the vote.
+
+        Once it was asked, a vote that was certain for longer than that is certain for no longer, and older answers do not count.
+        """
+        claim = self.claim
+        assert isinstance(claim, Extension)  # noqa: S101 - the caller has looked
+        self.until, self.extension = min(self.until, certain_until(sent, seconds)), number
+        try:
+            grant = await self.member.ask(lambda: claim.extend(seconds, number))
+            if number == self.extension:
+                self.take(grant, sent)
+                self.extended = number
+        except LockLost as error:
+            self.lose(error.reason)
+        except BackendError as error:
+            self.error = error
+
 
 # --- claims
 
 
-class QuorumClaim(Downgrade):
+class QuorumClaim(Downgrade, Extension):
     """The votes of all members for one request."""
 
     __slots__ = (
@@ -485,6 +514,33 @@ class QuorumClaim(Downgrade):
             if vote.sent < sent:
                 self._replace(number)
         return Grant(self._token, 1, grant.until, grant.demand)
+
+    async def extend(self, seconds: float, number: int) -> Grant:
+        """Extend every vote; return when a majority has answered and the others had as much time again."""
+        votes = [vote for vote in self.votes if vote.granted]
+        if not all(isinstance(vote.claim, Extension) for vote in votes):
+            raise UnsupportedKind("extend()", "quorum", "one of its servers has none")
+        sent = self._now
+
+        def until() -> float:
+            ends = (vote.until for vote in votes if vote.granted and vote.extended >= number)
+            return certain(ends, self.members.needed)
+
+        # A promise of an earlier request holds no longer than this.
+        self.promised = min(self.promised, certain_until(sent, seconds))
+        steps = [
+            self.members.tasks.spawn(vote.extend(seconds, number, sent), "aiolock-quorum-extend")
+            for vote in votes
+        ]
+        await self.members.until(lambda: until() > -math.inf, steps)
+        if steps:
+            await asyncio.wait(steps, timeout=SLACK + self._now - sent)
+        if (reason := self.lost()) is not None:
+            raise LockLost(self.request.name, reason)
+        if until() == -math.inf:
+            raise self.failure()
+        self.promised = max(self.promised, until())
+        return Grant(self._token, 0, until(), demand=False)
 
     # --- release
 

@@ -13,8 +13,8 @@ from aiolock.backends.redis.connection import Pairing
 from aiolock.backends.redis.errors import NotSent
 from aiolock.backends.redis.waiting import Waiter, Wakeups
 from aiolock.clock import Clock, Deadline
-from aiolock.core.backend import NEVER, Claim, Grant, Release, Request
-from aiolock.core.capabilities import Downgrade
+from aiolock.core.backend import NEVER, Grant, Release, Request, certain_until
+from aiolock.core.capabilities import Downgrade, Extension
 from aiolock.errors import (
     BackendError,
     BackendRefused,
@@ -72,7 +72,7 @@ Begun = tuple["asyncio.Future[int]", bool, float]
 """A release whose answer has not been awaited yet: the answer, whether it is about nothing but a hold, when it was sent."""
 
 
-class RedisClaim(Claim):
+class RedisClaim(Extension):
     """A claim whose attempts, pushed grants and release share one request id."""
 
     __slots__ = ("_begun", "_context", "_doubts", "_stage", "_ticket", "_waiter", "asked", "number")
@@ -207,6 +207,17 @@ class RedisClaim(Claim):
         # Without pushes, demand is not known before the next renewal: unknown counts as demand.
         return Grant(token, count, until, demand or not context.wakeups.pushed)
 
+    async def extend(self, seconds: float, number: int) -> Grant:
+        """Send one script."""
+        context = self._context
+        sent = context.clock()
+        server, state = await context.commands.extend(self.request, self.number, seconds, number)
+        if (pairing := context.pairing) is not None:
+            pairing.latest = server, sent, pairing.received
+        if state <= 0:
+            raise LockLost(self.request.name, GONE[state])
+        return Grant(0, 0, certain_until(sent, seconds), demand=state == 2)
+
     # --- giving up
 
     async def release(self, keep: float = 0) -> Release:
@@ -323,7 +334,7 @@ class Released:
         released, now = self._released, self._clock()
         known = released.get(claim)
         # A repeated release does not restart the ttl: the hold was not renewed since the first.
-        released[claim] = known[0] if known else now + claim.request.ttl, now + keep
+        released[claim] = known[0] if known else now + claim.request.stays, now + keep
         # In the order in which they came, which is near to that in which they end.
         while released and (len(released) > MOST or next(iter(released.values()))[0] <= now):
             released.popitem(last=False)

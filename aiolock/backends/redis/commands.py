@@ -145,8 +145,8 @@ LOADED = ("enter", "release", "leave", "renew", "heartbeat", "force", "inspect",
 
 def load(*, cluster: bool = False) -> Scripts:
     """Read all scripts, in the variant for a node of a cluster if asked."""
-    shared = [f"many_{name}" for name in (*LOADED, "downgrade", "limit")]
-    names = (*LOADED, *shared, "register_write", "register_watch")
+    shared = [f"many_{name}" for name in (*LOADED, "extend", "downgrade", "limit")]
+    names = (*LOADED, "extend", *shared, "register_write", "register_watch")
     return {name: Script(source(name, cluster=cluster)) for name in names}
 
 
@@ -157,8 +157,8 @@ PROBE = Script(source("probe"))
 # Each namespace has one version, in a key of its own whose name never changes. Every connection asks for it before its
 # first command, because the server may be another one, or have lost its data.
 
-FORMAT = 4
-"""The version of keys, fields, scripts and channels. Formats 1, without a version of its own, 2 and 3 were never released."""
+FORMAT = 5
+"""The version of keys, fields, scripts and channels. Formats 1, without a version of its own, to 4 were never released."""
 
 _FORMAT = Script(source("format"))
 
@@ -307,6 +307,10 @@ class Commands:
         """Turn a write hold into a read hold, for another ``ttl`` (0 prolongs nothing)."""
         words = self.request_id(number), round(ttl * 1000), self.tokens.highest
         return self._send("downgrade", request, *words)
+
+    def extend(self, request: Request, number: int, seconds: float, count: int) -> Reply:
+        """Set the life of a hold that is not renewed, by request ``count`` for that."""
+        return self._send("extend", request, self.request_id(number), round(seconds * 1000), count)
 
     def limit(self, key: str, limit: int) -> Reply:
         """Set the number of permits of a semaphore."""

@@ -124,25 +124,27 @@ class RowBackend(Administration, RegisterStore, Purging, Diagnosis):
         """Return a view of a register."""
         return RowRegister(self._engine, name, family)
 
-    def renewal_group(self, claim: Claim) -> bool:
-        """Return whether a claim is fixed: it has its row written, and the others do not wait for that."""
-        return claim.fixed
-
     async def renew(self, claims: Sequence[Claim]) -> list[Renewal]:
-        """Renew by one heartbeat for each ttl, and verify the rows of all claims in the same flight.
+        """Renew by one heartbeat for each ttl, and verify the rows of all claims in the same flight; those that are fixed in another.
 
         A heartbeat that is under way already counts as well, because another one may have to wait for longer than this.
         """
         called = self.settings.clock()
         members = {claim: claim.member for claim in claims if isinstance(claim, RowClaim)}
         sessions = {
-            member.session for member in members.values() if member is not None and not member.session.dead
+            member.session: claim.fixed
+            for claim, member in members.items()
+            if member is not None and not member.session.dead
         }
         before = {session: session.answered for session in sessions}
-        futures = {session: self._engine.begin_renewal(session) for session in sessions}
-        alone = [claim.stand_alone() for claim in members if claim.fixed]
-        if work := [*futures.values(), *alone]:
-            await asyncio.wait(work, timeout=self.settings.command_timeout)
+        futures = {
+            session: self._engine.begin_renewal(session) for session, fixed in sessions.items() if not fixed
+        }
+        if alone := {session for session, fixed in sessions.items() if fixed}:
+            verified = self.context.begin(self._engine.verify(alone), "aiolock-verify")
+            futures |= dict.fromkeys(alone, verified)
+        if futures:
+            await asyncio.wait(set(futures.values()), timeout=self.settings.command_timeout)
         renewals: list[Renewal] = []
         for claim in claims:
             member = members.get(claim) if isinstance(claim, RowClaim) else None
@@ -150,7 +152,7 @@ class RowBackend(Administration, RegisterStore, Purging, Diagnosis):
                 renewals.append("revoked")
             elif member.state is MemberState.GONE:
                 renewals.append(member.reason)
-            elif member.shown >= called and member.session.answered > before[member.session]:
+            elif member.shown >= called and (claim.fixed or member.session.answered > before[member.session]):
                 demand = claim.contended_since is not None
                 renewals.append(Grant(0, 0, NEVER if claim.fixed else member.until, demand))
             else:

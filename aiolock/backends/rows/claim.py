@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 from dataclasses import replace
 
@@ -13,7 +14,6 @@ from aiolock.backends.rows.lockrow import (
     Enter,
     Entered,
     Leave,
-    Move,
     RowRequest,
     UnknownFormat,
     decode,
@@ -25,7 +25,7 @@ from aiolock.backends.rows.writer import Member, MemberState, Pending
 from aiolock.clock import Deadline
 from aiolock.core.backend import Grant, Release, Request, encode_value
 from aiolock.core.capabilities import Downgrade as CanDowngrade
-from aiolock.core.capabilities import Entry, Register
+from aiolock.core.capabilities import Entry, Extension, Register
 from aiolock.core.inbox import Inbox
 from aiolock.core.tasks import Backoff
 from aiolock.errors import (
@@ -46,11 +46,11 @@ TRIES = 3
 """Sessions under which one call tries to enter, if they turn out to be dead."""
 
 
-class RowClaim(CanDowngrade):
+class RowClaim(CanDowngrade, Extension):
     """One request; it enters under another id if its session is dead."""
 
     __slots__ = (
-        *("__weakref__", "_alone", "_answer", "_keeping", "_leave", "_member", "_moving", "_writer"),
+        *("__weakref__", "_alone", "_answer", "_keeping", "_leave", "_member", "_writer"),
         "engine",
     )
 
@@ -65,10 +65,8 @@ class RowClaim(CanDowngrade):
         self._keeping: asyncio.Future[None] | None = None
         """Opens the session of a lock that stays taken, and begins the release."""
         self._answer: Release | None = None
-        self._alone = False
-        """True once the hold has a session of its own."""
-        self._moving: asyncio.Future[None] | None = None
-        """Gives it that session."""
+        self._alone: asyncio.Future[RowSession] | None = None
+        """Opens the session of a claim with a life of its own."""
 
     @property
     def member(self) -> Member | None:
@@ -104,7 +102,7 @@ class RowClaim(CanDowngrade):
             if (waiting := self._member) is not None and (error := waiting.refused) is not None:
                 waiting.refused = None
                 raise copy_of(error)
-            member = self._enter(await self.engine.sessions.get(self.request.ttl, deadline))
+            member = self._enter(await self._session(deadline))
             session = member.session
             self.engine.keep_alive(session)
             # Less than half a ttl is left: the heartbeat goes in the same flight, and nothing is believed before its answer.
@@ -132,6 +130,16 @@ class RowClaim(CanDowngrade):
         raise BackendUnavailable(
             "the sessions of this client are declared dead by others as soon as they are opened"
         )
+
+    async def _session(self, deadline: Deadline) -> RowSession:
+        """Return the session to enter with: that of all claims with this ttl, or one for a claim with a life of its own."""
+        sessions, ttl, alone = self.engine.sessions, self.request.ttl, self._alone
+        if self.request.life == math.inf:
+            return await sessions.get(ttl, deadline)
+        if alone is None or (alone.done() and not _usable(alone)):
+            # Where a second attempt finds it: the caller may be cancelled meanwhile.
+            alone = self._alone = self.engine.context.begin(sessions.alone(ttl), "aiolock-session")
+        return await self.engine.context.answered(alone, deadline)
 
     def _enter(self, session: RowSession) -> Member:
         """Return the member to enter with: a claim does not move to another session, but enters anew."""
@@ -175,7 +183,7 @@ class RowClaim(CanDowngrade):
             self._writer.submit(Leave(member.id), member.session)
             return
         self._writer.members.pop(member.id, None)
-        member.session.claims.pop(member.id, None)
+        member.session.remove(member.id)
 
     async def downgrade(self) -> Grant:
         """Turn the write hold into a read hold."""
@@ -189,25 +197,16 @@ class RowClaim(CanDowngrade):
         member.request = replace(member.request, mode=READ.mode.value, block=1)
         return Grant(entered.token, 1, member.until, bool(self._writer.row.queue))
 
-    def stand_alone(self) -> asyncio.Future[None]:
-        """Begin to give the hold a session of its own for the rest of its ttl, because it is not prolonged any more.
-
-        Return a future that is done when it has one. It may get a :class:`BackendError`; then this is to be called again.
-        While a row stays locked, the first call goes on, and others begin nothing.
-        """
-        if self._moving is None or (self._moving.done() and not self._alone):
-            self._moving = self.engine.context.begin(self._stand_alone(), "aiolock-verify")
-        return self._moving
-
-    async def _stand_alone(self) -> None:
-        member = self._member
-        if member is None or self._alone or member.state is not MemberState.HELD:
-            return
-        context = self.engine.context
-        left = member.proven + member.session.ttl - context.clock()
-        session = await self.engine.sessions.keep(max(left, 0.01), context.deadline())
-        moved = await self._writer.submit(Move(member.id, session), member.session).future
-        self._alone = isinstance(moved, Entered) and bool(moved.token)
+    async def extend(self, seconds: float, number: int) -> Grant:  # noqa: ARG002 - each is written against the one before
+        """Send a heartbeat of the claim's own session, with another ttl, and verify the row in the same flight."""
+        member, engine = self._member, self.engine
+        if member is None:
+            raise LockLost(self.request.name, "revoked")
+        extending = engine.context.begin(engine.renew(member.session, seconds), "aiolock-extend")
+        await engine.context.answered(extending)
+        if member.state is MemberState.GONE or member.session.dead:
+            raise LockLost(self.request.name, member.reason)
+        return Grant(0, 0, member.until, self.contended_since is not None)
 
     # --- release
 
@@ -215,6 +214,7 @@ class RowClaim(CanDowngrade):
         """Release the hold or give up the position."""
         member = self._member
         if member is None or self._answer is not None:
+            self._end_session()
             return self._answer or Release.RELEASED
         context = self.engine.context
         deadline = context.deadline()
@@ -245,12 +245,18 @@ class RowClaim(CanDowngrade):
         """Submit the release before any later request of this client for the same lock."""
         member = self._member
         if member is None or self._answer is not None:
+            self._end_session()
             return self._answer or Release.RELEASED
         if keep and self._leave is None:
             return None
         if self._leave is None:
             self._begin(member, None)
         return Release.UNKNOWN
+
+    def _end_session(self) -> None:
+        """End a session that was opened for this claim, and in which it never was."""
+        if self._alone is not None and self._member is None:
+            self._alone.add_done_callback(_end_unused)
 
     def _begin(self, member: Member, kept: RowRequest | None) -> None:
         if self._inbox is not None:
@@ -275,6 +281,15 @@ class RowClaim(CanDowngrade):
         if first:
             return Release.RELEASED
         return Release.UNKNOWN if leave.in_doubt else Release.NOT_OURS
+
+
+def _usable(opening: asyncio.Future[RowSession]) -> bool:
+    return not opening.cancelled() and opening.exception() is None and not opening.result().dead
+
+
+def _end_unused(opening: asyncio.Future[RowSession]) -> None:
+    if _usable(opening):
+        opening.result().remove("")
 
 
 # --- registers

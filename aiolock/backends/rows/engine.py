@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Collection
 
 from aiolock.backends.rows.context import Context, row_key
 from aiolock.backends.rows.lockrow import Leave
@@ -117,14 +118,16 @@ class Engine:
         """Start a renewal of everything that names a session, as a task of the client."""
         return self.context.begin(self.renew(session), "aiolock-heartbeat")
 
-    async def renew(self, session: RowSession) -> None:
+    async def renew(self, session: RowSession, ttl: float | None = None) -> None:
         """Send a heartbeat and, in the same flight, verify the rows in which this client holds or waits.
 
-        Raises :class:`BackendError` if one of the two was not answered: what was, counts nevertheless.
+        With ``ttl``, the session has another one from this heartbeat on. Raises :class:`BackendError` if one of the two was not
+        answered: what was, counts nevertheless.
         """
-        heartbeat = self.context.begin(session.heartbeat(), "aiolock-heartbeat")
+        beat = session.heartbeat() if ttl is None else session.extend(ttl)
+        heartbeat = self.context.begin(beat, "aiolock-heartbeat")
         try:
-            await self._verify(session)
+            await self._verify([session])
         finally:
             await asyncio.wait({heartbeat})
             if session.dead:
@@ -136,24 +139,44 @@ class Engine:
                 writer.refuse(error)
             raise
 
-    async def _verify(self, session: RowSession) -> None:
-        """Read the versions of all rows in which the session has claims, and the rows that have changed."""
+    async def verify(self, sessions: Collection[RowSession]) -> None:
+        """Verify holds that are not prolonged: their rows and those of their sessions, in one flight.
+
+        Raises :class:`BackendError` if it was not answered.
+        """
+        await self._verify(sessions, sessions)
+
+    async def _verify(self, sessions: Collection[RowSession], rows_of: Collection[RowSession] = ()) -> None:
+        """Read the versions of all rows in which the sessions have claims, and the rows that have changed.
+
+        :param rows_of: the sessions whose own rows are read as well.
+        """
         writers = [
             writer
             for writer in list(self._writers.values())
             if any(
-                member.session is session and member.state is not MemberState.ENTERING
+                member.session in sessions and member.state is not MemberState.ENTERING
                 for member in writer.members.values()
             )
         ]
-        if not writers:
+        if not writers and not rows_of:
             return
-        rows, flight = await self.context.versions([writer.key for writer in writers])
+        keys = [*(writer.key for writer in writers), *(session.key for session in rows_of)]
+        rows, flight = await self.context.versions(keys)
         changed = [
             writer
-            for writer, row in zip(writers, rows, strict=True)
+            for writer, row in zip(writers, rows, strict=False)
             if not writer.confirm(row.version, flight)
         ]
+        doubtful = [
+            session
+            for session, row in zip(rows_of, rows[len(writers) :], strict=True)
+            if row.version != session.version
+        ]
+        await asyncio.gather(*(session.check() for session in doubtful))
+        for session in doubtful:
+            if session.dead:
+                self._bury(session)
         for _ in range(TRIES):
             if not changed:
                 return
@@ -193,7 +216,7 @@ class Engine:
         context, now = self.context, self.context.clock()
         if session.busy:
             self._busy[session.id] = now
-        if session.dead or context.closed or now - self._busy[session.id] >= session.ttl:
+        if session.dead or session.rests or context.closed or now - self._busy[session.id] >= session.ttl:
             del self._timers[session.id], self._busy[session.id]
             return
         due = session.last_sent + session.ttl / 2.5

@@ -28,7 +28,6 @@ __all__ = [
     "LockRow",
     "Look",
     "Mint",
-    "Move",
     "RowHold",
     "RowRequest",
     "SetLimit",
@@ -397,13 +396,6 @@ class Downgrade(Step):
 
 
 @dataclass(frozen=True, slots=True)
-class Move(Step):
-    """Let a hold live in another session: one of its own, which has no heartbeats."""
-
-    session: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Force(Step):
     """End all holds."""
 
@@ -558,8 +550,6 @@ class _Work:
                 return self._leave(step)
             case Downgrade():
                 return self._downgrade(step.id)
-            case Move():
-                return self._move(step)
             case Force():
                 return self._force()
             case Ask():
@@ -624,15 +614,6 @@ class _Work:
             hold.request = replace(hold.request, mode="read", block=1)
             self.changed = self.durable = True
             self.serve()
-        return Entered(hold.token, 1)
-
-    def _move(self, step: Move) -> Entered:
-        hold = self.row.holds.get(step.id)
-        if hold is None:
-            return Entered()
-        if hold.request.session != step.session:
-            hold.request = replace(hold.request, session=step.session)
-            self.changed = self.durable = True
         return Entered(hold.token, 1)
 
     def _force(self) -> bool:

@@ -71,6 +71,13 @@ class Hold(Granted):
     """Released with ``keep``: it excludes others, and has no owner."""
     present: tuple[Present, float] | None = None
     """The lease that the last renewal has reported, and when."""
+    extension: int = 0
+    """The number of the request that gave it another life; from then on only later ones change its end."""
+
+    def prolong(self, now: float) -> None:
+        """Let it stand for a full ttl, unless it was given another life."""
+        if not self.extension:
+            self.deadline = now + self.request.ttl
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +152,7 @@ class Machine:
         """Acquire the lock, or with ``wait`` join the queue; a repeated request finds its hold or position."""
         lock = self._at(key, now)
         if (hold := lock.holds.get(request.id)) is not None:
-            hold.deadline = now + request.ttl
+            hold.prolong(now)
             return Answer(hold.token, request.block, request.ttl, bool(lock.queue))
         if request.id in self.tombstones:
             return Answer(0, 0, request.ttl, demand=False)
@@ -180,7 +187,7 @@ class Machine:
         if (hold := lock.holds.get(request.id)) is None:
             return None
         if prolong:
-            hold.deadline = now + request.ttl
+            hold.prolong(now)
             hold.present = None if present is None else (present, now)
         return Answer(hold.token, 0, request.ttl, bool(lock.queue), asked=hold.asked)
 
@@ -193,9 +200,20 @@ class Machine:
             return None
         hold.request = replace(request, mode="read", block=1)
         if prolong:
-            hold.deadline = now + request.ttl
+            hold.prolong(now)
         self._serve(key, lock, now)
         return Answer(hold.token, 1, request.ttl, bool(lock.queue))
+
+    def extend(
+        self, key: Key, request: StoredRequest, seconds: float, number: int, now: float
+    ) -> Answer | None:
+        """Give a hold a life of ``seconds`` from now, unless a request with that number or a higher one did; ``None`` if there is none."""
+        lock = self._at(key, now)
+        if (hold := lock.holds.get(request.id)) is None:
+            return None
+        if number > hold.extension:
+            hold.extension, hold.deadline = number, now + seconds
+        return Answer(hold.token, 0, seconds, bool(lock.queue), asked=hold.asked)
 
     def leave(
         self, key: Key, request: StoredRequest, now: float, keep: float = 0, *, bury: bool = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+from collections.abc import Callable
 
 from aiolock.backends.rows.context import Context, Flight, new_version
 from aiolock.backends.rows.liveness import (
@@ -41,9 +42,13 @@ def session_key(namespace: str, session: str) -> str:
 class RowSession:
     """One session of this client: :meth:`open`, then :meth:`heartbeat` until :meth:`close`; dead for ever once it is dead."""
 
-    def __init__(self, context: Context, ttl: float) -> None:
+    def __init__(self, context: Context, ttl: float, end: Callable[[RowSession], None] | None = None) -> None:
         self.context = context
         self.ttl = ttl
+        """The ttl in the newest heartbeat that was answered."""
+        self._next_ttl = ttl
+        self._end = end
+        """Called once the claim of a session that has one alone has left it."""
         # Each attempt to open one has an id of its own, so that a late copy of another attempt opens nothing that is used.
         self.id: str = f"{context.address}-{context.order()}"
         self.key = session_key(context.settings.namespace, self.id)
@@ -60,7 +65,8 @@ class RowSession:
         """The time at which the last heartbeat was sent."""
         self._version: str | None = None
         self._number = 0
-        self._sent: dict[int, Flight] = {}
+        self._sent: dict[int, tuple[Flight, float]] = {}
+        """The sending of each heartbeat, and its ttl."""
         self._turn = asyncio.Lock()
 
     @property
@@ -70,8 +76,19 @@ class RowSession:
 
     @property
     def busy(self) -> bool:
-        """True while heartbeats are needed: for claims, or for ended claims that others may still see."""
-        return bool(self.claims or len(self.ended))
+        """True while heartbeats are needed: for claims that are prolonged, or for ended claims that others may still see."""
+        return any(not claim.fixed for claim in self.claims.values()) or len(self.ended) > 0
+
+    @property
+    def rests(self) -> bool:
+        """True if no more heartbeats are to be sent, because its one claim has a life of its own."""
+        return self._end is not None and not self.busy
+
+    def remove(self, claim: str) -> None:
+        """Take in that a claim names it no more."""
+        self.claims.pop(claim, None)
+        if self._end is not None and not self.claims:
+            self._end(self)
 
     @property
     def full(self) -> bool:
@@ -89,11 +106,11 @@ class RowSession:
             # The row carries its expiry by the shared clock, if the store has one.
             await self.context.get([self.key])
         edit = self._edit("")
-        flight = self._sent[self._number] = self.context.flight()
+        flight = self.context.flight()
         [row] = await self.context.store.compare_and_set([edit])
         if row is None:
             raise BackendUnavailable("the row of a new session is there already")
-        self._answered(flight, row)
+        self._answered(flight, self.ttl, row)
 
     def _edit(self, expected: str) -> Edit:
         context, now = self.context, self.context.clock()
@@ -101,10 +118,10 @@ class RowSession:
         expires = None
         if context.reading is not None:
             clock, read = context.reading
-            expires = expiry(clock, read, now, self.ttl)
+            expires = expiry(clock, read, now, self._next_ttl)
         leases, more = self._leases()
         row = SessionRow(
-            self.ttl, self._number, self.ended.announce(), expires=expires, leases=leases, more=more
+            self._next_ttl, self._number, self.ended.announce(), expires=expires, leases=leases, more=more
         )
         self.last_sent = now
         return Edit(self.key, expected, new_version(), encode_session(row), self._row_ttl)
@@ -123,7 +140,7 @@ class RowSession:
 
     @property
     def _row_ttl(self) -> float:
-        return self.ttl if self.context.store.expires else self.ttl + REMEMBERED
+        return self._next_ttl if self.context.store.expires else self._next_ttl + REMEMBERED
 
     async def heartbeat(self) -> None:
         """Send a heartbeat, or join one that is under way; raise :class:`BackendError` if it is not known to count.
@@ -135,6 +152,19 @@ class RowSession:
             if not self.dead and self.answered == before:
                 await self._heartbeat()
 
+    async def extend(self, ttl: float) -> None:
+        """Send a heartbeat with another ttl, after those that were begun before. Raises and is to be called as :meth:`heartbeat`."""
+        async with self._turn:
+            self._next_ttl = ttl
+            if not self.dead:
+                await self._heartbeat()
+
+    async def check(self) -> None:
+        """Find out whether it is alive, and its version. To be called as :meth:`heartbeat`."""
+        async with self._turn:
+            if not self.dead:
+                await self._read()
+
     async def _heartbeat(self) -> None:
         if self._version is None:
             await self._read()
@@ -142,7 +172,7 @@ class RowSession:
             return
         edit = self._edit(self._version)
         flight = self.context.flight()
-        self._sent[number := self._number] = flight
+        self._sent[number := self._number] = flight, self._next_ttl
         self._sent.pop(number - NUMBERS, None)
         trouble: BackendError | None = None
         row: Row | None = None
@@ -151,7 +181,7 @@ class RowSession:
         except BackendError as error:
             trouble = error
         if row is not None:
-            self._answered(flight, row)
+            self._answered(flight, self._next_ttl, row)
             return
         # Unanswered, or another version: a copy of an earlier heartbeat, or the session was declared dead.
         self._version = None
@@ -174,15 +204,15 @@ class RowSession:
             self.dead = True
             return 0
         if (sent := self._sent.get(content.heartbeat)) is not None:
-            self._answered(sent, row)
+            self._answered(*sent, row)
         if flight.connection == self.context.connection:
             self._version = row.version
         return content.heartbeat
 
-    def _answered(self, flight: Flight, row: Row) -> None:
+    def _answered(self, flight: Flight, ttl: float, row: Row) -> None:
         """Take in that a heartbeat counts."""
-        self.heartbeat_sent = max(self.heartbeat_sent, flight.sent)
-        self.answered = max(self.answered, flight.order)
+        if flight.order >= self.answered:
+            self.heartbeat_sent, self.answered, self.ttl = flight.sent, flight.order, ttl
         if flight.connection == self.context.connection:
             self._version = row.version
             self.context.flushed(flight)
@@ -239,6 +269,20 @@ class RowSessions:
         self.open[session.id] = self._current[ttl] = session
         self.context.liveness.own[session.id] = session.claims
         return session
+
+    async def alone(self, ttl: float) -> RowSession:
+        """Open a session for one claim, with whose removal it ends: a claim with a life of its own."""
+        session = RowSession(self.context, ttl, self._end)
+        await session.open()
+        self.open[session.id] = session
+        self.context.liveness.own[session.id] = session.claims
+        return session
+
+    def _end(self, session: RowSession) -> None:
+        """Delete the row of a session that no row names any more."""
+        if self.open.pop(session.id, None) is not None:
+            self.context.liveness.own.pop(session.id, None)
+            self.context.begin(session.close(), "aiolock-session")
 
     async def keep(self, seconds: float, deadline: Deadline) -> str:
         """Open a session without heartbeats, for a lock that stays taken without a holder; return its id.

@@ -639,9 +639,9 @@ class RowWriter:
         session = pending.session
         if session is None:
             return
-        if member is not None:
-            session.claims.pop(member.id, None)
         pending.in_doubt = pending.in_doubt or session.ended.announced(pending.step.id)
         session.ended.removed(
             pending.step.id, flushed=flushed, connection=self.context.connection, order=self.context.order()
         )
+        if member is not None:
+            session.remove(member.id)

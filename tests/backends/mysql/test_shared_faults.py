@@ -360,16 +360,16 @@ async def test_tables_of_an_earlier_version_are_refused_with_what_to_do(place, m
     await as_root(mariadb, "CREATE TABLE early (id CHAR(40) PRIMARY KEY, name VARCHAR(1024))")
     for table in ("early_bids", "early_documents"):
         await as_root(mariadb, f"CREATE TABLE {table} (owner CHAR(32), id CHAR(40))")
-    with pytest.raises(UnsafeBackend, match="data format 1, and this client has format 4") as caught:
+    with pytest.raises(UnsafeBackend, match="data format 1, and this client has format 5") as caught:
         await aiolock.connect(place.url(), table="early").open()
     assert "DROP TABLE `early`, `early_bids`, `early_documents`;\nCREATE TABLE" in str(caught.value)
     for table in ("early", "early_bids", "early_documents"):
         await as_root(mariadb, f"ALTER TABLE {table} COMMENT='aiolock data format 2'")
     client = aiolock.connect(place.url(), table="early")
-    with pytest.raises(UnsafeBackend, match="data format 2, and this client has format 4") as caught:
+    with pytest.raises(UnsafeBackend, match="data format 2, and this client has format 5") as caught:
         await client.open()
     [found] = [one for one in await client.diagnose() if one.subject == "tables"]
-    assert "data format 2, and this client has format 4" in found.text
+    assert "data format 2, and this client has format 5" in found.text
     # No table is made beside them; what the message says is enough.
     assert await as_root(mariadb, "SHOW TABLES LIKE 'early\\_re%'") == ()
     for statement in str(caught.value).partition("make them anew:\n")[2].split(";\n"):

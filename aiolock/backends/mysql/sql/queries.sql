@@ -35,7 +35,7 @@ IF(IFNULL(IS_USED_LOCK({turnstile}), 0) = CONNECTION_ID(), 1, GET_LOCK({turnstil
 -- name: enter
 -- Take the turnstile without waiting, and the row: with the turnstile if it is free, without it only if it has been
 -- free for a while (then the client that should hand it over is stopped or dead). Our own grant is found again. A turnstile
--- that came without the row is put back. Tokens are at least {block} times the server's clock in microseconds, as in the
+-- that came without the row is put back. What was extended is prolonged by no late copy of this. Tokens are at least {block} times the server's clock in microseconds, as in the
 -- other modes, so those of a row that was lost or purged and comes back still rise.
 SET @turn = {turn};
 INSERT INTO {table} (id, namespace, family, name, owner, label, value, token, since, expires_at)
@@ -51,8 +51,10 @@ ON DUPLICATE KEY UPDATE
   value = IF(expires_at > UTC_TIMESTAMP(6) - INTERVAL IF(@turn = 1, 0, {grace}) MICROSECOND, value, VALUES(value)),
   requested = IF(owner <=> VALUES(owner)
       OR expires_at > UTC_TIMESTAMP(6) - INTERVAL IF(@turn = 1, 0, {grace}) MICROSECOND, requested, NULL),
+  extension = IF(owner <=> VALUES(owner)
+      OR expires_at > UTC_TIMESTAMP(6) - INTERVAL IF(@turn = 1, 0, {grace}) MICROSECOND, extension, 0),
   owner = IF(expires_at > UTC_TIMESTAMP(6) - INTERVAL IF(@turn = 1, 0, {grace}) MICROSECOND, owner, VALUES(owner)),
-  expires_at = IF(owner <=> VALUES(owner)
+  expires_at = IF(owner <=> VALUES(owner) AND extension = 0
       OR expires_at <= UTC_TIMESTAMP(6) - INTERVAL IF(@turn = 1, 0, {grace}) MICROSECOND,
     VALUES(expires_at), expires_at);
 SELECT IF(owner <=> {owner}, token, 0), TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires_at), @turn,
@@ -77,13 +79,19 @@ DO RELEASE_LOCK({turnstile})
 UPDATE (SELECT id FROM {table} FORCE INDEX (PRIMARY) WHERE id IN ({ids}) LIMIT {count} FOR UPDATE SKIP LOCKED) AS free
 STRAIGHT_JOIN {table} AS t FORCE INDEX (PRIMARY) ON t.id = free.id
 SET t.expires_at = UTC_TIMESTAMP(6) + INTERVAL {ttl} MICROSECOND, t.present = {present}
-WHERE t.owner IN ({owners}) AND t.expires_at > UTC_TIMESTAMP(6);
+WHERE t.owner IN ({owners}) AND t.extension = 0 AND t.expires_at > UTC_TIMESTAMP(6);
 SELECT owner, requested FROM {table} WHERE id IN ({ids}) AND requested IS NOT NULL
+
+-- name: extend
+-- A late copy, of this or of a renewal, changes nothing: the number rises with each request of the owner.
+UPDATE {table} SET extension = {number}, expires_at = UTC_TIMESTAMP(6) + INTERVAL {life} MICROSECOND
+WHERE id = {id} AND owner = {owner} AND extension < {number} AND expires_at > UTC_TIMESTAMP(6);
+SELECT owner, forced, TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires_at) FROM {table} WHERE id = {id}
 
 -- name: renew_one
 -- The same for one that was passed over; it waits.
 UPDATE {table} SET expires_at = UTC_TIMESTAMP(6) + INTERVAL {ttl} MICROSECOND, present = {present}
-WHERE id = {id} AND owner = {owner} AND expires_at > UTC_TIMESTAMP(6)
+WHERE id = {id} AND owner = {owner} AND extension = 0 AND expires_at > UTC_TIMESTAMP(6)
 
 -- name: verify
 -- It prolongs nothing, and waits for no row: rows are read as they were last committed.

@@ -12,9 +12,10 @@ CREATE TABLE IF NOT EXISTS {table} (
   forced CHAR(32) CHARACTER SET ascii COLLATE ascii_bin NULL,
   requested VARCHAR(256) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL,
   present VARCHAR(512) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL,
+  extension BIGINT UNSIGNED NOT NULL DEFAULT 0,
   declared INT UNSIGNED NOT NULL DEFAULT 0,
   capacity INT UNSIGNED NULL
-) ENGINE=InnoDB COMMENT='aiolock data format 4';
+) ENGINE=InnoDB COMMENT='aiolock data format 5';
 CREATE TABLE IF NOT EXISTS {requests} (
   owner CHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL PRIMARY KEY,
   lock_id CHAR(40) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
@@ -32,9 +33,10 @@ CREATE TABLE IF NOT EXISTS {requests} (
   expires_at DATETIME(6) NOT NULL,
   requested VARCHAR(256) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL,
   present VARCHAR(512) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NULL,
+  extension BIGINT UNSIGNED NOT NULL DEFAULT 0,
   KEY lock_id (lock_id),
   KEY client (client)
-) ENGINE=InnoDB COMMENT='aiolock data format 4';
+) ENGINE=InnoDB COMMENT='aiolock data format 5';
 CREATE TABLE IF NOT EXISTS {registers} (
   id CHAR(40) CHARACTER SET ascii COLLATE ascii_bin NOT NULL PRIMARY KEY,
   namespace VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
@@ -43,4 +45,4 @@ CREATE TABLE IF NOT EXISTS {registers} (
   value MEDIUMBLOB NOT NULL,
   version BIGINT UNSIGNED NOT NULL,
   expires_at DATETIME(6) NOT NULL
-) ENGINE=InnoDB COMMENT='aiolock data format 4'
+) ENGINE=InnoDB COMMENT='aiolock data format 5'

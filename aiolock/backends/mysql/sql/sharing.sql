@@ -35,7 +35,7 @@ FROM {table} AS t JOIN ({rows}) AS w
 WHERE t.id = {id}
   AND (w.capacity IN (t.declared, t.capacity) OR EXISTS (SELECT 1 FROM {requests} AS o WHERE o.owner = w.owner))
 ON DUPLICATE KEY UPDATE
-  {requests}.expires_at = IF({requests}.state IN (1, 2), UTC_TIMESTAMP(6) + INTERVAL {requests}.ttl MICROSECOND, {requests}.expires_at),
+  {requests}.expires_at = IF({requests}.state IN (1, 2) AND {requests}.extension = 0, UTC_TIMESTAMP(6) + INTERVAL {requests}.ttl MICROSECOND, {requests}.expires_at),
   {requests}.state = IF({requests}.state = 1, 2, {requests}.state)
 
 -- name: request_row
@@ -91,7 +91,7 @@ DELETE FROM {requests} WHERE owner = {owner} AND state <> 4
 -- name: downgrade
 -- A write hold becomes a read hold; its token stays.
 UPDATE {requests} SET mode = 'read', weight = 1, state = 2,
-  expires_at = IF({prolong}, UTC_TIMESTAMP(6) + INTERVAL ttl MICROSECOND, expires_at)
+  expires_at = IF({prolong} AND extension = 0, UTC_TIMESTAMP(6) + INTERVAL ttl MICROSECOND, expires_at)
 WHERE owner = {owner} AND state IN (1, 2)
 
 -- name: force_out
@@ -106,24 +106,30 @@ SELECT DISTINCT client FROM {requests} WHERE lock_id = {id} AND state = 3
 -- name: resize
 UPDATE {table} SET capacity = {capacity}, since = UTC_TIMESTAMP(6) WHERE id = {id}
 
+-- name: extend_hold
+-- A late copy, of this or of a renewal, changes nothing: the number rises with each request of the owner.
+UPDATE {requests} SET state = 2, extension = {number}, expires_at = UTC_TIMESTAMP(6) + INTERVAL {life} MICROSECOND
+WHERE owner = {owner} AND state IN (1, 2) AND extension < {number} AND expires_at > UTC_TIMESTAMP(6);
+SELECT state FROM {requests} WHERE owner = {owner} AND expires_at > UTC_TIMESTAMP(6)
+
 -- name: confirm_grants
 -- It waits for no row: rows that are locked are passed over, and found again by the next look.
 UPDATE (SELECT owner FROM {requests} FORCE INDEX (PRIMARY) WHERE owner IN ({owners}) LIMIT {count} FOR UPDATE SKIP LOCKED) AS free
 STRAIGHT_JOIN {requests} AS r FORCE INDEX (PRIMARY) ON r.owner = free.owner
 SET r.state = 2, r.expires_at = UTC_TIMESTAMP(6) + INTERVAL r.ttl MICROSECOND
-WHERE r.state IN (1, 2) AND r.expires_at > UTC_TIMESTAMP(6)
+WHERE r.state IN (1, 2) AND r.extension = 0 AND r.expires_at > UTC_TIMESTAMP(6)
 
 -- name: renew_hold
 -- One that was passed over; it waits.
 UPDATE {requests} SET state = 2, expires_at = UTC_TIMESTAMP(6) + INTERVAL ttl MICROSECOND
-WHERE owner = {owner} AND state IN (1, 2) AND expires_at > UTC_TIMESTAMP(6)
+WHERE owner = {owner} AND state IN (1, 2) AND extension = 0 AND expires_at > UTC_TIMESTAMP(6)
 
 -- name: renew_holds
 -- It waits for no row: rows that are locked are passed over.
 UPDATE (SELECT owner FROM {requests} FORCE INDEX (PRIMARY) WHERE owner IN ({owners}) LIMIT {count} FOR UPDATE SKIP LOCKED) AS free
 STRAIGHT_JOIN {requests} AS r FORCE INDEX (PRIMARY) ON r.owner = free.owner
 SET r.state = 2, r.expires_at = UTC_TIMESTAMP(6) + INTERVAL r.ttl MICROSECOND, r.present = {present}
-WHERE r.state IN (1, 2) AND r.expires_at > UTC_TIMESTAMP(6);
+WHERE r.state IN (1, 2) AND r.extension = 0 AND r.expires_at > UTC_TIMESTAMP(6);
 SELECT owner, requested FROM {requests} WHERE owner IN ({owners}) AND requested IS NOT NULL
 
 -- name: renewed_holds

@@ -33,10 +33,14 @@ if f[1] ~= request and (not f[1] or tonumber(f[2]) <= now) then
   if not f[1] and served ~= -1 then return enter(f[4] ~= f[5] and 1 or 0) end
 end
 if f[1] == request then
-  -- The request's own grant, whose answer or push may be lost: from now on it stands for a full ttl.
-  local g = redis.call('HMGET', lock, 'token', 'top')
-  redis.call('PEXPIRE', lock, ARGV[2] + 60000)
-  redis.call('HSET', lock, 'until', now + ARGV[2] * 1000, 'provisional', 0)
+  -- The request's own grant, whose answer or push may be lost: from now on it stands for a full ttl. Once it was extended,
+  -- this is a late copy.
+-- include extension
+  local g = redis.call('HMGET', lock, 'token', 'top', 'extended')
+  if extension(g[3], request) == 0 then
+    redis.call('PEXPIRE', lock, ARGV[2] + 60000)
+    redis.call('HSET', lock, 'until', now + ARGV[2] * 1000, 'provisional', 0)
+  end
   return {1, tonumber(g[1]), g[2] - g[1] + 1, now, f[4] ~= f[5] and 1 or 0}
 end
 local left = f[1] and f[2] - now or 0

@@ -13,11 +13,11 @@ if not f[1] then return {f[5] and -1 or 0, now} end
 -- include positions
 -- include many_hold
 -- include many_serve
-local ends, weight, token, count, since, ttl, label =
-  string.match(f[1], '^(%d+) %d (%d+) (%d+) (%d+) (%d+) (%d+) (.*)$')
-if ARGV[2] ~= '0' then ends, ttl = now + ARGV[2] * 1000, ARGV[2] end
+local weight, token, count = string.match(f[1], '^%d+ %d (%d+) (%d+) (%d+)')
+local record = string.gsub(f[1], '^(%d+) %d %d+', '%1 0 1', 1)
 redis.call('HDEL', lock, 'h:' .. request)
-hold(lock, request, ends, 0, 1, token, count, since, ttl, label)
+redis.call('HSET', lock, 'h:' .. request, record)
+if ARGV[2] ~= '0' then prolong(lock, request, record, now + ARGV[2] * 1000, ARGV[2]) end
 local used = f[2] - weight + 1
 redis.call('HSET', lock, 'used', used)
 stay(lock, ARGV[2] + (f[4] or 60000))

@@ -9,7 +9,7 @@ local all = redis.call('HGETALL', lock)
 for i = 1, #all, 2 do
   field[all[i]] = all[i + 1]
   if string.sub(all[i], 1, 2) == 'h:' then
-    local ends, weight, token, count, since, label = string.match(all[i + 1], '^(%d+) %d (%d+) (%d+) (%d+) (%d+) %d+ (.*)$')
+    local ends, weight, token, count, since, label = string.match(all[i + 1], '^(%d+) %d (%d+) (%d+) (%d+) (%d+) %d+ %d+ (.*)$')
     if tonumber(ends) > now then
       if string.sub(all[i], 3, 4) == '0:' then count = 0 end
       order[#order + 1] = {tonumber(token), string.format('%s %s %s %s %s %s', ends, weight, token, count, since, label)}

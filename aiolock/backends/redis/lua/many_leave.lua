@@ -17,7 +17,8 @@ local t = redis.call('TIME')
 local now, used, window = t[1] * 1000000 + t[2], tonumber(f[3] or 0), 0
 if f[1] and ARGV[4] ~= '0' then
   redis.call('HDEL', lock, 'h:' .. request)
-  prolong(lock, '0:' .. string.gsub(request, ':', ''), f[1], now + ARGV[4] * 1000, ARGV[4], f[5])
+  -- No request to extend it has such a number.
+  prolong(lock, '0:' .. string.gsub(request, ':', ''), f[1], now + ARGV[4] * 1000, ARGV[4], f[5], 2^40)
   stay(lock, ARGV[4] + 60000)
 elseif f[1] then
   used = used - string.match(f[1], '^%d+ %d (%d+)')

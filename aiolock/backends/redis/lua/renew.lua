@@ -3,19 +3,20 @@
 -- the present lease, for people: token, age in µs, local waiters, label; or nothing.
 -- Returns the server's time in µs, then for each -1 (taken by force), 0 (gone), 1 (held) or 2 (held, others wait), or a
 -- list of that and ``request µs reason`` if its release was asked for.
--- Safe: compares the owner; a hold that has expired but was granted to no other is still its owner's. Each begins with a
+-- Safe: compares the owner, and prolongs nothing that was extended; a hold that has expired but was granted to no other is still its owner's. Each begins with a
 -- write that needs no memory.
 -- include report
+-- include extension
 local t = redis.call('TIME')
 local now = t[1] * 1000000 + t[2]
 local answer = {now}
 for i, lock in ipairs(KEYS) do
   local request, ttl, present = ARGV[3 * i - 2], ARGV[3 * i - 1], ARGV[3 * i]
-  local f = redis.pcall('HMGET', lock, 'owner', 'head', 'tail', 'asked', 'present')
+  local f = redis.pcall('HMGET', lock, 'owner', 'head', 'tail', 'asked', 'present', 'extended')
   -- A key of another type has cost its own hold, and must not cost others.
   if f.err and not string.find(f.err, 'WRONGTYPE', 1, true) then return f end
   if f[1] == request then
-    if ttl ~= '0' then
+    if ttl ~= '0' and extension(f[6], request) == 0 then
       redis.call('PEXPIRE', lock, ttl + 60000)
       redis.call('HSET', lock, 'until', now + ttl * 1000, 'provisional', 0)
       report(lock, now, present, f[5])
