@@ -105,6 +105,8 @@ class Transport(asyncio.Protocol, OneProcess, ABC):
         self.take_over()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._transport: asyncio.WriteTransport | None = None
+        self._out: list[bytes] | None = None
+        """What is written in the next pass of the loop; ``None`` if that is nothing."""
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._first: asyncio.Future[None] | None = None
@@ -195,6 +197,8 @@ class Transport(asyncio.Protocol, OneProcess, ABC):
         if self._outages is not None:
             self._outages.forget(self, self.address)
         transport, self._transport = self._transport, None
+        if transport is not None and self._out is not None:
+            self._write_joined(transport, self._out)
         task, self._task = self._task, None
         if self._timer is not None:
             self._timer.cancel()
@@ -280,6 +284,7 @@ class Transport(asyncio.Protocol, OneProcess, ABC):
         transport, self._transport = self._transport, None
         if transport is None:
             return
+        self._out = None
         transport.set_protocol(_Farewell())
         transport.abort()
         was = self.state
@@ -319,6 +324,24 @@ class Transport(asyncio.Protocol, OneProcess, ABC):
             transport.write(data)
         except Exception as error:  # noqa: BLE001 - a transport that is being closed may raise what it likes
             self.connection_lost(error)
+
+    def _write_together(self, transport: asyncio.WriteTransport, data: bytes, *, alone: bool) -> None:
+        """Write at once if ``alone``, else in the next pass of the loop with what other tasks write meanwhile, by one system call.
+
+        A request that finds nothing under way is alone: it shall not wait for others that may not come.
+        """
+        if self._out is not None:
+            self._out.append(data)
+        elif alone or self._loop is None:
+            self._write(transport, data)
+        else:
+            self._out = [data]
+            self._loop.call_soon(self._write_joined, transport, self._out)
+
+    def _write_joined(self, transport: asyncio.WriteTransport, out: list[bytes]) -> None:
+        if self._out is out:
+            self._out = None
+            self._write(transport, b"".join(out))
 
     # --- one timer for everything
 

@@ -219,7 +219,7 @@ class Connection(WaitingTransport[Call]):
         self._cluster = made.cluster
         self._login = self._clock()
         self._channel = made.channel
-        self._channel.send = lambda data: self._write(transport, data)
+        self._channel.send = lambda data: self._write_together(transport, data, alone=len(self._pending) < 2)
         transport.set_protocol(protocol)
         return transport
 

@@ -38,7 +38,7 @@ class _Batch(Asked[Reply]):
 
 
 class Connection(WaitingTransport[_Batch]):
-    """A pipelined connection: each batch of commands leaves at once, and answers come in the same order.
+    """A pipelined connection: what tasks ask in one pass of the loop leaves together, and answers come in the same order.
 
     A caller that stops waiting leaves its batch in place, whose answers are discarded, and the others stay in step.
 
@@ -71,8 +71,9 @@ class Connection(WaitingTransport[_Batch]):
         return batch.future
 
     def _send(self, transport: asyncio.WriteTransport, batch: _Batch) -> None:
+        alone = not self._pending
         self._pending.append(batch)
-        self._write(transport, b"".join(batch.commands))
+        self._write_together(transport, b"".join(batch.commands), alone=alone)
 
     def data_received(self, data: bytes) -> None:
         """Hand answers to their batches, in order."""

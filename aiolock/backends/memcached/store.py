@@ -32,7 +32,7 @@ class MemcachedStore(RowStore):
     """The rows of one server."""
 
     capabilities = frozenset({"fifo", "keep"})
-    poll = 0.005
+    poll = 0.002
     expires = True
 
     def __init__(self, host: Host) -> None:

@@ -31,6 +31,16 @@ async def absent(store, key):
     return not (await store.read(key)).version
 
 
+async def test_what_many_tasks_ask_at_once_is_written_together(store, key):
+    connection = store._connection._transport
+    written, write = [], connection.write
+    connection.write = lambda data: (written.append(data), write(data))
+    rows = await asyncio.gather(*(store.get([f"{key}{number}"]) for number in range(100)))
+    assert len(rows) == 100
+    # The first one waits for no other; answers that come in between are acknowledged.
+    assert len(written) < 20
+
+
 async def test_a_row_is_written_only_against_its_version(store, key):
     assert (await store.read(key))[:2] == (b"", "")
     first = await store.insert(key, b"one")

@@ -33,6 +33,27 @@ async def behind(server, **options):
         yield proxy, store
 
 
+async def test_what_many_tasks_ask_at_once_is_written_together(server, key):
+    async with opened(server.port) as store:
+        connection = store._connection._transport
+        written, write = [], connection.write
+        connection.write = lambda data: (written.append(data), write(data))
+        rows = await asyncio.gather(*(store.insert(f"{key}{number}") for number in range(100)))
+        assert all(row.version for row in rows)
+        # The first one waits for no other.
+        assert len(written) == 2
+
+
+async def test_what_was_asked_last_is_written_before_the_connection_is_closed(server, other, key):
+    store = await Opened(server.port).begin()
+    asked = [asyncio.create_task(store.insert(f"{key}{number}", b"1")) for number in range(3)]
+    await asyncio.sleep(0)
+    await store.aclose()
+    await asyncio.wait(asked)
+    assert all(isinstance(task.exception(), BackendUnavailable) for task in asked)
+    assert [(await other.read(f"{key}{number}")).value for number in range(3)] == [b"1"] * 3
+
+
 @pytest.mark.parametrize("kept", [0, 1, 3], ids=["none of it", "a byte", "half a line"])
 async def test_a_lost_answer_is_an_error_and_the_write_is_not_repeated(server, other, key, kept):
     async with behind(server) as (proxy, store):
