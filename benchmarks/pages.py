@@ -1,6 +1,7 @@
 """Figures on pages: what stands between two markers is written by this program, from the results of a run.
 
     <!-- figures: redis/free rate each -->       the table of a scenario, or some columns of it
+    <!-- plot: methods/sale -->                  the plot of a scenario
     <!-- goals: redis/free redis/many -->        what must be reached, and what was; without names: all of it
     <!-- conditions: redis/free -->              machine, versions, and how calm it was, for the run of each of these scenarios
     <!-- end -->
@@ -17,7 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.measure import Report
-from benchmarks.plots import draw
+from benchmarks.plots import PLOTS, draw
 from benchmarks.report import command, conditions, goals, loaded, table
 from benchmarks.suites import SUITES
 
@@ -26,9 +27,14 @@ __all__ = ["PAGES", "RESULTS", "SCENARIOS", "render"]
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks/results/results.json"
 SCENARIOS = [f"{suite}/{scenario}" for suite, its in SUITES.items() for scenario in its.scenarios]
-PAGES = [ROOT / "docs/topics/performance.md", ROOT / "docs/how-to/choose-a-backend.md"]
+PAGES = [
+    ROOT / page
+    for page in ("docs/topics/performance.md", "docs/topics/comparison.md", "docs/how-to/choose-a-backend.md")
+]
 
-_PART = re.compile(r"(<!-- (figures|goals|conditions)(?:: ([^\n]*?))? -->\n).*?(<!-- end -->)", re.DOTALL)
+_PART = re.compile(
+    r"(<!-- (figures|plot|goals|conditions)(?:: ([^\n]*?))? -->\n).*?(<!-- end -->)", re.DOTALL
+)
 
 
 def render(page: str, results: str) -> str:
@@ -48,6 +54,10 @@ def render(page: str, results: str) -> str:
             lines += [f"\n{note}" for note in report.notes]
         return lines
 
+    def plots(names: list[str]) -> list[str]:
+        stems = [(each, plot.stem) for each in some(names) for plot in PLOTS if plot.scenario == each.name]
+        return [f"![{each.title}](../../benchmarks/results/{stem}-light.svg)" for each, stem in stems]
+
     def surroundings(names: list[str]) -> list[str]:
         wanted = some(names)
         about = [conditions(run.about) for run in runs if any(each in run.reports for each in wanted)]
@@ -55,6 +65,7 @@ def render(page: str, results: str) -> str:
 
     parts: dict[str, Callable[[list[str]], list[str]]] = {
         "figures": figures,
+        "plot": plots,
         "goals": lambda names: goals(some(names or list(reports))),
         "conditions": surroundings,
     }

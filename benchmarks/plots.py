@@ -184,6 +184,20 @@ def _mysql(report: Report, figure: Any) -> None:
     axes.set_title("MySQL: one hot lock, 4 processes x 25 tasks")
 
 
+def _methods(report: Report, figure: Any) -> None:
+    figure.set_size_inches(9, 0.32 * len(report.rows) + 1.2)
+    axes = _axes(figure)
+    rates = {who: figures["rate"].median for who, figures in report.rows.items()}
+    labels = [
+        f"{rate:,.0f}/s{', OVERSOLD' if report.rows[who]['over'].median else ''}"
+        for who, rate in rates.items()
+    ]
+    _points(axes, rates, labels, lambda who: "aiolock" in who, 0.3)
+    _plain(axes.xaxis)
+    axes.set_xlabel("sales per second, logarithmic")
+    axes.set_title("The same goods, 20 buyers in two processes, by each method")
+
+
 BESIDE = {"free": "trip", "p50": "p99"}
 """What is marked on the bars of a column."""
 MARK = "#db6d28"
@@ -233,6 +247,7 @@ PLOTS = [
     Plot("zookeeper/line", "zookeeper-hand-over", _line),
     Plot("mysql/hot", "mysql-hot-lock", _mysql),
     Plot("compare/servers", "servers", _servers, 5),
+    Plot("methods/sale", "methods", _methods, 7),
 ]
 
 

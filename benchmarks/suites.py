@@ -12,7 +12,7 @@ from typing import Any, Self, cast
 from benchmarks.calm import Calm
 from benchmarks.contestants.files import make_table
 from benchmarks.contestants.postgresql import TABLE
-from benchmarks.scenarios import compare, kinds, mysql, redis, rows, zookeeper
+from benchmarks.scenarios import compare, kinds, methods, mysql, redis, rows, zookeeper
 from benchmarks.scenarios.context import (
     Context,
     EtcdContext,
@@ -24,10 +24,11 @@ from benchmarks.scenarios.context import (
     ZooKeeperContext,
 )
 from benchmarks.scenarios.fleet import Fleet, Member
+from benchmarks.scenarios.methods import Market
 from benchmarks.workers import Workers
 from tests.servers import Etcd, MariaDB, Memcached, PostgreSQL, Redis, Server, ZooKeeper
 
-__all__ = ["COMPARED", "SUITES", "LockFile", "Options", "Suite"]
+__all__ = ["COMPARED", "SHOPS", "SUITES", "LockFile", "Options", "Suite"]
 
 
 @dataclass(slots=True)
@@ -192,6 +193,29 @@ def _kinds(options: Options) -> Iterator[Fleet]:
         yield Fleet(members, redis)
 
 
+SHOPS: Mapping[str, Callable[[], Any]] = {
+    "redis": Redis,
+    "mysql": durable_mariadb,
+    "postgresql": durable_postgresql,
+    "memcached": Memcached,
+    "zookeeper": roomy_zookeeper,
+    "etcd": Etcd,
+}
+"""The servers of the flash sale whose methods are compared, by the names of its stores."""
+
+
+@contextmanager
+def _methods(options: Options) -> Iterator[Market]:
+    with ExitStack() as stack:
+        workers = stack.enter_context(Workers())
+        servers = {store: stack.enter_context(make()) for store, make in SHOPS.items()}
+        redlock = " ".join([servers["redis"].url, *(stack.enter_context(Redis()).url for _ in range(2))])
+        yield Market(
+            methods.offered({store: server.url for store, server in servers.items()}, redlock),
+            options.context(Context, servers["redis"], workers),
+        )
+
+
 SUITES = {
     "redis": Suite(redis.SCENARIOS, _redis),
     "zookeeper": Suite(zookeeper.SCENARIOS, _zookeeper),
@@ -202,4 +226,5 @@ SUITES = {
     "sqlite": Suite(rows.SQLITE, _sqlite),
     "memcached": Suite(rows.MEMCACHED, _memcached),
     "etcd": Suite(rows.ETCD, _etcd),
+    "methods": Suite(methods.SCENARIOS, _methods),
 }

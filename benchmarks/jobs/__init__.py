@@ -6,13 +6,17 @@ from benchmarks.jobs.contending import drain, giver, line, places, taker
 from benchmarks.jobs.dying import heir, victim
 from benchmarks.jobs.failing import cancelled, overlong
 from benchmarks.jobs.holding import connections, held, holder, kept, leases, waiter, waiting
+from benchmarks.jobs.selling import buyers, doomed, followers, prepared, sold, stocked
 from benchmarks.jobs.turning import crowd, many, single
 
 __all__ = [
+    "buyers",
     "cancelled",
     "connections",
     "crowd",
+    "doomed",
     "drain",
+    "followers",
     "giver",
     "heir",
     "held",
@@ -23,7 +27,10 @@ __all__ = [
     "many",
     "overlong",
     "places",
+    "prepared",
     "single",
+    "sold",
+    "stocked",
     "taker",
     "victim",
     "waiter",

@@ -8,7 +8,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,9 +103,15 @@ async def crowd(address: str, query: dict[str, str], requests: int, at_once: int
 
 
 async def hold(
-    urls: dict[str, str], *, count: int, stock: int, requests: int, at_once: int
+    urls: dict[str, str],
+    *,
+    count: int,
+    stock: int,
+    requests: int,
+    at_once: int,
+    ways: Collection[str] = (),
 ) -> AsyncIterator[Sale]:
-    """Sell in every way on every server, one sale after the other."""
+    """Sell in every way on every server, or in some ``ways`` where they are, one sale after the other."""
     with reserved_port() as port:
         async with AsyncExitStack() as stack:
             shops: dict[str, Goods] = {}
@@ -116,6 +122,8 @@ async def hold(
             number = 0
             for store, goods in shops.items():
                 for way in (*WRONG, *goods.WAYS, *LOCKS):
+                    if ways and way not in ways:
+                        continue
                     number += 1
                     await goods.put(number, stock)
                     query = {"id": str(number), "store": store, "way": way}
@@ -192,6 +200,7 @@ async def main(arguments: argparse.Namespace) -> int:
             stock=arguments.stock,
             requests=arguments.requests,
             at_once=arguments.at_once,
+            ways=arguments.way,
         ):
             rate = f"{sale.requests / sale.seconds:.0f}"
             print(row(sale.store, sale.way, sale.sold, sale.oversold, sale.failed, rate), flush=True)
@@ -206,6 +215,10 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
         parser.add_argument(
             f"--{store}-url", default="", help="yours; without any URL, private ones are started"
         )
+    names = dict.fromkeys([*WRONG, *(way for goods in STORES.values() for way in goods.WAYS), *LOCKS])
+    parser.add_argument(
+        "--way", nargs="+", default=(), choices=names, metavar="NAME", help=f"only these: {', '.join(names)}"
+    )
     parser.add_argument("--workers", type=int, default=4, help="uvicorn workers (default: 4)")
     parser.add_argument("--stock", type=int, default=100, help="pieces (default: 100)")
     parser.add_argument("--requests", type=int, default=600, help="buyers (default: 600)")

@@ -52,6 +52,9 @@ class Goods(ABC):
     """Methods that sell one piece to a buyer and return True, or False if there is none, by their names in articles."""
 
     @abstractmethod
+    def __init__(self, url: str) -> None: ...
+
+    @abstractmethod
     async def __aenter__(self) -> Self: ...
 
     @abstractmethod
@@ -168,7 +171,7 @@ class ZooKeeperGoods(Goods):
         hosts, _, chroot = url.removeprefix("zookeeper://").partition("?")[0].partition("/")
         self._zk: Any = aiozk.ZKClient(hosts, chroot=chroot or None)
         recipe = f"{url}{'&' if '?' in url else '?'}recipe=simple"
-        self._plain = aiolock.connect(recipe, namespace="flash-plain")
+        self._plain = aiolock.connect(recipe, namespace="flash-plain", ttl=10)
 
     async def __aenter__(self) -> Self:
         await self._zk.start()
@@ -703,7 +706,7 @@ class SQLiteGoods(SQLGoods):
     }
 
 
-STORES: dict[str, Callable[[str], Goods]] = {
+STORES: dict[str, type[Goods]] = {
     "redis": RedisGoods,
     "zookeeper": ZooKeeperGoods,
     "mysql": MySQLGoods,

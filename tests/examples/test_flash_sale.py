@@ -79,6 +79,28 @@ async def test_a_server_that_is_not_there_is_left_out_with_one_sentence(urls, ur
     assert await flash_sale.main(flash_sale.parse([f"--{store}-url", url])) == 1
 
 
+async def test_one_way_is_sold_by_its_name_where_it_is(urls, capsys):
+    words = [
+        "--redis-url",
+        urls["redis"],
+        "--sqlite-url",
+        urls["sqlite"],
+        "--way",
+        "SET NX PX",
+        "version column",
+    ]
+    words += ["--workers", "2", "--stock", "5", "--requests", "30", "--at-once", "8"]
+    assert await flash_sale.main(flash_sale.parse(words)) == 0
+    lines = capsys.readouterr().out.splitlines()[3:]
+    assert [line[:30].split() for line in lines] == [
+        ["redis", "SET", "NX", "PX"],
+        ["sqlite", "version", "column"],
+    ]
+    with pytest.raises(SystemExit):
+        flash_sale.parse(["--way", "hope"])
+    assert "SET NX PX" in capsys.readouterr().err
+
+
 async def test_a_server_that_is_not_installed_is_left_out_with_one_sentence(monkeypatch, capsys):
     def nothing() -> None:
         raise ServerMissing("there is no such program; install it")

@@ -19,10 +19,12 @@ from benchmarks.measure import Goal, Report, Series, alternate, percentile, rati
 from benchmarks.peers import LIBRARIES, PROGRAMS, absent, built, versions
 from benchmarks.plots import INK, PLOTS, draw
 from benchmarks.report import Run, as_json, as_markdown, as_text, goals, loaded, merged, number, table
+from benchmarks.scenarios import methods
 from benchmarks.scenarios.compare import COLUMNS
 from benchmarks.scenarios.context import EXECUTED, Context
 from benchmarks.scenarios.draining import figures
-from benchmarks.suites import COMPARED, SUITES, LockFile
+from benchmarks.scenarios.methods import offered
+from benchmarks.suites import COMPARED, SHOPS, SUITES, LockFile
 from benchmarks.workers import JobFailed, Workers
 
 ABOUT = {
@@ -143,6 +145,10 @@ def test_a_page_has_the_conditions_of_the_runs_of_its_scenarios_and_says_what_wa
     assert "2 cores of one" in one
     assert "77 cores" not in one
     assert "\nNot measured yet: `python -m benchmarks etcd --scenario hot`\n" in one
+    plot = "<!-- plot: methods/sale -->\n<!-- end -->"
+    assert "![" not in pages.render(plot, results)
+    sale = as_json([Run(ABOUT, [Report("methods/sale", "The sale", {})])])
+    assert "\n![The sale](../../benchmarks/results/methods-light.svg)\n" in pages.render(plot, sale)
     two = pages.render(page.format("redis/free etcd/free"), results)
     assert "2 cores of one" in two
     assert "77 cores of one" in two
@@ -365,6 +371,32 @@ def test_all_servers_are_in_the_plot_with_their_round_trips_and_without_what_the
 def test_the_compared_servers_have_different_titles():
     titles = [title for _, some in COMPARED for title in some]
     assert len(set(titles)) == len(titles) >= 10
+
+
+def test_every_method_that_articles_name_is_measured_by_its_name():
+    names = set(offered(dict.fromkeys(SHOPS, "url"), "a b c"))
+    assert names >= {
+        "MariaDB: FOR UPDATE",
+        "PostgreSQL: FOR UPDATE",
+        "MariaDB: unique row",
+        "MariaDB: version column",
+        "Redis: SET NX PX",
+        "Redis: WATCH/MULTI/EXEC",
+        "Redis: Redlock of 3 (aiolock)",
+        "memcached: add",
+        "memcached: cas",
+        "ZooKeeper: plain node",
+        "ZooKeeper: sequential nodes (aiolock)",
+    }
+
+
+def test_methods_are_drawn_with_their_rates_and_what_they_oversold(tmp_path):
+    report = Report("methods/sale", "All", methods.COLUMNS)
+    report.add("Redis: no lock", rate=[5e3], over=[70.0])
+    report.add("Redis: aiolock", rate=[400.0], over=[0.0])
+    for file in draw([report], tmp_path):
+        assert "OVERSOLD" in (text := file.read_text())
+        assert "400/s" in text
 
 
 async def test_locks_are_kept_for_as_long_as_the_block_lasts():
