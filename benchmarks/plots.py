@@ -192,7 +192,7 @@ def _methods(report: Report, figure: Any) -> None:
         f"{rate:,.0f}/s{', OVERSOLD' if report.rows[who]['over'].median else ''}"
         for who, rate in rates.items()
     ]
-    _points(axes, rates, labels, lambda who: "aiolock" in who, 0.3)
+    _points(axes, rates, labels, lambda who: "aiolock" in who, 0.45)
     _plain(axes.xaxis)
     axes.set_xlabel("sales per second, logarithmic")
     axes.set_title("The same goods, 20 buyers in two processes, by each method")

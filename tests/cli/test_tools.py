@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import aiolock
-from tests.servers import SERVERS, MariaDB, PostgreSQL, Redis, ZooKeeper
+from tests.servers import SERVERS, Etcd, MariaDB, Memcached, PostgreSQL, Redis, ZooKeeper
 
 HOLD = ["sh", "-c", "echo in; read line"]
 
@@ -399,7 +399,13 @@ OTHERS = [
     pytest.param(
         server, id=name, marks=pytest.mark.skipif(name not in SERVERS, reason=f"the run is not about {name}")
     )
-    for name, server in (("mariadb", MariaDB), ("zookeeper", ZooKeeper), ("postgresql", PostgreSQL))
+    for name, server in (
+        ("mariadb", MariaDB),
+        ("zookeeper", ZooKeeper),
+        ("postgresql", PostgreSQL),
+        ("memcached", Memcached),
+        ("etcd", Etcd),
+    )
 ]
 
 
@@ -452,7 +458,8 @@ def test_everything_works_on_the_other_servers(make, offline):
         [lock] = offline.json("ls")
         assert [each["label"] for each in lock["holders"]] == ["night job"]
         told = json.loads(offline.run("doctor", "--json")[1])
-        assert {"exclusion", "fencing"} <= set(told["promises"])
+        promised = {"fifo"} if make is Memcached else {"exclusion", "fencing"}
+        assert promised <= set(told["promises"])
         assert told["findings"]
         let_go(holder)
         assert waiter.end() == (0, "mine\n", "")
