@@ -51,7 +51,10 @@ async def test_what_was_asked_last_is_written_before_the_connection_is_closed(se
     await store.aclose()
     await asyncio.wait(asked)
     assert all(isinstance(task.exception(), BackendUnavailable) for task in asked)
-    assert [(await other.read(f"{key}{number}")).value for number in range(3)] == [b"1"] * 3
+    for number in range(3):
+        # Other threads of the server carry out what this connection asks.
+        while not (await other.read(f"{key}{number}")).value:  # noqa: ASYNC110 - the server tells nobody
+            await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("kept", [0, 1, 3], ids=["none of it", "a byte", "half a line"])
