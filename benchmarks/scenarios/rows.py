@@ -270,7 +270,12 @@ def _etcd_hot(context: Context) -> Report:
 
 def _etcd_spread(context: Context) -> Report:
     """A hundred locks, each wanted by one task of each of four processes, and held for 5 ms."""
-    return spread(context, "etcd", "put + delete", ["v3lock"], ["polling key"], DRAIN)
+    report = spread(context, "etcd", "put + delete", [], ["polling key"], DRAIN)
+    report.notes.append(
+        "v3lock has no row: with 400 waiters the lock service of etcd 3.4.23 stopped answering in most runs, whatever was asked of it "
+        "(its figure mvcc_pending_events stayed above 100, and the first in each queue got no answer)."
+    )
+    return report
 
 
 def _etcd_handover(context: Context) -> Report:
