@@ -106,7 +106,7 @@ class Transport(asyncio.Protocol, OneProcess, ABC):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._transport: asyncio.WriteTransport | None = None
         self._out: list[bytes] | None = None
-        """What is written in the next pass of the loop; ``None`` if that is nothing."""
+        """The bytes to write in the next pass of the loop; ``None`` if there are none."""
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._first: asyncio.Future[None] | None = None
