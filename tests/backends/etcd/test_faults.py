@@ -9,7 +9,8 @@ import pytest
 import aiolock
 from aiolock import BackendError, BackendRefused
 from aiolock.types import Level
-from tests.faults.staging import queued, until
+from tests.faults.staging import PATIENCE, queued, until
+from tests.pace import pace
 from tests.servers import Etcd, ServerFailed
 
 
@@ -99,7 +100,8 @@ async def test_a_cluster_without_space_takes_no_writes_and_says_so():
 
 async def test_a_holder_that_died_is_followed_by_a_client_that_starts_later(own):
     """The lease of its session has ended: one try is enough."""
-    holder = aiolock.connect(own.url, namespace="tests", ttl=1)
+    ttl = pace()
+    holder = aiolock.connect(own.url, namespace="tests", ttl=ttl, command_timeout=PATIENCE)
     await holder.open()
     lease = await holder.lock("x").acquire()
     backend = holder._runtime.backend
@@ -108,7 +110,7 @@ async def test_a_holder_that_died_is_followed_by_a_client_that_starts_later(own)
     assert await lease.wait_lost() == "expired"
 
     async def taken():
-        async with aiolock.connect(own.url, namespace="tests", ttl=1) as client:
+        async with aiolock.connect(own.url, namespace="tests", ttl=ttl, command_timeout=PATIENCE) as client:
             if (following := await client.lock("x").try_acquire()) is None:
                 return False
             await following.release()
