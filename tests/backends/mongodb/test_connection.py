@@ -150,7 +150,8 @@ async def test_a_connection_that_was_never_used_is_closed():
 def test_a_client_whose_loop_was_closed_first_complains_of_nothing(server):
     async def use() -> None:
         client = await aiolock.connect(server.url).open()
-        leases.append(await client.lock("x").acquire())
+        async with client.lock("x"):
+            pass
+        await until(lambda: not client._runtime.backend.store._connection._tasks)
 
-    leases = []
     asyncio.run(use())
