@@ -24,7 +24,9 @@ __all__ = ["Connection"]
 CONNECTIONS = 16
 """Connections of a client, at most: that many commands are under way at once."""
 CONNECT = 3.0
-"""Seconds, at most, in which a member has to accept a connection and to say hello; closing waits for as long."""
+"""Seconds, at most, in which a member has to accept a connection and to say hello; closing waits for that."""
+BUSY = 2.0
+"""Seconds by which the driver may notice later that the time is over, on a busy machine."""
 LOOK = 1.0
 """Seconds between two looks at each member: so soon is noticed that an idle connection was lost."""
 GOODBYE = 0.3
@@ -175,8 +177,10 @@ class Connection:
     async def _close(self) -> None:
         if self._opening is not None:
             await asyncio.wait([self._opening])
+            # Its tasks begin to connect in their first step.
+            await asyncio.sleep(0)
         time = asyncio.get_running_loop().time
-        late = time() + CONNECT
+        late = time() + CONNECT + BUSY
         while self._events.connecting and time() < late:  # noqa: ASYNC110 - the driver has no event
             await asyncio.sleep(0.005)
         await end(self._tasks)
