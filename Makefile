@@ -133,5 +133,5 @@ distclean: clean
 	@touch $@
 
 .venv/bench.stamp: pyproject.toml | .venv/bin/python
-	$(INSTALL) '.[redis,zookeeper,mysql,postgresql,etcd,aiohttp]' --group bench
+	$(INSTALL) '.[redis,zookeeper,mysql,postgresql,etcd,mongodb,aiohttp]' --group bench
 	@touch $@

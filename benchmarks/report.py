@@ -39,7 +39,7 @@ PACKAGES = {
     "zookeeper": ("aiozk", "kazoo"),
     "mysql": ("aiomysql", "PyMySQL"),
     "compare": ("redis", "hiredis", "aiozk", "aiomysql", "PyMySQL", "asyncpg", "h2"),
-    "methods": ("redis", "hiredis", "aiozk", "aiomysql", "PyMySQL", "asyncpg", "h2"),
+    "methods": ("redis", "hiredis", "aiozk", "aiomysql", "PyMySQL", "asyncpg", "h2", "pymongo"),
     "postgresql": ("asyncpg",),
     "sqlite": (),
     "memcached": (),

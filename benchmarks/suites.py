@@ -26,7 +26,7 @@ from benchmarks.scenarios.context import (
 from benchmarks.scenarios.fleet import Fleet, Member
 from benchmarks.scenarios.methods import Market
 from benchmarks.workers import Workers
-from tests.servers import Etcd, MariaDB, Memcached, PostgreSQL, Redis, Server, ZooKeeper
+from tests.servers import Etcd, MariaDB, Memcached, MongoStandIn, PostgreSQL, Redis, Server, ZooKeeper
 
 __all__ = ["COMPARED", "SHOPS", "SUITES", "LockFile", "Options", "Suite"]
 
@@ -200,6 +200,7 @@ SHOPS: Mapping[str, Callable[[], Any]] = {
     "memcached": Memcached,
     "zookeeper": roomy_zookeeper,
     "etcd": Etcd,
+    "mongodb": MongoStandIn,
 }
 """The servers of the flash sale whose methods are compared, by the names of its stores."""
 

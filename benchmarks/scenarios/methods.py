@@ -36,7 +36,13 @@ class Market:
     context: Context
 
 
-NAMES = {"redis": "Redis", "mysql": "MariaDB", "postgresql": "PostgreSQL", "zookeeper": "ZooKeeper"}
+NAMES = {
+    "redis": "Redis",
+    "mysql": "MariaDB",
+    "postgresql": "PostgreSQL",
+    "zookeeper": "ZooKeeper",
+    "mongodb": "stand-in for MongoDB",
+}
 """What the stores of the flash sale are called here, if it is something else."""
 KNOWN_AS = {("zookeeper", "aiolock"): "sequential nodes (aiolock)"}
 

@@ -386,6 +386,7 @@ def test_every_method_that_articles_name_is_measured_by_its_name():
         "memcached: add",
         "memcached: cas",
         "ZooKeeper: plain node",
+        "stand-in for MongoDB: findAndModify",
         "ZooKeeper: sequential nodes (aiolock)",
     }
 
