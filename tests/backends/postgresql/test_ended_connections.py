@@ -15,6 +15,8 @@ from tests.faults.proxy import Proxy
 from tests.faults.staging import PATIENCE, until
 
 FORMS = ["plain", "pool", "connection", "session"]
+# Before asyncpg 0.32, a pool may wait for ever for a connection that the server has ended, also without this library.
+POOLS_END = asyncpg.__version__ >= "0.32"
 
 
 @pytest.fixture
@@ -118,7 +120,7 @@ async def test_a_connection_that_ends_while_it_waits_is_told_as_what_it_is(
         assert lease.held
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", FORMS if POOLS_END else [form for form in FORMS if form != "pool"])
 async def test_a_connection_that_ended_inside_a_block_is_told_at_its_end(client, server, other, form):
     with pytest.raises(LockLost, match="transaction"):
         async with begun(form, server.url) as mine, client.lock("x", connection=mine):
