@@ -41,9 +41,9 @@ def test_ls_lists_what_is_held_and_waited_for(shell):
     assert (status, err) == (0, "")
     head, *rows = [line.split() for line in out.splitlines()]
     assert head[:4] == ["NAME", "KIND", "HOLDER", "TOKEN"]
-    assert [(row[0], row[1], row[2] + row[3], row[-1]) for row in rows] == [
-        ("import", "read", "web2", "0"),
-        ("order:1", "lock", "web1", "1"),
+    assert [(row[0], row[1], row[2] + row[3], *row[-2:]) for row in rows] == [
+        ("import", "read", "web2", "0", "0"),
+        ("order:1", "lock", "web1", "1", "0"),
     ]
     [lock] = shell.json("ls", "order:*")
     assert (lock["name"], lock["family"], lock["locked"]) == ("order:1", "lock", True)
@@ -282,9 +282,7 @@ def test_the_demonstration_as_json(offline):
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_closed_streams_stop_nobody(shell, tmp_path, closed):
-    command = (
-        f"""{" ".join(program())} run -v x -- sh -c 'echo $AIOLOCK_NAME > {tmp_path}/ran; exit 5' {closed}"""
-    )
+    command = f"""{shlex.join(program())} run -v x -- sh -c 'echo $AIOLOCK_NAME > {tmp_path}/ran; exit 5' {closed}"""
     done = subprocess.run(
         ["sh", "-c", command], env=shell.environment, capture_output=True, text=True, timeout=60, check=False
     )
@@ -295,7 +293,7 @@ def test_closed_streams_stop_nobody(shell, tmp_path, closed):
 
 def test_a_closed_stream_is_closed_for_the_command_as_well(shell):
     command = (
-        f"{' '.join(program())} run x -- sh -c 'test -e /proc/self/fd/2 && echo open || echo closed' 2>&-"
+        f"{shlex.join(program())} run x -- sh -c 'test -e /proc/self/fd/2 && echo open || echo closed' 2>&-"
     )
     done = subprocess.run(
         ["sh", "-c", command], env=shell.environment, capture_output=True, text=True, timeout=60, check=False
@@ -304,7 +302,7 @@ def test_a_closed_stream_is_closed_for_the_command_as_well(shell):
 
 
 def test_trouble_without_anybody_to_tell_is_a_status(offline):
-    command = f"{' '.join(program())} ls 2>&-"
+    command = f"{shlex.join(program())} ls 2>&-"
     done = subprocess.run(
         ["sh", "-c", command], env=offline.environment, capture_output=True, timeout=60, check=False
     )
@@ -463,7 +461,7 @@ def test_everything_works_on_the_other_servers(make, offline):
         assert told["findings"]
         let_go(holder)
         assert waiter.end() == (0, "mine\n", "")
-        nested = f"{' '.join(program())} run -n x echo through"
+        nested = f"{shlex.join(program())} run -n x echo through"
         assert offline.run("run", "--ttl", "10", "x", "sh", "-c", nested)[:2] == (0, "through\n")
         lost = offline.start("run", "--ttl", "10", "x", "sh", "-c", "echo in; sleep 1000")
         assert lost.line() == "in"

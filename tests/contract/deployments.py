@@ -58,8 +58,10 @@ REDIS_PAGE = Path(__file__).parents[2] / "docs" / "backends" / "redis.md"
 WORDS = frozenset({"exclusion", "fencing", "fifo", "keep", "push"})
 """The words of `require=` whose meaning the contract knows how to test."""
 
-KINDS = frozenset({"read-write", "semaphore", "registers", "requests", "names", "extension", "tokens"})
-"""What a backend may have beside the mutex: kinds of holds, registers (latch, barrier), requests to let go, a list, another life of a hold; and whether
+KINDS = frozenset(
+    {"read-write", "semaphore", "registers", "requests", "names", "extension", "values", "tokens"}
+)
+"""What a backend may have beside the mutex: kinds of holds, registers (latch, barrier), requests to let go, a list, another life of a hold, values of campaigns; and whether
 the server knows the token of a holder."""
 
 
@@ -261,7 +263,7 @@ class MemoryQuorum(Memory):
     slow = 2.0
     many = 2_000  # each is three, and a busy machine has to renew them within a third of their ttl
     promises = WORDS - {"fencing", "fifo"}
-    kinds = frozenset({"read-write", "requests", "names", "extension"})
+    kinds = frozenset({"read-write", "requests", "names", "extension", "values"})
 
     def __init__(self) -> None:
         super().__init__()
@@ -511,7 +513,7 @@ class RedisQuorum(Redis):
     reports = False
     external = False
     promises = WORDS - {"fencing", "fifo"}
-    kinds = frozenset({"read-write", "requests", "names", "extension"})
+    kinds = frozenset({"read-write", "requests", "names", "extension", "values"})
     slow = 2.0
     many = 2_000
 

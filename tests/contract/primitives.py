@@ -647,7 +647,7 @@ async def _(stage):
     await gone(stage, election.campaign())
 
 
-@primitive("campaign with a value, behind a leader", "tokens", "brief")
+@primitive("campaign with a value, behind a leader", "tokens", "values", "brief")
 async def _(stage):
     term = await stage.rival.election(stage.name).campaign(value=b"first").acquire()
     election = stage.client.election(stage.name)

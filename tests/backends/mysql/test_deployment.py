@@ -340,7 +340,7 @@ async def test_purging_finds_any_number_of_rows_and_spares_those_of_others(place
         await as_root(
             mariadb,
             "INSERT INTO aiolock_requests SELECT REPEAT('0', 32), id, '', 5, 0, '', 0, 0, '', 1, 0, 0, expires_at, expires_at, "
-            f"NULL, NULL FROM aiolock_registers WHERE namespace = '{place.namespace}' AND name = '7'",
+            f"NULL, NULL, 0 FROM aiolock_registers WHERE namespace = '{place.namespace}' AND name = '7'",
         )
         assert await purge(client, idle=3600) == count
         for table, namespace, left in (

@@ -226,7 +226,7 @@ async def test_a_bid_that_arrives_after_it_was_given_up_is_buried(place, mariadb
         await as_root(
             mariadb,
             "INSERT INTO aiolock_requests SELECT REVERSE(owner), lock_id, client, 1, arrival + 1, mode, 1, block, label, ttl, "
-            f"confirmation_window, token + 7, since, expires_at, requested, present FROM aiolock_requests WHERE state = 2 "
+            f"confirmation_window, token + 7, since, expires_at, requested, present, extension FROM aiolock_requests WHERE state = 2 "
             f"AND lock_id = (SELECT id FROM aiolock WHERE namespace = '{place.namespace}' AND name = 'x')",
         )
 

@@ -295,7 +295,7 @@ async def test_what_was_given_back_is_given_back_again_as_it_was(connect):
 class Claim:
     """A claim, as far as it counts here."""
 
-    request = SimpleNamespace(ttl=10.0)
+    request = SimpleNamespace(stays=10.0)
 
 
 def test_what_was_released_is_remembered_for_a_ttl_and_not_without_bounds():
