@@ -420,7 +420,8 @@ class MongoDBGoods(Goods):
     """A document for the goods, with the token of the last holder that wrote it, and a document for each buyer."""
 
     def __init__(self, url: str) -> None:
-        self._driver: AsyncMongoClient[dict[str, Any]] = AsyncMongoClient(url)
+        # Otherwise the driver connects once more for itself, and leaves that socket open if it is closed meanwhile.
+        self._driver: AsyncMongoClient[dict[str, Any]] = AsyncMongoClient(url, serverMonitoringMode="poll")
         database = self._driver.get_default_database()
         self._goods, self._buyers = database.flash_goods, database.flash_buyers
 
