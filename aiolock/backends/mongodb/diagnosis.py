@@ -21,10 +21,10 @@ async def diagnose(address: Address, settings: Settings) -> list[Finding]:
     """Return findings about a replica set, or raise :class:`BackendError`; also if clients refuse to use it."""
     connection = Connection(address, settings, lambda: None)
     try:
-        build, trips = await connection.ask({"buildInfo": 1}), []
+        build, hello, trips = await connection.ask({"buildInfo": 1}), await connection.ask({"hello": 1}), []
         for _ in range(3):
             sent = settings.clock()
-            hello = await connection.ask({"hello": 1})
+            await connection.ask({"ping": 1})
             trips.append(settings.clock() - sent)
         found = findings(address, hello, build)
         listed = await connection.ask({"listCollections": 1, "filter": {"name": address.collection}})
