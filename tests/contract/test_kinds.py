@@ -33,6 +33,7 @@ ASK: dict[str, list[Callable[[Client], Awaitable[object]]]] = {
     "names": [lambda client: client._runtime.backend.names("*")],
     "tokens": [lambda client: client.is_current("x", 1)],
     "extension": [lambda client: extended(client)],
+    "values": [lambda client: client.election("x").campaign(value=b"host:1").acquire()],
 }
 
 
