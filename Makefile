@@ -41,7 +41,7 @@ demo-flash-sale: .venv/dev.stamp
 	@tests/install.sh redis mariadb zookeeper memcached etcd
 	$(RUN) -m examples.flash_sale
 
-## make test              all tests with one version of each server; prints little, failures last (22 min)
+## make test              all tests with one version of each server; prints little, failures last (27 min)
 test: .venv/dev.stamp .venv-arq/arq.stamp servers
 	AIOLOCK_SERVERS="$(SERVERS)" PYTHON="$(RUN)" tests/all.sh $(PYTEST_ARGS)
 
@@ -50,7 +50,7 @@ mongodb: .venv/dev.stamp
 	AIOLOCK_WHOLE_CONTRACT=1 AIOLOCK_SERVERS= PYTHONASYNCIODEBUG=1 $(RUN) -m pytest --mongodb-url="$(URL)" -k mongodb \
 		tests/contract tests/backends/mongodb $(PYTEST_ARGS)
 
-## make coverage          the same, and the lines and branches of the library that no test reaches (28 min)
+## make coverage          the same, and the lines and branches of the library that no test reaches (35 min)
 coverage: export COVERAGE := 1
 coverage: test
 
