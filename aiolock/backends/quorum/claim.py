@@ -193,16 +193,20 @@ class Vote:
     async def extend(self, seconds: float, number: int, sent: float) -> None:
         """Give the hold at the member another life; a failure is recorded in the vote.
 
-        Once it was asked, a vote that was certain for longer than that is certain for no longer, and older answers do not count.
+        Once it was asked, a vote that was certain for longer than that is certain for no longer. The answer to a request
+        that another one has followed prolongs nothing: the end that counts is the earliest of those asked for.
         """
         claim = self.claim
         assert isinstance(claim, Extension)  # noqa: S101 - the caller has looked
-        self.until, self.extension = min(self.until, certain_until(sent, seconds)), number
+        self.extension = number
+        if await self.settled() is not VoteAnswer.GRANTED:
+            return
+        self.until = min(self.until, certain_until(sent, seconds))
         try:
             grant = await self.member.ask(lambda: claim.extend(seconds, number))
             if number == self.extension:
                 self.take(grant, sent)
-                self.extended = number
+            self.extended = max(self.extended, number)
         except LockLost as error:
             self.lose(error.reason)
         except BackendError as error:
@@ -517,7 +521,10 @@ class QuorumClaim(Downgrade, Extension):
 
     async def extend(self, seconds: float, number: int) -> Grant:
         """Extend every vote; return when a majority has answered and the others had as much time again."""
-        votes = [vote for vote in self.votes if vote.granted]
+        # The vote of a member that did not belong to the first majority may be on its way, and be needed for this one.
+        votes = [
+            vote for vote in self.votes if vote.granted or (vote.answer is VoteAnswer.NONE and vote.pending)
+        ]
         if not all(isinstance(vote.claim, Extension) for vote in votes):
             raise UnsupportedKind("extend()", "quorum", "one of its servers has none")
         sent = self._now
@@ -532,7 +539,9 @@ class QuorumClaim(Downgrade, Extension):
             self.members.tasks.spawn(vote.extend(seconds, number, sent), "aiolock-quorum-extend")
             for vote in votes
         ]
-        await self.members.until(lambda: until() > -math.inf, steps)
+        # The step of a vote that is on its way may have to wait for it as long as others hold the lock there.
+        limit = sent + 2 * self.members.command_timeout
+        await self.members.until(lambda: until() > -math.inf, steps, limit)
         if steps:
             await asyncio.wait(steps, timeout=SLACK + self._now - sent)
         if (reason := self.lost()) is not None:
