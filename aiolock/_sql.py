@@ -68,9 +68,11 @@ def check_values(values: object, column: object, why: str) -> Mapping[Any, Any]:
 
 
 async def purge(client: Client, *, idle: float) -> int:
-    """Delete what was not needed for long; return the number of locks (MySQL, MariaDB) or of rows (PostgreSQL, SQLite).
+    """Delete what was not needed for long; return the number of locks (MySQL, MariaDB) or of rows
+    (PostgreSQL, SQLite, MongoDB).
 
-    :param client: an open client of ``mysql://`` in the lease or the row mode, of ``postgresql://`` or of ``sqlite://``.
+    :param client: an open client of ``mysql://`` in the lease or the row mode, of ``postgresql://``, ``sqlite://`` or
+        ``mongodb://``.
     :param idle: the seconds for which they were not needed; at least 3600.
 
     These are the rows of the client's namespace. May be called at any time, by any client, while locks are taken and left:
@@ -99,4 +101,4 @@ def purging(client: Client) -> Purging:
     if not isinstance(client, Client):
         raise ConfigError(f"a client is needed, not {shorten(client)}")
     backend = client._backend  # noqa: SLF001 - as above
-    return Purging.of(backend, "rows to purge", "only mysql://, postgresql:// and sqlite:// have")
+    return Purging.of(backend, "rows to purge", "only mysql://, postgresql://, sqlite:// and mongodb:// have")

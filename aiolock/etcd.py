@@ -34,6 +34,9 @@ async def fenced_put(lease: Lease, key: str, value: bytes) -> int:
     context = claim.engine.context
     _check(key, value, context.settings.namespace)
     lease.check()
+    # The next task of this client enters by a change of the row as well: a copy of this write may be late, also after a
+    # cancellation.
+    hold_of(lease).validity.left = 0
     deadline = Deadline.after(context.timeout, context.clock)
     while deadline.left():
         [row], _ = await context.get([claim.key])
@@ -53,6 +56,10 @@ async def fenced_put(lease: Lease, key: str, value: bytes) -> int:
 def _check(key: object, value: object, namespace: str) -> None:
     if not isinstance(key, str) or not key or key.startswith(f"{namespace}/"):
         raise ConfigError(f"key must be one outside of the namespace of the locks, not {shorten(key)}")
+    try:
+        key.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"key must be valid Unicode without lone surrogates: {shorten(key)}") from None
     if not isinstance(value, bytes) or len(value) > _MOST_BYTES:
         raise ConfigError(f"value must be at most {_MOST_BYTES} bytes, not {shorten(value)}")
 

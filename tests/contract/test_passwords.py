@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 import traceback
 from collections.abc import Callable
@@ -29,6 +30,9 @@ ADDRESSES: dict[str, Callable[[], Client]] = {
     ),
     "zookeeper": lambda: connect(f"zookeeper://{LOGIN}", command_timeout=0.5),
     "mysql": lambda: connect(f"mysql://{LOGIN}/db", command_timeout=0.5),
+    "postgresql": lambda: connect(f"postgresql://{LOGIN}/db", command_timeout=0.5),
+    "etcd": lambda: connect(f"etcd://{LOGIN}", command_timeout=0.5),
+    "mongodb": lambda: connect(f"mongodb://{LOGIN}/db", command_timeout=0.5),
 }
 """Clients of servers that are not there."""
 
@@ -80,6 +84,41 @@ async def test_a_password_is_not_shown_while_no_server_answers(server: Any):
         found = of_the_library(caught.value)
         assert "client.py" in found
         assert SECRET not in found, f"locals, {moment}"
+        await client.aclose()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://{}/0",
+        "redis+cluster://{}",
+        "zookeeper://{}",
+        "mysql://{}/db",
+        "postgresql://{}/db",
+        "etcd://{}",
+        "mongodb://{}/db",
+    ],
+)
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"], ids=["nothing", "nonsense"])
+async def test_a_password_is_not_shown_where_another_server_answers(url: str, answer: bytes):
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if answer:
+            await reader.read(10)
+            writer.write(answer)
+        writer.close()
+
+    listening = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with listening:
+        port = listening.sockets[0].getsockname()[1]
+        client = connect(url.format(f"user:{SECRET}@127.0.0.1:{port}"), command_timeout=1.0)
+        with pytest.raises(BackendError) as caught:
+            await client.open()
+        assert SECRET not in "".join(traceback.format_exception(caught.value))
+        found = of_the_library(caught.value)
+        assert "client.py" in found
+        assert SECRET not in found
+        for what, text in shown(client).items():
+            assert SECRET not in text, what
         await client.aclose()
 
 

@@ -23,9 +23,10 @@ __all__ = ["Channel", "Garbage"]
 
 WINDOW = 1 << 24
 """Bytes that the server may send ahead, for each stream and for the connection."""
-PING = b"aiolock\0"
 SETTINGS = b"\4"
 """The type of the first frame of a server."""
+LAST = (1 << 31) - (1 << 20)
+"""Of the numbers of streams, which are never used again; a connection that has come so far is replaced by another one."""
 
 # At DEBUG it shows each header, and so the token of the login.
 hide_debug("hpack")
@@ -111,11 +112,6 @@ class Channel:
         self._start()
         return future
 
-    def ping(self) -> None:
-        """Have the server answer."""
-        self._h2.ping(PING)
-        self.flush()
-
     def flush(self) -> None:
         """Write what was prepared."""
         if data := self._h2.data_to_send():
@@ -136,6 +132,8 @@ class Channel:
         ):
             call = self._waiting.popleft()
             call.id = self._h2.get_next_available_stream_id()
+            if call.id >= LAST:
+                self.ended = "its numbers of streams are used up"
             headers = [
                 (":method", "POST"),
                 (":scheme", self._scheme),

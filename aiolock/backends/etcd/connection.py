@@ -51,20 +51,25 @@ class Visit(asyncio.Protocol):
 
     async def login(self) -> None:
         """Get the token that names the user in each call."""
-        request = messages.authenticate(self.address.user, self.address.password)
         try:
-            self.channel.token = messages.token(await self.ask(messages.AUTHENTICATE, request))
+            self.channel.token = messages.token(await self._authenticate())
         except BackendError as error:
             if NOT_ENABLED not in str(error.__cause__):
                 raise
             # As clients of etcd do: authentication is enabled while they run.
 
-    async def ask(self, path: str, request: bytes = b"") -> bytes:
-        """Return the answer to a call."""
+    def _authenticate(self) -> asyncio.Future[bytes]:
+        # No frame that a traceback may show keeps the request, which contains the password.
+        return self.ask(
+            messages.AUTHENTICATE, messages.authenticate(self.address.user, self.address.password)
+        )
+
+    def ask(self, path: str, request: bytes = b"") -> asyncio.Future[bytes]:
+        """Make a call; the future gets its answer."""
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self.channel.call(path, request, future)
         self.channel.flush()
-        return await future
+        return future
 
     async def status(self) -> messages.Status:
         """Return the state of the member."""
@@ -317,6 +322,9 @@ class Connection(WaitingTransport[Call]):
         """Connect anew after a watch has ended: the member has lost its leader, or the login its time."""
         if channel is self._channel and self.state is ConnectionState.READY:
             self._lost(copy_of(error))
+        else:
+            # It may have become ready at the same moment, and be taken next.
+            channel.ended = "the watch ended"
 
     def _greet(self, transport: asyncio.WriteTransport) -> None:
         del transport
@@ -329,7 +337,11 @@ class Connection(WaitingTransport[Call]):
     def _ping(self, transport: asyncio.WriteTransport) -> None:
         del transport
         if self._channel is not None:
-            self._channel.ping()
+            # A call, because etcd ends the connection of a client that sends it some pings of HTTP/2 and nothing else.
+            answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+            answer.add_done_callback(_answered)
+            self._channel.call(messages.STATUS, b"", answer)
+            self._channel.flush()
 
     def _gone(self, error: BackendError) -> None:
         channel, self._channel = self._channel, None
@@ -354,3 +366,9 @@ class Connection(WaitingTransport[Call]):
         request = messages.authenticate(self._members.user, self._members.password)
         channel.call(messages.AUTHENTICATE, request, future)
         channel.flush()
+
+
+def _answered(answer: asyncio.Future[bytes]) -> None:
+    """Take no notice: an error is an answer as well."""
+    if not answer.cancelled():
+        answer.exception()

@@ -102,7 +102,9 @@ def unreachable(host: Host, error: BaseException, *, tls: bool) -> BackendError:
         )
     if isinstance(error, ConnectionResetError | ssl.SSLEOFError | EOFError):
         hint = (
-            "it may serve no TLS, or want a certificate: tls_cert" if tls else "it may demand TLS: tls=true"
+            "it may serve no TLS, or want a certificate: tls_cert"
+            if tls
+            else "it may demand TLS: tls=true, or be no etcd"
         )
         return BackendUnavailable(f"{host} closed the connection; {hint}")
     return BackendUnavailable(f"{host} cannot be reached: {error}")

@@ -178,7 +178,8 @@ class EtcdStore(RowStore):
                 )
             revision = int(number)
         change = delete(edit.key) if edit.value is None else put(edit.key, edit.value, lease)
-        notes = [put(f"{self._notes}{each}", edit.key.encode(), note) for each in sorted(edit.notify)]
+        notified = edit.notify if len(edit.notify) < TOGETHER else {ALL}
+        notes = [put(f"{self._notes}{each}", edit.key.encode(), note) for each in sorted(notified)]
         return txn([unchanged(edit.key, revision)], [change, *notes])
 
     # --- maintenance

@@ -108,7 +108,7 @@ class Conversation:
         if isinstance(error, EOFError | ConnectionResetError | BrokenPipeError) and not self.version:
             return BackendRefused(
                 f"{self.host} closed the connection instead of answering: it may demand TLS (-Z) or SASL (-S), which are "
-                "not supported, or it has too many connections (-c)",
+                "not supported, have too many connections (-c), or be no memcached",
                 retryable=True,
             )
         if isinstance(error, OSError | EOFError):

@@ -9,9 +9,9 @@ import secrets
 import pytest
 
 import aiolock
-from aiolock import ConfigError, LockLost, UnsupportedKind
+from aiolock import BackendUnavailable, ConfigError, LockLost, UnsupportedKind
 from aiolock.etcd import fenced_put
-from tests.faults.staging import queued
+from tests.faults.staging import queued, waiting
 
 
 @pytest.fixture
@@ -74,6 +74,45 @@ async def test_a_holder_that_does_not_know_yet_writes_nothing(server, client, na
         assert server.ctl("get", key) == f"{key}\ntheirs\n"
 
 
+@pytest.mark.parametrize("given_up", ["lost", "cancelled"])
+async def test_a_late_copy_writes_nothing_after_the_next_task_of_the_same_client(
+    server, client, key, given_up
+):
+    """A client hands a lock over between its tasks without a change of the row, but not after a write of its holder."""
+    store = client._runtime.backend.store
+    write, late, sent = store.put_while_shown, [], asyncio.Event()
+
+    async def lose(*words):
+        store.put_while_shown = write
+        late.append(words)
+        sent.set()
+        if given_up == "cancelled":
+            await asyncio.Event().wait()
+        raise BackendUnavailable("no answer")
+
+    async def first():
+        async with client.lock("x") as lease:
+            following.append(asyncio.create_task(second()))
+            await waiting(client, 1)
+            writing = asyncio.create_task(fenced_put(lease, key, b"first"))
+            await sent.wait()
+            if given_up == "cancelled":
+                writing.cancel()
+            [error] = await asyncio.gather(writing, return_exceptions=True)
+            assert isinstance(error, asyncio.CancelledError | BackendUnavailable)
+
+    async def second():
+        async with client.lock("x") as lease:
+            await fenced_put(lease, key, b"second")
+            assert await write(*late[0]) is None
+
+    following = []
+    store.put_while_shown = lose
+    await first()
+    await following[0]
+    assert server.ctl("get", key) == f"{key}\nsecond\n"
+
+
 async def test_a_queue_that_changes_meanwhile_does_not_matter(server, client, namespace, key):
     lease = await client.lock("x").acquire()
     async with aiolock.connect(server.url, namespace=namespace) as other:
@@ -100,6 +139,8 @@ async def test_what_is_no_lease_of_etcd_or_no_key_of_the_application_is_refused(
         for wrong in ("", 7, f"{namespace}/l/lock/x"):
             with pytest.raises(ConfigError, match="outside of the namespace"):
                 await fenced_put(lease, wrong, b"")
+        with pytest.raises(ConfigError, match="key must be valid Unicode"):
+            await fenced_put(lease, "\ud800", b"")
         with pytest.raises(ConfigError, match="at most 1000000 bytes"):
             await fenced_put(lease, key, "text")
         with pytest.raises(ConfigError, match="a lease is needed"):

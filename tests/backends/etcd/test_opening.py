@@ -57,11 +57,11 @@ def test_what_names_no_cluster_is_refused(url, options, why):
     assert "secret" not in str(refusal.value)
 
 
-async def refused(url: str, timeout: float = 5.0) -> Exception:
+async def refused(url: str, timeout: float = 5.0, namespace: str = "tests") -> Exception:
     """The error with which a store refuses to open."""
     store = Opened(url)
     with pytest.raises(aiolock.BackendError) as refusal:
-        await store.begin(timeout)
+        await store.begin(timeout, namespace)
     await store.aclose()
     assert "pass%word" not in str(refusal.value)
     return refusal.value
@@ -180,6 +180,32 @@ async def test_a_server_without_tls_is_an_error(server, tmp_path):
     error = await refused(f"{server.url}?tls=true&tls_ca={made.ca}", 2.0)
     assert isinstance(error, BackendUnavailable)
     assert "it may serve no TLS" in str(error)
+
+
+async def test_a_certificate_is_demanded_and_names_the_user(tmp_path):
+    made, others = Certificates(tmp_path / "made"), Certificates(tmp_path / "others")
+    login = f"--cert={made.cert}", f"--key={made.key}"
+    with Etcd(certificates=made, extra=["--client-cert-auth", f"--trusted-ca-file={made.ca}"]) as server:
+        url = f"{server.url}?tls=true&tls_ca={made.ca}"
+        for wrong in ("", f"&tls_cert={others.cert}&tls_key={others.key}"):
+            assert "see tls, tls_cert and tls_key" in str(await refused(url + wrong, 3.0))
+        # The common name of the certificate.
+        for words in (
+            ("role", "add", "locks"),
+            ("role", "grant-permission", "locks", "readwrite", "--prefix=true", "tests/"),
+            ("user", "add", "root:password"),
+            ("user", "grant-role", "root", "root"),
+            ("user", "add", "aiolock tests", "--no-password"),
+            ("user", "grant-role", "aiolock tests", "locks"),
+            ("auth", "enable"),
+        ):
+            server.ctl(*login, *words)
+        url += f"&tls_cert={made.cert}&tls_key={made.key}"
+        async with aiolock.connect(url, namespace="tests") as client, client.lock("x") as lease:
+            await lease.renew()
+        error = await refused(url, namespace="others")
+        assert isinstance(error, BackendRefused)
+        assert "needs the right" in str(error)
 
 
 # --- the cluster and the format of a namespace

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import secrets
 from functools import partial
@@ -10,7 +11,10 @@ from functools import partial
 import pytest
 
 from aiolock import BackendUnavailable
+from aiolock.backends import transport
+from aiolock.backends.etcd.channel import LAST
 from aiolock.backends.etcd.leases import SPARE, seconds_of
+from aiolock.backends.etcd.messages import STATUS
 from aiolock.backends.rows.store import ALL, MOST_KEY, MOST_VALUE, Edit
 from tests.backends.etcd.conftest import opened
 from tests.faults.proxy import Proxy
@@ -152,6 +156,30 @@ async def test_ticks_rise_with_each_write_of_the_cluster_and_over_deletions(stor
     assert (await store.read(key)).tick >= ticks[-1]
 
 
+async def test_a_client_that_is_idle_keeps_its_connection(server, key, monkeypatch):
+    """etcd ends connections that send it nothing but pings of HTTP/2, by default more often than every five seconds."""
+    monkeypatch.setattr(transport, "PING_EVERY", 0.1)
+    async with opened(server.url) as store:
+        channel, calls = store._connection._channel, []
+        call = channel.call
+        channel.call = lambda path, *more: (calls.append(path), call(path, *more))
+        await until(lambda: len(calls) == 20 or store.interruptions)
+        assert store.interruptions == 0
+        assert set(calls) == {STATUS}
+
+
+async def test_a_connection_whose_numbers_of_streams_are_used_up_is_replaced(store, key):
+    """HTTP/2 has some 10 ** 9 of them, which a busy client uses up within days."""
+    row = await store.insert(key, b"one")
+    store._connection._channel._h2.highest_outbound_stream_id = LAST - 3
+    with contextlib.suppress(BackendUnavailable):
+        await asyncio.gather(*(store.read(key) for _ in range(3)))
+    await until(lambda: store.interruptions == 1)
+    read = await store.read(key)
+    assert (read.value, read.version != row.version) == (b"one", True)
+    assert await store.update(key, read.version, b"two")
+
+
 # --- leases
 
 
@@ -217,6 +245,28 @@ async def test_those_are_notified_that_an_edit_names(store, other, key):
     assert await store.update(key, row.version, b"y", notify=frozenset({ALL})) is None
     await store.insert(f"{key}2", notify=frozenset({ALL}))
     await until(lambda: other.changed == [key, key, f"{key}2"])
+
+
+async def test_more_are_notified_than_one_transaction_may_name(store, other, key):
+    assert await store.insert(key, notify=frozenset({"other", *map(str, range(500))}))
+    await until(lambda: other.changed == [key])
+
+
+async def test_a_watch_that_ends_as_soon_as_it_is_ready_is_made_again(store, other, key):
+    connection, watch, ended = other._connection, other._connection._watch, []
+
+    async def ends(made):
+        await watch(made)
+        if not ended:
+            ended.append(made)
+            connection._watch_ended(made.channel, BackendUnavailable("no leader"))
+
+    connection._watch = ends
+    connection.leave()
+    await until(lambda: ended and other.interruptions >= 2 and connection.generation >= 3)
+    await other.read(key)
+    await store.insert(key, notify=frozenset({"other"}))
+    await until(lambda: key in other.changed)
 
 
 async def test_the_history_may_be_compacted_at_any_time(server, store, other, key):
