@@ -11,7 +11,7 @@ from aiolock.core.capabilities import Purging
 from aiolock.core.tasks import Backoff
 from aiolock.errors import ConfigError, LockError, shorten
 
-__all__ = ["Conflict", "check_key", "check_purge", "check_values", "purge", "purging", "retry"]
+__all__ = ["Conflict", "check_key", "check_purge", "check_values", "parts_of", "purge", "purging", "retry"]
 
 T = TypeVar("T")
 
@@ -67,6 +67,13 @@ def check_values(values: object, column: object, why: str) -> Mapping[Any, Any]:
     return values
 
 
+def parts_of(table: object, form: str) -> list[str]:
+    """Return the parts of the name of a table, which may be of the ``form`` with a dot, else raise :class:`ConfigError`."""
+    if not isinstance(table, str) or table.count(".") > 1:
+        raise ConfigError(f"table must be the name of a table, or {form}, not {shorten(table)}")
+    return table.split(".")
+
+
 async def purge(client: Client, *, idle: float) -> int:
     """Delete what was not needed for long; return the number of locks (MySQL, MariaDB) or of rows
     (PostgreSQL, SQLite, MongoDB).
@@ -77,8 +84,8 @@ async def purge(client: Client, *, idle: float) -> int:
 
     These are the rows of the client's namespace. May be called at any time, by any client, while locks are taken and left:
     holders and waiters are not disturbed, and locks that come back continue with greater tokens, as long as the server's
-    clock is not set back by more than ``idle`` seconds. Rows of MySQL's row mode do not say when they were used: of these, those that were made so long ago and are free
-    now. Needs the right to DELETE on the tables.
+    clock is not set back by more than ``idle`` seconds. Rows of MySQL's row mode do not say when they were used: of these, those
+    that were made so long ago and are free now. Needs the right to DELETE on the tables.
 
     Cancelling it leaves the rest of the rows. Raises :class:`ConfigError` for an invalid number and
     :class:`UnsupportedKind` if the client's server or mode has no rows, before any I/O; :class:`BackendRefused` without the

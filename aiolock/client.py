@@ -105,8 +105,8 @@ def connect(
         ``redis+sentinel://h1:26379,h2:26379,h3:26379/service/0`` (the primary that Sentinels name),
         ``redis+cluster://h1:7000,h2:7000,h3:7000`` (some nodes of a cluster),
         ``zookeeper://h1:2181,h2:2181,h3:2181``, ``mysql://user:password@host:3306/database``,
-        ``postgresql://user:password@host:5432/database``, ``etcd://h1:2379,h2:2379,h3:2379``, ``mongodb://h1,h2,h3/database?replicaSet=rs0``, ``sqlite:///path`` or
-        ``memcached://h1:11211,h2:11211`` (for efficiency only). A list of several independent Redis servers makes a quorum
+        ``postgresql://user:password@host:5432/database``, ``etcd://h1:2379,h2:2379,h3:2379``,
+        ``mongodb://h1,h2,h3/database?replicaSet=rs0``, ``sqlite:///path`` or ``memcached://h1:11211,h2:11211`` (for efficiency only). A list of several independent Redis servers makes a quorum
         (Redlock). Messages never show a password.
         Or an application's own ``redis.asyncio.Redis``: the same server, credentials and TLS, on connections of this client.
     :param namespace: prefixes every key; clients of one namespace share their locks.
@@ -200,7 +200,6 @@ class Client:
         outages, random = Outages(self._settings.clock), self._random or Random()
         backend.bind(replace(self._settings, label=label, outages=outages, random=random))
         self._backend = backend
-        self._watching: asyncio.Task[None] | None = None
         self._end: asyncio.Task[None] | None = None
         self._runtime = Runtime(
             backend,
@@ -223,9 +222,9 @@ class Client:
     async def open(self) -> Self:
         """Connect, within the ``command_timeout`` or ``wait_for_server``; the same as entering ``async with``.
 
-        A lazy client does not connect here, and raises the following at its first use instead. Raises :class:`BackendUnavailable`, :class:`BackendRefused`, :class:`ConfigError` if two addresses of a quorum lead
-        to one server, and :class:`UnsafeBackend` if ``require=`` asks for more than the deployment promises. Cancelling it
-        leaves nothing open, and it may be tried again.
+        Raises :class:`BackendUnavailable`, :class:`BackendRefused`, :class:`ConfigError` if two addresses of a quorum lead to
+        one server, and :class:`UnsafeBackend` if ``require=`` asks for more than the deployment promises; a lazy client does not
+        connect here, and raises them at its first use instead. Cancelling it leaves nothing open, and it may be tried again.
 
         A closed client may be opened again, also on another event loop and in a forked child: options, locks and
         decorated functions go on working, leases of earlier openings stay lost. Closing the event loop first counts as
@@ -244,7 +243,7 @@ class Client:
             runtime.loop = None
             raise
         runtime.state = State.OPEN
-        self._watching = runtime.spawn(runtime.scheduler.run(), "aiolock-renewal-scheduler")
+        runtime.spawn(runtime.scheduler.run(), "aiolock-renewal-scheduler")
         return self
 
     async def _connect(self) -> None:

@@ -165,8 +165,9 @@ class Lease:
     async def renew(self) -> None:
         """Ask the server for a full ttl now, instead of when the client would do it by itself.
 
-        Raises :class:`TypeError` on a lease with ``renew=False``, which :meth:`extend` is for, :class:`LockLost` if the hold is gone, :class:`BackendError` if that could not be found out; the lease
-        then goes on until its validity ends. Cancelling it changes nothing but that the server may have done it.
+        Raises :class:`TypeError` on a lease with ``renew=False``, which :meth:`extend` is for, :class:`LockLost` if the hold is
+        gone, and :class:`BackendError` if that could not be found out; the lease then goes on until its validity ends.
+        Cancelling it changes nothing but that the server may have done it.
         """
         hold = self._hold
         runtime = hold.home.runtime

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypedDict, get_args
+from typing import Literal, TypedDict, get_args
 
 from aiolock.errors import LossReason
 
@@ -18,6 +18,20 @@ SECONDS = (
 """Bounds of the buckets for waits and holds, in seconds."""
 SHARES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 """Bounds of the buckets for the rest of a ttl at its renewal."""
+Number = Literal["held", "waiting", "passed", "timeouts", "renewals", "renewal_failures", "cleanups"]
+"""The figures that exporters read when they are asked: the others are recorded by callbacks, with labels."""
+GAUGES: dict[Number, tuple[str, str]] = {
+    "held": ("{lease}", "Leases held at this moment"),
+    "waiting": ("{task}", "Tasks that wait for a lock at this moment"),
+}
+"""Unit and description of each."""
+COUNTERS: dict[Number, tuple[str, str]] = {
+    "passed": ("{lease}", "Leases handed over to another task of the same client without the server"),
+    "timeouts": ("{wait}", "Waits and attempts that ended without the lock"),
+    "renewals": ("{renewal}", "Renewals requested"),
+    "renewal_failures": ("{renewal}", "Renewals that ended with an error"),
+    "cleanups": ("{claim}", "Claims released in the background"),
+}
 BATCH = 64
 """Number of values that are counted at once."""
 

@@ -15,8 +15,8 @@ from decimal import Decimal
 from random import Random
 from typing import Any, TypeVar
 
-from aiolock._sql import Conflict, check_key, check_purge, check_values, purge, retry
-from aiolock.backends.sql import read_schema
+from aiolock._sql import Conflict, check_key, check_purge, check_values, parts_of, purge, retry
+from aiolock.backends.sql import check_table, read_schema
 from aiolock.errors import ConfigError, DeadlockDetected, shorten
 
 __all__ = ["Conflict", "check_purge", "compare_and_set", "ddl", "fenced_update", "purge", "retry_on_conflict"]
@@ -36,8 +36,6 @@ _SIMULTANEOUS = 4140
 _DIGITS = (int, float, Decimal, date, time, timedelta)
 """Types that a driver writes with characters that are the same in every character set."""
 
-_TABLE = re.compile(r"[A-Za-z0-9_]{1,48}")
-
 _IDENTIFIER = re.compile(r"[A-Za-z0-9_$]{1,64}")
 
 
@@ -48,8 +46,7 @@ def ddl(table: str = "aiolock") -> str:
 
     Running them where the tables exist changes nothing. No I/O; raises :class:`ConfigError` for an invalid name.
     """
-    if not _TABLE.fullmatch(str(table)):
-        raise ConfigError(f"table must be 1 to 48 characters of A-Z a-z 0-9 _, not {shorten(table)}")
+    check_table("mysql", table)
     # As a file, because importing the backend would need its driver.
     text = read_schema("mysql")
     return (
@@ -152,8 +149,8 @@ async def retry_on_conflict(
 
     A conflict is :class:`Conflict`, or an error by which the server reports one: a deadlock (also as :class:`DeadlockDetected`), a
     lock wait that took too long, as an error of a driver with the class names of the DB-API (aiomysql, PyMySQL, asyncmy,
-    mysqlclient). Between attempts it sleeps from half of ``pause`` to all of it (seconds), then twice that, up to ``longest``. The last conflict is
-    raised. ``work`` should read and write in a transaction of its own, which it rolls back when it fails. Cancelling it
+    mysqlclient). Between attempts it sleeps from half of ``pause`` to all of it (seconds), then twice that, up to ``longest``. The
+    last conflict is raised. ``work`` should read and write in a transaction of its own, which it rolls back when it fails. Cancelling it
     cancels the work or the pause.
     """
     return await retry(work, _is_conflict, attempts, pause, longest, random)
@@ -236,9 +233,7 @@ def _equal(values: Mapping[Any, Any]) -> tuple[list[str], list[Any]]:
 
 
 def _table(name: object) -> str:
-    if not isinstance(name, str) or name.count(".") > 1:
-        raise ConfigError(f"table must be the name of a table, or database.table, not {shorten(name)}")
-    return ".".join(_quoted(part) for part in name.split("."))
+    return ".".join(map(_quoted, parts_of(name, "database.table")))
 
 
 def _quoted(name: Any) -> str:

@@ -15,13 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from time import time_ns
-from typing import Literal
 from weakref import WeakKeyDictionary, WeakSet
 
 from aiolock import __version__
 from aiolock.client import Client
 from aiolock.errors import ConfigError, MissingDriver, shorten
-from aiolock.metrics import SECONDS
+from aiolock.metrics import COUNTERS, GAUGES, SECONDS, Number
 from aiolock.portal import SyncClient
 from aiolock.types import LockEvent
 
@@ -32,20 +31,6 @@ except ImportError as _missing:
     raise MissingDriver("opentelemetry", "opentelemetry") from _missing
 
 __all__ = ["instrument"]
-
-Number = Literal["held", "waiting", "passed", "timeouts", "renewals", "renewal_failures", "cleanups"]
-
-GAUGES: dict[Number, tuple[str, str]] = {
-    "held": ("{lease}", "Leases held at this moment"),
-    "waiting": ("{task}", "Tasks that wait for a lock at this moment"),
-}
-COUNTERS: dict[Number, tuple[str, str]] = {
-    "passed": ("{lease}", "Leases handed over to another task of the same client without the server"),
-    "timeouts": ("{wait}", "Waits and attempts that ended without the lock"),
-    "renewals": ("{renewal}", "Renewals requested"),
-    "renewal_failures": ("{renewal}", "Renewals that ended with an error"),
-    "cleanups": ("{claim}", "Claims released in the background"),
-}
 
 
 def instrument(

@@ -14,8 +14,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from random import Random
 from typing import Any, TypeVar
 
-from aiolock._sql import Conflict, check_key, check_purge, check_values, purge, retry
-from aiolock.backends.sql import read_schema
+from aiolock._sql import Conflict, check_key, check_purge, check_values, parts_of, purge, retry
+from aiolock.backends.sql import check_table, read_schema
 from aiolock.errors import ConfigError, DeadlockDetected, shorten
 
 __all__ = ["Conflict", "check_purge", "compare_and_set", "ddl", "fenced_update", "purge", "retry_on_conflict"]
@@ -32,8 +32,6 @@ _NARROWED = {"int84", "int82"}
 
 _MOST = 2**63 - 1
 
-_TABLE = re.compile(r"(?:[A-Za-z_][A-Za-z0-9_]{0,47}\.)?[A-Za-z_][A-Za-z0-9_]{0,47}")
-
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_$]{0,62}")
 
 
@@ -44,11 +42,7 @@ def ddl(table: str = "aiolock") -> str:
 
     Running them where the table exists changes nothing. No I/O; raises :class:`ConfigError` for an invalid name.
     """
-    name: object = table
-    if not isinstance(name, str) or not _TABLE.fullmatch(name):
-        raise ConfigError(
-            f"table must be a table or schema.table, each 1 to 48 characters of A-Z a-z 0-9 _, not {shorten(table)}"
-        )
+    check_table("postgresql", table)
     # As a file, because importing the backend would need its driver.
     text = read_schema("postgresql")
     schema, _, last = table.rpartition(".")
@@ -203,9 +197,7 @@ def _equal(values: Mapping[Any, Any], given: list[Any]) -> list[str]:
 
 
 def _table(name: object) -> str:
-    if not isinstance(name, str) or name.count(".") > 1:
-        raise ConfigError(f"table must be the name of a table, or schema.table, not {shorten(name)}")
-    return ".".join(_quoted(part) for part in name.split("."))
+    return ".".join(map(_quoted, parts_of(name, "schema.table")))
 
 
 def _quoted(name: Any) -> str:

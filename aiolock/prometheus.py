@@ -14,12 +14,12 @@ Names of locks are no labels, because there may be millions of them. The label `
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal, get_args
+from typing import get_args
 from weakref import WeakKeyDictionary, WeakSet
 
 from aiolock.client import Client
 from aiolock.errors import ConfigError, LossReason, MissingDriver, shorten
-from aiolock.metrics import SECONDS
+from aiolock.metrics import COUNTERS, GAUGES, SECONDS
 from aiolock.portal import SyncClient
 from aiolock.types import LockEvent
 
@@ -33,19 +33,6 @@ except ImportError as _missing:
 
 __all__ = ["export"]
 
-Number = Literal["held", "waiting", "passed", "timeouts", "renewals", "renewal_failures", "cleanups"]
-
-GAUGES: dict[Number, str] = {
-    "held": "Leases held at this moment",
-    "waiting": "Tasks that wait for a lock at this moment",
-}
-COUNTERS: dict[Number, str] = {
-    "passed": "Leases handed over to another task of the same client without the server",
-    "timeouts": "Waits and attempts that ended without the lock",
-    "renewals": "Renewals requested",
-    "renewal_failures": "Renewals that ended with an error",
-    "cleanups": "Claims released in the background",
-}
 LABELS = ("family", "template")
 
 
@@ -122,9 +109,9 @@ class _Metrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """Return the metrics that nothing but ``stats()`` knows."""
         figures = [client.stats() for client in list(self._clients)]
-        for key, text in GAUGES.items():
+        for key, (_, text) in GAUGES.items():
             yield GaugeMetricFamily(f"aiolock_{key}", text, sum(each[key] for each in figures))
-        for key, text in COUNTERS.items():
+        for key, (_, text) in COUNTERS.items():
             yield CounterMetricFamily(f"aiolock_{key}", text, sum(each[key] for each in figures))
         slack = HistogramMetricFamily(
             "aiolock_renewal_slack_ratio", "The rest of the validity at a renewal, as a share of the ttl"

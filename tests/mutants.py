@@ -515,14 +515,14 @@ MUTANTS = (
     ),
     Mutant(
         "(8) a statement enters whatever has become of the row that it has read",
-        "aiolock.backends.postgresql.statements",
+        "aiolock.backends.postgresql.schema",
         'text.replace("{table}", self.table)',
         'text.replace("{table}", self.table).replace(" AND r.version = f.version", "")',
         ENTERING + "test_a_statement_that_waited_would_not_enter_by_an_older_snapshot",
     ),
     Mutant(
         "(8) a statement enters a lock that is waited for",
-        "aiolock.backends.postgresql.statements",
+        "aiolock.backends.postgresql.schema",
         'text.replace("{table}", self.table)',
         """text.replace("{table}", self.table).replace('(}|,"f"', '(}|,"q".*|,"f"')""",
         ENTERING + "test_a_row_that_is_not_free_stays_as_it_is",
@@ -641,14 +641,14 @@ MUTANTS = (
     ),
     Mutant(
         "(18) a statement names no version of its session",
-        "aiolock.backends.postgresql.statements",
+        "aiolock.backends.postgresql.schema",
         'text.replace("{table}", self.table)',
         'text.replace("{table}", self.table).replace(" AND s.version = $8", " AND $8 <> s.key")',
         ENTERING + "test_a_statement_that_arrives_after_the_next_heartbeat_does_not_enter",
     ),
     Mutant(
         "(18) a statement does not lock the row of its session",
-        "aiolock.backends.postgresql.statements",
+        "aiolock.backends.postgresql.schema",
         'text.replace("{table}", self.table)',
         'text.replace("{table}", self.table).replace("FOR SHARE OF s SKIP LOCKED", "")',
         ENTERING + "test_a_heartbeat_does_not_overtake_a_statement_that_has_entered_and_is_not_committed",
@@ -690,7 +690,7 @@ MUTANTS = (
     ),
     Mutant(
         "(15) tokens of a statement begin anew with a row that was deleted",
-        "aiolock.backends.postgresql.statements",
+        "aiolock.backends.postgresql.schema",
         'text.replace("{table}", self.table)',
         'text.replace("{table}", self.table).replace("$6::int8 + 1, (extract", "0 * $6::int8, (extract")',
         ENTERING + "test_the_value_is_that_of_the_rules",

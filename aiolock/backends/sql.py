@@ -1,10 +1,30 @@
-"""Read the ``.sql`` files of the SQL servers. No driver is imported."""
+"""Read the ``.sql`` files of the SQL servers, and check the names of their tables. No driver is imported."""
 
 from __future__ import annotations
 
+import re
 from importlib.resources import files
 
-__all__ = ["read_schema", "read_statements"]
+from aiolock.errors import ConfigError, shorten
+
+__all__ = ["check_table", "read_schema", "read_statements"]
+
+_PART = "[A-Za-z_][A-Za-z0-9_]{0,47}"
+_TABLES = {
+    "mysql": (re.compile("[A-Za-z0-9_]{1,48}"), "1 to 48 characters of A-Z a-z 0-9 _"),
+    "postgresql": (
+        re.compile(rf"(?:{_PART}\.)?{_PART}"),
+        "a table or schema.table, each 1 to 48 characters of A-Z a-z 0-9 _ that do not begin with a digit",
+    ),
+}
+
+
+def check_table(server: str, name: object) -> str:
+    """Return the value of the option ``table``, if it may name the table of a server, else raise :class:`ConfigError`."""
+    pattern, form = _TABLES[server]
+    if not isinstance(name, str) or not pattern.fullmatch(name):
+        raise ConfigError(f"table must be {form}, not {shorten(name)}")
+    return name
 
 
 def _read(server: str, file: str) -> str:

@@ -30,6 +30,7 @@ __all__ = [
     "Host",
     "Reader",
     "count",
+    "direct_tls",
     "file",
     "flag",
     "given_twice",
@@ -309,6 +310,24 @@ def tls_context(ca: str | None, cert: str | None = None, key: str | None = None)
         shown = ", ".join(f"{name}={shorten(value)}" for name, value in files.items() if value is not None)
         raise ConfigError(f"{shown} cannot be read: {error}") from error
     return context
+
+
+def direct_tls(options: dict[str, Any]) -> ssl.SSLContext | None:
+    """Take ``tls`` (see :func:`tls_flag`) and the files of TLS out of ``options``; return their context, ``None`` without TLS.
+
+    Raises :class:`ConfigError`.
+    """
+    tls = options.pop("tls", False)
+    files = [options.pop(name, None) for name in ("tls_ca", "tls_cert", "tls_key")]
+    if isinstance(tls, ssl.SSLContext):
+        if any(files):
+            raise ConfigError(
+                "tls is an ssl.SSLContext: load what tls_ca, tls_cert and tls_key name into that"
+            )
+        return tls
+    if any(files) and not tls:
+        raise ConfigError("tls_ca, tls_cert and tls_key need tls=true")
+    return tls_context(*files) if tls else None
 
 
 def tls_mode(name: str, value: object) -> str | ssl.SSLContext:

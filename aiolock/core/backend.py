@@ -13,11 +13,9 @@ import asyncio
 import math
 import sys
 from abc import ABC, abstractmethod
-from base64 import b64decode, b64encode
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass, field
 from enum import Enum
 from random import Random
 from typing import Any, NamedTuple, Self, TypeVar
@@ -25,8 +23,9 @@ from typing import Any, NamedTuple, Self, TypeVar
 from aiolock.clock import Clock
 from aiolock.core.inbox import Inbox
 from aiolock.core.logs import Outages
+from aiolock.core.present import Present
 from aiolock.errors import LossReason
-from aiolock.types import Holder, Kind
+from aiolock.types import Kind
 
 __all__ = [
     "NEVER",
@@ -36,18 +35,13 @@ __all__ = [
     "EventKind",
     "EventQueue",
     "Grant",
-    "Present",
     "Release",
     "Renewal",
     "Request",
     "Settings",
     "certain_until",
     "claim_time",
-    "decode_present",
-    "decode_value",
-    "encode_value",
     "margin",
-    "presented",
 ]
 
 T = TypeVar("T")
@@ -93,19 +87,6 @@ class Request:
         object.__setattr__(self, "margin", margin(self.ttl))
 
 
-def encode_value(value: bytes) -> str:
-    """Return the value of a campaign as text, in base64, for servers and formats that keep text."""
-    return b64encode(value).decode() if value else ""
-
-
-def decode_value(text: str) -> bytes:
-    """Return the value that :func:`encode_value` has encoded; empty for anything else."""
-    try:
-        return b64decode(text, validate=True)
-    except ValueError:
-        return b""
-
-
 @dataclass(slots=True)
 class Grant:
     """A grant of the server."""
@@ -118,47 +99,6 @@ class Grant:
     """The time, on the local clock, until which the hold is certain."""
     demand: bool
     """True if other clients wait."""
-
-
-class Present(NamedTuple):
-    """The lease that a client has given out under a hold, as its renewals report it to those who inspect the lock."""
-
-    token: int
-    age: float
-    """Seconds since it was given out."""
-    label: str
-    waiting: int
-    """The tasks of the client that wait behind it."""
-
-    def encode(self) -> str:
-        """Return a text, to which the server adds the time in µs at which it arrives, and a space, in front."""
-        return f"{self.token} {round(self.age * 1e6)} {self.waiting} {self.label}"
-
-
-def decode_present(text: str) -> tuple[Present, datetime] | None:
-    """Return what :meth:`Present.encode` and the server have written, and when; ``None`` for anything else."""
-    try:
-        now, token, age, waiting, label = text.split(" ", 4)
-        moment = datetime.fromtimestamp(int(now) / 1e6, UTC)
-        return Present(int(token), int(age) / 1e6, label, int(waiting)), moment
-    except (ValueError, OverflowError):
-        return None
-
-
-def presented(holder: Holder, report: tuple[Present, datetime] | None) -> Holder:
-    """Return a holder as its renewal has reported it: the present lease instead of the first one under its hold."""
-    if report is None or not holder.token <= report[0].token < holder.token + holder.tokens:
-        # Nothing was reported of this hold: no task waits, and none has handed it over.
-        return replace(holder, local_waiters=0)
-    present, moment = report
-    return replace(
-        holder,
-        label=present.label,
-        token=present.token,
-        tokens=holder.token + holder.tokens - present.token,
-        since=moment - timedelta(seconds=present.age),
-        local_waiters=present.waiting,
-    )
 
 
 def margin(ttl: float) -> float:
@@ -369,6 +309,9 @@ class Backend(ABC):
         self._made = lambda: cls(*args, **options)
         self.events = EventQueue()
         return self
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.address}>"
 
     def again(self) -> Self:
         """Return a new backend with the same configuration, for the next opening of its client; no I/O.

@@ -21,11 +21,12 @@ from dataclasses import replace
 from enum import Enum
 from typing import Any
 
-from aiolock.core.backend import Claim, Event, EventKind, Grant, Present, Request
+from aiolock.core.backend import Claim, Event, EventKind, Grant, Request
 from aiolock.core.cancellation import Task
 from aiolock.core.hold import Hold, LeaseOptions
 from aiolock.core.inbox import WakeReason, log_wake
 from aiolock.core.logs import Log, get_logger
+from aiolock.core.present import Present
 from aiolock.core.renewal import Validity
 from aiolock.core.runtime import Runtime
 from aiolock.core.tasks import Backoff

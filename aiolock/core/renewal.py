@@ -30,12 +30,12 @@ from aiolock.core.backend import (
     Event,
     EventKind,
     Grant,
-    Present,
     Renewal,
     certain_until,
 )
 from aiolock.core.capabilities import Extension
 from aiolock.core.logs import Log, get_logger
+from aiolock.core.present import Present
 from aiolock.core.suspend import Timer, open_timer
 from aiolock.core.wakeup import expect
 from aiolock.errors import LossReason, shorten

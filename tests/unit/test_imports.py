@@ -18,7 +18,7 @@ PACKAGE = Path(aiolock.__file__).parent
 ORDER = [
     {"errors", "clock", "core.forks", "core.wakeup"},
     {"types", "validation", "metrics", "signals", "core.logs", "core.suspend", "backends.urls"},
-    {"core.hooks", "core.inbox", "core.limiter", "core.tasks"},
+    {"core.hooks", "core.inbox", "core.limiter", "core.present", "core.tasks"},
     {"core.backend"},
     {"core.capabilities"},
     {"core.renewal", "core.register_writer", "backends"},
@@ -68,6 +68,7 @@ BACKENDS_MAY_IMPORT = {
     "core.inbox",
     "core.limiter",
     "core.logs",
+    "core.present",
     "core.tasks",
     "core.wakeup",
     "errors",

@@ -8,7 +8,7 @@ import pytest
 
 from aiolock.backends.rows.liveness import SessionRow, encode_session
 from aiolock.backends.rows.session import MOST_LEASES, RowSession
-from aiolock.core.backend import Present, decode_present, decode_value, encode_value, presented
+from aiolock.core.present import Present, decode_present, decode_value, encode_value, presented
 from aiolock.types import Holder
 
 NOW = datetime(2026, 11, 24, 7, 0, tzinfo=UTC)

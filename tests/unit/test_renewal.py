@@ -28,13 +28,13 @@ from aiolock.core.backend import (
     Event,
     EventKind,
     Grant,
-    Present,
     Request,
     certain_until,
     claim_time,
     margin,
 )
 from aiolock.core.capabilities import Extension
+from aiolock.core.present import Present
 from aiolock.core.renewal import LOOK, VERIFIED, RenewalScheduler, Validity
 from aiolock.errors import AcquireTimeout, BackendUnavailable, LockLost, LossReason
 from aiolock.types import MUTEX

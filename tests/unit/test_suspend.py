@@ -115,8 +115,9 @@ def test_no_descriptor_is_left_if_the_program_cancelled_the_task_that_listens(ki
     async def main() -> None:
         async with aiolock.connect("memory://") as client:
             await asyncio.sleep(0)
-            client._watching.cancel()
-            await asyncio.wait([client._watching])
+            [task] = [each for each in client._runtime.tasks if "scheduler" in each.get_name()]
+            task.cancel()
+            await asyncio.wait([task])
 
     run(kind, main())
 

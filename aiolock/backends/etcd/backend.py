@@ -35,9 +35,6 @@ class EtcdBackend(RowBackend):
         self._members = parameters(url, options)
         self.address = self._members.text
 
-    def __repr__(self) -> str:
-        return f"<EtcdBackend {self.address}>"
-
     def make_store(self) -> EtcdStore:
         """Return the store of this opening."""
         return EtcdStore(self._members)

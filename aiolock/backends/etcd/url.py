@@ -6,7 +6,7 @@ import ssl
 from dataclasses import dataclass, field
 from typing import Any
 
-from aiolock.backends.urls import Form, Host, file, given_twice, parse, tls_context, tls_flag
+from aiolock.backends.urls import Form, Host, direct_tls, file, given_twice, parse, tls_flag
 from aiolock.errors import ConfigError, shorten
 
 __all__ = ["Address", "parameters"]
@@ -38,13 +38,17 @@ def parameters(url: object, given: dict[str, Any]) -> Address:
         raise ConfigError(
             "etcd logs in with a user and a password: user:password@ in the address, or neither"
         )
+    tls = direct_tls(address.options)
+    if tls is not None:
+        # gRPC needs HTTP/2, which is agreed on in the handshake.
+        tls.set_alpn_protocols(["h2"])
     user = f"{address.user}@" if address.user else ""
     return Address(
         text=f"etcd://{user}{','.join(map(str, address.hosts))}",
         hosts=address.hosts,
         user=address.user,
         password=address.password or "",
-        tls=_context(address.options),
+        tls=tls,
     )
 
 
@@ -56,23 +60,3 @@ _FORM = Form(
     {"tls": tls_flag, "tls_ca": file, "tls_cert": file, "tls_key": file},
     several=True,
 )
-
-
-def _context(options: dict[str, Any]) -> ssl.SSLContext | None:
-    tls = options.get("tls", False)
-    files = options.get("tls_ca"), options.get("tls_cert"), options.get("tls_key")
-    if isinstance(tls, ssl.SSLContext):
-        if any(files):
-            raise ConfigError(
-                "tls is an ssl.SSLContext: load what tls_ca, tls_cert and tls_key name into that"
-            )
-        context = tls
-    elif tls:
-        context = tls_context(*files)
-    elif any(files):
-        raise ConfigError("tls_ca, tls_cert and tls_key need tls=true")
-    else:
-        return None
-    # gRPC needs HTTP/2, which is agreed on in the handshake.
-    context.set_alpn_protocols(["h2"])
-    return context

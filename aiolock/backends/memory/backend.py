@@ -27,9 +27,6 @@ from aiolock.core.backend import (
     Request,
     Settings,
     certain_until,
-    decode_value,
-    encode_value,
-    presented,
 )
 from aiolock.core.capabilities import (
     Administration,
@@ -41,6 +38,7 @@ from aiolock.core.capabilities import (
     RegisterStore,
 )
 from aiolock.core.inbox import Inbox, WakeReason
+from aiolock.core.present import encode_value, presented
 from aiolock.errors import ConfigError, LockError, LockLost, shorten
 from aiolock.types import PERMIT, READ, Family, Finding, Holder, LockInfo, Waiting
 
@@ -464,16 +462,8 @@ class MemoryBackend(Administration, RegisterStore, Diagnosis):
 
 
 def _holder(hold: Hold, now: float, moment: datetime) -> Holder:
-    holder = Holder(
-        label=hold.request.label,
-        token=hold.token,
-        since=moment - timedelta(seconds=now - hold.since),
-        remaining=max(0.0, hold.deadline - now),
-        permits=hold.request.permits,
-        mode=hold.request.mode,
-        tokens=0 if hold.kept else hold.request.block,
-        value=decode_value(hold.request.value),
-    )
+    since = moment - timedelta(seconds=now - hold.since)
+    holder = hold.shown(since, max(0.0, hold.deadline - now))
     if hold.present is None:
         return presented(holder, None)
     present, reported = hold.present

@@ -53,9 +53,6 @@ class MongoDBBackend(RowBackend):
             stacklevel=4,
         )
 
-    def __repr__(self) -> str:
-        return f"<MongoDBBackend {self.address}>"
-
     def make_store(self) -> MongoDBStore:
         """Return the store of this opening."""
         return MongoDBStore(self._members)

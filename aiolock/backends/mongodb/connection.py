@@ -181,7 +181,8 @@ class Connection:
             await asyncio.sleep(0)
         time = asyncio.get_running_loop().time
         late = time() + CONNECT + BUSY
-        while self._events.connecting and time() < late:  # noqa: ASYNC110 - the driver has no event
+        # Not by an event: the driver reports that an attempt has failed before it is done with the socket.
+        while self._events.connecting and time() < late:  # noqa: ASYNC110 - as above
             await asyncio.sleep(0.005)
         await end(self._tasks)
         with suppress(Exception), timeout(GOODBYE):

@@ -156,15 +156,12 @@ class MySQLSession:
         blocks: bool = False,
         limit: float | None = None,
         atomic: bool = False,
-        then: Callable[[], None] | None = None,
         urgent: bool = False,
     ) -> list[Result]:
         """Send a packet after those that came before, and wait for its answers.
 
         :param blocks: it waits for others, for ``limit`` seconds at most (``None``: as long as it likes).
         :param atomic: it is a transaction, which is rolled back if one of its statements fails.
-        :param then: called when it is done. Such a command gives something back: it is sent whatever becomes of the
-            caller, and if the server refuses it twice, the session ends.
         :param urgent: it goes before commands that are not.
 
         Cancelling it stops the waiting; the command is carried out if it was sent. If the server has not answered
@@ -173,7 +170,7 @@ class MySQLSession:
         that has locks ends only after that time and its ``lateness``.
         """
         limit = (limit or math.inf) if blocks else self._timeout
-        answers = self._take(_Command(packet, limit, then, blocks=blocks, atomic=atomic), urgent=urgent)
+        answers = self._take(_Command(packet, limit, blocks=blocks, atomic=atomic), urgent=urgent)
         try:
             return await answers
         finally:
@@ -181,7 +178,11 @@ class MySQLSession:
             answers.cancel()
 
     def begin(self, packet: str, then: Callable[[], None] | None = None) -> Answers:
-        """Send a packet as :meth:`run` does, in this step; its answers. Raises :class:`BackendUnavailable` if it cannot."""
+        """Send a packet as :meth:`run` does, in this step; its answers. Raises :class:`BackendUnavailable` if it cannot.
+
+        :param then: called when it is done. Such a command gives something back: it is sent whatever becomes of the
+            caller, and if the server refuses it twice, the session ends.
+        """
         return self._take(_Command(packet, self._timeout, then))
 
     def send(self, packet: str) -> None:

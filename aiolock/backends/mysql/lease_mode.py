@@ -14,7 +14,8 @@ from aiolock.backends.mysql.queue import in_queue, left
 from aiolock.backends.mysql.renewal import Renewals
 from aiolock.backends.mysql.shared import Sharing
 from aiolock.backends.mysql.shared_claim import SharedClaim
-from aiolock.core.backend import Claim, Event, EventKind, Renewal, Request, decode_present, presented
+from aiolock.core.backend import Claim, Event, EventKind, Renewal, Request
+from aiolock.core.present import decode_present, presented
 from aiolock.types import Family, Holder, LockInfo, Mode
 
 __all__ = ["LeaseMode"]

@@ -20,9 +20,8 @@ from aiolock.core.backend import (
     Grant,
     Renewal,
     certain_until,
-    decode_present,
-    presented,
 )
+from aiolock.core.present import decode_present, presented
 from aiolock.errors import LockError
 from aiolock.types import Family, Holder, LockInfo, Waiting
 

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
 from aiolock.backends.mysql.protocol import Driver
+from aiolock.backends.sql import check_table
 from aiolock.backends.urls import Form, Host, count, file, one_of, optional_tls, parse, tls_mode
 from aiolock.errors import ConfigError, shorten
 
 __all__ = ["Address", "parameters"]
-
-_TABLE = re.compile(r"[A-Za-z0-9_]{1,48}")
-
-
-def _table(name: str, value: object) -> str:
-    if not isinstance(value, str) or not _TABLE.fullmatch(value):
-        raise ConfigError(f"{name} must be 1 to 48 characters of A-Z a-z 0-9 _, not {shorten(value)}")
-    return value
 
 
 def _socket(name: str, value: object) -> str:
@@ -36,7 +29,7 @@ _FORM = Form(
     {
         "mode": one_of("lease", "session", "row"),
         "schema": one_of("auto", "manual"),
-        "table": _table,
+        "table": lambda _, value: check_table("mysql", value),
         "connections": count(1, 10_000),
         "tls": tls_mode,
         "tls_ca": file,
@@ -45,21 +38,17 @@ _FORM = Form(
 )
 
 
+@dataclass(frozen=True, slots=True)
 class Address:
     """A server, a database and credentials; made by :func:`parameters` and never shown with its password."""
 
-    __slots__ = ("_kwargs", "database", "local", "text")
-
-    def __init__(self, text: str, kwargs: dict[str, Any]) -> None:
-        self.text = text
-        self._kwargs = kwargs
-        self.database = str(kwargs["db"])
-        """The database that holds the tables."""
-        self.local = bool(kwargs["unix_socket"]) or kwargs["host"] in ("127.0.0.1", "::1", "localhost")
-        """True if connections stay on this machine."""
-
-    def __repr__(self) -> str:
-        return f"<Address {self.text}>"
+    text: str
+    database: str
+    """The database that holds the tables."""
+    local: bool
+    """True if connections stay on this machine."""
+    arguments: dict[str, Any] = field(repr=False)
+    """The arguments of the driver, with the password."""
 
     async def connect(self, ended: Callable[[], None]) -> Driver:
         """Log in and return the connection; ``ended`` is called when it ends. Raises errors of the driver.
@@ -67,7 +56,7 @@ class Address:
         Its settings are the server's: the first packet on it is `settings`. Cancelling it, like an error, leaves
         nothing behind.
         """
-        driver = Driver(**self._kwargs)
+        driver = Driver(**self.arguments)
         await driver.connect(ended)
         return driver
 
@@ -85,7 +74,8 @@ def parameters(url: object, given: dict[str, Any]) -> tuple[Address, dict[str, A
     path = options.pop("unix_socket", None)
     context = optional_tls(options.pop("tls", "off"), options.pop("tls_ca", None), local=path is not None)
     host = address.hosts[0] if address.hosts else Host("127.0.0.1", _FORM.port)
-    kwargs = {
+    local = path is not None or host.name in ("127.0.0.1", "::1", "localhost")
+    arguments = {
         "host": host.name,
         "port": host.port,
         "user": address.user or None,
@@ -100,4 +90,4 @@ def parameters(url: object, given: dict[str, Any]) -> tuple[Address, dict[str, A
         "program_name": "aiolock",
     }
     user = f"{address.user}@" if address.user else ""
-    return Address(f"mysql://{user}{path or host}/{database}", kwargs), options
+    return Address(f"mysql://{user}{path or host}/{database}", database, local, arguments), options

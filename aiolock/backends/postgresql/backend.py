@@ -7,7 +7,7 @@ from typing import Any
 from aiolock.backends.callers import Callers
 from aiolock.backends.postgresql.confirmation import confirm
 from aiolock.backends.postgresql.diagnosis import diagnose
-from aiolock.backends.postgresql.statements import Statements
+from aiolock.backends.postgresql.schema import Statements
 from aiolock.backends.postgresql.store import PostgreSQLStore
 from aiolock.backends.postgresql.transaction_lock import AdvisoryLoan
 from aiolock.backends.postgresql.url import parameters
@@ -60,9 +60,6 @@ class PostgreSQLBackend(RowBackend, TransactionLocks, Confirmation):
         self._table = given.get("table", "public.aiolock")
         self._statements = Statements(self._table)
         self._callers = Callers()
-
-    def __repr__(self) -> str:
-        return f"<PostgreSQLBackend {self.address}>"
 
     def make_store(self) -> PostgreSQLStore:
         """Return the store of this opening."""

@@ -16,7 +16,7 @@ import asyncpg
 
 from aiolock.backends.callers import CallerConnection, Callers
 from aiolock.backends.postgresql.errors import sqlstate, translate
-from aiolock.backends.postgresql.statements import QUERIES
+from aiolock.backends.postgresql.schema import QUERIES
 from aiolock.backends.postgresql.store import PostgreSQLStore
 from aiolock.errors import BackendUnavailable, ConfigError, DeadlockDetected, LockError, shorten
 

@@ -12,7 +12,7 @@ from typing import Any
 from aiolock.backends.callers import Callers
 from aiolock.backends.postgresql.caller import NO_LIMIT, Interrupted, PostgreSQLConnection, check_connection
 from aiolock.backends.postgresql.errors import READ_ONLY, sqlstate
-from aiolock.backends.postgresql.statements import Statements
+from aiolock.backends.postgresql.schema import Statements
 from aiolock.backends.postgresql.store import PostgreSQLStore
 from aiolock.backends.rows.claim import RowClaim
 from aiolock.clock import Deadline

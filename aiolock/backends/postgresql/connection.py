@@ -19,7 +19,7 @@ import asyncpg
 
 from aiolock.backends.diagnosis import numbers
 from aiolock.backends.postgresql.errors import SWAPPED, translate
-from aiolock.backends.postgresql.statements import Statements
+from aiolock.backends.postgresql.schema import Statements
 from aiolock.backends.postgresql.url import Address
 from aiolock.clock import Deadline
 from aiolock.core.backend import Settings

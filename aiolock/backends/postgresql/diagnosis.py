@@ -9,7 +9,7 @@ from aiolock.backends.diagnosis import failure, note, numbers, ok, round_trip, w
 from aiolock.backends.postgresql import schema
 from aiolock.backends.postgresql.connection import OLDEST, Driver, Facts, login, swaps_sessions
 from aiolock.backends.postgresql.errors import translate
-from aiolock.backends.postgresql.statements import Statements
+from aiolock.backends.postgresql.schema import Statements
 from aiolock.backends.postgresql.url import Address
 from aiolock.core.backend import Settings
 from aiolock.errors import BackendError

@@ -1,4 +1,4 @@
-"""The table: create it, and check that it keeps what is written."""
+"""The table: the statements about it, by name; create it, and check that it keeps what is written."""
 
 from __future__ import annotations
 
@@ -9,11 +9,16 @@ from typing import Any
 import asyncpg
 
 from aiolock.backends.postgresql.errors import CREATED_MEANWHILE, sqlstate, translate
-from aiolock.backends.postgresql.statements import FORMAT, Statements
+from aiolock.backends.sql import read_schema, read_statements
 from aiolock.errors import BackendRefused, UnsafeBackend, shorten
 
-__all__ = ["ensure", "examine"]
+__all__ = ["FORMAT", "QUERIES", "Statements", "ensure", "examine"]
 
+QUERIES = read_statements("postgresql", "queries.sql", "transaction.sql")
+"""By name; the table is not filled in."""
+SCHEMA = read_schema("postgresql")
+FORMAT = int(re.findall(r"data format (\d+)", SCHEMA)[0])
+"""The version of the data format, which the comment of the table says."""
 COLUMNS = {
     "key": {"text not null C"},
     "value": {"bytea not null"},
@@ -21,6 +26,24 @@ COLUMNS = {
     "expires": {"timestamp with time zone"},
 }
 """The definitions that keep what is written, by column."""
+
+
+class Statements:
+    """The statements for one table, ``schema.name``."""
+
+    def __init__(self, table: str) -> None:
+        self.schema_name, self.table_name = table.split(".")
+        self.table = f'"{self.schema_name}"."{self.table_name}"'
+        self._queries = {name: self._named(text) for name, text in QUERIES.items()}
+        self.schema = self._named(SCHEMA)
+        """The statements that create the table, for people and for the server."""
+
+    def _named(self, text: str) -> str:
+        return text.replace("{table}", self.table)
+
+    def __call__(self, name: str) -> str:
+        """Return the statement of that name."""
+        return self._queries[name]
 
 
 async def ensure(driver: asyncpg.Connection, statements: Statements, address: str, *, create: bool) -> None:

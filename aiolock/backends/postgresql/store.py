@@ -8,10 +8,9 @@ import hashlib
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, NamedTuple
 
-from aiolock.backends.postgresql import schema
 from aiolock.backends.postgresql.connection import Connections, Driver, Facts
 from aiolock.backends.postgresql.errors import LOCKED, NO_ROOM_TO_NOTIFY, SWAPPED, sqlstate
-from aiolock.backends.postgresql.statements import Statements
+from aiolock.backends.postgresql.schema import Statements, ensure
 from aiolock.backends.postgresql.url import Address
 from aiolock.backends.rows.store import ALL, Edit, Entry, Listener, Row, RowStore, StoreClock
 from aiolock.clock import Deadline
@@ -74,7 +73,7 @@ class PostgreSQLStore(RowStore):
 
     async def _subscribe(self, driver: Driver) -> None:
         """Check the table and listen; first on the connection for reads, each time that it was opened."""
-        await schema.ensure(driver, self._statements, self._address.text, create=self._create)
+        await ensure(driver, self._statements, self._address.text, create=self._create)
         for address in (self._listener.address, ALL):
             await driver.add_listener(f"{self._channel}{address}", self._notified)
 

@@ -23,7 +23,7 @@ from aiolock.backends.postgresql.caller import (
     check_connection,
 )
 from aiolock.backends.postgresql.errors import sqlstate
-from aiolock.backends.postgresql.statements import QUERIES
+from aiolock.backends.postgresql.schema import QUERIES
 from aiolock.backends.postgresql.store import PostgreSQLStore
 from aiolock.core.backend import Request, Settings
 from aiolock.errors import BackendUnavailable, LockError

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import re
 import ssl
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
+from aiolock.backends.sql import check_table
 from aiolock.backends.urls import Form, Host, file, one_of, optional_tls, parse, tls_mode
 from aiolock.errors import ConfigError, shorten
 
 __all__ = ["Address", "parameters"]
 
-_TABLE = re.compile(r"(?:[A-Za-z_][A-Za-z0-9_]{0,47}\.)?[A-Za-z_][A-Za-z0-9_]{0,47}")
 
-
-def _table(name: str, value: object) -> str:
-    if not isinstance(value, str) or not _TABLE.fullmatch(value):
-        raise ConfigError(
-            f"{name} must be a table or schema.table, each 1 to 48 characters of A-Z a-z 0-9 _ that do not begin with a "
-            f"digit, not {shorten(value)}"
-        )
-    return value if "." in value else f"public.{value}"
+def _table(_: str, value: object) -> str:
+    table = check_table("postgresql", value)
+    return table if "." in table else f"public.{table}"
 
 
 def _socket(name: str, value: object) -> str:
@@ -54,18 +49,13 @@ class _TLS(ssl.SSLObject):
             super().unwrap()
 
 
+@dataclass(frozen=True, slots=True)
 class Address:
     """A server, a database and credentials; made by :func:`parameters` and never shown with its password."""
 
-    __slots__ = ("arguments", "text")
-
-    def __init__(self, text: str, arguments: dict[str, Any]) -> None:
-        self.text = text
-        self.arguments = arguments
-        """The arguments of the driver's ``connect``, with the password."""
-
-    def __repr__(self) -> str:
-        return f"<Address {self.text}>"
+    text: str
+    arguments: dict[str, Any] = field(repr=False)
+    """The arguments of the driver's ``connect``, with the password."""
 
     @property
     def local(self) -> bool:

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from aiolock.backends.redis.commands import WHOLE
-from aiolock.core.backend import decode_present, decode_value, presented
+from aiolock.core.present import decode_present, decode_value, presented
 from aiolock.errors import BackendRefused, BackendUnavailable, shorten
 from aiolock.types import Family, Holder, LockInfo, Mode, Waiting
 from aiolock.validation import escape, unescape

@@ -73,9 +73,6 @@ class BaseBackend(Administration, RegisterStore, Diagnosis):
         self.claims: dict[int, RedisClaim] = {}
         """Claims that the server may know, by number."""
 
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._endpoint!r}>"
-
     def again(self) -> Self:
         """Return a backend for the same server that knows the highest token."""
         backend = super().again()

@@ -14,7 +14,8 @@ import hiredis
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ResponseError
 
-from aiolock.core.backend import Request, encode_value
+from aiolock.core.backend import Request
+from aiolock.core.present import encode_value
 from aiolock.errors import UnsafeBackend, shorten
 from aiolock.types import Family
 from aiolock.validation import escape

@@ -139,11 +139,6 @@ class Connection(Transport):
         """
         return self.issue(encode(*args))
 
-    @property
-    def in_flight(self) -> int:
-        """Number of commands under way or waiting to be sent."""
-        return len(self._pending) + len(self._waiting) + len(self._parked)
-
     async def aclose(self) -> None:
         """Send what was issued, and close without waiting for replies; callers that still wait get an error."""
         if not self.forked:

@@ -29,18 +29,9 @@ from aiolock.backends.rows.lockrow import (
 from aiolock.backends.rows.session import session_key
 from aiolock.backends.rows.store import Listener, RowStore
 from aiolock.backends.rows.writer import MemberState
-from aiolock.core.backend import (
-    NEVER,
-    Claim,
-    Grant,
-    Present,
-    Renewal,
-    Request,
-    Settings,
-    decode_value,
-    presented,
-)
+from aiolock.core.backend import NEVER, Claim, Grant, Renewal, Request, Settings
 from aiolock.core.capabilities import Administration, Diagnosis, Purging, RegisterStore, decode_register
+from aiolock.core.present import Present, presented
 from aiolock.errors import BackendError, BackendUnavailable
 from aiolock.types import LOCK_FAMILIES, PERMIT, Family, Finding, Holder, LockInfo, Waiting
 from aiolock.validation import check_idle, unescape
@@ -329,16 +320,7 @@ def _trouble(future: asyncio.Future[None] | None) -> Exception:
 
 
 def _holder(hold: RowHold, remaining: float, session: SessionRow | None) -> Holder:
-    holder = Holder(
-        label=hold.request.label,
-        token=hold.token,
-        since=datetime.fromtimestamp(hold.since, UTC),
-        remaining=remaining,
-        permits=hold.request.permits,
-        mode=hold.request.mode,
-        tokens=0 if hold.kept else hold.request.block,
-        value=decode_value(hold.request.value),
-    )
+    holder = hold.shown(datetime.fromtimestamp(hold.since, UTC), remaining)
     if session is None:
         return holder
     lease = session.leases.get(hold.request.id)

@@ -23,10 +23,11 @@ from aiolock.backends.rows.session import RowSession
 from aiolock.backends.rows.store import ALL, Edit
 from aiolock.backends.rows.writer import Member, MemberState, Pending
 from aiolock.clock import Deadline
-from aiolock.core.backend import Grant, Release, Request, encode_value
+from aiolock.core.backend import Grant, Release, Request
 from aiolock.core.capabilities import Downgrade as CanDowngrade
 from aiolock.core.capabilities import Entry, Extension, Register
 from aiolock.core.inbox import Inbox
+from aiolock.core.present import encode_value
 from aiolock.core.tasks import Backoff
 from aiolock.errors import (
     BackendError,

@@ -137,13 +137,9 @@ class RowRequest(StoredRequest):
 
 @dataclass(slots=True)
 class RowHold(Granted):
-    """A hold, until its holder leaves or its session is dead."""
+    """A hold, until its holder leaves or its session is dead; one that is ``kept`` has a session of its own."""
 
     request: RowRequest  # pyright: ignore[reportIncompatibleVariableOverride] # never another
-    asked: str | None = None
-    """Reason of the last request to release it, if there was one."""
-    kept: bool = False
-    """Released with ``keep``: it excludes others, has no owner, and a session of its own."""
 
 
 @dataclass(slots=True)

@@ -15,9 +15,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import NamedTuple
 
-from aiolock.core.backend import Present, claim_time
+from aiolock.core.backend import claim_time
+from aiolock.core.present import Present, decode_value
+from aiolock.types import Holder
 
 __all__ = ["Answer", "Granted", "Hold", "Machine", "Message", "Registers", "StoredRequest", "admits"]
 
@@ -58,17 +61,31 @@ class Granted:
     request: StoredRequest
     token: int
     since: float
+    asked: str | None = None
+    """Reason of the last request to release it, if there was one."""
+    kept: bool = False
+    """Released with ``keep``: it excludes others, and has no owner."""
+
+    def shown(self, since: datetime, remaining: float) -> Holder:
+        """Return it as people see it, with the first lease under it."""
+        request = self.request
+        return Holder(
+            request.label,
+            self.token,
+            since,
+            remaining,
+            request.permits,
+            request.mode,
+            tokens=0 if self.kept else request.block,
+            value=decode_value(request.value),
+        )
 
 
 @dataclass(slots=True)
 class Hold(Granted):
     """A request that was granted, until ``deadline`` unless it is renewed."""
 
-    deadline: float
-    asked: str | None = None
-    """Reason of the last request to release it, if there was one."""
-    kept: bool = False
-    """Released with ``keep``: it excludes others, and has no owner."""
+    deadline: float = 0.0
     present: tuple[Present, float] | None = None
     """The lease that the last renewal has reported, and when."""
     extension: int = 0
@@ -326,7 +343,7 @@ class Machine:
     def _grant(self, lock: Lock, request: StoredRequest, now: float, seconds: float) -> Answer:
         token = self._token + 1
         self._token += request.block
-        lock.holds[request.id] = Hold(request, token, now, now + seconds)
+        lock.holds[request.id] = Hold(request, token, now, deadline=now + seconds)
         return Answer(token, request.block, seconds, bool(lock.queue))
 
     @staticmethod

@@ -95,11 +95,6 @@ class Member:
         return bool(self.doubted) and not self.session.dead
 
     @property
-    def proven(self) -> float:
-        """The earliest time at which the present ttl of the hold can have begun; it is certain for a ttl from then, less a margin."""
-        return min(self.session.heartbeat_sent, self.shown)
-
-    @property
     def until(self) -> float:
         """The time until which the hold is certain."""
         return relied_until(self.session.heartbeat_sent, self.shown, self.session.ttl)

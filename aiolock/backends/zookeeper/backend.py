@@ -102,12 +102,10 @@ class ZooKeeperBackend(Administration, RegisterStore, Diagnosis):
             tls_cert=tls_cert,
             tls_key=tls_key,
         )
+        self.address = self._address.text
         self._simple = self._address.options.recipe == "simple"
         self._opened = False
         self._connected = False
-
-    def __repr__(self) -> str:
-        return f"<ZooKeeperBackend {self._address}>"
 
     def bind(self, settings: Settings) -> None:
         """Take over what the client decides."""
@@ -168,9 +166,9 @@ class ZooKeeperBackend(Administration, RegisterStore, Diagnosis):
         if outages is not None and session.connected is not self._connected:
             self._connected = session.connected
             if self._connected:
-                outages.up(self, str(self._address))
+                outages.up(self, self.address)
             elif not session.closing:
-                outages.down(self, str(self._address), "the connection broke")
+                outages.down(self, self.address, "the connection broke")
         if session.connected:
             self.events.put(Event(EventKind.DOUBT))
 

@@ -21,7 +21,7 @@ from aiolock.backends.zookeeper import protocol
 from aiolock.backends.zookeeper.errors import translate
 from aiolock.backends.zookeeper.protocol import Operation
 from aiolock.backends.zookeeper.queue import parents
-from aiolock.core.backend import decode_value, encode_value
+from aiolock.core.present import decode_value, encode_value
 from aiolock.errors import UnsafeBackend, shorten
 
 __all__ = ["FORMAT", "REVOKE", "Note", "Record", "agree", "make"]

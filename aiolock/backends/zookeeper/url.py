@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
-from aiolock.backends.urls import Form, Host, file, one_of, seconds, tls_context, tls_flag
+from aiolock.backends.urls import Form, Host, direct_tls, file, one_of, seconds, tls_flag
 from aiolock.backends.urls import parse as parse_address
 from aiolock.errors import ConfigError, shorten
 
@@ -23,17 +23,13 @@ _FORBIDDEN = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff]|[^\u000
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options of ``connect`` and of the URL's query; times are seconds."""
+    """The options of ``connect`` and of the URL's query, without those of TLS; times are seconds."""
 
     session_timeout: float | None = None
     tick_time: float | None = None
     acl: str = "open"
     recipe: str = "queue"
     heartbeat: str = "sync"
-    tls: bool | ssl.SSLContext = False
-    tls_ca: str | None = None
-    tls_cert: str | None = None
-    tls_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +55,8 @@ class Address:
 def parse(url: object, **given: Any) -> Address:
     """Parse a URL and the options beside it. Raises :class:`ConfigError`, which never shows the password."""
     address = parse_address(_FORM, url, given)
+    tls = direct_tls(address.options)
     options = Options(**address.options)
-    tls = _context(options)
     if options.acl == "creator" and not address.user and tls is None:
         raise ConfigError(
             "acl='creator' needs a creator: user:password@ in the address, or a TLS certificate"
@@ -114,18 +110,3 @@ _FORM = Form(
     several=True,
     reserved="/,",
 )
-
-
-def _context(options: Options) -> ssl.SSLContext | None:
-    files = options.tls_ca, options.tls_cert, options.tls_key
-    if isinstance(options.tls, ssl.SSLContext):
-        if any(files):
-            raise ConfigError(
-                "tls is an ssl.SSLContext: load what tls_ca, tls_cert and tls_key name into that"
-            )
-        return options.tls
-    if options.tls:
-        return tls_context(*files)
-    if any(files):
-        raise ConfigError("tls_ca, tls_cert and tls_key need tls=true")
-    return None

@@ -6,7 +6,7 @@ import pytest
 
 from aiolock.backends.postgresql.connection import Facts
 from aiolock.backends.postgresql.diagnosis import diagnose, findings
-from aiolock.backends.postgresql.statements import Statements
+from aiolock.backends.postgresql.schema import Statements
 from aiolock.backends.postgresql.url import parameters
 from aiolock.errors import BackendRefused
 from aiolock.types import Level

@@ -11,7 +11,7 @@ import pytest
 
 import aiolock
 from aiolock.backends.postgresql.connection import Lane
-from aiolock.backends.postgresql.statements import Statements
+from aiolock.backends.postgresql.schema import Statements
 from aiolock.backends.rows.lockrow import Enter as EnterStep
 from aiolock.backends.rows.lockrow import (
     Liveness,
