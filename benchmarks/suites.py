@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from tempfile import TemporaryDirectory
-from typing import Any, Self, cast
+from typing import Any, Self
 
 from benchmarks.calm import Calm
 from benchmarks.contestants.files import make_table
@@ -84,48 +84,19 @@ def roomy_zookeeper(servers: int = 1) -> ZooKeeper:
     return ensemble
 
 
-@contextmanager
-def _redis(options: Options) -> Iterator[Context]:
-    with Redis() as server, Workers() as workers:
-        yield options.context(RedisContext, server, workers)
+def _one(
+    make: Callable[[], Any], kind: type[Context]
+) -> Callable[[Options], AbstractContextManager[Context]]:
+    """Scenarios on one server."""
 
+    @contextmanager
+    def opened(options: Options) -> Iterator[Context]:
+        with make() as server, Workers() as workers:
+            context = options.context(kind, server, workers)
+            context.prepare()
+            yield context
 
-@contextmanager
-def _zookeeper(options: Options) -> Iterator[Context]:
-    with roomy_zookeeper() as server, Workers() as workers:
-        yield options.context(ZooKeeperContext, server, workers)
-
-
-@contextmanager
-def _mysql(options: Options) -> Iterator[Context]:
-    with durable_mariadb() as server, Workers() as workers:
-        context = options.context(MySQLContext, server, workers)
-        context.prepare()
-        yield context
-
-
-@contextmanager
-def _postgresql(options: Options) -> Iterator[Context]:
-    with durable_postgresql() as server, Workers() as workers:
-        yield options.context(PostgreSQLContext, server, workers)
-
-
-@contextmanager
-def _sqlite(options: Options) -> Iterator[Context]:
-    with LockFile() as file, Workers() as workers:
-        yield options.context(Context, cast("Server", file), workers)
-
-
-@contextmanager
-def _memcached(options: Options) -> Iterator[Context]:
-    with Memcached() as server, Workers() as workers:
-        yield options.context(MemcachedContext, server, workers)
-
-
-@contextmanager
-def _etcd(options: Options) -> Iterator[Context]:
-    with Etcd() as server, Workers() as workers:
-        yield options.context(EtcdContext, server, workers)
+    return opened
 
 
 class _Several(ExitStack):
@@ -218,14 +189,14 @@ def _methods(options: Options) -> Iterator[Market]:
 
 
 SUITES = {
-    "redis": Suite(redis.SCENARIOS, _redis),
-    "zookeeper": Suite(zookeeper.SCENARIOS, _zookeeper),
-    "mysql": Suite(mysql.SCENARIOS, _mysql),
+    "redis": Suite(redis.SCENARIOS, _one(Redis, RedisContext)),
+    "zookeeper": Suite(zookeeper.SCENARIOS, _one(roomy_zookeeper, ZooKeeperContext)),
+    "mysql": Suite(mysql.SCENARIOS, _one(durable_mariadb, MySQLContext)),
     "compare": Suite(compare.SCENARIOS, _compare),
     "kinds": Suite(kinds.SCENARIOS, _kinds),
-    "postgresql": Suite(rows.POSTGRESQL, _postgresql),
-    "sqlite": Suite(rows.SQLITE, _sqlite),
-    "memcached": Suite(rows.MEMCACHED, _memcached),
-    "etcd": Suite(rows.ETCD, _etcd),
+    "postgresql": Suite(rows.POSTGRESQL, _one(durable_postgresql, PostgreSQLContext)),
+    "sqlite": Suite(rows.SQLITE, _one(LockFile, Context)),
+    "memcached": Suite(rows.MEMCACHED, _one(Memcached, MemcachedContext)),
+    "etcd": Suite(rows.ETCD, _one(Etcd, EtcdContext)),
     "methods": Suite(methods.SCENARIOS, _methods),
 }

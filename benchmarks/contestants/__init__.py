@@ -11,13 +11,8 @@ from benchmarks.contestants.etcd import Etcdctl, KeptAlive, LockService, Polling
 from benchmarks.contestants.files import BareSqlite, FileLock
 from benchmarks.contestants.floors import RawFloor, ScriptFloor
 from benchmarks.contestants.memcached import AddDelete, PollingAdd, Touching
-from benchmarks.contestants.mysql import (
-    ForUpdate,
-    GetLock,
-    InsertDelete,
-    Polling,
-    SelectOne,
-)
+from benchmarks.contestants.mysql import ForUpdate, GetLock, InsertDelete, SelectOne
+from benchmarks.contestants.mysql import PollingRow as MySQLPollingRow
 from benchmarks.contestants.ours import InMemory, Ours, OursAnew, OursPlain, OursWithoutPassing
 from benchmarks.contestants.peers import Peer
 from benchmarks.contestants.plain import Asyncio
@@ -65,7 +60,7 @@ _KNOWN: dict[str, Callable[..., Any]] = {
     "kazoo": Kazoo,
     "pg_advisory_lock": Advisory,
     "pg_try_advisory_lock": TryAdvisory,
-    "polling": Polling,
+    "polling": MySQLPollingRow,
     "polling add": PollingAdd,
     "polling key": PollingKey,
     "polling row": PollingRow,

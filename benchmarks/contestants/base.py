@@ -17,10 +17,14 @@ __all__ = [
     "PARTS",
     "RENEWALS",
     "SEATS",
+    "SHARED",
     "TTL",
     "Block",
     "Contestant",
+    "InBlocks",
     "OneByOne",
+    "Polling",
+    "Pooled",
     "Span",
     "again_and_again",
     "parts",
@@ -31,6 +35,8 @@ SEATS = 10
 PARTS = 5
 RENEWALS = 3
 """By hand, what is held is renewed so often in a ttl."""
+SHARED = 10
+"""Connections of a process whose waiters sleep between tries, and so can share them."""
 BATCH = 50
 """How many join a line, or are asked for, at the same moment."""
 
@@ -185,6 +191,74 @@ class Block:
 
     async def __aexit__(self, *_: object) -> None:
         await self._open.__aexit__(None, None, None)
+
+
+class InBlocks(Contestant):
+    """One whose lock is a block."""
+
+    def lock(self, name: str) -> Any:
+        return Block(self, name)
+
+    def block(self, name: str) -> Any:
+        """An asynchronous context manager that is the lock."""
+        raise NotImplementedError
+
+
+class Polling(InBlocks):
+    """One that is refused, and asks again every ``interval`` seconds."""
+
+    def __init__(self, url: str, interval: float = 0.1) -> None:
+        super().__init__(url)
+        self._interval = interval
+
+    def pause(self) -> float:
+        """How long to wait before the next try."""
+        return self._interval
+
+    async def enter(self, name: str) -> bool:
+        """Try it; whether it was free."""
+        raise NotImplementedError
+
+    async def exit(self, name: str) -> None:
+        """Free it."""
+        raise NotImplementedError
+
+    @asynccontextmanager
+    async def block(self, name: str) -> AsyncIterator[None]:
+        while not await self.enter(name):  # noqa: ASYNC110 - nothing tells
+            await asyncio.sleep(self.pause())
+        yield
+        await self.exit(name)
+
+
+class Pooled(InBlocks):
+    """Connections on demand, as many as are in use at once but no more than ``most``."""
+
+    most = 100_000
+
+    async def __aenter__(self) -> Self:
+        self._idle: list[Any] = []
+        self._all: list[Any] = []
+        self._gate = asyncio.Semaphore(self.most)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for connection in self._all:
+            if (closing := connection.close()) is not None:
+                await closing
+
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[Any]:
+        async with self._gate:
+            if self._idle:
+                connection = self._idle.pop()
+            else:
+                self._all.append(connection := await self._connect())
+            yield connection
+            self._idle.append(connection)
+
+    async def _connect(self) -> Any:
+        raise NotImplementedError
 
 
 class OneByOne:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Self
+from typing import Self
 
 from aiolock.backends.etcd import messages
 from aiolock.backends.etcd.connection import visit
 from aiolock.backends.etcd.url import parameters
-from benchmarks.contestants.base import BATCH, RENEWALS, Block, Contestant, again_and_again
+from benchmarks.contestants.base import BATCH, RENEWALS, InBlocks, Polling, again_and_again
 from tests.processes import program
 
 __all__ = ["Etcdctl", "KeptAlive", "LockService", "PollingKey", "PutDelete", "PutGet"]
@@ -25,7 +25,7 @@ TOGETHER = 100
 """Keys of one read."""
 
 
-class OnEtcd(Contestant):
+class OnEtcd(InBlocks):
     """One connection to the first member."""
 
     async def __aenter__(self) -> Self:
@@ -47,13 +47,6 @@ class OnEtcd(Contestant):
         answer = await self.wire.ask(messages.TXN, messages.txn(conditions, operations))
         return messages.written(answer).made
 
-    def lock(self, name: str) -> Any:
-        return Block(self, name)
-
-    def block(self, name: str) -> Any:
-        """An asynchronous context manager that is the lock."""
-        raise NotImplementedError
-
 
 class PutDelete(OnEtcd):
     """No lock: one bare put and one bare delete of a key, the least that a lock costs."""
@@ -65,22 +58,15 @@ class PutDelete(OnEtcd):
         await self.change([], messages.delete(f"bare/{name}"))
 
 
-class PollingKey(OnEtcd):
+class PollingKey(Polling, OnEtcd):
     """A key with a lease, which is put unless it is there, every ``interval`` seconds until it is not; then deleted."""
 
-    def __init__(self, url: str, interval: float = 0.1) -> None:
-        super().__init__(url)
-        self._interval = interval
-
-    @asynccontextmanager
-    async def block(self, name: str) -> AsyncIterator[None]:
+    async def enter(self, name: str) -> bool:
         key = f"polled/{name}"
-        while not await self.change(  # noqa: ASYNC110 - it polls
-            [messages.unchanged(key, 0)], messages.put(key, b"1", self._lease)
-        ):
-            await asyncio.sleep(self._interval)
-        yield
-        await self.change([], messages.delete(key))
+        return await self.change([messages.unchanged(key, 0)], messages.put(key, b"1", self._lease))
+
+    async def exit(self, name: str) -> None:
+        await self.change([], messages.delete(f"polled/{name}"))
 
 
 class LockService(OnEtcd):
@@ -103,11 +89,8 @@ class LockService(OnEtcd):
         self._leases.append(lease)
 
 
-class Etcdctl(Contestant):
+class Etcdctl(InBlocks):
     """``etcdctl lock``: a process for whoever holds or waits, which frees the lock when it is told to end."""
-
-    def lock(self, name: str) -> Any:
-        return Block(self, name)
 
     @asynccontextmanager
     async def block(self, name: str) -> AsyncIterator[None]:

@@ -10,24 +10,17 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from hashlib import sha256
-from typing import Any, Self
+from typing import Self
 
-from benchmarks.contestants.base import RENEWALS, Block, Contestant, again_and_again
+from benchmarks.contestants.base import RENEWALS, InBlocks, Polling, again_and_again
 
 __all__ = ["BareSqlite", "FileLock", "make_table"]
 
 UPSERT = "INSERT INTO by_hand VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET owner = excluded.owner"
 
 
-class FileLock(Contestant):
+class FileLock(Polling):
     """``flock`` on a file for each lock, every ``interval`` seconds; the files are beside that of the URL."""
-
-    def __init__(self, url: str, interval: float = 0.05) -> None:
-        super().__init__(url)
-        self._interval = interval
-
-    def lock(self, name: str) -> Any:
-        return Block(self, name)
 
     @asynccontextmanager
     async def block(self, name: str) -> AsyncIterator[None]:
@@ -39,7 +32,7 @@ class FileLock(Contestant):
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
                 except BlockingIOError:
-                    await asyncio.sleep(self._interval)
+                    await asyncio.sleep(self.pause())
             yield
         finally:
             os.close(file)
@@ -59,7 +52,7 @@ def make_table(url: str) -> None:
     db.close()
 
 
-class BareSqlite(Contestant):
+class BareSqlite(InBlocks):
     """No lock: bare statements on a file of their own, in the thread of the loop.
 
     Each commit is flushed, with ``lazy`` only the first one of a turn.
@@ -75,9 +68,6 @@ class BareSqlite(Contestant):
 
     async def __aexit__(self, *_: object) -> None:
         self._db.close()
-
-    def lock(self, name: str) -> Any:
-        return Block(self, name)
 
     @asynccontextmanager
     async def block(self, name: str) -> AsyncIterator[None]:

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-from benchmarks.contestants.base import RENEWALS, Block, Contestant, again_and_again
+from benchmarks.contestants.base import RENEWALS, InBlocks, Polling, again_and_again
 
 __all__ = ["AddDelete", "PollingAdd", "Touching"]
 
@@ -43,7 +43,7 @@ class Wire(asyncio.Protocol):
         self._transport.close()
 
 
-class _ByHand(Contestant):
+class _ByHand(InBlocks):
     async def __aenter__(self) -> Self:
         parts, loop = urlsplit(self.url), asyncio.get_running_loop()
         _, self.wire = await loop.create_connection(Wire, parts.hostname, parts.port)
@@ -52,12 +52,12 @@ class _ByHand(Contestant):
     async def __aexit__(self, *_: object) -> None:
         self.wire.close()
 
-    def lock(self, name: str) -> Block:
-        return Block(self, name)
-
-    async def add(self, name: str) -> bool:
+    async def enter(self, name: str) -> bool:
         """Add an item that expires after the ttl, unless there is one."""
         return await self.wire.call(f"add by-hand:{name} 0 {self.ttl:.0f} 1\r\n1") == b"STORED"
+
+    async def exit(self, name: str) -> None:
+        await self.wire.call(f"delete by-hand:{name}")
 
 
 class AddDelete(_ByHand):
@@ -65,24 +65,13 @@ class AddDelete(_ByHand):
 
     @asynccontextmanager
     async def block(self, name: str) -> AsyncIterator[None]:
-        await self.add(name)
+        await self.enter(name)
         yield
-        await self.wire.call(f"delete by-hand:{name}")
+        await self.exit(name)
 
 
-class PollingAdd(_ByHand):
+class PollingAdd(_ByHand, Polling):
     """``add`` every ``interval`` seconds until there was no item, and ``delete``, whoever's item it is by then."""
-
-    def __init__(self, url: str, interval: float = 0.1) -> None:
-        super().__init__(url)
-        self._interval = interval
-
-    @asynccontextmanager
-    async def block(self, name: str) -> AsyncIterator[None]:
-        while not await self.add(name):  # noqa: ASYNC110 - nothing tells
-            await asyncio.sleep(self._interval)
-        yield
-        await self.wire.call(f"delete by-hand:{name}")
 
 
 class Touching(_ByHand):
@@ -90,11 +79,11 @@ class Touching(_ByHand):
 
     @asynccontextmanager
     async def keep(self, names: Sequence[str]) -> AsyncIterator[None]:
-        await asyncio.gather(*(self.add(name) for name in names))
+        await asyncio.gather(*(self.enter(name) for name in names))
 
         async def renew() -> None:
             await asyncio.gather(*(self.wire.call(f"touch by-hand:{name} {self.ttl:.0f}") for name in names))
 
         async with again_and_again(renew, self.ttl / RENEWALS):
             yield
-        await asyncio.gather(*(self.wire.call(f"delete by-hand:{name}") for name in names))
+        await asyncio.gather(*(self.exit(name) for name in names))

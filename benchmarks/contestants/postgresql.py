@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Self
 
-from benchmarks.contestants.base import RENEWALS, Block, Contestant, again_and_again
+from benchmarks.contestants.base import RENEWALS, SHARED, Polling, Pooled, again_and_again
 
 __all__ = [
     "TABLE",
@@ -24,8 +24,6 @@ __all__ = [
     "UpsertUpdate",
 ]
 
-SHARED = 10
-"""Connections of a process whose waiters sleep between tries, and so can share them."""
 CHANNEL = "bench_baton"
 
 TABLE = "CREATE TABLE by_hand (name text PRIMARY KEY, owner int, expires timestamptz) WITH (fillfactor = 50)"
@@ -35,41 +33,11 @@ PROLONG = "UPDATE by_hand SET expires = now() + make_interval(secs => $2) WHERE 
 KEY = "hashtextextended($1, 0)"
 
 
-class _ByHand(Contestant):
-    """Connections on demand, as many as are in use at once but no more than ``most``."""
-
-    most = 100_000
-
-    async def __aenter__(self) -> Self:
-        self._idle: list[Any] = []
-        self._all: list[Any] = []
-        self._gate = asyncio.Semaphore(self.most)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        for connection in self._all:
-            await connection.close()
-
-    @asynccontextmanager
-    async def _connection(self) -> AsyncIterator[Any]:
-        async with self._gate:
-            connection = self._idle.pop() if self._idle else await self._connect()
-            yield connection
-            self._idle.append(connection)
-
+class _ByHand(Pooled):
     async def _connect(self) -> Any:
         import asyncpg
 
-        connection = await asyncpg.connect(self.url)
-        self._all.append(connection)
-        return connection
-
-    def lock(self, name: str) -> Any:
-        return Block(self, name)
-
-    def block(self, name: str) -> Any:
-        """An asynchronous context manager that is the lock."""
-        raise NotImplementedError
+        return await asyncpg.connect(self.url)
 
 
 class UpsertUpdate(_ByHand):
@@ -103,14 +71,10 @@ class Advisory(_ByHand):
             await connection.execute(f"SELECT pg_advisory_unlock({KEY})", name)
 
 
-class TryAdvisory(_ByHand):
+class TryAdvisory(Polling, _ByHand):
     """``pg_try_advisory_lock`` every ``interval`` seconds; the holder keeps the connection."""
 
     most = SHARED
-
-    def __init__(self, url: str, interval: float = 0.1) -> None:
-        super().__init__(url)
-        self._interval = interval
 
     @asynccontextmanager
     async def block(self, name: str) -> AsyncIterator[None]:
@@ -120,23 +84,18 @@ class TryAdvisory(_ByHand):
                     yield
                     await connection.execute(f"SELECT pg_advisory_unlock({KEY})", name)
                     return
-            await asyncio.sleep(self._interval)
+            await asyncio.sleep(self.pause())
 
 
-class PollingRow(_ByHand):
+class PollingRow(Polling, _ByHand):
     """A row with an owner, set and cleared by one statement each; a task that is refused asks again after a while."""
 
     most = SHARED
 
-    def __init__(self, url: str, interval: float = 0.1) -> None:
-        super().__init__(url)
-        self._interval = interval
+    async def enter(self, name: str) -> bool:
+        return await self._changed(f"{UPSERT} WHERE r.owner IS NULL", name)
 
-    @asynccontextmanager
-    async def block(self, name: str) -> AsyncIterator[None]:
-        while not await self._changed(f"{UPSERT} WHERE r.owner IS NULL", name):  # noqa: ASYNC110 - nothing tells
-            await asyncio.sleep(self._interval)
-        yield
+    async def exit(self, name: str) -> None:
         await self._changed("UPDATE by_hand SET owner = NULL WHERE name = $1", name)
 
     async def _changed(self, statement: str, name: str) -> bool:

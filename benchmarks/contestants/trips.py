@@ -9,7 +9,7 @@ from typing import Any, Self
 from hiredis import pack_command
 
 from aiolock.backends.etcd.messages import TXN, get
-from benchmarks.contestants.base import Block, Contestant
+from benchmarks.contestants.base import InBlocks
 from benchmarks.contestants.etcd import PutDelete
 from benchmarks.contestants.files import BareSqlite
 from benchmarks.contestants.floors import RawFloor
@@ -81,7 +81,7 @@ _TRIPS: dict[str, Any] = {
 """By scheme; of several servers that are one, the first is asked."""
 
 
-class RoundTrip(Contestant):
+class RoundTrip(InBlocks):
     """No lock: one round trip for each block."""
 
     async def __aenter__(self) -> Self:
@@ -92,9 +92,6 @@ class RoundTrip(Contestant):
 
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
-
-    def lock(self, name: str) -> Block:
-        return Block(self, name)
 
     @asynccontextmanager
     async def block(self, name: str) -> AsyncIterator[None]:

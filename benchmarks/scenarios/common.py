@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from benchmarks.measure import Report, percentile, ratio
 from benchmarks.scenarios.context import Context
@@ -17,6 +18,7 @@ __all__ = [
     "free",
     "handover",
     "hot",
+    "kept",
     "one_read",
     "quickest",
     "renewal",
@@ -157,6 +159,24 @@ def one_read(report: Report) -> None:
     """The goal that all locks of a client are verified by one statement."""
     ours = report.rows["aiolock"]
     report.limit_of("reads for each write", ratio(ours["reads"], ours["writes"]), 1.2, "reads")
+
+
+def kept(
+    context: Any, look: Callable[[], Counter[str]], who: str, count: int, ttl: float, seconds: float
+) -> Found:
+    """Keep so many locks for a while; what the server was asked for meanwhile, and the processor time that it took."""
+    seen: list[Found] = []
+    context.workers.one(
+        "kept",
+        who=who,
+        url=context.url,
+        count=count,
+        ttl=ttl,
+        seconds=seconds,
+        between=lambda _: seen.append((look(), context.processor_seconds())),
+    )
+    (before, start), (after, end) = seen
+    return after - before, end - start
 
 
 def renewal(

@@ -97,6 +97,9 @@ class Context:
             os.sched_setaffinity(int(thread.name), server)
         self.workers.pin(workers)
 
+    def prepare(self) -> None:
+        """Make what contestants find there."""
+
     def flush(self) -> None:
         """Begin with a server that knows nothing of what was before."""
 

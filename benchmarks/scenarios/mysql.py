@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from benchmarks.measure import Report, percentile
+from benchmarks.measure import Report
+from benchmarks.scenarios import common
 from benchmarks.scenarios.context import MySQLContext
-from benchmarks.scenarios.draining import baton, drained
+from benchmarks.scenarios.draining import drained
 
 __all__ = ["SCENARIOS"]
 
@@ -124,30 +125,11 @@ def spread(context: MySQLContext) -> Report:
 
 def handover(context: MySQLContext) -> Report:
     """From the release in one process to the entry in another."""
-    columns = {"p50": "p50, ms", "p90": "p90, ms", "p99": "p99, ms"}
-    report = Report("handover", "MySQL: hand-over latency between two processes", columns)
-    whos = [
-        "aiolock session",
-        "aiolock lease",
-        "aiolock row",
-        "for update",
-        "get_lock",
-        "insert + delete, random wait",
-        "polling 0.01",
-        "polling 0.1",
-    ]
-
-    def play(who: str) -> list[float]:
-        pause = {"polling 0.1": 0.1, "polling 0.01": 0.01, "insert + delete, random wait": 0.02}.get(
-            who, 0.002
-        )
-        count = context.count(10 if who == "polling 0.1" else 40, 6)
-        # The first ones open connections.
-        return [took / 1000 for took in baton(context, who, count + 3, pause, settle=0.012)[3:]]
-
-    for who, rounds in context.alternate(min(context.rounds, 3), whos, play).items():
-        report.add(who, **{f"p{p}": [percentile(found, p) for found in rounds] for p in (50, 90, 99)})
-    return report
+    pauses = dict.fromkeys(
+        ("aiolock session", "aiolock lease", "aiolock row", "for update", "get_lock"), 0.002
+    )
+    pauses |= {"insert + delete, random wait": 0.02, "polling 0.01": 0.01, "polling 0.1": 0.1}
+    return common.handover(context, "MySQL", pauses)
 
 
 SCENARIOS = {"free": free, "hot": hot, "spread": spread, "handover": handover}

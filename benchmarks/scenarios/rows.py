@@ -13,6 +13,7 @@ from benchmarks.scenarios.common import (
     free,
     handover,
     hot,
+    kept,
     one_read,
     quickest,
     renewal,
@@ -88,19 +89,8 @@ def _postgresql_renewal(context: PostgreSQLContext) -> Report:
     """A thousand locks that one client holds."""
 
     def play(who: str, count: int, ttl: float, seconds: float) -> Found:
-        seen: list[tuple[Counter[str], float]] = []
         with context.logging() as statements:
-            context.workers.one(
-                "kept",
-                who=who,
-                url=context.url,
-                count=count,
-                ttl=ttl,
-                seconds=seconds,
-                between=lambda _: seen.append((statements(), context.processor_seconds())),
-            )
-        (before, start), (after, end) = seen
-        return after - before, end - start
+            return kept(context, statements, who, count, ttl, seconds)
 
     report = renewal(context, "PostgreSQL", ["expiring rows"], "update + select", play)
     one_read(report)
@@ -215,18 +205,7 @@ def _memcached_renewal(context: MemcachedContext) -> Report:
 
     def play(who: str, count: int, ttl: float, seconds: float) -> Found:
         context.flush()
-        seen: list[Found] = []
-        context.workers.one(
-            "kept",
-            who=who,
-            url=context.url,
-            count=count,
-            ttl=ttl,
-            seconds=seconds,
-            between=lambda _: seen.append((context.commands(), context.processor_seconds())),
-        )
-        (before, start), (after, end) = seen
-        return after - before, end - start
+        return kept(context, context.commands, who, count, ttl, seconds)
 
     report = renewal(context, "memcached", [], "touch", play)
     report.notes.append("Written and read are items: aiolock verifies all its locks by one batch of reads.")
@@ -297,18 +276,7 @@ def _etcd_renewal(context: EtcdContext) -> Report:
     """A thousand locks that one client holds."""
 
     def play(who: str, count: int, ttl: float, seconds: float) -> Found:
-        seen: list[Found] = []
-        context.workers.one(
-            "kept",
-            who=who,
-            url=context.url,
-            count=count,
-            ttl=ttl,
-            seconds=seconds,
-            between=lambda _: seen.append((context.requests(), context.processor_seconds())),
-        )
-        (before, start), (after, end) = seen
-        return after - before, end - start
+        return kept(context, context.requests, who, count, ttl, seconds)
 
     report = renewal(context, "etcd", ["a lease each"], "put + get", play)
     report.notes.append(
