@@ -32,7 +32,7 @@ from aiolock.backends.redis.cluster.backend import ClusterBackend
 from aiolock.backends.redis.cluster.slots import NodeEndpoint, Seeds
 from aiolock.backends.rows.backend import RowBackend
 from aiolock.backends.rows.lockrow import decode, encode
-from aiolock.backends.rows.store import Edit
+from aiolock.backends.rows.store import Edit, RowStore
 from aiolock.backends.sqlite import SqliteBackend
 from aiolock.core.backend import Backend
 from aiolock.types import Family
@@ -119,9 +119,9 @@ class Deployment(ABC):
         self.namespace = f"t{secrets.token_hex(6)}"
         self.pace = pace()
 
-    @abstractmethod
     def make(self, **options: Any) -> Client:
         """A client of this server with these options of `connect`."""
+        return aiolock.connect(self.found(), **options)
 
     def connect(self, **options: Any) -> Client:
         """A new client in the namespace of the test; not yet open."""
@@ -441,9 +441,6 @@ class Redis(Deployment):
         """How clients reach it."""
         return EXTERNAL.get("redis") or self._server.url
 
-    def make(self, **options: Any) -> Client:
-        return aiolock.connect(self.found(), **options)
-
     refuses = True
     user: ClassVar[str] = "default"
     """The account of the clients."""
@@ -625,7 +622,25 @@ def least_rights(user: str, pattern: str, *, without: str = "") -> str:
     return " ".join(("user", user, *kept))
 
 
-class Memcached(Deployment):
+class Stored(Deployment):
+    """Rows that administrators may edit, by the store of a client."""
+
+    def store(self, backend: Any, claim: Any) -> RowStore:  # noqa: ARG002 - for servers that share the rows out
+        """The store that has the row of a claim."""
+        return backend.store
+
+    async def _forget(self, claim: Any) -> None:
+        async with self.connect(label="administrator") as client:
+            store, made = self.store(client._runtime.backend, claim), None
+            while made is None:
+                [found] = await store.get([claim.key])
+                row = decode(found.value)
+                del row.holds[claim.member.id]
+                edit = Edit(claim.key, found.version, secrets.token_urlsafe(12), encode(row))
+                [made] = await store.compare_and_set([edit])
+
+
+class Memcached(Stored):
     """A memcached of its own."""
 
     name = "memcached"
@@ -646,9 +661,6 @@ class Memcached(Deployment):
     def url(self) -> str:
         return self._server.url
 
-    def make(self, **options: Any) -> Client:
-        return aiolock.connect(self.found(), **options)
-
     refuses = True
 
     async def refuse(self) -> None:
@@ -665,17 +677,8 @@ class Memcached(Deployment):
         self._server.set(*extra)
         self._server.start()
 
-    async def _forget(self, claim: Any) -> None:
-        """As an administrator would who edits the row."""
-        async with self.connect(label="administrator") as client:
-            backend, made = client._runtime.backend, None
-            store = backend._at(claim.request.name, claim.request.kind.family).store
-            while made is None:
-                [found] = await store.get([claim.key])
-                row = decode(found.value)
-                del row.holds[claim.member.id]
-                edit = Edit(claim.key, found.version, "", encode(row))
-                [made] = await store.compare_and_set([edit])
+    def store(self, backend: Any, claim: Any) -> RowStore:
+        return backend._at(claim.request.name, claim.request.kind.family).store
 
 
 class MemcachedServers(Memcached):
@@ -885,7 +888,7 @@ class MariaDBRows(MariaDBSessions):
             connection.close()
 
 
-class PostgreSQL(Deployment):
+class PostgreSQL(Stored):
     """PostgreSQL: rows that are changed by compare-and-set, and notifications."""
 
     name = servers.postgresql_name()
@@ -908,9 +911,6 @@ class PostgreSQL(Deployment):
     def url(self) -> str:
         return self._url
 
-    def make(self, **options: Any) -> Client:
-        return aiolock.connect(self.found(), **options)
-
     refuses = True
 
     async def refuse(self) -> None:
@@ -922,19 +922,8 @@ class PostgreSQL(Deployment):
         finally:
             await connection.close()
 
-    async def _forget(self, claim: Any) -> None:
-        """As an administrator would who edits the row."""
-        async with self.connect(label="administrator") as client:
-            store, made = client._runtime.backend.store, None
-            while made is None:
-                [found] = await store.get([claim.key])
-                row = decode(found.value)
-                del row.holds[claim.member.id]
-                edit = Edit(claim.key, found.version, secrets.token_urlsafe(12), encode(row))
-                [made] = await store.compare_and_set([edit])
 
-
-class Etcd(Deployment):
+class Etcd(Stored):
     """An etcd of one member: keys that are changed by transactions, and watches."""
 
     name = "etcd"
@@ -967,9 +956,6 @@ class Etcd(Deployment):
     def url(self) -> str:
         return self._server.url
 
-    def make(self, **options: Any) -> Client:
-        return aiolock.connect(self.found(), **options)
-
     refuses = True
 
     async def refuse(self) -> None:
@@ -988,17 +974,6 @@ class Etcd(Deployment):
         self._server.ctl("--user=root:password", "auth", "disable")
         self._server.ctl("user", "delete", "root")
 
-    async def _forget(self, claim: Any) -> None:
-        """As an administrator would who edits the row."""
-        async with self.connect(label="administrator") as client:
-            store, made = client._runtime.backend.store, None
-            while made is None:
-                [found] = await store.get([claim.key])
-                row = decode(found.value)
-                del row.holds[claim.member.id]
-                edit = Edit(claim.key, found.version, "", encode(row))
-                [made] = await store.compare_and_set([edit])
-
 
 class EtcdCluster(Etcd):
     """Three members."""
@@ -1009,7 +984,7 @@ class EtcdCluster(Etcd):
     part = frozenset({"test_exclusion", "test_loss", "test_outages"})
 
 
-class MongoDB(Deployment):
+class MongoDB(Stored):
     """A MongoDB by URL: documents that are changed by compare-and-set, and polled."""
 
     name = "mongodb"
@@ -1039,24 +1014,10 @@ class MongoDB(Deployment):
         direct = "" if self.way is None or "directConnection" in self._url else "directConnection=true"
         return "?".join(filter(None, [super().found(), direct])) if "?" not in self._url else super().found()
 
-    def make(self, **options: Any) -> Client:
-        return aiolock.connect(self.found(), **options)
-
     refuses = True
 
     async def refuse(self) -> None:
         await asyncio.to_thread(servers.mongodb_ask, self._url, {"drop": "aiolock"})
-
-    async def _forget(self, claim: Any) -> None:
-        """As an administrator would who edits the document."""
-        async with self.connect(label="administrator") as client:
-            store, made = client._runtime.backend.store, None
-            while made is None:
-                [found] = await store.get([claim.key])
-                row = decode(found.value)
-                del row.holds[claim.member.id]
-                edit = Edit(claim.key, found.version, secrets.token_urlsafe(12), encode(row))
-                [made] = await store.compare_and_set([edit])
 
 
 class MongoStandIn(MongoDB):

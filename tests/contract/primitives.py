@@ -70,6 +70,16 @@ async def released_on_demand(holder: Lease, condition: Callable[[], Coroutine[An
         await holder.release()
 
 
+@asynccontextmanager
+async def kept(stage: Stage, client: Client | None = None, **options: Any):
+    """A lease, the rival's unless said otherwise, which the interruption must not touch."""
+    lease = await (client or stage.rival).lock(stage.name, **options).acquire()
+    stage.kept.append(lease)
+    yield lease
+    stage.kept.clear()
+    await lease.release()
+
+
 # --- getting it
 
 
@@ -155,11 +165,8 @@ async def _(stage):
 
 @primitive("try_acquire, taken")
 async def _(stage):
-    holder = await stage.rival.lock(stage.name).acquire()
-    stage.kept.append(holder)
-    yield stage.client.lock(stage.name).try_acquire
-    stage.kept.clear()
-    await holder.release()
+    async with kept(stage):
+        yield stage.client.lock(stage.name).try_acquire
 
 
 @primitive("try_acquire, held elsewhere, with a timeout")
@@ -243,26 +250,20 @@ async def _(stage):
 
 @primitive("lease.guard")
 async def _(stage):
-    lease = await stage.client.lock(stage.name).acquire()
-    stage.kept.append(lease)
+    async with kept(stage, stage.client) as lease:
 
-    async def guarded() -> None:
-        with lease.guard():
-            await asyncio.sleep(0)
-            lease.check()
+        async def guarded() -> None:
+            with lease.guard():
+                await asyncio.sleep(0)
+                lease.check()
 
-    yield guarded
-    stage.kept.clear()
-    await lease.release()
+        yield guarded
 
 
 @primitive("lease.renew")
 async def _(stage):
-    lease = await stage.client.lock(stage.name).acquire()
-    stage.kept.append(lease)
-    yield lease.renew
-    stage.kept.clear()
-    await lease.release()
+    async with kept(stage, stage.client) as lease:
+        yield lease.renew
 
 
 @primitive("lease.wait_lost")
@@ -337,20 +338,14 @@ async def _(stage):
 
 @primitive("locked")
 async def _(stage):
-    lease = await stage.rival.lock(stage.name).acquire()
-    stage.kept.append(lease)
-    yield stage.client.lock(stage.name).locked
-    stage.kept.clear()
-    await lease.release()
+    async with kept(stage):
+        yield stage.client.lock(stage.name).locked
 
 
 @primitive("inspect")
 async def _(stage):
-    lease = await stage.rival.lock(stage.name).acquire()
-    stage.kept.append(lease)
-    yield stage.client.lock(stage.name).inspect
-    stage.kept.clear()
-    await lease.release()
+    async with kept(stage):
+        yield stage.client.lock(stage.name).inspect
 
 
 @primitive("force_release")
@@ -519,11 +514,8 @@ async def _(stage):
 
 @primitive("is_current", "tokens", "brief")
 async def _(stage):
-    lease = await stage.rival.lock(stage.name).acquire()
-    stage.kept.append(lease)
-    yield lambda: stage.client.is_current(stage.name, lease.token)
-    stage.kept.clear()
-    await lease.release()
+    async with kept(stage) as lease:
+        yield lambda: stage.client.is_current(stage.name, lease.token)
 
 
 @primitive("set_limit, to pause", "semaphore", "brief")
@@ -558,27 +550,21 @@ async def _(stage):
 
 @primitive("request_release", "requests", "brief")
 async def _(stage):
-    lease = await stage.rival.lock(stage.name).acquire()
-    stage.kept.append(lease)
-    yield lambda: stage.client.lock(stage.name).request_release("please")
-    stage.kept.clear()
-    await lease.release()
+    async with kept(stage):
+        yield lambda: stage.client.lock(stage.name).request_release("please")
 
 
 @primitive("waiting for a request to release", "requests", "brief")
 async def _(stage):
     # Short, because on some servers the request comes with a renewal.
-    lease = await stage.client.lock(stage.name, ttl=3.0).acquire()
-    stage.kept.append(lease)
+    async with kept(stage, stage.client, ttl=3.0) as lease:
 
-    async def told() -> None:
-        await lease.release_requested
+        async def told() -> None:
+            await lease.release_requested
 
-    asking = asyncio.create_task(stage.rival.lock(stage.name).request_release("please"))
-    yield told
-    await asking
-    stage.kept.clear()
-    await lease.release()
+        asking = asyncio.create_task(stage.rival.lock(stage.name).request_release("please"))
+        yield told
+        await asking
 
 
 @primitive("lock_all, free", "brief")

@@ -157,7 +157,7 @@ class ClusterSystem:
 
 def prepare() -> None:
     """Make it known, with times in which its nodes and their proxies can answer."""
-    run.SYSTEMS["cluster"] = ClusterSystem  # type: ignore[assignment]  # alike, not related
+    run.SYSTEMS["cluster"] = ClusterSystem
     run.TTLS[:] = TTLS
 
 

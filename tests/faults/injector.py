@@ -67,6 +67,10 @@ Fault = Callable[[random.Random, str], Awaitable[bool]]
 """Done with these choices, under this name; whether it could be done."""
 
 
+OF_REDIS = ("CLIENT KILL normal", "CLIENT KILL pubsub", "SCRIPT FLUSH", "replay")
+"""Faults that only Redis has, and MySQL in ways of its own."""
+
+
 class FaultInjector:
     """`ttls` are those that workers use, `names` what they lock; the last quarter of these is held for long."""
 
@@ -92,6 +96,10 @@ class FaultInjector:
         ]
         self._deck: list[tuple[str, Fault]] = []
         self._dealer = random.Random(f"{seed}/injector")
+
+    def _general(self, *without: str) -> list[tuple[int, str, Fault]]:
+        """The faults of any server, without some of them."""
+        return [fault for fault in FaultInjector._table(self) if fault[1] not in {*OF_REDIS, *without}]
 
     def _table(self) -> list[tuple[int, str, Fault]]:
         system, long, short = self.system, (1.2, 2.0), (0.2, 0.45)

@@ -12,16 +12,14 @@ import asyncio
 import random
 import socket
 import sys
-from collections.abc import Sequence
 from functools import partial
 from urllib.parse import unquote
 
-import aiolock
 from aiolock.backends.transport import LONGEST_PAUSE
 from tests.faults import run
 from tests.faults.injector import Fault, FaultInjector
-from tests.faults.locks import all_can_be_had
 from tests.faults.proxy import memcached_frames
+from tests.faults.system import System
 from tests.faults.verdict import DELETED, FLUSHED, STOPPED
 from tests.servers import Memcached
 
@@ -35,10 +33,8 @@ class MemcachedInjector(FaultInjector):
     system: MemcachedSystem  # type: ignore[assignment]  # alike, not related
 
     def _table(self) -> list[tuple[int, str, Fault]]:
-        of_redis = {"CLIENT KILL normal", "CLIENT KILL pubsub", "SCRIPT FLUSH", "replay"}
-        of_redis |= {"freeze server, short", "freeze server, long"}
         return [
-            *(fault for fault in super()._table() if fault[1] not in of_redis),
+            *self._general("freeze server, short", "freeze server, long"),
             (2, FLUSHED, self._flush),
             (3, DELETED, self._delete),
             # What it writes when it goes on may expire at once: an exception, however short it was stopped.
@@ -70,18 +66,15 @@ class MemcachedInjector(FaultInjector):
         return await self._void(name, stop)
 
 
-class MemcachedSystem:
+class MemcachedSystem(System):
     """One private server."""
 
     framing = staticmethod(memcached_frames)
-    namespace = "history"
     injector = MemcachedInjector
-    replayed = 0
-    foreign: Sequence[str] = ()
+    lateness = 2.0
 
     def __init__(self) -> None:
-        self.server = Memcached()
-        self.busy = asyncio.Lock()
+        super().__init__(Memcached())
 
     @staticmethod
     def verified_within(ttl: float) -> float:
@@ -125,20 +118,8 @@ class MemcachedSystem:
         """A row, or that one was written: the answer to something that matters."""
         return frame[:3] in (b"VA ", b"HD ")
 
-    def overhear(self, direction: str, frame: bytes) -> None:
-        """Nothing here can be sent again: a write names the version that it replaces."""
 
-    # --- what must be left: nothing
-
-    async def hygiene(self, names: Sequence[str], ttl: float) -> list[str]:
-        """After all workers have left: every lock can be had, and nobody holds or waits."""
-        async with aiolock.connect(self.server.url, namespace=self.namespace, ttl=5) as client:
-            found = await all_can_be_had(client, names, 3 * ttl + 2)
-            found += [f"hygiene: {info} is left" for info in await client.locks()]
-        return found
-
-
-run.SYSTEMS.update({"memcached": MemcachedSystem})  # type: ignore[dict-item]  # alike, not related
+run.SYSTEMS.update({"memcached": MemcachedSystem})
 
 if __name__ == "__main__":
     sys.exit(run.main())

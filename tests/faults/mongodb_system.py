@@ -19,8 +19,8 @@ from typing import Any
 import aiolock
 from tests.faults import run
 from tests.faults.injector import Fault, FaultInjector
-from tests.faults.locks import all_can_be_had
 from tests.faults.proxy import mongodb_frames
+from tests.faults.system import System
 from tests.faults.verdict import DELETED, RESTART
 from tests.servers import MongoStandIn
 
@@ -36,14 +36,13 @@ class MongoDBInjector(FaultInjector):
     system: MongoDBSystem  # type: ignore[assignment]  # alike, not related
 
     def _table(self) -> list[tuple[int, str, Fault]]:
-        of_redis = {"CLIENT KILL normal", "CLIENT KILL pubsub", "SCRIPT FLUSH", "replay", RESTART}
         concern = {
             "code": 64,
             "codeName": "WriteConcernFailed",
             "errmsg": "waiting for replication timed out",
         }
         return [
-            *(fault for fault in super()._table() if fault[1] not in of_redis),
+            *self._general(RESTART),
             (3, "kill server", partial(self._end, "kill")),
             (2, "stop server", partial(self._end, "stop")),
             (3, "step down", self._step_down),
@@ -94,23 +93,15 @@ class MongoDBInjector(FaultInjector):
         return await self._void(name, delete)
 
 
-class MongoDBSystem:
+class MongoDBSystem(System):
     """One private stand-in, whose writes are on its disk before they are answered."""
 
     framing = staticmethod(mongodb_frames)
-    namespace = "history"
     injector = MongoDBInjector
-    replayed = 0
-    foreign: Sequence[str] = ()
+    lateness = 2.0
 
     def __init__(self) -> None:
-        self.server = MongoStandIn(extra=["--enable-test-commands", "--sync-on-commit"])
-        self.busy = asyncio.Lock()
-
-    @staticmethod
-    def verified_within(ttl: float) -> float:
-        """Seconds after which every holder has looked for its documents; docs/backends/mongodb.md."""
-        return ttl / 3 + 0.25
+        super().__init__(MongoStandIn(extra=["--enable-test-commands", "--sync-on-commit"]))
 
     def url(self, host: str, port: int, number: int, seed: int) -> str:  # noqa: ARG002 - as of other systems
         """Where a worker connects."""
@@ -150,18 +141,10 @@ class MongoDBSystem:
         """The answer to a read or a write of rows."""
         return b"firstBatch" in frame or b"lastErrorObject" in frame
 
-    def overhear(self, direction: str, frame: bytes) -> None:
-        """Nothing here can be sent again: a write names the version that it replaces."""
-
     async def hygiene(self, names: Sequence[str], ttl: float) -> list[str]:
         """After all workers have left: every lock can be had, and nobody holds or waits."""
         await self.ask({**FAIL, "mode": "off"}, "admin")
-        async with aiolock.connect(
-            self.server.url, namespace=self.namespace, ttl=5, command_timeout=20
-        ) as client:
-            found = await all_can_be_had(client, names, 3 * ttl + 2)
-            found += [f"hygiene: {info} is left" for info in await client.locks()]
-        return found
+        return await super().hygiene(names, ttl)
 
 
 EXPECTED = "locks on MongoDB are experimental"
@@ -169,7 +152,7 @@ EXPECTED = "locks on MongoDB are experimental"
 
 warnings.filterwarnings("ignore", EXPECTED)
 os.environ["PYTHONWARNINGS"] = f"ignore:{EXPECTED}"
-run.SYSTEMS.update({"mongodb": MongoDBSystem})  # type: ignore[dict-item]  # alike, not related
+run.SYSTEMS.update({"mongodb": MongoDBSystem})
 
 if __name__ == "__main__":
     sys.exit(run.main())

@@ -17,6 +17,7 @@ import aiolock
 from tests.faults import run
 from tests.faults.locks import all_can_be_had
 from tests.faults.proxy import mysql_frames
+from tests.faults.system import System
 from tests.servers import MariaDB
 
 TURN = b"\x02\x00\x00\x04\x011"
@@ -29,25 +30,16 @@ ROW = b"\x29\x00\x00\x04\x28"
 """How a row of one text of 40 bytes begins."""
 
 
-class MariaDBSystem:
+class MariaDBSystem(System):
     """One private server whose commits survive its death, and an administrator whom no proxy can hurt."""
 
     framing = staticmethod(mysql_frames)
-    namespace = "history"
     mode = "lease"
     place = 3.0
     """The page says so, of locks that several may be in."""
 
     def __init__(self) -> None:
-        self.server = MariaDB(extra=["--innodb-flush-log-at-trx-commit=2", "--max-connections=500"])
-        self.busy = asyncio.Lock()
-        self.replayed = 0
-        self.foreign: list[str] = []
-
-    @staticmethod
-    def verified_within(ttl: float) -> float:
-        """Seconds after which every client has asked a server that came back; docs/backends/mysql.md."""
-        return ttl / 3 + 0.25
+        super().__init__(MariaDB(extra=["--innodb-flush-log-at-trx-commit=2", "--max-connections=500"]))
 
     def url(self, host: str, port: int, number: int, seed: int) -> str:
         """Where a worker connects; every eighth has one connection to wait on, and so tries again and again."""
@@ -102,9 +94,6 @@ class MariaDBSystem:
     def reply(frame: bytes) -> bool:
         """A row: the answer to something that matters."""
         return len(frame) > 5 and frame[3] >= 4
-
-    def overhear(self, direction: str, frame: bytes) -> None:
-        """Nothing here can be sent again: a statement belongs to its session."""
 
     def kill_clients(self, kind: str) -> None:
         """End all sessions, or those that wait."""
@@ -191,9 +180,7 @@ class RowSystem(SessionSystem):
         self._end("KILL", "INFO LIKE '%FOR UPDATE%'" if kind == "pubsub" else "USER = 'root'")
 
 
-run.SYSTEMS.update(  # type: ignore[call-overload]  # alike, not related
-    {"mariadb": MariaDBSystem, "mariadb-session": SessionSystem, "mariadb-row": RowSystem}
-)
+run.SYSTEMS.update({"mariadb": MariaDBSystem, "mariadb-session": SessionSystem, "mariadb-row": RowSystem})
 
 if __name__ == "__main__":
     sys.exit(run.main())

@@ -22,8 +22,8 @@ import asyncpg
 import aiolock
 from tests.faults import run
 from tests.faults.injector import Fault, FaultInjector
-from tests.faults.locks import all_can_be_had
 from tests.faults.proxy import postgresql_frames
+from tests.faults.system import System
 from tests.faults.verdict import DELETED, RESTART
 from tests.servers import PostgreSQL
 
@@ -46,9 +46,8 @@ class PostgreSQLInjector(FaultInjector):
     system: PostgreSQLSystem  # type: ignore[assignment]  # alike, not related
 
     def _table(self) -> list[tuple[int, str, Fault]]:
-        of_redis = {"CLIENT KILL normal", "CLIENT KILL pubsub", "SCRIPT FLUSH", "replay", RESTART}
         return [
-            *(fault for fault in super()._table() if fault[1] not in of_redis),
+            *self._general(RESTART),
             (2, "terminate sessions", partial(self._execute, END)),
             (4, "terminate listeners", partial(self._execute, END_READERS)),
             (3, "cancel statements", partial(self._execute, CANCEL)),
@@ -96,25 +95,16 @@ class PostgreSQLInjector(FaultInjector):
             return True
 
 
-class PostgreSQLSystem:
+class PostgreSQLSystem(System):
     """One private server, whose table is in a small file system of its own if this user may mount one."""
 
     framing = staticmethod(postgresql_frames)
-    namespace = "history"
     injector = PostgreSQLInjector
-    replayed = 0
-    foreign: Sequence[str] = ()
 
     def __init__(self) -> None:
         # What is not flushed stays so until somebody's commit is.
-        self.server = PostgreSQL(settings=["wal_writer_delay = 10s", "autovacuum_naptime = 1s"])
-        self.busy = asyncio.Lock()
+        super().__init__(PostgreSQL(settings=["wal_writer_delay = 10s", "autovacuum_naptime = 1s"]))
         self.small = False
-
-    @staticmethod
-    def verified_within(ttl: float) -> float:
-        """Seconds after which every holder has looked for its rows; docs/backends/postgresql.md."""
-        return ttl / 3 + 0.25
 
     def url(self, host: str, port: int, number: int, seed: int) -> str:
         """Where a worker connects."""
@@ -156,9 +146,6 @@ class PostgreSQLSystem:
         """A row: the answer to something that matters."""
         return frame[:1] == b"D"
 
-    def overhear(self, direction: str, frame: bytes) -> None:
-        """Nothing here can be sent again: a statement belongs to its session."""
-
     # --- what hurts
 
     def end(self, how: int) -> None:
@@ -180,13 +167,10 @@ class PostgreSQLSystem:
                     break
                 await asyncio.sleep(0.05)
         found = [f"hygiene: session {pid} is left, {state}: {query}" for pid, state, query in left]
-        async with aiolock.connect(self.server.url, namespace=self.namespace, ttl=5) as client:
-            found += await all_can_be_had(client, names, 3 * ttl)
-            found += [f"hygiene: {info} is left" for info in await client.locks()]
-        return found
+        return found + await super().hygiene(names, ttl)
 
 
-run.SYSTEMS.update({"postgresql": PostgreSQLSystem})  # type: ignore[dict-item]  # alike, not related
+run.SYSTEMS.update({"postgresql": PostgreSQLSystem})
 
 if __name__ == "__main__":
     sys.exit(run.main())

@@ -280,7 +280,7 @@ class QuorumSystem:
 
 def prepare() -> None:
     """Make it known, with the kinds that it has, and with times in which three servers and their proxies can answer."""
-    run.SYSTEMS["quorum"] = QuorumSystem  # type: ignore[assignment]  # alike, not related
+    run.SYSTEMS["quorum"] = QuorumSystem
     run.KINDS = tuple(kind for kind in KINDS if kind != "permits")
     run.TTLS[:] = TTLS
 

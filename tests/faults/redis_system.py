@@ -16,6 +16,7 @@ from aiolock.backends.redis.commands import SCRIPTS
 from aiolock.backends.transport import LONGEST_PAUSE
 from tests.faults.locks import FAMILIES, all_can_be_had
 from tests.faults.proxy import resp_frames
+from tests.faults.system import System
 from tests.servers import Redis
 
 USERS = (
@@ -31,20 +32,14 @@ REPLAYABLE = RENEWS | {
 }
 
 
-class RedisSystem:
+class RedisSystem(System):
     """One private server, without persistence unless asked for, and an administrator's connection that no proxy can hurt."""
 
     framing = staticmethod(resp_frames)
-    namespace = "history"
 
     def __init__(self, *, server: Redis | None = None, **options: Any) -> None:
-        self.server = Redis(users=USERS, **options) if server is None else server
-        self.busy = asyncio.Lock()
-        """Held by whoever hurts the whole server."""
+        super().__init__(Redis(users=USERS, **options) if server is None else server)
         self._sent: deque[tuple[float, bytes]] = deque(maxlen=10_000)
-        self.replayed = 0
-        self.foreign: list[str] = []
-        """Replayed requests of nobody that changed somebody's hold."""
 
     @staticmethod
     def verified_within(ttl: float) -> float:

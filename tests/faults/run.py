@@ -18,11 +18,12 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from tests.faults.fenced_store import Counter, FencedStore
 from tests.faults.history import Recorder, load
@@ -34,7 +35,7 @@ from tests.faults.verdict import Verdict, judge
 from tests.mutants import MUTANTS
 from tests.processes import program
 
-SYSTEMS = {"redis": RedisSystem}
+SYSTEMS: dict[str, Callable[[], Any]] = {"redis": RedisSystem}
 TTLS = [0.5, 0.8, 1.0]
 """Seconds; of holds, unless the plan says otherwise."""
 END_WITHIN = 30.0

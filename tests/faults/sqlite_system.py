@@ -19,11 +19,10 @@ from functools import partial
 from pathlib import Path
 from typing import Self
 
-import aiolock
 from tests.faults import run
 from tests.faults.injector import Fault, FaultInjector
-from tests.faults.locks import all_can_be_had
 from tests.faults.proxy import raw
+from tests.faults.system import System
 
 WRITER = """
 import sqlite3, sys
@@ -43,6 +42,7 @@ class LockFile:
     def __init__(self) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="aiolock-history-file-"))
         self.path = self.directory / "locks.db"
+        self.url = f"sqlite://{self.path}"
         self.small = False
         self._writer: subprocess.Popen[str] | None = None
 
@@ -129,43 +129,28 @@ class FileInjector(FaultInjector):
             return True
 
 
-class SqliteSystem:
+class SqliteSystem(System):
     """One file, of which each worker makes its own connection."""
 
     framing = staticmethod(raw)
-    namespace = "history"
     injector = FileInjector
-    replayed = 0
-    foreign: Sequence[str] = ()
 
     def __init__(self) -> None:
-        self.server = LockFile()
-        self.busy = asyncio.Lock()
-
-    @staticmethod
-    def verified_within(ttl: float) -> float:
-        """Seconds after which every holder has looked whether the file is still the same."""
-        return ttl / 3 + 0.25
+        super().__init__(LockFile())
 
     def url(self, host: str, port: int, number: int, seed: int) -> str:
         """Where a worker connects."""
-        return f"sqlite://{self.server.path}"
-
-    def overhear(self, direction: str, frame: bytes) -> None:
-        """Nothing passes a proxy."""
+        return self.server.url
 
     async def hygiene(self, names: Sequence[str], ttl: float) -> list[str]:
         """After all workers have left: the file is sound, and every lock can be had."""
         with contextlib.closing(sqlite3.connect(self.server.path)) as db:
             sound = [text for [text] in db.execute("PRAGMA integrity_check")]
         found = [f"hygiene: {text}" for text in sound if text != "ok"]
-        async with aiolock.connect(f"sqlite://{self.server.path}", namespace=self.namespace, ttl=5) as client:
-            found += await all_can_be_had(client, names, 3 * ttl)
-            found += [f"hygiene: {info} is left" for info in await client.locks()]
-        return found
+        return found + await super().hygiene(names, ttl)
 
 
-run.SYSTEMS.update({"sqlite": SqliteSystem})  # type: ignore[dict-item]  # alike, not related
+run.SYSTEMS.update({"sqlite": SqliteSystem})
 
 if __name__ == "__main__":
     sys.exit(run.main())

@@ -19,6 +19,7 @@ import aiolock
 from tests.faults import run
 from tests.faults.locks import all_can_be_had
 from tests.faults.proxy import length_frames
+from tests.faults.system import System
 from tests.servers import ZooKeeper, ask
 
 SESSION = 3.0
@@ -96,16 +97,8 @@ class Ensemble(OneByChance, ZooKeeper):
     """An ensemble of three."""
 
 
-class SystemOfThree:
+class SystemOfThree(System):
     """Three private servers, of which half of the workers know one."""
-
-    namespace = "history"
-
-    def __init__(self, server: OneByChance) -> None:
-        self.server = server
-        self.busy = asyncio.Lock()
-        self.replayed = 0
-        self.foreign: list[str] = []
 
     @staticmethod
     def verified_within(ttl: float) -> float:  # noqa: ARG004 - it is asked of every system
@@ -117,9 +110,6 @@ class SystemOfThree:
         others = "".join(f",127.0.0.1:{each}" for each in self.server.ports) if number % 2 else ""
         scheme = self.server.url.partition(":")[0]
         return f"{scheme}://{host}:{port}{others}"
-
-    def overhear(self, direction: str, frame: bytes) -> None:
-        """Nothing here can be sent again: a request belongs to its connection, or names the version that it replaces."""
 
     def start_all(self) -> None:
         """Start the servers that a fault has ended."""
@@ -180,7 +170,7 @@ class ZooKeeperSystem(SystemOfThree):
 
 def prepare() -> None:
     """Sessions are longer than the holds that other servers are tested with."""
-    run.SYSTEMS["zookeeper"] = ZooKeeperSystem  # type: ignore[assignment]  # alike, not related
+    run.SYSTEMS["zookeeper"] = ZooKeeperSystem
     run.TTLS[:] = [SESSION]
 
 

@@ -17,22 +17,19 @@ from aiolock.backends.etcd.leases import SPARE, seconds_of
 from aiolock.backends.etcd.messages import STATUS
 from aiolock.backends.rows.store import ALL, MOST_KEY, MOST_VALUE, Edit
 from tests.backends.etcd.conftest import opened
+from tests.backends.stores import (  # noqa: F401 - tests
+    absent,
+    test_a_row_is_written_only_against_its_version,
+    test_an_edit_that_fails_does_not_undo_the_others,
+    test_an_insertion_sees_the_rows_of_other_clients,
+)
 from tests.faults.proxy import Proxy
 from tests.faults.staging import until
 
 
 @pytest.fixture
-def key():
-    return f"tests/l/lock/{secrets.token_hex(8)}"
-
-
-@pytest.fixture
 def session():
     return f"tests/s/{secrets.token_hex(8)}"
-
-
-async def absent(store, key):
-    return not (await store.read(key)).version
 
 
 async def test_what_many_tasks_ask_at_once_is_written_together(store, key):
@@ -43,48 +40,6 @@ async def test_what_many_tasks_ask_at_once_is_written_together(store, key):
     assert len(rows) == 100
     # The first one waits for no other; answers that come in between are acknowledged.
     assert len(written) < 20
-
-
-async def test_a_row_is_written_only_against_its_version(store, key):
-    assert (await store.read(key))[:2] == (b"", "")
-    first = await store.insert(key, b"one")
-    assert await store.insert(key, b"two") is None
-    read = await store.read(key)
-    assert read[:2] == (b"one", first.version)
-    second = await store.update(key, first.version, b"three")
-    assert second.version != first.version
-    assert await store.update(key, first.version, b"four") is None
-    assert (await store.read(key)).value == b"three"
-    assert await store.compare_and_set([Edit(key, first.version, "", None)]) == [None]
-    [gone] = await store.compare_and_set([Edit(key, second.version, "", None)])
-    assert gone.version == ""
-    assert await absent(store, key)
-    assert await store.update(key, second.version, b"five") is None
-    assert await store.compare_and_set([Edit(key, second.version, "", None)]) == [None]
-    again = await store.insert(key, b"one")
-    assert again.version not in {first.version, second.version}
-
-
-async def test_an_insertion_sees_the_rows_of_other_clients(store, other, key):
-    await other.insert(key, b"theirs")
-    assert await store.insert(key, b"mine") is None
-    row = await store.read(key)
-    assert row.value == b"theirs"
-    assert await store.update(key, row.version, b"mine")
-    assert (await other.read(key)).value == b"mine"
-
-
-async def test_an_edit_that_fails_does_not_undo_the_others(store, other, key):
-    first = await store.insert(f"{key}a")
-    edits = [
-        Edit(f"{key}a", f"{first.version}0", "", b"x"),
-        Edit(f"{key}b", "", "", b"y"),
-        Edit(f"{key}c", first.version, "", b"z"),
-    ]
-    failed, made, missing = await store.compare_and_set(edits)
-    assert (failed, missing) == (None, None)
-    assert made.version
-    assert [row.value for row in await other.get([f"{key}a", f"{key}b", f"{key}c"])] == [b"", b"y", b""]
 
 
 async def test_more_rows_are_read_than_one_transaction_may_name_in_the_order_of_their_keys(store, key):

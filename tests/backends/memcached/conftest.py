@@ -3,68 +3,24 @@
 from __future__ import annotations
 
 import socket
-from contextlib import asynccontextmanager
 
 import pytest
 
 from aiolock.backends.memcached.store import MemcachedStore
-from aiolock.backends.rows.store import Edit, Listener
 from aiolock.backends.urls import Host
-from aiolock.clock import system_clock
-from aiolock.core.backend import Settings
+from tests.backends.stores import Reporting, key, opener, private  # noqa: F401 - a fixture
 from tests.faults.staging import PATIENCE
 from tests.servers import Memcached
 
 
-class Opened(MemcachedStore):
-    """A store that keeps what it reports."""
-
+class Opened(Reporting, MemcachedStore):
     def __init__(self, port: int) -> None:
         super().__init__(Host("127.0.0.1", port))
-        self.interruptions = 0
-
-    def _interrupted(self) -> None:
-        self.interruptions += 1
-
-    async def begin(self, timeout: float = 15.0, namespace: str = "tests") -> Opened:
-        settings = Settings(namespace, "label", 10.0, timeout, system_clock)
-        await self.open(settings, Listener("me", lambda _: None, self._interrupted))
-        return self
-
-    async def insert(self, key, value=b"", **more):
-        [row] = await self.compare_and_set([Edit(key, "", "ignored", value, **more)])
-        return row
-
-    async def update(self, key, expected, value=b"", **more):
-        [row] = await self.compare_and_set([Edit(key, expected, "ignored", value, **more)])
-        return row
-
-    async def read(self, key):
-        [row] = await self.get([key])
-        return row
 
 
-@asynccontextmanager
-async def opened(port: int, **options):
-    store = Opened(port)
-    try:
-        yield await store.begin(**options)
-    finally:
-        await store.aclose()
-
-
-@pytest.fixture(scope="module")
-def server():
-    """A server that nothing is done to."""
-    with Memcached() as running:
-        yield running
-
-
-@pytest.fixture
-def own():
-    """A server for one test, which may end it."""
-    with Memcached() as running:
-        yield running
+opened = opener(Opened)
+server = private(Memcached, "module")
+own = private(Memcached)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from functools import partial
 from itertools import pairwise
@@ -15,56 +14,15 @@ from aiolock.backends.memcached.store import TOKENS
 from aiolock.backends.rows.store import MOST_KEY, MOST_VALUE, Edit, Row
 from aiolock.errors import BackendUnavailable
 from tests.backends.memcached.conftest import figure, opened, say
+from tests.backends.stores import (  # noqa: F401 - tests
+    absent,
+    test_a_row_is_written_only_against_its_version,
+    test_an_edit_that_fails_does_not_undo_the_others,
+    test_an_insertion_sees_the_rows_of_other_clients,
+)
 from tests.faults.staging import until
 
 ABSENT = Row(b"", "")
-
-
-@pytest.fixture
-def key():
-    return f"tests/l/lock/{secrets.token_hex(8)}"
-
-
-async def absent(store, key):
-    return not (await store.read(key)).version
-
-
-async def test_a_row_is_written_only_against_its_version(store, key):
-    assert await store.read(key) == ABSENT
-    first = await store.insert(key, b"one")
-    assert await store.insert(key, b"two") is None
-    assert (await store.read(key)) == first._replace(value=b"one")
-    second = await store.update(key, first.version, b"three")
-    assert second.version != first.version
-    assert await store.update(key, first.version, b"four") is None
-    assert (await store.read(key)).value == b"three"
-    assert await store.compare_and_set([Edit(key, first.version, "", None)]) == [None]
-    assert await store.compare_and_set([Edit(key, second.version, "", None)]) == [ABSENT]
-    assert await store.read(key) == ABSENT
-    assert await store.update(key, second.version, b"five") is None
-    assert await store.compare_and_set([Edit(key, second.version, "", None)]) == [None]
-
-
-async def test_an_insertion_sees_the_rows_of_other_clients(store, other, key):
-    await other.insert(key, b"theirs")
-    assert await store.insert(key, b"mine") is None
-    row = await store.read(key)
-    assert row.value == b"theirs"
-    assert await store.update(key, row.version, b"mine")
-    assert (await other.read(key)).value == b"mine"
-
-
-async def test_an_edit_that_fails_does_not_undo_the_others(store, other, key):
-    first = await store.insert(f"{key}a")
-    edits = [
-        Edit(f"{key}a", f"{first.version}0", "", b"x"),
-        Edit(f"{key}b", "", "", b"y"),
-        Edit(f"{key}c", first.version, "", b"z"),
-    ]
-    failed, made, missing = await store.compare_and_set(edits)
-    assert (failed, missing) == (None, None)
-    assert made.version
-    assert [row.value for row in await other.get([f"{key}a", f"{key}b", f"{key}c"])] == [b"", b"y", b""]
 
 
 async def test_many_rows_are_read_in_the_order_of_their_keys(store, key):

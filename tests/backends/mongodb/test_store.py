@@ -11,30 +11,13 @@ import pytest
 from aiolock import BackendRefused, BackendUnavailable, UnsafeBackend
 from aiolock.backends.rows.store import MOST_KEY, MOST_VALUE, Edit
 from tests.backends.mongodb.conftest import opened, through
+from tests.backends.stores import (  # noqa: F401 - tests
+    test_a_row_is_written_only_against_its_version,
+    test_an_edit_that_fails_does_not_undo_the_others,
+    test_an_insertion_sees_the_rows_of_other_clients,
+)
 from tests.faults.proxy import Proxy, mongodb_frames
 from tests.faults.staging import until
-
-
-@pytest.fixture
-def key():
-    return f"tests/l/lock/{secrets.token_hex(8)}"
-
-
-async def test_a_row_is_written_only_against_its_version(store, key):
-    assert (await store.read(key))[:2] == (b"", "")
-    first = await store.change(key, "", b"one")
-    assert await store.change(key, "", b"two") is None
-    assert (await store.read(key))[:2] == (b"one", first.version)
-    second = await store.change(key, first.version, b"three")
-    assert second.version != first.version
-    assert await store.change(key, first.version, b"four") is None
-    assert (await store.read(key)).value == b"three"
-    assert await store.change(key, first.version, None) is None
-    gone = await store.change(key, second.version, None)
-    assert gone.version == ""
-    assert (await store.read(key))[:2] == (b"", "")
-    assert await store.change(key, second.version, b"five") is None
-    assert await store.change(key, second.version, None) is None
 
 
 async def test_the_version_of_a_row_is_the_one_that_its_writer_chose(store, other, key):
@@ -66,19 +49,6 @@ async def test_of_many_writers_against_one_version_one_succeeds(store, other, ke
         )
         [row] = [row for row in rows if row is not None]
         assert (await other.read(key)).version == row.version
-
-
-async def test_an_edit_that_fails_does_not_undo_the_others(store, other, key):
-    first = await store.change(f"{key}a", "")
-    edits = [
-        Edit(f"{key}a", f"{first.version}0", "1", b"x"),
-        Edit(f"{key}b", "", "2", b"y"),
-        Edit(f"{key}c", first.version, "3", b"z"),
-    ]
-    failed, made, missing = await store.compare_and_set(edits)
-    assert (failed, missing) == (None, None)
-    assert made.version == "2"
-    assert [row.value for row in await other.get([f"{key}a", f"{key}b", f"{key}c"])] == [b"", b"y", b""]
 
 
 async def test_more_rows_are_read_than_one_answer_has_in_the_order_of_their_keys(store, key):
