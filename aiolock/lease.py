@@ -448,7 +448,11 @@ async def _carry_out(
     hold: Hold, work: Coroutine[Any, Any, None], what: str, done: asyncio.Future[None]
 ) -> None:
     try:
-        await work
+        if hold.open:
+            await work
+        else:
+            # Released or lost since the call: the caller is told why.
+            work.close()
     except LockLost as error:
         hold.home.runtime.scheduler.lose(hold.validity, error.reason)
         if not done.done():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -456,6 +457,24 @@ async def test_a_hold_that_is_gone_cannot_be_extended(deployment, client):
     await lease.release()
     with pytest.raises(RuntimeError, match="was released"):
         await lease.extend(100)
+
+
+@pytest.mark.parametrize("passes", [0, 1, 2, 3])
+async def test_a_release_beside_a_request_to_extend_ends_the_hold(deployment, client, rival, passes):
+    if not extending(deployment):
+        return
+    lease = await client.lock("x", ttl=50, renew=False).acquire()
+    begun = asyncio.create_task(lease.extend(80))
+    for _ in range(passes):
+        await asyncio.sleep(0)
+    await lease.release()
+    async with asyncio.timeout(PATIENCE):
+        with contextlib.suppress(RuntimeError, LockLost):
+            await begun
+    assert not lease.held
+    assert not len(client._runtime.scheduler), "a hold that was released is watched"
+    await gets_the_lock(rival, "x")
+    await nothing_remains(client, "x")
 
 
 @pytest.mark.parametrize("act", ACTS)
