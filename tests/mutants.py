@@ -60,7 +60,7 @@ class Mutant:
     old: str
     new: str
     check: str = "schedules"
-    """The schedules, those of a quorum, or a test as pytest addresses it."""
+    """The schedules, those of a quorum or of a row store, or a test as pytest addresses it."""
     begin: int = 0
     """The seed to begin with: shortly before the first that notices it, as long as the worlds are what they are."""
 
@@ -86,6 +86,7 @@ CONFIRMATION = "tests/backends/postgresql/test_confirmation.py::"
 LENDING = "tests/backends/postgresql/test_transaction_lock.py::"
 LATE = "tests/contract/test_lifetimes.py::test_a_late_copy_of_an_older_request_changes_nothing"
 QUORUM = "quorum schedules"
+ROWS = "rows schedules"
 
 MUTANTS = (
     Mutant(
@@ -124,8 +125,8 @@ MUTANTS = (
     Mutant(
         "verifying prolongs a hold that is not renewed",
         "aiolock.backends.memory.backend",
-        "now, prolong=not claim.fixed, present",
-        "now, present",
+        "prolong=prolong, present",
+        "present",
         "tests/contract/test_loss.py::test_verifying_prolongs_nothing[memory]",
     ),
     Mutant(
@@ -583,6 +584,72 @@ MUTANTS = (
         "        if True:\n",
         LATE + "[memory-mutex]",
     ),
+    # Lives of holds that are not renewed, in the schedules.
+    Mutant(
+        "a late or overtaken request to extend a hold counts",
+        "aiolock.backends.rows.rules",
+        "        if number > hold.extension:\n",
+        "        if True:\n",
+    ),
+    Mutant(
+        "a late confirmation undoes an extension",
+        "aiolock.backends.rows.rules",
+        "        if not self.extension:\n",
+        "        if True:\n",
+        begin=100,
+    ),
+    Mutant(
+        "another life counts from the answer",
+        "aiolock.core.renewal",
+        "validity.extended(number, end, grant, self._clock())",
+        "validity.extended(number, math.inf, replace(grant, until=certain_until(self._clock(), seconds)), self._clock())",
+    ),
+    Mutant(
+        "the answer to a request to extend counts although another has followed",
+        "aiolock.core.renewal",
+        "if number == self.extensions:",
+        "if True:",
+    ),
+    Mutant(
+        "a later end counts before the server has answered",
+        "aiolock.core.renewal",
+        "        self.end = min(self.end, end)\n        self.until = min(self.until, self.end - self.grace)\n",
+        "        self.end = end\n        self.until = self.end - self.grace\n",
+    ),
+    Mutant(
+        "an earlier end counts when the server has answered",
+        "aiolock.core.renewal",
+        "        self.end = min(self.end, end)\n        self.until = min(self.until, self.end - self.grace)\n",
+        "",
+    ),
+    Mutant(
+        "a hold that was released is extended, and watched",
+        "aiolock.lease",
+        "        if hold.open:\n            await work\n",
+        "        if True:\n            await work\n",
+        "tests/contract/test_lifetimes.py::test_a_release_beside_a_request_to_extend_ends_the_hold[memory-1]",
+    ),
+    Mutant(
+        "another life counts that too few servers have heard of",
+        "aiolock.backends.quorum.claim",
+        "return certain(ends, self.members.needed)",
+        "return max(ends, default=-math.inf)",
+        QUORUM,
+    ),
+    Mutant(
+        "another life is that of the servers that have not answered as well",
+        "aiolock.backends.quorum.claim",
+        "if vote.granted and vote.extended >= number)",
+        "if vote.granted)",
+        QUORUM,
+    ),
+    Mutant(
+        "(12) another life is not written into the row of its session",
+        "aiolock.backends.rows.session",
+        "            self._next_ttl = ttl\n",
+        "            self.ttl = ttl\n",
+        ROWS,
+    ),
     Mutant(
         "an answer to an older request to extend raises the end",
         "aiolock.core.renewal",
@@ -980,11 +1047,11 @@ def find(name: str) -> Mutant:
 def check(mutant: Mutant) -> str | None:
     """Run the check of a mutant; what it complained of, or ``None`` if nothing."""
     plant(mutant)
-    if mutant.check in {"schedules", QUORUM}:
-        from tests.simulation import quorum, world
+    if mutant.check in {"schedules", QUORUM, ROWS}:
+        from tests.simulation import quorum, rows, world
 
         logging.disable()
-        kind = quorum.QuorumWorld if mutant.check == QUORUM else world.World
+        kind = {QUORUM: quorum.QuorumWorld, ROWS: rows.RowWorld}.get(mutant.check, world.World)
         seeds = range(mutant.begin, mutant.begin + SEEDS)
         return next(iter(world.explore(seeds, world=kind).violations), None)
     import pytest

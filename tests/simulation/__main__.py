@@ -40,7 +40,7 @@ def main() -> int:
         print(violation)
     print(
         f"{options.seeds} seeds in {time.monotonic() - start:.1f} s: {total.seconds / 3600:.1f} virtual hours, "
-        f"{total.grants} grants, {total.losses} losses, {total.faults} faults, "
+        f"{total.grants} grants, {total.lives} lives, {total.losses} losses, {total.faults} faults, "
         + "".join(f"{count} {what}, " for what, count in sorted(total.together.items()))
         + f"{len(total.violations)} violations"
     )

@@ -40,6 +40,8 @@ class Outcome:
     seed: int
     seconds: float = 0.0
     grants: int = 0
+    lives: int = 0
+    """Answered requests to extend a hold."""
     losses: int = 0
     faults: int = 0
     together: Counter[str] = field(default_factory=Counter)

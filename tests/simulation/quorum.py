@@ -24,6 +24,7 @@ from aiolock.lease import Lease
 from aiolock.types import MUTEX, READ, WRITE, Kind
 from tests.simulation.faults import FaultInjector
 from tests.simulation.invariants import Invariants, Op, Outcome, compatible
+from tests.simulation.lives import Lives
 from tests.simulation.network import Line, Network, Server
 from tests.simulation.virtual import Host, VirtualClock
 from tests.simulation.world import World
@@ -227,6 +228,7 @@ class QuorumWorld(World):
         self.over = False
         self.injector = QuorumFaultInjector(self)
         self.primitives = NoPrimitives()
+        self.lives = Lives(self)
 
 
 class Networks:

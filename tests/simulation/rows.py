@@ -3,7 +3,7 @@
 Beside what `world` does to hosts, lines, tasks and clients, the server crashes and loses what is not durable, single lock
 and session rows are deleted, unused rows are purged, and its clock is stepped back. All the time
 
-* whoever believes in a lease has it in the row, under a session that is not dead.
+* whoever believes in a lease has it in the row, under a session that no other client may declare dead before the belief ends.
 
 ``python -m tests.simulation --rows`` plays them.
 """
@@ -17,10 +17,11 @@ from typing import Any
 from aiolock.backends.rows.context import row_key
 from aiolock.backends.rows.liveness import decode_session
 from aiolock.backends.rows.lockrow import LockRow, decode
-from aiolock.backends.rows.session import session_key
+from aiolock.backends.rows.session import REMEMBERED, session_key
 from aiolock.client import Client
 from tests.simulation.faults import FaultInjector
 from tests.simulation.invariants import Invariants, Op, Outcome
+from tests.simulation.lives import Lives
 from tests.simulation.network import Line, Network
 from tests.simulation.quorum import NoPrimitives
 from tests.simulation.rowstore import MemoryRowStore, RowServer, RowTestBackend
@@ -126,13 +127,16 @@ class RowInvariants(Invariants):
             if hold is None:
                 self.violated(op, f"believes in {lease!r}, which is not in the row")
                 self.exempt(op.name, lease.ttl)
-            elif self.loop.now > self.pardoned.get(session, 0.0) and self.dead(hold.request.session):
-                self.violated(op, f"believes in {lease!r}, whose session is dead")
+            elif self.loop.now > self.pardoned.get(session, 0.0) and lease.remaining() >= self.left(session):
+                self.violated(op, f"believes in {lease!r}, whose session ends in {self.left(session):.3f} s")
                 self.exempt(op.name, lease.ttl)
 
-    def dead(self, session: str) -> bool:
+    def left(self, session: str) -> float:
+        """For how many seconds at least no other client declares it dead; negative if one has, or if its row is gone."""
         found = self.server.rows.get(session_key(NAMESPACE, session))
-        return found is None or decode_session(found.value).dead
+        if found is None or found.until is None or decode_session(found.value).dead:
+            return -1.0
+        return self.server.clock.until(found.until - REMEMBERED)
 
 
 class RowFaultInjector(FaultInjector):
@@ -219,6 +223,7 @@ class RowWorld(World):
         self.over = False
         self.injector = RowFaultInjector(self)
         self.primitives = NoPrimitives()
+        self.lives = Lives(self)
 
     def look(self) -> None:
         if hasattr(self, "invariants"):
@@ -244,12 +249,12 @@ class RowWorld(World):
             nothing(
                 "server",
                 "queue",
-                {waiter: each for waiter, each in row.queue.items() if self.lives(each.session)},
+                {waiter: each for waiter, each in row.queue.items() if self.has_client(each.session)},
             )
             nothing(
                 "server",
                 "holds",
-                {owner: hold for owner, hold in row.holds.items() if self.lives(hold.request.session)},
+                {owner: hold for owner, hold in row.holds.items() if self.has_client(hold.request.session)},
             )
         for peer in self.peers:
             if peer.host not in self.invariants.closed:
@@ -257,7 +262,7 @@ class RowWorld(World):
             nothing(peer.host.name, "tasks", peer.client._runtime.tasks)
         nothing("loop", "tasks", asyncio.all_tasks() - {asyncio.current_task()})
 
-    def lives(self, session: str) -> bool:
+    def has_client(self, session: str) -> bool:
         """Whether it is the session of a client that was not closed: neither kept, nor of a hold that ends by its ttl."""
         return any(
             session in peer.backend._engine.sessions.open

@@ -1,7 +1,7 @@
 """Random schedules: small worlds of clients, tasks and faults in virtual time, replayable by their seed.
 
 Each seed makes a world: one memory server, three to five clients on hosts of their own, a network between them, tasks
-that lock and work with all options and use the primitives for several tasks, and a fault injector. It stops hosts
+that lock and work with all options, set lives of holds that are not renewed, and use the primitives for several tasks, and a fault injector. It stops hosts
 (SIGSTOP), suspends them, cuts them off, cancels tasks, releases by force and closes clients. In the end it leaves, and
 then there must be
 
@@ -32,6 +32,7 @@ from aiolock.types import MUTEX, READ, WRITE, Kind, Mode, permits
 from tests.simulation import virtual
 from tests.simulation.faults import FaultInjector
 from tests.simulation.invariants import Invariants, Op, Outcome
+from tests.simulation.lives import Lives
 from tests.simulation.network import LATEST, Line, Network, Server
 from tests.simulation.primitives import Primitives
 from tests.simulation.virtual import Host, VirtualClock
@@ -101,6 +102,7 @@ class World:
         """Nobody begins anything new."""
         self.injector = FaultInjector(self)
         self.primitives = Primitives(self)
+        self.lives = Lives(self)
 
     # --- workers
 
@@ -166,6 +168,7 @@ class World:
                 "on_loss": "signal" if signal else "cancel",
                 "fair": random.random() < 0.3,
                 "max_hold": random.choice([None] * 6 + [0.3 * unit, unit]),
+                **self.lives.options(),
             },
         )
         style = random.choice(["block", "block", "block", "acquire", "try", "lease", "drop"])
@@ -229,9 +232,10 @@ class World:
             await asyncio.sleep(pause * self.unit * random.random())
             self.invariants.act(op, lease, trusting=trusting)
             self.primitives.look_at(op, lease)
+            await self.lives.change(peer, op, lease)
         if random.random() < 0.1:
             raise BlockFailed
-        if random.random() < 0.1:
+        if random.random() < 0.1 and not self.lives.has(lease):
             with self.invariants.timed(op, "renew()", peer.command_timeout):
                 await lease.renew()
         if lease.kind.mode is Mode.WRITE and lease.held and random.random() < 0.3:
@@ -348,6 +352,7 @@ def explore(seeds: range, *, patience: int = 1, world: type[World] = World) -> O
         total.losses += outcome.losses
         total.faults += outcome.faults
         total.together += outcome.together
+        total.lives += outcome.lives
         if outcome.violations:
             total.violations += [f"seed {seed}: {violation}" for violation in outcome.violations]
             patience -= 1

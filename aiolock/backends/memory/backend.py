@@ -357,11 +357,13 @@ class MemoryBackend(Administration, RegisterStore, Diagnosis):
         """Renew all claims in one step."""
         sent = self.settings.clock()
         mine = [claim for claim in claims if isinstance(claim, MemoryClaim)]
+        # As of now: the request may arrive later.
+        asked = [(claim, not claim.fixed, claim.present) for claim in mine]
 
         def step(machine: Machine, now: float) -> list[Answer | None]:
             return [
-                machine.renew(claim.key, claim.stored, now, prolong=not claim.fixed, present=claim.present)
-                for claim in mine
+                machine.renew(claim.key, claim.stored, now, prolong=prolong, present=present)
+                for claim, prolong, present in asked
             ]
 
         renewals: list[Renewal] = []

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import Enum
 
@@ -498,9 +499,7 @@ class QuorumClaim(Downgrade, Extension):
             if vote.granted or (vote.answer is VoteAnswer.NONE and vote.pending)
         ]
         try:
-            await self.members.until(lambda: confirmed() is not None, steps)
-            if steps:
-                await asyncio.wait(steps, timeout=SLACK + self._now - sent)
+            await self._until(lambda: confirmed() is not None, steps, sent)
         finally:
             for step in steps:
                 step.cancel()
@@ -518,6 +517,18 @@ class QuorumClaim(Downgrade, Extension):
             if vote.sent < sent:
                 self._replace(number)
         return Grant(self._token, 1, grant.until, grant.demand)
+
+    async def _until(
+        self, confirmed: Callable[[], bool], steps: Sequence[asyncio.Task[None]], sent: float
+    ) -> None:
+        """Wait until a majority has answered, and then as long again for the other steps; all within the command timeout.
+
+        The step of a vote that is on its way waits for it, which may take as long as others hold the lock there.
+        """
+        end = sent + self.members.command_timeout
+        await self.members.until(confirmed, steps, end)
+        if steps and (left := end - self._now) > 0:
+            await asyncio.wait(steps, timeout=min(left, SLACK + self._now - sent))
 
     async def extend(self, seconds: float, number: int) -> Grant:
         """Extend every vote; return when a majority has answered and the others had as much time again."""
@@ -539,11 +550,7 @@ class QuorumClaim(Downgrade, Extension):
             self.members.tasks.spawn(vote.extend(seconds, number, sent), "aiolock-quorum-extend")
             for vote in votes
         ]
-        # The step of a vote that is on its way may have to wait for it as long as others hold the lock there.
-        limit = sent + 2 * self.members.command_timeout
-        await self.members.until(lambda: until() > -math.inf, steps, limit)
-        if steps:
-            await asyncio.wait(steps, timeout=SLACK + self._now - sent)
+        await self._until(lambda: until() > -math.inf, steps, sent)
         if (reason := self.lost()) is not None:
             raise LockLost(self.request.name, reason)
         if until() == -math.inf:
