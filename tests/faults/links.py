@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
 from aiolock.backends.memory import MemoryServer
@@ -45,6 +47,23 @@ class Way(ABC):
     def settle(self) -> None:
         """Let the client close, which takes its time while no answer comes."""
 
+    @abstractmethod
+    def strand(self) -> None:
+        """Keep back what the client asks from now on over the connections that it has."""
+
+    @property
+    @abstractmethod
+    def stranded(self) -> bool:
+        """Whether a request was kept back."""
+
+    @abstractmethod
+    def break_off(self) -> None:
+        """Break these connections, as the client sees it; what it asks over others gets through."""
+
+    @abstractmethod
+    async def deliver(self) -> None:
+        """Have the server carry out what was kept back, late as it is."""
+
 
 class Proxied(Way):
     """A proxy before each server; `cut` is for the first `away` of them, or for all."""
@@ -82,6 +101,21 @@ class Proxied(Way):
         for proxy in self._away:
             proxy.reset_all()
             proxy.heal(release=False)
+
+    def strand(self) -> None:
+        self._stranded = [proxy.strand() for proxy in self._proxies]
+
+    @property
+    def stranded(self) -> bool:
+        return any(stranded.asked for stranded in self._stranded)
+
+    def break_off(self) -> None:
+        for proxy in self._proxies:
+            proxy.reset_all(proxy.up)
+
+    async def deliver(self) -> None:
+        for stranded in self._stranded:
+            await stranded.deliver()
 
 
 class Link:
@@ -141,8 +175,20 @@ class Cuttable(Link):
         self.gate = asyncio.Event()
         """Set while answers are delivered."""
         self.gate.set()
+        self.late: list[Callable[[], Any]] = []
+        """Requests that were kept back."""
+        self.broken: asyncio.Event | None = None
+        """Set once the client is to take what is kept back for lost."""
+
+    async def strand(self, request: Callable[[], Any]) -> None:
+        """Keep a request back, if it is time for that, and lose the connection."""
+        if self.broken is not None and not self.broken.is_set():
+            self.late.append(request)
+            await self.broken.wait()
+            raise BackendUnavailable("the connection broke")
 
     async def __call__(self, step: Any) -> Any:
+        await self.strand(step)
         if self._refused is False:
             await self._mended.wait()
         if self._refused:
@@ -184,6 +230,11 @@ class CuttableStore(Cuttable):
             await open_it(settings, listener)
 
         async def request(*words: Any, **named: Any) -> Any:
+            try:
+                await self.strand(partial(carry_out, *words, **named))
+            except BackendUnavailable:
+                self._interrupted()
+                raise
             begun = start(carry_out(*words, **named), "request")
             try:
                 async with asyncio.timeout(self._timeout):
@@ -244,6 +295,25 @@ class Linked(Way):
 
     def settle(self) -> None:
         self.mend()
+
+    def strand(self) -> None:
+        for link in self._links:
+            link.broken = asyncio.Event()
+
+    @property
+    def stranded(self) -> bool:
+        return any(link.late for link in self._links)
+
+    def break_off(self) -> None:
+        for link in self._links:
+            if link.broken is not None:
+                link.broken.set()
+
+    async def deliver(self) -> None:
+        for link in self._links:
+            for request in link.late:
+                if inspect.isawaitable(answer := request()):
+                    await answer
 
 
 def drop(server: MemoryServer, claim: Any) -> None:

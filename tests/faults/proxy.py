@@ -17,7 +17,7 @@ import inspect
 import random
 import socket
 import struct
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Self
@@ -169,6 +169,7 @@ class End(asyncio.Protocol):
         self.other = other or End(proxy, proxy.down, self)
         self.gone, self.severed = True, False
         self._frames, self._due = proxy.framing(), 0.0
+        self.count, self.gate = 0, lane.gate
         self._queue: asyncio.Queue[tuple[float, int, object]] = asyncio.Queue()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -201,6 +202,7 @@ class End(asyncio.Protocol):
         self._due = max(self._due, asyncio.get_running_loop().time() + latency)  # jitter does not reorder
         self._queue.put_nowait((self._due, lane.era, item))
         lane.frames += isinstance(item, bytes)
+        self.count += isinstance(item, bytes)
         lane.news.set()
 
     def reset(self) -> None:
@@ -232,6 +234,7 @@ class End(asyncio.Protocol):
             if isinstance(item, bytes):
                 await self.proxy.tell(lane.direction, item)
             await lane.gate.wait()
+            await self.gate.wait()
             if isinstance(item, bytes):
                 await self._deliver(item, forgotten=era < lane.forgotten or self.other.gone)
             elif item is _RST:
@@ -266,6 +269,29 @@ class End(asyncio.Protocol):
 
 def _pieces(data: bytes, size: int) -> list[bytes]:
     return [data[at : at + size] for at in range(0, len(data), size)] if size else [data]
+
+
+class Stranded:
+    """What clients send from now on over the connections that they have, which does not get through before `deliver`."""
+
+    def __init__(self, ends: Collection[End]) -> None:
+        self._before = {end: (end.count, end.other.count) for end in ends}
+        self._gate = asyncio.Event()
+        for end in ends:
+            end.gate = self._gate
+
+    @property
+    def asked(self) -> list[End]:
+        """The connections over which something was sent."""
+        return [end for end, (sent, _) in self._before.items() if end.count > sent]
+
+    async def deliver(self) -> None:
+        """Let it through, however its client has ended the connection, and wait until the server has said something to it."""
+        self._gate.set()
+        for end in self.asked:
+            while end.other.count == self._before[end][1] and not end.other.gone:
+                end.other.lane.news.clear()
+                await end.other.lane.news.wait()
 
 
 class Proxy:
@@ -328,6 +354,10 @@ class Proxy:
         for end in ends:
             end.reset()
         return len(ends)
+
+    def strand(self) -> Stranded:
+        """Keep back what comes from now on over the connections that there are, also if their clients close or lose them."""
+        return Stranded([end for end in self.ends if end.lane is self.up])
 
     def blackhole(self) -> None:
         self.up.blackhole()
