@@ -5,8 +5,10 @@
 import asyncio
 import contextlib
 import re
+import secrets
 from enum import StrEnum
 from typing import Annotated
+from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
@@ -30,8 +32,10 @@ import aiolock
 from aiolock import Lease
 from aiolock.backends.memory import MemoryBackend
 from aiolock.fastapi import LockClient, client, exception_handlers, lifespan, locked
+from tests.faults import staging
+from tests.faults.proxy import Proxy
 from tests.faults.staging import nothing_remains
-from tests.integrations.web_servers import PATIENCE, asgi, hang_up, until
+from tests.integrations.web_servers import PATIENCE, asgi, closed_port, hang_up, until
 
 Order = Annotated[Lease, locked("order:{order_id}", timeout=0, retry_after=7)]
 Patient = Annotated[Lease, locked("order:{order_id}", timeout=PATIENCE)]
@@ -736,6 +740,47 @@ async def test_the_lifespan_goes_around_the_applications_own(deployment, http, d
             assert await response.json() == "hello"
         assert not hasattr(app.state, "aiolock")
     assert desk.seen == ["up", "down"] * 2
+
+
+async def test_a_lazy_client_starts_without_its_server_and_works_when_that_is_there(redis_url, http):
+    place = urlsplit(redis_url)
+    async with Proxy(place.hostname, place.port) as way:
+        way.stop_listening()
+        url, namespace = f"redis://{way.host}:{way.port}/0", f"web-{secrets.token_hex(4)}"
+        app = FastAPI(lifespan=lifespan(url, namespace=namespace, lazy=True, command_timeout=0.5))
+
+        @app.post("/orders/{order_id}")
+        async def pay(order_id: int, lease: Order) -> int:
+            return lease.token
+
+        @app.get("/")
+        async def look(locks: LockClient) -> bool:
+            return await locks.lock("order:7").locked()
+
+        async with asgi(app) as address:
+            async with http.post(f"{address}/orders/7") as response:
+                assert response.status == 503
+                assert response.headers["Retry-After"] == "7"
+            await way.start_listening()
+
+            async def paid() -> bool:
+                async with http.post(f"{address}/orders/7") as response:
+                    assert response.status in (200, 503)
+                    return response.status == 200 and await response.json() > 0
+
+            await staging.until(paid, "the lock of a server that has come back")
+            async with http.get(address) as response:
+                assert await response.json() is False
+
+
+async def test_an_application_whose_client_waits_for_its_server_does_not_start_without_it():
+    with closed_port() as port:
+        app = FastAPI(
+            lifespan=lifespan(f"redis://127.0.0.1:{port}/0", wait_for_server=0.3, command_timeout=0.2)
+        )
+        with pytest.raises(aiolock.BackendUnavailable):
+            async with app.router.lifespan_context(app):
+                pass
 
 
 async def test_mounted_applications_share_the_client(app, rival, http):
