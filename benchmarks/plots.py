@@ -90,7 +90,8 @@ def _against_waiters(report: Report, axes: Any) -> None:
     axes.set_xticks([int(column) for column in report.columns], labels=list(report.columns))
     axes.xaxis.minorticks_off()
     _plain(axes.yaxis)
-    axes.legend(frameon=False, loc="best")
+    # Beside the axes: with so many lines there is no place without one.
+    axes.figure.legend(frameon=False, loc="outside right center")
 
 
 def _plain(axis: Any) -> None:
