@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from tests.model.explore import Outcome, explore
+from tests.model.lives import LivesModel
 from tests.model.rows import Claim, Model
 
 __all__ = ["DESIGN", "REMOVALS", "Run"]
@@ -41,10 +43,11 @@ class Run:
     deep: bool = False
     """True if the shortest trace takes more states than the tests have time for; ``python -m tests.model`` finds it."""
     options: dict[str, Any] = field(default_factory=dict)
+    model: Callable[..., Any] = Model
 
     def play(self, most: int, seconds: float = 1e9) -> Outcome:
         """Explore up to ``most`` states for up to ``seconds``."""
-        return explore(Model(self.claims, **self.options), most, seconds, self.fair)
+        return explore(self.model(self.claims, **self.options), most, seconds, self.fair)
 
 
 def without(
@@ -382,6 +385,20 @@ REMOVALS = (
     ),
 )
 
+LIVES = tuple(
+    Run(
+        rule, f"(12) another life of a hold: {rule}", "BELIEF", options={"removed": (rule,)}, model=LivesModel
+    )
+    for rule in (
+        "the server ignores older requests",
+        "a renewal prolongs nothing that was extended",
+        "an earlier end counts at once",
+        "only the answer to the last request counts",
+        "a life counts from the sending of its request",
+    )
+)
+REMOVALS = (*REMOVALS, *LIVES)
+
 
 def design(name: str, claims: tuple = TWO, *, fair: int = 0, **options: Any) -> Run:
     """Return a run with all rules."""
@@ -425,4 +442,5 @@ DESIGN = (
     design("statements, a writer and two readers", READERS, faults={"broken": 1}, statements=True),
     design("statements, permits", PERMITS, faults={"broken": 1}, statements=True),
     design("statements, keep", KEEPS, faults={"stop": 1, "crash": 1}, statements=True),
+    Run("other lives of a hold, late, lost and repeated", "all rules", model=LivesModel),
 )
