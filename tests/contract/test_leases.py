@@ -195,6 +195,17 @@ async def test_release_keep_holds_the_lock_for_nobody(deployment, client, rival)
     assert asyncio.get_running_loop().time() - begin > 0.9 * keep
 
 
+async def test_who_waits_enters_when_a_lock_is_kept_for_less_than_the_ttl(deployment, client, rival):
+    if "keep" not in deployment.promises:
+        return
+    lease = await client.lock("x", ttl=600).acquire()
+    waiter = asyncio.create_task(gets_the_lock(rival, "x"))
+    await queued(rival.lock("x"), 1)
+    await lease.release(keep=deployment.seconds(0.2))
+    async with asyncio.timeout(PATIENCE):
+        await waiter
+
+
 async def test_release_keep_is_not_passed_on_locally(deployment, client):
     if "keep" not in deployment.promises:
         assert "keep" not in client.capabilities

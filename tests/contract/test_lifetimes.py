@@ -319,6 +319,24 @@ async def test_the_server_ends_the_hold_of_a_silent_client_by_the_life_that_was_
         await lease.release()
 
 
+@pytest.mark.parametrize("act", ["mutex", "write", "permits"])
+async def test_who_waits_enters_when_a_hold_ends_earlier_than_it_was_known_to(deployment, rival, act):
+    """The holder is silent, so that the end of its life is all that lets the next one in."""
+    if not extending(deployment) or not NEEDS.get(act, set()) <= deployment.kinds:
+        return
+    async with deployment.over(label="client") as (client, way):
+        lease = await ACTS[act](client, ttl=600, renew=False).acquire()
+        waiting = asyncio.create_task(ACTS[act](rival).acquire())
+        await queued(ACTS[act](rival), 1)
+        await lease.extend(deployment.seconds(0.6))
+        way.cut(refused=True)
+        async with asyncio.timeout(PATIENCE):
+            other = await waiting
+        assert lease.lost
+        await other.release()
+        await lease.release()
+
+
 async def test_the_server_keeps_the_hold_of_a_silent_client_for_the_life_that_was_set(deployment, rival):
     if not extending(deployment):
         return

@@ -402,6 +402,8 @@ class MemoryBackend(Administration, RegisterStore, Diagnosis):
         if message.what == "grant" and message.answer is not None:
             sent = self.settings.clock() - (self.server.clock() - message.sent)
             claim.inbox.put(claim.granted(message.answer, sent))
+        elif message.what == "sooner":
+            claim.inbox.wake(WakeReason.EXPIRED)
         elif message.what == "demand":
             claim.note_waiters(self.settings.clock())
         elif message.what == "requested":

@@ -112,7 +112,8 @@ class Answer:
 
 
 class Message(NamedTuple):
-    """A notification: ``grant``, ``lost``, ``demand`` or ``requested`` to the owner of a request, ``changed`` to a watcher."""
+    """A notification: ``grant``, ``lost``, ``demand`` or ``requested`` to the owner of a request, ``sooner`` to one that waits for a
+    hold which ends earlier than it knows, ``changed`` to a watcher."""
 
     to: str
     what: str
@@ -229,7 +230,8 @@ class Machine:
         if (hold := lock.holds.get(request.id)) is None:
             return None
         if number > hold.extension:
-            hold.extension, hold.deadline = number, now + seconds
+            hold.extension = number
+            self._end_at(lock, hold, now + seconds, now)
         return Answer(hold.token, 0, seconds, bool(lock.queue), asked=hold.asked)
 
     def leave(
@@ -244,7 +246,8 @@ class Machine:
         if hold is None:
             lock.queue.pop(request.id, None)
         elif keep:
-            hold.deadline, hold.kept = now + keep, True
+            hold.kept = True
+            self._end_at(lock, hold, now + keep, now)
             lock.holds[f"{request.id} kept"] = hold
         if bury:
             self._bury(request.id, now)
@@ -323,6 +326,12 @@ class Machine:
         if over:
             self._serve(key, lock, now)
         return lock
+
+    def _end_at(self, lock: Lock, hold: Hold, deadline: float, now: float) -> None:
+        """Have a hold end at another time, and tell those who know a later one."""
+        if deadline < hold.deadline:
+            self.outbox += [Message(waiter, "sooner", now) for waiter in lock.queue]
+        hold.deadline = deadline
 
     def _store(self, key: Key, lock: Lock) -> None:
         if lock.holds or lock.queue:
