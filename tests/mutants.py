@@ -175,7 +175,7 @@ MUTANTS = (
         "aiolock.core.local_queue",
         "            given.abandon()",
         "            pass",
-        begin=135,
+        begin=290,
     ),
     Mutant(
         "a cancellation is swallowed by the release",
@@ -227,7 +227,7 @@ MUTANTS = (
         "aiolock.kinds.multi",
         "for key in sorted(by_key)]",
         "for key in by_key]",
-        begin=230,
+        begin=300,
     ),
     Mutant(
         "what came first of several locks is kept when the next is not to be had",
@@ -254,6 +254,7 @@ MUTANTS = (
         "aiolock.kinds.latch",
         "if not before or request in seen:",
         "if not before:",
+        begin=140,
     ),
     Mutant(
         "whoever waits at a latch misses that it opens",
