@@ -8,11 +8,13 @@ import difflib
 import json
 import math
 import os
-from collections.abc import Callable, Collection, Sequence
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import aiolock
 from aiolock.cli.exit_status import TABLE, USAGE
+from aiolock.errors import redact
 
 __all__ = ["parse", "split"]
 
@@ -142,6 +144,8 @@ class _Parser(argparse.ArgumentParser):
     """True if the command line asks for JSON; set before it is parsed."""
 
     def error(self, message: str) -> NoReturn:
+        # Words that cannot be parsed are quoted, and may be an address with a password.
+        message = re.sub(r"\S+://\S+", lambda word: redact(word[0]), message)
         if _Parser.json:
             trouble = {"event": "error", "error": "Usage", "status": USAGE, "message": message}
             self.exit(USAGE, json.dumps(trouble) + "\n")
@@ -393,8 +397,8 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     words = _forward(words, takes_value)
     _Parser.json = "--json" in (words[: words.index("--")] if "--" in words else words)
     verb = words[0] if words else ""
-    if verb and not verb.startswith("-") and verb not in commands:
-        parser.error(f"there is no command {verb!r}{_similar(verb, commands)}")
+    if verb and verb not in commands and verb not in _options(parser):
+        parser.error(_no_command(words, commands))
     if verb != "run":
         return _known(parser, commands.get(verb, parser), words)
     given, names, command = split(words[1:], takes_value)
@@ -408,6 +412,19 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     if options.command_string is None and not options.command:
         run.error("the command is missing: aiolock run NAME -- COMMAND ...")
     return options
+
+
+def _no_command(words: Sequence[str], commands: Mapping[str, Parser]) -> str:
+    """Return why the first word is no command."""
+    option = words[0].partition("=")[0]
+    if not option.startswith("-"):
+        return f"there is no command {words[0]!r}{_similar(words[0], commands)}"
+    if option in COMMON:
+        return f"the command is missing after {' '.join(words)}"
+    for name, command in commands.items():
+        if option in _options(command):
+            return f"{option} belongs behind its command: aiolock {name} {option}"
+    return f"there is no option {option}{_similar(option, COMMON)}"
 
 
 def _known(parser: Parser, command: Parser, words: Sequence[str]) -> argparse.Namespace:

@@ -141,6 +141,8 @@ def test_wrong_usage_as_json(capsys, words):
     [
         (["insepct", "x"], "inspect"),
         (["--url", "memory://", "lss"], "ls"),
+        (["--uri", "memory://", "ls"], "--url"),
+        (["-v", "--name-space=a", "ls"], "--namespace"),
         (["run", "--non-block", "x", "true"], "--nonblock"),
         (["run", "--name-space=a", "x", "true"], "--namespace"),
         (["ls", "--jsn"], "--json"),
@@ -153,6 +155,54 @@ def test_a_slip_of_the_keyboard_is_answered_with_what_was_meant(capsys, words, m
         main(words)
     assert caught.value.code == 64
     assert capsys.readouterr().err.endswith(f"; did you mean {meant}?\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--url", "memory://"], "the command is missing after --url memory://"),
+        (["--url", "ls"], "the command is missing after --url ls"),
+        (["-v"], "the command is missing after -v"),
+        (["-n", "run", "x", "true"], "-n belongs behind its command: aiolock run -n"),
+        (
+            ["--url=memory://", "--ttl=5", "run", "x", "true"],
+            "--ttl belongs behind its command: aiolock run --ttl",
+        ),
+        (["--xyz", "ls"], "there is no option --xyz"),
+    ],
+)
+def test_a_wrong_option_before_the_command_is_named(capsys, words, why):
+    with pytest.raises(SystemExit) as caught:
+        main(words)
+    assert caught.value.code == 64
+    assert capsys.readouterr().err.endswith(f"aiolock: {why}\n")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["ADDRESS", "ls"],
+        ["--uri", "ADDRESS", "ls"],
+        ["--uri=ADDRESS", "ls"],
+        ["--url", "ADDRESS"],
+        ["ls", "--uri=ADDRESS"],
+        ["ls", "*", "ADDRESS"],
+        ["run", "-w", "ADDRESS", "x", "true"],
+        ["run", "--uri=ADDRESS", "x", "true"],
+        ["schema", "ADDRESS"],
+        ["schema", "mysql", "--url", "ADDRESS"],
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize(
+    "address", ["redis://me:s3cret@h/0", "redis://h/0?password=s3cret", "redis://me:s3'cret@h"]
+)
+def test_wrong_usage_shows_no_password(capsys, words, address):
+    with pytest.raises(SystemExit) as caught:
+        main([word.replace("ADDRESS", address) for word in words])
+    out, err = capsys.readouterr()
+    assert (caught.value.code, out) == (64, "")
+    assert "cret" not in err
 
 
 @pytest.mark.parametrize("word", ["nonsense", "xyz"])
