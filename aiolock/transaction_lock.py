@@ -86,10 +86,7 @@ class TransactionLock(NamedLock):
         return timeout
 
     async def _take(self, wait: float | None, mark: str = "") -> bool:
-        try:
-            left = await self._reach(wait)
-        except TimeoutError:
-            return False
+        left = await self._reach(wait)
         return await self._loan.take(left, mark)
 
     async def try_acquire(self, timeout: float | None = 0) -> bool:

@@ -185,10 +185,7 @@ async def _reach_first(
     runtime: Runtime, request: Request, options: LeaseOptions, timeout: float | None
 ) -> Hold | None:
     """Connect a lazy client, then ask: what a claim needs to know of the server is found out by connecting."""
-    try:
-        left = await runtime.reach(timeout)
-    except TimeoutError:
-        return None
+    left = await runtime.reach(timeout)
     return await ask(runtime, request, options, left)
 
 

@@ -26,7 +26,7 @@ from aiolock.core.register_writer import RegisterWriter
 from aiolock.core.renewal import RenewalScheduler
 from aiolock.core.tasks import Backoff, TaskSet
 from aiolock.core.wakeup import current_task
-from aiolock.errors import BackendError, LossReason, closed_error, copy_of, shorten
+from aiolock.errors import BackendError, BackendUnavailable, LossReason, closed_error, copy_of, shorten
 from aiolock.metrics import Histogram, no_losses
 from aiolock.types import Family
 
@@ -213,8 +213,8 @@ class Runtime(OneProcess):
         """Connect a lazy client before its first request; return what is left of ``timeout`` seconds.
 
         Tasks that come meanwhile wait for the same attempt. Cancelling it ends the waiting; the attempt ends by itself, within
-        the command timeout. Raises :class:`TimeoutError` at the end of a timeout other than 0, and what :meth:`Client.open`
-        raises.
+        the command timeout. Raises :class:`BackendUnavailable` at the end of a timeout other than 0, and what
+        :meth:`Client.open` raises.
         """
         if self.connect is None:
             return timeout
@@ -224,7 +224,7 @@ class Runtime(OneProcess):
             attempt = self._connecting = self.tasks.spawn(self._attempt(self.connect), "aiolock-open")
         await asyncio.wait([attempt], timeout=timeout or None)
         if not attempt.done():
-            raise TimeoutError
+            raise BackendUnavailable(f"{self.backend.name} was not reached within {timeout:g} s")
         if attempt.cancelled() or self.state is not _OPEN:
             raise closed_error()
         if (error := attempt.result()) is not None:

@@ -261,10 +261,7 @@ class Barrier(Handle):
         very moment in which they pass.
         """
         limit = check_timeout(timeout)
-        try:
-            left = await self._runtime().reach(limit)
-        except TimeoutError:
-            raise WaitTimeout("barrier", self._name, limit or 0.0, "the server did not answer") from None
+        left = await self._runtime().reach(limit)
         writer = self._writer()
         local = _LocalParties.of(writer, self._ttl)
         party = _Party(self, local, self._ttl, self._label, last=limit == 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 
-from aiolock.core.register_writer import LATE, Body, Condition, RegisterWriter, Update
+from aiolock.core.register_writer import LATE, Body, RegisterWriter, Update
 from aiolock.core.runtime import Generations, Runtime
 from aiolock.errors import ConfigError, WaitTimeout, shorten
 from aiolock.lock import Handle
@@ -130,17 +130,10 @@ class Latch(Handle):
             seen = left(body, self._name, self._count)
             return None if seen else True
 
-        if await self._late(opened, limit):
+        wait = await self._runtime().reach(limit)
+        if await self._writer().wait(opened, wait) is LATE:
             missing = "the server did not answer" if seen is None else self._missing(seen)
             raise WaitTimeout("latch", self._name, limit or 0.0, missing)
-
-    async def _late(self, opened: Condition, limit: float | None) -> bool:
-        """Wait until ``opened``; return whether the time was over before."""
-        try:
-            rest = await self._runtime().reach(limit)
-        except TimeoutError:
-            return True
-        return await self._writer().wait(opened, rest) is LATE
 
     def _missing(self, rest: int) -> str:
         return f"{rest} of {self._count} are left to count down"

@@ -433,8 +433,12 @@ class LockAll(Handle):
             await rest
 
     async def _ask(self, timeout: float | None) -> JointHold:
-        clock = self._parts[0].runtime.clock
+        runtime = self._parts[0].runtime
+        clock = runtime.clock
         end = None if timeout is None else clock() + timeout
+        if runtime.connect is not None:
+            runtime.guard()
+            await runtime.reach(timeout)
         while True:
             hold = await self._ask_once(timeout, end)
             if not hold.lost():
