@@ -64,6 +64,14 @@ def test_failures_of_both_parts_are_named_last(tmp_path):
     assert "test_quick" in (tmp_path / "logs/test.log").read_text()
 
 
+def test_files_that_have_no_slow_tests_are_green_and_nothing_at_all_is_not(tmp_path):
+    done, output = run(tmp_path, "def test_quick(): pass\n")
+    assert done.returncode == 0, output + done.stderr
+    assert "1 passed" in output
+    done, _ = run(tmp_path, "def test_quick(): pass\n", "-k", "another")
+    assert done.returncode == 1
+
+
 def follow(*lines: str) -> tuple[bool, str, str, str]:
     """Read the lines of a run; return whether it was counted, what is shown, the names, and the log."""
     log, names, out = io.StringIO(), io.StringIO(), io.StringIO()
