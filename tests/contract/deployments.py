@@ -155,6 +155,8 @@ class Deployment(ABC):
 
     framing: ClassVar[Callable[[], Frames]] = raw
     """Where an answer of the server ends."""
+    extends: ClassVar[bytes] = b""
+    """By what the request that extends a hold is known, where another one goes before it."""
 
     @asynccontextmanager
     async def over(self, **options: Any) -> AsyncIterator[tuple[Client, Way]]:
@@ -790,6 +792,7 @@ class MariaDB(Deployment):
     name = servers.mariadb_name()
     needs = "mariadb"
     framing = staticmethod(mysql_frames)
+    extends = b"extension = "  # not what the listeners of the client ask
     slow = 2.0
     many = 1_000  # each is a row that is written to a disk
     external = True
@@ -933,11 +936,13 @@ class Etcd(Stored):
     tells = False
     distinct = False  # counted from one revision
     members: ClassVar[int] = 1
+    extends = b'"d":'  # in the row of a session, whose lease is renewed first
     # PostgreSQL and memcached run the same engine through all of it; see WHOLE.
     part = frozenset(
         {
             "test_answers",
             "test_exclusion",
+            "test_late_requests",
             "test_loss",
             "test_outages",
             "test_readwrite",

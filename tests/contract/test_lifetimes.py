@@ -461,47 +461,6 @@ async def test_a_late_copy_of_an_older_request_changes_nothing(deployment, clien
     await lease.release()
 
 
-@pytest.mark.parametrize("act", ["mutex", "read", "permits"])
-async def test_a_request_that_arrives_after_the_answer_to_a_later_one_changes_nothing(deployment, rival, act):
-    """The connection that carried it is lost to the client, and the server reads it all the same."""
-    if not extending(deployment) or not NEEDS.get(act, set()) <= deployment.kinds:
-        return
-    short = deployment.seconds(0.4)
-    async with deployment.over(label="client") as (client, way):
-        lease = await ACTS[act](client, ttl=50, renew=False).acquire()
-        claim = validity(lease).claim
-        # From now on the server knows whatever has to be told to it only once.
-        await claim.extend(50, 1)
-        way.strand()
-        first = asyncio.create_task(claim.extend(short, 2))
-        await until(lambda: way.stranded, "the request is on its way")
-        await asyncio.wait([first], timeout=deployment.seconds(0.1))
-        assert not first.done()
-        way.break_off()
-        with contextlib.suppress(BackendUnavailable):
-            await first
-
-        async def later() -> bool:
-            try:
-                await claim.extend(80, 3)
-            except BackendUnavailable:
-                return False
-            return True
-
-        await until(later)
-        async with asyncio.timeout(PATIENCE):
-            await way.deliver()
-        await asyncio.sleep(1.5 * short)
-        if act != "read":
-            assert await ACTS[act](rival).try_acquire() is None
-        if deployment.tells:
-            [holder] = (await ACTS[act](rival).inspect()).holders
-            assert holder.remaining > 60, "the late request has ended it earlier"
-        await client._runtime.scheduler.renew(validity(lease))
-        assert lease.held
-        await lease.release()
-
-
 async def test_a_hold_that_is_gone_cannot_be_extended(deployment, client):
     if not extending(deployment):
         return

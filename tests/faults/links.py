@@ -48,8 +48,8 @@ class Way(ABC):
         """Let the client close, which takes its time while no answer comes."""
 
     @abstractmethod
-    def strand(self) -> None:
-        """Keep back what the client asks from now on over the connections that it has."""
+    def strand(self, mark: bytes = b"") -> None:
+        """Keep back what the client asks over the connections that it has, from the first request on that has ``mark`` in it."""
 
     @property
     @abstractmethod
@@ -102,12 +102,12 @@ class Proxied(Way):
             proxy.reset_all()
             proxy.heal(release=False)
 
-    def strand(self) -> None:
-        self._stranded = [proxy.strand() for proxy in self._proxies]
+    def strand(self, mark: bytes = b"") -> None:
+        self._stranded = [proxy.strand(mark) for proxy in self._proxies]
 
     @property
     def stranded(self) -> bool:
-        return any(stranded.asked for stranded in self._stranded)
+        return any(stranded.begun for stranded in self._stranded)
 
     def break_off(self) -> None:
         for proxy in self._proxies:
@@ -296,7 +296,7 @@ class Linked(Way):
     def settle(self) -> None:
         self.mend()
 
-    def strand(self) -> None:
+    def strand(self, mark: bytes = b"") -> None:
         for link in self._links:
             link.broken = asyncio.Event()
 

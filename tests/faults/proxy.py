@@ -20,7 +20,7 @@ import struct
 from collections.abc import Awaitable, Callable, Collection, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Self
+from typing import Self, cast
 
 Match = Callable[[bytes], bool]
 Hook = Callable[[str, bytes], "Awaitable[object] | object"]
@@ -169,7 +169,7 @@ class End(asyncio.Protocol):
         self.other = other or End(proxy, proxy.down, self)
         self.gone, self.severed = True, False
         self._frames, self._due = proxy.framing(), 0.0
-        self.count, self.gate = 0, lane.gate
+        self.count, self.stranded = 0, cast("Stranded | None", None)
         self._queue: asyncio.Queue[tuple[float, int, object]] = asyncio.Queue()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -234,7 +234,8 @@ class End(asyncio.Protocol):
             if isinstance(item, bytes):
                 await self.proxy.tell(lane.direction, item)
             await lane.gate.wait()
-            await self.gate.wait()
+            if self.stranded is not None:
+                await self.stranded.let_pass(self, item)
             if isinstance(item, bytes):
                 await self._deliver(item, forgotten=era < lane.forgotten or self.other.gone)
             elif item is _RST:
@@ -272,24 +273,25 @@ def _pieces(data: bytes, size: int) -> list[bytes]:
 
 
 class Stranded:
-    """What clients send from now on over the connections that they have, which does not get through before `deliver`."""
+    """What clients send over the connections that they have, from the first frame with `mark` in it; it waits for `deliver`."""
 
-    def __init__(self, ends: Collection[End]) -> None:
-        self._before = {end: (end.count, end.other.count) for end in ends}
-        self._gate = asyncio.Event()
+    def __init__(self, ends: Collection[End], mark: bytes) -> None:
+        self._mark, self._gate = mark, asyncio.Event()
+        self.begun: dict[End, int] = {}  # with the number of frames that had come back by then
         for end in ends:
-            end.gate = self._gate
+            end.stranded = self
 
-    @property
-    def asked(self) -> list[End]:
-        """The connections over which something was sent."""
-        return [end for end, (sent, _) in self._before.items() if end.count > sent]
+    async def let_pass(self, end: End, item: object) -> None:
+        if end not in self.begun and isinstance(item, bytes) and self._mark in item:
+            self.begun[end] = end.other.count
+        if end in self.begun:
+            await self._gate.wait()
 
     async def deliver(self) -> None:
         """Let it through, however its client has ended the connection, and wait until the server has said something to it."""
         self._gate.set()
-        for end in self.asked:
-            while end.other.count == self._before[end][1] and not end.other.gone:
+        for end, before in self.begun.items():
+            while end.other.count == before and not end.other.gone:
                 end.other.lane.news.clear()
                 await end.other.lane.news.wait()
 
@@ -355,9 +357,9 @@ class Proxy:
             end.reset()
         return len(ends)
 
-    def strand(self) -> Stranded:
-        """Keep back what comes from now on over the connections that there are, also if their clients close or lose them."""
-        return Stranded([end for end in self.ends if end.lane is self.up])
+    def strand(self, mark: bytes = b"") -> Stranded:
+        """Keep back what comes over the connections that there are, also if their clients close or lose them."""
+        return Stranded([end for end in self.ends if end.lane is self.up], mark)
 
     def blackhole(self) -> None:
         self.up.blackhole()
