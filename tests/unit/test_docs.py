@@ -231,6 +231,14 @@ def test_the_help_of_make_explains_every_target_with_its_duration():
         assert re.search(r"\((less than matrix|.*\d+ (min|s)\b).*\)", text), name
 
 
+def test_pages_on_servers_and_cron_that_run_commands_name_the_extra_for_them():
+    pages = [page for page in PAGES if page.parent.name == "backends" or page.name == "cron.md"]
+    run = [page for page in pages if re.search(r"^[^`\n]*aiolock run ", page.read_text(), re.MULTILINE)]
+    assert len(run) >= 5
+    for page in run:
+        assert re.search(r'pip install "python-aiolock\[([a-z]+,)?cli\]"', page.read_text()), page
+
+
 def test_nobody_is_told_to_install_the_other_package():
     """The short name belongs to another project, which would overwrite ours."""
     wrong = re.compile(r"pip3? install (-U |--upgrade )?[\"']?aiolo" + r"ck\b", re.IGNORECASE)
