@@ -50,7 +50,7 @@ mongodb: .venv/dev.stamp
 	AIOLOCK_WHOLE_CONTRACT=1 AIOLOCK_SERVERS= PYTHONASYNCIODEBUG=1 $(RUN) -m pytest --mongodb-url="$(URL)" -k mongodb \
 		tests/contract tests/backends/mongodb $(PYTEST_ARGS)
 
-## make coverage          the same, and the lines and branches of the library that no test reaches (40 min)
+## make coverage          the same, and the lines and branches of the library that no test reaches (half as long again as test: an estimate)
 coverage: export COVERAGE := 1
 coverage: test
 

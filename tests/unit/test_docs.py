@@ -228,7 +228,7 @@ def test_the_help_of_make_explains_every_target_with_its_duration():
         explained |= dict.fromkeys(names.split(" | "), text)
     assert explained.keys() == set(targets.split()) - {"help", "servers"}
     for name, text in explained.items():
-        assert re.search(r"\((less than matrix|.*\d+ (min|s)\b).*\)", text), name
+        assert re.search(r"\((less than matrix|half as long again as test|.*\d+ (min|s)\b).*\)", text), name
 
 
 def test_pages_on_servers_and_cron_that_run_commands_name_the_extra_for_them():
