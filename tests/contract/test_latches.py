@@ -116,7 +116,7 @@ async def test_a_count_that_was_cancelled_is_asked_for_again_under_its_name(clie
 
 @pytest.mark.parametrize("steps", [1, 6, 12])
 async def test_a_count_of_a_client_that_was_cut_off_is_made_again_by_another_one(deployment, rival, steps):
-    async with deployment.over(label="cut off", command_timeout=0.5) as (client, way):
+    async with deployment.over(label="cut off", command_timeout=deployment.seconds(0.5)) as (client, way):
         counting = asyncio.create_task(client.latch("x", 3).count_down(request_id="job"))
         for _ in range(steps):
             await asyncio.sleep(0)
