@@ -47,7 +47,7 @@ test: .venv/dev.stamp .venv-arq/arq.stamp servers
 
 ## make mongodb           all tests of MongoDB on a real one: URL=mongodb://user:password@host/database?replicaSet=rs0 (15 min)
 mongodb: .venv/dev.stamp
-	AIOLOCK_WHOLE_CONTRACT=1 AIOLOCK_SERVERS= PYTHONASYNCIODEBUG=1 $(RUN) -m pytest --mongodb-url="$(URL)" -k mongodb \
+	AIOLOCK_WHOLE_CONTRACT=1 AIOLOCK_SERVERS= PYTHONASYNCIODEBUG=1 $(RUN) -m pytest --mongodb-url="$(URL)" -k mongodb -W "ignore:unclosed :ResourceWarning" \
 		tests/contract tests/backends/mongodb $(PYTEST_ARGS)
 
 ## make coverage          the same, and the lines and branches of the library that no test reaches (half as long again as test: an estimate)

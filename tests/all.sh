@@ -7,7 +7,8 @@
 # half as much processor time again.
 #
 # What runs on a stand-in for MongoDB is a part of its own, and is not counted among the tests that passed: it agreed with a program
-# that is no MongoDB.
+# that is no MongoDB. MongoDB's driver leaves a socket open when it is closed while it connects, as the clients of tests are: that the
+# library's own clients leave none is tested by counting them.
 #
 # What is printed is short (tests/quiet.py): progress, the failures, the counts, and the names of all failures as the last lines.
 # The whole output is in build/test.log, build/test-slow.log and build/test-mongodb.log; LOGS names another folder.
@@ -50,7 +51,7 @@ export AIOLOCK_SERVERS=${servers/ mongodb-standin / }
 part test.log "all tests but the slow ones" -m "not slow" --numprocesses 6 "${first[@]}" "$@"
 if [[ $servers == *" mongodb-standin "* ]]; then
     AIOLOCK_SERVERS=mongodb-standin AIOLOCK_DEPLOYMENTS=mongodb-standin passed="agreed with a stand-in for MongoDB, which is no mongod" \
-        part test-mongodb.log "MongoDB, on a stand-in" -k mongodb --numprocesses 6 "${between[@]}" "${standin[@]}" "$@"
+        part test-mongodb.log "MongoDB, on a stand-in" -k mongodb -W 'ignore:unclosed :ResourceWarning' --numprocesses 6 "${between[@]}" "${standin[@]}" "$@"
 fi
 part test-slow.log "slow tests" -m slow --numprocesses 2 "${second[@]}" "$@"
 if [ -s "$names" ]; then

@@ -9,9 +9,6 @@ from examples.flash_sale import __main__ as flash_sale
 from examples.flash_sale.app import LOCKS, WRONG
 from examples.flash_sale.goods import STORES
 
-# The driver leaves a socket open when it is closed while it connects; the example's own client does not wait for that.
-pytestmark = pytest.mark.filterwarnings("ignore:unclosed :ResourceWarning")
-
 
 @pytest.mark.timeout(600)
 async def test_every_way_but_the_wrong_ones_sells_what_there_is(server):
