@@ -147,7 +147,7 @@ class LivesModel:
 
     def arrive(self, world: World, place: int) -> World:
         message, machine, now = world.messages[place], Machine(), world.now * FAST
-        hold = Hold(STORED, 1, 0.0, world.deadline, extension=world.extension)
+        hold = Hold(STORED, 1, 0.0, deadline=world.deadline, extension=world.extension)
         machine.locks[KEY] = Lock({"me": hold})
         if message.number == CONFIRMATION:
             if "a renewal prolongs nothing that was extended" in self.removed:
