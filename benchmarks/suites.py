@@ -76,14 +76,6 @@ class LockFile(TemporaryDirectory[str]):
         return self
 
 
-def roomy_zookeeper(servers: int = 1) -> ZooKeeper:
-    """One that has the memory for thousands of waiters; those of the tests are kept small."""
-    ensemble = ZooKeeper(servers)
-    for child in ensemble.children:
-        child._argv = [word.replace("-Xmx64m", "-Xmx512m") for word in child._argv]
-    return ensemble
-
-
 def _one(
     make: Callable[[], Any], kind: type[Context]
 ) -> Callable[[Options], AbstractContextManager[Context]]:
@@ -111,8 +103,8 @@ class _Several(ExitStack):
 COMPARED: Sequence[tuple[Callable[[], Any], Mapping[str, str]]] = (
     (Redis, {"Redis": ""}),
     (lambda: _Several(Redis(), Redis(), Redis()), {"Redis, 3 servers as one": ""}),
-    (roomy_zookeeper, {"ZooKeeper, 1 server": ""}),
-    (lambda: roomy_zookeeper(3), {"ZooKeeper, 3 servers": ""}),
+    (ZooKeeper, {"ZooKeeper, 1 server": ""}),
+    (lambda: ZooKeeper(3), {"ZooKeeper, 3 servers": ""}),
     (
         durable_mariadb,
         {
@@ -149,7 +141,7 @@ def _kinds(options: Options) -> Iterator[Fleet]:
         workers = stack.enter_context(Workers())
         redis, zookeeper_, mariadb = (
             options.context(Context, stack.enter_context(server), workers)
-            for server in (Redis(), roomy_zookeeper(), durable_mariadb())
+            for server in (Redis(), ZooKeeper(), durable_mariadb())
         )
         members = {
             "asyncio, one process": Member("asyncio", None),
@@ -169,7 +161,7 @@ SHOPS: Mapping[str, Callable[[], Any]] = {
     "mysql": durable_mariadb,
     "postgresql": durable_postgresql,
     "memcached": Memcached,
-    "zookeeper": roomy_zookeeper,
+    "zookeeper": ZooKeeper,
     "etcd": Etcd,
     "mongodb": MongoStandIn,
 }
@@ -190,7 +182,7 @@ def _methods(options: Options) -> Iterator[Market]:
 
 SUITES = {
     "redis": Suite(redis.SCENARIOS, _one(Redis, RedisContext)),
-    "zookeeper": Suite(zookeeper.SCENARIOS, _one(roomy_zookeeper, ZooKeeperContext)),
+    "zookeeper": Suite(zookeeper.SCENARIOS, _one(ZooKeeper, ZooKeeperContext)),
     "mysql": Suite(mysql.SCENARIOS, _one(durable_mariadb, MySQLContext)),
     "compare": Suite(compare.SCENARIOS, _compare),
     "kinds": Suite(kinds.SCENARIOS, _kinds),

@@ -34,7 +34,7 @@ from tests.servers import (
 
 # Loops read this when they are made.
 os.environ["PYTHONASYNCIODEBUG"] = "1"
-# A complaint names the line that made its task, and not ten frames of each callback: they are a tenth of the time of all tests.
+# A complaint names the line that made its task, and not ten frames of each callback: they are a tenth of the processor time of the contract in memory.
 asyncio.constants.DEBUG_STACK_DEPTH = 1
 
 # How long an example takes is about the machine.

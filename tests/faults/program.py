@@ -34,6 +34,7 @@ def history(module: str, system: str, *words: str, ttls: Sequence[float], keep: 
     )
     assert done.stdout, done.stderr
     verdict: dict[str, Any] = json.loads(done.stdout)
+    assert verdict["grants"], done.stderr
     assert done.returncode == (1 if verdict["violations"] else 0), done.stderr
     assert verdict["violations"] or not done.stderr
     return verdict

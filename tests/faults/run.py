@@ -4,7 +4,7 @@
 
 The controller has the server, the fenced store and one fault proxy per worker; worker.py is what the others do and
 injector.py what is done to them. The table is verdict.py's. Exit status 1 if there were violations outside of the
-exceptions that the backend's page lists.
+exceptions that the backend's page lists, or if nothing was granted.
 """
 
 from __future__ import annotations
@@ -288,7 +288,9 @@ def main() -> int:
         parser.error(f"--kinds: there is no {', '.join(sorted(unknown))}")
     verdict = run(Plan(**{**words, "only": tuple(words["only"])}))
     print(json.dumps(verdict.as_json(), indent=2) if as_json else verdict.table())
-    return 1 if verdict.violations else 0
+    if not verdict.grants:
+        print("nothing was granted: this history proves nothing", file=sys.stderr)
+    return 1 if verdict.violations or not verdict.grants else 0
 
 
 if __name__ == "__main__":

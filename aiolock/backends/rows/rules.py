@@ -67,7 +67,7 @@ class Granted:
     """Released with ``keep``: it excludes others, and has no owner."""
 
     def shown(self, since: datetime, remaining: float) -> Holder:
-        """Return it as people see it, with the first lease under it."""
+        """Return the holder that ``inspect()`` shows, with the first lease under its hold."""
         request = self.request
         return Holder(
             request.label,
