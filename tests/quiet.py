@@ -33,12 +33,14 @@ def follow(lines: Iterable[str], log: TextIO, names: TextIO, out: TextIO, passed
     section, tenth, counted, started = "", 0, False, time.monotonic()
     last: deque[str] = deque(maxlen=50)
     for line in lines:
-        if COUNT.match(COLOURS.sub("", line)):
+        count = COUNT.match(COLOURS.sub("", line))
+        if count:
+            # The words for "passed" may look like no count.
             line = line.replace("passed", passed)  # noqa: PLW2901 - whatever is done with it
         log.write(line)
         last.append(line)
         plain = COLOURS.sub("", line).rstrip()
-        if COUNT.match(plain):
+        if count:
             counted = True
             out.write(line)
         elif heading := HEADING.match(plain):

@@ -116,3 +116,9 @@ def test_what_agreed_with_a_stand_in_is_not_counted_as_passed():
     assert quiet.follow(["12 passed, 1 failed in 0.50s\n"], *text, "agreed with it")
     log, _, out = (each.getvalue() for each in text)
     assert log == out == "12 agreed with it, 1 failed in 0.50s\n"
+
+
+def test_a_run_in_which_all_agreed_with_a_stand_in_ends_well():
+    text = io.StringIO(), io.StringIO(), io.StringIO()
+    assert quiet.follow(["12 passed in 0.50s\n"], *text, "agreed with a stand-in, which is no server")
+    assert text[2].getvalue() == "12 agreed with a stand-in, which is no server in 0.50s\n"
