@@ -14,6 +14,11 @@ from aiolock.clock import system_clock
 from aiolock.core.backend import Settings
 
 
+def _replaced() -> None:
+    """The report of a store whose rows another program can put others in the place of."""
+    pytest.fail("nothing was replaced")
+
+
 class Reporting:
     """Mixed into a store: it keeps what it reports, and changes one row at a time."""
 
@@ -28,7 +33,7 @@ class Reporting:
 
     async def begin(self, timeout: float = 15.0, namespace: str = "tests", address: str = "me") -> Self:
         settings = Settings(namespace, "label", 10.0, timeout, system_clock)
-        await self.open(settings, Listener(address, self.changed.append, self._interrupted))
+        await self.open(settings, Listener(address, self.changed.append, self._interrupted, _replaced))
         return self
 
     async def change(self, key, expected, value=b"", **more):

@@ -90,7 +90,10 @@ class RowBackend(Administration, RegisterStore, Purging, Diagnosis):
         """Open the store; again, if it was closed because an earlier attempt had failed."""
         self.context.closed = False
         await self.store.open(
-            self.settings, Listener(self.context.address, self._engine.changed, self._engine.interrupted)
+            self.settings,
+            Listener(
+                self.context.address, self._engine.changed, self._engine.interrupted, self._engine.replaced
+            ),
         )
         self.capabilities, self._opened = self.store.capabilities, True
         if self.context.random.random() < 1 / PURGES:

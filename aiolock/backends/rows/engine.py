@@ -101,6 +101,12 @@ class Engine:
                 inbox.wake(WakeReason.RECONNECTED)
         context.events.put(Event(EventKind.DOUBT))
 
+    def replaced(self) -> None:
+        """End all sessions, because other rows have taken the place of theirs; :meth:`interrupted` follows."""
+        for session in list(self.sessions.open.values()):
+            session.dead = True
+            self._bury(session)
+
     def watch(self) -> None:
         """Tell the store soon which rows are waited for."""
         if not self._watch_due:

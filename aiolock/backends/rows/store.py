@@ -127,6 +127,9 @@ class Listener(NamedTuple):
     interrupted: Callable[[], None]
     """Called when a connection was lost, for commands or for notifications, or when notifications were dropped. The engine
     forgets all rows and versions that it knows, and reads again. Harmless if it comes once too often."""
+    replaced: Callable[[], None]
+    """Called before :attr:`interrupted` when other rows have taken the place of all those that were there, whatever they are
+    like: the sessions of this client are over, and their holds lost. For a file, whose place another one can take."""
 
 
 class RowStore(ABC):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sqlite3
@@ -216,12 +217,8 @@ class Connection:
 
     def get(self, keys: Sequence[str], *, values: bool = True) -> list[Row]:
         """Return the rows of ``keys``, with or without their values."""
-        column = "CAST(value AS BLOB)" if values else "x''"
-        found: dict[str, tuple[bytes, str]] = {}
-        # Old versions of SQLite take 999 values.
-        for some in (keys[start : start + 500] for start in range(0, len(keys), 500)):
-            query = f"SELECT key, {column}, version FROM aiolock WHERE version <> '' AND key IN ({','.join('?' * len(some))})"  # noqa: S608
-            found.update((key, (value, version)) for key, value, version in self.run(query, some))
+        records = self.run(_STATEMENTS["get"], (json.dumps(list(keys)), values))
+        found = {key: (value, version) for key, value, version in records}
         rows = self._rows(found.get(key, (b"", "")) for key in keys)
         self._remember(zip(keys, rows, strict=True))
         return rows

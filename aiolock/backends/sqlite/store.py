@@ -108,11 +108,11 @@ class _Worker:
         except Exception as failure:  # noqa: BLE001 - the task that waits for the answer gets it
             error = failure
         # Looked at after the step, so that no answer comes from a file that was replaced before.
-        if connection is not None and (code(error) in FAILED or connection.replaced()):
+        if connection is not None and ((replaced := connection.replaced()) or code(error) in FAILED):
             connection.close()
             connection = None
             self._epoch += 1
-            self._report(SqliteStore.interrupted)
+            self._report(SqliteStore.interrupted, replaced)
             error = error or self._void()
         if isinstance(error, sqlite3.Error | OSError):
             cause, error = error, translate(error, self._path)
@@ -149,7 +149,7 @@ class _Worker:
     def _void(self) -> BackendUnavailable:
         return BackendUnavailable(f"{self._given} was replaced or deleted, and its locks are void")
 
-    def _report(self, method: Callable[..., None], *values: str) -> None:
+    def _report(self, method: Callable[..., None], *values: object) -> None:
         if (store := self._store()) is not None:
             self._tell(method, store, *values)
 
@@ -253,9 +253,12 @@ class SqliteStore(RowStore):
         """Pass on that another process has changed a row."""
         self._listener.changed(key)
 
-    def interrupted(self) -> None:
+    def interrupted(self, replaced: bool) -> None:
         """Pass on that the file was replaced or the connection failed; versions that were read from it are void."""
         self._epoch += 1
+        if replaced:
+            # Also by a copy: what it shows is older than what clients have believed.
+            self._listener.replaced()
         self._listener.interrupted()
 
     async def diagnose(self) -> list[Finding]:

@@ -23,9 +23,12 @@ class Heard:
     def interrupted(self):
         self.interruptions += 1
 
+    def replaced(self):
+        raise AssertionError("a table is not replaced")
+
     @property
     def listener(self):
-        return Listener(self.address, self.changed.append, self.interrupted)
+        return Listener(self.address, self.changed.append, self.interrupted, self.replaced)
 
 
 def settings(**options):

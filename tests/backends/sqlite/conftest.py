@@ -28,14 +28,18 @@ class Opened(SqliteStore):
     def __init__(self, path: Path) -> None:
         super().__init__(str(path))
         self.heard: list[str | None] = []
-        self.interruptions = 0
+        self.interruptions = self.replacements = 0
 
     def _interrupted(self) -> None:
         self.interruptions += 1
 
+    def _replaced(self) -> None:
+        assert self.replacements == self.interruptions
+        self.replacements += 1
+
     async def begin(self, timeout: float = 15.0) -> Opened:
         settings = Settings("test", "label", 10.0, timeout, system_clock)
-        await self.open(settings, Listener("me", self.heard.append, self._interrupted))
+        await self.open(settings, Listener("me", self.heard.append, self._interrupted, self._replaced))
         return self
 
     async def insert(self, key: str, value: bytes = b"", version: str = "v1", **more: Any) -> bool:

@@ -8,6 +8,7 @@ import signal
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from subprocess import run
 
 import pytest
 
@@ -120,14 +121,20 @@ async def test_the_wall_clock_decides_about_no_hold(path, monkeypatch):
         assert lease.held
 
 
-@pytest.mark.parametrize("how", ["deleted", "replaced"])
+@pytest.mark.parametrize("how", ["deleted", "replaced", "a copy"])
 async def test_a_file_that_goes_away_costs_its_holders_their_locks_within_a_renewal(path, how):
     async with connect(path) as client:
         start = system_clock()
         with pytest.raises(LockLost) as loss:
             async with client.lock("x", ttl=3.0):
-                for each in path.parent.glob("locks.db*"):
-                    each.unlink()
+                if how == "a copy":
+                    # In which the hold stands: SQLite reads it together with the -wal beside it. The copy is made by another process:
+                    # this one would lose its locks of the file.
+                    run(["cp", path, path.with_name("copy")], check=True)
+                    path.with_name("copy").replace(path)
+                else:
+                    for each in path.parent.glob("locks.db*"):
+                        each.unlink()
                 if how == "replaced":
                     path.touch()
                 await asyncio.sleep(30)
@@ -172,6 +179,19 @@ async def test_what_a_file_does_not_promise_is_refused(path, monkeypatch):
 def test_it_has_no_options():
     with pytest.raises(aiolock.ConfigError, match="no option mode"):
         aiolock.connect("sqlite:///tmp/x.db", mode="wal")
+
+
+async def test_a_thousand_holds_are_renewed_by_one_write_and_verified_by_one_read(path):
+    async with connect(path, ttl=600) as client:
+        leases = [await client.lock(f"{number}").acquire() for number in range(1_000)]
+        backend, statements = client._runtime.backend, []
+        [session] = backend._engine.sessions.open.values()
+        await backend.store._ask(lambda opened: opened._db.set_trace_callback(statements.append))
+        await backend._engine.renew(session)
+        await backend.store._ask(lambda opened: opened._db.set_trace_callback(None))
+        kinds = [statement.partition(" ")[0] for statement in statements]
+        assert sorted(kinds) == ["BEGIN", "COMMIT", "SELECT", "UPDATE"], statements
+        assert all(lease.held for lease in leases)
 
 
 async def test_more_names_can_be_asked_for_at_once_than_are_remembered(tmp_path, monkeypatch):

@@ -1,3 +1,8 @@
+-- name: get
+-- All keys are one value, a list in JSON: a statement takes some number of values only, and old versions no more than 999.
+SELECT key, CASE WHEN ?2 THEN CAST(value AS BLOB) ELSE x'' END, version FROM aiolock
+WHERE version <> '' AND key IN (SELECT value FROM json_each(?1))
+
 -- name: insert
 -- A row without a version, which no client writes, counts as absent.
 INSERT INTO aiolock (version, value, expires, key) VALUES (?, ?, ?, ?)
