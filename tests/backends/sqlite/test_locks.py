@@ -130,7 +130,7 @@ async def test_a_file_that_goes_away_costs_its_holders_their_locks_within_a_rene
                 if how == "a copy":
                     # In which the hold stands: SQLite reads it together with the -wal beside it. The copy is made by another process:
                     # this one would lose its locks of the file.
-                    run(["cp", path, path.with_name("copy")], check=True)
+                    await asyncio.to_thread(run, ["cp", path, path.with_name("copy")], check=True)
                     path.with_name("copy").replace(path)
                 else:
                     for each in path.parent.glob("locks.db*"):
