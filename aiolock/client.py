@@ -43,7 +43,6 @@ from aiolock.validation import (
     OnLoss,
     check_count,
     check_flag,
-    check_grace,
     check_label,
     check_name,
     check_namespace,
@@ -394,7 +393,8 @@ class Client:
         Does no I/O. Raises :class:`InvalidName` or :class:`ConfigError`, and with ``connection`` :class:`UnsupportedKind`
         on other servers.
         """
-        checked = check_options("Client.lock", options)
+        checked = check_options("Client.lock", options, ttl=self._settings.ttl)
+        name = check_name(name)
         if connection is None:
             return self._lock(Lock, MUTEX, name, checked)
         from aiolock.transaction_lock import TransactionLock  # noqa: PLC0415
@@ -418,7 +418,8 @@ class Client:
         """
         from aiolock.kinds.reentrant import ReentrantLock  # noqa: PLC0415
 
-        return self._lock(ReentrantLock, MUTEX, name, check_options("Client.reentrant_lock", options))
+        checked = check_options("Client.reentrant_lock", options, ttl=self._settings.ttl)
+        return self._lock(ReentrantLock, MUTEX, check_name(name), checked)
 
     def rwlock(self, name: str) -> RWLock:
         """Return a read-write lock: ``client.rwlock(name).read(…)`` and ``client.rwlock(name).write(…)`` are locks.
@@ -427,7 +428,7 @@ class Client:
         """
         from aiolock.kinds.rwlock import RWLock  # noqa: PLC0415
 
-        return RWLock(self._lock, check_name(name))
+        return RWLock(self._lock, check_name(name), self._settings.ttl)
 
     def semaphore(
         self, name: str, limit: int, *, permits: int = 1, **options: Unpack[LockOptions]
@@ -442,8 +443,9 @@ class Client:
         """
         from aiolock.kinds.semaphore import Semaphore, kind_of  # noqa: PLC0415
 
-        checked = check_options("Client.semaphore", options)
-        kind = kind_of(check_name(name), check_count("limit", limit), permits)
+        checked = check_options("Client.semaphore", options, ttl=self._settings.ttl)
+        name = check_name(name)
+        kind = kind_of(name, check_count("limit", limit), permits)
         return self._lock(Semaphore, kind, name, checked)
 
     def latch(self, name: str, count: int) -> Latch:
@@ -486,9 +488,10 @@ class Client:
         """
         from aiolock.kinds.election import Campaign, Election  # noqa: PLC0415
 
-        checked = check_options("Client.election", options, CampaignOptions)
+        checked = check_options("Client.election", options, CampaignOptions, ttl=self._settings.ttl)
         # Every term has a claim of its own, so that its token is the one that the server reports to others.
-        return Election(self._generations, self._lock(Campaign, ELECTION, name, {**checked, "fair": True}))
+        campaign = self._lock(Campaign, ELECTION, check_name(name), {**checked, "fair": True})
+        return Election(self._generations, campaign)
 
     def locked(self, template: str, **options: Unpack[LockOptions]) -> Locked:
         """Decorate a coroutine function or an async generator function: it holds the lock while it runs.
@@ -504,9 +507,8 @@ class Client:
         """
         from aiolock.decorators import Locked  # noqa: PLC0415
 
-        checked = check_options("Client.locked", options)
-        self._grace(checked)
-        return Locked(lambda name: self._lock(Lock, MUTEX, name, checked, template), template)
+        checked = check_options("Client.locked", options, ttl=self._settings.ttl)
+        return Locked(lambda name: self._lock(Lock, MUTEX, check_name(name), checked, template), template)
 
     def once(self, name: str, *, at_most: float, at_least: float = 0.0, label: str | None = None) -> Once:
         """Decorate a coroutine function: a job that one worker does while the others skip it.
@@ -532,10 +534,10 @@ class Client:
         options = check_options(
             "Client.once", {"ttl": most, "renew": False, "on_loss": "cancel", "label": label}
         )
-        return Once(self._generations, self._lock(Lock, MUTEX, name, options, name), least)
+        return Once(self._generations, self._lock(Lock, MUTEX, check_name(name), options, name), least)
 
     def _lock(self, cls: type[L], kind: Kind, name: str, options: LockOptions, template: str = "") -> L:
-        """Make a lock with options that were checked; ``template`` is the name before it was filled in."""
+        """Make a lock of a name and options that were checked; ``template`` is the name before it was filled in."""
         lease_options = self._lease_options
         if template or "max_hold" in options or "on_loss" in options or "label" in options:
             on_loss = options.get("on_loss") or lease_options.on_loss
@@ -550,10 +552,7 @@ class Client:
         if not options.get("renew", True):
             # A hand-over inside the client would give the next task what is left of the life of this hold.
             fair, life = True, ttl
-        return _request(check_name(name), kind, ttl, label, fair, life, self._grace(options))
-
-    def _grace(self, options: LockOptions) -> float:
-        return check_grace(options.get("grace") or 0.0, options.get("ttl") or self._settings.ttl)
+        return _request(name, kind, ttl, label, fair, life, options.get("grace") or 0.0)
 
     # --- callbacks
 

@@ -293,8 +293,10 @@ _CHECKS: dict[str, Callable[[object], object]] = {
 }
 
 
-def check_options(method: str, options: Mapping[str, object], known: type = LockOptions) -> LockOptions:
-    """Return the options of a lock, without those that are ``None``.
+def check_options(
+    method: str, options: Mapping[str, object], known: type = LockOptions, *, ttl: float = math.inf
+) -> LockOptions:
+    """Return the options of a lock, without those that are ``None``; ``ttl`` is the client's, if it is known.
 
     Raises :class:`TypeError`, as Python does, if ``method`` was given an option that ``known`` does not have, and
     :class:`ConfigError` for a wrong value.
@@ -311,6 +313,5 @@ def check_options(method: str, options: Mapping[str, object], known: type = Lock
         if value is not None or option in ("fair", "renew")
     }
     options = cast("LockOptions", checked)
-    if (ttl := options.get("ttl")) is not None:
-        check_grace(options.get("grace") or 0.0, ttl)
+    check_grace(options.get("grace") or 0.0, options.get("ttl") or ttl)
     return options

@@ -29,11 +29,13 @@ class RWLock(Handle):
     most.
     """
 
-    __slots__ = ("_make", "_name")
+    __slots__ = ("_make", "_name", "_ttl")
 
-    def __init__(self, make: Make, name: str) -> None:
+    def __init__(self, make: Make, name: str, ttl: float) -> None:
         self._make = make
         self._name = name
+        self._ttl = ttl
+        """The ttl of the client, for locks that have none of their own."""
 
     @property
     def name(self) -> str:
@@ -42,7 +44,7 @@ class RWLock(Handle):
 
     def read(self, **options: Unpack[LockOptions]) -> ReadLock:
         """Return the lock that many may hold at once while there is no writer; ``options`` as for :meth:`Client.lock`."""
-        checked = check_options("RWLock.read", options)
+        checked = check_options("RWLock.read", options, ttl=self._ttl)
         lock: ReadLock = self._make(ReadLock, READ, self._name, checked)
         return lock
 
@@ -51,7 +53,7 @@ class RWLock(Handle):
 
         Its lease can be turned into one for reading: ``await lease.downgrade()``.
         """
-        checked = check_options("RWLock.write", options)
+        checked = check_options("RWLock.write", options, ttl=self._ttl)
         lock: WriteLock = self._make(WriteLock, WRITE, self._name, checked)
         return lock
 
