@@ -10,7 +10,6 @@ from typing import Any
 
 from aiolock.backends.mysql import schema
 from aiolock.backends.mysql.caller import MySQLCallers
-from aiolock.backends.mysql.claim import LeaseClaim
 from aiolock.backends.mysql.confirmation import confirm
 from aiolock.backends.mysql.connection import MySQLSession
 from aiolock.backends.mysql.context import Context, Statements, quote
@@ -28,10 +27,9 @@ from aiolock.backends.mysql.listener import presence
 from aiolock.backends.mysql.pool import Sessions, Site
 from aiolock.backends.mysql.protocol import Result
 from aiolock.backends.mysql.register import MySQLRegister
-from aiolock.backends.mysql.renewal import BATCH
+from aiolock.backends.mysql.renewal import BATCH, RowClaim
 from aiolock.backends.mysql.row_mode import RowMode
 from aiolock.backends.mysql.session_mode import SessionMode, silence_of
-from aiolock.backends.mysql.shared_claim import SharedClaim
 from aiolock.backends.mysql.transaction_lock import RowLoan
 from aiolock.backends.mysql.url import parameters
 from aiolock.core.backend import Claim, Renewal, Request, Settings
@@ -282,7 +280,7 @@ class MySQLBackend(Administration, RegisterStore, TransactionLocks, Confirmation
 
     async def confirm(self, claim: Claim, connection: object) -> bool:
         """Lock the row of a hold in the caller's own transaction, and look whether it is there; in the lease mode."""
-        if not isinstance(claim, LeaseClaim | SharedClaim):
+        if not isinstance(claim, RowClaim):
             advice = "use connection=" if self._mode_name == "row" else "use ?mode=lease"
             raise UnsupportedKind(
                 "confirm() inside a transaction", f"{self.name} with ?mode={self._mode_name}", advice

@@ -13,19 +13,17 @@ from typing import Any
 from aiomysql.cursors import Cursor
 
 from aiolock.backends.mysql.caller import MySQLCallers, MySQLConnection, Place, ask_place, check_connection
-from aiolock.backends.mysql.claim import LeaseClaim
 from aiolock.backends.mysql.context import Context, quote
 from aiolock.backends.mysql.errors import INTERRUPTED, NOT_NOW, code
-from aiolock.backends.mysql.shared_claim import SharedClaim
+from aiolock.backends.mysql.listener import ListeningClaim
+from aiolock.backends.mysql.renewal import RowClaim
 from aiolock.clock import Deadline
 from aiolock.errors import BackendUnavailable, LockError, UnsafeBackend
 
 __all__ = ["confirm"]
 
 
-async def confirm(
-    context: Context, callers: MySQLCallers, claim: LeaseClaim | SharedClaim, connection: Any
-) -> bool:
+async def confirm(context: Context, callers: MySQLCallers, claim: RowClaim, connection: Any) -> bool:
     """Return whether the row shows the hold of ``claim``, and lock it in the transaction on ``connection`` if it does.
 
     The wait for the row is ended at the server within the command timeout, and by cancelling it, see :class:`CallerConnection`.
@@ -50,11 +48,9 @@ async def confirm(
         raise BackendUnavailable(f"{context.address}: no answer within {context.timeout:g} s") from error
 
 
-async def _confirm(
-    context: Context, caller: MySQLConnection, claim: LeaseClaim | SharedClaim, there: Place
-) -> bool:
+async def _confirm(context: Context, caller: MySQLConnection, claim: RowClaim, there: Place) -> bool:
     """Check the connection, and lock the row; run by a task of the client."""
-    name = "confirm_hold" if isinstance(claim, LeaseClaim) else "confirm_request"
+    name = "confirm_request" if isinstance(claim, ListeningClaim) else "confirm_hold"
     statement = context.statements(name, id=quote(claim.key), owner=quote(claim.owner))
     try:
         async with caller.connection.cursor(Cursor) as cursor:

@@ -10,24 +10,27 @@ from aiolock.backends.mysql.connection import MySQLSession
 from aiolock.backends.mysql.context import RETRY, Context, quote
 from aiolock.backends.mysql.errors import INTERRUPTED, code
 from aiolock.backends.mysql.protocol import Result
-from aiolock.backends.mysql.renewal import BATCH, FRESH
-from aiolock.core.backend import Claim, Grant, claim_time
+from aiolock.backends.mysql.renewal import BATCH, FRESH, RowClaim
+from aiolock.core.backend import Grant, claim_time
 from aiolock.core.inbox import Inbox, WakeReason
 from aiolock.errors import BackendError, BackendRefused, LockError
 
 __all__ = ["Listener", "ListeningClaim", "Sleep", "Watch", "insist", "interrupted"]
 
 
-class ListeningClaim(Claim):
+class ListeningClaim(RowClaim):
     """A claim that the listener wakes by its owner id: when it is granted, or when its row is gone."""
 
-    __slots__ = ("block", "context", "key", "owner")
+    __slots__ = ("block", "context", "key", "owner", "requested")
 
     context: Context
-    key: str
-    owner: str
     block: int
     """The number of tokens of a grant."""
+
+    @property
+    def row(self) -> str:
+        """The key of the row of the request."""
+        return self.owner
 
     def granted(self, token: int, sent: float) -> Grant:
         """Return the grant of a hold that the server has had for a full ttl since ``sent`` or later."""

@@ -20,11 +20,15 @@ from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, Loc
 from aiolock.types import Waiting
 
 __all__ = [
+    "GRACE",
+    "MOMENT",
     "Blocking",
+    "Look",
     "Position",
     "PositionState",
     "QueuedClaim",
     "in_queue",
+    "judge",
     "left",
 ]
 
@@ -71,6 +75,41 @@ def _label(statement: str) -> str:
         return bytes.fromhex(label).decode()
     except ValueError:
         return "?"
+
+
+# --- looks after a position
+
+GRACE = 0.5
+"""Seconds for which a row is free before a claim without the turnstile may take it."""
+MOMENT = 0.2
+"""Seconds for which a session has the turnstile of such a row before it is ended."""
+LONGEST_LOOK = 10.0
+"""Most seconds between looks at a row: its deadline is nearer than it seemed once the server's clock is put right."""
+
+
+class Look(Enum):
+    """The action after a look at a lock for which a claim is in the queue."""
+
+    WAIT = "the lock is held"
+    KILL = "a session has the turnstile and does not use it"
+    ANEW = "the position is lost, and the session does not report it"
+
+
+def judge(remaining: float, user: int, mine: int, *, again: bool) -> tuple[Look, float]:
+    """Decide about a row that is held for ``remaining`` seconds and whose turnstile session ``user`` has; and when to look
+    next, in seconds.
+
+    ``again``: the last look saw the same user. A holder that is well has the row; a grantee on its way to it needs a
+    moment only, as does the answer to a turn of this session.
+    """
+    if user in (0, mine):
+        return (Look.ANEW if again else Look.WAIT), GRACE
+    if remaining > 0:
+        return Look.WAIT, min(remaining, LONGEST_LOOK) + GRACE
+    if remaining > -GRACE:
+        return Look.WAIT, GRACE
+    # Several in the queue may be dead, and get the turn one after the other.
+    return (Look.KILL if again else Look.WAIT), MOMENT
 
 
 # --- positions

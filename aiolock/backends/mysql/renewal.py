@@ -1,168 +1,181 @@
 """Renewals of the lease mode: many rows in one statement, which waits for no row; locked rows are asked for apart.
 
-A row may be locked for a moment, by a rival's question, or for minutes, by an administrator's transaction. A statement that
-waits for it must hold up neither the renewals of other holds nor other statements of the session. So it waits in
-a session of its own, one row after the other; and until there is an answer it is unknown whether the hold goes on.
+A row may be locked for a moment, by a rival's request or a decision, or for minutes, by an administrator's transaction. A
+statement that waits for it must hold up neither the renewals of other holds nor other statements of the session. So it waits
+in a session of its own, one row after the other; and until there is an answer it is unknown whether the hold goes on.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from aiolock.backends.mysql.claim import LeaseClaim
 from aiolock.backends.mysql.context import Context, hexed, quote
 from aiolock.backends.mysql.errors import NOT_NOW, code
 from aiolock.core.backend import NEVER, Claim, Event, EventKind, Grant, Renewal, certain_until
 from aiolock.errors import BackendUnavailable, LockError
 
-__all__ = [
-    "BATCH",
-    "FRESH",
-    "LockedRenewals",
-    "Renewals",
-    "presents",
-    "prolonged",
-    "tell_requests",
-    "verdict",
-]
+__all__ = ["BATCH", "FRESH", "Renewals", "RowClaim", "verdict"]
 
 BATCH = 500
 """Number of rows that one statement renews."""
 FRESH = 0.8
 """A row that is held for more than this share of its ttl need not be renewed, whatever has renewed it."""
+SOON = ((0.003, 0.01), (0.01, 0.02))
+"""Seconds before rows are asked for again that were passed over: most are locked for a few milliseconds."""
 PATIENCE = 0.05
 """Share of a ttl for which the answers about other holds wait for that about a hold with a locked row."""
 
 
-def prolonged(microseconds: int, ttl: float, sent: float) -> Grant | None:
-    """Return the grant of a row that was ours for so many µs more, asked at ``sent``; ``None`` if it was not renewed of late."""
-    left = microseconds / 1_000_000
-    # As if it had been prolonged by a request that was sent so much earlier.
-    return Grant(0, 0, certain_until(sent - (ttl - left), ttl), demand=True) if left > FRESH * ttl else None
+class RowClaim(Claim):
+    """A claim whose hold is a row with its owner id."""
+
+    __slots__ = ()
+
+    key: str
+    """The key of the lock."""
+    owner: str
+    requested: str | None
+    """The reason of the last request to let go."""
+
+    @property
+    @abstractmethod
+    def row(self) -> str:
+        """The key of the row that is the hold."""
 
 
-def verdict(owner: str, row: tuple[Any, ...] | None, ttl: float, sent: float) -> Renewal | None:
-    """Return what a row means for a hold of ``owner``; ``None`` if it is ours and was not prolonged.
+def verdict(owner: str, row: Sequence[Any] | None, ttl: float, sent: float) -> Renewal | None:
+    """Return what a row means for a hold of ``owner``; ``None`` if it is ours and was not prolonged of late.
 
     It has its owner, the owner that was forced off, and for how many µs it is held, and was asked for at ``sent``.
     """
     if row is None:
         return "revoked"
     now, forced, microseconds = row
-    if now == owner and int(microseconds) > 0:
-        return prolonged(int(microseconds), ttl, sent)
-    return "force-released" if forced == owner else "revoked"
+    left = int(microseconds) / 1_000_000
+    if now != owner or left <= 0:
+        return "force-released" if forced == owner else "revoked"
+    # As if it had been prolonged by a request that was sent so much earlier.
+    return Grant(0, 0, certain_until(sent - (ttl - left), ttl), demand=True) if left > FRESH * ttl else None
 
 
-def presents(claims: Iterable[Any], owner: str) -> str:
-    """Return the expression for the column ``present`` of holds whose owner ids are in the column ``owner``."""
+def _presents(claims: Iterable[Claim], owners: Iterable[str]) -> str:
+    """Return the expression for the column ``present`` of these holds."""
     told = [
-        f"WHEN {quote(claim.owner)} THEN {hexed(claim.present.encode())}"
-        for claim in claims
+        f"WHEN {owner} THEN {hexed(claim.present.encode())}"
+        for claim, owner in zip(claims, owners, strict=True)
         if claim.present is not None
     ]
     if not told:
         return "NULL"
     now = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
-    return f"CONCAT({now}, ' ', CASE {owner} {' '.join(told)} END)"
+    return f"CONCAT({now}, ' ', CASE t.owner {' '.join(told)} END)"
 
 
-def tell_requests(context: Context, claims: Iterable[Any], rows: Iterable[Sequence[Any]]) -> None:
-    """Report the requests to let go, of which ``rows`` have owner and reason, to ``claims``; once for each reason."""
-    reasons = {str(owner): str(reason) for owner, reason in rows}
-    for claim in claims:
-        reason = reasons.get(claim.owner)
-        if reason is not None and reason != claim.requested:
-            claim.requested = reason
-            context.events.put(Event(EventKind.REQUESTED, claim, text=reason))
+def _words(batch: Sequence[RowClaim]) -> dict[str, Any]:
+    """Return the words of the statements about these holds; where ``ttl`` is one of them, it is that of each."""
+    owners = [quote(claim.owner) for claim in batch]
+    return {
+        # In the order of the rows, so that two of these statements do not wait for each other.
+        "ids": ", ".join(sorted(quote(claim.row) for claim in batch)),
+        "owners": ", ".join(owners),
+        "count": len(batch),
+        "ttl": round(batch[0].request.ttl * 1_000_000),
+        "present": _presents(batch, owners),
+    }
 
 
 class Renewals:
-    """The renewals of one client's mutexes."""
+    """The renewals of one client's mutexes, or of its shared locks."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, many: str, one: str, look: str) -> None:
+        """Take the names of the statements that renew many holds, that renew one and wait for its row, and that look."""
         self._context = context
-        self.locked_renewals = LockedRenewals(context)
-
-    async def renew(self, claims: Sequence[LeaseClaim]) -> list[Renewal]:
-        """Prolong the holds of one ttl, or verify those that are fixed."""
-        found = await (self._verify(claims) if claims[0].fixed else self._together(claims))
-        passed_over: dict[Claim, str] = {
-            claim: self._alone(claim) for claim, answer in found.items() if answer is None
-        }
-        answers = await self.locked_renewals.ask(passed_over) if passed_over else {}
-        return [answers[claim] if (answer := found[claim]) is None else answer for claim in claims]
-
-    async def _verify(self, batch: Sequence[LeaseClaim]) -> dict[LeaseClaim, Renewal | None]:
-        """Find out whether holds are there, without prolonging them."""
-        packet = self._context.statements("verify", ids=", ".join(quote(claim.key) for claim in batch))
-        rows, requests = await self._context.ask(packet, urgent=True)
-        tell_requests(self._context, batch, requests.rows)
-        found = {str(key): tuple(row) for key, *row in rows.rows}
-        verified = Grant(0, 0, NEVER, demand=True)
-        return {
-            claim: verdict(claim.owner, found.get(claim.key), math.inf, 0.0) or verified for claim in batch
-        }
-
-    async def _together(self, batch: Sequence[LeaseClaim]) -> dict[LeaseClaim, Renewal | None]:
-        """Renew in one statement; if it was not for all, a second one tells which. ``None`` for those that were passed over."""
-        context, ttl = self._context, batch[0].request.ttl
-        ids = ", ".join(quote(claim.key) for claim in batch)
-        packet = context.statements(
-            "renew",
-            ttl=round(ttl * 1_000_000),
-            ids=ids,
-            count=len(batch),
-            owners=", ".join(quote(claim.owner) for claim in batch),
-            present=presents(batch, "t.owner"),
-        )
-        sent = context.clock()
-        renewed, requests = await context.ask(packet, urgent=True)
-        tell_requests(context, batch, requests.rows)
-        if renewed.changed == len(batch):
-            return dict.fromkeys(batch, Grant(0, 0, certain_until(sent, ttl), demand=True))
-        sent = context.clock()
-        [rows] = await context.ask(context.statements("owned", ids=ids), urgent=True)
-        found = {str(key): tuple(row) for key, *row in rows.rows}
-        return {claim: verdict(claim.owner, found.get(claim.key), ttl, sent) for claim in batch}
-
-    def _alone(self, claim: LeaseClaim) -> str:
-        ttl = round(claim.request.ttl * 1_000_000)
-        words = {"id": quote(claim.key), "owner": quote(claim.owner), "present": presents([claim], "owner")}
-        return self._context.statements("renew_one", ttl=ttl, **words)
-
-
-class LockedRenewals:
-    """The holds of one client whose rows were locked when they were to be renewed."""
-
-    def __init__(self, context: Context) -> None:
-        self._context = context
-        self._waiting: dict[Claim, tuple[str, asyncio.Future[Renewal]]] = {}
-        """The statement of each, and the future of its answer."""
+        self._many, self._one, self._look = many, one, look
+        self.waiting: dict[RowClaim, asyncio.Future[Renewal]] = {}
+        """The answers about holds whose rows were locked when they were to be renewed."""
         self._asking = False
 
-    def __contains__(self, claim: Claim) -> bool:
-        return claim in self._waiting
+    async def renew(self, claims: Sequence[RowClaim]) -> list[Renewal]:
+        """Prolong holds in one statement, or verify those that are fixed; if some are gone, a second finds which.
 
-    def __len__(self) -> int:
-        return len(self._waiting)
+        Rows that are locked are passed over, asked for again in a moment, and after that apart from the others, which do
+        not wait for them.
+        """
+        if claims[0].fixed:
+            found = await self._verify(claims, prolonged=False)
+            return [found[claim] or Grant(0, 0, NEVER, demand=True) for claim in claims]
+        answers: dict[RowClaim, Renewal] = {}
+        left = [claim for claim in claims if claim not in self.waiting]
+        for pause in (*SOON, None):
+            if not left:
+                break
+            try:
+                found = await self._together(left)
+            except LockError as error:
+                # What was answered before it counts.
+                found = dict.fromkeys(left, error)
+            answers |= {claim: answer for claim, answer in found.items() if answer is not None}
+            left = [claim for claim in left if claim not in answers]
+            if left and pause is not None:
+                await self._context.pause(pause)
+        if apart := [claim for claim in claims if claim not in answers]:
+            answers |= await self._apart(apart)
+        return [answers[claim] for claim in claims]
 
-    async def ask(self, packets: Mapping[Claim, str]) -> dict[Claim, Renewal]:
+    async def _together(self, batch: Sequence[RowClaim]) -> Mapping[RowClaim, Renewal | None]:
+        """Renew in one statement; if it was not for all, a second one tells which. ``None`` for those that were passed over."""
+        context = self._context
+        sent = context.clock()
+        packet = context.statements(self._many, **_words(batch))
+        renewed, requests = await context.ask(packet, urgent=True)
+        self._tell(batch, requests.rows)
+        if renewed.changed < len(batch):
+            return await self._verify(batch, prolonged=True)
+        return {claim: Grant(0, 0, certain_until(sent, claim.request.ttl), demand=True) for claim in batch}
+
+    async def _verify(
+        self, batch: Sequence[RowClaim], *, prolonged: bool
+    ) -> Mapping[RowClaim, Renewal | None]:
+        """Look at the rows; ``None`` for holds that are there and, if it matters, were not ``prolonged`` of late."""
+        context = self._context
+        sent = context.clock()
+        rows, requests = await context.ask(context.statements(self._look, **_words(batch)), urgent=True)
+        self._tell(batch, requests.rows)
+        found = {str(key): row for key, *row in rows.rows}
+        return {
+            claim: verdict(
+                claim.owner, found.get(claim.row), claim.request.ttl if prolonged else math.inf, sent
+            )
+            for claim in batch
+        }
+
+    def _tell(self, claims: Iterable[RowClaim], rows: Iterable[Sequence[Any]]) -> None:
+        """Report the requests to let go, of which ``rows`` have owner and reason; once for each reason."""
+        reasons = {str(owner): str(reason) for owner, reason in rows}
+        for claim in claims:
+            reason = reasons.get(claim.owner)
+            if reason is not None and reason != claim.requested:
+                claim.requested = reason  # type: ignore[misc]  # subclasses have the slot
+                self._context.events.put(Event(EventKind.REQUESTED, claim, text=reason))
+
+    # --- locked rows
+
+    async def _apart(self, claims: Sequence[RowClaim]) -> dict[RowClaim, Renewal]:
         """Send statements that wait for their rows; return the answers that come in the time that other holds can spare.
 
         Cancelling it stops the waiting.
         """
-        loop = asyncio.get_running_loop()
-        for claim, packet in packets.items():
-            self._waiting.setdefault(claim, (packet, loop.create_future()))
-        answers = {claim: self._waiting[claim][1] for claim in packets}
+        for claim in claims:
+            self.waiting.setdefault(claim, asyncio.get_running_loop().create_future())
+        answers = {claim: self.waiting[claim] for claim in claims}
         if not self._asking:
             self._asking = True
-            self._context.sessions.tasks.spawn(self._ask_for_each(), "aiolock-mysql-locked_renewals")
-        await asyncio.wait(answers.values(), timeout=PATIENCE * min(claim.request.ttl for claim in packets))
+            self._context.sessions.tasks.spawn(self._ask_for_each(), "aiolock-mysql-locked-renewals")
+        await asyncio.wait(answers.values(), timeout=PATIENCE * min(claim.request.ttl for claim in claims))
         return {
             claim: answer.result() if answer.done() else self._unknown() for claim, answer in answers.items()
         }
@@ -170,23 +183,24 @@ class LockedRenewals:
     async def _ask_for_each(self) -> None:
         """Send one statement at a time, so that no row waits together with another that stays locked."""
         try:
-            while self._waiting:
-                claim, (packet, _) = next(iter(self._waiting.items()))
-                answer = await self._ask(claim, packet)
-                self._waiting.pop(claim)[1].set_result(answer)
+            while self.waiting:
+                claim = next(iter(self.waiting))
+                answer = await self._ask(claim)
+                self.waiting.pop(claim).set_result(answer)
         finally:
             self._asking = False
-            self._waiting.clear()
+            self.waiting.clear()
 
-    async def _ask(self, claim: Claim, packet: str) -> Renewal:
+    async def _ask(self, claim: RowClaim) -> Renewal:
         context = self._context
+        words = _words([claim]) | {"id": quote(claim.key), "owner": quote(claim.owner)}
         try:
             session = await context.sessions.take()
             if session is None:
                 return self._unknown()
             sent = context.clock()
             try:
-                [renewed] = await session.run(packet)
+                [renewed] = await session.run(context.statements(self._one, **words))
             finally:
                 context.sessions.give(session)
         except LockError as error:

@@ -13,11 +13,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
 from datetime import UTC, datetime
 
-from aiolock.backends.mysql.claim import GRACE, Look, judge
 from aiolock.backends.mysql.connection import Answers, MySQLSession
 from aiolock.backends.mysql.context import BLOCK, Context, hexed, quote
 from aiolock.backends.mysql.protocol import Result
-from aiolock.backends.mysql.queue import Blocking, Position, QueuedClaim, in_queue, left
+from aiolock.backends.mysql.queue import GRACE, Blocking, Look, Position, QueuedClaim, in_queue, judge, left
 from aiolock.core.backend import Claim, Event, EventKind, Grant, Renewal, Request, certain_until
 from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, LockError
 from aiolock.types import Family, Holder, LockInfo

@@ -9,26 +9,15 @@ from typing import Any
 
 from aiolock.backends.mysql.context import Context, hexed, quote
 from aiolock.backends.mysql.decisions import DecisionQueue, Outcome, PendingDecision, Transaction, execute
-from aiolock.backends.mysql.listener import Listener, ListeningClaim, presence
+from aiolock.backends.mysql.listener import Listener, presence
 from aiolock.backends.mysql.protocol import Result
-from aiolock.backends.mysql.renewal import LockedRenewals, presents, prolonged, tell_requests
-from aiolock.core.backend import (
-    NEVER,
-    Claim,
-    Event,
-    EventKind,
-    Grant,
-    Renewal,
-    certain_until,
-)
+from aiolock.backends.mysql.renewal import Renewals
+from aiolock.core.backend import Event, EventKind
 from aiolock.core.present import decode_present, presented
-from aiolock.errors import LockError
 from aiolock.types import Family, Holder, LockInfo, Waiting
 
-__all__ = ["FORCED", "HELD", "Sharing", "judge"]
+__all__ = ["FORCED", "HELD", "Sharing"]
 
-SOON = ((0.003, 0.01), (0.01, 0.02))
-"""Seconds before rows are asked for again that were passed over: decisions take a few milliseconds."""
 DAY, MINUTE = timedelta(days=1), timedelta(minutes=1)
 GRANTED, HELD, FORCED = 1, 2, 3
 """States of requests; `sharing.sql` has the list."""
@@ -49,7 +38,7 @@ class Sharing:
     def __init__(self, context: Context) -> None:
         self.context = context
         self.listener = Listener(context, self.advance, self.bury)
-        self.locked_renewals = LockedRenewals(context)
+        self.renewals = Renewals(context, "renew_holds", "renew_hold", "verify_holds")
         self.decisions: dict[str, DecisionQueue] = {}
         """The queues in which requests wait for a decision, by lock."""
 
@@ -136,91 +125,11 @@ class Sharing:
         if others := granted - {self.context.client}:
             await self.listener.wake(others)
 
-    # --- keeping
-
-    async def renew(self, claims: Sequence[ListeningClaim]) -> list[Renewal]:
-        """Prolong holds in one statement, whatever their ttl, or verify those that are fixed; if some are gone, a second finds which.
-
-        Rows that are locked are passed over: for a moment by every decision about their lock, so those are asked
-        for again in a moment, and after that apart from the others, which do not wait for locked rows.
-        """
-        if claims[0].fixed:
-            return await self._verify(claims)
-        answers: dict[Claim, Renewal] = {}
-        left: Sequence[ListeningClaim] = [claim for claim in claims if claim not in self.locked_renewals]
-        for pause in (*SOON, None):
-            if not left:
-                break
-            found: dict[ListeningClaim, Renewal | None]
-            try:
-                found = await self._renew(left)
-            except LockError as error:
-                # What was answered before it counts.
-                found = dict.fromkeys(left, error)
-            answers |= {claim: answer for claim, answer in found.items() if answer is not None}
-            left = [claim for claim in left if claim not in answers]
-            if left and pause is not None:
-                await self.context.pause(pause)
-        statements = self.context.statements
-        apart: dict[Claim, str] = {
-            claim: statements("renew_hold", owner=quote(claim.owner))
-            for claim in claims
-            if claim not in answers
-        }
-        if apart:
-            answers |= await self.locked_renewals.ask(apart)
-        return [answers[claim] for claim in claims]
-
-    async def _verify(self, claims: Sequence[ListeningClaim]) -> list[Renewal]:
-        """Find out whether holds are there, without prolonging them."""
-        packet = self.context.statements(
-            "verify_holds", owners=", ".join(quote(claim.owner) for claim in claims)
-        )
-        rows, requests = await self.context.ask(packet, urgent=True)
-        states = {str(owner): int(state) for owner, state, _ in rows.rows}
-        tell_requests(self.context, claims, requests.rows)
-        answers: list[Renewal] = []
-        for claim in claims:
-            answer = judge(states.get(claim.owner), Grant(0, 0, NEVER, demand=True))
-            assert answer is not None  # noqa: S101 - nothing was passed over
-            answers.append(answer)
-        return answers
-
-    async def _renew(self, batch: Sequence[ListeningClaim]) -> dict[ListeningClaim, Renewal | None]:
-        """``None`` for those that were passed over."""
-        clock = self.context.clock
-        # In the order of the rows, so that two of these do not wait for each other.
-        words = {"owners": ", ".join(sorted(quote(claim.owner) for claim in batch)), "count": len(batch)}
-        sent = clock()
-        if await self._ask_to_renew(batch, words) == len(batch):
-            return {
-                claim: Grant(0, 0, certain_until(sent, claim.request.ttl), demand=True) for claim in batch
-            }
-        sent = clock()
-        [rows] = await self.context.ask(self.context.statements("renewed_holds", **words), urgent=True)
-        stand = {str(owner): (int(state), int(left)) for owner, state, left in rows.rows}
-        found: dict[ListeningClaim, Renewal | None] = {}
-        for claim in batch:
-            state, left = stand.get(claim.owner, (None, 0))
-            found[claim] = judge(state, prolonged(left, claim.request.ttl, sent))
-        return found
-
-    async def _ask_to_renew(self, batch: Sequence[ListeningClaim], words: dict[str, Any]) -> int:
-        packet = self.context.statements("renew_holds", present=presents(batch, "r.owner"), **words)
-        renewed, requests = await self.context.ask(packet, urgent=True)
-        tell_requests(self.context, batch, requests.rows)
-        return renewed.changed
-
     # --- administration
 
     def words(self, key: str, family: str, name: str) -> dict[str, Any]:
         """Return the words of the statements about a lock; a ``limit`` of 0 is none."""
-        return {
-            "id": quote(key),
-            "family": quote(family),
-            "name": hexed(name),
-            "limit": 0,
-        }
+        return {"id": quote(key), "family": quote(family), "name": hexed(name), "limit": 0}
 
     async def inspect(self, name: str, family: Family) -> LockInfo:
         """Return the holders and waiters by the rows of its requests."""
@@ -272,13 +181,6 @@ def _inside(what: Transaction, answers: Sequence[Result]) -> frozenset[str]:
 
 def _listed(owners: Iterable[str]) -> str:
     return ", ".join(map(quote, owners)) or quote(NO_OWNER)
-
-
-def judge(state: int | None, grant: Renewal | None) -> Renewal | None:
-    """Return the answer to a renewal of a hold, given the state of its row."""
-    if state in (1, 2):
-        return grant
-    return "force-released" if state == FORCED else "revoked"
 
 
 def _holder(

@@ -32,15 +32,7 @@ class SharedClaim(ListeningClaim, Downgrade, Extension):
     again finds the row. While it waits, the client's listener wakes it with the grant.
     """
 
-    __slots__ = (
-        "_asked",
-        "_begun",
-        "_left",
-        "_over",
-        "_queued",
-        "_sharing",
-        "requested",
-    )
+    __slots__ = ("_asked", "_begun", "_left", "_over", "_queued", "_sharing")
 
     def __init__(self, sharing: Sharing, request: Request) -> None:
         super().__init__(request)
@@ -49,8 +41,7 @@ class SharedClaim(ListeningClaim, Downgrade, Extension):
         self.key = self.context.key(request.name, request.kind.family)
         self.owner = secrets.token_hex(16)
         self.block = 1 if request.fair or not request.kind.exclusive else BLOCK
-        self.requested: str | None = None
-        """The reason of the last request to let go."""
+        self.requested = None
         self._asked = False
         """The server may know of this owner."""
         self._queued = False

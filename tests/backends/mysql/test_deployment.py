@@ -13,9 +13,9 @@ import pytest
 import aiolock
 from aiolock import BackendRefused, ConfigError, UnsafeBackend, UnsupportedKind
 from aiolock.backends.mysql import MySQLBackend
-from aiolock.backends.mysql.claim import GRACE, MOMENT, Look, judge
 from aiolock.backends.mysql.diagnosis import processlist, promises, refuse, variables
 from aiolock.backends.mysql.protocol import Result
+from aiolock.backends.mysql.queue import GRACE, MOMENT, Look, judge
 from aiolock.core.backend import Request
 from aiolock.mysql import check_purge, ddl, purge
 from aiolock.types import READ, WRITE, Family, Level, permits

@@ -79,10 +79,10 @@ async def test_a_bid_that_is_locked_for_a_while_keeps_its_lease(place):
         lease, other = await client.semaphore("x", 2).acquire(), await client.rwlock("y").read().acquire()
         async with locked_by_an_administrator(place, "x", shared=True):
             await until(lambda: client.stats()["renewal_failures"] >= 2)
-            await until(lambda: len(client._backend.mode.sharing.locked_renewals) == 1)
+            await until(lambda: len(client._backend.mode.sharing.renewals.waiting) == 1)
         lease.check()
         await until(lambda: lease.remaining() > FRESH * 7)
-        await until(lambda: not len(client._backend.mode.sharing.locked_renewals))
+        await until(lambda: not len(client._backend.mode.sharing.renewals.waiting))
         await lease.renew()
         for each in (lease, other):
             each.check()
@@ -148,7 +148,7 @@ async def test_cancelling_a_renewal_that_waits_leaves_nothing_behind(place, monk
             renewal.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await renewal
-        await until(lambda: not client._backend.mode.renewals.locked_renewals)
+        await until(lambda: not client._backend.mode.renewals.waiting)
         await lease.renew()
         await lease.release()
         # Of those that wait for rows, none is left: the one that did may be used again.

@@ -9,8 +9,7 @@ import pymysql
 import pytest
 
 import aiolock
-from aiolock.backends.mysql import claim as claim_module
-from aiolock.backends.mysql import session_mode
+from aiolock.backends.mysql import queue, session_mode
 from aiolock.backends.mysql.session_mode import user_lock
 from aiolock.core import local_queue
 from aiolock.types import Family
@@ -123,7 +122,7 @@ async def test_tokens_rise_on_a_server_whose_sysdate_is_now():
 
 async def test_a_turn_whose_message_is_lost_is_found(place, monkeypatch):
     monkeypatch.setattr(session_mode, "LOOK", 0.2)
-    monkeypatch.setattr(claim_module, "GRACE", 0.1)
+    monkeypatch.setattr(queue, "GRACE", 0.1)
     monkeypatch.setattr(session_mode, "GRACE", 0.1)
     async with (
         Proxy(place.server.host, place.server.port, framing=mysql_frames) as proxy,

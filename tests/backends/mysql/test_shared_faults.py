@@ -14,9 +14,7 @@ from aiolock.backends.mysql import MySQLBackend
 from aiolock.backends.mysql.diagnosis import findings
 from aiolock.backends.mysql.listener import presence
 from aiolock.backends.mysql.protocol import Wire
-from aiolock.backends.mysql.shared import judge
 from aiolock.backends.mysql.shared_claim import ALL
-from aiolock.core.backend import Grant
 from aiolock.types import READ, WRITE, Family, Level, permits
 from tests.backends.mysql.tools import as_root, sessions
 from tests.faults.proxy import Proxy, mysql_frames
@@ -454,13 +452,6 @@ def test_weights_make_one_rule_of_all_kinds():
     assert READ.weigh(ALL) == (1, ALL)
     assert WRITE.weigh(ALL) == (ALL, ALL)
     assert permits(3, 10).weigh(ALL) == (3, 10)
-
-
-def test_a_state_says_why_a_hold_is_gone():
-    grant = Grant(0, 0, 1.0, demand=False)
-    assert judge(2, grant) is judge(1, grant) is grant
-    assert judge(3, grant) == "force-released"
-    assert judge(None, grant) == judge(4, grant) == "revoked"
 
 
 async def test_two_that_arrived_with_one_number_have_tokens_of_their_own(place, mariadb):

@@ -90,20 +90,17 @@ SELECT owner, forced, TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires_at) F
 
 -- name: renew_one
 -- The same for one that was passed over; it waits.
-UPDATE {table} SET expires_at = UTC_TIMESTAMP(6) + INTERVAL {ttl} MICROSECOND, present = {present}
+UPDATE {table} AS t SET expires_at = UTC_TIMESTAMP(6) + INTERVAL {ttl} MICROSECOND, present = {present}
 WHERE id = {id} AND owner = {owner} AND extension = 0 AND expires_at > UTC_TIMESTAMP(6)
 
 -- name: verify
--- It prolongs nothing, and waits for no row: rows are read as they were last committed.
+-- It prolongs nothing, and waits for no row: rows are read as they were last committed. Owner, and the owner that was forced off.
 SELECT id, owner, forced, TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires_at) FROM {table} WHERE id IN ({ids});
 SELECT owner, requested FROM {table} WHERE id IN ({ids}) AND requested IS NOT NULL
 
 -- name: request_release
 UPDATE {table} SET requested = {reason} WHERE id = {id} AND owner IS NOT NULL AND expires_at > UTC_TIMESTAMP(6);
 SELECT COUNT(*) FROM {table} WHERE id = {id} AND owner IS NOT NULL AND expires_at > UTC_TIMESTAMP(6)
-
--- name: owned
-SELECT id, owner, forced, TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires_at) FROM {table} WHERE id IN ({ids})
 
 -- name: wait_for_turnstile
 SELECT GET_LOCK({turnstile}, 31536000) /*{who}*/

@@ -126,21 +126,17 @@ WHERE owner = {owner} AND state IN (1, 2) AND extension = 0 AND expires_at > UTC
 
 -- name: renew_holds
 -- It waits for no row: rows that are locked are passed over.
-UPDATE (SELECT owner FROM {requests} FORCE INDEX (PRIMARY) WHERE owner IN ({owners}) LIMIT {count} FOR UPDATE SKIP LOCKED) AS free
-STRAIGHT_JOIN {requests} AS r FORCE INDEX (PRIMARY) ON r.owner = free.owner
-SET r.state = 2, r.expires_at = UTC_TIMESTAMP(6) + INTERVAL r.ttl MICROSECOND, r.present = {present}
-WHERE r.state IN (1, 2) AND r.extension = 0 AND r.expires_at > UTC_TIMESTAMP(6);
-SELECT owner, requested FROM {requests} WHERE owner IN ({owners}) AND requested IS NOT NULL
-
--- name: renewed_holds
-SELECT owner, state, TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires_at) FROM {requests}
-WHERE owner IN ({owners}) AND expires_at > UTC_TIMESTAMP(6)
+UPDATE (SELECT owner FROM {requests} FORCE INDEX (PRIMARY) WHERE owner IN ({ids}) LIMIT {count} FOR UPDATE SKIP LOCKED) AS free
+STRAIGHT_JOIN {requests} AS t FORCE INDEX (PRIMARY) ON t.owner = free.owner
+SET t.state = 2, t.expires_at = UTC_TIMESTAMP(6) + INTERVAL t.ttl MICROSECOND, t.present = {present}
+WHERE t.state IN (1, 2) AND t.extension = 0 AND t.expires_at > UTC_TIMESTAMP(6);
+SELECT owner, requested FROM {requests} WHERE owner IN ({ids}) AND requested IS NOT NULL
 
 -- name: verify_holds
--- It prolongs nothing, and waits for no row: rows are read as they were last committed.
-SELECT owner, state, TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires_at) FROM {requests}
-WHERE owner IN ({owners}) AND expires_at > UTC_TIMESTAMP(6);
-SELECT owner, requested FROM {requests} WHERE owner IN ({owners}) AND requested IS NOT NULL
+-- As `verify`: each row with its owner while it is a hold, and with the owner that was forced off.
+SELECT owner, IF(state IN (1, 2), owner, NULL), IF(state = 3, owner, NULL), TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires_at)
+FROM {requests} WHERE owner IN ({ids}) AND expires_at > UTC_TIMESTAMP(6);
+SELECT owner, requested FROM {requests} WHERE owner IN ({ids}) AND requested IS NOT NULL
 
 -- name: requests
 SELECT owner, state, token, TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires_at) FROM {requests} WHERE owner IN ({owners}) AND expires_at > UTC_TIMESTAMP(6)
