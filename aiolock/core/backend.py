@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import lru_cache
 from random import Random
 from typing import Any, NamedTuple, Self, TypeVar
 
@@ -83,8 +84,9 @@ class Request:
         kind = self.kind
         what = f"{kind.family.value} {kind.mode.value} {kind.permits}/{kind.limit} {self.ttl!r}/{self.grace!r} {self.name}"
         object.__setattr__(self, "key", what)
-        object.__setattr__(self, "certain", certain_until(0.0, self.ttl))
-        object.__setattr__(self, "margin", margin(self.ttl))
+        certain, margin = _times(self.ttl)
+        object.__setattr__(self, "certain", certain)
+        object.__setattr__(self, "margin", margin)
 
 
 @dataclass(slots=True)
@@ -117,6 +119,12 @@ def certain_until(sent: float, ttl: float) -> float:
 def claim_time(ttl: float) -> float:
     """Return the confirmation window: seconds after which an unconfirmed pushed grant goes to the next in the queue."""
     return min(ttl, max(1.0, ttl / 10))
+
+
+@lru_cache(maxsize=64)
+def _times(ttl: float) -> tuple[float, float]:
+    """Return ``certain`` and ``margin`` of a request; those of one ttl share them, which saves each hold 48 bytes."""
+    return certain_until(0.0, ttl), margin(ttl)
 
 
 NEVER = -math.inf

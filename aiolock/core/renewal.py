@@ -78,7 +78,6 @@ class Validity:
         "grace",
         "left",
         "limit",
-        "over",
         "queue",
         "renewed",
         "report",
@@ -97,8 +96,6 @@ class Validity:
         """The number of tokens that can still be given out."""
         self.limit: float = math.inf
         """The end of ``max_hold``."""
-        self.over: bool = False
-        """True once it was released or lost: nothing that arrives later matters."""
         self.asked: bool = False
         """True while a renewal is under way or has failed."""
         self.renewed: bool = True
@@ -106,7 +103,7 @@ class Validity:
         self.end: float = math.inf
         """Its end if the claim is fixed, whatever the server answers; with ``grace``."""
         self.queue: dict[Validity, None] | None = None
-        """The queue of the renewal scheduler that it is in."""
+        """The queue of the renewal scheduler that it is in; ``None`` before it was added, and once it is over."""
         request = claim.request
         self.grace: float = (grace := request.grace)
         """Seconds by which the holder loses it before the server can grant it to another; 0 once that has happened."""
@@ -119,6 +116,11 @@ class Validity:
         self.due: float = max(soon, due)
         if request.life != math.inf:
             self._begin_life(now)
+
+    @property
+    def over(self) -> bool:
+        """True once it was released or lost: nothing that arrives later matters."""
+        return self.queue is None
 
     @property
     def ttl(self) -> float:
@@ -248,11 +250,8 @@ class RenewalScheduler:
 
     def discard(self, validity: Validity) -> None:
         """Forget a validity, whose hold is released."""
-        validity.over = True
         validity.claim.validity = None
-        if validity.queue is not None:
-            del validity.queue[validity]
-            validity.queue = None
+        self._lift(validity)
 
     def limit(self, validity: Validity, when: float) -> None:
         """Stop renewing a validity at ``when``; ``inf`` lifts an earlier limit."""
