@@ -17,6 +17,9 @@ PYTEST_ARGS ?=
 # What `make bench` measures: suites, --quick, --out DIR; `.venv/bin/python -m benchmarks --help` lists them
 BENCH_ARGS ?= all
 
+# The programs that tests start by the thousand are compiled once, also where the environment says otherwise.
+unexport PYTHONDONTWRITEBYTECODE
+
 RUN := .venv/bin/python
 INSTALL := $(RUN) -m pip install --quiet --editable
 

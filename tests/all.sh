@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs every test: PYTHON=.venv/bin/python tests/all.sh [more arguments for pytest]
 #
-# Most of a test is waiting, so three times as many run at once as a small machine has cores. Those that are marked `slow` let
+# Most of a test is waiting, so four times as many run at once as a small machine has cores. Those that are marked `slow` let
 # many processes work for a minute, and would disturb each other and the rest: they come afterwards, two at a time. What
 # failed in the first part does not keep the second from running. With COVERAGE=1 the branches are counted, which costs
 # half as much processor time again.
@@ -48,10 +48,10 @@ done
 servers=" ${AIOLOCK_SERVERS:-redis} " passed=passed
 export AIOLOCK_SERVERS=${servers/ mongodb-standin / }
 
-part test.log "all tests but the slow ones" -m "not slow" --numprocesses 6 "${first[@]}" "$@"
+part test.log "all tests but the slow ones" -m "not slow" --numprocesses 8 "${first[@]}" "$@"
 if [[ $servers == *" mongodb-standin "* ]]; then
     AIOLOCK_SERVERS=mongodb-standin AIOLOCK_DEPLOYMENTS=mongodb-standin passed="agreed with a stand-in for MongoDB, which is no mongod" \
-        part test-mongodb.log "MongoDB, on a stand-in" -k mongodb -W 'ignore:unclosed :ResourceWarning' --numprocesses 6 "${between[@]}" "${standin[@]}" "$@"
+        part test-mongodb.log "MongoDB, on a stand-in" -k mongodb -W 'ignore:unclosed :ResourceWarning' --numprocesses 8 "${between[@]}" "${standin[@]}" "$@"
 fi
 part test-slow.log "slow tests" -m slow --numprocesses 2 "${second[@]}" "$@"
 if [ -s "$names" ]; then

@@ -13,7 +13,6 @@ STATES = 2_000
 """States of the design that each run visits here."""
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("run", SHORT, ids=[run.rule for run in SHORT])
 def test_no_rule_can_be_removed(run: Run):
     outcome = run.play(60_000)
@@ -27,7 +26,6 @@ def test_every_bracketed_rule_that_a_model_can_express_is_removed_once():
     assert numbers == {f"({number})" for number in (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 15, 18, 21)}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("run", DESIGN, ids=[run.name for run in DESIGN])
 def test_the_design_breaks_no_promise(run: Run):
     outcome = run.play(STATES)
