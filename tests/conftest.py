@@ -247,6 +247,15 @@ def no_error_is_logged(caplog):
 
 
 @pytest.fixture
+def logs_as_before():
+    """For tests that call a program's `main`, which keeps the library's log for itself: later tests of this process read it."""
+    logger = logging.getLogger("aiolock")
+    handlers, propagate = logger.handlers[:], logger.propagate
+    yield
+    logger.handlers[:], logger.propagate = handlers, propagate
+
+
+@pytest.fixture
 async def tasks_of_the_test():
     """Fails a test after which tasks still run that it, or what it used, started."""
     yield
