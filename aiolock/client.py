@@ -207,8 +207,8 @@ class Client:
             command_timeout=self._settings.command_timeout,
             label=label,
             generations=self._generations,
+            outages=outages,
         )
-        outages.in_use = self._runtime.in_use
 
     def __repr__(self) -> str:
         return f"<Client of {self._backend.name}, {self._runtime.state.value}>"

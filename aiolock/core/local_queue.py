@@ -161,7 +161,7 @@ def ask(
         queue = runtime.shared[key] = LocalQueue(runtime, request, key)
         asking = queue.lead(options, timeout)
     else:
-        asking = _taken() if timeout == 0 else queue.join(options, timeout)
+        asking = queue.refuse() if timeout == 0 else queue.join(options, timeout)
     return _observe(runtime, options, asking) if runtime.hooks.active else asking
 
 
@@ -189,10 +189,6 @@ async def _reach_first(
     return await ask(runtime, request, options, left)
 
 
-async def _taken() -> None:
-    """Return ``None``: a task of this client holds the lock or waits for it."""
-
-
 class LocalQueue:
     """One claim, and the tasks of this client that wait for it."""
 
@@ -204,6 +200,7 @@ class LocalQueue:
         "_key",
         "_known",
         "_label",
+        "_placed",
         "_reason",
         "_request",
         "_since",
@@ -235,6 +232,8 @@ class LocalQueue:
         """The label of the present lease, once the hold was given to a waiter; else it is that of the request."""
         self._known = False
         """True once the server has answered: from then on waiters survive an outage."""
+        self._placed = False
+        """True while the claim is known to have, or have had, a position in the server's queue."""
         # What only a hold has is set in `_begin` and `_lend`.
         self._hand_overs: int
         self._reason: WakeReason
@@ -293,13 +292,11 @@ class LocalQueue:
             raise
         except TimeoutError:
             log_wake(self._request.name, WakeReason.TIMEOUT, own=True)
+            unanswered = self.unanswered(timeout, whole=True) if timeout else self._not_asked()
             self._abandon()
-            if wait:
+            if unanswered is None:
                 return None
-            name, limit = shorten(self._request.name), runtime.command_timeout
-            raise BackendUnavailable(
-                f"lock {name} was not asked for within {limit:g} s: too many requests of this client came first"
-            ) from None
+            raise unanswered from None
         except BaseException:
             log_wake(self._request.name, WakeReason.CANCELLED, own=True)
             self._abandon()
@@ -331,6 +328,18 @@ class LocalQueue:
             self._request_in_background(again=True)
         return await self._wait(waiter, None if timeout is None else max(0.0, timeout - (clock() - start)))
 
+    def unanswered(self, timeout: float, *, whole: bool = False) -> BackendUnavailable | None:
+        """Return the error of a task whose time is over if the server has not answered; see :meth:`Runtime.unanswered`."""
+        if self._state is not _REQUESTING or self._placed:
+            return None
+        return self.runtime.unanswered(self._request.name, timeout, whole=whole)
+
+    def _not_asked(self) -> BackendUnavailable:
+        name, limit = shorten(self._request.name), self.runtime.command_timeout
+        return BackendUnavailable(
+            f"lock {name} was not asked for within {limit:g} s: too many requests of this client came first"
+        )
+
     async def _first_request(self, wait: bool) -> Grant | None:
         """Send the first request of the claim, once it is admitted. Cancelling it before that sends nothing."""
         limiter = self.runtime.limiter
@@ -345,6 +354,7 @@ class LocalQueue:
             grant = await self._claim.acquire(wait)
         except BaseException as error:
             limiter.failed(error)
+            self.runtime.outages.tell()
             raise
         if limiter.room:
             # No request waits for its admission.
@@ -359,6 +369,12 @@ class LocalQueue:
         """Wait behind the other tasks. Cancelling it changes nothing for them."""
         return self._wait(self._enqueue(options), timeout)
 
+    async def refuse(self) -> None:
+        """Return ``None`` to a task that does not wait: another one of this client holds the lock or waits for it."""
+        unanswered = self.unanswered(0)
+        if unanswered is not None:
+            raise unanswered
+
     def _enqueue(self, options: LeaseOptions, *, first: bool = False) -> Waiter:
         waiter: Waiter = asyncio.Future(loop=self.runtime.loop)
         if self._waiters is None:
@@ -372,7 +388,7 @@ class LocalQueue:
         self.runtime.stats.waited += 1
         begun = self.runtime.clock()
         if timeout is not None:
-            timer = asyncio.get_running_loop().call_later(timeout, _time_out, waiter)
+            timer = asyncio.get_running_loop().call_later(timeout, _time_out, self, waiter, timeout)
         try:
             hold = await waiter
         except BaseException:
@@ -469,7 +485,7 @@ class LocalQueue:
 
     def _wait_at_server(self) -> None:
         """Wait until the inbox of the claim reports."""
-        self._known = True
+        self._known = self._placed = True
         self._become(_WAITING)
         self._task = None
         if not self._claim.inbox.on_ready(self._wake):
@@ -496,6 +512,7 @@ class LocalQueue:
         if not self._claim.asks_again:
             self.runtime.clean_up(self._claim)
             self._claim = self.runtime.backend.claim(self._request)
+            self._placed = False
 
     # --- the hold
 
@@ -632,6 +649,7 @@ class LocalQueue:
         """Request with a new claim for the tasks that wait, or end."""
         if self._waiters:
             self._claim = self.runtime.backend.claim(self._request)
+            self._placed = False
             self._request_in_background()
         else:
             self._end()
@@ -696,6 +714,12 @@ class LocalQueue:
             hold.bury()
 
 
-def _time_out(waiter: Waiter) -> None:
-    if not waiter.done():
+def _time_out(queue: LocalQueue, waiter: Waiter, timeout: float) -> None:
+    # Here, and not when the task goes on: the first of several whose time is over together ends the queue.
+    if waiter.done():
+        return
+    unanswered = queue.unanswered(timeout)
+    if unanswered is None:
         waiter.set_result(None)
+    else:
+        waiter.set_exception(unanswered)

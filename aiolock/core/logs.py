@@ -69,11 +69,12 @@ log: Log = get_logger("aiolock.connection")
 class _Outage:
     """One server that some connections of a client are away from."""
 
-    __slots__ = ("since", "told", "without")
+    __slots__ = ("since", "told", "why", "without")
 
-    def __init__(self, since: float, *, told: bool) -> None:
+    def __init__(self, since: float, why: str) -> None:
         self.since = since
-        self.told = told
+        self.why = why
+        self.told = False
         self.without: set[object] = set()
         """The connections that were lost and are not back."""
 
@@ -97,11 +98,24 @@ class Outages:
         """An established connection was lost; ``address`` names the server and has no password."""
         outage = self._open.get(address)
         if outage is None:
-            outage = self._open[address] = _Outage(self._clock(), told=False)
+            outage = self._open[address] = _Outage(self._clock(), str(why))
         outage.without.add(connection)
-        if not outage.told and self.in_use():
-            outage.told = True
-            log.warning("lost the connection to %s: %s", address, why, extra={"address": address})
+        self.tell()
+
+    def tell(self) -> None:
+        """Log the outages that were not logged yet, if the client holds or waits; to be called when it begins to."""
+        for address, outage in self._open.items():
+            if not outage.told and self.in_use():
+                outage.told = True
+                log.warning("lost the connection to %s: %s", address, outage.why, extra={"address": address})
+
+    def describe(self) -> str:
+        """Return which servers are away, since when and why; nothing if none is."""
+        now = self._clock()
+        return "; ".join(
+            f"the connection to {address} was lost {now - outage.since:.1f} s ago: {outage.why}"
+            for address, outage in self._open.items()
+        )
 
     def up(self, connection: object, address: str) -> None:
         """A connection is there (again)."""

@@ -21,7 +21,7 @@ from aiolock.core.capabilities import RegisterStore
 from aiolock.core.forks import OneProcess
 from aiolock.core.hooks import Hooks
 from aiolock.core.limiter import Limiter
-from aiolock.core.logs import Log, get_logger
+from aiolock.core.logs import Log, Outages, get_logger
 from aiolock.core.register_writer import RegisterWriter
 from aiolock.core.renewal import RenewalScheduler
 from aiolock.core.tasks import Backoff, TaskSet
@@ -116,6 +116,7 @@ class Runtime(OneProcess):
         command_timeout: float,
         label: str,
         generations: Generations | None = None,
+        outages: Outages | None = None,
     ) -> None:
         super().__init__()
         self.generations: Generations = Generations() if generations is None else generations
@@ -153,6 +154,8 @@ class Runtime(OneProcess):
         """The latest attempt; its result is why it failed."""
         self.on_first_use: Callable[[], None] | None = None
         """Opens the client when it is used before; for tests with a server in memory."""
+        self.outages: Outages = Outages(clock) if outages is None else outages
+        self.outages.in_use = self.in_use
         self.stats: Stats = Stats()
         self.limiter: Limiter = Limiter(backend.concurrency, clock, command_timeout)
         """Admits the first requests of claims."""
@@ -230,6 +233,19 @@ class Runtime(OneProcess):
         if (error := attempt.result()) is not None:
             raise copy_of(error) if isinstance(error, BackendError) else error
         return timeout and max(0.001, timeout - (self.clock() - begun))
+
+    def unanswered(self, name: str, timeout: float, *, whole: bool) -> BackendUnavailable | None:
+        """Return the error of a task whose request for a lock was not answered within its timeout, if the server is away.
+
+        ``None`` if that is not known: then the lock may be taken. If the request was under way for the ``whole`` timeout, a
+        command timeout without an answer says it as well as a connection that was lost.
+        """
+        why = self.outages.describe()
+        if not why and not (whole and timeout >= self.command_timeout):
+            return None
+        within = f" within {timeout:g} s" if timeout else ""
+        text = f"the server has not answered about lock {shorten(name)}{within}"
+        return BackendUnavailable(f"{text}: {why}" if why else text)
 
     async def _attempt(self, connect: Callable[[], Coroutine[Any, Any, None]]) -> Exception | None:
         try:

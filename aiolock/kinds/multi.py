@@ -455,7 +455,7 @@ class LockAll(Handle):
             # A single one is requested as by itself, with its position in the queue at once.
             if got.count(None) > 1:
                 # A single attempt is bounded by the command timeout, and that is what it may take with `timeout=0`.
-                missing = await self._at_once(got, None if timeout == 0 else end)
+                missing = await self._at_once(got, timeout, end)
                 if missing is not None and (timeout == 0 or (end is not None and clock() >= end)):
                     self._in_vain(missing, timeout)
             for place, part in enumerate(self._parts):
@@ -488,7 +488,7 @@ class LockAll(Handle):
             raise
         return got
 
-    async def _at_once(self, got: list[Hold | None], end: float | None) -> str | None:
+    async def _at_once(self, got: list[Hold | None], timeout: float | None, end: float | None) -> str | None:
         """Request all that is missing at the same time, without waiting; return the first name that is not free.
 
         ``got`` is completed up to that one, and what was granted beyond it is given back. Levels stay: the task has those
@@ -504,7 +504,7 @@ class LockAll(Handle):
         }
         try:
             if asking:
-                left = None if end is None else max(0.0, end - runtime.clock())
+                left = max(0.0, end - runtime.clock()) if timeout and end is not None else None
                 await asyncio.wait(asking.values(), timeout=left)
             for task in asking.values():
                 if task.done() and (failed := task.exception()) is not None:
@@ -514,13 +514,17 @@ class LockAll(Handle):
             raise
         for place, task in asking.items():
             if not task.done() or task.result() is None:
+                name = self._parts[place].request.name
+                away = None if task.done() else runtime.unanswered(name, timeout or 0.0, whole=True)
                 late = [asking[later] for later in asking if later >= place]
                 unanswered = any(not other.done() for other in late)
                 _call_off(late)
                 if unanswered:
                     # They withdraw their requests in the next pass, before this task sends another one.
                     await asyncio.sleep(0)
-                return self._parts[place].request.name
+                if away is not None:
+                    raise away
+                return name
             got[place] = self._won(place, task.result())
         return None
 

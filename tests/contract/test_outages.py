@@ -7,10 +7,12 @@ import logging
 
 import pytest
 
-from tests.contract.deployments import Memory, Rows, registry
-from tests.faults.staging import until, waiting
+from aiolock import AcquireTimeout, BackendUnavailable, lock_all
+from aiolock.errors import BackendError
+from tests.contract.deployments import LocalRows, Memory, RedisQuorum, Rows, registry
+from tests.faults.staging import gets_the_lock, queued, until, waiting
 
-pytestmark = pytest.mark.parametrize(
+there = pytest.mark.parametrize(
     "server",
     [each for each in registry() if not issubclass(each, (Memory, Rows))],
     ids=lambda each: each.name,
@@ -18,6 +20,14 @@ pytestmark = pytest.mark.parametrize(
     scope="session",
 )
 """Those that there is a connection to."""
+single = pytest.mark.parametrize(
+    "server",
+    [each for each in registry() if not issubclass(each, (Memory, Rows, RedisQuorum))],
+    ids=lambda each: each.name,
+    indirect=True,
+    scope="session",
+)
+"""Those of them that do nothing without it."""
 
 
 class Said:
@@ -41,6 +51,7 @@ def addresses(records: list[logging.LogRecord]) -> list[str]:
     return sorted(record.aiolock_address for record in records)
 
 
+@there
 async def test_an_outage_is_told_once_and_so_is_its_end(deployment, said):
     async with deployment.over(ttl=60, command_timeout=5) as (client, way):
         for number in (1, 2):
@@ -75,6 +86,7 @@ async def _asked(client, said, number) -> bool:
     return addresses(lost) == addresses(back) and len(back) >= number
 
 
+@there
 async def test_a_client_that_waits_says_it_as_well(deployment, rival, said):
     async with deployment.over(ttl=60, command_timeout=5) as (client, way), rival.lock("x"):
         attempt = asyncio.ensure_future(client.lock("x").acquire())
@@ -86,6 +98,7 @@ async def test_a_client_that_waits_says_it_as_well(deployment, rival, said):
         await asyncio.wait([attempt])
 
 
+@there
 async def test_a_client_that_neither_holds_nor_waits_says_nothing(deployment, said):
     async with deployment.over(ttl=60, command_timeout=5) as (client, way):
         async with client.lock("x"):
@@ -106,6 +119,100 @@ async def _reaches(client) -> bool:
     return True
 
 
+@single
+async def test_a_client_that_begins_to_wait_during_an_outage_says_it_once(deployment, said):
+    async with deployment.over(ttl=60, command_timeout=5) as (client, way):
+        assert await client.lock("x").locked() is False
+        way.cut(refused=True)
+        if not isinstance(deployment, LocalRows):
+            # A file that cannot be used is noticed by those who ask for something.
+            await until(client._runtime.outages.describe)
+        assert said(logging.WARNING) == []
+        for _ in range(4):
+            with pytest.raises(BackendUnavailable):
+                await client.lock("x").acquire(timeout=0.2)
+            assert said(logging.WARNING)
+        lost = said(logging.WARNING)
+        assert lost
+        assert len(lost) == len(set(addresses(lost)))
+        assert said(logging.INFO) == []
+        way.mend()
+        await until(lambda: _gets(client))
+        await until(lambda: _asked(client, said, 1))
+    assert addresses(said(logging.INFO)) == addresses(said(logging.WARNING)) == addresses(lost)
+
+
+@single
+@pytest.mark.parametrize("refused", [True, False])
+async def test_an_acquire_that_is_not_answered_says_that_the_server_is_away(deployment, rival, refused):
+    """And not that the lock is taken, however short its timeout is."""
+    # In the session mode of MySQL a silent session is given up after a ttl.
+    async with deployment.over(ttl=6, command_timeout=2) as (client, way):
+        await (await client.lock("y").acquire()).release()
+        way.cut(refused=refused)
+        # A server that is silent may not be known to be away yet. The request may be carried out later: another name each time.
+        for timeout in (2, 3):
+            with pytest.raises(BackendUnavailable):
+                await client.lock(f"x{timeout}").acquire(timeout=timeout)
+        await until(client._runtime.outages.describe)
+
+        @client.locked("x", timeout=0.2)
+        async def work() -> None:
+            raise AssertionError("the server is away")
+
+        for call in (
+            lambda: client.lock("x").acquire(timeout=0.2),
+            lambda: client.lock("x").try_acquire(timeout=0.2),
+            client.lock("x", fair=True, timeout=0.2).acquire,
+            client.reentrant_lock("x", timeout=0.2).acquire,
+            lambda: lock_all(client.lock("x"), client.lock("z")).acquire(timeout=0.2),
+            client.lock("x").try_acquire,
+            work,
+        ):
+            with pytest.raises(BackendUnavailable) as caught:
+                await call()
+            assert caught.type is BackendUnavailable
+        # The second and third stand behind the first, in this client.
+        attempts = [client.lock("x").acquire(timeout=each) for each in (1.5, 0.2, 0)]
+        outcomes = await asyncio.gather(*attempts, return_exceptions=True)
+        assert [type(each) for each in outcomes] == [BackendUnavailable] * 3, outcomes
+        way.settle()
+        way.mend()
+        await until(lambda: _gets(client))
+    await gets_the_lock(rival, "x")
+
+
+async def _gets(client) -> bool:
+    try:
+        await (await client.lock("x").acquire(timeout=5)).release()
+    except BackendError:
+        return False
+    return True
+
+
+@there
+async def test_a_lock_that_is_known_to_be_taken_is_not_a_server_that_is_away(deployment, rival):
+    async with deployment.over(ttl=60, command_timeout=5) as (client, way), rival.lock("x"):
+        lease = await client.lock("mine").acquire()
+        attempts = [client.lock(name).acquire(timeout=3) for name in ("x", "mine")]
+        waiters = [asyncio.ensure_future(attempt) for attempt in attempts]
+        await waiting(client, 2)
+        await queued(rival.lock("x"), 1)
+        way.cut(refused=True)
+        await until(client._runtime.outages.describe)
+        outcomes = await asyncio.gather(*waiters, return_exceptions=True)
+        if isinstance(deployment, RedisQuorum):
+            # The majority has answered.
+            with pytest.raises(AcquireTimeout):
+                await client.lock("x").acquire(timeout=3)
+        way.mend()
+        # Where a lock lives in a session, the one of this client is lost, and asked for again.
+        assert type(outcomes[0]) is AcquireTimeout
+        assert type(outcomes[1]) is AcquireTimeout or lease.lost
+        await lease.release()
+
+
+@there
 async def test_closing_is_no_outage(deployment, said):
     async with deployment.connect() as client:
         lease = await client.lock("x").acquire()

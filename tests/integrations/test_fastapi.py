@@ -370,6 +370,37 @@ async def test_a_server_that_cannot_be_reached_is_answered_503(http):
         broken.clear()
 
 
+@pytest.mark.parametrize("refused", [True, False])
+async def test_a_server_that_goes_away_later_is_answered_503(redis_url, http, refused):
+    """However short the timeout of a request is, and also if another request of this process asks already."""
+    async with Proxy("127.0.0.1", urlsplit(redis_url).port) as proxy:
+        opened = aiolock.connect(f"redis://127.0.0.1:{proxy.port}/0", command_timeout=2)
+        app = FastAPI(lifespan=lifespan(lambda: opened))
+
+        @app.post("/orders/{order_id}")
+        async def pay(
+            order_id: int, lease: Annotated[Lease, locked("order:{order_id}", timeout=0.5)]
+        ) -> None: ...
+
+        async with asgi(app) as address:
+
+            async def status() -> int:
+                async with http.post(f"{address}/orders/7") as response:
+                    return response.status
+
+            assert await status() == 200
+            proxy.refuse = refused
+            if refused:
+                proxy.reset_all()
+            else:
+                proxy.blackhole()
+            await staging.until(opened._runtime.outages.describe)
+            assert await asyncio.gather(*(status() for _ in range(3))) == [503] * 3
+            proxy.refuse = False
+            proxy.reset_all()
+            proxy.heal(release=False)
+
+
 async def test_locks_that_a_function_takes_by_itself_have_answers_as_well(deployment, rival, http):
     app = FastAPI(
         lifespan=lifespan(deployment.url, namespace=deployment.namespace),

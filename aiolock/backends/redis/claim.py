@@ -10,7 +10,7 @@ from enum import Enum
 
 from aiolock.backends.redis.commands import Arg, Commands, Reply
 from aiolock.backends.redis.connection import Pairing
-from aiolock.backends.redis.errors import NotSent
+from aiolock.backends.redis.errors import was_sent
 from aiolock.backends.redis.waiting import Waiter, Wakeups
 from aiolock.clock import Clock, Deadline
 from aiolock.core.backend import NEVER, Grant, Release, Request, certain_until
@@ -136,7 +136,7 @@ class RedisClaim(Extension):
                 self.request, self.number, wait, self._ticket, context.wakeups.terms
             )
         except BackendError as error:
-            if isinstance(error, NotSent):
+            if not was_sent(error):
                 self._doubts -= 1
                 if self._stage is ASKED and not self._doubts:
                     self._forget(NEW)
@@ -236,7 +236,7 @@ class RedisClaim(Extension):
                 deadline = Deadline(sent + self._context.command_timeout, self._context.clock)
                 served = await self._in_time(self._leave(keep)[0], deadline)
         except BackendError as error:
-            if self._stage is RELEASING and isinstance(error, NotSent):
+            if self._stage is RELEASING and not was_sent(error):
                 self._stage = HELD
             raise
         denied = self._stage is DENIED

@@ -13,7 +13,7 @@ from typing import NamedTuple, Unpack
 from hiredis import ProtocolError, Reader, ReplyError
 
 from aiolock.backends.redis.commands import NOTHING, Arg, Reply, Script, as_eval, encode
-from aiolock.backends.redis.errors import NotSent, from_reply
+from aiolock.backends.redis.errors import from_reply, not_sent
 from aiolock.backends.redis.url import Endpoint, Verify
 from aiolock.backends.transport import STABLE, ConnectionState, Hook, Options, Transport
 from aiolock.core.tasks import reject
@@ -134,7 +134,7 @@ class Connection(Transport):
 
         It is on the wire before anything runs that is scheduled later, such as a task that is woken afterwards.
         Cancelling the future does not take the command back. :class:`BackendRefused` is the server's answer;
-        :class:`NotSent` says that the server has certainly not seen the command; after any other
+        an error that was not :func:`was_sent` says that the server has certainly not seen the command; after any other
         :class:`BackendUnavailable` it may have been executed. An error need not be retrieved.
         """
         return self.issue(encode(*args))
@@ -246,7 +246,9 @@ class Connection(Transport):
         return future
 
     def _overload(self, future: Reply) -> None:
-        reject(future, NotSent(f"overloaded: {self._limit} commands to {self.address} are under way already"))
+        reject(
+            future, not_sent(f"overloaded: {self._limit} commands to {self.address} are under way already")
+        )
 
     # --- in
 
@@ -339,14 +341,14 @@ class Connection(Transport):
         self._parked.extend((future, command, now) for future, command, _ in waiting if not future.done())
         if self.state is ConnectionState.CLOSED:
             while self._parked:
-                reject(self._parked.popleft()[0], NotSent(str(error)))
+                reject(self._parked.popleft()[0], not_sent(str(error)))
 
     def _expire(self, now: float) -> float:
         limit = now - self._timeout
         parked, pending = self._in_order(), self._pending
         while parked and parked[0][2] <= limit:
             why = self.failure or f"{self.address} does not answer"
-            late = NotSent(f"there was no connection for {self._timeout:g} s: {why}")
+            late = not_sent(f"there was no connection for {self._timeout:g} s: {why}")
             late.__cause__ = self.failure
             reject(parked.popleft()[0], late)
         next_one = parked[0][2] if parked else math.inf

@@ -21,13 +21,23 @@ from redis.exceptions import (
 
 from aiolock.errors import BackendError, BackendRefused, BackendUnavailable
 
-__all__ = ["NotSent", "from_driver", "from_reply"]
+__all__ = ["from_driver", "from_reply", "not_sent", "was_sent"]
 
 
-class NotSent(BackendUnavailable):
-    """The command never left this process, so the server has certainly not executed it."""
+_NOT_SENT = "not_sent"
+"""Marks such an error, whose class is the one that users know."""
 
-    sent = False
+
+def not_sent(text: str) -> BackendUnavailable:
+    """Return the error of a command that never left this process, so that the server has certainly not executed it."""
+    error = BackendUnavailable(text)
+    vars(error)[_NOT_SENT] = True
+    return error
+
+
+def was_sent(error: BackendError) -> bool:
+    """Return whether the server may have executed the command that failed with ``error``."""
+    return _NOT_SENT not in vars(error)
 
 
 _CLUSTER = "this server is a node of a cluster: use redis+cluster:// with the addresses of its nodes, or a standalone server"

@@ -189,6 +189,8 @@ class Endpoint:
             )
         if isinstance(client, redis.asyncio.RedisCluster):
             raise ConfigError("this is a cluster's client; give connect() a redis+cluster:// address instead")
+        if isinstance(client, redis.asyncio.client.Pipeline):
+            raise ConfigError("this is a pipeline; hand over the redis.asyncio.Redis that made it instead")
         if not isinstance(client, redis.asyncio.Redis):
             raise ConfigError(f"client must be a redis.asyncio.Redis, not a {type(client).__name__}")
         pool = client.connection_pool

@@ -11,7 +11,7 @@ import pytest
 from aiolock.backends.redis.claim import Context, RedisClaim
 from aiolock.backends.redis.commands import Tokens
 from aiolock.backends.redis.connection import Pairing
-from aiolock.backends.redis.errors import NotSent
+from aiolock.backends.redis.errors import not_sent
 from aiolock.core.backend import Request
 from aiolock.core.inbox import WakeReason
 from aiolock.errors import BackendRefused, BackendUnavailable
@@ -141,13 +141,13 @@ async def test_a_place_is_watched_and_its_ticket_shown_again():
         ([REFUSED], [("leave", False, 0)]),
         ([PLACE, REFUSED], ["unwatched", ("leave", False, 0)]),
         # Not sent is not asked.
-        ([NotSent("no connection")], []),
-        ([NotSent("no connection"), NotSent("no connection")], []),
-        ([NotSent("no connection"), GRANT], ["release"]),
-        ([PLACE, NotSent("no connection")], ["unwatched", ("leave", False, 0)]),
+        ([not_sent("no connection")], []),
+        ([not_sent("no connection"), not_sent("no connection")], []),
+        ([not_sent("no connection"), GRANT], ["release"]),
+        ([PLACE, not_sent("no connection")], ["unwatched", ("leave", False, 0)]),
         # Not known may arrive at any time, whatever comes after it.
         ([UNKNOWN], [("leave", True, 0)]),
-        ([UNKNOWN, NotSent("no connection")], [("leave", True, 0)]),
+        ([UNKNOWN, not_sent("no connection")], [("leave", True, 0)]),
         ([UNKNOWN, REFUSED], [("leave", True, 0)]),
         ([UNKNOWN, GRANT], [("leave", True, 0)]),
         ([UNKNOWN, PLACE], ["unwatched", ("leave", True, 0)]),
@@ -317,7 +317,7 @@ async def test_a_push_that_was_heard_too_late_is_asked_for_again():
         ([PLACE], True),
         ([GRANT], False),
         ([UNKNOWN], True),
-        ([NotSent("no")], False),
+        ([not_sent("no")], False),
         ([REFUSED], False),
     ],
     ids=str,

@@ -152,6 +152,7 @@ def test_a_password_that_breaks_the_address_is_not_repeated(url):
     ("client", "hint"),
     [
         (lambda: redis.Redis(), "redis.asyncio.Redis"),
+        (lambda: redis.asyncio.Redis().pipeline(), "pipeline.*redis.asyncio.Redis that made it"),
         (lambda: redis.asyncio.RedisCluster("127.0.0.1", 1), "redis\\+cluster://"),
         (lambda: Sentinel([("127.0.0.1", 1)]).master_for("primary"), "redis\\+sentinel://"),
         (lambda: object(), "not a object"),

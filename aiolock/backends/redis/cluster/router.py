@@ -15,7 +15,7 @@ from aiolock.backends.redis.cluster.nodes import Node, NodeContext, Nodes
 from aiolock.backends.redis.cluster.slots import Seeds, key_of, redirection, shown, slot_of
 from aiolock.backends.redis.commands import Reply, encode
 from aiolock.backends.redis.connection import LIMIT
-from aiolock.backends.redis.errors import NotSent, from_reply
+from aiolock.backends.redis.errors import from_reply, not_sent
 from aiolock.core.forks import OneProcess
 from aiolock.core.tasks import reject
 from aiolock.errors import BackendError, BackendUnavailable, UnsafeBackend
@@ -85,7 +85,7 @@ class Router(OneProcess):
             raise RuntimeError("this client is closed")
         future: Reply = loop.create_future()
         if len(self._rerouted) >= LIMIT:
-            reject(future, NotSent(f"overloaded: {LIMIT} commands to {self._address} wait already"))
+            reject(future, not_sent(f"overloaded: {LIMIT} commands to {self._address} wait already"))
             return future
         entry = self._reroute(future, command, self._clock())
         entry.error = BackendUnavailable(f"no node serves slot {slot}")
@@ -106,7 +106,7 @@ class Router(OneProcess):
         """Close every connection; callers that still wait get an error."""
         await self.nodes.aclose()
         for future in list(self._rerouted):
-            reject(future, NotSent(f"the connection to {self._address} was closed"))
+            reject(future, not_sent(f"the connection to {self._address} was closed"))
 
     # --- commands that came to the wrong node
 
@@ -117,7 +117,7 @@ class Router(OneProcess):
             return
         if self.nodes.closed:
             # No connection may be made any more.
-            reject(future, NotSent(f"the connection to {self._address} was closed"))
+            reject(future, not_sent(f"the connection to {self._address} was closed"))
             return
         entry.command, entry.hops = command, entry.hops + 1
         code = text.partition(" ")[0]
@@ -164,7 +164,7 @@ class Router(OneProcess):
             return
         why = f": {entry.error}" if entry.error is not None else ""
         if entry.again is not None or not (entry.hops or entry.pauses):
-            error: BackendError = NotSent(
+            error: BackendError = not_sent(
                 f"{self._address}: no node took this command within {self._timeout:g} s{why}"
             )
         else:
