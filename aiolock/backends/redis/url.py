@@ -16,6 +16,7 @@ from urllib.parse import unquote
 
 import redis
 import redis.asyncio
+from redis.asyncio.client import Pipeline
 from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection, UnixDomainSocketConnection
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import SentinelConnectionPool
@@ -189,7 +190,7 @@ class Endpoint:
             )
         if isinstance(client, redis.asyncio.RedisCluster):
             raise ConfigError("this is a cluster's client; give connect() a redis+cluster:// address instead")
-        if isinstance(client, redis.asyncio.client.Pipeline):
+        if isinstance(client, Pipeline):
             raise ConfigError("this is a pipeline; hand over the redis.asyncio.Redis that made it instead")
         if not isinstance(client, redis.asyncio.Redis):
             raise ConfigError(f"client must be a redis.asyncio.Redis, not a {type(client).__name__}")
