@@ -144,6 +144,13 @@ class Release(Enum):
     UNKNOWN = "unknown"
     """The server knows no hold any more, but an earlier copy of the release may have ended it."""
 
+    @classmethod
+    def of(cls, held: bool | None, *, first: bool) -> Release:
+        """Return the answer, given whether there was a hold, if that is known; ``first``: no earlier copy may have arrived."""
+        if held:
+            return cls.RELEASED
+        return cls.NOT_OURS if first and held is False else cls.UNKNOWN
+
 
 class Claim(ABC):
     """One request at the server, from the first acquire to the release; not used again after it."""

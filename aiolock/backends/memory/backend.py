@@ -249,7 +249,7 @@ class MemoryClaim(Downgrade, Extension):
             return answer
         first, self._answer = self._answer is None, Release.UNKNOWN
         held = await self.context.ask(self._leave(keep))
-        return Release.RELEASED if held else Release.NOT_OURS if first else Release.UNKNOWN
+        return Release.of(held, first=first)
 
     def begin_release(self, keep: float = 0) -> Release | None:
         """Release at once if the server is only a function call away."""

@@ -9,8 +9,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from aiolock.backends.mysql import schema
-from aiolock.backends.mysql.caller import MySQLCallers
-from aiolock.backends.mysql.confirmation import confirm
+from aiolock.backends.mysql.caller import MySQLCallers, confirm
 from aiolock.backends.mysql.connection import MySQLSession
 from aiolock.backends.mysql.context import Context, Statements, quote
 from aiolock.backends.mysql.diagnosis import (

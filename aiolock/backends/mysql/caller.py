@@ -1,4 +1,4 @@
-"""Connections of callers to a MySQL server: see where one leads, and end a statement on it by KILL QUERY."""
+"""Connections of callers to a MySQL server: see where one leads, end a statement on it by KILL QUERY, confirm holds."""
 
 from __future__ import annotations
 
@@ -6,18 +6,25 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from aiomysql.cursors import Cursor
+
 from aiolock.backends.callers import CLOSED, CallerConnection, Callers, patiently
 from aiolock.backends.mysql.connection import MySQLSession
-from aiolock.backends.mysql.context import Context
+from aiolock.backends.mysql.context import Context, quote
 from aiolock.backends.mysql.errors import (
     DEADLOCK,
     DENIED,
+    INTERRUPTED,
     NO_SUCH_VARIABLE,
+    NOT_NOW,
     OUTDATED,
     Outdated,
     code,
     translate,
 )
+from aiolock.backends.mysql.listener import ListeningClaim
+from aiolock.backends.mysql.renewal import RowClaim
+from aiolock.clock import Deadline
 from aiolock.errors import (
     BackendRefused,
     BackendUnavailable,
@@ -28,7 +35,7 @@ from aiolock.errors import (
     shorten,
 )
 
-__all__ = ["MySQLCallers", "MySQLConnection", "Place", "ask_place", "check_connection"]
+__all__ = ["MySQLCallers", "MySQLConnection", "Place", "ask_place", "check_connection", "confirm"]
 
 NEEDED = ("cursor", "close", "thread_id", "get_autocommit", "get_transaction_status")
 
@@ -179,3 +186,57 @@ class MySQLConnection(CallerConnection):
 def _decoded(value: Any) -> Any:
     """Return a value of an answer; in the character set `binary` its texts are bytes."""
     return value.decode() if isinstance(value, bytes) else value
+
+
+# --- the confirmation of a hold in the caller's transaction
+# Its row shows the hold, and is locked until the commit. A client that enters changes the row of the lock, in the first
+# statement of its decision. None does before the end of a transaction that has it locked, not even if the ttl of the hold
+# ends in the meantime. So what the transaction writes is committed before a later holder can do anything. Until then this
+# hold is not renewed either.
+
+
+async def confirm(context: Context, callers: MySQLCallers, claim: RowClaim, connection: Any) -> bool:
+    """Return whether the row shows the hold of ``claim``, and lock it in the transaction on ``connection`` if it does.
+
+    The wait for the row is ended at the server within the command timeout, and by cancelling it, see :class:`CallerConnection`.
+    """
+    check_connection(connection)
+    if context.site.across:
+        raise UnsafeBackend(
+            f"{context.address}: a row that is locked here is not locked on the other nodes of this cluster, and a later holder "
+            "there could commit first: write with a fencing token instead"
+        )
+    if context.site.rolls_back:
+        raise UnsafeBackend(
+            f"{context.address}: innodb_rollback_on_timeout is on, so the server ends your whole transaction when the row is "
+            "not to be had in time: switch it off, or write with a fencing token instead"
+        )
+    deadline = Deadline.after(context.timeout, asyncio.get_running_loop().time)
+    caller = MySQLConnection(context, callers, connection)
+    [[where]] = await context.within(ask_place(context, callers, "server_address"))
+    try:
+        return await caller.within(deadline.left(), _confirm(context, caller, claim, Place(*map(str, where))))
+    except TimeoutError as error:
+        raise BackendUnavailable(f"{context.address}: no answer within {context.timeout:g} s") from error
+
+
+async def _confirm(context: Context, caller: MySQLConnection, claim: RowClaim, there: Place) -> bool:
+    """Check the connection, and lock the row; run by a task of the client."""
+    name = "confirm_request" if isinstance(claim, ListeningClaim) else "confirm_hold"
+    try:
+        async with caller.connection.cursor(Cursor) as cursor:
+            await caller.check(cursor, there)
+            caller.blocks = True
+            if caller.leaving:
+                raise TimeoutError
+            await cursor.execute(context.statements(name, id=quote(claim.key), owner=quote(claim.owner)))
+            row = await cursor.fetchone()
+    except (LockError, RuntimeError, TimeoutError):
+        raise
+    except Exception as error:
+        if code(error) in NOT_NOW | INTERRUPTED:
+            raise BackendUnavailable(
+                f"{context.address}: another transaction has the row of the lock locked"
+            ) from error
+        raise caller.translated(error, claim.request.name) from error
+    return row is not None and _decoded(row[0]) == claim.owner

@@ -21,16 +21,17 @@ GALERA = "Galera"
 
 SETTINGS = [
     "version",
-    "version_comment",
     "read_only",
     "super_read_only",
     "innodb_flush_log_at_trx_commit",
     "log_bin",
     "sync_binlog",
+    "binlog_format",
     "wsrep_on",
     "group_replication_single_primary_mode",
+    "rpl_semi_sync_master_enabled",
+    "rpl_semi_sync_source_enabled",
     "max_connections",
-    "wait_timeout",
     "init_connect",
     "autocommit",
     "completion_type",
@@ -41,12 +42,10 @@ SETTINGS = [
     "transaction_read_only",
     "max_statement_time",
     "max_execution_time",
-    "binlog_format",
     "innodb_rollback_on_timeout",
     "innodb_snapshot_isolation",
-    "rpl_semi_sync_master_enabled",
-    "rpl_semi_sync_source_enabled",
 ]
+"""The variables that are judged."""
 
 OLDEST = {"MariaDB": (10, 6), "MySQL": (8, 0)}
 

@@ -30,8 +30,7 @@ from aiolock.backends.mysql.queue import (
     left,
 )
 from aiolock.backends.mysql.renewal import Renewals, RowClaim
-from aiolock.backends.mysql.shared import Sharing
-from aiolock.backends.mysql.shared_claim import SharedClaim
+from aiolock.backends.mysql.shared import SharedClaim, Sharing
 from aiolock.core.backend import Claim, Event, EventKind, Grant, Renewal, Request, certain_until
 from aiolock.core.capabilities import Extension
 from aiolock.core.logs import Log, get_logger

@@ -355,9 +355,7 @@ class QueuedClaim(Claim):
         finally:
             settle(leaving, None)
         self._over = True
-        if held:
-            return Release.RELEASED
-        return Release.NOT_OURS if first and held is False else Release.UNKNOWN
+        return Release.of(held, first=first)
 
     def begin_release(self, keep: float = 0) -> Release | None:
         """Send the release of a hold, or begin to leave the queue; this client's next request for the lock waits for it."""

@@ -443,7 +443,7 @@ class QueueClaim(Claim):
             first, self._release_sent = not self._release_sent, True
             if self._other_session():
                 # The node ended with its session.
-                return Release.NOT_OURS if first else Release.UNKNOWN
+                return Release.of(held=False, first=first)
         else:
             first = begun[1]
         remains = self._remains(self._node)
@@ -459,9 +459,7 @@ class QueueClaim(Claim):
             found = False if isinstance(error.__cause__, SessionChanged) else None
             self._context.cleanup.take(remains)
         self._begin_anew()
-        if found:
-            return Release.RELEASED
-        return Release.NOT_OURS if first and found is False else Release.UNKNOWN
+        return Release.of(found, first=first)
 
     def begin_release(self, keep: float = 0) -> Release | None:  # noqa: ARG002 - as above
         """Send the deletion of a node whose name is certain."""

@@ -14,7 +14,7 @@ from aiolock.backends.mysql import MySQLBackend
 from aiolock.backends.mysql.diagnosis import findings
 from aiolock.backends.mysql.listener import presence
 from aiolock.backends.mysql.protocol import Wire
-from aiolock.backends.mysql.shared_claim import ALL
+from aiolock.backends.mysql.shared import ALL
 from aiolock.types import READ, WRITE, Family, Level, permits
 from tests.backends.mysql.tools import as_root, sessions
 from tests.faults.proxy import Proxy, mysql_frames
