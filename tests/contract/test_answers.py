@@ -6,13 +6,15 @@ import asyncio
 
 import pytest
 
-from aiolock import BackendError
+from aiolock import BackendError, BackendUnavailable
+from aiolock.backends.memcached import MemcachedBackend
 from aiolock.backends.rows.backend import RowBackend
 from aiolock.backends.rows.context import new_version
 from aiolock.backends.rows.store import Edit, Row
 from aiolock.clock import system_clock
 from aiolock.core.backend import certain_until
-from tests.faults.staging import until
+from aiolock.types import Family
+from tests.faults.staging import PATIENCE, nothing_remains, until
 
 LATE = 0.5
 """Seconds for which an answer is kept back."""
@@ -69,3 +71,39 @@ async def test_a_write_whose_answer_was_lost_is_an_error_and_not_repeated(deploy
         if made.version == first.version:
             # The writer chooses the versions, and not the server.
             assert found[0].version == {first.value: first, second.value: second}[found[0].value].version
+
+
+async def test_a_lost_race_is_an_answer_and_only_the_callers_own_timeout_ends_the_wait(deployment, rival):
+    """Whenever the client writes the row of the lock, another client has changed it just before."""
+    limit = deployment.seconds(1.0)
+    async with (
+        deployment.connect(label="client", command_timeout=limit) as client,
+        deployment.connect(label="third") as third,
+    ):
+        backend = client._runtime.backend
+        if isinstance(backend, MemcachedBackend):
+            backend = backend._at("x", Family.RW)
+        if not isinstance(backend, RowBackend):
+            return
+        # Where the server lets requests enter by a statement, it does so for a lock that is free.
+        held = await rival.rwlock("x").read().acquire()
+        write, lost, racing = backend.store.compare_and_set, 0, True
+
+        async def late(edits):
+            nonlocal lost
+            if racing and edits[0].key.startswith(f"{deployment.namespace}/l/"):
+                lost += 1
+                await (await third.rwlock("x").read().acquire(timeout=PATIENCE)).release()
+            return await write(edits)
+
+        backend.store.compare_and_set = late
+        begun = system_clock()
+        waiting = asyncio.create_task(client.rwlock("x").write().acquire(timeout=PATIENCE))
+        await until(lambda: lost >= 5 and system_clock() > begun + 1.5 * limit)
+        assert not waiting.done()
+        with pytest.raises(BackendUnavailable, match="other clients changed the row of 'x' first"):
+            await client.rwlock("x").read().try_acquire()
+        racing = False
+        await held.release()
+        await (await waiting).release()
+    await nothing_remains(rival, "x")

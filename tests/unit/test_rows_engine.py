@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from itertools import pairwise
 from typing import Any, Self
 
@@ -20,6 +20,7 @@ from aiolock.backends.rows.writer import ALONE, MemberState
 from aiolock.core.backend import Claim, EventKind, Grant, Release, Request, Settings, certain_until
 from aiolock.errors import BackendError, BackendUnavailable, ConfigError, UnsafeBackend
 from aiolock.types import MUTEX, READ, WRITE, Family, Kind, Level, permits
+from tests.faults.staging import until
 from tests.simulation.rowstore import RowServer, RowTestBackend, StoredRow
 from tests.simulation.virtual import VirtualClock, run
 
@@ -1223,6 +1224,106 @@ def test_a_client_that_loses_race_after_race_pauses_for_longer(enters):
             await (await waiting)[0].release()
 
     run(main())
+
+
+def refuse_locks(server: RowServer) -> Callable[[], None]:
+    """Have every write of a lock lose its race, until what is returned is called."""
+    edit = server.edit
+    server.edit = lambda asked: None if "/l/" in asked.key else edit(asked)
+
+    def again() -> None:
+        server.edit = edit
+
+    return again
+
+
+@staged
+async def test_a_lost_race_is_no_silence():
+    """Who waits goes on after the command timeout; all others are told why theirs ended."""
+    server = serve()
+    async with Side(server) as one, Side(server) as two:
+        held, _ = await one.acquire(name="y")
+        again = refuse_locks(server)
+        claim, begun = two.claim(), now()
+        assert await claim.acquire(wait=True) is None
+        assert now() - begun < 1.01
+        for act in (two.claim(name="z").acquire(wait=False), held.release()):
+            begun = now()
+            with pytest.raises(BackendUnavailable, match=r"other clients changed the row of '[yz]' first"):
+                await act
+            assert now() - begun < 1.01
+        await asyncio.sleep(5)
+        assert not claim.inbox.woken
+        again()
+        async with asyncio.timeout(2):
+            await claim.inbox.wait()
+        assert await claim.acquire(wait=True)
+        await claim.release()
+        assert await held.release() is Release.RELEASED
+
+
+@staged
+async def test_a_request_that_loses_races_can_be_given_up_at_any_time():
+    server = serve()
+    async with Side(server) as one, Side(server) as two:
+        await used(one, two)
+        held, _ = await one.acquire()
+        again = refuse_locks(server)
+        claim = two.claim()
+        assert await claim.acquire(wait=True) is None
+        leaving = asyncio.create_task(claim.release())
+        await asyncio.sleep(0.5)
+        again()
+        await leaving
+        await held.release()
+        await asyncio.sleep(5)
+        assert decode(server.rows[KEY].value).free
+
+
+@staged
+async def test_a_release_does_not_wait_behind_requests_that_lost_races():
+    server, pair = serve(), permits(1, 2)
+    async with Side(server) as one, Side(server) as two:
+        await one.acquire(pair, "y")
+        held, _ = await two.acquire(pair, "y")
+        again = refuse_locks(server)
+        two.wire.slow = lambda: asyncio.sleep(0.1)
+        claim = two.claim(pair, "y")
+        entering = asyncio.create_task(claim.acquire(wait=True))
+        await asyncio.sleep(0.95)
+        [writer] = two.backend._engine._writers.values()
+        await until(lambda: writer._hurry is not None)
+        again()
+        two.wire.slow, begun = None, now()
+        await held.release()
+        assert now() - begun < 0.01
+        await entering
+
+
+@staged
+async def test_a_crowd_that_asks_at_once_gets_in_by_few_attempts_each():
+    """The server carries out one request after the other, so that each takes the longer the more there are."""
+    server, turn = serve(), asyncio.Lock()
+
+    async def served() -> None:
+        async with turn:
+            await asyncio.sleep(0.001)
+
+    async with AsyncExitStack() as stack:
+        sides = [await stack.enter_async_context(Side(server)) for _ in range(60)]
+        holder, _ = await sides[0].acquire()
+        for side in sides:
+            await side.acquire(name=f"own {id(side)}")
+            side.wire.slow = served
+        server.writes, begun = 0, now()
+        claims = [side.claim() for side in sides[1:]]
+        await asyncio.gather(*(claim.acquire(wait=True) for claim in claims))
+        await until(lambda: len(decode(server.rows[KEY].value).queue) == len(claims))
+        assert server.writes < 10 * len(claims), server.writes
+        assert now() - begun < 1.5, now() - begun
+        for side in sides:
+            side.wire.slow = None
+        await holder.release()
 
 
 @staged

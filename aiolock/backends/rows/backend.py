@@ -19,7 +19,6 @@ from aiolock.backends.rows.lockrow import (
     Force,
     Liveness,
     LockRow,
-    Result,
     RowHold,
     RowRequest,
     SetLimit,
@@ -221,9 +220,8 @@ class RowBackend(Administration, RegisterStore, Purging, Diagnosis):
         return await self.store.purge(f"{self.settings.namespace}/", self.check_purge(idle))
 
     async def _step(self, name: str, family: Family, step: Ask | Force | SetLimit) -> bool:
-        pending = self._engine.writer(name, family).submit(step)
-        result: Result = await self.context.answered(pending.future)
-        return bool(result)
+        writer = self._engine.writer(name, family)
+        return bool(await writer.answered(writer.submit(step), self.context.deadline()))
 
     async def _ask(self, work: Coroutine[Any, Any, T]) -> T:
         """Do work as a task of the client, which a cancellation of the caller does not end."""

@@ -26,7 +26,7 @@ from aiolock.clock import Deadline
 from aiolock.core.backend import Grant, Release, Request
 from aiolock.core.capabilities import Downgrade as CanDowngrade
 from aiolock.core.capabilities import Entry, Extension, Register
-from aiolock.core.inbox import Inbox
+from aiolock.core.inbox import Inbox, WakeReason
 from aiolock.core.present import encode_value
 from aiolock.core.tasks import Backoff
 from aiolock.errors import (
@@ -108,7 +108,15 @@ class RowClaim(CanDowngrade, Extension):
             self.engine.keep_alive(session)
             # Less than half a ttl is left: the heartbeat goes in the same flight, and nothing is believed before its answer.
             beat = self.engine.begin_renewal(session) if session.late else None
-            entered = await self._submit(Enter(member.id, member.request, wait), deadline)
+            entering = self._writer.submit(Enter(member.id, member.request, wait), session)
+            try:
+                entered = await self._answered(entering, deadline)
+            except BackendUnavailable:
+                if not wait or not entering.unlucky:
+                    raise
+                # The writer goes on, for as long as the caller waits. The claim asks again when that is answered.
+                entering.future.add_done_callback(lambda _: self.inbox.wake(WakeReason.NOTIFIED))
+                return None
             if beat is not None:
                 await context.answered(beat, deadline)
             if session.dead or member.state is MemberState.GONE:
@@ -168,11 +176,8 @@ class RowClaim(CanDowngrade, Extension):
         self._writer.members[member.id] = member
         return member
 
-    async def _submit(self, step: Enter | Downgrade, deadline: Deadline) -> Entered:
-        assert self._member is not None  # noqa: S101 - registered before the first step
-        entered = await self.engine.context.answered(
-            self._writer.submit(step, self._member.session).future, deadline
-        )
+    async def _answered(self, pending: Pending, deadline: Deadline) -> Entered:
+        entered = await self._writer.answered(pending, deadline)
         assert isinstance(entered, Entered)  # noqa: S101 - the result of these steps
         return entered
 
@@ -191,7 +196,8 @@ class RowClaim(CanDowngrade, Extension):
         member = self._member
         if member is None:
             raise LockLost(self.request.name, "revoked")
-        entered = await self._submit(Downgrade(member.id), self.engine.context.deadline())
+        step = self._writer.submit(Downgrade(member.id), member.session)
+        entered = await self._answered(step, self.engine.context.deadline())
         if not entered.token:
             raise LockLost(self.request.name, "revoked")
         self.request = replace(self.request, kind=READ)
@@ -277,7 +283,7 @@ class RowClaim(CanDowngrade, Extension):
             if not self._writer.leaves(leave.step.id):
                 self._leave = leave = self._writer.submit(leave.step, leave.session)
                 leave.in_doubt = True
-        first = await self.engine.context.answered(leave.future, deadline)
+        first = await self._writer.answered(leave, deadline)
         self._answer = Release.UNKNOWN
         if first:
             return Release.RELEASED

@@ -33,6 +33,7 @@ from aiolock.backends.rows.lockrow import (
 from aiolock.backends.rows.rules import UNSET_LIMIT
 from aiolock.backends.rows.session import RowSession
 from aiolock.backends.rows.store import MOST_VALUE, Edit, Entry, Row
+from aiolock.clock import Deadline
 from aiolock.core.backend import Claim, Event, EventKind, Grant
 from aiolock.core.inbox import WakeReason
 from aiolock.core.tasks import Backoff, reject, settle
@@ -40,8 +41,10 @@ from aiolock.errors import BackendError, BackendUnavailable, LossReason, shorten
 
 __all__ = ["Member", "MemberState", "Pending", "RowWriter"]
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.002, 0.1
-"""Seconds to wait after a lost race; doubled with each further one."""
+SHORTEST_PAUSE = 0.002
+"""Seconds; after a lost race a client waits for as long as the round took that lost it, which grows with the number of clients."""
+MOST_ROUNDS = 8
+"""After further ones it waits for twice as many of these, up to this number: of hundreds of clients few meet then."""
 CLOSED = "the client was closed"
 ALONE = 4
 """Statements in a row that find the row as this client has left it, after which it writes against the version that it knows.
@@ -103,7 +106,7 @@ class Member:
 class Pending:
     """A step that is not answered yet."""
 
-    __slots__ = ("future", "in_doubt", "looked", "order", "sending", "session", "step", "withdrawn")
+    __slots__ = ("future", "in_doubt", "looked", "order", "raced", "sending", "session", "step", "withdrawn")
 
     def __init__(self, step: Step, order: int, session: RowSession | None) -> None:
         self.step = step
@@ -114,10 +117,17 @@ class Pending:
         """True while a write that contains it is under way."""
         self.in_doubt = False
         """True if such a write was not answered."""
+        self.raced = False
+        """True once another client has written the row first: the server answers, and the step is tried again."""
         self.withdrawn = False
         """True once the request was given up."""
         self.looked = False
         """True once the sessions of those ahead were read for it."""
+
+    @property
+    def unlucky(self) -> bool:
+        """True if it is not answered because of lost races: the server answers."""
+        return self.raced and not self.future.done()
 
 
 class RowWriter:
@@ -171,6 +181,8 @@ class RowWriter:
         self._attempt: tuple[str, dict[Pending, Result | None]] | None = None
         """The version of the last unanswered write, and its results."""
         self._task: asyncio.Task[None] | None = None
+        self._hurry: asyncio.Future[None] | None = None
+        """Ends the pause after a lost race."""
 
     @property
     def idle(self) -> bool:
@@ -223,8 +235,23 @@ class RowWriter:
             reject(pending.future, BackendUnavailable(CLOSED))
             return pending
         self._pending[pending] = None
+        if self._hurry is not None and not isinstance(step, Enter):
+            # Only those that are to enter can wait: a release would hold up all others.
+            settle(self._hurry, None)
         self._run()
         return pending
+
+    async def answered(self, pending: Pending, deadline: Deadline) -> Result:
+        """Return the result of a step by the deadline; raise and cancel as :meth:`Context.answered` does."""
+        try:
+            return await self.context.answered(pending.future, deadline)
+        except BackendUnavailable:
+            if not pending.unlucky:
+                raise
+            raise BackendUnavailable(
+                f"other clients changed the row of {shorten(self.name)} first, whenever this one tried within the command "
+                f"timeout of {self.context.timeout:g} s"
+            ) from None
 
     def withdraw(self, claim: str) -> None:
         """Drop the requests to enter of a claim that is about to leave; those under way are followed by the leave."""
@@ -253,11 +280,9 @@ class RowWriter:
 
     async def _work(self) -> None:
         """Work until no step is left. Ends with the client."""
-        failing, racing = (
-            Backoff(self.context.random),
-            Backoff(self.context.random, FIRST_PAUSE, LONGEST_PAUSE),
-        )
+        clock, failing, lost = self.context.clock, Backoff(self.context.random), 0
         while self._pending or self._due:
+            begun = clock()
             try:
                 lost_race = await self._round()
             except BackendError as error:
@@ -271,10 +296,24 @@ class RowWriter:
                 raise
             else:
                 failing.reset()
-                if lost_race:
-                    await racing.pause()
-                else:
-                    racing.reset()
+                lost = lost + 1 if lost_race else 0
+                if lost and await self._leave_to_others(clock() - begun, lost):
+                    lost = 0
+
+    async def _leave_to_others(self, took: float, lost: int) -> bool:
+        """Leave the row to other clients for a while after a lost race; return whether a step that cannot wait has ended it.
+
+        :param took: the seconds that the round took.
+        :param lost: how many rounds in a row were lost.
+        """
+        for pending in self._pending:
+            pending.raced = True
+        pause = max(took, SHORTEST_PAUSE) * min(2 ** (lost - 1), MOST_ROUNDS)
+        pause = min(pause, self.context.timeout / 2) * self.context.random.uniform(0.5, 1.0)
+        self._hurry = hurry = new_future()
+        await asyncio.wait({hurry}, timeout=pause)
+        self._hurry = None
+        return hurry.done()
 
     def _fail(self, error: Exception) -> None:
         """Answer the steps with an error; releases are tried again while their session lives."""
