@@ -85,7 +85,7 @@ oldest newest: .venv-arq/arq.stamp servers
 
 ## make matrix            other Pythons, servers and dependencies, eager tasks, benchmarks --gate (90 min)
 # SERVERS is what the other Pythons are tested with, MATRIX says what is tested
-matrix: .venv/dev.stamp .venv/bench.stamp servers
+matrix: .venv/dev.stamp .venv/bench.stamp .venv-arq/arq.stamp servers
 	AIOLOCK_SERVERS="$(REAL)" PYTHON="$(RUN)" PYTHONS="$(PYTHONS)" tests/matrix.sh $(MATRIX)
 
 ## make docs              the documentation, in build/docs, without dead links (1 min)
