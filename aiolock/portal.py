@@ -31,7 +31,7 @@ from aiolock._threads import LoopThread
 from aiolock.core.forks import OneProcess
 from aiolock.core.hooks import C
 from aiolock.decorators import Locked, Once
-from aiolock.errors import ConfigError, LockLost, LossReason, MissingDriver, shorten
+from aiolock.errors import ConfigError, LockLost, LossReason, MissingDriver, UnsupportedKind, shorten
 from aiolock.kinds.barrier import Barrier
 from aiolock.kinds.election import Campaign, Election
 from aiolock.kinds.latch import Latch
@@ -69,6 +69,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 I = TypeVar("I", bound=Handle | Lease)  # noqa: E741 - the inner, asynchronous object
+
+
+ASYNCHRONOUS = "is for connections of asynchronous drivers, which belong to event loops of their own"
 
 
 def connect(url: str | Sequence[str] | Redis, /, **options: Any) -> SyncClient:
@@ -163,7 +166,13 @@ class SyncClient:
     # --- locks
 
     def lock(self, name: str, **options: Unpack[SyncLockOptions]) -> SyncLock:
-        """Return a mutex, as :meth:`aiolock.Client.lock`; the options are the same, without ``on_loss``. Does no I/O."""
+        """Return a mutex, as :meth:`aiolock.Client.lock`; the options are the same, without ``on_loss``. Does no I/O.
+
+        Raises :class:`UnsupportedKind` with ``connection=``, which is for connections of asynchronous drivers.
+        """
+        if "connection" in options:
+            advice = f"connection= {ASYNCHRONOUS}"
+            raise UnsupportedKind("lock inside a transaction", "aiolock.portal", advice)
         check_options("SyncClient.lock", options, SyncLockOptions)
         return SyncLock(self, self._client.lock(name, **options, on_loss="signal"))
 
@@ -641,6 +650,23 @@ class SyncLease(_Facade[Lease]):
     def release(self, keep: float = 0) -> None:
         """Release the lock, as :meth:`aiolock.Lease.release`; idempotent."""
         self._run(lambda: self._inner.release(keep))
+
+    def confirm(self, connection: object) -> None:
+        """Check, inside your own transaction, that the lock is held, as :meth:`aiolock.Lease.confirm`; on SQLite only.
+
+        :param connection: one of ``sqlite3``, to the file of the locks, opened with ``check_same_thread=False``: the thread of
+            the client uses it while this one waits.
+
+        Raises what that raises, and :class:`ConfigError` for any other connection.
+        """
+        import sqlite3  # noqa: PLC0415 - few programs use it, and some Pythons do not have it
+
+        if not isinstance(connection, sqlite3.Connection):
+            raise ConfigError(
+                f"connection must be one of sqlite3, not {shorten(connection)}: on other servers than SQLite confirm() "
+                f"{ASYNCHRONOUS}"
+            )
+        self._run(lambda: self._inner.confirm(connection))
 
     def downgrade(self) -> None:
         """Turn this write lease into a read lease, as :meth:`aiolock.Lease.downgrade`."""

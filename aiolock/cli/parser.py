@@ -385,6 +385,8 @@ def _complete(parser: Parser) -> None:
         with contextlib.suppress(ImportError):
             import argcomplete  # noqa: PLC0415 - optional, and needed by a shell only
 
+            # They may stand before the command as well; `_forward` moves them.
+            _common(parser)
             argcomplete.autocomplete(parser)
 
 

@@ -400,11 +400,11 @@ class Hold:
         if self.observed is not None:
             self.observed.lost(reason, self.home.runtime.clock())
 
-    def observe(self, template: str, waited: float) -> None:
-        """Report the acquire to the callbacks of the client; its end is then reported as well."""
+    def observe(self, template: str, begun: float, granted: float) -> None:
+        """Report the acquire, and the times of request and grant, to the callbacks of the client; its end is then reported as well."""
         runtime = self.home.runtime
-        event = LockEvent(self.name, self.kind, template, self.token, waited)
-        self.observed = Observed(runtime.hooks, event, runtime.clock())
+        event = LockEvent(self.name, self.kind, template, self.token, granted - begun)
+        self.observed = Observed(runtime.hooks, event, granted)
         if self.loss is not None:
             # Lost between the grant and this step.
             self.observed.lost(self.loss, runtime.clock())

@@ -70,23 +70,23 @@ class Observed:
     Its end is reported in a copy of the context (:mod:`contextvars`) of the acquire: a loss is noticed by a task of the client.
     """
 
-    __slots__ = ("_begin", "_context", "_event", "_hooks")
+    __slots__ = ("_context", "_event", "_granted", "_hooks")
 
-    def __init__(self, hooks: Hooks, event: LockEvent, now: float) -> None:
+    def __init__(self, hooks: Hooks, event: LockEvent, granted: float) -> None:
         hooks.call(Moment.ACQUIRED, event)
         self._hooks = hooks
         self._event = event
-        self._begin = now
+        self._granted = granted
         self._context = copy_context()
 
     def released(self, now: float) -> None:
         """Report that the holder gave it back."""
-        self._event = replace(self._event, held=now - self._begin, released=True)
+        self._event = replace(self._event, held=now - self._granted, released=True)
         self._context.run(self._hooks.call, Moment.RELEASED, self._event)
 
     def lost(self, reason: LossReason, now: float) -> None:
         """Report the loss; after the release, if only its answer told of the loss."""
         event = self._event
-        held = event.held if event.released else now - self._begin
+        held = event.held if event.released else now - self._granted
         self._event = replace(event, held=held, reason=reason)
         self._context.run(self._hooks.call, Moment.LOST, self._event)

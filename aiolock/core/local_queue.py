@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Coroutine
 from dataclasses import replace
 from enum import Enum
-from typing import Any
+from typing import Any, cast
 
 from aiolock.core.backend import Claim, Event, EventKind, Grant, Request
 from aiolock.core.cancellation import Task
@@ -173,7 +173,8 @@ async def _observe(
     hold = await asking
     if hold is not None:
         try:
-            hold.observe(options.template, runtime.clock() - begun)
+            # The task may have waited for its turn since the grant.
+            hold.observe(options.template, begun, cast("LocalQueue", hold.home)._since)  # noqa: SLF001 - its own class
         except BaseException:
             # A callback ends the program.
             hold.abandon()

@@ -243,7 +243,14 @@ def test_options_of_one_command_do_not_stand_before_it(capsys):
 
 @pytest.mark.parametrize(
     ("line", "word"),
-    [("aiolock ins", "inspect"), ("aiolock run --perm", "--permits"), ("aiolock run --on-loss k", "kill")],
+    [
+        ("aiolock ins", "inspect"),
+        ("aiolock run --perm", "--permits"),
+        ("aiolock run --on-loss k", "kill"),
+        ("aiolock --js", "--json"),
+        ("aiolock --json --ur", "--url"),
+        ("aiolock --url redis://h --json ins", "inspect"),
+    ],
 )
 def test_the_shell_completes_words(tmp_path, line, word):
     """As a shell asks, by argcomplete's protocol."""

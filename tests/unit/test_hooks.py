@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from contextvars import ContextVar
 
 import pytest
 
 import aiolock
+from aiolock.backends.memory import MemoryBackend
 from aiolock.testing import lose
 from tests.faults.staging import until
 from tests.sweep import MODES, Attempt, attempt, sweep
@@ -73,6 +75,29 @@ async def test_the_wait_is_that_of_the_task_that_waited(client, told):
     assert told.moments == ["acquired", "released"] * 2
     tokens = [event.token for _, event in told.events]
     assert tokens[0] == tokens[1] < tokens[2] == tokens[3]
+
+
+async def test_a_wait_ends_and_a_hold_begins_with_the_grant():
+    """And not when the task goes on, which a busy loop delays."""
+    now = 100.0
+
+    def later() -> None:
+        nonlocal now
+        now += 2
+
+    backend = MemoryBackend(f"memory://{secrets.token_hex(4)}")
+    async with aiolock.Client(backend, clock=lambda: now) as client:
+        told = Told(client)
+        lease = await client.lock("x").acquire()
+        waiter = asyncio.create_task(client.lock("x").acquire())
+        await until(lambda: client.stats()["waiting"] == 1)
+        # Before the step of the task that is given the lock.
+        asyncio.get_running_loop().call_soon(later)
+        await lease.release()
+        second = await waiter
+        assert told.last.waited == 0
+        await second.release()
+        assert told.last.held == 2
 
 
 async def test_a_loss_is_told_once_with_its_reason(client, told):

@@ -36,7 +36,6 @@ RENAMED = {"aclose": "close", "__aenter__": "__enter__", "__aexit__": "__exit__"
 DUNDERS = {"__aenter__", "__aexit__", "__await__", "__bool__", "__call__", "__reduce__"}
 
 LEFT_OUT = {
-    "Lease.confirm": "checks a transaction of an asynchronous driver, on the loop of that driver",
     "LockAll.locks": "the asynchronous locks",
     "Locked.make": "makes an asynchronous lock, internal",
     "Locked.template": "internal",
@@ -46,7 +45,7 @@ LEFT_OUT = {
 """Members that threads do not have, and why."""
 
 LEFT_OUT_PARAMETERS = {
-    "Client.lock": {"connection"},  # as `Lease.confirm`
+    "Client.lock": {"connection"},  # of an asynchronous driver, on its loop
     "lock_all": {"on_loss"},  # a thread cannot be cancelled
 }
 ADDED_PARAMETERS = {"Lease.wait_lost": {"timeout"}, "ReleaseRequest.__await__": {"timeout"}}

@@ -47,7 +47,8 @@ async def confirm(path: Path, claim: RowClaim, connection: Any, timeout: float) 
         if isinstance(error, ConfigError):
             raise
         # It is closed, or another thread's.
-        raise RuntimeError(f"this connection cannot be used now: {error}") from error
+        advice = "; open it with check_same_thread=False" if "same thread" in str(error) else ""
+        raise RuntimeError(f"this connection cannot be used now: {error}{advice}") from error
     except sqlite3.Error as error:
         if code(error) in LOCKED:
             raise BackendUnavailable(

@@ -9,7 +9,8 @@ import threading
 import pytest
 
 import aiolock
-from aiolock import BackendUnavailable, ConfigError, LockLost
+import aiolock.portal
+from aiolock import BackendUnavailable, ConfigError, LockLost, UnsupportedKind
 
 
 def connect(path, **options):
@@ -181,3 +182,43 @@ async def test_connections_of_aiosqlite_can_be_confirmed_on(client, rival, path)
     with pytest.raises(RuntimeError, match="cannot be used now"):
         await second.confirm(database)
     await second.release()
+
+
+def test_a_thread_confirms_in_its_own_transaction(path):
+    with (
+        aiolock.portal.connect(f"sqlite://{path}") as client,
+        aiolock.portal.connect(f"sqlite://{path}") as rival,
+    ):
+        database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        database.execute("CREATE TABLE work (n INT)")
+        lease = client.lock("x").acquire()
+        database.execute("BEGIN IMMEDIATE")
+        database.execute("INSERT INTO work VALUES (1)")
+        lease.confirm(database)
+        taking = threading.Thread(target=rival.lock("x").force_release)
+        taking.start()
+        taking.join(0.5)
+        assert taking.is_alive()
+        database.execute("COMMIT")
+        taking.join()
+        assert work(database) == 1
+        database.execute("BEGIN IMMEDIATE")
+        with pytest.raises(LockLost):
+            lease.confirm(database)
+        database.execute("ROLLBACK")
+        assert lease.lost
+        database.close()
+
+
+def test_a_thread_hears_which_connection_it_can_confirm_on(path):
+    with aiolock.portal.connect(f"sqlite://{path}") as client, client.lock("x") as lease:
+        database = sqlite3.connect(path, isolation_level=None)
+        database.execute("BEGIN IMMEDIATE")
+        with pytest.raises(RuntimeError, match="check_same_thread=False"):
+            lease.confirm(database)
+        database.execute("ROLLBACK")
+        with pytest.raises(ConfigError, match=r"sqlite3.*asynchronous drivers"):
+            lease.confirm(object())
+        with pytest.raises(UnsupportedKind, match="asynchronous drivers"):
+            client.lock("y", connection=database)
+        database.close()
