@@ -72,6 +72,9 @@ def _sentence(error: Exception) -> str:
         return "no answer in time"
     if isinstance(error, ConnectionError) and "SSL upgrade" in str(error):
         return NO_TLS
+    if isinstance(error, asyncpg.InternalClientError):
+        # What the server says to a connection that does nothing, such as that it ends it, is unexpected to the driver.
+        return f"the connection is out of step, as it is when the server has ended it: {error}"
     code = sqlstate(error)
     [first, *_] = str(error).splitlines() or [""]
     return f"{first or type(error).__name__}{f' [{code}]' if code else ''}"

@@ -8,6 +8,7 @@ import time
 import asyncpg
 import pytest
 
+from aiolock.backends.postgresql.errors import translate
 from aiolock.backends.postgresql.store import PostgreSQLStore
 from aiolock.errors import BackendError, BackendRefused, BackendUnavailable
 from tests.backends.postgresql.test_store import until
@@ -51,6 +52,17 @@ async def test_a_session_that_is_terminated_is_reported_and_replaced(own, which)
         await store.compare_and_set([edit(one, version, notify=frozenset({heard.address}))])
         await until(lambda: heard.changed == [one])
         assert heard.interruptions == 1
+
+
+def test_a_statement_that_meets_the_end_of_its_session_says_so():
+    """The driver has read what the server said, and not yet that the connection is closed: a moment that cannot be staged."""
+    error = translate(
+        asyncpg.InternalClientError("cannot switch to state 12; another operation (2) is in progress"), "h:1"
+    )
+    assert type(error) is BackendUnavailable
+    assert str(error).startswith(
+        "h:1: the connection is out of step, as it is when the server has ended it: "
+    )
 
 
 @pytest.mark.parametrize("which", [0, 1])
