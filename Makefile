@@ -53,7 +53,7 @@ mongodb: .venv/dev.stamp
 	AIOLOCK_WHOLE_CONTRACT=1 AIOLOCK_SERVERS= PYTHONASYNCIODEBUG=1 $(RUN) -m pytest --mongodb-url="$(URL)" -k mongodb -W "ignore:unclosed :ResourceWarning" \
 		tests/contract tests/backends/mongodb $(PYTEST_ARGS)
 
-## make coverage          the same, and the lines and branches of the library that no test reaches (half as long again as test: an estimate)
+## make coverage          the same, and the lines and branches of the library that no test reaches (40 min: an estimate)
 coverage: export COVERAGE := 1
 coverage: test
 
@@ -75,11 +75,11 @@ types: .venv/dev.stamp
 	pyright
 	python tests/typing/verify.py
 
-## make pythons           the contract with the other Pythons of this machine (less than matrix, which has it)
+## make pythons           the contract with the other Pythons of this machine (4 min)
 pythons: servers
 	AIOLOCK_SERVERS="$(REAL)" tests/pythons.sh $(PYTHONS)
 
-## make oldest | newest   tests with the oldest or newest drivers and frameworks that pyproject.toml admits (less than matrix, which has both)
+## make oldest | newest   tests with the oldest or newest drivers and frameworks that pyproject.toml admits (7 | 10 min)
 oldest newest: .venv-arq/arq.stamp servers
 	PYTHON="$(PYTHON)" tests/dependencies.sh $@ $(PYTEST_ARGS)
 

@@ -948,6 +948,7 @@ class Etcd(Stored):
             "test_readwrite",
             "test_refusals",
             "test_releases",
+            "test_sent",
             "test_several",
         }
     )
@@ -1041,6 +1042,7 @@ class MongoStandIn(MongoDB):
             "test_outages",
             "test_refusals",
             "test_releases",
+            "test_sent",
         }
     )
 
