@@ -7,6 +7,7 @@ ignore that is not needed is an error as well.
 
 from __future__ import annotations
 
+import sqlite3
 from typing import assert_type
 
 from aiolock import Leader, LockInfo, portal
@@ -18,6 +19,7 @@ def kinds(client: portal.SyncClient) -> None:
         assert_type(lease, portal.SyncLease)
         assert_type(lease.token, int)
         assert_type(lease.release_requested.wait(1), str | None)
+        assert_type(lease.confirm(sqlite3.connect("locks.db")), None)
         with lease.guard() as same:
             assert_type(same, portal.SyncLease)
     with client.reentrant_lock("a") as level, client.rwlock("b").read(fair=True) as reader:
@@ -62,5 +64,6 @@ def mistakes(client: portal.SyncClient) -> None:
     """Options that there are not."""
     client.lock("a", on_loss="cancel")  # type: ignore[call-arg]
     client.lock("a", tll=3)  # type: ignore[call-arg]
+    client.lock("a", connection=sqlite3.connect("locks.db"))  # type: ignore[call-arg]
     client.election("a", fair=True)  # type: ignore[call-arg]
     client.lock("a").acquire("soon")  # type: ignore[arg-type]
