@@ -870,6 +870,14 @@ MUTANTS = (
         "test_a_symbolic_link_that_is_turned_leads_every_client_to_the_same_file[True-directory]",
     ),
     Mutant(
+        "a copy that is put over the file leaves the holds in it alone",
+        "aiolock.backends.sqlite.store",
+        "if replaced:",
+        "if False:",
+        "tests/backends/sqlite/test_locks.py::"
+        "test_a_file_that_goes_away_costs_its_holders_their_locks_within_a_renewal[a copy]",
+    ),
+    Mutant(
         "(5) a version is good on another connection than the one that read it",
         "aiolock.backends.memcached.store",
         "int(generation) != connection.generation",
