@@ -21,7 +21,7 @@ from dataclasses import replace
 from enum import Enum
 from typing import Any, cast
 
-from aiolock.core.backend import Claim, Event, EventKind, Grant, Request
+from aiolock.core.backend import Claim, Event, EventKind, Grant, Request, margin
 from aiolock.core.cancellation import Task
 from aiolock.core.hold import Hold, LeaseOptions
 from aiolock.core.inbox import WakeReason, log_wake
@@ -587,7 +587,7 @@ class LocalQueue:
         return (
             validity.renewed
             and may_hand_over(
-                validity.left, validity.until - now, claim.request.margin, self._hand_overs, waited
+                validity.left, validity.until - now, margin(claim.request.ttl), self._hand_overs, waited
             )
             and hold.request_reason is None
         )
