@@ -108,4 +108,4 @@ def purging(client: Client) -> Purging:
     if not isinstance(client, Client):
         raise ConfigError(f"a client is needed, not {shorten(client)}")
     backend = client._backend  # noqa: SLF001 - as above
-    return Purging.of(backend, "rows to purge", "only mysql://, postgresql://, sqlite:// and mongodb:// have")
+    return Purging.of(backend, "rows to purge", Purging.elsewhere)

@@ -264,6 +264,9 @@ class Confirmation(Capability):
 class Purging(Capability):
     """A backend whose unused rows can be deleted."""
 
+    elsewhere = "only mysql://, postgresql://, sqlite:// and mongodb:// have: all others delete by themselves what is not needed any more"
+    """The reason that a user gets on a server that has nothing to purge."""
+
     purges: str = "lock"
     """The word for what :meth:`purge` counts."""
 

@@ -93,6 +93,8 @@ REFUSED = {
     ],
     "an inspected name": ["inspect", *URL, ""],
     "a purge of what forgets by itself": ["purge", *URL, "--idle", "86400"],
+    "a purge of items that expire": ["purge", "--url", "memcached://127.0.0.1:1", "--idle", "86400"],
+    "a purge of keys with leases": ["purge", "--url", "etcd://u:hunter2@127.0.0.1:1", "--idle", "86400"],
     "a purge of what has no rows": [
         "purge",
         "--url",

@@ -24,8 +24,8 @@ __all__ = ["Connection"]
 CONNECTIONS = 16
 """Connections of a client, at most: that many commands are under way at once."""
 CONNECT = 3.0
-"""Seconds, at most, in which a member has to accept a connection and to say hello; closing waits for that."""
-BUSY = 2.0
+"""Seconds, at most, in which a member has to accept a connection and to say hello, and half of the command timeout; closing waits for that."""
+BUSY = 1.0
 """Seconds by which the driver may notice later that the time is over, on a busy machine."""
 LOOK = 1.0
 """Seconds between two looks at each member: so soon is noticed that an idle connection was lost."""
@@ -47,8 +47,11 @@ class _Events(ConnectionPoolListener, ServerHeartbeatListener):
     def __init__(self, lost: Callable[[], None]) -> None:
         self._lost = lost
         self._ready: set[tuple[Any, int]] = set()
-        self.connecting: set[Any] = set()
-        """Members, and connections to them, that are being connected."""
+        self.connecting: dict[Any, float] = {}
+        """Members, and connections to them, that are being connected: since when, by the clock of the event loop."""
+
+    def _begins(self, attempt: Any) -> None:
+        self.connecting[attempt] = asyncio.get_running_loop().time()
 
     def _ignore(self, event: Any) -> None:
         """Take no notice."""
@@ -58,24 +61,24 @@ class _Events(ConnectionPoolListener, ServerHeartbeatListener):
     connection_checked_out = connection_checked_in = _ignore
 
     def connection_created(self, event: Any) -> None:
-        self.connecting.add((event.address, event.connection_id))
+        self._begins((event.address, event.connection_id))
 
     def connection_ready(self, event: Any) -> None:
-        self.connecting.discard(key := (event.address, event.connection_id))
+        self.connecting.pop(key := (event.address, event.connection_id), None)
         self._ready.add(key)
 
     def connection_closed(self, event: Any) -> None:
-        self.connecting.discard(key := (event.address, event.connection_id))
+        self.connecting.pop(key := (event.address, event.connection_id), None)
         if key in self._ready:
             self._ready.discard(key)
             if event.reason != ConnectionClosedReason.POOL_CLOSED:
                 self._lost()
 
     def started(self, event: Any) -> None:
-        self.connecting.add(event.connection_id)
+        self._begins(event.connection_id)
 
     def succeeded(self, event: Any) -> None:
-        self.connecting.discard(event.connection_id)
+        self.connecting.pop(event.connection_id, None)
 
     failed = succeeded
 
@@ -86,6 +89,7 @@ class Connection:
     def __init__(self, address: Address, settings: Settings, interrupted: Callable[[], None]) -> None:
         self.address = address.text
         self._limit = 0.9 * settings.command_timeout
+        self._connect = min(CONNECT, self._limit / 2)
         self._outages = settings.outages
         self._interrupted = interrupted
         self._losses = 0
@@ -104,7 +108,7 @@ class Connection:
             # Otherwise it makes connections of which it reports nothing.
             serverMonitoringMode="poll",
             heartbeatFrequencyMS=round(1000 * LOOK),
-            connectTimeoutMS=round(1000 * min(CONNECT, self._limit)),
+            connectTimeoutMS=round(1000 * self._connect),
             # The driver looks at the time twice a second.
             serverSelectionTimeoutMS=round(1000 * max(0.1, self._limit - 0.6)),
             event_listeners=[self._events],
@@ -179,10 +183,11 @@ class Connection:
             await asyncio.wait([self._opening])
             # Its tasks begin to connect in their first step.
             await asyncio.sleep(0)
-        time = asyncio.get_running_loop().time
-        late = time() + CONNECT + BUSY
+        # Later than that an attempt has its connection, and waits for TLS, for which the driver has no limit: it can be ended.
+        time, patience = asyncio.get_running_loop().time, self._connect + BUSY
+        late = time() + patience
         # Not by an event: the driver reports that an attempt has failed before it is done with the socket.
-        while self._events.connecting and time() < late:  # noqa: ASYNC110 - as above
+        while any(time() < min(late, began + patience) for began in self._events.connecting.values()):  # noqa: ASYNC110
             await asyncio.sleep(0.005)
         await end(self._tasks)
         with suppress(Exception), timeout(GOODBYE):

@@ -31,7 +31,7 @@ from aiolock.backends.rows.writer import MemberState
 from aiolock.core.backend import NEVER, Claim, Grant, Renewal, Request, Settings
 from aiolock.core.capabilities import Administration, Diagnosis, Purging, RegisterStore, decode_register
 from aiolock.core.present import Present, presented
-from aiolock.errors import BackendError, BackendUnavailable
+from aiolock.errors import BackendError, BackendUnavailable, UnsupportedKind
 from aiolock.types import LOCK_FAMILIES, PERMIT, Family, Finding, Holder, LockInfo, Waiting
 from aiolock.validation import check_idle, unescape
 
@@ -212,7 +212,9 @@ class RowBackend(Administration, RegisterStore, Purging, Diagnosis):
         return await self.store.diagnose()
 
     def check_purge(self, idle: object) -> float:
-        """Return ``idle`` as seconds."""
+        """Return ``idle`` as seconds, if the store does not delete by itself what is not needed any more."""
+        if self.make_store().expires:
+            raise UnsupportedKind("rows to purge", self.name, self.elsewhere)
         return check_idle(idle)
 
     async def purge(self, idle: float) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -84,6 +85,19 @@ async def test_no_socket_is_left_where_a_connection_is_neither_accepted_nor_refu
     await closes_all(store, before)
     with pytest.raises(BackendUnavailable):
         await opening
+
+
+async def test_a_server_that_says_nothing_to_a_tls_client_is_given_up_in_time():
+    """The driver itself would wait for a minute."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        before = sockets()
+        url = f"mongodb://127.0.0.1:{listening.getsockname()[1]}/test?directConnection=true&tls=true"
+        store, begun = Opened(url), time.monotonic()
+        with pytest.raises(BackendUnavailable, match="no answer in time"):
+            await store.begin(timeout=3.0)
+        await store.aclose()
+        assert time.monotonic() - begun < 6.0
+        await until(lambda: sockets() <= before)
 
 
 async def test_no_socket_is_left_when_a_server_accepts_and_says_nothing(server):
