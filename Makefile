@@ -75,7 +75,7 @@ types: .venv/dev.stamp
 	pyright
 	python tests/typing/verify.py
 
-## make pythons           the contract with the other Pythons of this machine (4 min)
+## make pythons           the contract with the other Pythons of this machine (5 min)
 pythons: servers
 	AIOLOCK_SERVERS="$(REAL)" tests/pythons.sh $(PYTHONS)
 
