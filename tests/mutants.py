@@ -624,13 +624,6 @@ MUTANTS = (
         "",
     ),
     Mutant(
-        "a hold that was released is extended, and watched",
-        "aiolock.lease",
-        "        if hold.open:\n            await work\n",
-        "        if True:\n            await work\n",
-        "tests/contract/test_lifetimes.py::test_a_release_beside_a_request_to_extend_ends_the_hold[memory-1]",
-    ),
-    Mutant(
         "another life counts that too few servers have heard of",
         "aiolock.backends.quorum.claim",
         "return certain(ends, self.members.needed)",
