@@ -208,13 +208,16 @@ async def test_locks_by_the_client_of_an_application(server):
     own = redis.asyncio.Redis.from_url(
         server.url.replace("redis://", f"redis://app:{QUOTED}@"), socket_timeout=3
     )
-    async with own:  # redis-py 4.6 has no `aclose`
+    try:
         client = aiolock.connect(own, ttl=5)
         for _ in range(2):
             async with client, client.lock("x") as lease:
                 assert lease.held
                 assert await own.exists("aiolock:1:lock:{x}")
         assert await own.ping()
+    finally:
+        # redis-py 4.6 has no `aclose`, and its `close` leaves the pool of a client from an address as it is.
+        await own.connection_pool.disconnect()
 
 
 async def test_user_password_database_and_name_reach_the_server(server):
