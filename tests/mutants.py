@@ -624,6 +624,13 @@ MUTANTS = (
         "",
     ),
     Mutant(
+        "a hold that was released is extended, and watched",
+        "aiolock.lease",
+        "        if hold.open:\n            await work\n",
+        "        if True:\n            await work\n",
+        "tests/unit/test_lease.py::test_a_request_to_extend_that_is_not_answered_does_not_watch_a_hold_that_was_released",
+    ),
+    Mutant(
         "another life counts that too few servers have heard of",
         "aiolock.backends.quorum.claim",
         "return certain(ends, self.members.needed)",

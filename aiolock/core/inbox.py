@@ -29,7 +29,7 @@ class WakeReason(Enum):
     RECONNECTED = "the connection was lost or restored"
     EXPIRED = "a hold or position ahead of it at the server may have expired"
     POLL = "fallback poll"
-    LAPSED = "the claim may be gone at the server"
+    LAPSED = "it is not in the queue at the server any more: a grant was not announced, or the claim is gone"
     HANDED_OVER = "another task of this client handed the lock over"
     TIMEOUT = "the timeout passed"
     CANCELLED = "the waiter was cancelled"

@@ -149,7 +149,7 @@ def leave(body: Body, me: str, parties: set[int], why: str) -> tuple[Body | None
 
 
 def refuse(body: Body, number: int) -> tuple[Body | None, None]:
-    """Break a round that cannot be completed, because the register has no room for another party."""
+    """Break round ``number``, which cannot be completed because the register has no room for another party; ``None`` if it is over."""
     if not body or body["round"] != number or not body["inside"]:
         return None, None
     return _ended(body, "there is no room for another party"), None

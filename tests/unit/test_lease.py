@@ -9,12 +9,14 @@ from types import SimpleNamespace
 
 import pytest
 
+import aiolock
+from aiolock.backends.memory.backend import MemoryClaim
 from aiolock.core.backend import Claim, Grant, Request
 from aiolock.core.cancellation import CancelScope
 from aiolock.core.hold import Hold
 from aiolock.core.renewal import Validity
 from aiolock.core.runtime import Runtime, State
-from aiolock.errors import ConfigError, LockLost, UnsupportedKind
+from aiolock.errors import BackendUnavailable, ConfigError, LockLost, UnsupportedKind
 from aiolock.lease import Lease
 from aiolock.types import MUTEX
 
@@ -268,3 +270,18 @@ async def test_a_shared_scope_takes_its_cancellation_back_once():
         assert task.cancelling() == 0
 
     await in_a_task(work)
+
+
+async def test_a_request_to_extend_that_is_not_answered_does_not_watch_a_hold_that_was_released(monkeypatch):
+    async def unanswered(self: MemoryClaim, seconds: float, number: int) -> Grant:
+        raise BackendUnavailable("no answer")
+
+    monkeypatch.setattr(MemoryClaim, "extend", unanswered)
+    async with aiolock.connect("memory://") as client:
+        lease = await client.lock("x", ttl=5, renew=False).acquire()
+        extending = asyncio.create_task(lease.extend(1))
+        await asyncio.sleep(0)
+        await lease.release()
+        with pytest.raises(RuntimeError, match="was released"):
+            await extending
+        assert not len(client._runtime.scheduler)

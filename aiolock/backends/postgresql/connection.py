@@ -98,7 +98,7 @@ async def login(address: Address, statements: Statements, settings: Settings) ->
 
 
 def refuse(facts: Facts, address: str) -> None:
-    """Raise what keeps locks from being safe on this server."""
+    """Raise :class:`BackendRefused` for a server that is no PostgreSQL, too old, or a standby."""
     if not facts.version.startswith("PostgreSQL "):
         raise BackendRefused(f"{address}: this is no PostgreSQL, but {facts.version.split(' ')[0]}")
     if numbers(facts.version)[0] < OLDEST:

@@ -186,6 +186,8 @@ class Wakeups:
 
     def now(self) -> None:
         """Look at every lock at once: messages may have been missed."""
+        if not self._waiting:
+            return
         self._next_beat = self._clock()
         self._reason = WakeReason.RECONNECTED
         self._arm()

@@ -205,7 +205,7 @@ class RowClaim(CanDowngrade, Extension):
         return Grant(entered.token, 1, member.until, bool(self._writer.row.queue))
 
     async def extend(self, seconds: float, number: int) -> Grant:  # noqa: ARG002 - each is written against the one before
-        """Send a heartbeat of the claim's own session, with another ttl, and verify the row in the same flight."""
+        """Send a heartbeat of the claim's own session, with another ttl, and verify the row in the same flight; see :meth:`Extension.extend`."""
         member, engine = self._member, self.engine
         if member is None:
             raise LockLost(self.request.name, "revoked")

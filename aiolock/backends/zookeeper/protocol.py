@@ -297,7 +297,7 @@ def failure(reply: Several) -> exc.ResponseError | None:
 
 
 def rights(path: str) -> aiozk_protocol.GetACLRequest:
-    """Read the access control list of a node."""
+    """Make the request for the access control list of a node."""
     return aiozk_protocol.GetACLRequest(path=path)
 
 

@@ -148,7 +148,7 @@ class Node:
         self._on_change()
 
     def _agree(self, other: Connection | Subscriber) -> None:
-        """Reconnect the other one if its address was given to another node since it was connected."""
+        """Reconnect the other connection of this address if another node has the address now than when that one was made."""
         mine, theirs = (endpoint.node for endpoint in self._endpoints)
         if other.state is ConnectionState.READY and mine != theirs:
             other.leave()
