@@ -15,17 +15,21 @@ __all__ = ["PLOTS", "draw"]
 
 INK = {"light": "#24292f", "dark": "#e6edf3"}
 OURS = "#2f81f7"
-COLOURS = {
-    "aiolock": OURS,
-    "aiolock fair": "#39a0a8",
-    "aiolock simple, fair": "#8250df",
-    "publish": "#8b949e",
-    "redis-py": "#db6d28",
-    "kazoo": "#db6d28",
-    "curator": "#d4a72c",
+STYLES = {
+    "aiolock": (OURS, "-"),
+    "aiolock fair": ("#39a0a8", "--"),
+    "aiolock simple, fair": ("#8250df", "-."),
+    "publish": ("#8b949e", ":"),
+    "redis-py": ("#db6d28", "-"),
+    "polling": ("#db6d28", ":"),
+    "redisson": ("#a371f7", "-"),
+    "rueidislock": ("#2da44e", "--"),
+    "redsync": ("#d6409f", "-."),
+    "redislock": ("#b08800", "--"),
+    "kazoo": ("#db6d28", "-"),
+    "curator": ("#b08800", "--"),
 }
-POLLING = "#d4a72c"
-"""Of redis-py at a short interval."""
+"""Colour and dashes of a line, told apart on light and on dark; polling is redis-py's at a short interval."""
 PEER = "#8b949e"
 NAMES = {
     "publish": "bare publish → receive",
@@ -45,8 +49,13 @@ def _name(who: str) -> str:
     return NAMES.get(who, who)
 
 
-def _colour(who: str) -> str:
-    return COLOURS.get(who, POLLING)
+def _style(who: str) -> dict[str, Any]:
+    """What a line looks like; one that is not listed has the next colour of the library."""
+    known = STYLES.get("polling" if who.startswith("redis-py ") else who)
+    if known is None:
+        return {}
+    colour, dashes = known
+    return {"color": colour, "linestyle": dashes, "linewidth": 2.5 if who == "aiolock" else 1.8}
 
 
 def _latency(report: Report, figure: Any) -> None:
@@ -55,14 +64,19 @@ def _latency(report: Report, figure: Any) -> None:
         if who == "script floor":
             continue
         heights = [number / (len(found) - 1) for number in range(len(found))]
-        axes.plot(found, heights, label=_name(who), color=_colour(who))
+        axes.plot(found, heights, label=_name(who), **_style(who))
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(lambda x, _: f"{x / 1000:g} ms")
     axes.xaxis.minorticks_off()
     axes.set_xlabel("from the release in one process to the entry in another")
     axes.set_ylabel("share of hand-overs")
     axes.set_title("Hand-over latency")
-    axes.legend(frameon=False, loc="center", bbox_to_anchor=(0.68, 0.5))
+    _legend(figure)
+
+
+def _legend(figure: Any) -> None:
+    """Below the axes: with so many lines there is no place on them without one."""
+    figure.legend(frameon=False, loc="outside lower center", ncols=2)
 
 
 def _two(report: Report, figure: Any) -> None:
@@ -81,17 +95,16 @@ def _against_waiters(report: Report, axes: Any) -> None:
     for who, figures in report.rows.items():
         contenders = [int(column) for column in figures]
         medians = [series.median for series in figures.values()]
-        axes.plot(contenders, medians, marker="o", label=_name(who), color=_colour(who))
+        (line,) = axes.plot(contenders, medians, marker="o", label=_name(who), **_style(who))
         low = [series.low for series in figures.values()]
         high = [series.high for series in figures.values()]
-        axes.fill_between(contenders, low, high, alpha=0.2, color=_colour(who), linewidth=0)
+        axes.fill_between(contenders, low, high, alpha=0.2, color=line.get_color(), linewidth=0)
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xticks([int(column) for column in report.columns], labels=list(report.columns))
     axes.xaxis.minorticks_off()
     _plain(axes.yaxis)
-    # Beside the axes: with so many lines there is no place without one.
-    axes.figure.legend(frameon=False, loc="outside right center")
+    _legend(axes.figure)
 
 
 def _plain(axis: Any) -> None:
@@ -231,21 +244,25 @@ def _servers(report: Report, figure: Any) -> None:
 
 @dataclass(frozen=True)
 class Plot:
-    """One picture of a scenario: its file without theme and ending, its function, its height in inches."""
+    """One picture of a scenario: its file without theme and ending, its function, its height and width in inches.
+
+    One with many lines is as narrow as its text allows, so that a telephone has to shrink it little.
+    """
 
     scenario: str
     stem: str
     function: Callable[[Report, Any], None]
     height: float = 4.5
+    width: float = 9
 
 
 PLOTS = [
     Plot("redis/handover", "handover", _two, 1.6),
-    Plot("redis/handover", "handover-latency", _latency),
-    Plot("redis/waiters", "throughput", _throughput),
+    Plot("redis/handover", "handover-latency", _latency, 5, 5.5),
+    Plot("redis/waiters", "throughput", _throughput, 4.5, 5.5),
     Plot("redis/commands", "commands-per-turn", _commands),
     Plot("redis/safety", "safety", _safety, 2.5),
-    Plot("zookeeper/line", "zookeeper-hand-over", _line),
+    Plot("zookeeper/line", "zookeeper-hand-over", _line, 4.5, 5.5),
     Plot("mysql/hot", "mysql-hot-lock", _mysql),
     Plot("compare/servers", "servers", _servers, 5),
     Plot("methods/sale", "methods", _methods, 7),
@@ -274,7 +291,7 @@ def draw(reports: Sequence[Report], folder: Path) -> list[Path]:
             }
             style |= {"axes.spines.top": False, "axes.spines.right": False}
             with mpl.rc_context(style):
-                figure = pyplot.figure(figsize=(9, plot.height), layout="constrained")
+                figure = pyplot.figure(figsize=(plot.width, plot.height), layout="constrained")
                 plot.function(drawn[plot.scenario], figure)
                 file = folder / f"{plot.stem}-{theme}.svg"
                 # A light one also stands on pages whose colour it does not know.

@@ -17,7 +17,7 @@ from benchmarks.contestants import contestant, peers
 from benchmarks.contestants.base import Contestant, Span
 from benchmarks.measure import Goal, Report, Series, alternate, percentile, ratio
 from benchmarks.peers import LIBRARIES, PROGRAMS, absent, built, versions
-from benchmarks.plots import INK, PLOTS, draw
+from benchmarks.plots import INK, PLOTS, STYLES, draw
 from benchmarks.report import Run, as_json, as_markdown, as_text, goals, loaded, merged, number, table
 from benchmarks.scenarios import methods
 from benchmarks.scenarios.compare import COLUMNS
@@ -366,6 +366,15 @@ def test_all_servers_are_in_the_plot_with_their_round_trips_and_without_what_the
         for word in ("memory://", "Redis &amp; more", "mark: one bare round trip, µs", COLUMNS["spread"]):
             assert text.count(word) >= 1, word
     assert len(list(tmp_path.iterdir())) == len(INK)
+
+
+def test_each_line_of_a_plot_looks_different_from_the_others():
+    drawn = {report.name: report for run in loaded(pages.RESULTS.read_text()) for report in run.reports}
+    for scenario in ("redis/handover", "redis/waiters", "zookeeper/line"):
+        whos = [who for who in drawn[scenario].rows if who != "script floor"]
+        styles = {STYLES.get("polling" if who.startswith("redis-py ") else who) for who in whos}
+        assert len(styles) == len(whos) > 3
+        assert None not in styles
 
 
 def test_the_compared_servers_have_different_titles():
