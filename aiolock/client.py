@@ -513,7 +513,8 @@ class Client:
     def once(self, name: str, *, at_most: float, at_least: float = 0.0, label: str | None = None) -> Once:
         """Decorate a coroutine function: a job that one worker does while the others skip it.
 
-        :param name: the name of the lock, the same for all workers; the mutex of :meth:`lock` with that name.
+        :param name: the name of the lock, the same for all workers; the mutex of :meth:`lock` with that name. Braces in it are
+            taken literally, unlike those of :meth:`locked`.
         :param at_most: seconds for which the job may hold it: a ttl without renewal. A job that takes longer is cancelled,
             and raises :class:`LockLost`; the hold of a worker that died ends then.
         :param at_least: seconds from its beginning for which others skip it, also if the job ends or fails earlier.
