@@ -410,7 +410,9 @@ class LocalQueue:
         # A hold may have been handed over in the very step in which the task was cancelled, or the coroutine closed.
         if not waiter.done() or waiter.cancelled():
             log_wake(self._request.name, WakeReason.CANCELLED, own=True)
-        elif waiter.exception() is None and (given := waiter.result()) is not None:
+        elif waiter.exception() is not None:
+            log_wake(self._request.name, WakeReason.FAILED, own=True)
+        elif (given := waiter.result()) is not None:
             given.abandon()
         self._forget(waiter)
 

@@ -172,6 +172,8 @@ class Observer:
         answers = await self.context.store.compare_and_set(list(over.values()))
         dead = [session for session, answer in zip(over, answers, strict=True) if answer is not None]
         self.context.liveness.dead.update(dead)
+        for session in dead:
+            log.debug("session %s has expired: its holds and positions do not count from now on", session)
         for session in over:
             self._series.pop(session, None)
         return bool(dead)
