@@ -624,6 +624,20 @@ MUTANTS = (
         "",
     ),
     Mutant(
+        "one of several servers that is away counts for the locks of all",
+        "aiolock.core.logs",
+        "        if not self._reached <= self._open.keys():\n",
+        "        if not self._open:\n",
+        "tests/unit/test_logs.py::test_a_client_is_without_servers_when_all_are_away_that_it_had_reached",
+    ),
+    Mutant(
+        "an error of a try is that of all who wait behind it",
+        "aiolock.core.local_queue",
+        "            if wait or not self._waiters:\n",
+        "            if True:\n",
+        "tests/unit/test_local_queue.py::test_an_error_of_a_try_is_its_own",
+    ),
+    Mutant(
         "a hold that was released is extended, and watched",
         "aiolock.lease",
         "        if hold.open:\n            await work\n",

@@ -278,6 +278,7 @@ class LocalQueue:
         wait, clock = timeout != 0, runtime.clock
         start = clock() if timeout else 0.0
         self._become(_REQUESTING)
+        runtime.outages.tell()
         try:
             if runtime.limiter.room and (not timeout or timeout > 2 * runtime.command_timeout):
                 # The backend bounds it.
@@ -289,7 +290,12 @@ class LocalQueue:
             if self._state is _ENDED:
                 raise closed_error() from error
             log_wake(self._request.name, WakeReason.FAILED, own=True)
-            self._fail(error)
+            if wait or not self._waiters:
+                self._fail(error)
+            else:
+                # It concerns a task that does not wait. The others ask for themselves.
+                self.runtime.clean_up(self._claim)
+                self._request_anew()
             raise
         except TimeoutError:
             log_wake(self._request.name, WakeReason.TIMEOUT, own=True)
@@ -355,7 +361,6 @@ class LocalQueue:
             grant = await self._claim.acquire(wait)
         except BaseException as error:
             limiter.failed(error)
-            self.runtime.outages.tell()
             raise
         if limiter.room:
             # No request waits for its admission.

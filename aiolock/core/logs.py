@@ -86,13 +86,15 @@ class Outages:
     several connections to one server are one outage.
     """
 
-    __slots__ = ("_clock", "_open", "in_use")
+    __slots__ = ("_clock", "_open", "_reached", "in_use")
 
     def __init__(self, clock: Clock, in_use: Callable[[], bool] = lambda: True) -> None:
         self._clock = clock
         self.in_use: Callable[[], bool] = in_use
         """True while the client holds or waits for a lock."""
         self._open: dict[str, _Outage] = {}
+        self._reached: set[str] = set()
+        """The servers that a connection was made to."""
 
     def down(self, connection: object, address: str, why: object) -> None:
         """An established connection was lost; ``address`` names the server and has no password."""
@@ -104,13 +106,17 @@ class Outages:
 
     def tell(self) -> None:
         """Log the outages that were not logged yet, if the client holds or waits; to be called when it begins to."""
+        if not self._open or not self.in_use():
+            return
         for address, outage in self._open.items():
-            if not outage.told and self.in_use():
+            if not outage.told:
                 outage.told = True
                 log.warning("lost the connection to %s: %s", address, outage.why, extra={"address": address})
 
     def describe(self) -> str:
-        """Return which servers are away, since when and why; nothing if none is."""
+        """Return which servers are away, since when and why; nothing unless all are: a lock may be on another one."""
+        if not self._reached <= self._open.keys():
+            return ""
         now = self._clock()
         return "; ".join(
             f"the connection to {address} was lost {now - outage.since:.1f} s ago: {outage.why}"
@@ -119,6 +125,7 @@ class Outages:
 
     def up(self, connection: object, address: str) -> None:
         """A connection is there (again)."""
+        self._reached.add(address)
         outage = self._open.get(address)
         if outage is None:
             return
@@ -137,6 +144,7 @@ class Outages:
 
     def forget(self, connection: object, address: str) -> None:
         """Forget a connection that was given up for good: its return is not awaited."""
+        self._reached.discard(address)
         outage = self._open.get(address)
         if outage is not None:
             outage.without.discard(connection)

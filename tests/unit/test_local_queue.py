@@ -261,6 +261,23 @@ async def test_a_try_whose_answer_is_too_old_says_that_the_link_is_slow(make):
     assert stage.runtime.contending == []
 
 
+async def test_an_error_of_a_try_is_its_own(make):
+    answer = asyncio.get_running_loop().create_future()
+    stage = make(answer, grant(2))
+    attempt = stage.asking(0)
+    await asyncio.sleep(0)
+    followers = [stage.asking(), stage.asking()]
+    await asyncio.sleep(0)
+    answer.set_exception(BackendUnavailable("other clients changed the row first"))
+    with pytest.raises(BackendUnavailable, match="first"):
+        await attempt
+    lease = await followers[0]
+    assert lease.token == 2
+    await lease.release()
+    await stage.end(await followers[1])
+    assert stage.calls(0) == ["try", "release"]
+
+
 async def test_a_timeout_ends_an_attempt_that_does_not_answer(make):
     never = asyncio.get_running_loop().create_future()
     stage = make(never)

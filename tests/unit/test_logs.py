@@ -11,7 +11,7 @@ import pytest
 
 import aiolock
 from aiolock.backends.memory import MemoryBackend
-from aiolock.core.logs import Log
+from aiolock.core.logs import Log, Outages
 from tests.faults.staging import until
 from tests.pace import pace
 from tests.servers import Redis
@@ -163,3 +163,16 @@ async def test_a_renewal_that_failed_is_a_warning_with_fields(caplog):
     }
     assert all(record.aiolock_left <= 0.3 for record in records)
     assert {record.aiolock_locks for record in records} == {1}
+
+
+def test_a_client_is_without_servers_when_all_are_away_that_it_had_reached():
+    outages, first, second = Outages(lambda: 7.0, lambda: False), object(), object()
+    outages.up(first, "a")
+    outages.up(second, "b")
+    outages.down(first, "a", "reset")
+    assert outages.describe() == ""
+    outages.down(second, "b", "reset")
+    assert "a was lost" in outages.describe()
+    assert "b was lost" in outages.describe()
+    outages.up(first, "a")
+    assert outages.describe() == ""

@@ -222,7 +222,8 @@ async def test_a_server_that_is_away_concerns_its_own_locks_only(three):
             await rival.lock(at(three, 1)).acquire(timeout=2)
         assert here.held
         await here.renew()
-        assert await rival.lock(at(three, 0)).try_acquire() is None
+        tries = [rival.lock(at(three, 0)).try_acquire(timeout=each) for each in (0, 0, 0.2, 0.2)]
+        assert await asyncio.gather(*tries) == [None] * 4
         async with rival.lock(at(three, 2)):
             pass
         await here.release()
