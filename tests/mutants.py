@@ -460,6 +460,21 @@ MUTANTS = (
         LIVENESS + "test_a_series_is_counted_from_the_first_answer_that_showed_the_version",
     ),
     Mutant(
+        "(7) a grant is believed under a session that the server may have forgotten",
+        "aiolock.backends.rows.claim",
+        "while session.unproven:",
+        "while False:",
+        ENGINE + "test_a_server_that_forgets_and_takes_a_missing_session_for_dead_lets_one_in",
+    ),
+    Mutant(
+        "(7) a hold in the row is believed under a session that the server may have forgotten",
+        "aiolock.backends.rows.writer",
+        "if member.session.unproven:",
+        "if False:",
+        ENGINE
+        + "test_a_hold_that_is_found_in_the_row_after_a_reconnect_brings_no_grant_before_its_session_is_seen",
+    ),
+    Mutant(
         "a hold in the row is believed under a session that is dead",
         "aiolock.backends.rows.writer",
         " or member.session.dead:\n",

@@ -44,6 +44,7 @@ class RowServer:
         push: bool = True,
         shared_clock: bool = True,
         enters: bool = False,
+        expires: bool = False,
     ) -> None:
         self.clock = clock
         self.push = push
@@ -51,6 +52,8 @@ class RowServer:
         """Whether clients see a clock by which sessions expire."""
         self.enters = enters
         """Whether it evaluates statements that enter."""
+        self.expires = expires
+        """Whether clients take a session without a row for dead."""
         self.rows: dict[str, StoredRow] = {}
         self.stores: dict[str, MemoryRowStore] = {}
         """The open stores, by the address of their clients."""
@@ -138,6 +141,13 @@ class RowServer:
         for store in list(self.stores.values()):
             store.interrupt()
 
+    def forget(self) -> None:
+        """Lose everything, and all connections."""
+        self.rows.clear()
+        self._undo.clear()
+        for store in list(self.stores.values()):
+            store.interrupt()
+
 
 def entered(value: bytes, entry: Entry, tick: int) -> bytes | None:
     """Return the value of a row after an entry, or ``None`` if its lock is not free: the rules, written another way."""
@@ -172,6 +182,7 @@ class MemoryRowStore(RowStore):
         self.server = server
         self.transport = transport
         self.push = server.push
+        self.expires = server.expires
         words = {"exclusion", "fencing", "fifo", "keep", "no-eviction"}
         self.capabilities = frozenset(words | {"push"} if server.push else words)
         self.poll = poll

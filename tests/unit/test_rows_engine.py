@@ -682,6 +682,55 @@ async def test_a_place_under_a_session_that_is_gone_brings_no_grant():
         assert waiting.inbox.take() is None
 
 
+@pytest.mark.parametrize("when", ["before it is asked", "while it answers"])
+def test_a_server_that_forgets_and_takes_a_missing_session_for_dead_lets_one_in(when):
+    async def main() -> None:
+        server = serve(push=False, expires=True)
+        async with Side(server) as one, Side(server) as two:
+            for side in (one, two):
+                claim, _ = await side.acquire()
+                await claim.release()
+            old = one.session
+
+            async def forget() -> None:
+                one.wire.slow = None
+                server.forget()
+
+            if when == "before it is asked":
+                server.forget()
+            else:
+                one.backend._engine.changed(KEY)
+                one.wire.slow = forget
+            claim, _ = await one.acquire()
+            assert one.wire.slow is None
+            assert old.dead
+            assert believed(server, claim)
+            assert not await two.tries()
+            await claim.release()
+            assert await two.tries()
+
+    run(main())
+
+
+@staged
+async def test_a_hold_that_is_found_in_the_row_after_a_reconnect_brings_no_grant_before_its_session_is_seen():
+    server = serve(push=False, expires=True)
+    async with Side(server) as one, Side(server) as two:
+        held, _ = await one.acquire()
+        waiting = two.claim()
+        assert await waiting.acquire(wait=True) is None
+        session = two.session
+        await held.release()
+        del server.rows[session.key]
+        two.backend.store.interrupt()
+        await waiting.inbox.wait()
+        assert waiting.inbox.take() is None
+        assert isinstance(await waiting.acquire(wait=True), Grant)
+        assert session.dead
+        assert believed(server, waiting)
+        assert not await one.tries()
+
+
 @staged
 async def test_a_grant_that_is_taken_away_while_a_heartbeat_is_waited_for_is_not_believed():
     server = serve()

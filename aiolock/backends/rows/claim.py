@@ -119,6 +119,9 @@ class RowClaim(CanDowngrade, Extension):
                 return None
             if beat is not None:
                 await context.answered(beat, deadline)
+            while session.unproven:
+                # The server may have let it in after it had forgotten the session.
+                await context.answered(self.engine.begin_renewal(session), deadline)
             if session.dead or member.state is MemberState.GONE:
                 continue
             if entered.limit is not None:

@@ -100,6 +100,12 @@ class RowSession:
         """True if an acquire needs a heartbeat in the same flight."""
         return needs_heartbeat(self.context.clock(), self.heartbeat_sent, self.ttl)
 
+    @property
+    def unproven(self) -> bool:
+        """True if its row was not seen since a reconnect, in a store where a session without a row is dead at once: what it holds may
+        count for no other client."""
+        return self.context.store.expires and self._version is None and not self.dead
+
     async def open(self) -> None:
         """Insert the row, flushed, before any other row names it."""
         if self.context.reading is None:

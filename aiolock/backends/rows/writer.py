@@ -394,8 +394,12 @@ class RowWriter:
                 self._outside.pop(member.id, None)
                 member.state = MemberState.HELD
                 self._served()
-                self.context.expect_others(member.claim)
-                member.claim.inbox.put(Grant(hold.token, hold.request.block, member.until, demand))
+                if member.session.unproven:
+                    # The claim asks again, which sends a heartbeat.
+                    member.claim.inbox.wake(WakeReason.NOTIFIED)
+                else:
+                    self.context.expect_others(member.claim)
+                    member.claim.inbox.put(Grant(hold.token, hold.request.block, member.until, demand))
             if demand:
                 member.claim.note_waiters(now)
             if hold.asked is not None and hold.asked != member.asked:

@@ -80,6 +80,36 @@ async def test_a_restart_forgets_every_hold_and_its_holder_learns_it(own):
             assert third.token > second.token
 
 
+async def test_clients_that_were_open_during_a_restart_exclude_each_other_after_it(own):
+    """Each enters under a session that the server has forgotten, and the other must not take its hold for that of a dead client."""
+    async with (
+        aiolock.connect(own.url, ttl=60) as one,
+        aiolock.connect(own.url, ttl=60) as two,
+    ):
+        for client in (one, two):
+            async with client.lock("warm"):
+                pass
+        own.restart()
+        # Both are connected again before either asks: what is tested is no outage.
+        for client in (one, two):
+            await until(lambda client=client: _answers(client))
+        async with one.lock("a"):
+            assert await two.lock("a").try_acquire() is None
+            waiting = asyncio.create_task(two.lock("a").acquire())
+            await until(lambda: two.stats()["waiting"] == 1)
+            assert not waiting.done()
+        await (await waiting).release()
+
+
+async def _answers(client: aiolock.Client) -> bool:
+    """Whether a read is answered."""
+    try:
+        await client.lock("other").inspect()
+    except BackendUnavailable:
+        return False
+    return True
+
+
 @pytest.mark.parametrize("what", ["lock", "session", "everything"])
 async def test_an_item_that_is_evicted_ends_its_holds_and_the_next_client_enters(own, what):
     async with (
