@@ -115,8 +115,8 @@ def connect(
     :param require: capabilities that the deployment must have, such as ``"fencing"`` or ``"fifo"``; otherwise ``open``
         raises :class:`UnsafeBackend`.
     :param command_timeout: seconds that bound every round trip; the default is ``min(ttl / 3, 5)``.
-    :param wait_for_server: seconds for which ``open`` tries again while the server cannot be reached; it tries at least for
-        one ``command_timeout``.
+    :param wait_for_server: seconds for which ``open`` tries while the server cannot be reached, instead of one
+        ``command_timeout``.
     :param lazy: ``open`` does no I/O, and succeeds without a server. The first use connects, and checks ``require``; until
         that has succeeded, each use raises what ``open`` would, within the ``command_timeout``.
     :param options: the backend's own; see its page.
@@ -268,7 +268,7 @@ class Client:
         error: BackendError | None = None
         backoff = Backoff(self._runtime.random)
         try:
-            async with asyncio.timeout(max(self._wait, self._runtime.command_timeout)):
+            async with asyncio.timeout(self._wait):
                 while True:
                     try:
                         await self._connect()
