@@ -641,8 +641,8 @@ MUTANTS = (
     Mutant(
         "one of several servers that is away counts for the locks of all",
         "aiolock.core.logs",
-        "        if not self._reached <= self._open.keys():\n",
-        "        if not self._open:\n",
+        "        if not self._reached <= self.open.keys():\n",
+        "        if not self.open:\n",
         "tests/unit/test_logs.py::test_a_client_is_without_servers_when_all_are_away_that_it_had_reached",
     ),
     Mutant(

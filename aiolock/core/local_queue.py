@@ -278,7 +278,8 @@ class LocalQueue:
         wait, clock = timeout != 0, runtime.clock
         start = clock() if timeout else 0.0
         self._become(_REQUESTING)
-        runtime.outages.tell()
+        if runtime.outages.open:
+            runtime.outages.tell()
         try:
             if runtime.limiter.room and (not timeout or timeout > 2 * runtime.command_timeout):
                 # The backend bounds it.

@@ -86,53 +86,54 @@ class Outages:
     several connections to one server are one outage.
     """
 
-    __slots__ = ("_clock", "_open", "_reached", "in_use")
+    __slots__ = ("_clock", "_reached", "in_use", "open")
 
     def __init__(self, clock: Clock, in_use: Callable[[], bool] = lambda: True) -> None:
         self._clock = clock
         self.in_use: Callable[[], bool] = in_use
         """True while the client holds or waits for a lock."""
-        self._open: dict[str, _Outage] = {}
+        self.open: dict[str, _Outage] = {}
+        """The outages, by the addresses of the servers."""
         self._reached: set[str] = set()
         """The servers that a connection was made to."""
 
     def down(self, connection: object, address: str, why: object) -> None:
         """An established connection was lost; ``address`` names the server and has no password."""
-        outage = self._open.get(address)
+        outage = self.open.get(address)
         if outage is None:
-            outage = self._open[address] = _Outage(self._clock(), str(why))
+            outage = self.open[address] = _Outage(self._clock(), str(why))
         outage.without.add(connection)
         self.tell()
 
     def tell(self) -> None:
         """Log the outages that were not logged yet, if the client holds or waits; to be called when it begins to."""
-        if not self._open or not self.in_use():
+        if not self.in_use():
             return
-        for address, outage in self._open.items():
+        for address, outage in self.open.items():
             if not outage.told:
                 outage.told = True
                 log.warning("lost the connection to %s: %s", address, outage.why, extra={"address": address})
 
     def describe(self) -> str:
         """Return which servers are away, since when and why; nothing unless all are: a lock may be on another one."""
-        if not self._reached <= self._open.keys():
+        if not self._reached <= self.open.keys():
             return ""
         now = self._clock()
         return "; ".join(
             f"the connection to {address} was lost {now - outage.since:.1f} s ago: {outage.why}"
-            for address, outage in self._open.items()
+            for address, outage in self.open.items()
         )
 
     def up(self, connection: object, address: str) -> None:
         """A connection is there (again)."""
         self._reached.add(address)
-        outage = self._open.get(address)
+        outage = self.open.get(address)
         if outage is None:
             return
         outage.without.discard(connection)
         if outage.without:
             return
-        del self._open[address]
+        del self.open[address]
         if outage.told:
             seconds = self._clock() - outage.since
             log.info(
@@ -145,8 +146,8 @@ class Outages:
     def forget(self, connection: object, address: str) -> None:
         """Forget a connection that was given up for good: its return is not awaited."""
         self._reached.discard(address)
-        outage = self._open.get(address)
+        outage = self.open.get(address)
         if outage is not None:
             outage.without.discard(connection)
             if not outage.without:
-                del self._open[address]
+                del self.open[address]
