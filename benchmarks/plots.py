@@ -88,7 +88,7 @@ def _two(report: Report, figure: Any) -> None:
     axes.xaxis.set_visible(False)
     axes.spines["bottom"].set_visible(False)
     axes.tick_params(left=False)
-    axes.set_title("From a release in one process to the entry in another, median", loc="left")
+    axes.set_title("Hand-over between processes, median", loc="left")
 
 
 def _against_waiters(report: Report, axes: Any) -> None:
@@ -257,7 +257,7 @@ class Plot:
 
 
 PLOTS = [
-    Plot("redis/handover", "handover", _two, 1.6),
+    Plot("redis/handover", "handover", _two, 1.6, 5.5),
     Plot("redis/handover", "handover-latency", _latency, 5, 5.5),
     Plot("redis/waiters", "throughput", _throughput, 4.5, 5.5),
     Plot("redis/commands", "commands-per-turn", _commands),
