@@ -34,7 +34,7 @@ async def test_a_floor_makes_its_requests(server: Etcd, who: str):
         await it.turns("bare", 3)
 
 
-@pytest.mark.parametrize(("who", "locks"), [("aiolock", 3), ("a lease each", 3), ("put + get", 1)])
+@pytest.mark.parametrize(("who", "locks"), [("aiolock", 1), ("a lease each", 3), ("put + get", 1)])
 async def test_kept_locks_have_leases_that_last(server: Etcd, who: str, locks: int):
     it = contestant(who, server.url)
     it.ttl = 2
