@@ -184,10 +184,10 @@ class Connection:
             # Its tasks begin to connect in their first step.
             await asyncio.sleep(0)
         # Later than that an attempt has its connection, and waits for TLS, for which the driver has no limit: it can be ended.
-        time, patience = asyncio.get_running_loop().time, self._connect + BUSY
-        late = time() + patience
+        time, limit = asyncio.get_running_loop().time, self._connect + BUSY
+        late = time() + limit
         # Not by an event: the driver reports that an attempt has failed before it is done with the socket.
-        while any(time() < min(late, began + patience) for began in self._events.connecting.values()):  # noqa: ASYNC110
+        while any(time() < min(late, began + limit) for began in self._events.connecting.values()):  # noqa: ASYNC110
             await asyncio.sleep(0.005)
         await end(self._tasks)
         with suppress(Exception), timeout(GOODBYE):
