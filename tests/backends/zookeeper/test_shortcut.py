@@ -133,6 +133,8 @@ async def test_whoever_waits_is_not_taken_for_gone_because_somebody_writes_to_it
         _, node, own = await tools.nodes(client, "x", family)
         path = f"{tools.path('x', family)}/{node}"
         claim = claim_of(third, own)
+        # It watches: a write before that would wake nobody.
+        await tools.until(lambda: claim.inbox._waiter is not None)
         old = claim._verdict
         await tools.session_of(client).ask(protocol.put(path, data))
         # It has looked again.
