@@ -169,6 +169,11 @@ class Claim(ABC):
         self._inbox: Inbox[Grant] | None = None
 
     @property
+    def stays(self) -> float:
+        """Seconds for which the server may keep what was sent of it, if it hears nothing more; for as long a release is tried."""
+        return self.request.stays
+
+    @property
     def inbox(self) -> Inbox[Grant]:
         """The inbox through which the backend wakes the waiter of this claim; made at its first use."""
         inbox = self._inbox
