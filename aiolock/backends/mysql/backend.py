@@ -74,6 +74,7 @@ class MySQLBackend(Administration, RegisterStore, TransactionLocks, Confirmation
     """
 
     name = "MySQL"
+    _mode_name = "lease"
     concurrency = 32
     """Enough that the server is never idle, and so few that other requests do not wait for long behind them."""
     renewal_limit = BATCH
@@ -99,7 +100,7 @@ class MySQLBackend(Administration, RegisterStore, TransactionLocks, Confirmation
         self.address = self._address.text
         self._schema = given.get("schema", "auto")
         self._most = given.get("connections", MOST)
-        self._mode_name = given.get("mode", "lease")
+        self._mode_name = given.get("mode", self._mode_name)
         self.shows_tokens = self.keeps_values = self._mode_name == "lease"
         self._table = given.get("table", "aiolock")
         self._opened = False
