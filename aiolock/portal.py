@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, Self, TypeVar, Unpack, cast
@@ -511,14 +511,17 @@ class SyncElection(_Facade[Election]):
     def observe(self) -> Iterator[Leader | None]:
         """Iterate over the leader now, and over every change, as :meth:`aiolock.Election.observe`; ends never by itself."""
 
-        async def begin() -> Any:
+        async def begin() -> AsyncIterator[Leader | None]:
             return self._inner.observe()
 
         observer = self._run(begin)
 
+        async def change() -> Leader | None:
+            return await anext(observer)
+
         def changes() -> Iterator[Leader | None]:
             while True:
-                yield self._run(observer.__anext__)
+                yield self._run(change)
 
         return changes()
 

@@ -31,6 +31,7 @@ from aiolock.types import Kind
 __all__ = [
     "NEVER",
     "Backend",
+    "Certainty",
     "Claim",
     "Event",
     "EventKind",
@@ -148,6 +149,19 @@ class Release(Enum):
         return cls.NOT_OURS if first and held is False else cls.UNKNOWN
 
 
+class Certainty(ABC):
+    """Until when the hold of a claim is certain, as the listener to the backend's events keeps it.
+
+    The listener is the renewal scheduler or, for a claim at one server of several, the quorum. It finds its own object of
+    this type by the claim that an event is about.
+    """
+
+    __slots__ = ()
+
+    until: float
+    """The time, on the local clock."""
+
+
 class Claim(ABC):
     """One request at the server, from the first acquire to the release; not used again after it."""
 
@@ -164,8 +178,8 @@ class Claim(ABC):
         """Since when, on the local clock, other clients are known to wait; set by :meth:`note_waiters`."""
         self.present: Present | None = None
         """For the next renewal to report; set by the renewal scheduler. ``None`` if no task waits, and none has handed it over."""
-        self.validity: object = None
-        """Set by the renewal scheduler, which finds its own record of the claim by it."""
+        self.validity: Certainty | None = None
+        """Set by the listener to the backend's events."""
         self._inbox: Inbox[Grant] | None = None
 
     @property

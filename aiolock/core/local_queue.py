@@ -386,6 +386,8 @@ class LocalQueue:
         waiter: Waiter = asyncio.Future(loop=self.runtime.loop)
         if self._waiters is None:
             self._waiters = Waiters()
+            if self._validity is not None:
+                self._validity.present = self.present
         self._waiters.join(waiter, options, first=first)
         return waiter
 
@@ -532,6 +534,8 @@ class LocalQueue:
         self._known = True
         self._hand_overs = 0
         self._validity = validity = Validity(claim, grant, now, self)
+        if self._waiters is not None:
+            validity.present = self.present
         self.runtime.scheduler.add(validity)
         self._become(_HELD)
 
@@ -617,12 +621,12 @@ class LocalQueue:
         alone._known, alone._hand_overs, alone._since, alone._label = True, 0, self._since, self._label
         alone._validity, alone._hold = validity, hold
         alone._become(_HELD)
-        validity.report = alone
+        validity.report, validity.present = alone, alone.present
         self._hold = self._validity = None
         self._request_anew()
         return alone
 
-    # --- the renewal scheduler asks and reports
+    # --- called by the renewal scheduler
 
     def present(self, now: float) -> Present | None:
         """Return the present lease for a renewal; ``None`` if no task waits and the hold was not given to a waiter."""
