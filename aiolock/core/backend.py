@@ -192,7 +192,7 @@ class Claim(ABC):
         """The inbox through which the backend wakes the waiter of this claim; made at its first use."""
         inbox = self._inbox
         if inbox is None:
-            inbox = self._inbox = Inbox(self.request.name)
+            inbox = self._inbox = Inbox(self.request.name, self.request.kind)
         return inbox
 
     def note_waiters(self, since: float) -> None:

@@ -33,7 +33,7 @@ from aiolock.errors import (
     copy_of,
     shorten,
 )
-from aiolock.types import MUTEX, Family
+from aiolock.types import MUTEX, Family, Kind, Mode
 
 __all__ = ["LATE", "Body", "Condition", "Late", "RegisterWriter", "Update", "WriteLog"]
 
@@ -134,7 +134,7 @@ class _Wait:
         """Wake the task with a result or an error, unless it has one."""
         if not self.ended:
             self.ended, self.result, self.error = True, result, error
-            self.inbox.wake(reason)
+            self.inbox.wake(reason, error if reason is WakeReason.FAILED else None)
 
 
 class RegisterWriter:
@@ -160,6 +160,7 @@ class RegisterWriter:
     ) -> None:
         self.register = register
         self.name = name
+        self._kind = Kind(family, Mode.MUTEX)
         self.clock = clock
         self.ended: bool = False
         self.full: bool = False
@@ -237,7 +238,7 @@ class RegisterWriter:
         if self.ended:
             raise BackendUnavailable("the work on this register has ended")
         loop = asyncio.get_running_loop()
-        wait = _Wait(condition, Inbox(self.name))
+        wait = _Wait(condition, Inbox(self.name, self._kind))
         self._waits[wait] = None
         timers = [loop.call_later(self._timeout, self._give_up, wait)]
         if timeout is not None:
