@@ -81,7 +81,7 @@ def lifespan(
 async def client(connection: HTTPConnection) -> Client:
     """Return the application's client: a dependency, which tests replace by ``app.dependency_overrides[client]``.
 
-    Raises :class:`ConfigError` if the application has none.
+    Raises :class:`ConfigError` if the application has none. It waits for nothing, so that cancelling it has no effect.
     """
     return client_of(connection)
 

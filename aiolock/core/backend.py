@@ -374,7 +374,10 @@ class Backend(ABC):
 
     @abstractmethod
     async def aclose(self) -> None:
-        """Close every connection and end every task. Never raises; safe in every state."""
+        """Close every connection and end every task. Never raises an error; safe in every state.
+
+        Cancelling it may leave some open, for another call.
+        """
 
     @abstractmethod
     def claim(self, request: Request) -> Claim:
@@ -407,5 +410,5 @@ class Backend(ABC):
 
         The ``token`` and ``count`` of these grants are not given out. A claim that is ``fixed`` is not prolonged at the
         server: its grant says until when the hold is certain for another reason (a session), or :data:`NEVER` for no longer
-        than it is anyway.
+        than it is anyway. Cancelling it changes nothing but that the server may have prolonged the holds.
         """

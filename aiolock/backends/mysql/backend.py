@@ -205,7 +205,7 @@ class MySQLBackend(Administration, RegisterStore, TransactionLocks, Confirmation
         """Check that the tables are there and whole; create them if they are missing and ``create`` is true.
 
         Raises :class:`BackendRefused`, or :class:`UnsafeBackend` for tables that are there, with the statement that an
-        administrator has to run.
+        administrator has to run. Cancelling it leaves it open whether the server makes the tables; it may be called again.
         """
         await schema.ensure(self._context, create=create)
 
