@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Any
@@ -39,12 +39,6 @@ SETTINGS = frozenset({"no-eviction", "survives-restart", "push"})
 """Capabilities that depend on settings and rights."""
 FEW = 16
 """Most holds that are verified one by one when their slots have moved; of more, all holds are."""
-PATIENCE = 1 / 12
-"""Share of the shortest ttl for which a round of renewals waits for nodes that do not answer while others have: half of the
-time after which a renewal without an answer is repeated."""
-
-Reply = tuple["asyncio.Future[Any]", float]
-"""An answer that will come, and when its request was sent."""
 
 
 class ClusterBackend(BaseBackend):
@@ -61,8 +55,6 @@ class ClusterBackend(BaseBackend):
             raise ConfigError("a cluster is addressed by its nodes, not by an application's client")
         self._seeds = self._where(url, options)
         super().__init__(self._seeds)
-        self._late: dict[RedisClaim, list[Reply]] = {}
-        """Renewals that were reported as unknown; a late answer counts all the same."""
         self._moved: set[int] = set()
         self._moving: asyncio.TimerHandle | None = None
         self._publishes, self._opened = True, False
@@ -89,7 +81,6 @@ class ClusterBackend(BaseBackend):
     async def _open(self) -> None:
         router, limit = self._router, self.settings.command_timeout
         self._publishes = True
-        self._late.clear()
         soon = asyncio.get_running_loop().time() + SHARE * limit
         await router.open()
         await _some(router, soon)
@@ -232,45 +223,20 @@ class ClusterBackend(BaseBackend):
 
     # --- renewals
 
+    def renewal_group(self, claim: Claim) -> Hashable:
+        """Return the node of the lock's slot: one that does not answer does not delay the holds at the others."""
+        return self._router.node(claim.key) if isinstance(claim, RedisClaim) else None
+
     async def renew(self, claims: Sequence[Claim]) -> list[Renewal]:
-        """Send one call for each hold, and answer when all nodes have, or have had their time.
-
-        A node that does not answer does not delay the others: its holds are reported as unknown, and asked for again.
-        """
-        router, mine = self._router, [claim for claim in claims if isinstance(claim, RedisClaim)]
+        """Send one call for each hold; those of one node leave in one write."""
+        mine = [claim for claim in claims if isinstance(claim, RedisClaim)]
         sent = self.settings.clock()
-        late, self._late = self._late, {}
-        replies = {claim: [*late.pop(claim, ()), (renewal([claim]), sent)] for claim in mine}
-        # Late answers of other claims; those of released claims are asked for by no round any more.
-        self._late = {
-            claim: some for claim, some in late.items() if any(not reply.done() for reply, _ in some)
-        }
-        # A round that asks one node alone waits for it.
-        several = len({router.node(claim.key) for claim in mine}) > 1
-        limit = PATIENCE * min(claim.request.ttl for claim in mine) if several else None
-        await asyncio.wait([replies[claim][-1][0] for claim in mine], timeout=limit)
-        return [self._answer(claim, replies[claim]) for claim in mine]
-
-    def _answer(self, claim: RedisClaim, replies: list[Reply]) -> Renewal:
-        error: BackendError | None = None
-        left: list[Reply] = []
-        for reply, sent in reversed(replies):
-            if not reply.done():
-                left.insert(0, (reply, sent))
-            elif reply.cancelled():
-                continue
-            elif (failure := reply.exception()) is None:
-                return self._renewed(claim, reply.result()[1], sent)
-            elif isinstance(failure, BackendError):
-                error = error or failure
-            else:
-                return failure if isinstance(failure, Exception) else RuntimeError(repr(failure))
-        if left:
-            self._late[claim] = left
-        if error is None:
-            node = self._router.node(claim.key)
-            error = BackendUnavailable(f"{shown(node.place) if node else 'no node'} has not answered yet")
-        return error
+        replies = [renewal([claim]) for claim in mine]
+        answers: list[Any] = await asyncio.gather(*replies, return_exceptions=True)
+        return [
+            answer if isinstance(answer, Exception) else self._renewed(claim, answer[1], sent)
+            for claim, answer in zip(mine, answers, strict=True)
+        ]
 
     # --- administration
 
