@@ -96,33 +96,18 @@ def source(name: str, *, cluster: bool = False) -> str:
 class Script:
     """A Lua script, called by its SHA-1."""
 
-    __slots__ = ("_heads", "load", "sha", "source")
+    __slots__ = ("load", "sha", "source")
 
     def __init__(self, source: str) -> None:
         self.source = source.encode()
         self.sha = hashlib.sha1(self.source, usedforsecurity=False).hexdigest()
         self.load = encode("SCRIPT", "LOAD", self.source)
         """The command that makes the server know the script."""
-        self._heads: dict[tuple[int, int], tuple[bytes, int]] = {}
         _sources[self.sha.encode()] = self.source
 
     def encode(self, keys: Sequence[Arg], args: Sequence[Arg] = ()) -> bytes:
         """Encode ``EVALSHA`` with these keys and arguments."""
-        try:
-            head, skip = self._heads[len(keys), len(args)]
-        except KeyError:
-            head, skip = self._heads[len(keys), len(args)] = self._head(len(keys), len(args))
-        return head + _pack((*keys, *args))[skip:]
-
-    def head(self, keys: int, args: int) -> str:
-        """Return what precedes so many keys and arguments in the encoded command."""
-        return self._head(keys, args)[0].decode()
-
-    def _head(self, keys: int, args: int) -> tuple[bytes, int]:
-        """Return the encoded ``EVALSHA`` up to the keys, and the number of bytes of the head that :func:`_pack` writes."""
-        number = b"%d" % keys
-        words = 3 + keys + args, _EVALSHA, self.sha.encode(), len(number), number
-        return b"*%d\r\n%b%b\r\n$%d\r\n%b\r\n" % words, len(b"*%d\r\n" % (keys + args))
+        return encode("EVALSHA", self.sha, len(keys), *keys, *args)
 
 
 def as_eval(command: bytes) -> bytes | None:
@@ -340,9 +325,9 @@ class _Encoded:
         key, length = _literal(commands.key(request.name, request.kind.family)), len(commands.request_id(0))
         number, token = f"${length}\r\n{commands.process}:%012x\r\n", "$20\r\n%020d\r\n"
         last = _literal(labelled(request), f"{terms} -1")
-        enter, release = scripts["enter"].head(1, 6), scripts["release"].head(1, 2)
-        self.enter: bytes = f"{enter}{key}{number}{_literal(ttl, most)}{token}{last}".encode()
-        self.release: bytes = f"{release}{key}{number}{token}".encode()
+        enter, release = (_literal("EVALSHA", scripts[name].sha, 1) for name in ("enter", "release"))
+        self.enter: bytes = f"*10\r\n{enter}{key}{number}{_literal(ttl, most)}{token}{last}".encode()
+        self.release: bytes = f"*6\r\n{release}{key}{number}{token}".encode()
 
 
 class MutexCommands(Commands):
