@@ -83,11 +83,7 @@ class UnreadableLock(UnsafeBackend):
 
 
 class Administration(Capability):
-    """A backend whose locks can be inspected, listed and changed by others than their holders.
-
-    Cancelling :meth:`inspect` or :meth:`names` changes nothing. After cancelling one of the other calls the server may have
-    received it, and it may be called again.
-    """
+    """A backend whose locks can be inspected, listed and changed by others than their holders."""
 
     shows_tokens: bool = True
     """True if :meth:`inspect` returns the fencing tokens of the holders; known without I/O."""
@@ -118,7 +114,10 @@ class Administration(Capability):
 
     @abstractmethod
     async def names(self, pattern: str) -> list[tuple[str, Family]]:
-        """Return the locks of the namespace that are held or waited for and whose name matches a glob pattern, sorted."""
+        """Return the locks of the namespace that are held or waited for and whose name matches a glob pattern, sorted.
+
+        Others may be among them: the caller inspects each.
+        """
 
 
 class Diagnosis(Capability):
@@ -129,7 +128,7 @@ class Diagnosis(Capability):
         """Return findings about this deployment for ``aiolock doctor``: reads settings, changes nothing.
 
         A setting that may not be read is a finding as well. Works also before ``open`` has succeeded, if the server can be
-        reached. Cancelling it changes nothing.
+        reached.
         """
 
 

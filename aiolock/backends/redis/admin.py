@@ -21,8 +21,6 @@ MOST = 10_000
 """Most locks that may match a pattern."""
 STEP = 500
 """Keys that one SCAN looks through: it delays other commands by about a tenth of a millisecond."""
-AT_ONCE = 100
-"""Locks that are inspected in one write."""
 
 Call = Callable[..., Awaitable[Any]]
 Lock = tuple[str, Family]
@@ -111,14 +109,8 @@ def key_pattern(prefix: str, pattern: str) -> str:
     return f"{prefix}*:{{{literal}*"
 
 
-async def names(
-    calls: Sequence[Call],
-    inspect: Callable[[str, Family], Awaitable[LockInfo]],
-    prefix: str,
-    pattern: str,
-    timeout: float,
-) -> list[Lock]:
-    """List every lock that is held or waited for and whose name matches a glob pattern, sorted.
+async def names(calls: Sequence[Call], prefix: str, pattern: str, timeout: float) -> list[Lock]:
+    """List every lock that has a key and whose name matches a glob pattern, sorted.
 
     ``calls`` send a command to each server. Raises :class:`BackendRefused` if more than 10,000 match, and
     :class:`BackendUnavailable` if it takes longer than ``timeout`` seconds.
@@ -128,7 +120,7 @@ async def names(
             found: set[Lock] = set()
             for call in calls:
                 await _scan(call, prefix, pattern, found)
-            return sorted(await _in_use(inspect, list(found)))
+            return sorted(found)
     except TimeoutError as error:
         raise BackendUnavailable(
             f"listing the locks that match {shorten(pattern)} took longer than {timeout:g} s: narrow the pattern"
@@ -138,7 +130,8 @@ async def names(
 async def _scan(call: Call, prefix: str, pattern: str, found: set[Lock]) -> None:
     cursor = b""
     while cursor != b"0":
-        scan = "SCAN", cursor or b"0", "MATCH", key_pattern(prefix, pattern), "COUNT", STEP
+        # A key of another type belongs to another program.
+        scan = "SCAN", cursor or b"0", "MATCH", key_pattern(prefix, pattern), "COUNT", STEP, "TYPE", "hash"
         cursor, keys = await call(*scan)
         for key in keys:
             lock = split(_text(key), prefix)
@@ -148,18 +141,3 @@ async def _scan(call: Call, prefix: str, pattern: str, found: set[Lock]) -> None
             raise BackendRefused(
                 f"more than {MOST:,} locks match {shorten(pattern)}: narrow the pattern", retryable=False
             )
-
-
-async def _in_use(inspect: Callable[[str, Family], Awaitable[LockInfo]], locks: list[Lock]) -> list[Lock]:
-    answer = []
-    for start in range(0, len(locks), AT_ONCE):
-        some = locks[start : start + AT_ONCE]
-        infos = await asyncio.gather(*(inspect(*lock) for lock in some), return_exceptions=True)
-        for lock, info in zip(some, infos, strict=True):
-            if isinstance(info, LockInfo):
-                if info.holders or info.waiters:
-                    answer.append(lock)
-            elif not str(info).startswith("WRONGTYPE"):
-                # A key of another program is not a lock, and no reason to fail.
-                raise info
-    return answer

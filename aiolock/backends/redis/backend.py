@@ -234,9 +234,9 @@ class BaseBackend(Administration, RegisterStore, Diagnosis):
         context.wakeups.served(key, await context.commands.limit(key, limit))
 
     async def names(self, pattern: str) -> list[tuple[str, Family]]:
-        """Scan the keys, and inspect each."""
+        """Scan the keys: that of a lock which became free is there for another minute."""
         timeout = self.settings.command_timeout
-        return await admin.names(self._calls(), self.inspect, self._prefix, pattern, timeout)
+        return await admin.names(self._calls(), self._prefix, pattern, timeout)
 
     @abstractmethod
     def _calls(self) -> list[admin.Call]:

@@ -25,7 +25,6 @@ from aiolock.backends.zookeeper.queue import (
     inside,
     name_of,
     parents,
-    places,
     queue,
 )
 from aiolock.backends.zookeeper.register import NodeRegister
@@ -307,23 +306,17 @@ class ZooKeeperBackend(Administration, RegisterStore, Diagnosis):
                 return False
 
     async def names(self, pattern: str) -> list[tuple[str, Family]]:
-        """Return every lock that has a queue and matches the pattern."""
+        """Return every lock that has a node and matches the pattern; the server removes that some time after its last child."""
         folders = [f"{self._base}/{family.value}" for family in LOCK_FAMILIES]
         async with self.context.bounded():
             await self.session.ready()
             replies = await self._each([protocol.listing(folder, watch=False) for folder in folders])
-            found = [
-                (family, f"{folder}/{child}", name_of(child))
-                for family, folder, reply in zip(LOCK_FAMILIES, folders, replies, strict=True)
-                for child in (reply.children if reply is not None else ())
-                # Another program may have made a node whose name does not come from a lock's name.
-                if child == component(name_of(child)) and fnmatchcase(name_of(child), pattern)
-            ]
-            lists = await self._each([protocol.listing(path, watch=False) for _, path, _ in found])
         return sorted(
-            (name, family)
-            for (family, _, name), reply in zip(found, lists, strict=True)
-            if reply is not None and (SIMPLE in reply.children or places(family, reply.children)[0])
+            (name_of(child), family)
+            for family, reply in zip(LOCK_FAMILIES, replies, strict=True)
+            for child in (reply.children if reply is not None else ())
+            # Another program may have made a node whose name does not come from a lock's name.
+            if child == component(name_of(child)) and fnmatchcase(name_of(child), pattern)
         )
 
     async def _view(self, path: str, family: Family) -> _View:

@@ -186,7 +186,7 @@ async def test_in_the_middle_of_a_move_names_old_and_new_are_locked_as_ever(clus
             await asyncio.gather(held.renew(), lease.renew())
         async with asyncio.timeout(PATIENCE):
             await (await waiter).release()
-        assert [name for name, _ in await other._backend.names("*")] == [old]
+        assert [info.name for info in await other.locks()] == [old]
         move.end()
         await asyncio.gather(held.renew())
     for name in (old, new):
