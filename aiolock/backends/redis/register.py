@@ -12,7 +12,7 @@ from aiolock.backends.redis.commands import Issue, Scripts, encode
 from aiolock.clock import Clock, Deadline
 from aiolock.core.capabilities import ABSENT, MOST_BYTES, Entry, Register
 from aiolock.core.inbox import Inbox, WakeReason
-from aiolock.errors import BackendError, BackendUnavailable, ConfigError
+from aiolock.errors import BackendUnavailable, ConfigError
 
 __all__ = ["RedisRegister", "Registers"]
 
@@ -107,23 +107,15 @@ class RedisRegister(Register):
         return None if written is None else registers.stamp(written)
 
     async def changed(self, stamp: str) -> None:
-        """Wait until a notification or a look finds another stamp; an outage is waited for as well."""
+        """Wait for a notification, or the time of the next look."""
         registers = self._registers
+        # Before the first byte is sent: the push may come before the answer.
+        self.inbox.take()
+        self._watched = True
         try:
-            while True:
-                # Before the first byte is sent: the push may come before the answer.
-                self.inbox.take()
-                self._watched = True
-                try:
-                    if await self._watch() != stamp:
-                        return
-                except BackendError as error:
-                    if not error.retryable:
-                        raise
+            if await self._watch() == stamp:
                 pause = LOOK if registers.pushed() else ASKING
-                reason = await self.inbox.wait(Deadline.after(pause, registers.clock))
-                if reason is WakeReason.NOTIFIED or not self._watched:
-                    return
+                await self.inbox.wait(Deadline.after(pause, registers.clock))
         finally:
             self._unwatch()
 
