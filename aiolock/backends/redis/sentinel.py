@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Unpack
 from urllib.parse import unquote
@@ -56,8 +56,6 @@ SHARE = 0.5
 """Share of the time to connect that the question to the Sentinels may take."""
 LATE = 10.0
 """Seconds after a failover for which a Sentinel, or the old primary itself, may not know of it."""
-AGAIN = 1.0
-"""Seconds after which a Sentinel that could not be reached is tried again."""
 
 SCHEMES = ("redis+sentinel", "rediss+sentinel")
 _FORM = Form(
@@ -305,7 +303,7 @@ class Switching:
     def open(self) -> None:
         """Subscribe in the background: a Sentinel may be away, and come later."""
         for subscriber in self._subscribers:
-            self._spawn(self._subscribe(subscriber))
+            subscriber.begin().add_done_callback(partial(self._begun, subscriber))
 
     async def aclose(self) -> None:
         """End all subscriptions."""
@@ -313,27 +311,13 @@ class Switching:
         await end(self._tasks)
         await asyncio.gather(*(subscriber.aclose() for subscriber in self._subscribers))
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        if self._closed:
-            # A subscription came back while another one was being closed.
-            work.close()
-            return
-        self._tasks.spawn(work, "aiolock-redis-sentinel")
-
-    async def _subscribe(self, subscriber: Subscriber) -> None:
-        while True:
-            try:
-                await subscriber.open()
-            except BackendError:
-                await asyncio.sleep(AGAIN)
-                continue
-            if subscriber.denied is not None:
-                log.warning(
-                    "%s: an account may not hear there of a failover, which is then noticed late; grant it %s",
-                    self._endpoint,
-                    RIGHTS,
-                )
-            return
+    def _begun(self, subscriber: Subscriber, _: asyncio.Future[None]) -> None:
+        if subscriber.denied is not None:
+            log.warning(
+                "%s: an account may not hear there of a failover, which is then noticed late; grant it %s",
+                self._endpoint,
+                RIGHTS,
+            )
 
     def _announced(self, payload: bytes) -> None:
         # The service, where its primary was, and where it is.
@@ -346,7 +330,9 @@ class Switching:
             self._switched(new)
 
     def _up(self, sentinel: Endpoint) -> None:
-        self._spawn(self._ask(sentinel))
+        # Not if a subscription came back while another one was being closed.
+        if not self._closed:
+            self._tasks.spawn(self._ask(sentinel), "aiolock-redis-sentinel")
 
     async def _ask(self, sentinel: Endpoint) -> None:
         # The announcements of the others count as well, so this Sentinel need not be asked until it answers.
