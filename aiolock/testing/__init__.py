@@ -7,7 +7,6 @@ no import; with another framework, make a :class:`World`.
 from __future__ import annotations
 
 from aiolock.testing.interrupt import Report, Way, interrupt_everywhere
-from aiolock.testing.virtual import Deadlock, run
-from aiolock.testing.world import World, lose
+from aiolock.testing.world import Deadlock, World, lose, run
 
 __all__ = ["Deadlock", "Report", "Way", "World", "interrupt_everywhere", "lose", "run"]

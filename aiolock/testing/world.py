@@ -1,9 +1,10 @@
-"""Locks in memory for tests: a client, lost leases and other holders on demand."""
+"""Locks in memory for tests: a loop in virtual time, a client, lost leases and other holders on demand."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+import selectors
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from random import Random
 from typing import Any, Self, TypeVar, get_args
@@ -18,10 +19,75 @@ from aiolock.core.runtime import State
 from aiolock.errors import BackendUnavailable, ConfigError, LossReason, shorten
 from aiolock.kinds.multi import JointLease
 from aiolock.lease import Lease, hold_of
-from aiolock.testing.virtual import START, VirtualLoop
 from aiolock.validation import check_seconds
 
-__all__ = ["OpenedClient", "World", "lose"]
+__all__ = ["Deadlock", "OpenedClient", "VirtualLoop", "World", "lose", "run"]
+
+T = TypeVar("T")
+
+# --- virtual time
+
+START = 1000.0
+"""The time at which every loop begins."""
+PASS = 1e-6
+"""Seconds that a pass of the loop takes: a task that polls the clock comes to its end."""
+
+
+class Deadlock(RuntimeError):
+    """Nothing is ready and no timer is set: the loop would hang. The message lists the tasks and where they wait."""
+
+
+class _Jump(selectors.DefaultSelector):
+    """A selector that never waits, and adds the timeout to the loop's time instead."""
+
+    loop: VirtualLoop
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is not None and timeout <= 0:
+            self.loop.now += PASS
+            return []
+        # The only file is the pipe through which other threads wake the loop.
+        events = super().select(0)
+        if not events:
+            if timeout is None:
+                raise Deadlock(self.loop.stuck())
+            self.loop.now += timeout
+        return events
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """The loop; ``now`` is its time, in seconds."""
+
+    def __init__(self) -> None:
+        self.now: float = START
+        selector = _Jump()
+        selector.loop = self
+        super().__init__(selector)
+
+    def time(self) -> float:
+        """Return the time that timers are measured by."""
+        return self.now
+
+    def stuck(self) -> str:
+        """Return the list of tasks and where they wait."""
+        lines = ["nothing is ready and no timer is set, and there wait"]
+        for task in sorted(asyncio.all_tasks(self), key=lambda task: task.get_name()):
+            places = [f"{frame.f_code.co_filename}:{frame.f_lineno}" for frame in task.get_stack(limit=1)]
+            lines.append(f"  {task.get_name()} at {places[-1] if places else '?'}")
+        return "\n".join(lines)
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """Run ``main`` as ``asyncio.run`` does, in virtual time, and return its result: an hour takes milliseconds.
+
+    For code that waits for timers, tasks and a :class:`World` only: no socket could answer in time. Every run with the same
+    random numbers is the same run. Raises :class:`Deadlock` where a real loop would hang.
+    """
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(main)
+
+
+# --- a client that opens by itself
 
 
 class OpenedClient(Client):
@@ -64,7 +130,6 @@ class OpenedClient(Client):
 
 # --- world
 
-T = TypeVar("T")
 C = TypeVar("C", bound=Client)
 
 LANDING = 25
@@ -205,7 +270,7 @@ class World:
         self._notice()
 
     async def settle(self) -> None:
-        """Let all other tasks run until everything under way has arrived; cancelling it ends the wait."""
+        """Let all other tasks run until everything under way has arrived."""
         for _ in range(LANDING):
             await asyncio.sleep(0)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine
 from contextvars import Context, ContextVar, copy_context
 from typing import Any, TypeVar
 
-from aiolock.testing.virtual import Deadlock, VirtualLoop
+from aiolock.testing.world import Deadlock, VirtualLoop
 
 __all__ = ["Deadlock", "Host", "HostLoop", "VirtualClock", "current_host", "host_loop", "run"]
 
