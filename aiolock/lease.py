@@ -19,7 +19,7 @@ from aiolock.errors import LockLost, LossReason, UnsupportedKind, shorten
 from aiolock.types import WRITE, Kind
 from aiolock.validation import GRACE, MIN_TTL, check_seconds
 
-__all__ = ["Acquisition", "Lease", "ReleaseRequest", "acquires", "hold_of"]
+__all__ = ["Acquisition", "HoldState", "Lease", "ReleaseRequest", "acquires", "hold_of"]
 
 L = TypeVar("L", bound="Lease")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -63,26 +63,12 @@ class ReleaseRequest:
         return f"<ReleaseRequest: {'not asked' if self.reason is None else shorten(self.reason)}>"
 
 
-class Lease:
-    """A lock that is held, from the grant to the release or the loss.
+class HoldState:
+    """The part of a lease that reads the local clock and sends nothing: the same for threads (:mod:`aiolock.portal`)."""
 
-    Comes from ``async with lock as lease`` or ``await lock.acquire()``; not made by hand. Every property reads the clock, so
-    it is right even if the event loop was stopped. Usable on the loop of its client. A lease that is collected without a
-    release is released in the background, with a :class:`ResourceWarning`.
-    """
+    __slots__ = ()
 
-    __slots__ = ("__weakref__", "_hold")
-
-    def __init__(self, hold: Hold) -> None:
-        self._hold = hold
-
-    def __del__(self) -> None:
-        # In any thread, whenever memory is collected.
-        hold = self._hold
-        if not hold.released:
-            hold.drop()
-
-    # --- state
+    _hold: Hold
 
     @property
     def name(self) -> str:
@@ -128,6 +114,37 @@ class Lease:
         """
         self._hold.check()
 
+    @property
+    def depth(self) -> int:
+        """The number of levels of the hold that its task has open; 0 once all of them were released.
+
+        Above 1 only where the same task entered again: a re-entrant lock, or a read lock inside its own read block.
+        """
+        hold = self._hold
+        return hold.home.levels() or int(not hold.released)
+
+
+class Lease(HoldState):
+    """A lock that is held, from the grant to the release or the loss.
+
+    Comes from ``async with lock as lease`` or ``await lock.acquire()``; not made by hand. Every property reads the clock, so
+    it is right even if the event loop was stopped. Usable on the loop of its client. A lease that is collected without a
+    release is released in the background, with a :class:`ResourceWarning`.
+    """
+
+    __slots__ = ("__weakref__", "_hold")
+
+    def __init__(self, hold: Hold) -> None:
+        self._hold = hold
+
+    def __del__(self) -> None:
+        # In any thread, whenever memory is collected.
+        hold = self._hold
+        if not hold.released:
+            hold.drop()
+
+    # --- ends
+
     async def wait_lost(self) -> LossReason | None:
         """Wait until the lease ends; return the reason of its loss, or ``None`` if it was released in good order.
 
@@ -142,15 +159,6 @@ class Lease:
             finally:
                 watcher.cancel()
         return hold.loss
-
-    @property
-    def depth(self) -> int:
-        """The number of levels of the hold that its task has open; 0 once all of them were released.
-
-        Above 1 only where the same task entered again: a re-entrant lock, or a read lock inside its own read block.
-        """
-        hold = self._hold
-        return hold.home.levels() or int(not hold.released)
 
     @property
     def release_requested(self) -> ReleaseRequest:

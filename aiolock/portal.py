@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, Self, TypeVar, Unpack, cast
@@ -31,15 +31,7 @@ from aiolock._threads import LoopThread
 from aiolock.core.forks import OneProcess
 from aiolock.core.hooks import C
 from aiolock.decorators import Locked, Once
-from aiolock.errors import (
-    ConfigError,
-    LockLost,
-    LossReason,
-    MissingDriver,
-    UnsupportedKind,
-    forgets_arguments,
-    shorten,
-)
+from aiolock.errors import ConfigError, LockLost, LossReason, MissingDriver, UnsupportedKind, shorten
 from aiolock.kinds.barrier import Barrier
 from aiolock.kinds.election import Campaign, Election
 from aiolock.kinds.latch import Latch
@@ -47,7 +39,7 @@ from aiolock.kinds.multi import JointLease, LockAll
 from aiolock.kinds.multi import lock_all as core_lock_all
 from aiolock.kinds.rwlock import RWLock
 from aiolock.kinds.semaphore import Semaphore
-from aiolock.lease import Lease, ReleaseRequest, hold_of
+from aiolock.lease import HoldState, Lease, ReleaseRequest, hold_of
 from aiolock.lock import UNSET, Handle, Lock, Unset
 from aiolock.metrics import Figures
 from aiolock.types import Finding, Kind, Leader, LockInfo
@@ -82,7 +74,6 @@ I = TypeVar("I", bound=Handle | Lease)  # noqa: E741 - the inner, asynchronous o
 ASYNCHRONOUS = "is for connections of asynchronous drivers, which belong to event loops of their own"
 
 
-@forgets_arguments
 def connect(url: str | Sequence[str] | Redis, /, **options: Any) -> SyncClient:
     """Return a synchronous client for the server at ``url``, to be entered with ``with``; does no I/O before.
 
@@ -106,13 +97,13 @@ class SyncClient:
     """
 
     def __init__(self, client: core.Client) -> None:
-        self._client = client
         try:
             from anyio.from_thread import BlockingPortal  # noqa: PLC0415 - an extra, needed by this class alone
         except ImportError as error:
             raise MissingDriver("anyio", "portal") from error
         if not isinstance(client, core.Client):
-            raise ConfigError(f"a synchronous client needs an aiolock.Client, not a {type(client).__name__}")
+            raise ConfigError(f"a synchronous client needs an aiolock.Client, not {shorten(client)}")
+        self._client = client
         self._make_portal = BlockingPortal
         self._loop: LoopThread | None = None
         self._process = OneProcess()
@@ -511,17 +502,14 @@ class SyncElection(_Facade[Election]):
     def observe(self) -> Iterator[Leader | None]:
         """Iterate over the leader now, and over every change, as :meth:`aiolock.Election.observe`; ends never by itself."""
 
-        async def begin() -> AsyncIterator[Leader | None]:
+        async def begin() -> Any:
             return self._inner.observe()
 
         observer = self._run(begin)
 
-        async def change() -> Leader | None:
-            return await anext(observer)
-
         def changes() -> Iterator[Leader | None]:
             while True:
-                yield self._run(change)
+                yield self._run(observer.__anext__)
 
         return changes()
 
@@ -596,51 +584,17 @@ class SyncReleaseRequest:
         return repr(self._inner)
 
 
-class SyncLease(_Facade[Lease]):
+class SyncLease(HoldState, _Facade[Lease]):
     """A hold, from the grant to the release or the loss; any thread may use it. See :class:`aiolock.Lease`.
 
     ``remaining()``, ``held``, ``lost`` and ``check()`` read the local clock, and send nothing.
     """
 
-    __slots__ = ()
+    __slots__ = ("_hold",)
 
-    @property
-    def kind(self) -> Kind:
-        """The kind of hold."""
-        return self._inner.kind
-
-    @property
-    def token(self) -> int:
-        """The fencing token: greater than that of every earlier grant of this name."""
-        return self._inner.token
-
-    @property
-    def ttl(self) -> float:
-        """Seconds for which the server keeps the hold if it is not renewed."""
-        return self._inner.ttl
-
-    def remaining(self) -> float:
-        """Return the seconds for which the hold is certain; 0 if it is not."""
-        return self._inner.remaining()
-
-    @property
-    def held(self) -> bool:
-        """True if it is certain at this moment that this lease holds the lock."""
-        return self._inner.held
-
-    @property
-    def lost(self) -> bool:
-        """True if the lease ended before it was released."""
-        return self._inner.lost
-
-    @property
-    def depth(self) -> int:
-        """The number of levels of the hold that its thread has open, as :attr:`aiolock.Lease.depth`."""
-        return self._inner.depth
-
-    def check(self) -> None:
-        """Raise :class:`LockLost` if the hold is not certain, :class:`RuntimeError` if it was released."""
-        self._inner.check()
+    def __init__(self, client: SyncClient, inner: Lease) -> None:
+        super().__init__(client, inner)
+        self._hold = hold_of(inner)
 
     def wait_lost(self, timeout: float | None = None) -> LossReason | None:
         """Wait until the lease ends; return why it was lost, or ``None`` if it was released or after ``timeout`` seconds."""
@@ -695,10 +649,10 @@ class SyncLease(_Facade[Lease]):
             yield self
         except BaseException as error:
             if self.lost and not isinstance(error, LockLost):
-                error.add_note(str(hold_of(self._inner).error()))
+                error.add_note(str(self._hold.error()))
             raise
         if self.lost:
-            raise hold_of(self._inner).error()
+            raise self._hold.error()
 
     def __enter__(self) -> Self:
         self._run(self._inner.__aenter__)
@@ -713,6 +667,11 @@ class SyncJointLease(SyncLease):
     """The lease of several locks, from :func:`lock_all`, with ``parts`` and without a ``token``."""
 
     __slots__ = ()
+
+    @property
+    def token(self) -> int:
+        """Each part has a token of its own; this raises :class:`AttributeError`."""
+        return cast("JointLease", self._inner).token
 
     @property
     def parts(self) -> tuple[SyncLease, ...]:

@@ -270,9 +270,6 @@ class LocalQueue:
             )
         self._state = state
 
-    def _log_wake(self, reason: WakeReason, error: BaseException | None = None, *, own: bool = False) -> None:
-        log_wake(self._request.name, self._request.kind, reason, error, own=own)
-
     # --- the first task
 
     async def lead(self, options: LeaseOptions, timeout: float | None) -> Hold | None:
@@ -293,7 +290,7 @@ class LocalQueue:
         except BackendError as error:
             if self._state is _ENDED:
                 raise closed_error() from error
-            self._log_wake(WakeReason.FAILED, error, own=True)
+            log_wake(self._request.name, WakeReason.FAILED, own=True)
             if wait or not self._waiters:
                 self._fail(error)
             else:
@@ -302,21 +299,18 @@ class LocalQueue:
                 self._request_anew()
             raise
         except TimeoutError:
-            self._log_wake(WakeReason.TIMEOUT, own=True)
+            log_wake(self._request.name, WakeReason.TIMEOUT, own=True)
             unanswered = self.unanswered(timeout, whole=True) if timeout else self._not_asked()
             self._abandon()
             if unanswered is None:
                 return None
             raise unanswered from None
-        except BaseException as error:
-            if isinstance(error, Exception):
-                self._log_wake(WakeReason.FAILED, error, own=True)
-            else:
-                self._log_wake(WakeReason.CANCELLED, own=True)
+        except BaseException:
+            log_wake(self._request.name, WakeReason.CANCELLED, own=True)
             self._abandon()
             raise
         if self._state is _ENDED:
-            self._log_wake(WakeReason.CLOSED, own=True)
+            log_wake(self._request.name, WakeReason.CLOSED, own=True)
             raise closed_error()
         if grant is not None and grant.until - self._request.grace > (now := clock()):
             self._begin(grant, now)
@@ -392,8 +386,6 @@ class LocalQueue:
         waiter: Waiter = asyncio.Future(loop=self.runtime.loop)
         if self._waiters is None:
             self._waiters = Waiters()
-            if self._validity is not None:
-                self._validity.present = self.present
         self._waiters.join(waiter, options, first=first)
         return waiter
 
@@ -414,7 +406,7 @@ class LocalQueue:
             if timer is not None:
                 timer.cancel()
         # The hold has not left before this task goes on, so the reason is still its own.
-        self._log_wake(WakeReason.TIMEOUT if hold is None else self._reason, own=True)
+        log_wake(self._request.name, WakeReason.TIMEOUT if hold is None else self._reason, own=True)
         if hold is None:
             self._forget(waiter)
         self.runtime.stats.waits.record((self.runtime.clock() if hold is None else self._since) - begun)
@@ -423,9 +415,9 @@ class LocalQueue:
     def _give_up(self, waiter: Waiter) -> None:
         # A hold may have been handed over in the very step in which the task was cancelled, or the coroutine closed.
         if not waiter.done() or waiter.cancelled():
-            self._log_wake(WakeReason.CANCELLED, own=True)
-        elif (error := waiter.exception()) is not None:
-            self._log_wake(WakeReason.FAILED, error, own=True)
+            log_wake(self._request.name, WakeReason.CANCELLED, own=True)
+        elif waiter.exception() is not None:
+            log_wake(self._request.name, WakeReason.FAILED, own=True)
         elif (given := waiter.result()) is not None:
             given.abandon()
         self._forget(waiter)
@@ -540,8 +532,6 @@ class LocalQueue:
         self._known = True
         self._hand_overs = 0
         self._validity = validity = Validity(claim, grant, now, self)
-        if self._waiters is not None:
-            validity.present = self.present
         self.runtime.scheduler.add(validity)
         self._become(_HELD)
 
@@ -627,12 +617,12 @@ class LocalQueue:
         alone._known, alone._hand_overs, alone._since, alone._label = True, 0, self._since, self._label
         alone._validity, alone._hold = validity, hold
         alone._become(_HELD)
-        validity.report, validity.present = alone, alone.present
+        validity.report = alone
         self._hold = self._validity = None
         self._request_anew()
         return alone
 
-    # --- called by the renewal scheduler
+    # --- the renewal scheduler asks and reports
 
     def present(self, now: float) -> Present | None:
         """Return the present lease for a renewal; ``None`` if no task waits and the hold was not given to a waiter."""
@@ -695,7 +685,7 @@ class LocalQueue:
         self._task = None
         for waiter in self._waiters.waiting() if self._waiters is not None else ():
             waiter.set_exception(copy_of(error))
-            self._log_wake(WakeReason.FAILED, error)
+            log_wake(self._request.name, WakeReason.FAILED)
         self.runtime.clean_up(self._claim)
         self._end()
 
@@ -711,7 +701,7 @@ class LocalQueue:
         """End because the client is closed: fail the waiters, lose the hold, and return the claim to be released."""
         for waiter in self._waiters.waiting() if self._waiters is not None else ():
             waiter.set_exception(closed_error())
-            self._log_wake(WakeReason.CLOSED)
+            log_wake(self._request.name, WakeReason.CLOSED)
         hold, self._hold = self._hold, None
         if self._validity is not None:
             self.runtime.scheduler.discard(self._validity)

@@ -17,7 +17,7 @@ import math
 import secrets
 from collections.abc import Callable
 from random import Random
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from aiolock.clock import Clock
 from aiolock.core.backend import Claim, Grant, Release, Request
@@ -33,17 +33,15 @@ from aiolock.errors import (
     copy_of,
     shorten,
 )
-from aiolock.types import MUTEX, Family, Kind, Mode
+from aiolock.types import MUTEX, Family
 
 __all__ = ["LATE", "Body", "Condition", "Late", "RegisterWriter", "Update", "WriteLog"]
 
-T = TypeVar("T")
-
 Body = dict[str, Any]
 """The content of a register; empty if there is none."""
-Update = Callable[[Body], tuple[Body | None, T]]
+Update = Callable[[Body], tuple[Body | None, Any]]
 """Returns the new body (``None``: leave it) and a result. May be called several times, for different bodies."""
-Condition = Callable[[Body], T | None]
+Condition = Callable[[Body], Any]
 """Returns ``None`` to go on waiting, otherwise the result of the wait."""
 Results = dict[asyncio.Future[Any], Any]
 """The results of the updates in one write, by the futures of their callers."""
@@ -121,7 +119,7 @@ class _Wait:
 
     __slots__ = ("checked", "condition", "ended", "error", "inbox", "result")
 
-    def __init__(self, condition: Condition[Any], inbox: Inbox[None]) -> None:
+    def __init__(self, condition: Condition, inbox: Inbox[None]) -> None:
         self.condition = condition
         self.inbox = inbox
         self.checked = False
@@ -134,7 +132,7 @@ class _Wait:
         """Wake the task with a result or an error, unless it has one."""
         if not self.ended:
             self.ended, self.result, self.error = True, result, error
-            self.inbox.wake(reason, error if reason is WakeReason.FAILED else None)
+            self.inbox.wake(reason)
 
 
 class RegisterWriter:
@@ -160,7 +158,6 @@ class RegisterWriter:
     ) -> None:
         self.register = register
         self.name = name
-        self._kind = Kind(family, Mode.MUTEX)
         self.clock = clock
         self.ended: bool = False
         self.full: bool = False
@@ -172,10 +169,10 @@ class RegisterWriter:
         self._timeout = timeout
         self._random = random
         self._log = WriteLog()
-        self._updates: dict[asyncio.Future[Any], Update[Any]] = {}
+        self._updates: dict[asyncio.Future[Any], Update] = {}
         """In the order in which they were submitted."""
         self._waits: dict[_Wait, None] = {}
-        self._closing: Update[None] | None = None
+        self._closing: Update | None = None
         self._trouble: BackendError | None = None
         """The error of the last request; ``None`` if it was answered."""
         self._sent = math.inf
@@ -196,16 +193,16 @@ class RegisterWriter:
 
     # --- for tasks
 
-    def submit(self, update: Update[T]) -> asyncio.Future[T]:
+    def submit(self, update: Update) -> asyncio.Future[Any]:
         """Submit an update; the future gets its result, or an error after the timeout.
 
         Cancelling the future does not withdraw the update.
         """
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[T] = loop.create_future()
+        future: asyncio.Future[Any] = loop.create_future()
         timer = loop.call_later(self._timeout, self._expire, future)
 
-        def done(_: asyncio.Future[T]) -> None:
+        def done(_: asyncio.Future[Any]) -> None:
             # The timer of a future that was cancelled stays, so that its update is not tried for ever.
             if not future.cancelled():
                 timer.cancel()
@@ -219,7 +216,7 @@ class RegisterWriter:
             self._hurry()
         return future
 
-    async def apply(self, update: Update[T]) -> T:
+    async def apply(self, update: Update) -> Any:
         """Apply an update and return its result.
 
         Raises what the update raises, and :class:`BackendError` if it could not be applied, or it is not known whether it
@@ -228,8 +225,8 @@ class RegisterWriter:
         return await self.submit(update)
 
     async def wait(
-        self, condition: Condition[T], timeout: float | None, first: asyncio.Future[Any] | None = None
-    ) -> T | Late:
+        self, condition: Condition, timeout: float | None, first: asyncio.Future[Any] | None = None
+    ) -> Any:
         """Return the result of ``condition`` as soon as it has one, or :data:`LATE` after ``timeout`` seconds.
 
         Raises what ``condition`` raises, the error of the update ``first``, and :class:`BackendError` if the register
@@ -238,7 +235,7 @@ class RegisterWriter:
         if self.ended:
             raise BackendUnavailable("the work on this register has ended")
         loop = asyncio.get_running_loop()
-        wait = _Wait(condition, Inbox(self.name, self._kind))
+        wait = _Wait(condition, Inbox(self.name))
         self._waits[wait] = None
         timers = [loop.call_later(self._timeout, self._give_up, wait)]
         if timeout is not None:
@@ -256,8 +253,7 @@ class RegisterWriter:
             self._hurry()
         if wait.error is not None:
             raise wait.error
-        result: T | Late = wait.result
-        return result
+        return wait.result
 
     def withdraw(self, future: asyncio.Future[Any]) -> None:
         """Drop an update that was not sent yet; one that was sent may still count."""
@@ -295,7 +291,7 @@ class RegisterWriter:
 
     # --- for the client that is closed
 
-    def on_close(self, update: Update[None]) -> None:
+    def on_close(self, update: Update) -> None:
         """Apply ``update`` if the client is closed while a task waits here."""
         self._closing = update
 

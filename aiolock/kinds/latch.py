@@ -138,9 +138,10 @@ class Latch(Handle):
     def _missing(self, rest: int) -> str:
         return f"{rest} of {self._count} are left to count down"
 
-    async def _apply(self, update: Update[int]) -> int:
+    async def _apply(self, update: Update) -> int:
         await self._runtime().reach()
-        return await self._writer().apply(update)
+        result: int = await self._writer().apply(update)
+        return result
 
     def _runtime(self) -> Runtime:
         runtime = self._generations.latest

@@ -39,7 +39,7 @@ class QuorumBackend(Administration, Diagnosis):
         )
 
     def __repr__(self) -> str:
-        return repr(getattr(self, "members", "<quorum>"))
+        return repr(self.members)
 
     # --- opening and closing
 

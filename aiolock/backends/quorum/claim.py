@@ -22,7 +22,6 @@ from aiolock.backends.quorum.rules import certain
 from aiolock.clock import Deadline
 from aiolock.core.backend import (
     NEVER,
-    Certainty,
     Claim,
     Grant,
     Release,
@@ -66,7 +65,7 @@ class VoteAnswer(Enum):
     LOST = "granted, and taken back"
 
 
-class Vote(Certainty):
+class Vote:
     """The claim at one member."""
 
     __slots__ = (

@@ -23,6 +23,7 @@ from aiolock.errors import (
     BackendUnavailable,
     ConfigError,
     UnsafeBackend,
+    shorten,
 )
 from aiolock.types import MUTEX
 
@@ -99,7 +100,7 @@ class Members:
 
     def __init__(self, backends: Sequence[Backend]) -> None:
         if not isinstance(backends, list | tuple) or not all(isinstance(one, Backend) for one in backends):
-            raise ConfigError("members must be a list of backends, such as RedisBackend")
+            raise ConfigError(f"members must be a list of backends, not {shorten(backends)}")
         if len(backends) < FEWEST:
             raise ConfigError(
                 f"a quorum needs at least {FEWEST} servers, so that it works without one of them, not {len(backends)}"
@@ -115,7 +116,7 @@ class Members:
         """The tasks that release something, each with the time when it began."""
 
     def __repr__(self) -> str:
-        return f"<quorum of {', '.join(map(repr, getattr(self, 'all', ())))}>"
+        return f"<quorum of {', '.join(map(repr, self.all))}>"
 
     def bind(self, settings: Settings) -> None:
         """Give each member half of the time, so that the rest is left to act on its silence."""
