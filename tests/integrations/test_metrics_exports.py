@@ -29,7 +29,7 @@ async def something_happens(client: aiolock.Client) -> None:
     @client.locked("order:{number}")
     async def turn(number: int) -> None:
         # The time of the first counts once the second waits, which may be late on a busy machine.
-        await until(lambda: client.stats().waiting or client.stats().passed)
+        await until(lambda: client.stats()["waiting"] or client.stats()["passed"])
         await asyncio.sleep(0.01)
 
     await asyncio.gather(turn(42), turn(42))
