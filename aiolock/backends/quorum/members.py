@@ -58,8 +58,11 @@ class Member:
     def __repr__(self) -> str:
         return self.backend.address or repr(self.backend)
 
-    async def ask(self, request: Callable[[], Awaitable[T]]) -> T:
-        """Return the answer to a request, and record whether there was one; raise if the member was never reached."""
+    async def ask(self, request: Callable[[], Awaitable[T]], *, proves: bool = True) -> T:
+        """Return the answer to a request, and record whether there was one; raise if the member was never reached.
+
+        ``proves`` is false for a request that may succeed without a question to the server.
+        """
         if not self.open:
             raise BackendUnavailable(f"{self!r} could not be reached yet: {self.failure}") from self.failure
         try:
@@ -67,7 +70,7 @@ class Member:
         except BackendError as error:
             self.silent = isinstance(error, BackendUnavailable)
             raise
-        self.silent = False
+        self.silent = self.silent and not proves
         return answer
 
     async def try_to_open(self, check: Callable[[], Awaitable[None]] | None = None) -> None:

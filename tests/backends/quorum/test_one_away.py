@@ -108,6 +108,25 @@ async def test_who_did_not_answer_once_is_not_waited_for_again(three, how):
         await until(heard_again)
 
 
+async def test_a_dead_server_that_decides_costs_one_call_and_not_each(three):
+    """What could not even be sent to it is given back without a question, which is no sign of life."""
+    async with three.client(ttl=300) as holder, three.client(ttl=1.5, command_timeout=3) as client:
+        dead = client._backend.members.all[0]
+        async with three.away("killed", 0):
+            names = [three.name(0), three.name(0, "y")]
+            lease = await holder.lock(names[0]).acquire()
+            for _ in range(3):
+                assert await client.lock(names[0]).try_acquire() is None
+                await until(lambda: not client._backend.members.leaving)
+                assert dead.silent
+            # Half of the command timeout is as long as the ttl: whoever waits for it each time never has a grant.
+            async with asyncio.timeout(PATIENCE):
+                for _ in range(3):
+                    await (await client.lock(names[1]).acquire()).release()
+            await lease.release()
+        await three.nothing_is_left()
+
+
 async def test_a_hundred_who_wait_do_not_ask_again_and_again(three):
     name, each, seconds = three.name(0), 25, 0.7
     async with three.several(4, ttl=30, command_timeout=2) as clients:
