@@ -18,16 +18,18 @@ from aiozk import protocol as aiozk_protocol
 import aiolock
 from aiolock import Client
 from aiolock.backends.zookeeper import protocol
+from aiolock.backends.zookeeper.claim import QueueClaim
 from aiolock.backends.zookeeper.session import Session
 from aiolock.backends.zookeeper.url import parse
 from aiolock.clock import system_clock
 from tests.faults.proxy import Proxy, length_frames
+from tests.pace import pace
 from tests.servers import ZooKeeper
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 """Seconds after which something that has to happen counts as never."""
-TIMEOUT = 3.0
-"""Of sessions, where a test says nothing else."""
+TIMEOUT = 3.0 * pace()
+"""Of sessions, where a test says nothing else; a waiter that is not woken looks for itself no earlier than that."""
 
 
 @pytest.fixture(scope="session")
@@ -190,6 +192,22 @@ class Tools:
 
         await self.until(in_line, "a place in the queue")
         return task
+
+    async def watching(self, client: Client, name: str, family: str = "lock", count: int = 1) -> list[Any]:
+        """The claims of this client that wait for a lock, once they are so many: whatever happened before wakes none of them.
+
+        The server knows a waiter before the client has its answer, and sets its watches.
+        """
+        path, found = self.path(name, family), []
+
+        def watch() -> bool:
+            claims = [getattr(listener, "__self__", None) for listener in self.session_of(client).listeners]
+            found[:] = [claim for claim in claims if isinstance(claim, QueueClaim) and claim._path == path]
+            found[:] = [claim for claim in found if not claim.held and claim.inbox._waiter is not None]
+            return len(found) >= count
+
+        await self.until(watch, "a waiter that watches")
+        return found
 
     async def cut(self, client: Client, proxy: Proxy) -> None:
         """The client knows that it has no connection, and gets none for now."""

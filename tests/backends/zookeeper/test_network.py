@@ -73,7 +73,7 @@ async def test_n3_calls_into_a_black_hole_end_in_time(proxy, tools):
             begin = loop.time()
             with pytest.raises(BackendUnavailable):
                 await call()
-            assert loop.time() - begin < 3, call
+            assert loop.time() - begin < 10, call
         with pytest.raises(AcquireTimeout):
             await cut.lock("x").acquire(timeout=0.1)
         await lease.release()

@@ -17,13 +17,6 @@ LIST = 8
 MULTI = 14
 
 
-def claim_of(client, node: str):
-    """The claim that this node stands for."""
-    claims = [listener.__self__ for listener in client._backend.session.listeners]
-    [claim] = [claim for claim in claims if claim._node == node]
-    return claim
-
-
 async def drain(client, tools, proxy, name: str, waiters: int) -> tuple[float, int]:
     """Requests per hand-over of a queue of so many, and how many of them were for the list."""
     holder = await client.lock(name, fair=True).acquire()
@@ -44,7 +37,7 @@ async def drain(client, tools, proxy, name: str, waiters: int) -> tuple[float, i
         return len(await tools.nodes(client, name)) == waiters + 1
 
     await tools.until(in_line)
-    await asyncio.sleep(0.1)
+    await tools.watching(client, name, count=waiters)
     proxy.on_frame = count
     before = tools.session_of(client).xid
     await holder.release()
@@ -130,11 +123,9 @@ async def test_whoever_waits_is_not_taken_for_gone_because_somebody_writes_to_it
         between = await tools.waiting(client, before(rival), 1)
         last = await tools.waiting(client, locks[kind](third), 2)
         await tools.until(lambda: holder._hold.validity.claim.contended_since is not None)
-        _, node, own = await tools.nodes(client, "x", family)
+        _, node, _ = await tools.nodes(client, "x", family)
         path = f"{tools.path('x', family)}/{node}"
-        claim = claim_of(third, own)
-        # It watches: a write before that would wake nobody.
-        await tools.until(lambda: claim.inbox._waiter is not None)
+        [claim] = await tools.watching(third, "x", family)
         old = claim._verdict
         await tools.session_of(client).ask(protocol.put(path, data))
         # It has looked again.
@@ -308,9 +299,7 @@ async def test_whoever_waits_for_the_holder_alone_enters_without_asking(client, 
     async with tools.connect(proxy.port, query="session_timeout=30") as waiter:
         holder = await client.lock("x").acquire()
         following = await tools.waiting(client, waiter.lock("x"))
-        # It watches the one before it, and its own node.
-        await tools.until(lambda: len(tools.session_of(waiter).watchers) == 2)
-        await tools.session_of(waiter).ask(protocol.sync())
+        await tools.watching(waiter, "x")
         up: list[bytes] = []
         proxy.on_frame = lambda direction, frame: up.append(frame) if direction == "up" else None
         await holder.release()

@@ -51,7 +51,7 @@ async def gone(tools, client) -> bool:
     return await tools.nodes(client, "x") == []
 
 
-async def test_it_waits_gives_up_and_is_inspected(pair):
+async def test_it_waits_gives_up_and_is_inspected(pair, tools):
     one, two = pair
     async with one.lock("x") as lease:
         assert await two.lock("x").try_acquire() is None
@@ -62,7 +62,7 @@ async def test_it_waits_gives_up_and_is_inspected(pair):
         assert info.waiters == ()
         waiter = asyncio.create_task(two.lock("x").acquire())
         await asyncio.sleep(0.05)
-    async with asyncio.timeout(3):
+    async with asyncio.timeout(tools.PATIENCE):
         await (await waiter).release()
 
 
@@ -71,7 +71,7 @@ async def test_an_administrator_takes_it_and_the_old_holder_does_not_touch_the_n
     lease = await one.lock("x").acquire()
     assert await two.lock("x").force_release()
     following = await two.lock("x").acquire(timeout=tools.PATIENCE)
-    async with asyncio.timeout(3):
+    async with asyncio.timeout(tools.PATIENCE):
         assert await lease.wait_lost() == "force-released"
     await lease.release()
     await asyncio.sleep(0.1)
