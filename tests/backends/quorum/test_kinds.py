@@ -60,7 +60,7 @@ async def test_a_writer_is_served_although_readers_never_stop_coming(three):
 @pytest.mark.parametrize("number", range(3))
 async def test_a_writer_becomes_a_reader_while_a_server_is_away(three, number):
     name = three.name(0)
-    async with three.several(3, ttl=30, command_timeout=1) as (client, reader, writer):
+    async with three.several(3, ttl=30, command_timeout=3) as (client, reader, writer):
         lease = await client.rwlock(name).write().acquire()
         token = lease.token
         async with three.away("black-holed", number):
@@ -124,7 +124,7 @@ async def without(three, number: int | None):
 async def test_who_is_asked_to_let_go_is_told_once(three, away, monkeypatch):
     """Although every server says it, and says it again with each renewal."""
     name, told = three.name(0), []
-    async with three.several(2, ttl=1.5, command_timeout=1) as (holder, asker):
+    async with three.several(2, ttl=1.5, command_timeout=3) as (holder, asker):
         events = holder._backend.events
         put = events.put
         monkeypatch.setattr(events, "put", lambda event: (told.append(event), put(event)))
@@ -144,7 +144,7 @@ async def test_who_is_asked_to_let_go_is_told_once(three, away, monkeypatch):
 @pytest.mark.parametrize("away", [None, 0, 1])
 async def test_force_takes_it_away_and_the_holder_is_told(three, away):
     name = three.name(0)
-    async with three.several(2, ttl=300, command_timeout=1) as (holder, administrator):
+    async with three.several(2, ttl=300, command_timeout=3) as (holder, administrator):
         lease = await holder.lock(name).acquire()
         async with without(three, away):
             assert await administrator.lock(name).force_release()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from aiolock.types import Finding, Level
 from tests.contract.deployments import least_rights
 from tests.faults.redis_keys import descriptors
 from tests.faults.staging import until
+from tests.processes import reserve_port
 from tests.servers import Redis
 
 FIT: dict[str, str] = {
@@ -182,7 +184,11 @@ async def test_it_reads_what_the_server_really_is():
 
 
 async def test_a_cluster_where_no_client_can_be_opened_is_looked_at_all_the_same():
-    with Redis(extra=("--cluster-enabled", "yes")) as server:
+    with (
+        contextlib.ExitStack() as ports,
+        # It opens the port that is so far above as well.
+        Redis(port=reserve_port(ports, 10_000), extra=("--cluster-enabled", "yes")) as server,
+    ):
         backend = backend_of(server.url)
         with pytest.raises(BackendUnavailable, match="cluster is down"):
             await backend.open()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import operator
 
 import pytest
 import redis.asyncio
@@ -38,7 +39,7 @@ def frozen(server: Redis):
 async def test_r1_a_frozen_server_costs_no_call_more_than_its_timeout_and_the_holder_is_told(
     mortal, master, connect, namespace
 ):
-    async with connect(mortal.url, ttl=1, command_timeout=0.5) as client:
+    async with connect(mortal.url, ttl=2, command_timeout=1.0) as client:
         lock = client.lock("x")
         held = await client.lock("held").acquire()
         with frozen(mortal):
@@ -52,11 +53,11 @@ async def test_r1_a_frozen_server_costs_no_call_more_than_its_timeout_and_the_ho
                 since = Stopwatch()
                 with pytest.raises((BackendUnavailable, AcquireTimeout)):
                     await call
-                assert since.seconds < 0.5 + SOON
+                assert since.seconds < 1 + SOON
             assert await held.wait_lost() == "expired"
             since = Stopwatch()
             await held.release()
-            assert since.seconds < 0.5 + SOON
+            assert since.seconds < 1 + SOON
         # What the server executes now, late, leaves nothing.
         await nothing_is_left(master, namespace)
         await gets_the_lock(client, "x")
@@ -64,12 +65,12 @@ async def test_r1_a_frozen_server_costs_no_call_more_than_its_timeout_and_the_ho
 
 
 async def test_r1_waiters_survive_a_frozen_server(mortal, connect):
-    async with connect(mortal.url, ttl=5, command_timeout=0.3) as one, connect(mortal.url, ttl=5) as two:
+    async with connect(mortal.url, ttl=5, command_timeout=1.0) as one, connect(mortal.url, ttl=5) as two:
         held = await one.lock("x").acquire()
         waiter = asyncio.create_task(two.lock("x").acquire())
         await queued(one.lock("x"), 1)
         with frozen(mortal):
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(1.2)
             assert not waiter.done()
         await held.release()
         await (await waiter).release()
@@ -78,7 +79,7 @@ async def test_r1_waiters_survive_a_frozen_server(mortal, connect):
 async def test_r18_what_a_client_asked_of_a_frozen_server_before_it_left_leaves_nothing(
     mortal, master, connect, namespace
 ):
-    async with connect(mortal.url, ttl=300, command_timeout=0.5) as client:
+    async with connect(mortal.url, ttl=300, command_timeout=1.0) as client:
         with frozen(mortal):
             with pytest.raises(BackendUnavailable):
                 await client.lock("asked").acquire()
@@ -89,7 +90,7 @@ async def test_r18_what_a_client_asked_of_a_frozen_server_before_it_left_leaves_
                 await cancelled
             since = Stopwatch()
             await client.aclose()
-            assert since.seconds < 0.5 + SOON
+            assert since.seconds < 1 + SOON
     await nothing_is_left(master, namespace)
 
 
@@ -121,8 +122,8 @@ async def test_r2_a_restart_that_forgets_everything_is_told_and_lived_with(
 
 async def test_r2_a_server_that_is_away_for_longer_than_the_ttl_costs_the_hold_and_no_waiter(mortal, connect):
     async with (
-        connect(mortal.url, ttl=1, command_timeout=0.3) as one,
-        connect(mortal.url, ttl=300, command_timeout=0.3) as two,
+        connect(mortal.url, ttl=2, command_timeout=1.0) as one,
+        connect(mortal.url, ttl=300, command_timeout=1.0) as two,
     ):
         held = await one.lock("x").acquire()
         waiter = asyncio.create_task(two.lock("x").acquire())
@@ -130,7 +131,7 @@ async def test_r2_a_server_that_is_away_for_longer_than_the_ttl_costs_the_hold_a
         mortal.kill()
         assert await held.wait_lost() == "expired"
         # Longer than any command may take.
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(1.2)
         assert not waiter.done()
         with pytest.raises(BackendUnavailable, match="nothing listens there"):
             await one.lock("y").acquire()
@@ -188,8 +189,15 @@ async def test_r7_killed_connections_cost_neither_hold_nor_place(server, admin, 
         held = await one.lock("x").acquire()
         waiter = asyncio.create_task(two.lock("x").acquire())
         await queued(one.lock("x"), 1)
+        which = "_connection" if kind == "normal" else "_subscriber"
+        lines = [getattr(each._backend, which) for each in (one, two)]
         for _ in range(3):
+            before = [line.generation for line in lines]
             await admin.execute_command("CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes")
+            # Both know of it, and have another one.
+            await until(
+                lambda before=before: all(map(operator.gt, (line.generation for line in lines), before))
+            )
             await until(lambda: all(each._backend._mutex.wakeups.pushed for each in (one, two)))
         await held.renew()
         assert held.held
@@ -456,7 +464,7 @@ async def test_flushing_everything_is_told_to_every_holder(server, connect, name
 
 
 async def test_errors_of_the_server_are_errors_of_the_library(mortal, master, connect):
-    async with connect(mortal.url, ttl=5, command_timeout=0.5) as client:
+    async with connect(mortal.url, ttl=5) as client:
         await master.config_set("min-replicas-to-write", "3")
         with pytest.raises(BackendRefused, match="too few replicas") as refused:
             await client.lock("x").acquire()

@@ -152,7 +152,7 @@ async def test_waiting_again_after_an_outage_finds_the_change(opened, proxy):
         with contextlib.suppress(BackendUnavailable):
             await register.changed("")
 
-    async with opened(proxy.port, timeout=0.5) as far, opened() as writer:
+    async with opened(proxy.port, timeout=1.5) as far, opened() as writer:
         register, seen = writer.register("d", Family.LATCH), far.register("d", Family.LATCH)
         watching = asyncio.create_task(change(seen))
         await until(lambda: bool(far._registers.watched))

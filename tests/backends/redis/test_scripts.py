@@ -19,6 +19,8 @@ from aiolock.backends.redis.commands import PROBE, SCRIPTS, Script
 
 A, B, C = "a:1", "b:1", "c:1"
 """Requests of three processes."""
+TTL, LIFE = 300_000, 600_000
+"""Milliseconds of a hold and of a place: nothing runs out by itself, however slow the machine is."""
 
 
 class Lock:
@@ -33,7 +35,7 @@ class Lock:
     async def call(self, script: Script, *arguments: object) -> Any:
         return await self.admin.eval(script.source.decode(), 1, self.key, *arguments)
 
-    async def enter(self, request: str, *, ttl=10_000, most=1, floor=0, label="me", place="6000 s -1") -> Any:
+    async def enter(self, request: str, *, ttl=TTL, most=1, floor=0, label="me", place=f"{LIFE} s -1") -> Any:
         return await self.call(SCRIPTS["enter"], request, ttl, most, floor, label, place)
 
     async def attempt(self, request: str, **options: Any) -> Any:
@@ -45,11 +47,11 @@ class Lock:
     async def leave(self, request: str, *, bury: bool = False, keep: int = 0) -> int:
         return await self.call(SCRIPTS["leave"], request, 0, int(bury), keep)
 
-    async def renew(self, request: str, ttl: int = 10_000, present: str = "") -> int:
+    async def renew(self, request: str, ttl: int = TTL, present: str = "") -> int:
         return (await self.call(SCRIPTS["renew"], request, ttl, present))[1]
 
     async def beat(
-        self, process: str, places: object = 1, *, hears: str = "s", life: int = 6000
+        self, process: str, places: object = 1, *, hears: str = "s", life: int = LIFE
     ) -> list[int]:
         return (await self.call(SCRIPTS["heartbeat"], process, life, hears, 0, places))[1]
 
@@ -161,10 +163,10 @@ async def test_what_any_waiter_has_seen_counts_for_the_grant_that_is_handed_to_i
 
 async def test_entering_again_finds_the_same_grant_with_a_full_ttl(lock, admin):
     _, token, _, server, _ = await lock.enter(A, ttl=1000)
-    again = await lock.enter(A, ttl=50_000)
+    again = await lock.enter(A, ttl=TTL)
     assert again[:3] == [1, token, 1]
-    assert int((await lock.fields())["until"]) >= server + 50_000_000
-    assert 100_000 < await admin.pttl(lock.key) <= 110_000
+    assert int((await lock.fields())["until"]) >= server + TTL * 1000
+    assert TTL + 50_000 < await admin.pttl(lock.key) <= TTL + 60_000
 
 
 async def test_entering_again_finds_the_same_place(lock):
@@ -210,15 +212,15 @@ async def test_who_asks_is_served_when_nobody_in_line_can_be_reached(lock):
     assert (await lock.attempt(C))[0] == 1
     # The one who could not be reached comes back to its place, before everybody who came later.
     await lock.enter(A)
-    granted, ticket, _, _, first = await lock.enter(B, place="6000 s 0")
+    granted, ticket, _, _, first = await lock.enter(B, place=f"{LIFE} s 0")
     assert (granted, ticket, first) == (0, 0, 1)
 
 
 async def test_a_ticket_that_somebody_else_has_now_is_exchanged_for_a_new_one(lock):
     await lock.enter(A)
     await lock.enter(B)
-    assert (await lock.enter(C, place="6000 s 0"))[1] == 1
-    assert (await lock.enter("d:1", place="6000 s 77"))[1] == 2
+    assert (await lock.enter(C, place=f"{LIFE} s 0"))[1] == 1
+    assert (await lock.enter("d:1", place=f"{LIFE} s 77"))[1] == 2
 
 
 async def test_the_first_in_line_is_told_to_the_holder_and_the_second_is_not(lock):
@@ -317,8 +319,8 @@ async def test_a_claim_that_lapses_is_handed_on_and_parks_the_whole_process(lock
     assert await lock.owner() == C
     # It speaks, and comes back to its places.
     assert (await lock.beat("b", 1))[2] == 2
-    assert (await lock.enter("b:2", place="6000 s 1"))[:2] == [0, 1]
-    assert (await lock.enter(B, place="6000 s 0"))[:2] == [0, 0]
+    assert (await lock.enter("b:2", place=f"{LIFE} s 1"))[:2] == [0, 1]
+    assert (await lock.enter(B, place=f"{LIFE} s 0"))[:2] == [0, 0]
     await lock.release(C)
     assert await lock.owner() == B
 
@@ -573,12 +575,12 @@ async def test_renewals_of_many_locks_are_answered_one_by_one(lock, admin, names
         await each.enter(A)
     await locks[1].force()
     await locks[2].admin.set(locks[2].key, "of another type")
-    arguments = [word for _ in locks for word in (A, 10_000, "")]
+    arguments = [word for _ in locks for word in (A, TTL, "")]
     answer = await admin.eval(SCRIPTS["renew"].source.decode(), 4, *(each.key for each in locks), *arguments)
     assert answer[1:] == [1, -1, 0, 0]
     counts = [1] * 4
     answer = await admin.eval(
-        SCRIPTS["heartbeat"].source.decode(), 4, *(each.key for each in locks), "b", 6000, "s", 0, *counts
+        SCRIPTS["heartbeat"].source.decode(), 4, *(each.key for each in locks), "b", LIFE, "s", 0, *counts
     )
     assert [state for _, _, state in answer[1:]] == [2, 2, 2, 2]
 
@@ -629,7 +631,7 @@ async def test_people_see_holder_and_waiters_in_order(lock):
     now, until_, shown, left, since, label, present, *waiting = await lock.look()
     assert present == b""
     assert now >= server == int(since)
-    assert int(until_) == server + 10_000_000
+    assert int(until_) == server + TTL * 1000
     assert (int(shown), int(left)) == (token, tokens)
     assert label == b"the holder, 1"
     assert [word.decode() for word in waiting] == ["ein größerer Name", "", "last one"]

@@ -331,9 +331,9 @@ async def test_what_will_not_change_by_itself_is_refused_without_waiting(server,
 
 
 async def test_plaintext_at_a_tls_port_and_the_reverse_are_explained(server, tls_server):
-    plain = await failure(Endpoint(f"redis://127.0.0.1:{tls_server.port}"), timeout=0.4)
+    plain = await failure(Endpoint(f"redis://127.0.0.1:{tls_server.port}"), timeout=2)
     assert "rediss://" in str(plain)
-    tls = await failure(Endpoint(f"rediss://127.0.0.1:{server.port}"), timeout=0.4)
+    tls = await failure(Endpoint(f"rediss://127.0.0.1:{server.port}"), timeout=2)
     assert "use redis://" in str(tls)
 
 
@@ -379,11 +379,11 @@ async def test_a_server_that_repeats_the_password_is_not_quoted():
 async def test_a_server_that_is_not_there_is_unavailable_within_the_timeout(url, hint):
     loop = asyncio.get_running_loop()
     begun = loop.time()
-    error = await failure(Endpoint(url), timeout=0.3)
+    error = await failure(Endpoint(url), timeout=1)
     assert isinstance(error, BackendUnavailable)
     assert error.retryable
     assert hint in str(error)
-    assert loop.time() - begun < 5
+    assert loop.time() - begun < 20
 
 
 async def test_a_missing_certificate_file_is_refused(tls_server):
@@ -397,7 +397,7 @@ async def test_a_missing_certificate_file_is_refused(tls_server):
 async def test_a_full_server_is_unavailable():
     with Redis(extra=["--maxclients", "1"]) as full:
         async with connected(Endpoint(full.url)):
-            error = await failure(Endpoint(full.url), timeout=0.3)
+            error = await failure(Endpoint(full.url), timeout=1)
     assert isinstance(error, BackendUnavailable)
     assert "maxclients" in str(error)
 
@@ -412,7 +412,7 @@ async def test_a_failing_credential_provider_is_unavailable_and_not_quoted(serve
             raise LookupError("the token is abc")
 
     error = await failure(
-        Endpoint(f"redis://127.0.0.1:{server.port}", credential_provider=Broken("a", "b")), timeout=0.3
+        Endpoint(f"redis://127.0.0.1:{server.port}", credential_provider=Broken("a", "b")), timeout=1
     )
     assert isinstance(error, BackendUnavailable)
     assert "LookupError" in str(error)
