@@ -8,8 +8,9 @@ import secrets
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
+from aiolock.backends.callers import Callers
 from aiolock.backends.mysql import schema
-from aiolock.backends.mysql.caller import MySQLCallers, confirm
+from aiolock.backends.mysql.caller import confirm
 from aiolock.backends.mysql.connection import MySQLSession
 from aiolock.backends.mysql.context import Context, Statements, quote
 from aiolock.backends.mysql.diagnosis import (
@@ -103,7 +104,7 @@ class MySQLBackend(Administration, RegisterStore, TransactionLocks, Confirmation
         self.shows_tokens = self.keeps_values = self._mode_name == "lease"
         self._table = given.get("table", "aiolock")
         self._opened = False
-        self.callers = MySQLCallers()
+        self.callers = Callers()
         """Connections of callers on which a statement of this client is under way."""
 
     def __repr__(self) -> str:
@@ -172,6 +173,8 @@ class MySQLBackend(Administration, RegisterStore, TransactionLocks, Confirmation
         refuse(facts, self._mode_name, self.address)
         self.capabilities = promises(facts, self._mode_name)
         _, moves, database, blind = answers[-1].rows[0]
+        # What servers have made up for themselves: one on MySQL, the other on newer MariaDBs.
+        numbers = [f", @@{name}" for name in ("server_uuid", "server_uid") if name in facts]
         return Site(
             across=cluster(facts) != "",
             galera=cluster(facts) == GALERA,
@@ -179,6 +182,7 @@ class MySQLBackend(Administration, RegisterStore, TransactionLocks, Confirmation
             scope=(str(database), self._table.lower() if int(blind) else self._table),
             rolls_back=facts.get("innodb_rollback_on_timeout", "OFF").upper() in {"ON", "1"},
             processlist=processlist(facts),
+            server=self._statements("server", numbers="".join(numbers)),
             fine_times="MariaDB" in facts.get("version", ""),
         )
 

@@ -35,7 +35,7 @@ from aiolock.errors import (
     shorten,
 )
 
-__all__ = ["MySQLCallers", "MySQLConnection", "Place", "ask_place", "check_connection", "confirm"]
+__all__ = ["MySQLConnection", "Place", "ask_place", "check_connection", "confirm"]
 
 NEEDED = ("cursor", "close", "thread_id", "get_autocommit", "get_transaction_status")
 
@@ -47,15 +47,6 @@ class Place(NamedTuple):
     name: str = ""
 
 
-class MySQLCallers(Callers):
-    """The connections of callers, and the expression by which a server identifies itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.server = ""
-        """Empty until it is known."""
-
-
 def check_connection(connection: object) -> None:
     """Raise :class:`ConfigError` unless it may be a connection of aiomysql's."""
     if not all(callable(getattr(connection, name, None)) for name in NEEDED):
@@ -65,21 +56,14 @@ def check_connection(connection: object) -> None:
         )
 
 
-async def ask_place(
-    context: Context, callers: MySQLCallers, statement: str, **words: str
-) -> list[Sequence[tuple[Any, ...]]]:
+async def ask_place(context: Context, statement: str, **words: str) -> list[Sequence[tuple[Any, ...]]]:
     """Send a packet on the main session whose last answer is the place of the client's server; return its rows."""
-    statements = context.statements
-    if not callers.server:
-        [own] = await context.execute(statements("own_numbers"))
-        callers.server = statements("server", numbers="".join(f", @@{name}" for name, _ in own.rows))
-    packet = statements(statement, server=callers.server, **words)
+    packet = context.statements(statement, server=context.site.server, **words)
     try:
         return [answer.rows for answer in await context.execute(packet)]
     except BackendRefused as error:
         if code(error.__cause__) not in NO_SUCH_VARIABLE:
             raise
-        callers.server = ""
         again = f"{context.address}: this is another server than before: try again"
         raise BackendUnavailable(again) from error
 
@@ -87,18 +71,17 @@ async def ask_place(
 class MySQLConnection(CallerConnection):
     """A connection of a caller, whose statement is ended by KILL QUERY on a connection of the client."""
 
-    def __init__(self, context: Context, callers: MySQLCallers, connection: Any, kill: str = "") -> None:
+    def __init__(self, context: Context, callers: Callers, connection: Any, kill: str = "") -> None:
         super().__init__(callers, connection, context.address)
         self.kill = kill
         """Ends the statement under way by KILL QUERY; empty until the server and the number of the session are known."""
         self._context = context
-        self._known = callers
 
     async def check(self, cursor: Any, there: Place) -> None:
         """Raise unless a transaction is open, on the server of the client; to be called by its task."""
         context, connection = self._context, self.connection
         try:
-            await cursor.execute(context.statements("loan_look", server=self._known.server))
+            await cursor.execute(context.statements("loan_look", server=context.site.server))
         except Exception as error:
             if code(error) in NO_SUCH_VARIABLE:
                 raise self._elsewhere(there, "one of another version") from error
@@ -121,8 +104,7 @@ class MySQLConnection(CallerConnection):
             raise RuntimeError(
                 "no transaction is open on this connection: begin one first (await connection.begin())"
             )
-        words = {"server": self._known.server, "there": identity, "number": number}
-        self.kill = context.statements("loan_end", **words)
+        self.kill = context.statements("loan_end", server=context.site.server, there=identity, number=number)
 
     def _elsewhere(self, there: Place, name: str) -> ConfigError:
         return ConfigError(
@@ -195,7 +177,7 @@ def _decoded(value: Any) -> Any:
 # hold is not renewed either.
 
 
-async def confirm(context: Context, callers: MySQLCallers, claim: RowClaim, connection: Any) -> bool:
+async def confirm(context: Context, callers: Callers, claim: RowClaim, connection: Any) -> bool:
     """Return whether the row shows the hold of ``claim``, and lock it in the transaction on ``connection`` if it does.
 
     The wait for the row is ended at the server within the command timeout, and by cancelling it, see :class:`CallerConnection`.
@@ -213,7 +195,7 @@ async def confirm(context: Context, callers: MySQLCallers, claim: RowClaim, conn
         )
     deadline = Deadline.after(context.timeout, asyncio.get_running_loop().time)
     caller = MySQLConnection(context, callers, connection)
-    [[where]] = await context.within(ask_place(context, callers, "server_address"))
+    [[where]] = await context.within(ask_place(context, "server_address"))
     try:
         return await caller.within(deadline.left(), _confirm(context, caller, claim, Place(*map(str, where))))
     except TimeoutError as error:

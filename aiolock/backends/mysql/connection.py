@@ -16,7 +16,7 @@ from aiolock.backends.mysql.errors import INTERRUPTED, Late, code, deadly, trans
 from aiolock.backends.mysql.protocol import Driver, Result
 from aiolock.backends.mysql.url import Address
 from aiolock.clock import Clock, Deadline
-from aiolock.core.tasks import settle
+from aiolock.core.tasks import reject, settle
 from aiolock.errors import BackendUnavailable, LockError, UnsafeBackend
 
 __all__ = ["Answers", "MySQLSession"]
@@ -49,13 +49,6 @@ class _Command:
         """The time, by the loop's clock, at which the answer is late."""
         self.again = False
         """It was sent before, and refused."""
-
-    def fail(self, error: LockError) -> None:
-        """Raise ``error`` where the answers are awaited; the caller may be gone."""
-        if not self.answers.done():
-            self.answers.set_exception(error)
-            # Retrieved: asyncio does not warn about it.
-            self.answers.exception()
 
 
 class MySQLSession:
@@ -237,8 +230,7 @@ class MySQLSession:
             self.used = self._clock()
             if command.then is not None:
                 command.then()
-            if not command.answers.done():
-                command.answers.set_result(outcome)
+            settle(command.answers, outcome)
         self._next()
 
     def _failed(self, command: _Command, error: Exception) -> None:
@@ -254,7 +246,7 @@ class MySQLSession:
         translated.__cause__ = error
         if fatal:
             self.abort()
-        command.fail(translated)
+        reject(command.answers, translated)
         if command.atomic and not self._over:
             self._rolling_back = True
             if self._interrupted is None:
@@ -296,7 +288,7 @@ class MySQLSession:
             self._arm(command.late)
 
     def _late(self, command: _Command) -> None:
-        command.fail(self._no_answer())
+        reject(command.answers, self._no_answer())
         tolerated = bool(self.locks and self._lateness)
         if self.interrupt is not None and not tolerated:
             # The other commands wait until the statement was ended.
@@ -308,7 +300,7 @@ class MySQLSession:
             # Commands that give something back are sent when the server answers again.
             for other in [other for other in queue if other.then is None]:
                 queue.remove(other)
-                other.fail(self._no_answer())
+                reject(other.answers, self._no_answer())
         if tolerated:
             # With the session its locks would go, and the answer may come before their leases end.
             asyncio.get_running_loop().call_later(self.silence or self._lateness, self._give_up, command)
@@ -370,7 +362,7 @@ class MySQLSession:
         if self._interrupted is not None:
             settle(self._interrupted, None)
         for command in unanswered:
-            command.fail(self._lost())
+            reject(command.answers, self._lost())
         self._ended(self)
 
     def _unanswered(self) -> list[_Command]:

@@ -19,7 +19,7 @@ from aiolock.backends.mysql.context import UNDONE, Context, quote
 from aiolock.backends.mysql.errors import NOT_NOW, code, hit
 from aiolock.backends.mysql.protocol import Result
 from aiolock.core.tasks import reject, settle
-from aiolock.errors import BackendError, BackendUnavailable, DeadlockDetected, LockError
+from aiolock.errors import BackendUnavailable, LockError, copy_of
 
 __all__ = ["Action", "DecisionQueue", "Outcome", "PendingDecision", "Transaction", "execute", "together"]
 
@@ -233,21 +233,10 @@ class DecisionQueue:
         if self._queues.get(self._key) is self:
             del self._queues[self._key]
             error = None if serving.cancelled() else serving.exception()
-            _fail([*self._taken, *self._requests], error or BackendUnavailable("the client is closed"))
+            closed = BackendUnavailable("the client is closed")
+            _fail([*self._taken, *self._requests], error if isinstance(error, Exception) else closed)
 
 
-def _fail(requests: Sequence[PendingDecision], error: BaseException) -> None:
+def _fail(requests: Sequence[PendingDecision], error: Exception) -> None:
     for request in requests:
-        reject(request.answer, _copy(error))
-
-
-def _copy(error: BaseException) -> BaseException:
-    """Return the same for another task: exceptions collect tracebacks, and must not be shared."""
-    if isinstance(error, BackendError):
-        copy: BaseException = type(error)(str(error), retryable=error.retryable)
-    elif isinstance(error, DeadlockDetected):
-        copy = DeadlockDetected(error.cycle)
-    else:
-        return error
-    copy.__cause__ = error.__cause__
-    return copy
+        reject(request.answer, copy_of(error))

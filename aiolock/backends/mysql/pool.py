@@ -36,6 +36,8 @@ class Site(NamedTuple):
     """A lock wait that took too long ends the whole transaction."""
     processlist: str
     """The table of the server's sessions and their statements."""
+    server: str
+    """The expression by which the server identifies itself."""
     fine_times: bool
     """That table has times of less than a second."""
 

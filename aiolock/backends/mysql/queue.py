@@ -296,17 +296,18 @@ class QueuedClaim(Claim):
             self._position = Position(self._context, self._blocking(), self.inbox)
         return grant
 
-    async def _directly(self, *, wait: bool, again: bool = True) -> Grant | None:
-        session = await self._home(wait=wait)
-        if session is None:
-            return None
-        try:
-            return await self._try_on(session)
-        except BackendUnavailable:
-            if session.alive or not again:
-                raise
-        # The session was lost with its locks; a repeated request finds the grant of this claim all the same.
-        return await self._directly(wait=wait, again=False)
+    async def _directly(self, *, wait: bool) -> Grant | None:
+        # Sessions that were idle may have been ended by the server in the meantime.
+        chances = self._context.sessions.idle + 1
+        while (session := await self._home(wait=wait)) is not None:
+            try:
+                return await self._try_on(session)
+            except BackendUnavailable:
+                if session.alive or not chances:
+                    raise
+            # It was lost with its locks; a repeated request finds the grant of this claim all the same.
+            chances -= 1
+        return None
 
     async def _home(self, *, wait: bool) -> MySQLSession | None:  # noqa: ARG002 - others may have to wait for one
         """Return the session to try on; ``None`` if the claim has to wait on one of its own."""

@@ -16,69 +16,36 @@ from aiolock.core.backend import Claim, Grant, Request
 from aiolock.errors import BackendRefused, BackendUnavailable, UnsupportedKind
 from aiolock.types import Family, LockInfo
 
-__all__ = ["RowMode", "RowModeClaim", "Rows"]
+__all__ = ["RowMode", "RowModeClaim", "make_row"]
 
 WAIT = 10
 """Seconds at most, and no more than its ttl, after which the server ends a wait, and the claim queues up again: the server
 does not notice when a waiter's client is gone."""
 
 
-class Rows:
-    """The rows of locks, made by the first use of a name."""
-
-    def __init__(self, context: Context) -> None:
-        self._context = context
-        self._known: set[str] = set()
-
-    async def make(self, request: Request, key: str) -> None:
-        """Make the row if it is missing; asked once for each name until :meth:`forget`."""
-        if key in self._known:
-            return
-        context = self._context
-        if not await self._exists(key):
-            packet = context.statements(
-                "make_row",
-                id=quote(key),
-                family=quote(request.kind.family.value),
-                name=hexed(request.name),
-            )
-            try:
-                await context.execute(packet)
-            except BackendUnavailable as error:
-                # Another client made it in the meantime, and has it locked.
-                if code(error.__cause__) not in NOT_NOW or not await self._exists(key):
-                    raise
-        self._known.add(key)
-
-    async def _exists(self, key: str) -> bool:
-        answers = await self._context.execute(self._context.statements("row_exists", id=quote(key)))
-        return bool(answers[0].rows[0][0])
-
-    def forget(self, key: str) -> None:
-        """Look for the row again at its next use: it was deleted."""
-        self._known.discard(key)
-
-    def blocking(self, key: str, who: str) -> str:
-        """Return the statement that waits for the row, as the server lists it."""
-        return self._context.statements("lock_row", id=quote(key), who=who)
+async def make_row(context: Context, request: Request, key: str) -> None:
+    """Make the row of a lock, which is missing."""
+    family, name = quote(request.kind.family.value), hexed(request.name)
+    try:
+        await context.execute(context.statements("make_row", id=quote(key), family=family, name=name))
+    except BackendUnavailable as error:
+        # Another client made it in the meantime, and has it locked.
+        if code(error.__cause__) not in NOT_NOW:
+            raise
 
 
 class RowMode(HoldingMode):
     """A row for each lock, locked by an open transaction."""
 
-    def __init__(self, context: Context) -> None:
-        super().__init__(context)
-        self.rows = Rows(context)
-
     def claim(self, request: Request) -> Claim:
         """Return a new claim of a mutex."""
-        return RowModeClaim(self._context, request, self._lock(request.name, request.kind.family), self.rows)
+        return RowModeClaim(self._context, request, self._lock(request.name, request.kind.family))
 
     async def inspect(self, name: str, family: Family) -> LockInfo:
         """Return the holder, as far as it can be known, and the statements that wait."""
         context, key = self._context, self._context.key(name, family)
         await left(context, key)
-        pattern = hexed(self.rows.blocking(key, "%"))
+        pattern = hexed(context.statements("lock_row", id=quote(key), who="%"))
         packet = context.statements("waiters", processlist=context.site.processlist, pattern=pattern)
         [others] = await context.execute(packet)
         waiting = await in_queue(context, others.rows)
@@ -107,11 +74,7 @@ class RowMode(HoldingMode):
 class RowModeClaim(HoldingClaim):
     """A transaction with one row locked, or a request for it."""
 
-    __slots__ = ("_rows",)
-
-    def __init__(self, context: Context, request: Request, lock: str, rows: Rows) -> None:
-        super().__init__(context, request, lock)
-        self._rows = rows
+    __slots__ = ()
 
     async def _attempt(self, *, wait: bool) -> Grant | None:
         try:
@@ -121,24 +84,14 @@ class RowModeClaim(HoldingClaim):
                 raise
             raise demoted(self._context) from error
 
-    async def _directly(self, *, wait: bool, again: bool = True) -> Grant | None:  # noqa: ARG002 - counted below
-        """Ask on a session of its own: each hold needs one."""
-        context, sessions = self._context, self._context.sessions
+    async def _home(self, *, wait: bool) -> MySQLSession | None:
+        """Return a session for the hold alone."""
+        context, sessions, session = self._context, self._context.sessions, self._asked
         await left(context, self.lock)
-        session: MySQLSession | None = None
-        # Sessions that were idle may have been ended by the server in the meantime.
-        for last in (*(False for _ in range(sessions.idle + 1)), True):
-            await self._rows.make(self.request, self.lock)
-            session = self._asked if self._begun is None else None
-            if session is None or not session.alive:
-                session = await sessions.take()
-            if session is None:
-                break
-            try:
-                return await self._try_on(session)
-            except BackendUnavailable:
-                if session.alive or last:
-                    raise
+        if self._begun is not None or session is None or not session.alive:
+            session = await sessions.take()
+        if session is not None:
+            return session
         if (refusal := sessions.shut_out) is not None:
             # Without a connection for the hold it is not to be had, free or not.
             raise BackendUnavailable(
@@ -163,7 +116,7 @@ class RowModeClaim(HoldingClaim):
                 answers = await context.execute(packet, session)
                 if self._confirmed(answers):
                     return self._held(session, answers, sent)
-                await self._rows.make(self.request, self.lock)
+                await make_row(context, self.request, self.lock)
         except BackendUnavailable as error:
             if not session.alive or code(error.__cause__) not in NOT_NOW:
                 raise
@@ -177,7 +130,6 @@ class RowModeClaim(HoldingClaim):
             if not session.alive or code(error.__cause__) not in NOT_NOW:
                 raise
         # There was no row to wait for, and now another transaction has it.
-        self._rows.forget(self.lock)
         await self._leave_queue()
         return None
 
@@ -189,16 +141,14 @@ class RowModeClaim(HoldingClaim):
         if int(answers[-1].rows[0][0]) < 0:
             # The caller gives the row back.
             raise demoted(self._context)
-        if answers[-2].rows:
-            return True
-        self._rows.forget(self.lock)
-        return False
+        return bool(answers[-2].rows)
 
     def _blocking(self) -> Blocking:
         context, wait = self._context, min(WAIT, self._silence)
+        who = self.request.label.encode().hex()
         return Blocking(
             self.lock,
-            self._rows.blocking(self.lock, self.request.label.encode().hex()),
+            context.statements("lock_row", id=quote(self.lock), who=who),
             self._put_back(),
             tells=False,
             prelude=context.statements("wait_row", wait=wait),

@@ -39,8 +39,6 @@ KEY = re.compile(r"^  KEY (\w+) \((\w+)\),?$", re.MULTILINE)
 TYPE = re.compile(r"(\w+)(?:\((\d+)\))?( unsigned)?", re.IGNORECASE)
 COLLATION = re.compile(r"COLLATE (\w+)")
 COMMENT = re.compile(r"aiolock data format (\d+)")
-EARLIER = ("bids", "documents")
-"""The ends of the names that tables had in formats 1 and 2."""
 
 WIDER = {
     kind: names[place:]
@@ -128,13 +126,8 @@ def _tables(statements: Statements) -> list[str]:
     return [name for name, _ in TABLE.findall(statements.schema)]
 
 
-def _earlier(statements: Statements) -> list[str]:
-    """Return the names that only tables of earlier formats have."""
-    return [f"{statements.table}_{end}" for end in EARLIER]
-
-
 def _named(statements: Statements) -> str:
-    return ", ".join(map(quote, _tables(statements) + _earlier(statements)))
+    return ", ".join(map(quote, _tables(statements)))
 
 
 def _chosen(found: Mapping[str, T], tables: Sequence[str]) -> dict[str, T]:
@@ -219,16 +212,13 @@ async def purge(context: Context, idle: int) -> int:
 
 
 def _check_comments(comments: Mapping[str, str], statements: Statements, address: str) -> None:
-    """Raise :class:`UnsafeBackend` if tables are those of another version, given their comments; no comment is version 1.
-
-    Tables that only earlier versions have are named among those to drop, and do no harm if they stay.
-    """
+    """Raise :class:`UnsafeBackend` if tables are those of another version, given their comments; no comment is version 1."""
     ours = _chosen(comments, _tables(statements))
     for table, comment in ours.items():
         version = COMMENT.search(comment)
         found = int(version[1]) if version else 1
         if found != statements.format:
-            dropped = ", ".join(f"`{one}`" for one in (*ours, *_chosen(comments, _earlier(statements))))
+            dropped = ", ".join(f"`{one}`" for one in ours)
             raise UnsafeBackend(
                 f"{address}: the table {table} has data format {found}, and this client has format {statements.format}: locks "
                 "of the two would not exclude each other. Give this client tables of its own, by table=; or, when no "

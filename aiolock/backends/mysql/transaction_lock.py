@@ -16,8 +16,8 @@ from typing import Any
 
 from aiomysql.cursors import Cursor
 
-from aiolock.backends.callers import SHORT, CallerLoan
-from aiolock.backends.mysql.caller import MySQLCallers, MySQLConnection, Place, ask_place, check_connection
+from aiolock.backends.callers import SHORT, CallerLoan, Callers
+from aiolock.backends.mysql.caller import MySQLConnection, Place, ask_place, check_connection
 from aiolock.backends.mysql.context import RETRY, UNDONE, Context, quote
 from aiolock.backends.mysql.errors import (
     INTERRUPTED,
@@ -28,7 +28,7 @@ from aiolock.backends.mysql.errors import (
     deadly,
     translate,
 )
-from aiolock.backends.mysql.row_mode import RowMode
+from aiolock.backends.mysql.row_mode import RowMode, make_row
 from aiolock.core.backend import Request
 from aiolock.errors import BackendRefused, LockError, UnsafeBackend, shorten
 from aiolock.types import LockInfo
@@ -51,12 +51,11 @@ class RowLoan(CallerLoan):
     """One row, and a transaction of the caller that is to lock it."""
 
     def __init__(
-        self, context: Context, mode: RowMode, callers: MySQLCallers, request: Request, connection: Any
+        self, context: Context, mode: RowMode, callers: Callers, request: Request, connection: Any
     ) -> None:
         check_connection(connection)
         super().__init__(callers, context.address, context.timeout)
-        self._context, self._mode, self._rows, self._known = context, mode, mode.rows, callers
-        self._request, self._connection = request, connection
+        self._context, self._mode, self._request, self._connection = context, mode, request, connection
         self._key = ""
         self._there = Place()
         self._kill = ""
@@ -69,7 +68,7 @@ class RowLoan(CallerLoan):
 
     async def _keeps(self, mark: str, late: float | None) -> bool:
         """Release the savepoint, if it is there."""
-        caller = MySQLConnection(self._context, self._known, self._connection, self._kill)
+        caller = MySQLConnection(self._context, self._callers, self._connection, self._kill)
         return await caller.run(self._look_back(mark), late)
 
     async def _look_back(self, mark: str) -> bool:
@@ -94,7 +93,7 @@ class RowLoan(CallerLoan):
                 f"{context.address}: innodb_rollback_on_timeout is on, so the server ends your whole transaction when a "
                 "lock is not to be had: switch it off, or lock before you begin the transaction, without connection="
             )
-        caller = MySQLConnection(context, self._known, self._connection)
+        caller = MySQLConnection(context, self._callers, self._connection)
         async with asyncio.timeout_at(late):
             await context.within(self._prepare())
         misses = 0
@@ -112,10 +111,9 @@ class RowLoan(CallerLoan):
                         f"{context.address}: the row of lock {shorten(self._request.name)} is there, but your connection does "
                         "not find it: look for a temporary table of that name, or for a program that deletes rows"
                     )
-                self._rows.forget(self._key)
                 async with asyncio.timeout_at(late):
                     await context.pause(UNDONE)
-                    await context.within(self._rows.make(self._request, self._key))
+                    await context.within(make_row(context, self._request, self._key))
             elif not wait:
                 return False
             elif not caller.blocks:
@@ -128,18 +126,16 @@ class RowLoan(CallerLoan):
     async def _prepare(self) -> None:
         """Make the row if it is missing, and find out which server has it."""
         # Asked each time: FOR UPDATE on a missing row may lock its place, and then it cannot be made.
-        rows = await ask_place(self._context, self._known, "loan_row", id=quote(self._key))
-        [found], [where] = rows
+        [found], [where] = await ask_place(self._context, "loan_row", id=quote(self._key))
         if not found[0]:
-            self._rows.forget(self._key)
-            await self._rows.make(self._request, self._key)
+            await make_row(self._context, self._request, self._key)
         self._there = Place(*map(str, where))
 
     async def _lock(self, caller: MySQLConnection, mark: str) -> RowAnswer:
         """Check the connection, and lock; run by a task of the client."""
         statements = self._context.statements
         statement = (
-            self._rows.blocking(self._key, self._request.label.encode().hex())
+            statements("lock_row", id=quote(self._key), who=self._request.label.encode().hex())
             if caller.blocks
             else statements("row_free", id=quote(self._key))
         )

@@ -484,24 +484,25 @@ async def test_servers_of_different_versions_are_different_servers(client, conne
     """One has not the variable that the other says which one it is by."""
     lock = client.lock("x", connection=await connect())
     assert await lock.try_acquire()
-    known_callers = client._backend.callers
-    known = known_callers.server
+    sessions = client._backend.sessions
+    site = sessions.site
     with monkeypatch.context() as patch:
         prepare = RowLoan._prepare
 
         async def then(loan):
             where = await prepare(loan)
-            known_callers.server = "@@own_number"
+            sessions.site = site._replace(server="@@own_number")
             return where
 
         patch.setattr(RowLoan, "_prepare", then)
         with pytest.raises(ConfigError, match="must be to the server that the client"):
             await lock.try_acquire()
-    # As if the client had to connect again, and came to another one.
+    # The client has to connect again, and comes to another one.
+    sessions.main_now.abort()
     with pytest.raises(BackendUnavailable, match="another server than before"):
         await lock.try_acquire()
     assert await lock.try_acquire()
-    assert known_callers.server == known
+    assert sessions.site == site
 
 
 async def test_a_row_that_is_never_found_is_an_error(client, connect, place):

@@ -24,7 +24,7 @@ DO GET_LOCK({presence}, 0);
 SET SESSION wait_timeout={wait_timeout}, lock_wait_timeout={lock_wait_timeout};
 SHOW GLOBAL VARIABLES WHERE Variable_name IN ('read_only', 'super_read_only', 'innodb_read_only', 'wsrep_on',
   'group_replication_single_primary_mode', 'innodb_flush_log_at_trx_commit', 'innodb_rollback_on_timeout', 'log_bin',
-  'binlog_format', 'performance_schema', 'version');
+  'binlog_format', 'performance_schema', 'server_uuid', 'server_uid', 'version');
 SELECT CONNECTION_ID(), SLEEP(0.0001) = 0 AND SYSDATE(6) > NOW(6),
   IF(@@lower_case_table_names, LOWER(DATABASE()), DATABASE()), @@lower_case_table_names
 
@@ -241,10 +241,6 @@ SELECT CONCAT_WS(',', {held}), @@GLOBAL.read_only IN ('0', 'OFF')
 SELECT ID, USER, HOST FROM {processlist} WHERE ID = IS_USED_LOCK({lock});
 SELECT * FROM {processlist} WHERE ID <> CONNECTION_ID() AND INFO LIKE {pattern}
 
--- name: row_exists
--- Reads past locks, which an INSERT would wait for.
-SELECT COUNT(*) FROM {table} WHERE id = {id}
-
 -- name: make_row
 -- In a transaction of its own, before it is locked.
 INSERT IGNORE INTO {table} (id, namespace, family, name, label, token, since, expires_at)
@@ -272,10 +268,6 @@ SELECT IF(@@GLOBAL.read_only IN ('0', 'OFF'), TIMESTAMPDIFF(MICROSECOND, '1970-0
 
 -- name: row_free
 SELECT id FROM {whole} WHERE id = _ascii{id} LIMIT 1 FOR UPDATE NOWAIT
-
--- name: own_numbers
--- What servers have made up for themselves: one on MySQL, the other on newer MariaDBs.
-SHOW GLOBAL VARIABLES WHERE Variable_name IN ('server_uuid', 'server_uid')
 
 -- name: server
 -- Which server it is, in a word. By SHA2, because MySQL 9.6 removed SHA1 and MD5.
