@@ -73,7 +73,7 @@ class LeaseMode:
     def __init__(self, context: Context) -> None:
         self._context = context
         self.sharing = Sharing(context)
-        self.renewals = Renewals(context, "renew", "renew_one", "verify")
+        self.renewals = Renewals(context, "renew", "verify")
 
     def claim(self, request: Request) -> Claim:
         """Return a new claim of any kind."""

@@ -24,10 +24,10 @@ from pymysql.protocol import FieldDescriptorPacket
 from aiolock.core.tasks import settle
 from aiolock.core.wakeup import read_little
 
-__all__ = ["MOST", "NO_RSA", "NO_TLS", "Driver", "Result", "Wire"]
+__all__ = ["NO_RSA", "NO_TLS", "Driver", "Result", "Wire"]
 
 MOST = 0xFFFFFF
-"""Bytes of one packet; a longer message takes several."""
+"""Bytes of one packet; a longer message would take several, and no row of ours, nor statement, is so long."""
 KNOWN = 256
 """Number of column lists whose readers are cached: most statements are sent again and again."""
 PAUSE = 0.1
@@ -59,17 +59,10 @@ Reader = Callable[[bytes], Any]
 # --- packets
 
 
-def _frame(packet: str) -> tuple[bytes, int]:
-    """Return the bytes of a packet of statements, and the sequence number of the first packet of its answer."""
+def _frame(packet: str) -> bytes:
+    """Return the bytes of a packet of statements, which is never so long that it would take several."""
     payload = bytes([COMMAND.COM_QUERY]) + packet.encode("utf-8", "surrogateescape")
-    if len(payload) < MOST:
-        return len(payload).to_bytes(3, "little") + b"\0" + payload, 1
-    pieces = [payload[start : start + MOST] for start in range(0, len(payload) + 1, MOST)]
-    data = b"".join(
-        len(piece).to_bytes(3, "little") + bytes([number & 255]) + piece
-        for number, piece in enumerate(pieces)
-    )
-    return data, len(pieces)
+    return len(payload).to_bytes(3, "little") + b"\0" + payload
 
 
 def _lost(cause: Exception | None) -> Exception:
@@ -145,9 +138,9 @@ class _Sent:
 
     __slots__ = ("doubted", "number", "on_answer", "results")
 
-    def __init__(self, on_answer: OnAnswer, number: int) -> None:
+    def __init__(self, on_answer: OnAnswer) -> None:
         self.on_answer = on_answer
-        self.number = number
+        self.number = 1
         """Sequence number of the next packet of the answer."""
         self.results: list[Result] = []
         self.doubted = 0
@@ -169,8 +162,6 @@ class Wire(asyncio.Protocol):
         self._parts: list[bytes] = []
         """The bytes of a packet that is not complete."""
         self._missing = 0
-        self._long: list[bytes] = []
-        """The pieces of a message that is longer than a packet."""
         self._columns: list[bytes] = []
         self._left = 0
         """Number of descriptions of columns that are still to come."""
@@ -186,8 +177,8 @@ class Wire(asyncio.Protocol):
         if self.over:
             asyncio.get_running_loop().call_soon(on_answer, _lost(None))
             return
-        data, number = _frame(packet)
-        self._sent.append(_Sent(on_answer, number))
+        data = _frame(packet)
+        self._sent.append(_Sent(on_answer))
         self._transport.write(data)
 
     # --- reading
@@ -218,16 +209,10 @@ class Wire(asyncio.Protocol):
             if sent is not None and number != sent.number & 255:
                 sent = self._after_dropped(sent, number)
             try:
-                if sent is None:
+                if sent is None or size == MOST:
                     # Sent by a server that shuts down, an answer too many, or one out of step.
                     raise ValueError(number)
                 sent.number += 1
-                if size == MOST or self._long:
-                    self._long.append(packet)
-                    if size == MOST:
-                        continue
-                    packet = b"".join(self._long)
-                    self._long.clear()
                 self._read(sent, packet)
             except (IndexError, ValueError, struct.error):
                 self._lose()
@@ -290,7 +275,7 @@ class Wire(asyncio.Protocol):
 
     def _stopped(self, sent: _Sent) -> bool:
         """Return whether the next packet begins the answer to another statement or packet."""
-        begun = self._left or self._columns or self._readers is not None or self._long
+        begun = self._left or self._columns or self._readers is not None
         return bool(sent.results) and not begun and sent.number & 255 != 1
 
     def _check(self) -> None:

@@ -1,21 +1,21 @@
-"""Renewals of the lease mode: many rows in one statement, which waits for no row; locked rows are asked for apart.
+"""Renewals of the lease mode: many rows in one statement, which waits for no row; locked rows are asked for again.
 
 A row may be locked for a moment, by a rival's request or a decision, or for minutes, by an administrator's transaction. A
-statement that waits for it must hold up neither the renewals of other holds nor other statements of the session. So it waits
-in a session of its own, one row after the other; and until there is an answer it is unknown whether the hold goes on.
+statement that waits for it would hold up the renewals of other holds and other statements of the session. So locked rows are
+passed over; and until there is an answer it is unknown whether the hold goes on.
 """
 
 from __future__ import annotations
 
-import asyncio
 import math
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from aiolock.backends.mysql.context import Context, hexed, quote
-from aiolock.backends.mysql.errors import NOT_NOW, code
+from aiolock.clock import Deadline
 from aiolock.core.backend import NEVER, Claim, Event, EventKind, Grant, Renewal, certain_until
+from aiolock.core.tasks import Backoff
 from aiolock.errors import BackendUnavailable, LockError
 
 __all__ = ["BATCH", "FRESH", "Renewals", "RowClaim", "verdict"]
@@ -24,8 +24,9 @@ BATCH = 500
 """Number of rows that one statement renews."""
 FRESH = 0.8
 """A row that is held for more than this share of its ttl need not be renewed, whatever has renewed it."""
-SOON = ((0.003, 0.01), (0.01, 0.02))
-"""Seconds before rows are asked for again that were passed over: most are locked for a few milliseconds."""
+SOON, LATER = 0.01, 0.1
+"""Seconds before rows are asked for again that were passed over, from the first pause, because most are locked for a few
+milliseconds, to the longest."""
 PATIENCE = 0.05
 """Share of a ttl for which the answers about other holds wait for that about a hold with a locked row."""
 
@@ -91,28 +92,23 @@ def _words(batch: Sequence[RowClaim]) -> dict[str, Any]:
 class Renewals:
     """The renewals of one client's mutexes, or of its shared locks."""
 
-    def __init__(self, context: Context, many: str, one: str, look: str) -> None:
-        """Take the names of the statements that renew many holds, that renew one and wait for its row, and that look."""
-        self._context = context
-        self._many, self._one, self._look = many, one, look
-        self.waiting: dict[RowClaim, asyncio.Future[Renewal]] = {}
-        """The answers about holds whose rows were locked when they were to be renewed."""
-        self._asking = False
+    def __init__(self, context: Context, many: str, look: str) -> None:
+        """Take the names of the statements that renew holds, and that look."""
+        self._context, self._many, self._look = context, many, look
 
     async def renew(self, claims: Sequence[RowClaim]) -> list[Renewal]:
         """Prolong holds in one statement, or verify those that are fixed; if some are gone, a second finds which.
 
-        Rows that are locked are passed over, asked for again in a moment, and after that apart from the others, which do
-        not wait for them.
+        Rows that are locked are passed over, and asked for again for as long as the other holds can wait for the answer.
         """
         if claims[0].fixed:
             found = await self._verify(claims, prolonged=False)
             return [found[claim] or Grant(0, 0, NEVER, demand=True) for claim in claims]
+        context, left = self._context, list(claims)
         answers: dict[RowClaim, Renewal] = {}
-        left = [claim for claim in claims if claim not in self.waiting]
-        for pause in (*SOON, None):
-            if not left:
-                break
+        backoff = Backoff(context.random, SOON, LATER)
+        deadline = Deadline.after(PATIENCE * min(claim.request.ttl for claim in claims), context.clock)
+        while True:
             try:
                 found = await self._together(left)
             except LockError as error:
@@ -120,11 +116,11 @@ class Renewals:
                 found = dict.fromkeys(left, error)
             answers |= {claim: answer for claim, answer in found.items() if answer is not None}
             left = [claim for claim in left if claim not in answers]
-            if left and pause is not None:
-                await self._context.pause(pause)
-        if apart := [claim for claim in claims if claim not in answers]:
-            answers |= await self._apart(apart)
-        return [answers[claim] for claim in claims]
+            if not left or deadline.passed():
+                break
+            await backoff.pause()
+        locked = BackendUnavailable(f"{context.address}: another transaction has its row locked")
+        return [answers.get(claim, locked) for claim in claims]
 
     async def _together(self, batch: Sequence[RowClaim]) -> Mapping[RowClaim, Renewal | None]:
         """Renew in one statement; if it was not for all, a second one tells which. ``None`` for those that were passed over."""
@@ -161,54 +157,3 @@ class Renewals:
             if reason is not None and reason != claim.requested:
                 claim.requested = reason  # type: ignore[misc]  # subclasses have the slot
                 self._context.events.put(Event(EventKind.REQUESTED, claim, text=reason))
-
-    # --- locked rows
-
-    async def _apart(self, claims: Sequence[RowClaim]) -> dict[RowClaim, Renewal]:
-        """Send statements that wait for their rows; return the answers that come in the time that other holds can spare.
-
-        Cancelling it stops the waiting.
-        """
-        for claim in claims:
-            self.waiting.setdefault(claim, asyncio.get_running_loop().create_future())
-        answers = {claim: self.waiting[claim] for claim in claims}
-        if not self._asking:
-            self._asking = True
-            self._context.sessions.tasks.spawn(self._ask_for_each(), "aiolock-mysql-locked-renewals")
-        await asyncio.wait(answers.values(), timeout=PATIENCE * min(claim.request.ttl for claim in claims))
-        return {
-            claim: answer.result() if answer.done() else self._unknown() for claim, answer in answers.items()
-        }
-
-    async def _ask_for_each(self) -> None:
-        """Send one statement at a time, so that no row waits together with another that stays locked."""
-        try:
-            while self.waiting:
-                claim = next(iter(self.waiting))
-                answer = await self._ask(claim)
-                self.waiting.pop(claim).set_result(answer)
-        finally:
-            self._asking = False
-            self.waiting.clear()
-
-    async def _ask(self, claim: RowClaim) -> Renewal:
-        context = self._context
-        words = _words([claim]) | {"id": quote(claim.key), "owner": quote(claim.owner)}
-        try:
-            session = await context.sessions.take()
-            if session is None:
-                return self._unknown()
-            sent = context.clock()
-            try:
-                [renewed] = await session.run(context.statements(self._one, **words))
-            finally:
-                context.sessions.give(session)
-        except LockError as error:
-            return self._unknown() if code(error.__cause__) in NOT_NOW else error
-        # What else has become of it, the next renewal tells.
-        if not renewed.changed:
-            return self._unknown()
-        return Grant(0, 0, certain_until(sent, claim.request.ttl), demand=True)
-
-    def _unknown(self) -> BackendUnavailable:
-        return BackendUnavailable(f"{self._context.address}: another transaction has its row locked")

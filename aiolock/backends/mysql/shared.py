@@ -63,7 +63,7 @@ class Sharing:
     def __init__(self, context: Context) -> None:
         self.context = context
         self.listener = Listener(context, self.advance, self.bury)
-        self.renewals = Renewals(context, "renew_holds", "renew_hold", "verify_holds")
+        self.renewals = Renewals(context, "renew_holds", "verify_holds")
         self.decisions: dict[str, DecisionQueue] = {}
         """The queues in which requests wait for a decision, by lock."""
 

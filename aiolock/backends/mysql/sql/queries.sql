@@ -88,11 +88,6 @@ UPDATE {table} SET extension = {number}, expires_at = UTC_TIMESTAMP(6) + INTERVA
 WHERE id = {id} AND owner = {owner} AND extension < {number} AND expires_at > UTC_TIMESTAMP(6);
 SELECT owner, forced, TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires_at) FROM {table} WHERE id = {id}
 
--- name: renew_one
--- The same for one that was passed over; it waits.
-UPDATE {table} AS t SET expires_at = UTC_TIMESTAMP(6) + INTERVAL {ttl} MICROSECOND, present = {present}
-WHERE id = {id} AND owner = {owner} AND extension = 0 AND expires_at > UTC_TIMESTAMP(6)
-
 -- name: verify
 -- It prolongs nothing, and waits for no row: rows are read as they were last committed. Owner, and the owner that was forced off.
 SELECT id, owner, forced, TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires_at) FROM {table} WHERE id IN ({ids});

@@ -119,11 +119,6 @@ STRAIGHT_JOIN {requests} AS r FORCE INDEX (PRIMARY) ON r.owner = free.owner
 SET r.state = 2, r.expires_at = UTC_TIMESTAMP(6) + INTERVAL r.ttl MICROSECOND
 WHERE r.state IN (1, 2) AND r.extension = 0 AND r.expires_at > UTC_TIMESTAMP(6)
 
--- name: renew_hold
--- One that was passed over; it waits.
-UPDATE {requests} SET state = 2, expires_at = UTC_TIMESTAMP(6) + INTERVAL ttl MICROSECOND
-WHERE owner = {owner} AND state IN (1, 2) AND extension = 0 AND expires_at > UTC_TIMESTAMP(6)
-
 -- name: renew_holds
 -- It waits for no row: rows that are locked are passed over.
 UPDATE (SELECT owner FROM {requests} FORCE INDEX (PRIMARY) WHERE owner IN ({ids}) LIMIT {count} FOR UPDATE SKIP LOCKED) AS free
