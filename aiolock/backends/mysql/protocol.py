@@ -27,7 +27,7 @@ from aiolock.core.wakeup import read_little
 __all__ = ["NO_RSA", "NO_TLS", "Driver", "Result", "Wire"]
 
 MOST = 0xFFFFFF
-"""Bytes of one packet; a longer message would take several, and no row of ours, nor statement, is so long."""
+"""Bytes of one packet; a longer message would take several, and no row or statement of the library is so long."""
 KNOWN = 256
 """Number of column lists whose readers are cached: most statements are sent again and again."""
 PAUSE = 0.1
