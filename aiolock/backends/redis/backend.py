@@ -220,7 +220,7 @@ class BaseBackend(Administration, RegisterStore, Diagnosis):
         """Send one script, which notifies the holders."""
         context, key = self._context(name, family)
         taken, claim = await context.commands.force(key)
-        context.wakeups.served(key, claim)
+        context.wakeups.handed_over(key, claim)
         return bool(taken)
 
     async def request_release(self, name: str, family: Family, reason: str) -> bool:
@@ -231,7 +231,7 @@ class BaseBackend(Administration, RegisterStore, Diagnosis):
     async def set_limit(self, name: str, limit: int) -> None:
         """Send one script, which grants the waiters that fit then."""
         context, key = self._context(name, Family.SEMAPHORE)
-        context.wakeups.served(key, await context.commands.limit(key, limit))
+        context.wakeups.handed_over(key, await context.commands.limit(key, limit))
 
     async def names(self, pattern: str) -> list[tuple[str, Family]]:
         """Scan the keys: that of a lock which became free is there for another minute."""

@@ -241,7 +241,7 @@ class RedisClaim(Extension):
             raise
         denied = self._stage is DENIED
         if served:
-            self._context.wakeups.served(self.key, served)
+            self._context.wakeups.handed_over(self.key, served)
         self._forget(OVER)
         return NOT_OURS if denied else RELEASED
 
@@ -317,7 +317,7 @@ class SharedClaim(RedisClaim, Downgrade):
         _, token, _, _, waiting, claim = answer
         if self.request.kind != READ:
             self.request = replace(self.request, kind=READ)
-        self._context.wakeups.served(self.key, claim)
+        self._context.wakeups.handed_over(self.key, claim)
         until = NEVER if fixed else sent + self.request.certain
         return self._granted(token, 1, until, demand=waiting != 0)
 

@@ -87,8 +87,6 @@ class Wakeups:
         """The shortest of these."""
         self._ends: dict[str, float] = {}
         """When a lock should be looked at before the next heartbeat."""
-        self._doubted: set[str] = set()
-        """Locks that are looked at because a message may have been missed."""
         self._agenda: list[tuple[float, str]] = []
         self._urgent: OrderedDict[str, WakeReason] = OrderedDict()
         """Locks that are due, the earliest first. On one server there is one call at a time: other commands wait for one
@@ -174,15 +172,13 @@ class Wakeups:
         delay = 0.002 if first else self._random.uniform(0.02, 0.08)
         self._look_at(key, self._clock() + left + delay, move=True)
 
-    def claimed(self, key: str, claim: float) -> None:
-        """Look at a lock that was handed over at the end of its confirmation window of ``claim`` seconds."""
-        if claim <= HANDED:
-            self._look_at(key, self._clock() + max(0.0, claim) + 0.002, move=False)
+    def handed_over(self, key: str, window: int) -> None:
+        """Read a script's report: a lock was handed over, with a confirmation window of so many ms, at whose end it is looked at.
 
-    def served(self, key: str, claim: int) -> None:
-        """Read a script's report: a lock was handed over for ``claim`` ms, or (-1) more positions are to be looked through."""
-        if claim > 0 or claim == -1:
-            self.claimed(key, claim / 1000)
+        -1: there are more positions to be looked through, at once; other numbers say that it was not.
+        """
+        if window == -1 or 0 < window <= HANDED * 1000:
+            self._look_at(key, self._clock() + max(0, window) / 1000 + 0.002, move=False)
 
     def now(self) -> None:
         """Look at every lock at once: messages may have been missed."""
@@ -194,11 +190,9 @@ class Wakeups:
 
     def soon(self, concerned: Callable[[str], bool]) -> None:
         """Look at once at the locks for which ``concerned`` returns true: messages may have been missed."""
-        now = self._clock()
-        for key in self._waiting:
-            if concerned(key):
-                self._doubted.add(key)
-                self._look_at(key, now, move=False)
+        for key in filter(concerned, self._waiting):
+            self._urge(key, WakeReason.RECONNECTED)
+        self._send()
 
     def open(self) -> None:
         """Accept waiters again after :meth:`close`."""
@@ -255,11 +249,13 @@ class Wakeups:
             when, key = heapq.heappop(agenda)
             if self._ends.get(key) == when:
                 del self._ends[key]
-                self._urgent[key] = WakeReason.RECONNECTED if key in self._doubted else WakeReason.EXPIRED
-                self._doubted.discard(key)
-                self._round.pop(key, None)
+                self._urge(key, WakeReason.EXPIRED)
         self._send()
         self._arm()
+
+    def _urge(self, key: str, reason: WakeReason) -> None:
+        self._urgent[key] = reason
+        self._round.pop(key, None)
 
     def _begin_round(self, now: float) -> None:
         if self._busy:
@@ -317,10 +313,9 @@ class Wakeups:
             log.error("heartbeat failed: %r", error)
 
     def _read(self, asked: dict[str, WakeReason], answers: Sequence[tuple[int, int, int]]) -> None:
-        for (key, reason), (left, claim, state) in zip(asked.items(), answers, strict=True):
+        for (key, reason), (left, window, state) in zip(asked.items(), answers, strict=True):
             waiters = self._waiting.get(key)
-            if claim:
-                self.claimed(key, claim / 1000)
+            self.handed_over(key, window)
             if not waiters:
                 continue
             if state == 2:

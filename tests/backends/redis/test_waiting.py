@@ -121,7 +121,7 @@ async def test_after_the_end_nothing_is_sent_whatever_comes_in_late(server):
     # The answer to an attempt that was under way.
     server.wakeups.add(Place())
     server.wakeups.ends("x", 0.5, first=True)
-    server.wakeups.claimed("x", 1.0)
+    server.wakeups.handed_over("x", 1000)
     server.wakeups.now()
     await asyncio.sleep(100)
     assert server.beats == []
@@ -227,7 +227,7 @@ async def test_a_server_that_is_slower_than_the_heartbeats_is_asked_one_call_at_
     assert 4 <= len(replies) <= 7
     assert [len(keys) for keys, _ in replies[:4]] == [BATCH] * 4
     # What is due now goes before the rest of a round.
-    server.wakeups.claimed("urgent", 0.0)
+    server.wakeups.handed_over("urgent", -1)
     await asyncio.sleep(12)
     assert any(keys[0] == "urgent" for keys, _ in replies[-3:])
 
@@ -267,7 +267,7 @@ async def test_a_heartbeat_that_is_due_during_a_look_follows_it_at_once(server):
         server.wakeups.add(Place(key))
     # Looks that are under way whenever a heartbeat is due.
     for n in range(1, 6):
-        server.loop.call_later(n * PERIOD - 0.1, server.wakeups.claimed, "w", 0.0)
+        server.loop.call_later(n * PERIOD - 0.1, server.wakeups.handed_over, "w", -1)
     await asyncio.sleep(5 * PERIOD + 1)
     rounds = [when for when, keys, *_ in server.beats if {*"xyz"} <= {*keys}]
     assert len(rounds) == 5
@@ -424,7 +424,7 @@ async def test_every_answer_moves_the_next_look(server):
 
 @in_virtual_time
 async def test_whoever_hands_on_looks_whether_the_claim_was_taken_although_it_does_not_wait(server):
-    server.wakeups.claimed("x", 1.0)
+    server.wakeups.handed_over("x", 1000)
     await asyncio.sleep(5)
     assert server.times == [1.002]
     assert server.beats[0][1:3] == (["x"], [0])
@@ -432,7 +432,7 @@ async def test_whoever_hands_on_looks_whether_the_claim_was_taken_although_it_do
 
 @in_virtual_time
 async def test_a_claim_given_by_a_heartbeat_is_looked_after_as_well(server):
-    server.wakeups.claimed("x", 0.0)
+    server.wakeups.handed_over("x", -1)
     server.answers["x"] = [0, 1500, 0]
     await asyncio.sleep(SOON * 3)
     server.answers["x"] = [0, 0, 0]
@@ -442,7 +442,7 @@ async def test_a_claim_given_by_a_heartbeat_is_looked_after_as_well(server):
 
 @in_virtual_time
 async def test_an_answer_that_says_to_go_on_is_followed_at_once(server):
-    server.wakeups.claimed("x", -0.001)
+    server.wakeups.handed_over("x", -1)
     server.answers["x"] = [0, -1, 0]
     await asyncio.sleep(0.003)
     server.answers["x"] = [0, 0, 0]
@@ -454,8 +454,7 @@ async def test_an_answer_that_says_to_go_on_is_followed_at_once(server):
 async def test_only_those_of_which_something_may_have_been_missed_are_looked_at(server):
     for key in "xyz":
         server.wakeups.add(Place(key))
-    server.wakeups.soon(lambda key: key in {"y", "nobody waits for it"})
-    server.wakeups.soon(lambda key: key == "z")
+    server.wakeups.soon(lambda key: key in {"y", "z", "nobody waits for it"})
     await asyncio.sleep(SOON)
     assert [keys for _, keys, *_ in server.beats] == [["y", "z"]]
     await asyncio.sleep(PERIOD)
@@ -464,9 +463,9 @@ async def test_only_those_of_which_something_may_have_been_missed_are_looked_at(
 
 @in_virtual_time
 async def test_an_earlier_look_is_not_put_off_by_a_claim_nor_made_twice(server):
-    server.wakeups.claimed("x", 0.5)
-    server.wakeups.claimed("x", 3.0)
-    server.wakeups.claimed("x", 0.2)
+    server.wakeups.handed_over("x", 500)
+    server.wakeups.handed_over("x", 3000)
+    server.wakeups.handed_over("x", 200)
     await asyncio.sleep(5)
     assert server.times == [0.202]
 
@@ -474,7 +473,7 @@ async def test_an_earlier_look_is_not_put_off_by_a_claim_nor_made_twice(server):
 @in_virtual_time
 async def test_looks_that_were_moved_do_not_pile_up(server):
     # One that comes earlier than all of them, and so keeps them from being looked at.
-    server.wakeups.claimed("z", 1.0)
+    server.wakeups.handed_over("z", 1000)
     for n in range(50 * SLACK):
         server.wakeups.ends("x", 1e6 + n, first=True)
         server.wakeups.ends(f"y{n % 10}", 1e6 + n, first=True)
@@ -492,7 +491,7 @@ async def test_locks_that_were_waited_for_once_leave_nothing_behind(server):
         server.wakeups.ends(place.key, 86_400, first=True)
         server.wakeups.remove(place)
         # The lock is handed on to a waiter of another process, whose provisional grant stands for a tenth of its ttl.
-        server.wakeups.claimed(place.key, 8640)
+        server.wakeups.handed_over(place.key, 8_640_000)
     assert not server.wakeups._ends
     assert len(server.wakeups._agenda) <= SLACK
     await asyncio.sleep(10)
@@ -501,7 +500,7 @@ async def test_locks_that_were_waited_for_once_leave_nothing_behind(server):
 
 @in_virtual_time
 async def test_a_look_at_a_lock_that_was_handed_on_is_made_although_its_waiter_left(server):
-    server.wakeups.claimed("x", HANDED)
+    server.wakeups.handed_over("x", round(HANDED * 1000))
     place = Place()
     server.wakeups.add(place)
     server.wakeups.remove(place)
@@ -543,7 +542,7 @@ async def test_adding_a_waiter_takes_no_longer_when_there_are_many(server):
 @in_virtual_time
 async def test_after_closing_nothing_is_sent(server):
     server.wakeups.add(Place())
-    server.wakeups.claimed("x", 0.5)
+    server.wakeups.handed_over("x", 500)
     server.wakeups.close()
     await asyncio.sleep(10)
     assert server.beats == []
