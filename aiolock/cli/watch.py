@@ -135,7 +135,7 @@ async def _live(client: Client, options: argparse.Namespace, output: Output) -> 
     last: list[LockInfo] = await client.locks(options.pattern)
     trouble, next_look = "", system_clock() + options.interval
     looking: asyncio.Task[tuple[list[LockInfo] | None, str]] | None = None
-    async with queue.listen(*LEAVE, Signals.SIGWINCH, Signals.SIGTSTP, Signals.SIGCONT):
+    with queue.listen(*LEAVE, Signals.SIGWINCH, Signals.SIGTSTP, Signals.SIGCONT):
         output.paint(ENTER)
         try:
             while True:

@@ -290,12 +290,27 @@ def test_refused_with_a_sentence_as_json(capsys):
     assert (trouble["error"], trouble["event"], trouble["status"]) == ("InvalidName", "error", 64)
 
 
-def test_what_is_missing_is_named_with_the_command_that_helps(capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "anyio", None)
-    assert main(["run", *URL, "x", "true"]) == 64
-    assert (
-        capsys.readouterr().err == 'aiolock: anyio is not installed; run: pip install "python-aiolock[cli]"\n'
-    )
+@pytest.mark.parametrize(
+    ("module", "url", "status", "says"),
+    [
+        (
+            "redis",
+            "redis://127.0.0.1:1",
+            64,
+            'redis is not installed; run: pip install "python-aiolock[redis]"',
+        ),
+        ("anyio", "sqlite:///{}/locks.db", 0, ""),
+    ],
+)
+def test_what_is_missing_is_named_with_the_command_that_helps(module, url, status, says, tmp_path):
+    """A run needs the driver of its server, and no other package."""
+    words = ["run", "--url", url.format(tmp_path), "x", "true"]
+    program = f"import sys; sys.modules[{module!r}] = None; from aiolock.cli.main import main; sys.exit(main({words!r}))"
+    # asyncio's debug mode writes to stderr.
+    quiet = {name: value for name, value in os.environ.items() if name != "PYTHONASYNCIODEBUG"}
+    words = [sys.executable, "-c", program]
+    ended = subprocess.run(words, capture_output=True, text=True, check=False, env=quiet)
+    assert (ended.returncode, ended.stderr) == (status, f"aiolock: {says}\n" if says else "")
 
 
 @pytest.mark.parametrize(

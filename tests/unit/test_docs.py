@@ -8,6 +8,7 @@ import dataclasses
 import inspect
 import re
 import textwrap
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -231,12 +232,15 @@ def test_the_help_of_make_explains_every_target_with_its_duration():
         assert re.search(r"\((less than matrix|half as long again as test|.*\d+ (min|s)\b).*\)", text), name
 
 
-def test_pages_on_servers_and_cron_that_run_commands_name_the_extra_for_them():
-    pages = [page for page in PAGES if page.parent.name == "backends" or page.name == "cron.md"]
-    run = [page for page in pages if re.search(r"^[^`\n]*aiolock run ", page.read_text(), re.MULTILINE)]
-    assert len(run) >= 5
-    for page in run:
-        assert re.search(r'pip install "python-aiolock\[([a-z]+,)?cli\]"', page.read_text()), page
+def test_every_extra_that_a_page_names_exists():
+    there = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    named = {
+        extra
+        for page in PAGES
+        for extras in re.findall(r"python-aiolock\[([a-z,]+)\]", page.read_text())
+        for extra in extras.split(",")
+    }
+    assert {"redis", "postgresql", "portal", "completion"} <= named <= there.keys()
 
 
 def test_nobody_is_told_to_install_the_other_package():

@@ -19,7 +19,7 @@ from aiolock.cli.output import Output, age, cut, holder_of, seconds
 from aiolock.cli.run import nested
 from aiolock.cli.run.guard import DYING
 from aiolock.cli.run.nested import InnerRuns, OuterHold
-from aiolock.cli.run.signals import JOB, LEAVE, SignalQueue, Terminal, load_anyio, size
+from aiolock.cli.run.signals import JOB, LEAVE, SignalQueue, Terminal, size
 from aiolock.cli.run.supervisor import UNSTOPPABLE, Child, Supervisor, Switch, check_kill_after, guarded
 from aiolock.client import Client
 from aiolock.clock import system_clock
@@ -63,7 +63,6 @@ async def run(options: argparse.Namespace, output: Output) -> int:
     limit = min(options.ttl / 3, 5.0)
     client = settings.connect(options, ttl=options.ttl, command_timeout=limit)
     lock = settings.lock(client, options)
-    load_anyio()
     _check(options.command[0])
     this = _Run(options, output, lock, kill_after)
     status = await this.under_outer_hold()
@@ -103,7 +102,7 @@ class _Run:
         entry = nested.find(self._held, self._identity, self._kind)
         if entry is None:
             return None
-        async with self._queue.listen(*LEAVE):
+        with self._queue.listen(*LEAVE):
             hold = await self._wait_for(nested.borrow(entry, self._kind, name, self._options.wait))
             if hold is None:
                 return None
@@ -116,7 +115,7 @@ class _Run:
     async def under_lock(self, client: Client, limit: float) -> int:
         """Acquire the lock, run the command and close the client, which takes at most ``limit`` seconds."""
         held = None
-        async with self._queue.listen(*LEAVE):
+        with self._queue.listen(*LEAVE):
             try:
                 held = lease = await self._acquire()
                 status = await self._work(lease)
@@ -257,7 +256,7 @@ class _Run:
                 switch = await Switch.start(complaint, keep)
                 # Also for a command that begins while aiolock stands still.
                 switch.until(system_clock() + guarded(lease.remaining(), lease.ttl))
-            async with self._queue.listen(*JOB):
+            with self._queue.listen(*JOB):
                 child = await Child.start(
                     options.command, environment, foreground=terminal.lend_at_once, switch=switch
                 )

@@ -9,12 +9,10 @@ import shutil
 import signal
 import termios
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from signal import Signals
 from typing import Any, TextIO
-
-from aiolock.errors import MissingDriver
 
 __all__ = [
     "DEADLY",
@@ -25,7 +23,6 @@ __all__ = [
     "Terminal",
     "blocked",
     "die",
-    "load_anyio",
     "size",
     "stop",
 ]
@@ -40,15 +37,6 @@ FORWARDED = (*LEAVE, Signals.SIGWINCH, Signals.SIGTSTP, Signals.SIGCONT)
 
 DEADLY = (Signals.SIGINT, Signals.SIGQUIT)
 """Signals that a terminal sends to the job in the foreground."""
-
-
-def load_anyio() -> Any:
-    """Return the module ``anyio``, which starts processes and receives signals."""
-    try:
-        import anyio  # noqa: PLC0415 - only some commands need it
-    except ImportError as error:
-        raise MissingDriver("anyio", "cli") from error
-    return anyio
 
 
 class SignalQueue:
@@ -75,23 +63,22 @@ class SignalQueue:
                 await self.wake.wait()
         self.wake.clear()
 
-    @asynccontextmanager
-    async def listen(self, *signals: Signals) -> AsyncIterator[None]:
+    @contextmanager
+    def listen(self, *signals: Signals) -> Iterator[None]:
         """Receive these signals within the block, except those that this process was started to ignore."""
+        loop = asyncio.get_running_loop()
         heeded = [number for number in signals if not _is_ignored(number)]
-        with load_anyio().open_signal_receiver(*heeded) as receiver:
+        for number in heeded:
+            loop.add_signal_handler(number, self._receive, number)
+        try:
+            yield
+        finally:
+            for number in heeded:
+                loop.remove_signal_handler(number)
 
-            async def pump() -> None:
-                async for number in receiver:
-                    self._received.append(Signals(number))
-                    self.wake.set()
-
-            pumping = asyncio.create_task(pump())
-            try:
-                yield
-            finally:
-                pumping.cancel()
-                await asyncio.wait([pumping])
+    def _receive(self, number: Signals) -> None:
+        self._received.append(number)
+        self.wake.set()
 
 
 def _is_ignored(number: Signals) -> bool:

@@ -7,17 +7,17 @@ import contextlib
 import math
 import os
 import sys
+from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from signal import Signals
-from typing import Any
 
 from aiolock.cli.exit_status import LOST, Ended, ended_by, of_child, of_exec
 from aiolock.cli.output import Output, seconds
 from aiolock.cli.run import guard
 from aiolock.cli.run.guard import Reach
 from aiolock.cli.run.nested import OuterHold
-from aiolock.cli.run.signals import DEADLY, FORWARDED, LEAVE, SignalQueue, Terminal, blocked, load_anyio, stop
+from aiolock.cli.run.signals import DEADLY, FORWARDED, LEAVE, SignalQueue, Terminal, blocked, stop
 from aiolock.clock import system_clock
 from aiolock.errors import ConfigError, LockLost, LossReason, shorten
 from aiolock.lease import Lease
@@ -121,7 +121,7 @@ def decide(
 class Child:
     """A command in a process group of its own, made by :meth:`start`."""
 
-    def __init__(self, command: str, process: Any, report: int) -> None:
+    def __init__(self, command: str, process: Process, report: int) -> None:
         self._command = command
         self._process = process
         self._report = report
@@ -149,13 +149,8 @@ class Child:
                 numbers = ",".join(map(str, sorted(before)))
                 pipe = () if switch is None else (switch.pipe,)
                 prepare = (write, *(pipe or (-1,)), os.getpid(), int(foreground), numbers)
-                process = await load_anyio().open_process(
-                    [*PROGRAM, *map(str, prepare), *command],
-                    stdin=None,
-                    stdout=None,
-                    stderr=None,
-                    env=environment,
-                    pass_fds=(write, *pipe),
+                process = await asyncio.create_subprocess_exec(
+                    *PROGRAM, *map(str, prepare), *command, env=environment, pass_fds=(write, *pipe)
                 )
         except BaseException:
             os.close(report)
@@ -190,7 +185,7 @@ class Child:
 
         Raises :class:`Ended` with the status of shells if the command could not be executed.
         """
-        returncode: int = await self._process.wait()
+        returncode = await self._process.wait()
         with open(self._report, "rb") as report:  # noqa: PTH123, ASYNC230 - a pipe that nothing has open any more
             error = report.read()
         if error:
@@ -201,7 +196,7 @@ class Child:
 class Switch:
     """The writing end of the dead man's switch (:mod:`aiolock.cli.run.guard`); works without effect if the guard is gone."""
 
-    def __init__(self, process: Any, pipe: int) -> None:
+    def __init__(self, process: Process, pipe: int) -> None:
         self._process = process
         self.pipe = pipe
         """The guard acts when no process has it open any more."""
@@ -215,11 +210,10 @@ class Switch:
         read, write = os.pipe()
         try:
             # A session of its own: out of reach of the terminal and of signals for the group of aiolock.
-            process = await load_anyio().open_process(
-                PROGRAM,
+            process = await asyncio.create_subprocess_exec(
+                *PROGRAM,
                 stdin=read,
-                stdout=asyncio.subprocess.DEVNULL,
-                stderr=None,
+                stdout=DEVNULL,
                 cwd="/",
                 env={},
                 start_new_session=True,
