@@ -90,7 +90,7 @@ def opener(source: object, options: dict[str, Any]) -> Callable[[], Client]:
         return lambda: client
     if not callable(source):
         raise ConfigError(
-            f"an application needs a URL, a client or a function that makes one, not {shorten(source)}"
+            f"an application needs a URL, a client or a function that makes one, not a {type(source).__name__}"
         )
     make = source
 

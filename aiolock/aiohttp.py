@@ -24,7 +24,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
 
 from aiolock._web import ErrorResponse, Refuse, RouteLockOptions, Source, around_handlers, opener
 from aiolock.client import Client
-from aiolock.errors import ConfigError, MissingDriver
+from aiolock.errors import ConfigError, MissingDriver, forgets_arguments
 from aiolock.lease import Lease
 
 try:
@@ -42,6 +42,7 @@ CLIENT: web.AppKey[Client] = web.AppKey("aiolock", Client)
 """The key of the application's client: ``request.config_dict[CLIENT]``, also in subapplications."""
 
 
+@forgets_arguments
 def cleanup_ctx(source: Source, /, **options: Any) -> Callable[[web.Application], AsyncIterator[None]]:
     """Return a context for ``app.cleanup_ctx``: an open client in ``app[CLIENT]`` from start-up to clean-up.
 

@@ -31,6 +31,7 @@ from aiolock.errors import (
     ConfigError,
     UnsafeBackend,
     UnsupportedKind,
+    forgets_arguments,
     shorten,
 )
 from aiolock.lock import Lock
@@ -84,6 +85,7 @@ _closing = TaskSet()
 """Closings under way: each goes on when its caller is cancelled."""
 
 
+@forgets_arguments
 def connect(
     url: str | Sequence[str] | Redis,
     /,
@@ -165,7 +167,7 @@ class Client:
     ) -> None:
         if not isinstance(backend, Backend):
             raise ConfigError(
-                f"a client needs a backend, not {shorten(backend)}; connect() makes one from a URL"
+                f"a client needs a backend, not a {type(backend).__name__}; connect() makes one from a URL"
             )
         if not callable(clock):
             raise ConfigError(f"clock must be a function that returns seconds, not {shorten(clock)}")
@@ -211,7 +213,9 @@ class Client:
         )
 
     def __repr__(self) -> str:
-        return f"<Client of {self._backend.name}, {self._runtime.state.value}>"
+        # Reports of errors also show a client whose options were refused.
+        runtime = getattr(self, "_runtime", None)
+        return f"<Client of {runtime.backend.name}, {runtime.state.value}>" if runtime else "<Client>"
 
     def __reduce__(self) -> str:
         raise TypeError("a client cannot be copied or pickled: connect anew where it is needed")

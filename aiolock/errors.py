@@ -24,8 +24,10 @@ child) is :class:`RuntimeError`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
+from traceback import clear_frames
+from typing import Any, Literal, ParamSpec, TypeVar
 
 __all__ = [
     "AcquireTimeout",
@@ -45,6 +47,10 @@ __all__ = [
     "UnsupportedKind",
     "WaitTimeout",
 ]
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class ExperimentalWarning(UserWarning):
@@ -99,6 +105,33 @@ def redact(url: str) -> str:
         user = user.partition(":")[0] + ":***"
     place, question, query = place.partition("?")
     return scheme + mark + user + at + place + (question + "…" if query else "")
+
+
+class Redacted(str):
+    """A URL whose ``repr`` shows no password, because reports of errors show the ``repr`` of local variables."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return repr(redact(self))
+
+
+def forgets_arguments(function: Callable[P, R]) -> Callable[P, R]:
+    """Clear the local variables of ``function`` and of all that it called if it raises.
+
+    Reports of errors show local variables, and a URL among them may contain a password.
+    """
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except BaseException as error:
+            del args, kwargs
+            clear_frames(error.__traceback__)
+            raise
+
+    return call
 
 
 def name_of(function: object) -> str:

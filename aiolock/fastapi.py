@@ -28,7 +28,7 @@ from aiolock._web import RouteLock, RouteLockOptions, Source
 from aiolock.client import Client
 from aiolock.core.runtime import State
 from aiolock.decorators import Template
-from aiolock.errors import ConfigError, MissingDriver, name_of, shorten
+from aiolock.errors import ConfigError, MissingDriver, forgets_arguments, name_of, shorten
 from aiolock.lease import Lease
 from aiolock.starlette import Lifespan, client_of, exception_handlers, refusal
 
@@ -54,6 +54,7 @@ _HELD: WeakKeyDictionary[Any, Template | None] = WeakKeyDictionary()
 """The dependencies that hold locks, and the templates of their names; ``None`` if a function makes the name."""
 
 
+@forgets_arguments
 def lifespan(
     source: Source, inner: Lifespan | None = None, /, **options: Any
 ) -> Callable[[Any], AbstractAsyncContextManager[Mapping[str, Any]]]:
@@ -80,7 +81,7 @@ def lifespan(
 async def client(connection: HTTPConnection) -> Client:
     """Return the application's client: a dependency, which tests replace by ``app.dependency_overrides[client]``.
 
-    Raises :class:`ConfigError` if the application has none.
+    Raises :class:`ConfigError` if the application has none. It waits for nothing, so that cancelling it has no effect.
     """
     return client_of(connection)
 

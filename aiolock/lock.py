@@ -94,11 +94,18 @@ class NamedLock(Handle):
         raise NotImplementedError
 
     async def locked(self) -> bool:
-        """Return whether it is held at this moment, in any kind; asked on a connection of the client."""
+        """Return whether it is held at this moment, in any kind; asked on a connection of the client.
+
+        Raises and cancels as :meth:`inspect` does.
+        """
         return (await self.inspect()).locked
 
     async def inspect(self) -> LockInfo:
-        """Return the holders and the waiters, in order, as the server sees them; asked on a connection of the client."""
+        """Return the holders and the waiters, in order, as the server sees them; asked on a connection of the client.
+
+        Raises :class:`BackendError` if the server does not answer, and :class:`UnsupportedKind` if it cannot be asked.
+        Cancelling it changes nothing.
+        """
         self._guard()
         backend = Administration.of(self._runtime.backend, "inspection")
         await self._runtime.reach()
@@ -239,6 +246,9 @@ class Lock(NamedLock):
 
         The loss of their leases is reported to them, and the next waiter gets the lock. This is the one case in which
         two holds can overlap by design; fencing tokens still tell them apart.
+
+        Raises :class:`BackendError` if the server does not answer. Cancelling it leaves it open whether the server received
+        it; it may be called again.
         """
         self._guard()
         backend = Administration.of(self._runtime.backend, "force_release")
@@ -251,7 +261,8 @@ class Lock(NamedLock):
         A holder sees ``reason`` (at most 256 bytes of printable text) in :attr:`Lease.release_requested`, with its
         next renewal at the latest, and decides. Nothing is taken from it; waiters are not asked.
 
-        Raises :class:`UnsupportedKind` on servers that cannot pass it on.
+        Raises :class:`UnsupportedKind` on servers that cannot pass it on, and :class:`BackendError` if the server does not
+        answer. Cancelling it leaves it open whether the server received it; it may be called again.
         """
         self._guard()
         text = check_reason(reason)

@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, Self, TypeVar, Unpack, cast
@@ -31,7 +31,15 @@ from aiolock._threads import LoopThread
 from aiolock.core.forks import OneProcess
 from aiolock.core.hooks import C
 from aiolock.decorators import Locked, Once
-from aiolock.errors import ConfigError, LockLost, LossReason, MissingDriver, UnsupportedKind, shorten
+from aiolock.errors import (
+    ConfigError,
+    LockLost,
+    LossReason,
+    MissingDriver,
+    UnsupportedKind,
+    forgets_arguments,
+    shorten,
+)
 from aiolock.kinds.barrier import Barrier
 from aiolock.kinds.election import Campaign, Election
 from aiolock.kinds.latch import Latch
@@ -74,6 +82,7 @@ I = TypeVar("I", bound=Handle | Lease)  # noqa: E741 - the inner, asynchronous o
 ASYNCHRONOUS = "is for connections of asynchronous drivers, which belong to event loops of their own"
 
 
+@forgets_arguments
 def connect(url: str | Sequence[str] | Redis, /, **options: Any) -> SyncClient:
     """Return a synchronous client for the server at ``url``, to be entered with ``with``; does no I/O before.
 
@@ -97,13 +106,13 @@ class SyncClient:
     """
 
     def __init__(self, client: core.Client) -> None:
+        self._client = client
         try:
             from anyio.from_thread import BlockingPortal  # noqa: PLC0415 - an extra, needed by this class alone
         except ImportError as error:
             raise MissingDriver("anyio", "portal") from error
         if not isinstance(client, core.Client):
-            raise ConfigError(f"a synchronous client needs an aiolock.Client, not {shorten(client)}")
-        self._client = client
+            raise ConfigError(f"a synchronous client needs an aiolock.Client, not a {type(client).__name__}")
         self._make_portal = BlockingPortal
         self._loop: LoopThread | None = None
         self._process = OneProcess()
@@ -502,14 +511,17 @@ class SyncElection(_Facade[Election]):
     def observe(self) -> Iterator[Leader | None]:
         """Iterate over the leader now, and over every change, as :meth:`aiolock.Election.observe`; ends never by itself."""
 
-        async def begin() -> Any:
+        async def begin() -> AsyncIterator[Leader | None]:
             return self._inner.observe()
 
         observer = self._run(begin)
 
+        async def change() -> Leader | None:
+            return await anext(observer)
+
         def changes() -> Iterator[Leader | None]:
             while True:
-                yield self._run(observer.__anext__)
+                yield self._run(change)
 
         return changes()
 

@@ -25,7 +25,15 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
 
 from aiolock._web import Refuse, RouteLockOptions, Source, answer, around_handlers, opener
 from aiolock.client import Client
-from aiolock.errors import AcquireTimeout, BackendUnavailable, ConfigError, LockLost, MissingDriver, shorten
+from aiolock.errors import (
+    AcquireTimeout,
+    BackendUnavailable,
+    ConfigError,
+    LockLost,
+    MissingDriver,
+    forgets_arguments,
+    shorten,
+)
 from aiolock.lease import Lease
 
 try:
@@ -50,6 +58,7 @@ TRY_AGAIN_LATER = 1013
 Lifespan = Callable[[Any], AbstractAsyncContextManager[Mapping[str, Any] | None]]
 
 
+@forgets_arguments
 def lifespan(
     source: Source, inner: Lifespan | None = None, /, **options: Any
 ) -> Callable[[Any], AbstractAsyncContextManager[dict[str, Any]]]:

@@ -97,7 +97,10 @@ class TransactionLock(NamedLock):
         return await self._take(check_timeout(timeout))
 
     async def inspect(self) -> LockInfo:
-        """Return the transactions that have it and those that wait for it; asked on a connection of the client."""
+        """Return the transactions that have it and those that wait for it; asked on a connection of the client.
+
+        Raises :class:`BackendError` if the server does not answer. Cancelling it changes nothing.
+        """
         await self._reach()
         return await self._loan.inspect()
 

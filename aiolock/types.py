@@ -104,7 +104,9 @@ class Kind:
         return (whole if self.exclusive else 1), whole
 
     def __str__(self) -> str:
-        return f"{self.permits} of {self.limit} permits" if self.counted else self.mode.value
+        if self.counted:
+            return f"{self.permits} of {self.limit} permits"
+        return self.mode.value if self.family in (Family.LOCK, Family.RW) else self.family.value
 
 
 MUTEX = Kind(Family.LOCK, Mode.MUTEX)

@@ -545,6 +545,13 @@ MUTANTS = (
         ENTERING + "test_a_row_that_is_not_free_stays_as_it_is",
     ),
     Mutant(
+        "(8) the end of a session is counted from an old reading of the shared clock",
+        "aiolock.backends.rows.liveness",
+        "clock.seconds + (sent - read) * (1 + DRIFT) + ttl",
+        "clock.seconds + ttl",
+        LIVENESS + "test_no_heartbeat_ends_what_an_earlier_one_has_promised",
+    ),
+    Mutant(
         "(9) a clock that was stepped is trusted",
         "aiolock.backends.rows.liveness",
         "return self._stepped is None or now - self._stepped >= ttl",

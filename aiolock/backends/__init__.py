@@ -80,7 +80,7 @@ def from_url(url: object, options: dict[str, Any]) -> Backend:
         return handed_over
     if not isinstance(url, str):
         raise ConfigError(
-            f"the address of a server must be a str such as 'redis://127.0.0.1', not {shorten(url)}"
+            f"the address of a server must be a str such as 'redis://127.0.0.1', not a {type(url).__name__}"
         )
     scheme, mark, _ = url.partition("://")
     scheme = scheme.lower()
@@ -121,7 +121,7 @@ def _place(url: object) -> str:
     entry = SCHEMES.get(scheme)
     if not mark or (entry is not None and not entry.independent):
         fit = ", ".join(sorted(f"{name}://" for name, one in SCHEMES.items() if one.independent))
-        shown = shorten(redact(url)) if isinstance(url, str) else shorten(url)
+        shown = shorten(redact(url)) if isinstance(url, str) else f"a {type(url).__name__}"
         raise ConfigError(f"{shown} cannot be one server of a quorum; such are {fit}")
     host, _, path = rest.rpartition("@")[2].partition("?")[0].partition("/")
     if scheme in {"redis", "rediss"}:

@@ -118,7 +118,7 @@ def parse(form: Form, url: object, given: Mapping[str, Any]) -> Address:
     """
     if not isinstance(url, str):
         raise ConfigError(
-            f"the address of a {form.server} server must be a str such as {form.example!r}, not {shorten(url)}"
+            f"the address of a {form.server} server must be a str such as {form.example!r}, not a {type(url).__name__}"
         )
     scheme, mark, rest = url.partition("://")
     scheme = scheme.lower()

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import aiolock
 from aiolock.cli.exit_status import TABLE, USAGE
-from aiolock.errors import redact
+from aiolock.errors import Redacted, redact
 
 __all__ = ["parse", "split"]
 
@@ -59,7 +59,8 @@ _permits = _checked(
     _pair, lambda pair: 1 <= pair[0] <= pair[1], "a number of permits and their limit, such as 1/3"
 )
 # An empty value comes from a variable that was not set.
-_given = _checked(str, bool, "a value; leave it out for the default")
+EMPTY = "a value; leave it out for the default"
+_given = _checked(str, bool, EMPTY)
 
 
 # --- words of run
@@ -170,7 +171,7 @@ def _common(parser: Parser, *, server: bool = True) -> None:
         place = group.add_mutually_exclusive_group().add_argument
         place(
             "--url",
-            type=_given,
+            type=_checked(Redacted, bool, EMPTY),
             help="the server, as redis://127.0.0.1:6379/0; several Redis servers as one, separated by spaces "
             "(default: $AIOLOCK_URL, which also hides a password)",
         )

@@ -13,23 +13,23 @@ from urllib.parse import quote
 
 import aiolock
 from aiolock.backends import redact
-from aiolock.errors import ConfigError, shorten
+from aiolock.errors import ConfigError, Redacted, forgets_arguments, shorten
 from aiolock.lock import Lock
 
 __all__ = ["connect", "label", "local_file", "lock", "locks", "namespace", "place", "url"]
 
 
-def url(options: argparse.Namespace, default: str | None = None) -> str:
+def url(options: argparse.Namespace, default: str | None = None) -> Redacted:
     """Return the address of ``--local``, ``--url`` or ``AIOLOCK_URL``; those of several servers are separated by spaces."""
     if options.local:
-        return f"sqlite://{quote(os.fsencode(local_file()))}"
+        return Redacted(f"sqlite://{quote(os.fsencode(local_file()))}")
     given: str | None = options.url or os.environ.get("AIOLOCK_URL") or default
     if given is None:
         raise ConfigError(
             "which server? say it with --url or in AIOLOCK_URL, for example redis://127.0.0.1:6379/0, or --local for a file on "
             "this machine; AIOLOCK_URL keeps a password out of the list of processes"
         )
-    return given
+    return Redacted(given)
 
 
 def local_file() -> Path:
@@ -55,6 +55,7 @@ def namespace(options: argparse.Namespace) -> str:
     return options.namespace or os.environ.get("AIOLOCK_NAMESPACE") or "aiolock"
 
 
+@forgets_arguments
 def connect(options: argparse.Namespace, **more: Any) -> aiolock.Client:
     """Return a client that is not open yet; ``more`` goes to :func:`aiolock.connect`."""
     addresses = url(options).split()

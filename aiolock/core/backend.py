@@ -31,6 +31,7 @@ from aiolock.types import Kind
 __all__ = [
     "NEVER",
     "Backend",
+    "Certainty",
     "Claim",
     "Event",
     "EventKind",
@@ -148,6 +149,19 @@ class Release(Enum):
         return cls.NOT_OURS if first and held is False else cls.UNKNOWN
 
 
+class Certainty(ABC):
+    """Until when the hold of a claim is certain, as the listener to the backend's events keeps it.
+
+    The listener is the renewal scheduler or, for a claim at one server of several, the quorum. It finds its own object of
+    this type by the claim that an event is about.
+    """
+
+    __slots__ = ()
+
+    until: float
+    """The time, on the local clock."""
+
+
 class Claim(ABC):
     """One request at the server, from the first acquire to the release; not used again after it."""
 
@@ -164,16 +178,21 @@ class Claim(ABC):
         """Since when, on the local clock, other clients are known to wait; set by :meth:`note_waiters`."""
         self.present: Present | None = None
         """For the next renewal to report; set by the renewal scheduler. ``None`` if no task waits, and none has handed it over."""
-        self.validity: object = None
-        """Set by the renewal scheduler, which finds its own record of the claim by it."""
+        self.validity: Certainty | None = None
+        """Set by the listener to the backend's events."""
         self._inbox: Inbox[Grant] | None = None
+
+    @property
+    def stays(self) -> float:
+        """Seconds for which the server may keep what was sent of it, if it hears nothing more; for as long a release is tried."""
+        return self.request.stays
 
     @property
     def inbox(self) -> Inbox[Grant]:
         """The inbox through which the backend wakes the waiter of this claim; made at its first use."""
         inbox = self._inbox
         if inbox is None:
-            inbox = self._inbox = Inbox(self.request.name)
+            inbox = self._inbox = Inbox(self.request.name, self.request.kind)
         return inbox
 
     def note_waiters(self, since: float) -> None:
@@ -355,7 +374,10 @@ class Backend(ABC):
 
     @abstractmethod
     async def aclose(self) -> None:
-        """Close every connection and end every task. Never raises; safe in every state."""
+        """Close every connection and end every task. Never raises an error; safe in every state.
+
+        Cancelling it may leave some open, for another call.
+        """
 
     @abstractmethod
     def claim(self, request: Request) -> Claim:
@@ -388,5 +410,5 @@ class Backend(ABC):
 
         The ``token`` and ``count`` of these grants are not given out. A claim that is ``fixed`` is not prolonged at the
         server: its grant says until when the hold is certain for another reason (a session), or :data:`NEVER` for no longer
-        than it is anyway.
+        than it is anyway. Cancelling it changes nothing but that the server may have prolonged the holds.
         """

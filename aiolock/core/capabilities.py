@@ -83,7 +83,11 @@ class UnreadableLock(UnsafeBackend):
 
 
 class Administration(Capability):
-    """A backend whose locks can be inspected, listed and changed by others than their holders."""
+    """A backend whose locks can be inspected, listed and changed by others than their holders.
+
+    Cancelling :meth:`inspect` or :meth:`names` changes nothing. After cancelling one of the other calls the server may have
+    received it, and it may be called again.
+    """
 
     shows_tokens: bool = True
     """True if :meth:`inspect` returns the fencing tokens of the holders; known without I/O."""
@@ -128,7 +132,7 @@ class Diagnosis(Capability):
         """Return findings about this deployment for ``aiolock doctor``: reads settings, changes nothing.
 
         A setting that may not be read is a finding as well. Works also before ``open`` has succeeded, if the server can be
-        reached.
+        reached. Cancelling it changes nothing.
         """
 
 

@@ -11,6 +11,7 @@ from typing import Generic, TypeVar
 from aiolock.clock import Deadline
 from aiolock.core.logs import Log, get_logger
 from aiolock.errors import shorten
+from aiolock.types import Kind
 
 __all__ = ["Inbox", "WakeReason", "log_wake"]
 
@@ -37,13 +38,22 @@ class WakeReason(Enum):
     FAILED = "the request failed"
 
 
-def log_wake(name: str, reason: WakeReason, *, own: bool = False) -> None:
-    """Log at DEBUG that a waiter for ``name`` goes on, with the name of its task if that is the running one (``own``)."""
+def log_wake(
+    name: str, kind: Kind | None, reason: WakeReason, error: BaseException | None = None, *, own: bool = False
+) -> None:
+    """Log at DEBUG that a waiter for ``name`` goes on, with the ``error`` of a request that failed.
+
+    ``kind`` is ``None`` for a client that watches a register. With ``own``, the running task is the waiter, and is named.
+    """
     if _wait_logger.isEnabledFor(logging.DEBUG):
         task = asyncio.current_task() if own else None
         waiter = "waiter" if task is None else f"waiter {task.get_name()}"
-        extra = {"lock": name, "reason": reason.name}
-        wait_log.debug("%s for %s wakes: %s", waiter, shorten(name), reason.value, extra=extra)
+        extra = {"lock": name, "kind": "register" if kind is None else str(kind), "reason": reason.name}
+        why = reason.value
+        if error is not None:
+            extra["error"] = type(error).__name__
+            why = f"{why}: {type(error).__name__}: {error}"
+        wait_log.debug("%s for %s (%s) wakes: %s", waiter, shorten(name), extra["kind"], why, extra=extra)
 
 
 class Inbox(Generic[T]):
@@ -53,14 +63,17 @@ class Inbox(Generic[T]):
     one. All methods run on the client's event loop.
     """
 
-    __slots__ = ("_name", "_reason", "_timer", "_waiter", "pushed")
+    __slots__ = ("_error", "_kind", "_name", "_reason", "_timer", "_waiter", "pushed")
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, kind: Kind | None = None) -> None:
         self.pushed: T | None = None
         """Pushed by the server, until :meth:`take` returns it."""
+        self._kind = kind
         self._name = name
         self._reason: WakeReason | None = None
         """The first wake-up that no waiter has seen yet."""
+        self._error: BaseException | None = None
+        """The error of a request that failed, for the log."""
         self._waiter: asyncio.Future[None] | Callable[[], None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -69,28 +82,32 @@ class Inbox(Generic[T]):
         self.pushed = pushed
         self.wake(WakeReason.GRANTED)
 
-    def wake(self, reason: WakeReason) -> None:
-        """Wake the waiter, or the next one if there is none now."""
+    def wake(self, reason: WakeReason, error: BaseException | None = None) -> None:
+        """Wake the waiter, or the next one if there is none now; ``error`` is that of a request that failed, for the log."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         waiter = self._waiter
         if isinstance(waiter, asyncio.Future):
-            self._reason = self._reason or reason
+            self._keep(reason, error)
             if not waiter.done():
                 waiter.set_result(None)
         elif waiter is not None:
             self._waiter = None
-            log_wake(self._name, reason)
+            log_wake(self._name, self._kind, reason, error)
             waiter()
         else:
-            self._reason = self._reason or reason
+            self._keep(reason, error)
 
-    def wake_after(self, seconds: float, reason: WakeReason) -> None:
+    def _keep(self, reason: WakeReason, error: BaseException | None) -> None:
+        if self._reason is None:
+            self._reason, self._error = reason, error
+
+    def wake_after(self, seconds: float, reason: WakeReason, error: BaseException | None = None) -> None:
         """Wake the waiter in ``seconds`` unless something else wakes it before; replaces an earlier timer."""
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(seconds, self.wake, reason)
+        self._timer = asyncio.get_running_loop().call_later(seconds, self.wake, reason, error)
 
     @property
     def woken(self) -> bool:
@@ -114,14 +131,15 @@ class Inbox(Generic[T]):
             self._waiter = None
             if timer is not None:
                 timer.cancel()
-        reason, self._reason = self._reason or WakeReason.GRANTED, None
-        log_wake(self._name, reason)
+        reason, error = self._reason or WakeReason.GRANTED, self._error
+        self._reason = self._error = None
+        log_wake(self._name, self._kind, reason, error)
         return reason
 
     def on_ready(self, call: Callable[[], None]) -> bool:
         """Have ``call`` called once at the next wake-up, without a task; return False if there is one already."""
         if self.woken:
-            log_wake(self._name, self._reason or WakeReason.GRANTED)
+            log_wake(self._name, self._kind, self._reason or WakeReason.GRANTED, self._error)
             return False
         self._waiter = call
         return True
@@ -132,7 +150,8 @@ class Inbox(Generic[T]):
         To be called before a request is sent: its answer covers whatever the wake-ups were about, and those that come while
         it is under way are kept for the next waiter.
         """
-        pushed, self.pushed, self._reason = self.pushed, None, None
+        pushed, self.pushed = self.pushed, None
+        self._reason = self._error = None
         if not isinstance(self._waiter, asyncio.Future):
             self._waiter = None
         return pushed

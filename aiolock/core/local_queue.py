@@ -270,6 +270,9 @@ class LocalQueue:
             )
         self._state = state
 
+    def _log_wake(self, reason: WakeReason, error: BaseException | None = None, *, own: bool = False) -> None:
+        log_wake(self._request.name, self._request.kind, reason, error, own=own)
+
     # --- the first task
 
     async def lead(self, options: LeaseOptions, timeout: float | None) -> Hold | None:
@@ -290,7 +293,7 @@ class LocalQueue:
         except BackendError as error:
             if self._state is _ENDED:
                 raise closed_error() from error
-            log_wake(self._request.name, WakeReason.FAILED, own=True)
+            self._log_wake(WakeReason.FAILED, error, own=True)
             if wait or not self._waiters:
                 self._fail(error)
             else:
@@ -299,18 +302,21 @@ class LocalQueue:
                 self._request_anew()
             raise
         except TimeoutError:
-            log_wake(self._request.name, WakeReason.TIMEOUT, own=True)
+            self._log_wake(WakeReason.TIMEOUT, own=True)
             unanswered = self.unanswered(timeout, whole=True) if timeout else self._not_asked()
             self._abandon()
             if unanswered is None:
                 return None
             raise unanswered from None
-        except BaseException:
-            log_wake(self._request.name, WakeReason.CANCELLED, own=True)
+        except BaseException as error:
+            if isinstance(error, Exception):
+                self._log_wake(WakeReason.FAILED, error, own=True)
+            else:
+                self._log_wake(WakeReason.CANCELLED, own=True)
             self._abandon()
             raise
         if self._state is _ENDED:
-            log_wake(self._request.name, WakeReason.CLOSED, own=True)
+            self._log_wake(WakeReason.CLOSED, own=True)
             raise closed_error()
         if grant is not None and grant.until - self._request.grace > (now := clock()):
             self._begin(grant, now)
@@ -386,6 +392,8 @@ class LocalQueue:
         waiter: Waiter = asyncio.Future(loop=self.runtime.loop)
         if self._waiters is None:
             self._waiters = Waiters()
+            if self._validity is not None:
+                self._validity.present = self.present
         self._waiters.join(waiter, options, first=first)
         return waiter
 
@@ -406,7 +414,7 @@ class LocalQueue:
             if timer is not None:
                 timer.cancel()
         # The hold has not left before this task goes on, so the reason is still its own.
-        log_wake(self._request.name, WakeReason.TIMEOUT if hold is None else self._reason, own=True)
+        self._log_wake(WakeReason.TIMEOUT if hold is None else self._reason, own=True)
         if hold is None:
             self._forget(waiter)
         self.runtime.stats.waits.record((self.runtime.clock() if hold is None else self._since) - begun)
@@ -415,9 +423,9 @@ class LocalQueue:
     def _give_up(self, waiter: Waiter) -> None:
         # A hold may have been handed over in the very step in which the task was cancelled, or the coroutine closed.
         if not waiter.done() or waiter.cancelled():
-            log_wake(self._request.name, WakeReason.CANCELLED, own=True)
-        elif waiter.exception() is not None:
-            log_wake(self._request.name, WakeReason.FAILED, own=True)
+            self._log_wake(WakeReason.CANCELLED, own=True)
+        elif (error := waiter.exception()) is not None:
+            self._log_wake(WakeReason.FAILED, error, own=True)
         elif (given := waiter.result()) is not None:
             given.abandon()
         self._forget(waiter)
@@ -532,6 +540,8 @@ class LocalQueue:
         self._known = True
         self._hand_overs = 0
         self._validity = validity = Validity(claim, grant, now, self)
+        if self._waiters is not None:
+            validity.present = self.present
         self.runtime.scheduler.add(validity)
         self._become(_HELD)
 
@@ -617,12 +627,12 @@ class LocalQueue:
         alone._known, alone._hand_overs, alone._since, alone._label = True, 0, self._since, self._label
         alone._validity, alone._hold = validity, hold
         alone._become(_HELD)
-        validity.report = alone
+        validity.report, validity.present = alone, alone.present
         self._hold = self._validity = None
         self._request_anew()
         return alone
 
-    # --- the renewal scheduler asks and reports
+    # --- called by the renewal scheduler
 
     def present(self, now: float) -> Present | None:
         """Return the present lease for a renewal; ``None`` if no task waits and the hold was not given to a waiter."""
@@ -685,7 +695,7 @@ class LocalQueue:
         self._task = None
         for waiter in self._waiters.waiting() if self._waiters is not None else ():
             waiter.set_exception(copy_of(error))
-            log_wake(self._request.name, WakeReason.FAILED)
+            self._log_wake(WakeReason.FAILED, error)
         self.runtime.clean_up(self._claim)
         self._end()
 
@@ -701,7 +711,7 @@ class LocalQueue:
         """End because the client is closed: fail the waiters, lose the hold, and return the claim to be released."""
         for waiter in self._waiters.waiting() if self._waiters is not None else ():
             waiter.set_exception(closed_error())
-            log_wake(self._request.name, WakeReason.CLOSED)
+            self._log_wake(WakeReason.CLOSED)
         hold, self._hold = self._hold, None
         if self._validity is not None:
             self.runtime.scheduler.discard(self._validity)

@@ -17,7 +17,7 @@ import math
 import secrets
 from collections.abc import Callable
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from aiolock.clock import Clock
 from aiolock.core.backend import Claim, Grant, Release, Request
@@ -33,15 +33,17 @@ from aiolock.errors import (
     copy_of,
     shorten,
 )
-from aiolock.types import MUTEX, Family
+from aiolock.types import MUTEX, Family, Kind, Mode
 
 __all__ = ["LATE", "Body", "Condition", "Late", "RegisterWriter", "Update", "WriteLog"]
 
+T = TypeVar("T")
+
 Body = dict[str, Any]
 """The content of a register; empty if there is none."""
-Update = Callable[[Body], tuple[Body | None, Any]]
+Update = Callable[[Body], tuple[Body | None, T]]
 """Returns the new body (``None``: leave it) and a result. May be called several times, for different bodies."""
-Condition = Callable[[Body], Any]
+Condition = Callable[[Body], T | None]
 """Returns ``None`` to go on waiting, otherwise the result of the wait."""
 Results = dict[asyncio.Future[Any], Any]
 """The results of the updates in one write, by the futures of their callers."""
@@ -119,7 +121,7 @@ class _Wait:
 
     __slots__ = ("checked", "condition", "ended", "error", "inbox", "result")
 
-    def __init__(self, condition: Condition, inbox: Inbox[None]) -> None:
+    def __init__(self, condition: Condition[Any], inbox: Inbox[None]) -> None:
         self.condition = condition
         self.inbox = inbox
         self.checked = False
@@ -132,7 +134,7 @@ class _Wait:
         """Wake the task with a result or an error, unless it has one."""
         if not self.ended:
             self.ended, self.result, self.error = True, result, error
-            self.inbox.wake(reason)
+            self.inbox.wake(reason, error if reason is WakeReason.FAILED else None)
 
 
 class RegisterWriter:
@@ -158,6 +160,7 @@ class RegisterWriter:
     ) -> None:
         self.register = register
         self.name = name
+        self._kind = Kind(family, Mode.MUTEX)
         self.clock = clock
         self.ended: bool = False
         self.full: bool = False
@@ -169,10 +172,10 @@ class RegisterWriter:
         self._timeout = timeout
         self._random = random
         self._log = WriteLog()
-        self._updates: dict[asyncio.Future[Any], Update] = {}
+        self._updates: dict[asyncio.Future[Any], Update[Any]] = {}
         """In the order in which they were submitted."""
         self._waits: dict[_Wait, None] = {}
-        self._closing: Update | None = None
+        self._closing: Update[None] | None = None
         self._trouble: BackendError | None = None
         """The error of the last request; ``None`` if it was answered."""
         self._sent = math.inf
@@ -193,16 +196,16 @@ class RegisterWriter:
 
     # --- for tasks
 
-    def submit(self, update: Update) -> asyncio.Future[Any]:
+    def submit(self, update: Update[T]) -> asyncio.Future[T]:
         """Submit an update; the future gets its result, or an error after the timeout.
 
         Cancelling the future does not withdraw the update.
         """
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[Any] = loop.create_future()
+        future: asyncio.Future[T] = loop.create_future()
         timer = loop.call_later(self._timeout, self._expire, future)
 
-        def done(_: asyncio.Future[Any]) -> None:
+        def done(_: asyncio.Future[T]) -> None:
             # The timer of a future that was cancelled stays, so that its update is not tried for ever.
             if not future.cancelled():
                 timer.cancel()
@@ -216,7 +219,7 @@ class RegisterWriter:
             self._hurry()
         return future
 
-    async def apply(self, update: Update) -> Any:
+    async def apply(self, update: Update[T]) -> T:
         """Apply an update and return its result.
 
         Raises what the update raises, and :class:`BackendError` if it could not be applied, or it is not known whether it
@@ -225,8 +228,8 @@ class RegisterWriter:
         return await self.submit(update)
 
     async def wait(
-        self, condition: Condition, timeout: float | None, first: asyncio.Future[Any] | None = None
-    ) -> Any:
+        self, condition: Condition[T], timeout: float | None, first: asyncio.Future[Any] | None = None
+    ) -> T | Late:
         """Return the result of ``condition`` as soon as it has one, or :data:`LATE` after ``timeout`` seconds.
 
         Raises what ``condition`` raises, the error of the update ``first``, and :class:`BackendError` if the register
@@ -235,7 +238,7 @@ class RegisterWriter:
         if self.ended:
             raise BackendUnavailable("the work on this register has ended")
         loop = asyncio.get_running_loop()
-        wait = _Wait(condition, Inbox(self.name))
+        wait = _Wait(condition, Inbox(self.name, self._kind))
         self._waits[wait] = None
         timers = [loop.call_later(self._timeout, self._give_up, wait)]
         if timeout is not None:
@@ -253,7 +256,8 @@ class RegisterWriter:
             self._hurry()
         if wait.error is not None:
             raise wait.error
-        return wait.result
+        result: T | Late = wait.result
+        return result
 
     def withdraw(self, future: asyncio.Future[Any]) -> None:
         """Drop an update that was not sent yet; one that was sent may still count."""
@@ -291,7 +295,7 @@ class RegisterWriter:
 
     # --- for the client that is closed
 
-    def on_close(self, update: Update) -> None:
+    def on_close(self, update: Update[None]) -> None:
         """Apply ``update`` if the client is closed while a task waits here."""
         self._closing = update
 

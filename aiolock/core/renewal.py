@@ -21,11 +21,12 @@ from contextvars import Context, copy_context
 from dataclasses import replace
 from itertools import chain
 from random import Random
-from typing import Any, Protocol
+from typing import Any
 
 from aiolock.clock import Clock
 from aiolock.core.backend import (
     Backend,
+    Certainty,
     Claim,
     Event,
     EventKind,
@@ -41,7 +42,7 @@ from aiolock.core.wakeup import expect
 from aiolock.errors import LossReason, shorten
 from aiolock.metrics import SHARES, Histogram
 
-__all__ = ["RenewalScheduler", "Tenant", "Validity"]
+__all__ = ["RenewalScheduler", "Validity"]
 
 log: Log = get_logger("aiolock.renew")
 
@@ -55,17 +56,7 @@ AFTER = 0.01
 """Seconds by which the timer that runs during suspend is later than that of the loop, so that it does not come first."""
 
 
-class Tenant(Protocol):
-    """The local queue that a validity belongs to."""
-
-    def __call__(self, event: Event, /) -> None:
-        """Take in a loss, the end of ``max_hold``, or a request to release."""
-
-    def present(self, now: float) -> Present | None:
-        """Return the lease at ``now``, for the server; ``None`` if there is no more to say than the grant does."""
-
-
-class Validity:
+class Validity(Certainty):
     """Until when a hold is certain, by the local clock, and when to renew it."""
 
     __slots__ = (
@@ -78,6 +69,7 @@ class Validity:
         "grace",
         "left",
         "limit",
+        "present",
         "queue",
         "renewed",
         "report",
@@ -85,11 +77,13 @@ class Validity:
         "until",
     )
 
-    def __init__(self, claim: Claim, grant: Grant, now: float, report: Tenant) -> None:
+    def __init__(self, claim: Claim, grant: Grant, now: float, report: Callable[[Event], None]) -> None:
         self.claim: Claim = claim
-        self.report: Tenant = report
+        self.report: Callable[[Event], None] = report
         """Called with the loss and each request to release. While the validity is not ``over``, a loss is that of the holder:
         by ``max_hold`` or ``grace``, earlier than the server may grant the lock to another client."""
+        self.present: Callable[[float], Present | None] | None = None
+        """Returns the present lease at a time, for the server; ``None`` while only the first lease of the grant can be present."""
         self.token: int = grant.token
         """The next token to give out."""
         self.left: int = grant.count
@@ -136,6 +130,10 @@ class Validity:
     def asks(self) -> bool:
         """True if the server is asked about it at all."""
         return self.renewed or self.claim.fixed
+
+    def note_present(self, now: float) -> None:
+        """Give the claim the present lease, for a renewal that is sent ``now``."""
+        self.claim.present = None if self.present is None else self.present(now)
 
     def prolong(self, until: float, now: float) -> None:
         """Take in that the server does not grant it to another before ``until``; it is due again when two thirds of a ttl are left."""
@@ -287,7 +285,7 @@ class RenewalScheduler:
 
         Cancelling it changes nothing but that the server may have done it.
         """
-        validity.claim.present = validity.report.present(self._clock())
+        validity.note_present(self._clock())
         [answer] = await self._backend.renew([validity.claim])
         if (error := self._take(validity, answer)) is not None:
             raise error
@@ -469,7 +467,7 @@ class RenewalScheduler:
         """Renew in one call of the backend; add what is unknown afterwards to ``failed``, by the error."""
         now = self._clock()
         for validity in batch:
-            validity.claim.present = validity.report.present(now)
+            validity.note_present(now)
         try:
             answers: Sequence[Renewal] = await self._backend.renew([validity.claim for validity in batch])
         except Exception as error:  # noqa: BLE001 - whatever a backend raises must not end the watching

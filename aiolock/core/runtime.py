@@ -305,7 +305,7 @@ class Runtime(OneProcess):
         return self.tasks.spawn(work, name)
 
     def clean_up(self, claim: Claim, keep: float = 0, disown: Disown | None = None) -> None:
-        """Release ``claim`` in the background, for as long as it could otherwise stay.
+        """Release ``claim`` in the background, for as long as it could otherwise stay: see :attr:`Claim.stays`.
 
         What can be sent without waiting is sent before this returns. ``disown`` is called if the hold was lost.
         """
@@ -322,7 +322,7 @@ class Runtime(OneProcess):
             disown()
 
     async def _clean_up(self, claim: Claim, keep: float, disown: Disown | None) -> None:
-        give_up = self.clock() + claim.request.stays
+        give_up = self.clock() + claim.stays
         backoff = Backoff(self.random)
         while not self.forked:
             try:
@@ -331,7 +331,7 @@ class Runtime(OneProcess):
                 if not error.retryable or self.clock() >= give_up:
                     name = claim.request.name
                     log.warning(
-                        "could not clean up %s, it ends by its ttl: %s",
+                        "gave up releasing %s, it ends by its ttl at the latest: %s",
                         shorten(name),
                         error,
                         extra={"lock": name},

@@ -15,7 +15,6 @@ import itertools
 import json
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 from aiolock.core.register_writer import LATE, Body, Late, RegisterWriter
 from aiolock.core.runtime import Generations, Runtime
@@ -240,8 +239,7 @@ class Barrier(Handle):
 
     async def waiting(self) -> int:
         """Return the number of parties inside. Ends within the ``command_timeout``; cancelling it changes nothing."""
-        number: int = await self._writer().apply(lambda body: (None, inside(body)))
-        return number
+        return await self._writer().apply(lambda body: (None, inside(body)))
 
     async def wait(self, timeout: float | None = None) -> int:
         """Arrive, wait for the others and pass with them; return how many parties came before, from 0.
@@ -268,8 +266,8 @@ class Barrier(Handle):
         # The last party still waits for the other clients to confirm.
         longest = left if limit != 0 else self._generations.latest.command_timeout
         try:
-            before = await writer.wait(party.condition, longest, party.arrival)
-            if before is LATE:
+            before: int | Late | None = await writer.wait(party.condition, longest, party.arrival)
+            if isinstance(before, Late):
                 before = await party.late(f"a party timed out ({self._label})")
         except BarrierBroken:
             raise
@@ -283,7 +281,7 @@ class Barrier(Handle):
             local.parties.discard(party.number)
         if before is None:
             raise WaitTimeout("barrier", self._name, limit or 0.0, party.missing())
-        return int(before)
+        return before
 
     def _runtime(self) -> Runtime:
         runtime = self._generations.latest
@@ -361,7 +359,7 @@ class _Party:
         self._local = local
         self._writer = local.writer
         local.parties.add(self.number)
-        self.arrival: asyncio.Future[Any] = self._writer.submit(self._arrive)
+        self.arrival: asyncio.Future[tuple[int, int]] = self._writer.submit(self._arrive)
 
     def _arrive(self, body: Body) -> tuple[Body | None, tuple[int, int]]:
         self.round = body["round"] if body else 0
@@ -387,9 +385,9 @@ class _Party:
         ended = outcome(body, number)
         if ended:
             raise BarrierBroken(self._barrier.name, ended)
-        return None if ended is None else int(before)
+        return None if ended is None else before
 
-    def leave(self, why: str) -> asyncio.Future[Any]:
+    def leave(self, why: str) -> asyncio.Future[str | None]:
         """Give up; the future gets the :func:`outcome` of the round until then."""
         self._writer.withdraw(self.arrival)
 

@@ -95,7 +95,8 @@ class Election(Handle):
 
         ``None`` stands for no leader. A change is seen at once where the server pushes, otherwise after ``min(ttl / 3, 2)``
         seconds; a term that was shorter than that may be missed. Raises :class:`BackendError` if the server cannot be
-        reached at first; later outages are survived. It never ends by itself; leaving the loop leaves nothing behind.
+        reached at first; later outages are survived. It never ends by itself; leaving the loop leaves nothing behind,
+        nor does cancelling the task that iterates.
         """
         self._runtime.guard()
         return _Observer(self, self._runtime, self._campaign.ttl)

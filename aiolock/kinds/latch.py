@@ -138,10 +138,9 @@ class Latch(Handle):
     def _missing(self, rest: int) -> str:
         return f"{rest} of {self._count} are left to count down"
 
-    async def _apply(self, update: Update) -> int:
+    async def _apply(self, update: Update[int]) -> int:
         await self._runtime().reach()
-        result: int = await self._writer().apply(update)
-        return result
+        return await self._writer().apply(update)
 
     def _runtime(self) -> Runtime:
         runtime = self._generations.latest

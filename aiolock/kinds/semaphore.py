@@ -74,7 +74,10 @@ class Semaphore(Lock):
         return None if hold is None else Lease(hold)
 
     async def locked(self) -> bool:
-        """Return whether a request for one permit would wait, as with :class:`asyncio.Semaphore`."""
+        """Return whether a request for one permit would wait, as with :class:`asyncio.Semaphore`.
+
+        Raises and cancels as :meth:`inspect` does.
+        """
         info = await self.inspect()
         return (
             bool(info.waiters) or self._left(info.limit, sum(holder.permits for holder in info.holders)) < 1

@@ -270,7 +270,7 @@ class World:
         self._notice()
 
     async def settle(self) -> None:
-        """Let all other tasks run until everything under way has arrived."""
+        """Let all other tasks run until everything under way has arrived; cancelling it ends the wait."""
         for _ in range(LANDING):
             await asyncio.sleep(0)
 

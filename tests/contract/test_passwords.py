@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import pickle
 import traceback
@@ -12,7 +13,17 @@ from typing import Any
 import pytest
 
 import aiolock
-from aiolock import BackendError, Client, connect
+import aiolock.aiohttp
+import aiolock.cli.main
+import aiolock.fastapi
+import aiolock.portal
+import aiolock.starlette
+from aiolock import BackendError, Client, ConfigError, LockError, connect
+from aiolock.backends import SCHEMES, from_url
+from aiolock.backends.quorum import QuorumBackend
+from aiolock.backends.redis.url import Endpoint
+from aiolock.cli import output, settings
+from aiolock.cli.parser import parse
 from tests.servers import Redis
 
 SECRET = "hunter2-and-more"
@@ -67,6 +78,124 @@ def of_the_library(error: BaseException | None) -> str:
         ]
         error = error.__cause__ or error.__context__
     return "\n".join(texts)
+
+
+# --- addresses that are refused
+
+PLACES = {
+    **dict.fromkeys(SCHEMES, f"user:{SECRET}@h1/0"),
+    **{scheme: f"user:{SECRET}@h1,h2/service/0" for scheme in SCHEMES if "sentinel" in scheme},
+    "unix": f"//user:{SECRET}@/run/redis.sock",
+}
+BAD: dict[str, Callable[[str], tuple[Any, dict[str, Any]]]] = {
+    "port": lambda url: (url.replace("h1", "h1:99999"), {}),
+    "host": lambda url: (url.replace("h1", "[h1"), {}),
+    "no host": lambda url: (url.replace("h1", ""), {}),
+    "place of the login": lambda url: (url.replace("@h1", "/@h1"), {}),
+    "fragment": lambda url: (url.replace("@", "#@"), {}),
+    "coding": lambda url: (url.replace("@", "%ff@"), {}),
+    "path": lambda url: (f"{url}/no/\0/place", {}),
+    "parameter": lambda url: (f"{url}?no_such={SECRET}", {}),
+    "value of a parameter": lambda url: (f"{url}?tls=perhaps&db=many&mode=none", {}),
+    "parameter that is given twice": lambda url: (f"{url}?password={SECRET}&password={SECRET}", {}),
+    "option": lambda url: (url, {"no_such": SECRET}),
+    "option that is no text": lambda url: (url, {"password": [SECRET]}),
+    "option for every server": lambda url: (url, {"ttl": -1}),
+    "namespace": lambda url: (url, {"namespace": "/"}),
+    "scheme": lambda url: (f"x{url}", {}),
+    "no URL": lambda url: ([url.encode()], {}),
+    "servers of a quorum": lambda url: ([url, url, url], {}),
+}
+"""Mistakes, made in a URL."""
+MAKERS: dict[str, Callable[..., object]] = {
+    "connect": aiolock.connect,
+    "portal": aiolock.portal.connect,
+    "aiohttp": aiolock.aiohttp.cleanup_ctx,
+    "starlette": aiolock.starlette.lifespan,
+    "fastapi": aiolock.fastapi.lifespan,
+    "command line": lambda url, **options: settings.connect(
+        argparse.Namespace(local=False, url=url, namespace=None, label=None), **options
+    ),
+}
+"""Everything that takes a URL."""
+
+
+def error_of(make: Callable[[], object]) -> Exception | None:
+    """What is raised, if anything is."""
+    try:
+        make()
+    except (LockError, TypeError) as error:
+        return error
+    return None
+
+
+@pytest.mark.parametrize("mistake", BAD)
+@pytest.mark.parametrize("maker", MAKERS)
+def test_a_report_of_a_wrong_address_shows_no_password(maker: str, mistake: str):
+    wrong = 0
+    for scheme, place in PLACES.items():
+        url, options = BAD[mistake](f"{scheme}://{place}")
+        if not isinstance(url, str) and maker not in ("connect", "portal"):
+            url = " ".join(map(str, url))
+        if (error := error_of(lambda: MAKERS[maker](url, **options))) is not None:  # noqa: B023 - called at once
+            wrong += 1
+            found = of_the_library(error)
+            assert "aiolock/" in found
+            assert SECRET not in found, scheme
+            assert SECRET not in str(error), scheme
+            assert "repr() failed" not in found
+    assert wrong > len(PLACES) / 2
+
+
+@pytest.mark.parametrize("mistake", ["port", "path", "parameter", "scheme"])
+@pytest.mark.parametrize("words", [["ls"], ["doctor"], ["demo"], ["run", "x", "--", "true"]], ids=" ".join)
+def test_the_command_line_keeps_no_password_in_what_is_on_its_way(
+    words: list[str], mistake: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    url, _ = BAD[mistake](f"mysql://{PLACES['mysql']}")
+    errors: list[BaseException | None] = []
+    monkeypatch.setattr(output.Output, "trouble", lambda _, text, status, error=None: errors.append(error))
+    monkeypatch.setattr("sys.argv", ["aiolock", words[0], "--url", url, *words[1:]])
+    assert aiolock.cli.main.main() == 64
+    assert isinstance(errors[0], ConfigError)
+    found = of_the_library(errors[0])
+    assert "cli/main.py" in found
+    assert SECRET not in found
+    assert SECRET not in "".join(capsys.readouterr())
+    assert SECRET not in repr(parse(["ls", "--url", url]))
+
+
+@pytest.mark.parametrize("mistake", BAD)
+def test_what_is_half_made_can_be_shown(mistake: str):
+    makers: list[Callable[[Any, dict[str, Any]], object]] = [
+        from_url,
+        lambda url, options: Endpoint(url, **options),
+        lambda url, options: Client(from_url(url, options), ttl=-1),
+    ]
+    wrong = 0
+    for scheme, place in PLACES.items():
+        url, options = BAD[mistake](f"{scheme}://{place}")
+        for make in makers:
+            if (error := error_of(lambda: make(url, options))) is not None:  # noqa: B023 - called at once
+                wrong += 1
+                assert "repr() failed" not in of_the_library(error), scheme
+    assert wrong > len(PLACES)
+
+
+def test_what_is_half_made_of_a_client_can_be_shown():
+    backend = from_url("redis://127.0.0.1:1", {})
+    for make in (
+        lambda: Client(backend, ttl=-1),
+        lambda: aiolock.portal.SyncClient(backend),
+        lambda: QuorumBackend([backend]),
+        lambda: QuorumBackend([None, None, None]),
+    ):
+        with pytest.raises(Exception) as caught:
+            make()
+        assert "repr() failed" not in of_the_library(caught.value)
+
+
+# --- servers that are not there
 
 
 @pytest.mark.parametrize("server", ADDRESSES)

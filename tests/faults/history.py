@@ -2,7 +2,8 @@
 
 A line is one event and one `os.write`, so whatever a killed process did before its death is in its file. Times are `time.monotonic_ns()`,
 which all processes of one machine share (not across time namespaces). To be fair to a holder, whoever hurts it stamps `stop` and `kill`
-before the signal and `cont` after it; `down` comes before a server is hurt and `up` after it was healed.
+before the signal and `cont` after it; `down` comes before a server is hurt and `up` after it was healed; `broken` comes before
+a connection of a process is ended by others.
 
 Answers have three values. `acquired` and `released` mean yes. `refused` means a definite no (`try_acquire` gave None): somebody else must
 have held the lock. Everything else, a timeout, a cancellation or a lost connection, is `unknown`: it may have happened.
@@ -10,6 +11,7 @@ have held the lock. Everything else, a timeout, a cancellation or a lost connect
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import math
@@ -23,6 +25,10 @@ from typing import Any
 
 Event = dict[str, Any]
 NEVER = math.inf
+
+TICK = 0.005
+LAG = 0.01
+"""Seconds by which a tick is late when the machine, or a fault, kept a process from running."""
 
 
 class Recorder:
@@ -121,6 +127,20 @@ class Recorder:
 
     def kill(self, process: str) -> None:
         self.note("kill", target=process)
+
+    async def note_lags(self) -> None:
+        """Note when the event loop of this process did not get to run, until cancelled."""
+        while True:
+            due = time.monotonic_ns() + int(TICK * 1e9)
+            await asyncio.sleep(TICK)
+            now = time.monotonic_ns()
+            if now - due > LAG * 1e9:
+                self.note("stop", target=self.process, t=due, why="lag")
+                self.note("cont", target=self.process, t=now, why="lag")
+
+    def broken(self, process: str) -> None:
+        """Before one of its connections is ended by others."""
+        self.note("broken", target=process)
 
     def down(self, server: str = "server") -> None:
         self.note("down", target=server)

@@ -2,7 +2,7 @@
 
 Every choice comes from a seed; when it takes effect depends on the machine, so a replay is alike but not the same.
 A fault is noted in the history before it is done, with the windows that the checker needs: `stop` and `cont` of a
-process, `cut` and `mended` of its link, `down` and `up` of the server.
+process, `cut` and `mended` of its link, `broken` of one of its connections, `down` and `up` of the server.
 """
 
 from __future__ import annotations
@@ -321,8 +321,13 @@ class FaultInjector:
     # --- the server
 
     async def _kill_clients(self, kind: str, _rng: random.Random, _name: str) -> bool:
-        async with self.system.busy:
+        breaking = getattr(self.system, "breaking", 0.0)
+        async with self._alone() if breaking else self.system.busy:
+            for victim in self.workers:
+                self.recorder.broken(victim.name)
             self.system.kill_clients(kind)
+            # No link is slow, so every holder can read at once that its connection has ended.
+            await asyncio.sleep(breaking)
             return True
 
     async def _forget_scripts(self, _rng: random.Random, _name: str) -> bool:
@@ -357,12 +362,18 @@ class FaultInjector:
 
         return await self._void(name, restart)
 
-    async def _void(self, name: str, lose: Callable[[], Awaitable[None]]) -> bool:
-        """Have holds lost, which is an exception; alone, so that everybody can find out at once."""
+    @asynccontextmanager
+    async def _alone(self):
+        """While nothing else is hurt."""
         async with AsyncExitStack() as alone:
             await alone.enter_async_context(self.system.busy)
             for victim in self.workers:
                 await alone.enter_async_context(victim.busy)
+            yield
+
+    async def _void(self, name: str, lose: Callable[[], Awaitable[None]]) -> bool:
+        """Have holds lost, which is an exception; alone, so that everybody can find out at once."""
+        async with self._alone():
             self.recorder.down(name)
             await lose()
             self.recorder.up(name)

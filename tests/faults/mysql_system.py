@@ -145,7 +145,7 @@ class SessionSystem(MariaDBSystem):
     mode = "session"
     place = 0.0
     breaking = 0.1
-    """The next one may be in before the holder has read that its connection has ended."""
+    """The next one may be in before the holder has read that its connection has ended; in how many seconds it has, if it runs."""
     spares = frozenset({"half-open"})
     """The server sees the end of a connection, and its client does not: an exception of the page, like a killed session."""
 

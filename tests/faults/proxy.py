@@ -263,6 +263,7 @@ class End(asyncio.Protocol):
                 await asyncio.sleep(0)
         if accident is not None and not accident.left:
             if accident.reset:
+                self.proxy.on_break()
                 self.reset()
                 self.other.reset()
             accident.done.set()
@@ -297,7 +298,9 @@ class Stranded:
 
 
 class Proxy:
-    """`on_frame(direction, frame)` is called, and awaited, when a frame is about to go on: what it stages already holds for that frame."""
+    """`on_frame(direction, frame)` is called, and awaited, when a frame is about to go on: what it stages already holds for that frame.
+
+    `on_break` is called before connections that were made are reset."""
 
     def __init__(
         self,
@@ -306,9 +309,10 @@ class Proxy:
         *,
         framing: Callable[[], Frames] = raw,
         on_frame: Hook | None = None,
+        on_break: Callable[[], object] = lambda: None,
         seed=0,
     ) -> None:
-        self.upstream, self.framing, self.on_frame = (host, port), framing, on_frame
+        self.upstream, self.framing, self.on_frame, self.on_break = (host, port), framing, on_frame, on_break
         self.host, self.port = "127.0.0.1", 0
         self.up, self.down = Lane("up", seed), Lane("down", seed + 1)
         self.refuse = False  # True: every new connection is accepted and reset at once
@@ -353,6 +357,8 @@ class Proxy:
     def reset_all(self, *lanes: Lane) -> int:
         """RST to all clients and servers; given one lane only to those who send on it, which leaves the others half-open. Counts resets."""
         ends = [end for end in self.ends if not lanes or end.lane in lanes]
+        if ends:
+            self.on_break()
         for end in ends:
             end.reset()
         return len(ends)

@@ -18,8 +18,8 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -75,6 +75,7 @@ class Member:
                 part.server.port,
                 framing=part.framing,
                 on_frame=partial(self._frame, part),
+                on_break=lambda: run.recorder.broken(self.name),
                 seed=run.plan.seed * 1_000 + number * 2 + place * 100,
             )
             for place, part in enumerate(run.parts)
@@ -187,6 +188,7 @@ class Run:
         async with AsyncExitStack() as stack:
             stack.enter_context(system.server)
             await stack.enter_async_context(self.store)
+            await stack.enter_async_context(self._lags_noted())
             if hasattr(system, "prepare"):
                 await system.prepare()
             self.until = time.monotonic() + plan.seconds
@@ -227,6 +229,16 @@ class Run:
             fenced=getattr(system, "fenced", True),
             place=getattr(system, "place", 0.0),
         )
+
+    @asynccontextmanager
+    async def _lags_noted(self) -> AsyncIterator[None]:
+        """Note when the proxies did not get to run."""
+        ticking = asyncio.create_task(self.recorder.note_lags())
+        try:
+            yield
+        finally:
+            ticking.cancel()
+            await asyncio.wait([ticking])
 
     async def _all_open(self, workers: Sequence[Member]) -> None:
         """A busy machine takes seconds to start them all."""

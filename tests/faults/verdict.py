@@ -106,7 +106,7 @@ def judge(
 ) -> Verdict:
     """`verified`: seconds after a restart in which everybody finds out; `others`: what was found at the server;
     `capacity`: how many permits the semaphores have, by name; `breaking`: where a hold ends with its connection, seconds
-    within which a client hears that its own has ended, 0 where it does not; `fenced`: whether tokens are promised to rise;
+    within which a client that runs reads that its own has ended, 0 where it does not; `fenced`: whether tokens are promised to rise;
     `place`: seconds for which the place of a dead waiter stands at least. Three of them may be in front of somebody."""
     look = partial(checker.exclusion, capacity=capacity, grace=0)
     exceptions = _exceptions(history, verified)
@@ -158,7 +158,10 @@ def judge(
 def views(history: History, breaking: float) -> tuple[History, History]:
     """A hold ends when its holder was told (who did not get to run, for whatever reason, was blind), or by its clock."""
     told, clock = history, by_clock(history)
-    return (_breaking(told, breaking), _breaking(clock, breaking)) if breaking else (told, clock)
+    if not breaking:
+        return told, clock
+    lags = _lags(history)
+    return _breaking(told, breaking, lags), _breaking(clock, breaking, lags)
 
 
 def by_clock(history: History) -> History:
@@ -226,16 +229,37 @@ def _blind(history: History, windows: list[Window]) -> History:
     return blind
 
 
-def _breaking(history: History, within: float) -> History:
-    """The same history, in which a process was also stopped for a moment whenever its connections were broken."""
+def _breaking(history: History, within: float, lags: Mapping[str, list[Window]]) -> History:
+    """The same history, in which a process was also stopped from when a connection of its was broken until it could have read that.
+
+    It could when its event loop, and that of the proxies, had run for `within` seconds: `lags` say when they did not.
+    """
     broken = copy.copy(history)
     broken.stops = defaultdict(list, {name: list(stops) for name, stops in history.stops.items()})
     for event in history.events:
-        if event["kind"] in {"cut", "mended"}:
-            broken.stops[event["target"]].append((event["t"] - within * 5e8, event["t"] + within * 1e9))
+        if event["kind"] == "broken":
+            begun, end = event["t"], event["t"] + within * 1e9
+            for start, stop in sorted([*lags[event["target"]], *lags[event["process"]]]):
+                if start < end and stop > begun:
+                    end += stop - max(start, begun)
+            broken.stops[event["target"]].append((begun, end))
     for stops in broken.stops.values():
         stops.sort()
     return broken
+
+
+def _lags(history: History) -> dict[str, list[Window]]:
+    """The windows in which the event loop of a process did not get to run, by process."""
+    lags: dict[str, list[Window]] = defaultdict(list)
+    since: dict[str, float] = {}
+    for event in history.events:
+        if event.get("why") == "lag":
+            process, t = event["process"], event["t"]
+            if event["kind"] == "stop":
+                since[process] = t
+            else:
+                lags[process].append((since.pop(process, t), t))
+    return lags
 
 
 def _sighted(history: History, windows: list[Window], look) -> list[str]:

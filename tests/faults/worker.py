@@ -24,12 +24,9 @@ from pathlib import Path
 import aiolock
 from aiolock.clock import system_clock
 from tests.faults.fenced_store import StoreClient
-from tests.faults.history import Recorder
+from tests.faults.history import TICK, Recorder
 from tests.faults.locks import Wish, wish
 
-TICK = 0.005
-LAG = 0.01
-"""Seconds by which a tick is late when the machine, or a fault, kept us from running."""
 PATIENCE = 1.5
 """Seconds after the end in which waiting tasks are given up."""
 CLOSING = 10.0
@@ -105,7 +102,7 @@ class Worker:
     async def run(self) -> None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self._block_next)
         sockets, tasks = _sockets(), len(asyncio.all_tasks())
-        ticking = asyncio.create_task(self._notice_lags())
+        ticking = asyncio.create_task(self.recorder.note_lags())
         if await self._connect():
             self.recorder.note("open")
             await asyncio.gather(*(self._slot(number) for number in range(self.settings.tasks)))
@@ -139,15 +136,6 @@ class Worker:
 
     def _block_next(self) -> None:
         self.blocks = True
-
-    async def _notice_lags(self) -> None:
-        while True:
-            due = time.monotonic_ns() + int(TICK * 1e9)
-            await asyncio.sleep(TICK)
-            now = time.monotonic_ns()
-            if now - due > LAG * 1e9:
-                self.recorder.note("stop", target=self.settings.process, t=due, why="lag")
-                self.recorder.note("cont", target=self.settings.process, t=now, why="lag")
 
     # --- attempts
 

@@ -647,12 +647,35 @@ def test_a_connection_that_breaks_excuses_its_holder_by_every_clock(breaking, ov
     story = (
         Story()
         .attempt("a", 1000, 1010, 1)
-        .note(1020, "cut", target="a")
+        .note(1020, "broken", "injector", target="a")
         .attempt("b", 1000, 1030, 2, until=1080)
     )
     story.note(1040, "lost", "a", id="a#1", until=1_040_000_000, reason="session")
     for view in views(History(story.events), breaking):
         assert len(checker.exclusion(view, grace=0)) == overlaps
+
+
+@pytest.mark.parametrize(("late", "overlaps"), [("a", 0), ("injector", 0), ("b", 1)])
+def test_a_broken_connection_is_read_later_by_a_process_that_did_not_run(late, overlaps):
+    """What the machine withheld from the holder, or from the proxies, is no belief of its; what it withheld from others is."""
+    story = (
+        Story()
+        .attempt("a", 1000, 1010, 1)
+        .note(1020, "broken", "injector", target="a")
+        .note(1030, "stop", late, target=late, why="lag")
+        .note(1330, "cont", late, target=late, why="lag")
+        .attempt("b", 1000, 1250, 2, until=1390)
+    )
+    story.note(1400, "lost", "a", id="a#1", until=1_400_000_000, reason="session")
+    _, clock = views(History(story.events), 0.1)
+    assert len(checker.exclusion(clock, grace=0)) == overlaps
+    # Longer than that it was able to read it.
+    story.attempt("a", 2000, 2010, 3).note(2020, "broken", "injector", target="a").attempt(
+        "b", 2000, 2200, 4, until=2300
+    )
+    story.note(2300, "lost", "a", id="a#3", until=2_300_000_000, reason="session")
+    _, clock = views(History(story.events), 0.1)
+    assert len(checker.exclusion(clock, grace=0)) == overlaps + 1
 
 
 def test_slowness_is_the_share_of_time_in_which_a_process_ran():

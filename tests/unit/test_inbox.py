@@ -11,14 +11,15 @@ import pytest
 from aiolock.clock import Deadline
 from aiolock.core.backend import Claim, Grant, Request
 from aiolock.core.inbox import Inbox, WakeReason, log_wake
-from aiolock.types import MUTEX
+from aiolock.errors import BackendRefused, BackendUnavailable
+from aiolock.types import BARRIER, ELECTION, LATCH, MUTEX, READ, WRITE, permits
 
 GRANT = Grant(7, 1, 10.0, demand=False)
 
 
 @pytest.fixture
 def inbox():
-    return Inbox("orders")
+    return Inbox("orders", MUTEX)
 
 
 async def test_a_wake_up_ends_the_wait_with_its_reason(inbox):
@@ -126,7 +127,7 @@ async def test_a_closed_inbox_calls_nothing_and_keeps_its_grant(inbox):
 
 
 async def _log_own():
-    log_wake("orders", WakeReason.CANCELLED, own=True)
+    log_wake("orders", MUTEX, WakeReason.CANCELLED, own=True)
 
 
 async def test_why_a_waiter_woke_is_logged_when_it_goes_on(inbox, caplog):
@@ -135,18 +136,55 @@ async def test_why_a_waiter_woke_is_logged_when_it_goes_on(inbox, caplog):
         await inbox.wait()
         inbox.on_ready(lambda: None)
         inbox.wake(WakeReason.LAPSED)
-        log_wake("orders", WakeReason.TIMEOUT)
+        log_wake("orders", READ, WakeReason.TIMEOUT)
         task = asyncio.create_task(_log_own(), name="buyer 7")
         await task
-    assert [(each.aiolock_lock, each.aiolock_reason) for each in caplog.records] == [
-        ("orders", "NOTIFIED"),
-        ("orders", "LAPSED"),
-        ("orders", "TIMEOUT"),
-        ("orders", "CANCELLED"),
+    assert [(each.aiolock_lock, each.aiolock_kind, each.aiolock_reason) for each in caplog.records] == [
+        ("orders", "mutex", "NOTIFIED"),
+        ("orders", "mutex", "LAPSED"),
+        ("orders", "read", "TIMEOUT"),
+        ("orders", "mutex", "CANCELLED"),
     ]
-    assert caplog.messages[-1] == "waiter buyer 7 for 'orders' wakes: the waiter was cancelled"
-    assert "orders" in caplog.text
+    assert caplog.messages[-1] == "waiter buyer 7 for 'orders' (mutex) wakes: the waiter was cancelled"
     assert WakeReason.LAPSED.value in caplog.text
+
+
+async def test_the_log_names_the_error_of_a_request_that_failed(inbox, caplog):
+    refused, later = BackendRefused("no permission"), BackendUnavailable("away")
+    with caplog.at_level(logging.DEBUG, "aiolock.wait"):
+        inbox.wake(WakeReason.FAILED, refused)
+        inbox.wake(WakeReason.FAILED, later)
+        await inbox.wait()
+        inbox.wake(WakeReason.POLL)
+        await inbox.wait()
+        inbox.wake(WakeReason.FAILED, later)
+        inbox.take()
+        inbox.wake(WakeReason.FAILED, refused)
+        inbox.on_ready(lambda: None)
+        inbox.take()
+        inbox.on_ready(lambda: None)
+        inbox.wake(WakeReason.FAILED, later)
+        inbox.wake_after(0, WakeReason.FAILED, refused)
+        await inbox.wait()
+    failed = "waiter for 'orders' (mutex) wakes: the request failed:"
+    assert caplog.messages == [
+        f"{failed} BackendRefused: no permission",
+        "waiter for 'orders' (mutex) wakes: fallback poll",
+        f"{failed} BackendRefused: no permission",
+        f"{failed} BackendUnavailable: away",
+        f"{failed} BackendRefused: no permission",
+    ]
+    errors = [getattr(each, "aiolock_error", None) for each in caplog.records]
+    assert errors == ["BackendRefused", None, "BackendRefused", "BackendUnavailable", "BackendRefused"]
+
+
+async def test_the_log_names_the_kind_of_lock_or_a_register(caplog):
+    with caplog.at_level(logging.DEBUG, "aiolock.wait"):
+        for kind in (MUTEX, READ, WRITE, permits(2, 5), ELECTION, LATCH, BARRIER, None):
+            log_wake("x", kind, WakeReason.TIMEOUT)
+    kinds = ["mutex", "read", "write", "2 of 5 permits", "election", "latch", "barrier", "register"]
+    assert [each.aiolock_kind for each in caplog.records] == kinds
+    assert caplog.messages == [f"waiter for 'x' ({kind}) wakes: the timeout passed" for kind in kinds]
 
 
 async def test_a_claim_waits_by_its_inbox():

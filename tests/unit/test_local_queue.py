@@ -432,7 +432,7 @@ async def test_a_cleanup_gives_up_after_one_ttl(make, caplog):
         assert stage.calls(0) == ["acquire", "release", "release"]
         stage.now = 10.0
         await stage.settled()
-    assert "could not clean up 'x'" in caplog.text
+    assert "gave up releasing 'x'" in caplog.text
     assert stage.calls(0) == ["acquire", "release", "release", "release"]
 
 
@@ -600,9 +600,9 @@ async def test_the_log_tells_each_transition_and_why_each_waiter_woke(make, capl
     with caplog.at_level(logging.DEBUG, "aiolock"):
         first = await stage.ask()
         waiters = [stage.asking(), stage.asking(0.001), stage.asking()]
-        await asyncio.sleep(0.01)
+        assert await waiters[1] is None
         waiters[2].cancel()
-        await asyncio.sleep(0)
+        await asyncio.wait([waiters[2]])
         await first.release()
         second = await waiters[0]
         await stage.end(second)
@@ -610,3 +610,28 @@ async def test_the_log_tells_each_transition_and_why_each_waiter_woke(make, capl
     assert states == ["requesting", "held", "ended"]
     reasons = [each.aiolock_reason for each in caplog.records if each.name == "aiolock.wait"]
     assert sorted(reasons) == ["CANCELLED", "HANDED_OVER", "TIMEOUT"]
+
+
+@pytest.mark.parametrize(
+    ("answers", "error"),
+    [
+        ([BackendRefused("no")], "BackendRefused: no"),
+        ([KeyError("a defect")], "KeyError: 'a defect'"),
+        ([None, BackendRefused("no")], "BackendRefused: no"),
+    ],
+    ids=["first", "defect", "later"],
+)
+async def test_the_log_names_the_error_of_a_request_that_failed(make, caplog, answers, error):
+    stage = make(*answers)
+    with caplog.at_level(logging.DEBUG, "aiolock.wait"):
+        asking = stage.asking()
+        await asyncio.sleep(0)
+        if len(answers) > 1:
+            stage.change()
+        await asyncio.wait([asking])
+    assert asking.exception() is not None
+    failed = [record for record in caplog.records if record.aiolock_reason == "FAILED"]
+    assert failed
+    for record in failed:
+        assert record.getMessage().endswith(f" for 'x' (mutex) wakes: the request failed: {error}")
+        assert (record.aiolock_kind, record.aiolock_error) == ("mutex", error.partition(":")[0])

@@ -2,7 +2,97 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import re
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+
 from tests.public_api import RECORD, documented, missing_from, public
+
+WAITS = re.compile(
+    r"(AbstractAsyncContextManager|Acquisition|Async(Generator|Iterable|Iterator)|Awaitable|Coroutine)\b"
+)
+"""Beginnings of the return types of functions that wait, or return what does."""
+
+
+def waits(function: Callable[..., Any]) -> bool:
+    """Test whether calling a function waits, or returns something to be awaited or iterated."""
+    inner = inspect.unwrap(function)
+    if inspect.iscoroutinefunction(inner) or inspect.isasyncgenfunction(inner):
+        return True
+    return inspect.isfunction(inner) and bool(WAITS.match(str(inspect.signature(inner).return_annotation)))
+
+
+def docstrings(cls: type, name: str) -> Iterator[str]:
+    """The docstrings of a method: its own, those that it replaces, and those of the classes that define it."""
+    for each in cls.__mro__:
+        if name in vars(each):
+            yield inspect.getdoc(vars(each)[name]) or ""
+            yield vars(each).get("__doc__") or ""
+
+
+def silent(value: Any) -> list[str]:
+    """The functions of a public object that wait, and do not say what cancelling does."""
+    if not isinstance(value, type):
+        return [value.__name__] if callable(value) and waits(value) and not says(value.__doc__) else []
+    functions = {name: getattr(value, name) for name in dir(value) if not name.startswith("_")}
+    return [
+        name
+        for name, function in functions.items()
+        if inspect.isroutine(function) and waits(function) and not any(map(says, docstrings(value, name)))
+    ]
+
+
+def says(text: str | None) -> bool:
+    return re.search(r"\bcancel", text or "", re.IGNORECASE) is not None
+
+
+@pytest.mark.parametrize("path", RECORD.read_text().split())
+def test_what_waits_says_what_cancelling_does(path):
+    """The one of a class that is the same for all its calls may stand in the docstring of the class."""
+    module, _, name = path.rpartition(".")
+    assert silent(getattr(importlib.import_module(module), name)) == []
+
+
+class Quiet:
+    """Nothing."""
+
+    async def waits(self) -> None:
+        """Wait."""
+
+    def iterates(self) -> AsyncIterator[int]:
+        """Iterate."""
+
+    async def speaks(self) -> None:
+        """Wait. Cancelling it changes nothing."""
+
+    def returns(self) -> int:
+        """Return."""
+
+
+class Loud(Quiet):
+    """Waits. Cancelling any call changes nothing."""
+
+    async def waits(self) -> None:
+        """Wait."""
+
+
+class Louder(Quiet):
+    """Replaces what says it."""
+
+    async def speaks(self) -> None:
+        """Wait."""
+
+
+def test_a_function_that_does_not_say_it_is_found():
+    assert silent(Quiet) == ["iterates", "waits"]
+    assert silent(Loud) == ["iterates"]
+    assert silent(Louder) == ["iterates", "waits"]
+    assert silent(Quiet.waits) == ["waits"]
+    assert silent(Quiet.speaks) == silent(Quiet.returns) == silent(3) == []
 
 
 def test_public_names_are_the_recorded_ones():

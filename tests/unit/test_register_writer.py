@@ -232,8 +232,8 @@ async def test_the_log_says_why_a_wait_ended(caplog):
             await waiter
             with pytest.raises(WaitTimeout):
                 await client.latch("y", 1).wait(timeout=0.01)
-    assert "waiter for 'x' wakes: the server announced a change" in caplog.messages
-    assert "waiter for 'y' wakes: the timeout passed" in caplog.messages
+    assert "waiter for 'x' (latch) wakes: the server announced a change" in caplog.messages
+    assert "waiter for 'y' (latch) wakes: the timeout passed" in caplog.messages
 
 
 async def test_a_register_that_grows_too_long_is_refused():

@@ -34,7 +34,6 @@ from aiolock.core.backend import (
     margin,
 )
 from aiolock.core.capabilities import Extension
-from aiolock.core.present import Present
 from aiolock.core.renewal import LOOK, VERIFIED, RenewalScheduler, Validity
 from aiolock.errors import AcquireTimeout, BackendUnavailable, LockLost, LossReason
 from aiolock.types import MUTEX
@@ -54,20 +53,6 @@ class Asked(Claim):
 
     async def release(self, keep: float = 0) -> None:
         raise NotImplementedError
-
-
-class Queue:
-    """The local queue of a claim."""
-
-    def __init__(self, report: Callable[[Event], None]) -> None:
-        self.report = report
-        self.shown: Present | None = None
-
-    def __call__(self, event: Event) -> None:
-        self.report(event)
-
-    def present(self, now: float) -> Present | None:
-        return self.shown
 
 
 class Events(asyncio.Queue[Any]):
@@ -138,8 +123,8 @@ class Stage:
     def hold(self, ttl: float = TTL, granted_for: float | None = None, **more: float) -> Validity:
         claim = Asked(Request("x", MUTEX, ttl, "me", **more))
         until = certain_until(self.clock(), ttl if granted_for is None else granted_for)
-        queue = Queue(lambda event: self.report(validity, event))
-        validity = Validity(claim, Grant(1, 1, until, demand=False), self.clock(), queue)
+        grant = Grant(1, 1, until, demand=False)
+        validity = Validity(claim, grant, self.clock(), lambda event: self.report(validity, event))
         self.scheduler.add(validity)
         return validity
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
@@ -17,6 +18,7 @@ from aiolock.backends.rows.lockrow import MOST_SHARED, RowHold, RowRequest, deco
 from aiolock.backends.rows.session import session_key
 from aiolock.backends.rows.store import Edit
 from aiolock.backends.rows.writer import ALONE, MemberState
+from aiolock.client import Client
 from aiolock.core.backend import Claim, EventKind, Grant, Release, Request, Settings, certain_until
 from aiolock.errors import BackendError, BackendUnavailable, ConfigError, UnsafeBackend
 from aiolock.types import MUTEX, READ, WRITE, Family, Kind, Level, permits
@@ -1309,6 +1311,28 @@ async def test_a_lost_race_is_no_silence():
         assert await claim.acquire(wait=True)
         await claim.release()
         assert await held.release() is Release.RELEASED
+
+
+def test_a_release_that_other_clients_hold_up_is_not_reported_as_given_up(caplog):
+    """It is tried until it is answered, however many ttl that takes: the client's heartbeats keep the hold."""
+
+    async def main() -> None:
+        server, clock = serve(), VirtualClock()
+        async with Client(
+            RowTestBackend(server), namespace="n", ttl=TTL, command_timeout=1.0, clock=clock
+        ) as client:
+            lease = await client.lock("y").acquire()
+            again = refuse_locks(server)
+            await lease.release()
+            await asyncio.sleep(10 * TTL)
+            again()
+            await until(lambda: decode(server.rows[row_key("n", "l", Family.LOCK, "y")].value).free)
+            await until(lambda: not client._runtime.cleanups)
+
+    with caplog.at_level(logging.INFO, logger="aiolock"):
+        run(main())
+    assert "release of 'y' will be tried again" in caplog.text
+    assert "gave up" not in caplog.text
 
 
 @staged

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from aiolock.backends.rows.liveness import (
     ClockCheck,
@@ -93,6 +97,28 @@ def test_another_boot_is_dead_and_another_time_namespace_is_observed(clock, verd
 def test_an_expiry_is_never_before_what_the_holder_relies_on():
     end = expiry(StoreClock(100.0), 10.0, 12.0, 3.0)
     assert end.seconds >= 105.0
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 2), st.floats(0, 0.5), st.booleans()), min_size=1, max_size=8),
+    st.sampled_from((0.99, 1.0, 1.01)),
+)
+def test_no_heartbeat_ends_what_an_earlier_one_has_promised(beats, rate):
+    """Each end is counted from a reading of its own, newer or older, and takes the place of the one before."""
+    ttl, now, promised = 3.0, 0.0, -math.inf
+    reading = StoreClock(100.0), 0.0
+    for passed, way, heard in beats:
+        now += passed
+        row = SessionRow(ttl, expires=expiry(*reading, now, ttl))
+        promised = max(promised, relied_until(now, now, ttl))
+        for ahead in (0.0, 0.01, promised - now):
+            moment = now + ahead
+            series, clock = observe(None, "v", row, moment), StoreClock(100.0 + moment * rate)
+            assert moment > promised or judge(series, ttl, moment, clock) is Verdict.ALIVE
+        if heard:
+            # The clock was read on the way back, after ``way`` seconds; the reading is dated by the sending.
+            reading = StoreClock(100.0 + (now + way) * rate), now
+            now += way
 
 
 def test_a_clock_that_was_stepped_is_not_trusted_for_a_ttl():

@@ -75,6 +75,7 @@ class MySQLBackend(Administration, RegisterStore, TransactionLocks, Confirmation
     """
 
     name = "MySQL"
+    _mode_name = "lease"
     concurrency = 32
     """Enough that the server is never idle, and so few that other requests do not wait for long behind them."""
     renewal_limit = BATCH
@@ -100,7 +101,7 @@ class MySQLBackend(Administration, RegisterStore, TransactionLocks, Confirmation
         self.address = self._address.text
         self._schema = given.get("schema", "auto")
         self._most = given.get("connections", MOST)
-        self._mode_name = given.get("mode", "lease")
+        self._mode_name = given.get("mode", self._mode_name)
         self.shows_tokens = self.keeps_values = self._mode_name == "lease"
         self._table = given.get("table", "aiolock")
         self._opened = False
@@ -208,7 +209,7 @@ class MySQLBackend(Administration, RegisterStore, TransactionLocks, Confirmation
         """Check that the tables are there and whole; create them if they are missing and ``create`` is true.
 
         Raises :class:`BackendRefused`, or :class:`UnsafeBackend` for tables that are there, with the statement that an
-        administrator has to run.
+        administrator has to run. Cancelling it leaves it open whether the server makes the tables; it may be called again.
         """
         await schema.ensure(self._context, create=create)
 

@@ -275,11 +275,11 @@ class Listener:
             while self._claims or self._watches:
                 try:
                     await self._turn()
-                except BackendRefused:
+                except BackendRefused as error:
                     # The table was dropped, for example. All ask again, and meet the same error.
                     waiting: list[ListeningClaim | Watch] = [*self._claims.values(), *self._watches.values()]
                     for one in waiting:
-                        one.inbox.wake(WakeReason.FAILED)
+                        one.inbox.wake(WakeReason.FAILED, error)
                     await context.pause(RETRY)
                 except LockError:
                     # The server cannot be asked, or KILL QUERY hit a statement other than the sleep.

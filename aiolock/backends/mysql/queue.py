@@ -192,16 +192,16 @@ class Position:
             except LockError as error:
                 if self.session is None:
                     # The next attempt meets the same error, if it still holds.
-                    self._become(PositionState.NO_ROOM)
+                    self._become(PositionState.NO_ROOM, error)
                     return
                 again = self.session.alive and code(error.__cause__) in INTERRUPTED | NOT_NOW
             again = again and self.leaving is None
         self._become(PositionState.GONE)
 
-    def _become(self, state: PositionState) -> None:
+    def _become(self, state: PositionState, error: LockError | None = None) -> None:
         self.state = state
         if state is PositionState.NO_ROOM:
-            self._inbox.wake_after(self._context.random.uniform(*RETRY), WakeReason.FAILED)
+            self._inbox.wake_after(self._context.random.uniform(*RETRY), WakeReason.FAILED, error)
         else:
             self._inbox.wake(WakeReason.NOTIFIED if state is PositionState.TURN else WakeReason.RECONNECTED)
 

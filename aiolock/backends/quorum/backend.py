@@ -39,7 +39,7 @@ class QuorumBackend(Administration, Diagnosis):
         )
 
     def __repr__(self) -> str:
-        return repr(self.members)
+        return repr(getattr(self, "members", "<quorum>"))
 
     # --- opening and closing
 

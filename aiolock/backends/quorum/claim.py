@@ -22,6 +22,7 @@ from aiolock.backends.quorum.rules import certain
 from aiolock.clock import Deadline
 from aiolock.core.backend import (
     NEVER,
+    Certainty,
     Claim,
     Grant,
     Release,
@@ -65,7 +66,7 @@ class VoteAnswer(Enum):
     LOST = "granted, and taken back"
 
 
-class Vote:
+class Vote(Certainty):
     """The claim at one member."""
 
     __slots__ = (

@@ -23,7 +23,6 @@ from aiolock.errors import (
     BackendUnavailable,
     ConfigError,
     UnsafeBackend,
-    shorten,
 )
 from aiolock.types import MUTEX
 
@@ -103,7 +102,7 @@ class Members:
 
     def __init__(self, backends: Sequence[Backend]) -> None:
         if not isinstance(backends, list | tuple) or not all(isinstance(one, Backend) for one in backends):
-            raise ConfigError(f"members must be a list of backends, not {shorten(backends)}")
+            raise ConfigError("members must be a list of backends, such as RedisBackend")
         if len(backends) < FEWEST:
             raise ConfigError(
                 f"a quorum needs at least {FEWEST} servers, so that it works without one of them, not {len(backends)}"
@@ -119,7 +118,7 @@ class Members:
         """The tasks that release something, each with the time when it began."""
 
     def __repr__(self) -> str:
-        return f"<quorum of {', '.join(map(repr, self.all))}>"
+        return f"<quorum of {', '.join(map(repr, getattr(self, 'all', ())))}>"
 
     def bind(self, settings: Settings) -> None:
         """Give each member half of the time, so that the rest is left to act on its silence."""

@@ -160,6 +160,8 @@ class Endpoint:
     :param options: those of ``IN_URL`` and ``BESIDE``.
     """
 
+    address = ""
+    """The URL without its password."""
     moves = False
     """True if each connection may reach another server, which does not know everything that this one knew."""
 
@@ -229,7 +231,6 @@ class Endpoint:
             else f"{Host(str(kwargs.get('host', 'localhost')), kwargs.get('port', 6379))}/{db}"
         )
         self.address = f"{scheme}://{self.user}{place}"
-        """The URL without its password."""
 
     @property
     def user(self) -> str:

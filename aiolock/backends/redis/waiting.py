@@ -307,7 +307,7 @@ class Wakeups:
         elif isinstance(error, BackendError) and not error.retryable:
             # Waiters ask, and are refused.
             for waiter in [waiter for key in asked for waiter in self._waiting.get(key, ())]:
-                waiter.inbox.wake(WakeReason.FAILED)
+                waiter.inbox.wake(WakeReason.FAILED, error)
         elif not isinstance(error, BackendError):
             # After an error of the backend, the connection looks at everything when it is back.
             log.error("heartbeat failed: %r", error)

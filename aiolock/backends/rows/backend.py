@@ -208,7 +208,7 @@ class RowBackend(Administration, RegisterStore, Purging, Diagnosis):
         return found
 
     async def examine(self) -> list[Finding]:
-        """Examine the deployment; works also before :meth:`open` has succeeded."""
+        """Examine the deployment; works also before :meth:`open` has succeeded. Cancelling it changes nothing."""
         return await self.store.diagnose()
 
     def check_purge(self, idle: object) -> float:

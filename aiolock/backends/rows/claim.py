@@ -87,6 +87,11 @@ class RowClaim(CanDowngrade, Extension):
             raise unreadable(self.request.name, error) from None
         return self._member is not None and self._member.id in row.holds
 
+    @property
+    def stays(self) -> float:
+        """Without end: the heartbeats of its client keep it, however long its release is not answered."""
+        return math.inf
+
     # --- acquire
 
     async def acquire(self, wait: bool) -> Grant | None:

@@ -136,6 +136,11 @@ def expiry(clock: StoreClock, read: float, sent: float, ttl: float) -> StoreCloc
 
     ``clock`` was read by a request that was sent at ``read``; so the shared clock shows no more now than it did then and the
     time that has passed since.
+
+    It may lie before the end that an earlier heartbeat has written by an older reading, and takes its place nevertheless: it lies
+    a ttl after its own sending, and what was promised at an earlier sending ended earlier. Nor can a copy of an earlier
+    heartbeat come after it, since each replaces the version before. The later of the two ends would be wrong for a shorter
+    ttl, which the client relies on before it sends it.
     """
     return clock._replace(seconds=clock.seconds + (sent - read) * (1 + DRIFT) + ttl)
 

@@ -446,7 +446,8 @@ def apply(
 ) -> Batch:
     """Apply the steps of one client's tasks, those that shrink the row first; ``row`` stays as it is.
 
-    A request for which there is no room lets none of those after it enter.
+    A request for which there is no room lets none of those after it enter. It leaves no trace in the row, so no other client counts it,
+    and its own client can let it wait and try it again; whatever shrinks the row has been carried out before.
 
     ``doubt``: an earlier write of this client was not answered, and a copy may be late. Then a leave changes the version
     although it finds nothing, by a write that is flushed.

@@ -218,7 +218,7 @@ class RowWriter:
         for member in self.members.values():
             if member.state in _WAITS and not error.retryable:
                 member.refused = error
-                member.claim.inbox.wake(WakeReason.FAILED)
+                member.claim.inbox.wake(WakeReason.FAILED, error)
 
     def ahead(self) -> list[RowRequest]:
         """Return the foreign requests ahead of the last waiting claim of this client: their sessions are observed."""
