@@ -950,6 +950,7 @@ class Etcd(Stored):
             "test_releases",
             "test_sent",
             "test_several",
+            "test_stopped_holders",
         }
     )
 

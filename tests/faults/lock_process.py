@@ -136,7 +136,9 @@ class Servant:
         except aiolock.LockError as error:
             say("failed", name=name, error=repr(error))
             return
-        say("granted", name=name, token=lease.token)
+        # Not later than it believes in it, however long it is kept from running between the two.
+        until = time.monotonic() + lease.remaining()
+        say("granted", name=name, token=lease.token, until=until)
         reason = await lease.wait_lost()
         if reason is not None:
             say("lost", name=name, reason=reason)
