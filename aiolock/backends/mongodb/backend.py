@@ -46,11 +46,11 @@ class MongoDBBackend(RowBackend):
             url, {"collection": collection, "tls": tls, "tls_ca": tls_ca, "tls_cert": tls_cert}
         )
         self.address = self._members.text
-        # At the caller of aiolock.connect().
+        # At the caller of aiolock.connect(), which is called by a wrapper.
         warnings.warn(
             "locks on MongoDB are experimental: they were tested with a stand-in, and never with a MongoDB",
             ExperimentalWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
 
     def make_store(self) -> MongoDBStore:

@@ -26,7 +26,7 @@ CONNECTIONS = 16
 CONNECT = 3.0
 """Seconds, at most, in which a member has to accept a connection and to say hello, and half of the command timeout; closing waits for that."""
 BUSY = 1.0
-"""Seconds by which the driver may notice later that the time is over, on a busy machine."""
+"""Seconds, at most, by which the driver may notice later that the time to connect is over; no more than that time itself."""
 LOOK = 1.0
 """Seconds between two looks at each member: so soon is noticed that an idle connection was lost."""
 GOODBYE = 0.3
@@ -184,7 +184,7 @@ class Connection:
             # Its tasks begin to connect in their first step.
             await asyncio.sleep(0)
         # Later than that an attempt has its connection, and waits for TLS, for which the driver has no limit: it can be ended.
-        time, limit = asyncio.get_running_loop().time, self._connect + BUSY
+        time, limit = asyncio.get_running_loop().time, self._connect + min(BUSY, self._connect)
         late = time() + limit
         # Not by an event: the driver reports that an attempt has failed before it is done with the socket.
         while any(time() < min(late, began + limit) for began in self._events.connecting.values()):  # noqa: ASYNC110
