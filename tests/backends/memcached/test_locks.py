@@ -136,6 +136,22 @@ async def test_an_item_that_is_evicted_ends_its_holds_and_the_next_client_enters
             pass
 
 
+async def test_after_flush_all_another_client_gets_what_is_acquired_before_the_next_renewal(own):
+    async with (
+        aiolock.connect(own.url, ttl=30, on_loss="signal") as client,
+        aiolock.connect(own.url, ttl=30) as rival,
+    ):
+        leases = [await client.lock("a").acquire()]
+        assert say(own, b"flush_all\r\n", b"\r\n") == b"OK\r\n"
+        # It does not know yet that its session is forgotten, and its connection did not break.
+        leases.append(await client.lock("b").acquire())
+        for lease in leases:
+            async with asyncio.timeout(30), rival.lock(lease.name) as second:
+                assert second.token > lease.token
+        async with asyncio.timeout(60):
+            assert [await lease.wait_lost() for lease in leases] == ["revoked", "revoked"]
+
+
 async def test_a_server_that_is_full_evicts_what_was_not_used_for_longest():
     """The locks of clients that renew stay, and one that was kept for a long time is forgotten."""
     with Memcached(extra=["-m", "8"]) as server:
