@@ -28,7 +28,8 @@ class Reasons(Inbox):
         super().__init__(name)
         self.reasons = reasons
 
-    def wake(self, reason: WakeReason) -> None:
+    def wake(self, reason: WakeReason, error: BaseException | None = None) -> None:
+        del error
         self.reasons.append(reason)
 
 
