@@ -198,7 +198,7 @@ class BarrierBroken(LockError):
 
 
 _WHY: dict[str, str] = {
-    "expired": "its term ended without a successful renewal",
+    "expired": "its ttl ended without a successful renewal",
     "revoked": "the server says that it is no longer ours",
     "session": "the server ended the session that it lived in",
     "max_hold": "it was held for longer than its max_hold",

@@ -191,7 +191,7 @@ class Lock(NamedLock):
         """Release, and wait for that until the first cancellation; raise :class:`LockLost` if the lease was lost.
 
         It was lost as well if the server answers the release with "not yours", unless an earlier copy of it may have been
-        carried out or the term is over by then. An outer cancellation wins, then an exception of the block, which gets the
+        carried out or the hold has ended by its ttl. An outer cancellation wins, then an exception of the block, which gets the
         loss as a note.
         """
         # The block may be one of an earlier opening of the client, in the loop of another thread.

@@ -111,7 +111,7 @@ MUTANTS = (
     Mutant(
         "renewal stops at the first error",
         "aiolock.core.renewal",
-        "now + validity.patience(validity.pace / 10, now) * share",
+        "now + validity.retry_after(validity.pace / 10, now) * share",
         "math.inf",
         RENEWAL + "test_unknown_is_not_lost",
     ),
@@ -152,8 +152,8 @@ MUTANTS = (
     Mutant(
         "the verdict waits for a pass of the loop",
         "aiolock.core.renewal",
-        "loop.call_at(due, self._look, ",
-        "loop.call_at(due, lambda: loop.call_soon(self._look), ",
+        "loop.call_at(due, self._check_clock, ",
+        "loop.call_at(due, lambda: loop.call_soon(self._check_clock), ",
         RENEWAL + "test_work_that_sleeps_through_the_end_of_its_lease_in_a_stop_does_not_go_on",
     ),
     Mutant(
@@ -648,7 +648,7 @@ MUTANTS = (
     Mutant(
         "one of several servers that is away counts for the locks of all",
         "aiolock.core.logs",
-        "        if not self._reached <= self.open.keys():\n",
+        "        if not self._known <= self.open.keys():\n",
         "        if not self.open:\n",
         "tests/unit/test_logs.py::test_a_client_is_without_servers_when_all_are_away_that_it_had_reached",
     ),
@@ -865,7 +865,7 @@ MUTANTS = (
     Mutant(
         "a lost race counts as silence of the server",
         "aiolock.backends.rows.claim",
-        "if not wait or not entering.unlucky:",
+        "if not wait or not entering.lost_races:",
         "if True:",
         ENGINE + "test_a_lost_race_is_no_silence",
     ),
@@ -1093,7 +1093,7 @@ MUTANTS = (
     ),
 )
 
-CONTROL = Mutant("a harmless change", "aiolock.core.renewal", "LOOK = 0.25\n", "LOOK = 0.2\n")
+CONTROL = Mutant("a harmless change", "aiolock.core.renewal", "CHECK_EVERY = 0.25\n", "CHECK_EVERY = 0.2\n")
 """What must not be caught: else the check fails whatever is planted."""
 
 

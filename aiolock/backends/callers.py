@@ -16,7 +16,7 @@ from aiolock.core.capabilities import Loan
 from aiolock.core.tasks import TaskSet, end, interrupt_until_done
 from aiolock.errors import BackendUnavailable
 
-__all__ = ["CLOSED", "SHORT", "CallerConnection", "CallerLoan", "Callers", "patiently"]
+__all__ = ["CLOSED", "SHORT", "CallerConnection", "CallerLoan", "Callers", "until_done"]
 
 T = TypeVar("T")
 
@@ -117,7 +117,7 @@ class CallerConnection(ABC):
             interruption = error
         if not task.done() or self._ending is not None:
             # Of several the first is raised; none is lost, because the task counts its cancellations.
-            interruption = await patiently(self.leave(), interruption)
+            interruption = await until_done(self.leave(), interruption)
         callers.present.discard(self)
         if interruption is not None:
             raise interruption
@@ -156,7 +156,7 @@ class CallerConnection(ABC):
         await asyncio.wait([task])
 
 
-async def patiently(task: asyncio.Task[Any], first: BaseException | None = None) -> BaseException | None:
+async def until_done(task: asyncio.Task[Any], first: BaseException | None = None) -> BaseException | None:
     """Wait until ``task`` has ended, whatever comes in between; return the first of it, or ``first``."""
     while not task.done():
         try:
@@ -177,9 +177,9 @@ class CallerLoan(Loan):
 
     async def take(self, timeout: float | None, mark: str = "") -> bool:
         """Take the lock in the transaction."""
-        patience = self._command_timeout if timeout == 0 else timeout
+        limit = self._command_timeout if timeout == 0 else timeout
         try:
-            return await self._take(_late(patience), mark, wait=timeout != 0)
+            return await self._take(_late(limit), mark, wait=timeout != 0)
         except TimeoutError as error:
             if timeout == 0:
                 raise self._no_answer() from error
@@ -207,5 +207,5 @@ class CallerLoan(Loan):
         return BackendUnavailable(f"{self._address}: no answer within {self._command_timeout:g} s")
 
 
-def _late(patience: float | None) -> float | None:
-    return None if patience is None else asyncio.get_running_loop().time() + patience
+def _late(limit: float | None) -> float | None:
+    return None if limit is None else asyncio.get_running_loop().time() + limit

@@ -42,7 +42,7 @@ __all__ = [
     "Request",
     "Settings",
     "certain_until",
-    "claim_time",
+    "confirmation_window",
     "margin",
 ]
 
@@ -76,7 +76,7 @@ class Request:
 
     @property
     def stays(self) -> float:
-        """Seconds for which the server may keep a hold of which it hears nothing more."""
+        """Seconds for which the server may keep a hold after its last renewal."""
         return self.ttl if self.life == math.inf else max(self.ttl, self.life)
 
     def __post_init__(self) -> None:
@@ -113,7 +113,7 @@ def certain_until(sent: float, ttl: float) -> float:
     return sent + 0.99 * ttl - margin(ttl)
 
 
-def claim_time(ttl: float) -> float:
+def confirmation_window(ttl: float) -> float:
     """Return the confirmation window: seconds after which an unconfirmed pushed grant goes to the next in the queue."""
     return min(ttl, max(1.0, ttl / 10))
 

@@ -282,7 +282,7 @@ class LocalQueue:
         start = clock() if timeout else 0.0
         self._become(_REQUESTING)
         if runtime.outages.open:
-            runtime.outages.tell()
+            runtime.outages.report()
         try:
             if runtime.limiter.room and (not timeout or timeout > 2 * runtime.command_timeout):
                 # The backend bounds it.

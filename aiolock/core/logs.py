@@ -69,12 +69,12 @@ log: Log = get_logger("aiolock.connection")
 class _Outage:
     """One server that some connections of a client are away from."""
 
-    __slots__ = ("since", "told", "why", "without")
+    __slots__ = ("logged", "since", "why", "without")
 
     def __init__(self, since: float, why: str) -> None:
         self.since = since
         self.why = why
-        self.told = False
+        self.logged = False
         self.without: set[object] = set()
         """The connections that were lost and are not back."""
 
@@ -86,7 +86,7 @@ class Outages:
     several connections to one server are one outage.
     """
 
-    __slots__ = ("_clock", "_reached", "in_use", "open")
+    __slots__ = ("_clock", "_known", "in_use", "open")
 
     def __init__(self, clock: Clock, in_use: Callable[[], bool] = lambda: True) -> None:
         self._clock = clock
@@ -94,7 +94,7 @@ class Outages:
         """True while the client holds or waits for a lock."""
         self.open: dict[str, _Outage] = {}
         """The outages, by the addresses of the servers."""
-        self._reached: set[str] = set()
+        self._known: set[str] = set()
         """The servers that a connection was made to."""
 
     def down(self, connection: object, address: str, why: object) -> None:
@@ -103,20 +103,20 @@ class Outages:
         if outage is None:
             outage = self.open[address] = _Outage(self._clock(), str(why))
         outage.without.add(connection)
-        self.tell()
+        self.report()
 
-    def tell(self) -> None:
+    def report(self) -> None:
         """Log the outages that were not logged yet, if the client holds or waits; to be called when it begins to."""
         if not self.in_use():
             return
         for address, outage in self.open.items():
-            if not outage.told:
-                outage.told = True
+            if not outage.logged:
+                outage.logged = True
                 log.warning("lost the connection to %s: %s", address, outage.why, extra={"address": address})
 
     def describe(self) -> str:
         """Return which servers are away, since when and why; nothing unless all are: a lock may be on another one."""
-        if not self._reached <= self.open.keys():
+        if not self._known <= self.open.keys():
             return ""
         now = self._clock()
         return "; ".join(
@@ -126,7 +126,7 @@ class Outages:
 
     def up(self, connection: object, address: str) -> None:
         """A connection is there (again)."""
-        self._reached.add(address)
+        self._known.add(address)
         outage = self.open.get(address)
         if outage is None:
             return
@@ -134,7 +134,7 @@ class Outages:
         if outage.without:
             return
         del self.open[address]
-        if outage.told:
+        if outage.logged:
             seconds = self._clock() - outage.since
             log.info(
                 "the connection to %s is back after %.1f s",
@@ -145,7 +145,7 @@ class Outages:
 
     def forget(self, connection: object, address: str) -> None:
         """Forget a connection that was given up for good: its return is not awaited."""
-        self._reached.discard(address)
+        self._known.discard(address)
         outage = self.open.get(address)
         if outage is not None:
             outage.without.discard(connection)

@@ -46,7 +46,7 @@ __all__ = ["RenewalScheduler", "Validity"]
 
 log: Log = get_logger("aiolock.renew")
 
-LOOK = 0.25
+CHECK_EVERY = 0.25
 """Seconds between readings of the clock while anything is held: timers stand still during suspend, the clock does not."""
 FULL = 0.9
 """The share of its ttl that a grant has left when it arrives, unless it was pushed or the connection is slow."""
@@ -184,7 +184,7 @@ class Validity(Certainty):
         # A pushed grant is short: ask after a third of what it has.
         return max(soon, due)
 
-    def patience(self, seconds: float, now: float) -> float:
+    def retry_after(self, seconds: float, now: float) -> float:
         """Return at most ``seconds``, the time before the next request: less towards the end, which a pushed grant is near."""
         return max(min(seconds, (self.until - now) / 3), self.pace / 100)
 
@@ -211,7 +211,7 @@ class RenewalScheduler:
         self._random = random
         self._spawn = spawn
         self._alive = alive
-        # Most validities end before the next look, so a new one is only noted until then. Validities of one ttl fall due in the
+        # Most validities end before the next check, so a new one is only noted until then. Validities of one ttl fall due in the
         # order in which they were granted or renewed, so a dict for each ttl is a queue from which any of them can leave.
         # Those that do not follow that order are watched one by one.
         self._new: dict[Validity, None] = {}
@@ -222,7 +222,7 @@ class RenewalScheduler:
         self._context: Context | None = None
         self._listening = False
         self._timer: asyncio.TimerHandle | None = None
-        self._next_look = math.inf
+        self._next_check = math.inf
         self._boot_timer: Timer | None = None
         self.renewals: int = 0
         self.failures: int = 0
@@ -243,7 +243,7 @@ class RenewalScheduler:
         validity.claim.validity = validity
         self._new[validity] = None
         validity.queue = self._new
-        if validity.due < self._next_look and self._loop is not None:
+        if validity.due < self._next_check and self._loop is not None:
             self._set_timer(validity.due)
 
     def discard(self, validity: Validity) -> None:
@@ -272,7 +272,7 @@ class RenewalScheduler:
                 queue = calm
         queue[validity] = None
         validity.queue = queue
-        if validity.event < self._next_look and self._loop is not None:
+        if validity.event < self._next_check and self._loop is not None:
             self._set_timer(validity.event)
 
     def _lift(self, validity: Validity) -> None:
@@ -318,23 +318,23 @@ class RenewalScheduler:
             self._timer.cancel()
         # The loop's clock first: a stop between the two must not make the timer late by as much.
         due, now = loop.time(), self._clock()
-        self._next_look = min(when, now + LOOK)
-        due += max(0.0, self._next_look - now)
+        self._next_check = min(when, now + CHECK_EVERY)
+        due += max(0.0, self._next_check - now)
         # Not in the context of the task that acquires, which one timer after the other would keep.
-        self._timer = loop.call_at(due, self._look, context=self._context)
-        expect(loop, self, self._next_look, self._clock)
+        self._timer = loop.call_at(due, self._check_clock, context=self._context)
+        expect(loop, self, self._next_check, self._clock)
         if self._boot_timer is not None:
-            self._boot_timer.set(self._next_look + AFTER)
+            self._boot_timer.set(self._next_check + AFTER)
 
     def _unset_timer(self) -> None:
-        self._next_look = math.inf
+        self._next_check = math.inf
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if self._loop is not None:
             expect(self._loop, self, math.inf, self._clock)
 
-    def _look(self) -> None:
+    def _check_clock(self) -> None:
         """Read the clock: end what is over, renew what is due, and set the timer again if anything is held."""
         self._unset_timer()
         if self._loop is None or not self._alive():
@@ -368,7 +368,7 @@ class RenewalScheduler:
         self._context = self._context or copy_context()
         self._listening = True
         if self._boot_timer is None:
-            self._boot_timer = open_timer(loop, self._clock, self._look)
+            self._boot_timer = open_timer(loop, self._clock, self._check_clock)
         if len(self):
             self._set_timer(self._next_event())
         try:
@@ -432,7 +432,7 @@ class RenewalScheduler:
     def _ask(self, validities: list[Validity], now: float) -> None:
         for validity in validities:
             # Without an answer another request follows beside the first, well before the validity ends.
-            self._await_answer(validity, now + validity.patience(validity.pace / 6, now))
+            self._await_answer(validity, now + validity.retry_after(validity.pace / 6, now))
         try:
             self._spawn(self._round(validities), "aiolock-renewal")
         except Exception as error:  # noqa: BLE001 - the application's task factory; they are asked again
@@ -461,7 +461,7 @@ class RenewalScheduler:
             _warn(why, those, now)
             # One may have been released while other batches were under way.
             for validity in [validity for validity in those if not validity.over]:
-                self._await_answer(validity, now + validity.patience(validity.pace / 10, now) * share)
+                self._await_answer(validity, now + validity.retry_after(validity.pace / 10, now) * share)
 
     async def _renew_batch(self, batch: list[Validity], failed: dict[str, list[Validity]]) -> None:
         """Renew in one call of the backend; add what is unknown afterwards to ``failed``, by the error."""
@@ -507,7 +507,7 @@ class RenewalScheduler:
                 self._react(await self._backend.events.get())
             except Exception as error:  # noqa: BLE001 - whatever a backend raises must not end the listening
                 log.warning("listening to the server failed: %r", error)
-                await asyncio.sleep(LOOK)
+                await asyncio.sleep(CHECK_EVERY)
 
     def _react(self, event: Event) -> None:
         validity = None if event.claim is None else event.claim.validity

@@ -277,7 +277,7 @@ class World:
     def _notice(self) -> None:
         self._server.serve()
         for client in list(self._clients):
-            client._runtime.scheduler._look()  # noqa: SLF001 - see lose()
+            client._runtime.scheduler._check_clock()  # noqa: SLF001 - see lose()
 
     # --- accidents
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aiolock.backends.rows.rules import StoredRequest
-from aiolock.core.renewal import LOOK
+from aiolock.core.renewal import CHECK_EVERY
 from aiolock.lease import Lease
 from tests.simulation.network import Server
 from tests.simulation.virtual import Host
@@ -140,7 +140,9 @@ class Invariants:
 
     def excused(self, op: Op) -> bool:
         """Whether nobody could have told this holder, or told it only a moment ago."""
-        return op.host.stopped or self.loop.now <= op.host.woke + LOOK + EPSILON or self.forced(op.name)
+        return (
+            op.host.stopped or self.loop.now <= op.host.woke + CHECK_EVERY + EPSILON or self.forced(op.name)
+        )
 
     # --- belief, tokens, acts
 

@@ -32,7 +32,7 @@ def test_a_harmless_change_is_not_caught():
     assert done.stdout.strip() == "nothing was noticed"
 
 
-@pytest.mark.parametrize("text", ["LOOK = 1\n", "LOOK = 0.25\nLOOK = 0.25\n"])
+@pytest.mark.parametrize("text", ["CHECK_EVERY = 1\n", "CHECK_EVERY = 0.25\nCHECK_EVERY = 0.25\n"])
 def test_a_bug_that_does_not_fit_the_text_is_not_planted(text):
     with pytest.raises(RuntimeError, match=r"does not fit aiolock\.core\.renewal any more"):
         CONTROL.applied(text)

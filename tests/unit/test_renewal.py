@@ -30,11 +30,11 @@ from aiolock.core.backend import (
     Grant,
     Request,
     certain_until,
-    claim_time,
+    confirmation_window,
     margin,
 )
 from aiolock.core.capabilities import Extension
-from aiolock.core.renewal import LOOK, VERIFIED, RenewalScheduler, Validity
+from aiolock.core.renewal import CHECK_EVERY, VERIFIED, RenewalScheduler, Validity
 from aiolock.errors import AcquireTimeout, BackendUnavailable, LockLost, LossReason
 from aiolock.types import MUTEX
 from tests.simulation import virtual
@@ -671,10 +671,10 @@ async def test_after_suspend_the_loss_is_told_at_the_next_look_at_the_clock(stag
     await asyncio.sleep(1)
     stage.clock.suspend(7200)
     woken = stage.now
-    await asyncio.sleep(LOOK + SOON)
+    await asyncio.sleep(CHECK_EVERY + SOON)
     [(when, _, reason)] = stage.lost
     assert reason == "expired"
-    assert when <= woken + LOOK + SOON
+    assert when <= woken + CHECK_EVERY + SOON
 
 
 @staged
@@ -713,8 +713,8 @@ async def test_a_limit_that_is_lifted_does_not_end_anything(stage):
 @staged
 async def test_a_short_grant_is_confirmed_in_time_although_requests_are_lost(stage):
     stage.silent = True
-    stage.hold(granted_for=claim_time(TTL))
-    await asyncio.sleep(0.6 * claim_time(TTL))
+    stage.hold(granted_for=confirmation_window(TTL))
+    await asyncio.sleep(0.6 * confirmation_window(TTL))
     assert len(stage.asked) >= 2
     stage.silent = False
     await asyncio.sleep(10 * TTL)
@@ -723,7 +723,7 @@ async def test_a_short_grant_is_confirmed_in_time_although_requests_are_lost(sta
 
 @staged
 async def test_the_confirmation_of_a_short_grant_is_no_renewal_that_came_late(stage):
-    stage.hold(granted_for=claim_time(TTL))
+    stage.hold(granted_for=confirmation_window(TTL))
     stage.hold()
     await asyncio.sleep(10 * TTL)
     slack = stage.scheduler.slack.look()
@@ -734,7 +734,7 @@ async def test_the_confirmation_of_a_short_grant_is_no_renewal_that_came_late(st
 @staged
 async def test_short_grants_do_not_delay_the_renewal_of_others(stage):
     for turn in range(50):
-        stage.hold(granted_for=None if turn % 2 else claim_time(TTL))
+        stage.hold(granted_for=None if turn % 2 else confirmation_window(TTL))
         await asyncio.sleep(0.1)
     await asyncio.sleep(20 * TTL)
     assert not stage.lost
@@ -959,11 +959,11 @@ async def test_a_pushed_grant_that_nobody_confirms_goes_to_the_next_in_line(town
     await asyncio.sleep(0.1)
     start = town.clock()
     await first.release()
-    await asyncio.sleep(claim_time(TTL) + 0.1)
+    await asyncio.sleep(confirmation_window(TTL) + 0.1)
     # The server looks when it is asked: c does, no later than the hold that it saw may have ended.
     await c.lock("x").inspect()
     lease = await third
-    assert town.clock() - start <= claim_time(TTL) + 0.2
+    assert town.clock() - start <= confirmation_window(TTL) + 0.2
     host.resume()
     await asyncio.sleep(1)
     assert lease.held
@@ -983,8 +983,8 @@ async def test_a_pushed_grant_is_confirmed_and_lasts(town):
     await asyncio.sleep(0.1)
     await first.release()
     lease = await waiter
-    assert lease.remaining() <= claim_time(TTL)
-    await asyncio.sleep(claim_time(TTL))
+    assert lease.remaining() <= confirmation_window(TTL)
+    await asyncio.sleep(confirmation_window(TTL))
     assert lease.held
     assert lease.remaining() > TTL / 2
     await lease.release()

@@ -20,7 +20,7 @@ from aiolock.backends.rows.rules import (
     Registers,
     StoredRequest,
 )
-from aiolock.core.backend import claim_time
+from aiolock.core.backend import confirmation_window
 
 KEY = ("ns:lock", "x")
 TTL = 10.0
@@ -289,8 +289,8 @@ def test_a_pushed_grant_lapses_unless_it_is_confirmed(machine):
     [message] = machine.outbox
     assert (message.to, message.what) == ("b", "grant")
     assert message.answer is not None
-    assert message.answer.seconds == claim_time(TTL) < TTL
-    assert inside(machine, claim_time(TTL)) == ["c"]
+    assert message.answer.seconds == confirmation_window(TTL) < TTL
+    assert inside(machine, confirmation_window(TTL)) == ["c"]
 
 
 @pytest.mark.parametrize("how", ["renew", "enter"])
@@ -307,7 +307,7 @@ def test_a_pushed_grant_is_confirmed_by_renewal_or_by_asking_again(machine, how)
 
 @pytest.mark.parametrize("ttl", [0.1, 0.5, 1.0, 5.0, 30.0, 3600.0])
 def test_a_claim_is_never_longer_than_the_ttl(ttl):
-    assert 0 < claim_time(ttl) <= ttl
+    assert 0 < confirmation_window(ttl) <= ttl
 
 
 def test_what_is_kept_is_nobodys_and_ends_in_time(machine):
@@ -458,7 +458,7 @@ class AgainstSpecification(RuleBasedStateMachine):
     def serve(self) -> None:
         while self.queue and self.may_enter(self.queue[0]):
             request = self.queue.pop(0)
-            self.inside.append(Inside(request, self.now + claim_time(request.ttl)))
+            self.inside.append(Inside(request, self.now + confirmation_window(request.ttl)))
 
     def hold_of(self, request: StoredRequest) -> Inside | None:
         return next((hold for hold in self.inside if hold.request.id == request.id), None)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from aiomysql.cursors import Cursor
 
-from aiolock.backends.callers import CLOSED, CallerConnection, Callers, patiently
+from aiolock.backends.callers import CLOSED, CallerConnection, Callers, until_done
 from aiolock.backends.mysql.connection import MySQLSession
 from aiolock.backends.mysql.context import Context, quote
 from aiolock.backends.mysql.errors import (
@@ -150,7 +150,7 @@ class MySQLConnection(CallerConnection):
         trial = context.sessions.tasks.spawn(
             context.within(self._end_statement(control)), "aiolock-mysql-loan-trial"
         )
-        if (interruption := await patiently(trial)) is not None:
+        if (interruption := await until_done(trial)) is not None:
             raise interruption
         if trial.cancelled():
             raise RuntimeError(CLOSED)

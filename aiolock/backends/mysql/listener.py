@@ -11,7 +11,7 @@ from aiolock.backends.mysql.context import RETRY, Context, quote
 from aiolock.backends.mysql.errors import INTERRUPTED, code
 from aiolock.backends.mysql.protocol import Result
 from aiolock.backends.mysql.renewal import BATCH, FRESH, RowClaim
-from aiolock.core.backend import Grant, claim_time
+from aiolock.core.backend import Grant, confirmation_window
 from aiolock.core.inbox import Inbox, WakeReason
 from aiolock.errors import BackendError, BackendRefused, LockError
 
@@ -194,7 +194,7 @@ class Listener:
         """Wake this claim when it is granted, or has lost its position."""
         self._claims[claim.owner] = claim
         self._queues.setdefault(claim.key, {})[claim.owner] = claim
-        self._run(claim_time(claim.request.ttl) / 3)
+        self._run(confirmation_window(claim.request.ttl) / 3)
 
     def discard(self, claim: ListeningClaim) -> None:
         """Forget a claim."""

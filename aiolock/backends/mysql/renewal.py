@@ -27,7 +27,7 @@ FRESH = 0.8
 SOON, LATER = 0.01, 0.1
 """Seconds before rows are asked for again that were passed over, from the first pause, because most are locked for a few
 milliseconds, to the longest."""
-PATIENCE = 0.05
+ANSWER_SHARE = 0.05
 """Share of a ttl for which the answers about other holds wait for that about a hold with a locked row."""
 
 
@@ -107,7 +107,7 @@ class Renewals:
         context, left = self._context, list(claims)
         answers: dict[RowClaim, Renewal] = {}
         backoff = Backoff(context.random, SOON, LATER)
-        deadline = Deadline.after(PATIENCE * min(claim.request.ttl for claim in claims), context.clock)
+        deadline = Deadline.after(ANSWER_SHARE * min(claim.request.ttl for claim in claims), context.clock)
         while True:
             try:
                 found = await self._together(left)

@@ -29,7 +29,7 @@ from aiolock.core.backend import (
     Release,
     Request,
     certain_until,
-    claim_time,
+    confirmation_window,
 )
 from aiolock.core.capabilities import Downgrade, Extension
 from aiolock.core.present import decode_present, presented
@@ -284,7 +284,7 @@ class SharedClaim(ListeningClaim, Downgrade, Extension):
             "block": self.block,
             "label": hexed(request.label),
             "ttl": round(request.ttl * 1_000_000),
-            "confirmation_window": round(claim_time(request.ttl) * 1_000_000),
+            "confirmation_window": round(confirmation_window(request.ttl) * 1_000_000),
             "limit": limit,
         }
         return self._sharing.begin(self.key, PendingDecision(action, self.owner, weight, self._words(), row))

@@ -29,7 +29,7 @@ from aiolock.core.backend import (
     Renewal,
     Request,
     certain_until,
-    claim_time,
+    confirmation_window,
 )
 from aiolock.core.capabilities import Downgrade, Extension
 from aiolock.core.inbox import WakeReason
@@ -372,7 +372,7 @@ class QuorumClaim(Downgrade, Extension):
 
     def _window(self, least: float, most: float) -> float:
         """Return a random share of the confirmation window; of a command timeout, if that is shorter."""
-        whole = min(claim_time(self.request.ttl), self.members.command_timeout)
+        whole = min(confirmation_window(self.request.ttl), self.members.command_timeout)
         return self.members.random.uniform(least, most) * whole
 
     async def _majority(self) -> bool:

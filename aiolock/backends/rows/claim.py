@@ -60,6 +60,7 @@ class RowClaim(CanDowngrade, Extension):
     def __init__(self, engine: Engine, request: Request) -> None:
         super().__init__(request)
         self.engine = engine
+        """The context of the claim."""
         self._writer = engine.writer(request.name, request.kind.family)
         self._member: Member | None = None
         self._leave: Pending | None = None
@@ -112,18 +113,18 @@ class RowClaim(CanDowngrade, Extension):
             session = member.session
             self.engine.keep_alive(session)
             # Less than half a ttl is left: the heartbeat goes in the same flight, and nothing is believed before its answer.
-            beat = self.engine.begin_renewal(session) if session.late else None
+            heartbeat = self.engine.begin_renewal(session) if session.late else None
             entering = self._writer.submit(Enter(member.id, member.request, wait), session)
             try:
                 entered = await self._answered(entering, deadline)
             except BackendUnavailable:
-                if not wait or not entering.unlucky:
+                if not wait or not entering.lost_races:
                     raise
                 # The writer goes on, for as long as the caller waits. The claim asks again when that is answered.
                 entering.future.add_done_callback(lambda _: self.inbox.wake(WakeReason.NOTIFIED))
                 return None
-            if beat is not None:
-                await context.answered(beat, deadline)
+            if heartbeat is not None:
+                await context.answered(heartbeat, deadline)
             while session.unproven:
                 # The server may have let it in after it had forgotten the session.
                 await context.answered(self.engine.begin_renewal(session), deadline)

@@ -65,7 +65,7 @@ class Flight(NamedTuple):
 
 
 class Context:
-    """One opening of a client."""
+    """One opening of a client, as the parts of the engine see it: the store, the settings, and what its answers have proved."""
 
     def __init__(self, store: RowStore, settings: Settings, events: EventQueue, floor: int) -> None:
         self.store = store

@@ -25,7 +25,12 @@ TRIES = 3
 
 
 class Engine:
-    """Everything that claims, registers and the backend of one opening share."""
+    """The context of claims and registers: what they and the backend of one opening share. It does not know the backend.
+
+    What in other backends is fixed changes here with each answer (sessions, rows that were read, heartbeats that are due),
+    because the client decides what there the server does. The calls of the store, and the times by which their answers are
+    judged, are in its :class:`Context`.
+    """
 
     def __init__(self, context: Context) -> None:
         self.context = context
@@ -50,7 +55,7 @@ class Engine:
         writer = self._writers.get(key)
         if writer is None:
             writer = self._writers[key] = RowWriter(
-                self.context, key, name, self.observer.look, self.begin_renewal, self.observer.served
+                self.context, key, name, self.observer.look, self.begin_renewal, self.observer.waiters_changed
             )
             self._forget_idle()
         else:
@@ -130,8 +135,8 @@ class Engine:
         With ``ttl``, the session has another one from this heartbeat on. Raises :class:`BackendError` if one of the two was not
         answered: what was, counts nevertheless.
         """
-        beat = session.heartbeat() if ttl is None else session.extend(ttl)
-        heartbeat = self.context.begin(beat, "aiolock-heartbeat")
+        work = session.heartbeat() if ttl is None else session.extend(ttl)
+        heartbeat = self.context.begin(work, "aiolock-heartbeat")
         try:
             await self._verify([session])
         finally:
@@ -229,9 +234,9 @@ class Engine:
         if due > now:
             self._set_timer(session, min(due - now, session.ttl / 4))
         else:
-            context.tasks.spawn(self._beat(session), "aiolock-heartbeat")
+            context.tasks.spawn(self._send_heartbeat(session), "aiolock-heartbeat")
 
-    async def _beat(self, session: RowSession) -> None:
+    async def _send_heartbeat(self, session: RowSession) -> None:
         """Renew, and set the timer again: sooner after an error, of whatever kind. Ends with the client."""
         seconds = session.ttl / 10 * self.context.random.uniform(0.5, 1.0)
         try:

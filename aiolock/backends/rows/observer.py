@@ -62,7 +62,7 @@ class Observer:
         if (self._task is None or self._task.done()) and not self.context.closed:
             self._task = self.context.tasks.spawn(self._run(), "aiolock-observer")
 
-    def served(self) -> None:
+    def waiters_changed(self) -> None:
         """End the pause of the observer, if it runs: a claim may have ceased to wait."""
         if self._news is not None:
             settle(self._news, None)

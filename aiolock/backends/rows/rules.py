@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import NamedTuple
 
-from aiolock.core.backend import claim_time
+from aiolock.core.backend import confirmation_window
 from aiolock.core.present import Present, decode_value
 from aiolock.types import Holder
 
@@ -345,7 +345,7 @@ class Machine:
         limit = None if known is None else known.current
         while lock.queue and admits(lock.holds, request := next(iter(lock.queue.values())), limit):
             del lock.queue[request.id]
-            answer = self._grant(lock, request, now, claim_time(request.ttl))
+            answer = self._grant(lock, request, now, confirmation_window(request.ttl))
             self.outbox.append(Message(request.id, "grant", now, answer))
         self._store(key, lock)
 

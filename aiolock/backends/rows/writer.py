@@ -125,7 +125,7 @@ class Pending:
         """True once the sessions of those ahead were read for it."""
 
     @property
-    def unlucky(self) -> bool:
+    def lost_races(self) -> bool:
         """True if it is not answered because of lost races: the server answers."""
         return self.raced and not self.future.done()
 
@@ -135,7 +135,7 @@ class RowWriter:
 
     :param look: reads the sessions of requests ahead; returns whether one of them turned out not to count.
     :param renew: sends a heartbeat of a session, and takes in what it shows.
-    :param served: called when a claim may have ceased to wait.
+    :param waiters_changed: called when a claim may have ceased to wait.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class RowWriter:
         name: str,
         look: Callable[[Iterable[RowRequest]], asyncio.Future[bool]],
         renew: Callable[[RowSession], asyncio.Future[None]],
-        served: Callable[[], None],
+        waiters_changed: Callable[[], None],
     ) -> None:
         self.context = context
         self.key = key
@@ -159,7 +159,7 @@ class RowWriter:
         """True while a copy of an unanswered write may be late: until a flushed write was answered."""
         self._look_at = look
         self._renew = renew
-        self._served = served
+        self._waiters_changed = waiters_changed
         self._tick = 0
         self._heard = 0
         """The order number of the newest answer about the row."""
@@ -246,7 +246,7 @@ class RowWriter:
         try:
             return await self.context.answered(pending.future, deadline)
         except BackendUnavailable:
-            if not pending.unlucky:
+            if not pending.lost_races:
                 raise
             raise BackendUnavailable(
                 f"other clients changed the row of {shorten(self.name)} first, whenever this one tried within the command "
@@ -393,7 +393,7 @@ class RowWriter:
             if member.state in _WAITS:
                 self._outside.pop(member.id, None)
                 member.state = MemberState.HELD
-                self._served()
+                self._waiters_changed()
                 if member.session.unproven:
                     # The claim asks again, which sends a heartbeat.
                     member.claim.inbox.wake(WakeReason.NOTIFIED)
@@ -673,7 +673,7 @@ class RowWriter:
     def _left(self, pending: Pending, *, flushed: bool) -> None:
         self._outside.pop(pending.step.id, None)
         member = self.members.pop(pending.step.id, None)
-        self._served()
+        self._waiters_changed()
         session = pending.session
         if session is None:
             return

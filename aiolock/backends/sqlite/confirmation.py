@@ -69,12 +69,12 @@ async def _confirm(path: Path, claim: RowClaim, connection: Any) -> bool:
         )
     if isinstance(connection, sqlite3.Connection):
         # Here the event loop would wait for other processes.
-        [[patience]] = await _fetch(connection, "PRAGMA busy_timeout")
+        [[busy_timeout]] = await _fetch(connection, "PRAGMA busy_timeout")
         await _fetch(connection, "PRAGMA busy_timeout = 0")
         try:
             await _fetch(connection, LOCK)
         finally:
-            await _fetch(connection, f"PRAGMA busy_timeout = {int(patience)}")
+            await _fetch(connection, f"PRAGMA busy_timeout = {int(busy_timeout)}")
     else:
         await _fetch(connection, LOCK)
     rows = await _fetch(connection, ROW, (claim.key,))

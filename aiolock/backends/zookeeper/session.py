@@ -155,7 +155,7 @@ class Session:
         self._heartbeats: Heartbeats | None = None
         self._search = Search(address.hosts, random, self._attempt)
         self._changed = asyncio.Event()
-        self._beat_now = asyncio.Event()
+        self._heartbeat_now = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -372,7 +372,7 @@ class Session:
             # It died before the session was announced as connected.
             return False
         self._move(SessionState.CONNECTED)
-        self._beat_now.set()
+        self._heartbeat_now.set()
         return True
 
     async def _begin(self, conn: Connection, reply: Any, sent: float) -> None:
@@ -409,17 +409,17 @@ class Session:
 
     async def _heartbeat_loop(self) -> None:
         """Prove again and again that the leader knows the session; abort a connection that cannot."""
-        beat = protocol.proof if self._address.options.heartbeat == "write" else protocol.sync
+        heartbeat = protocol.proof if self._address.options.heartbeat == "write" else protocol.sync
         while True:
             await self.until(lambda: self.connected)
-            self._beat_now.clear()
+            self._heartbeat_now.clear()
             conn, heartbeats, sent = self.conn, self._heartbeats, self._clock()
             assert conn is not None  # noqa: S101 - connected implies both
             assert heartbeats is not None  # noqa: S101
             try:
                 # Short enough to find another server before the deadline that the last heartbeats have proved.
                 async with asyncio.timeout(self.timeout / 3):
-                    await conn.send(beat(), self._next_xid())
+                    await conn.send(heartbeat(), self._next_xid())
             except (exc.ZKError, TimeoutError) as error:
                 log.info("no heartbeat from %s:%s: %r", conn.host, conn.port, error)
                 self._search.silent = conn.where
@@ -432,4 +432,4 @@ class Session:
                     self._announce()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(interval(self.timeout)):
-                    await self._beat_now.wait()
+                    await self._heartbeat_now.wait()

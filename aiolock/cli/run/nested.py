@@ -210,16 +210,16 @@ class InnerRuns:
 class OuterHold(asyncio.Protocol):
     """The hold of an outer run as the lease of an inner one: a connection to the outer run.
 
-    :param patient: whether to wait for a turn.
+    :param wait: whether to wait for a turn.
     """
 
     _transport: asyncio.Transport
 
-    def __init__(self, name: str, token: int, *, patient: bool) -> None:
+    def __init__(self, name: str, token: int, *, wait: bool) -> None:
         self.name = name
         self.token = token
         self.ttl = 0.0
-        self._patient = patient
+        self._wait = wait
         self._received = b""
         self._until = 0.0
         loop = asyncio.get_running_loop()
@@ -249,7 +249,7 @@ class OuterHold(asyncio.Protocol):
                     self.turn.set_result(self.held)
             elif word != "wait":
                 self._lose(cast("LossReason", value))
-            elif not self._patient and not self.turn.done():
+            elif not self._wait and not self.turn.done():
                 self.turn.set_exception(AcquireTimeout(self.name, 0.0))
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - whatever the reason
@@ -299,7 +299,7 @@ async def borrow(entry: Entry, kind: Kind, name: str, timeout: float | None) -> 
     """
     try:
         _, hold = await asyncio.get_running_loop().create_unix_connection(
-            lambda: OuterHold(name, entry.token, patient=timeout != 0), entry.address
+            lambda: OuterHold(name, entry.token, wait=timeout != 0), entry.address
         )
     except PermissionError:
         raise ConfigError(
