@@ -261,6 +261,8 @@ async def test_verifying_prolongs_nothing(deployment, client, rival):
         [holder] = (await rival.lock("x").inspect()).holders
         for _ in range(3):
             end, before = term.until, asyncio.get_running_loop().time()
+            # More than the smallest step of any server's clock: less is left by then.
+            await until(lambda: asyncio.get_running_loop().time() > before + 0.05)  # noqa: B023
             await scheduler.renew(term)
             assert lease.held
             assert term.until <= term.end
@@ -270,7 +272,6 @@ async def test_verifying_prolongs_nothing(deployment, client, rival):
                 [again] = (await rival.lock("x").inspect()).holders
                 assert again.remaining < holder.remaining or not deployment.tells
                 holder = again
-            await until(lambda: asyncio.get_running_loop().time() > before + 0.05)  # noqa: B023
     finally:
         await lease.release()
 
@@ -287,7 +288,8 @@ async def test_a_job_that_takes_too_long_is_lost_at_its_time(deployment, client,
     with pytest.raises(LockLost, match="expired"):
         await job()
     assert verified[0].over
-    assert client.stats()["renewals"] == 0
+    # One confirms a grant that came late.
+    assert client.stats()["renewals"] <= 1
     await gets_the_lock(rival, "x")
 
 

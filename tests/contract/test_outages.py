@@ -10,7 +10,7 @@ import pytest
 from aiolock import AcquireTimeout, BackendUnavailable, lock_all
 from aiolock.errors import BackendError
 from tests.contract.deployments import LocalRows, Memory, RedisQuorum, Rows, registry
-from tests.faults.staging import gets_the_lock, queued, until, waiting
+from tests.faults.staging import gets_the_lock, in_line, queued, until, waiting
 
 there = pytest.mark.parametrize(
     "server",
@@ -209,6 +209,7 @@ async def test_a_lock_that_is_known_to_be_taken_is_not_a_server_that_is_away(dep
         waiters = [asyncio.ensure_future(attempt) for attempt in attempts]
         await waiting(client, 2)
         await queued(rival.lock("x"), 1)
+        await in_line(client)
         way.cut(refused=True)
         await until(lambda: said(logging.WARNING))
         outcomes = await asyncio.gather(*waiters, return_exceptions=True)

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from aiolock import AcquireTimeout, Client, Lease, Lock
+from aiolock.core.local_queue import QueueState
 from aiolock.errors import LossReason
 from tests.contract.deployments import Deployment
 
@@ -38,6 +39,16 @@ async def queued(lock: Lock, count: int) -> None:
 async def waiting(client: Client, count: int) -> None:
     """Wait until `count` tasks of `client` wait."""
     await until(lambda: client.stats()["waiting"] >= count)
+
+
+async def in_line(client: Client, count: int = 1) -> None:
+    """Wait until `client` knows of so many places in line: before the answer, an attempt that is cut off ends in an error."""
+    await until(
+        lambda: (
+            sum(getattr(one, "_state", None) is QueueState.WAITING for one in client._runtime.contending)
+            >= count
+        )
+    )
 
 
 async def passes(count: int) -> None:
@@ -97,6 +108,7 @@ __all__ = [
     "PATIENCE",
     "Deployment",
     "gets_the_lock",
+    "in_line",
     "nothing_remains",
     "outcome",
     "passes",

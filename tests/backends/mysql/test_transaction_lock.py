@@ -362,7 +362,7 @@ async def test_who_cannot_end_a_wait_does_not_begin_it(client, connect, place):
     holder, mine = await connect(), await connect("bare")
     await begun(place, mine)
     await client.lock("x", connection=holder).acquire()
-    for timeout in (0.1, None):
+    for timeout in (PATIENCE, None):
         with pytest.raises(BackendRefused, match="another account"):
             await client.lock("x", timeout=timeout, connection=mine).acquire()
     assert not await client.lock("x", connection=mine).try_acquire()

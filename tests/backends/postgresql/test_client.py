@@ -16,7 +16,7 @@ import pytest
 import aiolock
 from aiolock.errors import BackendRefused, BackendUnavailable
 from tests.backends.postgresql.test_faults import ask
-from tests.faults.staging import PATIENCE, until
+from tests.faults.staging import PATIENCE, in_line, until
 
 
 @pytest.mark.parametrize("scheme", ["postgresql", "postgres", "postgresql+asyncpg"])
@@ -74,6 +74,7 @@ async def test_a_holder_keeps_its_lock_and_a_waiter_gets_it_afterwards(own, acci
             return bool((await client.lock("x").inspect()).waiters)
 
         await until(queued)
+        await in_line(other)
         if accident == "terminate":
             await ask(own, END)
         else:

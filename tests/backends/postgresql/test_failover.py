@@ -13,6 +13,7 @@ import aiolock
 from aiolock.errors import BackendRefused, UnsafeBackend
 from tests.backends.postgresql.tools import opened
 from tests.faults.proxy import Proxy
+from tests.faults.staging import in_line
 from tests.servers import PostgreSQL
 
 PATIENCE = 60.0
@@ -99,6 +100,8 @@ async def test_after_a_failover_to_a_synchronous_standby_a_hold_still_excludes(p
                 return (await client.lock("lock 0").inspect()).waiters
 
             await until(queued)
+            # It knows of its place: an attempt that is not answered would end in an error.
+            await in_line(other)
             await fail_over(primary, standby, lead_to)
             for lease in leases:
                 await looked(lease)

@@ -28,7 +28,7 @@ async def test_heartbeats_that_succeed_renew_leases_also_while_writes_wait_for_r
     namespace = secrets.token_hex(6)
     async with Proxy("127.0.0.1", server.port) as proxy:
         url = server.url.replace(str(server.port), str(proxy.port))
-        options = {"namespace": namespace, "ttl": 8, "command_timeout": 0.9, "on_loss": "signal"}
+        options = {"namespace": namespace, "ttl": 16, "command_timeout": 2.0, "on_loss": "signal"}
         async with aiolock.connect(url, **options) as client:
             leases = [await client.lock(f"x{number}").acquire() for number in range(LOCKS)]
             other = await client.lock("other").acquire()
@@ -37,11 +37,11 @@ async def test_heartbeats_that_succeed_renew_leases_also_while_writes_wait_for_r
                     "SELECT FROM aiolock WHERE key LIKE $1 FOR UPDATE", f"{namespace}/l/lock/x%"
                 )
                 assert len(found) == LOCKS
-                proxy.up.delay = proxy.down.delay = 0.035
+                proxy.up.delay = proxy.down.delay = 0.07
                 releases = [asyncio.create_task(lease.release()) for lease in leases]
                 for _ in range(10):
                     first = asyncio.create_task(other.renew())
-                    await asyncio.sleep(0.05)
+                    await asyncio.sleep(0.1)
                     await other.renew()
                     await first
             proxy.up.delay = proxy.down.delay = 0

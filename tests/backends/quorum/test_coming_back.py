@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tests.faults.staging import PATIENCE, queued, until
+from tests.faults.staging import PATIENCE, in_line, queued, until
 
 TTL = 1.2
 OTHERS = (1, 2)
@@ -62,6 +62,8 @@ async def test_a_restart_without_data_gives_the_lock_to_nobody_and_the_vote_is_m
         for name in names:
             await queued(client.lock(name), waiters)
             await mended(three, name, "me")
+        for rival in rivals[:waiters]:
+            await in_line(rival, len(names))
         for number in range(3):
             async with three.away("killed", number):
                 pass

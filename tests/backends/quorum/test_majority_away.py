@@ -11,7 +11,7 @@ import pytest
 
 from aiolock import BackendRefused, BackendUnavailable
 from tests.faults.redis_keys import Stopwatch
-from tests.faults.staging import gets_the_lock, queued, until
+from tests.faults.staging import gets_the_lock, in_line, queued, until
 
 SOON = 8.0
 """Seconds that a loaded machine may add to what happens at once."""
@@ -80,6 +80,7 @@ async def test_who_waits_survives_it_and_is_served_when_they_are_back(three, how
         waiters = [asyncio.create_task(client.lock(name).acquire()) for name in names]
         for name in names:
             await queued(holder.lock(name), 1)
+        await in_line(client, len(names))
         async with three.away(how, 0), three.away(how, 1):
             # Long enough to be given up by everybody who asks.
             await asyncio.sleep(2.5)

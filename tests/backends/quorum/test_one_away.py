@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from tests.faults.redis_quorum import AWAY, REFUSES, SERVERS, SILENT
-from tests.faults.staging import PATIENCE, queued, until
+from tests.faults.staging import PATIENCE, in_line, queued, until
 
 TTL = 1.2
 """Seconds; what is held has to be renewed for longer than that."""
@@ -25,6 +25,7 @@ async def test_what_is_held_stays_held_and_those_in_line_get_it(three, how):
         waiters = [asyncio.create_task(second.lock(name).acquire()) for name in names]
         for name in names:
             await queued(holder.lock(name), 1)
+        await in_line(second, len(names))
         renewals = holder.stats()["renewals"]
         async with three.away(how, 0):
             # Who comes now is behind those who have a place at a server that is not there.

@@ -22,7 +22,7 @@ from tests.faults.redis_keys import (
     nothing_is_left,
     traces,
 )
-from tests.faults.staging import PATIENCE, gets_the_lock, queued, until, waiting
+from tests.faults.staging import PATIENCE, gets_the_lock, in_line, queued, until, waiting
 
 SOON = 8.0
 """Seconds that a loaded machine may add to what happens at once."""
@@ -128,6 +128,7 @@ async def test_n2_a_reset_while_waiting_keeps_the_place_in_line(proxy, far, conn
         await queued(holder.lock("x"), 1)
         newcomer = asyncio.create_task(last.lock("x").acquire())
         await queued(holder.lock("x"), 2)
+        await in_line(client)
         proxy.reset_all()
         await until(lambda: proxy.connections == 4)
         await until(lambda: client._backend._mutex.wakeups.pushed)

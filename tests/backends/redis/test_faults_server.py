@@ -13,7 +13,7 @@ from aiolock import AcquireTimeout, BackendError, BackendRefused, BackendUnavail
 from aiolock.backends.redis import waiting as waiting_module
 from tests.contract.deployments import least_rights
 from tests.faults.redis_keys import Stopwatch, nothing_is_left, traces
-from tests.faults.staging import gets_the_lock, queued, until, waiting
+from tests.faults.staging import gets_the_lock, in_line, queued, until, waiting
 from tests.servers import Redis
 
 SOON = 8.0
@@ -69,6 +69,7 @@ async def test_r1_waiters_survive_a_frozen_server(mortal, connect):
         held = await one.lock("x").acquire()
         waiter = asyncio.create_task(two.lock("x").acquire())
         await queued(one.lock("x"), 1)
+        await in_line(two)
         with frozen(mortal):
             await asyncio.sleep(1.2)
             assert not waiter.done()
@@ -108,6 +109,7 @@ async def test_r2_a_restart_that_forgets_everything_is_told_and_lived_with(
         await waiting(two, 5)
         for n in range(5):
             await queued(one.lock(f"x{n}"), 1)
+        await in_line(two, 5)
         mortal.kill()
         mortal.restart()
         # Nobody is restarted, nobody asks anew, and no ttl has to end.
@@ -128,6 +130,7 @@ async def test_r2_a_server_that_is_away_for_longer_than_the_ttl_costs_the_hold_a
         held = await one.lock("x").acquire()
         waiter = asyncio.create_task(two.lock("x").acquire())
         await queued(one.lock("x"), 1)
+        await in_line(two)
         mortal.kill()
         assert await held.wait_lost() == "expired"
         # Longer than any command may take.
@@ -148,6 +151,7 @@ async def test_r2_a_restart_that_remembers_is_no_loss(connect, namespace):
             held = await one.lock("x").acquire()
             waiter = asyncio.create_task(two.lock("x").acquire())
             await queued(one.lock("x"), 1)
+            await in_line(two)
             lasting.kill()
             lasting.restart()
             await until(lambda: one.stats()["renewals"] >= 1 and held.remaining() > 280)
@@ -189,6 +193,7 @@ async def test_r7_killed_connections_cost_neither_hold_nor_place(server, admin, 
         held = await one.lock("x").acquire()
         waiter = asyncio.create_task(two.lock("x").acquire())
         await queued(one.lock("x"), 1)
+        await in_line(two)
         which = "_connection" if kind == "normal" else "_subscriber"
         lines = [getattr(each._backend, which) for each in (one, two)]
         for _ in range(3):

@@ -13,7 +13,7 @@ import redis
 
 import aiolock
 from aiolock import BackendRefused, BackendUnavailable, ConfigError
-from tests.faults.staging import PATIENCE, queued, until
+from tests.faults.staging import PATIENCE, in_line, queued, until
 from tests.servers import Redis
 
 SERVICE = "the locks"
@@ -129,6 +129,7 @@ async def test_what_the_primary_has_copied_outlives_it(watched, connect):
         async with client.lock("x") as lease:
             waiter = asyncio.create_task(rival.lock("x").acquire())
             await queued(client.lock("x"), 1)
+            await in_line(rival)
             watched.copied()
             watched.first.kill()
             await answers(client)
@@ -150,6 +151,7 @@ async def test_a_failover_that_is_ordered_is_survived_by_those_who_hold_and_thos
         async with client.lock("x") as lease:
             waiter = asyncio.create_task(rival.lock("x").acquire())
             await queued(client.lock("x"), 1)
+            await in_line(rival)
             watched.copied()
             ask(watched.sentinels[0], "SENTINEL", "FAILOVER", SERVICE)
             until_now(lambda: watched.info(watched.second)["role"] == "master")
