@@ -212,6 +212,24 @@ async def test_force_release_takes_every_permit(deployment, client, rival):
     assert await client.semaphore("x", 3).available() == 3
 
 
+async def test_force_release_of_permits_serves_who_waits_for_them(deployment, client, rival):
+    leases = [await each.semaphore("x", 3).acquire() for each in (client, rival)]
+    waiter = asyncio.create_task(rival.semaphore("x", 3).acquire(permits=3))
+    await queued(client.semaphore("x", 3), 1)
+    assert await client.semaphore("x", 3).force_release()
+    async with asyncio.timeout(PATIENCE):
+        assert [await lease.wait_lost() for lease in leases] == [deployment.reason] * 2
+        successor = await waiter
+    # What those who had them do now concerns nobody.
+    for lease in leases:
+        await lease.release()
+    successor.check()
+    assert await client.semaphore("x", 3).available() == 0
+    await successor.release()
+    await all_back(client.semaphore("x", 3))
+    assert not await client.semaphore("x", 3).force_release()
+
+
 # --- the limit
 
 

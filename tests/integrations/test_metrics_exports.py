@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 import aiolock
-from aiolock.metrics import SECONDS
+from aiolock.metrics import COUNTERS, GAUGES, SECONDS, Figures
 from aiolock.opentelemetry import instrument
 from aiolock.prometheus import export
 from aiolock.testing import lose
@@ -160,6 +160,12 @@ async def test_opentelemetry_has_the_same_metrics():
         "aiolock.renewal_failures": 0,
         "aiolock.cleanups": values["aiolock.cleanups"],
     }
+
+
+def test_every_figure_is_exported():
+    """By its name, or as what callbacks count by family and template."""
+    counted = {"acquired", "released", "waited", "waits", "holds", "lost", "losses"}
+    assert {*GAUGES, *COUNTERS, "slack"} | counted == set(Figures.__annotations__)
 
 
 async def test_spans_belong_to_the_span_in_which_the_lock_was_acquired():

@@ -164,8 +164,9 @@ def test_the_pages_say_what_the_committed_results_say():
 
 
 def test_the_committed_runs_are_complete():
-    """All scenarios of a suite, in one run; nothing was left out because it looked bad."""
+    """All suites, and all scenarios of a suite in one run; nothing was left out because it looked bad."""
     runs = loaded(pages.RESULTS.read_text())
+    assert {report.name.partition("/")[0] for run in runs for report in run.reports} == set(SUITES)
     for run in runs:
         found = [report.name for report in run.reports]
         suites = dict.fromkeys(name.partition("/")[0] for name in found)

@@ -173,6 +173,17 @@ def test_the_reference_has_everything_public_with_its_docstring(name):
                 assert inspect.getdoc(attribute), f"{name}.{member} has no docstring"
 
 
+def test_the_reference_has_everything_for_synchronous_code_with_its_docstring():
+    assert ".. automodule:: aiolock.portal\n   :members:\n" in REFERENCE
+    for name in aiolock.portal.__all__:
+        value = getattr(aiolock.portal, name)
+        assert inspect.getdoc(value), name
+        for member in members(value) if isinstance(value, type) else ():
+            attribute = getattr(value, member)
+            if isinstance(attribute, property) or inspect.isroutine(attribute):
+                assert inspect.getdoc(attribute), f"{name}.{member} has no docstring"
+
+
 def test_the_reference_has_every_public_member_of_a_lease():
     """A lease also has methods for locks and queues, so its public ones are listed in the reference."""
     internal = {name for name in dir(aiolock.Lease) if not name.startswith("_")} - (

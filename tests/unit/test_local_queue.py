@@ -559,6 +559,18 @@ async def test_waiters_that_are_done_are_passed_over_and_do_not_count():
     assert waiters.next() is None
 
 
+async def test_a_waiter_that_gives_up_after_its_turn_has_come_changes_nothing():
+    waiters, [first, second] = Waiters(), futures(2)
+    waiters.join(first, OPTIONS)
+    waiters.join(second, OPTIONS)
+    assert waiters.next() == (first, OPTIONS)
+    first.set_result(None)
+    waiters.remove(first)
+    assert not first.cancelled()
+    assert waiters.waiting() == [second]
+    assert waiters.next() == (second, OPTIONS)
+
+
 async def test_waiters_that_gave_up_leave_nothing_behind():
     waiters, [stays] = Waiters(), futures(1)
     waiters.join(stays, OPTIONS)
