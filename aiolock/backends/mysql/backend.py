@@ -202,16 +202,8 @@ class MySQLBackend(Administration, RegisterStore, TransactionLocks, Confirmation
         self._opened = True
         await self.sessions.main()
         if self._mode_name != "session":
-            await self.ensure_schema(create=self._schema == "auto")
+            await schema.ensure(self._context, create=self._schema == "auto")
         self.sessions.tasks.spawn(self._keep_alive(), "aiolock-mysql-keep-alive")
-
-    async def ensure_schema(self, *, create: bool = True) -> None:
-        """Check that the tables are there and whole; create them if they are missing and ``create`` is true.
-
-        Raises :class:`BackendRefused`, or :class:`UnsafeBackend` for tables that are there, with the statement that an
-        administrator has to run. Cancelling it leaves it open whether the server makes the tables; it may be called again.
-        """
-        await schema.ensure(self._context, create=create)
 
     async def purge(self, idle: float) -> int:
         """Delete the rows of this namespace that were not needed for ``idle`` seconds; return the number of locks.

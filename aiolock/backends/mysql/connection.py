@@ -27,7 +27,7 @@ Answers = asyncio.Future[list[Result]]
 class _Command:
     """A packet and the future of its answers; :meth:`MySQLSession.run` explains the parameters."""
 
-    __slots__ = ("again", "answers", "atomic", "blocks", "late", "limit", "packet", "then")
+    __slots__ = ("again", "answers", "atomic", "blocks", "limit", "packet", "then")
 
     def __init__(
         self,
@@ -45,8 +45,6 @@ class _Command:
         self.blocks = blocks
         self.atomic = atomic
         self.answers: Answers = asyncio.get_running_loop().create_future()
-        self.late = math.inf
-        """The time, by the loop's clock, at which the answer is late."""
         self.again = False
         """It was sent before, and refused."""
 
@@ -84,7 +82,7 @@ class MySQLSession:
         self._interrupted: asyncio.Future[None] | None = None
         """An interruption is under way: no statement is sent that it could hit. Done when the late one was answered."""
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = math.inf
+        """Calls when the current answer is late."""
         self._over = False
         self.id = 0
         self.locks: dict[str, Any] = {}
@@ -210,9 +208,7 @@ class MySQLSession:
                 continue
             self._current = command
             if command.limit < math.inf:
-                command.late = asyncio.get_running_loop().time() + command.limit
-                if self._timer is None or command.late < self._timer_at:
-                    self._arm(command.late)
+                self._timer = asyncio.get_running_loop().call_later(command.limit, self._late, command)
             assert self._driver is not None  # noqa: S101 - commands are taken while it is there
             self._driver.wire.ask(command.packet, self._answered)
 
@@ -221,6 +217,7 @@ class MySQLSession:
             return
         command, self._current = self._current, None
         assert command is not None  # noqa: S101 - one was sent
+        self._unset_timer()
         self._silent = False
         if self._interrupted is not None:
             settle(self._interrupted, None)
@@ -268,24 +265,10 @@ class MySQLSession:
 
     # --- late answers
 
-    def _arm(self, when: float) -> None:
+    def _unset_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_at(when, self._check)
-        # uvloop returns a handle without `when` for a time that has passed.
-        self._timer_at = when
-
-    def _check(self) -> None:
-        """Find out whether the answer is late. One timer for all commands: most are answered long before it."""
-        self._timer = None
-        command = self._current
-        if command is None or command.late == math.inf:
-            return
-        if command.late <= asyncio.get_running_loop().time():
-            command.late = math.inf
-            self._late(command)
-        else:
-            self._arm(command.late)
+            self._timer = None
 
     def _late(self, command: _Command) -> None:
         reject(command.answers, self._no_answer())
@@ -347,9 +330,7 @@ class MySQLSession:
             return
         self._over = True
         self.lost = not quit_first
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._unset_timer()
         if self._driver is not None:
             if quit_first and self._current is None:
                 self._driver.quit()

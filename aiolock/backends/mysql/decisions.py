@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from aiolock.backends.mysql.context import UNDONE, Context, quote
 from aiolock.backends.mysql.errors import NOT_NOW, code, hit
 from aiolock.backends.mysql.protocol import Result
 from aiolock.core.tasks import reject, settle
-from aiolock.errors import BackendUnavailable, LockError, copy_of
+from aiolock.errors import BackendError, BackendUnavailable, LockError, copy_of
 
 __all__ = ["Action", "DecisionQueue", "Outcome", "PendingDecision", "Transaction", "execute", "together"]
 
@@ -65,8 +66,11 @@ async def execute(
     """
     clock, again = context.clock, False
     while True:
-        crowded = context.crowded(key)
-        session = (await context.sessions.take() if crowded else None) or await context.sessions.main()
+        session = None
+        if context.crowded(key):
+            with suppress(BackendError):
+                session = await context.sessions.take()
+        session = session or await context.sessions.main()
         sent = clock()
         try:
             answers = await _answers(context, session, packet)

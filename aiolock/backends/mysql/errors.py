@@ -16,6 +16,7 @@ __all__ = [
     "DENIED",
     "INTERRUPTED",
     "NOT_NOW",
+    "NO_CONNECTION",
     "NO_SUCH_SAVEPOINT",
     "NO_SUCH_TABLE",
     "NO_SUCH_VARIABLE",
@@ -40,10 +41,10 @@ then, which a column refuses (1048), and SLEEP (1210, MySQL); MySQL has no numbe
 NO_SUCH_TABLE = {1146}
 NO_SUCH_VARIABLE = {1193}
 DENIED = {1044, 1045, 1095, 1142, 1143, 1227, 1698}
-BUSY = {1040, 1041, 1203, 1205, 1226, 3572}
-"""Too many connections, out of memory for a thread, a lock wait that took too long."""
 ACCOUNT_LIMIT = {1203, 1226}
 """The account has as many connections as it may have."""
+NO_CONNECTION = {1040, 1041} | ACCOUNT_LIMIT
+"""The same, or the server has."""
 NOT_NOW = {1205, 3572}
 """A row lock that is not to be had now."""
 READ_ONLY = {1290, 1836}
@@ -111,7 +112,11 @@ def translate(error: Exception, address: str) -> LockError:
         return BackendRefused(
             f"{text}; the transaction is READ ONLY, and cannot lock a row: begin one that may write"
         )
-    if isinstance(error, asyncio.TimeoutError | OSError) or number in INTERRUPTED | BUSY or deadly(error):
+    if (
+        isinstance(error, asyncio.TimeoutError | OSError)
+        or number in INTERRUPTED | NO_CONNECTION | NOT_NOW
+        or deadly(error)
+    ):
         return BackendRefused(text) if number in NO_USE else BackendUnavailable(text)
     return BackendRefused(text)
 

@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, TypeVar
 
 from aiolock.backends.mysql.connection import MySQLSession
-from aiolock.backends.mysql.errors import ACCOUNT_LIMIT, code, hit
+from aiolock.backends.mysql.errors import hit
 from aiolock.backends.mysql.protocol import Result
 from aiolock.clock import Clock, Deadline
 from aiolock.core.tasks import TaskSet, interrupt_until_done
-from aiolock.errors import BackendError, BackendUnavailable, LockError
+from aiolock.errors import BackendUnavailable, LockError
 
 __all__ = ["Sessions", "Site"]
 
@@ -78,8 +78,6 @@ class Sessions:
         self._idle: list[MySQLSession] = []
         self._contended = 0
         """Number of contended sessions, and of those that are being opened."""
-        self._refusal: BackendError | None = None
-        """The error of the last contended session that could not be opened; ``None`` once one could."""
         self.tasks: TaskSet = TaskSet(awaited=True)
         """They end when everything is closed."""
         self.closed = False
@@ -193,7 +191,7 @@ class Sessions:
     # --- contended sessions
 
     async def take(self) -> MySQLSession | None:
-        """Return a session that may block; ``None`` if there are as many as there may be, or none can be opened."""
+        """Return a session that may block; ``None`` if there are as many as there may be."""
         while self._idle:
             session = self._idle.pop()
             if session.alive:
@@ -209,21 +207,18 @@ class Sessions:
             opening.add_done_callback(self._unwanted)
             raise
 
-    async def _open_contended(self) -> MySQLSession | None:
-        session, self._refusal = None, None
+    async def _open_contended(self) -> MySQLSession:
         try:
             session = await self._open()
-            session.contended = True
-        except BackendError as error:
-            self._refusal = error
-        finally:
-            if session is None:
-                self._contended -= 1
+        except BaseException:
+            self._contended -= 1
+            raise
+        session.contended = True
         return session
 
-    def _unwanted(self, opening: asyncio.Task[MySQLSession | None]) -> None:
-        if not opening.cancelled() and opening.exception() is None and (session := opening.result()):
-            self.give(session)
+    def _unwanted(self, opening: asyncio.Task[MySQLSession]) -> None:
+        if not opening.cancelled() and opening.exception() is None:
+            self.give(opening.result())
 
     def give(self, session: MySQLSession) -> None:
         """Take back a contended session that has no lock and no command. It is not pinged: unused, the server ends it."""
@@ -236,12 +231,9 @@ class Sessions:
         return bool(self._idle) or self._contended < self._most
 
     @property
-    def shut_out(self) -> BackendError | None:
-        """The error with which the server refused the only contended session, because of a limit of the account."""
-        refusal = self._refusal
-        if self._contended or refusal is None or code(refusal.__cause__) not in ACCOUNT_LIMIT:
-            return None
-        return refusal
+    def contended(self) -> int:
+        """Number of contended sessions, and of those that are being opened."""
+        return self._contended
 
     @property
     def idle(self) -> int:

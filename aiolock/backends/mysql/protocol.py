@@ -159,9 +159,8 @@ class Wire(asyncio.Protocol):
         read_little(transport)
         self._ended = ended
         self._sent: deque[_Sent] = deque()
-        self._parts: list[bytes] = []
+        self._rest = b""
         """The bytes of a packet that is not complete."""
-        self._missing = 0
         self._columns: list[bytes] = []
         self._left = 0
         """Number of descriptions of columns that are still to come."""
@@ -185,22 +184,14 @@ class Wire(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Split the bytes into packets."""
-        if self._missing:
-            self._parts.append(data)
-            self._missing -= len(data)
-            if self._missing > 0:
-                return
-            data = b"".join(self._parts)
-            self._parts.clear()
-            self._missing = 0
+        data = self._rest + data
         start, end = 0, len(data)
         while end - start >= 4:
             size = data[start] | data[start + 1] << 8 | data[start + 2] << 16
             begin, start = start, start + 4 + size
             if start > end:
-                self._parts.append(data[begin:])
-                self._missing = start - end
-                return
+                start = begin
+                break
             sent, number, packet = (
                 self._sent[0] if self._sent else None,
                 data[begin + 3],
@@ -218,10 +209,7 @@ class Wire(asyncio.Protocol):
                 self._lose()
             if self.over:
                 return
-        if start < end:
-            # Less than the head of a packet.
-            self._parts.append(data[start:])
-            self._missing = 4 - (end - start)
+        self._rest = data[start:]
         if self._timer is None and self._sent and self._sent[0].results:
             self._timer = asyncio.get_running_loop().call_later(PAUSE, self._check)
 

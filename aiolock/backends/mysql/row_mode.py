@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from aiolock.backends.mysql.connection import MySQLSession
 from aiolock.backends.mysql.context import Context, hexed, quote
-from aiolock.backends.mysql.errors import NOT_NOW, READ_ONLY, code
+from aiolock.backends.mysql.errors import ACCOUNT_LIMIT, NO_CONNECTION, NOT_NOW, READ_ONLY, code
 from aiolock.backends.mysql.protocol import Result
 from aiolock.backends.mysql.queue import Blocking, Position, in_queue, left
 from aiolock.backends.mysql.session_mode import HoldingClaim, HoldingMode, demoted
@@ -88,16 +88,20 @@ class RowModeClaim(HoldingClaim):
         """Return a session for the hold alone."""
         context, sessions, session = self._context, self._context.sessions, self._asked
         await left(context, self.lock)
-        if self._begun is not None or session is None or not session.alive:
-            session = await sessions.take()
-        if session is not None:
+        if self._begun is None and session is not None and session.alive:
             return session
-        if (refusal := sessions.shut_out) is not None:
-            # Without a connection for the hold it is not to be had, free or not.
-            raise BackendUnavailable(
-                f"{refusal}: in this mode each hold and each waiter needs a connection beside the client's own, and the "
-                "server refuses it: raise MAX_USER_CONNECTIONS of the account, or use ?mode=lease"
-            ) from refusal
+        try:
+            if (session := await sessions.take()) is not None:
+                return session
+        except BackendUnavailable as error:
+            if (number := code(error.__cause__)) not in NO_CONNECTION:
+                raise
+            if number in ACCOUNT_LIMIT and not sessions.contended:
+                # Without a connection for the hold it is not to be had, free or not.
+                raise BackendUnavailable(
+                    f"{error}: in this mode each hold and each waiter needs a connection beside the client's own, and the "
+                    "server refuses it: raise MAX_USER_CONNECTIONS of the account, or use ?mode=lease"
+                ) from error
         if wait:
             return None
         raise BackendUnavailable(

@@ -68,7 +68,11 @@ class Found(NamedTuple):
 
 
 async def ensure(context: Context, *, create: bool) -> None:
-    """Check that the tables are there and whole; create them first if they are missing and ``create`` is true."""
+    """Check that the tables are there and whole; create them first if they are missing and ``create`` is true.
+
+    Raises :class:`BackendRefused`, or :class:`UnsafeBackend` for tables that are there, with the statement that an
+    administrator has to run. Cancelling it leaves it open whether the server makes the tables; it may be called again.
+    """
     statements = context.statements
     try:
         await context.ask(statements("schema_there"))
