@@ -203,6 +203,18 @@ async def test_a_place_in_line_outlives_a_connection(proxy, opened):
 # --- who is dead, or stopped
 
 
+@pytest.mark.parametrize(("held", "wanted"), [(READ, WRITE), (permits(3, 4), permits(3, 4))], ids=str)
+async def test_a_holder_that_died_leaves_nothing(opened, admin, namespace, held, wanted):
+    async with opened() as other:
+        async with opened() as doomed:
+            await enters(doomed, held, ttl=1.0)
+        # It is gone without a release, as a process that was killed.
+        claim = await waits(other, wanted)
+        await granted(claim)
+        await claim.release()
+        await nothing_is_left(admin, namespace)
+
+
 async def test_a_dead_writer_in_line_stops_nobody_for_longer_than_its_place_lives(opened):
     async with opened() as other:
         reader, _ = await enters(other, READ)
