@@ -475,6 +475,14 @@ MUTANTS = (
         + "test_a_hold_that_is_found_in_the_row_after_a_reconnect_brings_no_grant_before_its_session_is_seen",
     ),
     Mutant(
+        "a release waits for the answer to another one of its claim",
+        "aiolock.backends.rows.claim",
+        "if not self._writer.tries(leave):",
+        "if not self._writer.leaves(leave.step.id):",
+        ENGINE
+        + "test_a_release_that_was_answered_while_none_waited_is_answered_beside_another_one_of_its_claim",
+    ),
+    Mutant(
         "a hold in the row is believed under a session that is dead",
         "aiolock.backends.rows.writer",
         " or member.session.dead:\n",

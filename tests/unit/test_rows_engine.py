@@ -1077,6 +1077,23 @@ async def test_an_unflushed_release_that_was_answered_before_a_reconnect_is_chec
         assert await two.tries()
 
 
+@staged
+async def test_a_release_that_was_answered_while_none_waited_is_answered_beside_another_one_of_its_claim():
+    """The other one is sent after a reconnect, to find out whether the removal is durable."""
+    server = serve()
+    async with Side(server) as one:
+        claim, _ = await one.acquire()
+        one.wire.lost = 1
+        with pytest.raises(BackendUnavailable):
+            await claim.release()
+        [writer] = one.backend._engine._writers.values()
+        await until(lambda: not writer.leaving)
+        one.backend._engine.interrupted()
+        assert writer.leaving
+        assert await claim.release() is Release.UNKNOWN
+        assert decode(server.rows[KEY].value).free
+
+
 # --- (8), (18) statements that the server evaluates
 
 

@@ -287,9 +287,9 @@ class RowClaim(CanDowngrade, Extension):
         leave = self._leave
         assert leave is not None  # noqa: S101 - the caller has begun it
         if leave.future.done() and leave.future.exception() is not None:
-            # Tried again by the writer; this is another wait for it.
+            # Tried again by the writer; this is another wait for it, unless it was answered while none waited.
             leave.future = new_future()
-            if not self._writer.leaves(leave.step.id):
+            if not self._writer.tries(leave):
                 self._leave = leave = self._writer.submit(leave.step, leave.session)
                 leave.in_doubt = True
         first = await self._writer.answered(leave, deadline)

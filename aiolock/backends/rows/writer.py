@@ -198,6 +198,10 @@ class RowWriter:
         """Test whether the release of a claim is not answered."""
         return any(isinstance(pending.step, Leave) and pending.step.id == claim for pending in self._pending)
 
+    def tries(self, pending: Pending) -> bool:
+        """Test whether a step is still to be answered: another one about the same claim does not answer it."""
+        return pending in self._pending
+
     def close(self) -> None:
         """Answer all steps with an error, because the client is closed."""
         for pending in self._pending:
