@@ -92,7 +92,8 @@ class Lives:
         except LockLost as error:
             return error
         except RuntimeError as error:
-            if not lease._hold.released:
+            # A client that is closed while its task waits for the processor asks no more.
+            if not lease._hold.released and op.host not in world.invariants.closed:
                 world.violated(op, f"extend(): {error!r}")
             return None
         left, took = lease.remaining(), world.loop.now - began
