@@ -14,6 +14,7 @@ from aiolock import BackendUnavailable, validation
 from aiolock.backends.mysql.protocol import Wire
 from tests.backends.mysql.test_faults import blocked, every_mode, session_of, spawn
 from tests.backends.mysql.tools import as_root, sessions
+from tests.faults.proxy import Proxy
 from tests.faults.staging import PATIENCE, gets_the_lock, queued, until
 
 by_session = pytest.mark.parametrize("mode", ["session", "row"])
@@ -279,6 +280,20 @@ async def test_sessions_that_the_server_ended_unnoticed_are_replaced(place):
         assert lease is not None
         assert session_of(lease).id not in numbers
         await lease.release()
+
+
+async def test_a_server_that_is_away_is_named_also_by_a_lock_that_was_used_before(place):
+    async with (
+        Proxy(place.server.host, place.server.port) as proxy,
+        place.connect("row", port=proxy.port) as client,
+    ):
+        await gets_the_lock(client, "x")
+        proxy.stop_listening()
+        proxy.reset_all()
+        with pytest.raises(aiolock.BackendUnavailable):
+            await client.lock("x").acquire(timeout=PATIENCE)
+        await proxy.start_listening()
+        await gets_the_lock(client, "x")
 
 
 # --- purging
