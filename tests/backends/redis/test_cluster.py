@@ -229,10 +229,10 @@ async def test_locks_are_listed_from_all_nodes(cluster, connect):
     async with connect(cluster.url) as client:
         names = sorted(named(cluster, index) for index in (0, 0, 1, 1, 2, 2))
         leases = [await client.lock(name).acquire() for name in names]
-        assert [name for name, _ in await client._backend.names("*")] == names
+        assert [info.name for info in await client.locks()] == names
         for lease in leases:
             await lease.release()
-        assert await client._backend.names("*") == []
+        assert await client.locks() == []
 
 
 async def test_who_is_sent_on_while_everything_is_closed_connects_to_nobody(cluster, connect):
@@ -390,7 +390,7 @@ async def test_the_documented_rights_are_enough_also_while_a_slot_moves(cluster,
                 move.end()
                 async with client.lock(name):
                     pass
-            assert await client._backend.names("*") == []
+            assert await client.locks() == []
             found = {finding.subject: finding for finding in await client._backend.diagnose()}
             assert found["rights"].level is Level.OK
         for user in ("lost", "blind"):

@@ -140,7 +140,7 @@ async def test_the_list_has_every_family_and_no_note(client, tools):
         await session.ask(
             protocol.create(f"{tools.path('empty')}/note", b"", protocol.OPEN, sequential=False)
         )
-        found = await client._backend.names("*")
+        found = [(info.name, info.family) for info in await client.locks()]
         assert found == [("a/b", "lock"), ("a/b", "rw"), ("c", "sem")]
-        assert await client._backend.names("a*") == found[:2]
-    assert await client._backend.names("*") == []
+        assert [(info.name, info.family) for info in await client.locks("a*")] == found[:2]
+    assert await client.locks() == []
