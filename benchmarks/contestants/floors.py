@@ -77,7 +77,9 @@ class Wire(asyncio.Protocol):
         count = 0
         while (reply := self._reader.gets()) is not False:
             count += 1
-            self._pending.popleft().set_result(reply)
+            # Whoever asked may have been cancelled; the answer is still its own.
+            if not (asked := self._pending.popleft()).done():
+                asked.set_result(reply)
         self._burst = count > 1
 
 

@@ -37,7 +37,9 @@ class Wire(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         *lines, self._rest = (self._rest + data).split(b"\r\n")
         for line in lines:
-            self._pending.popleft().set_result(line)
+            # Whoever asked may have been cancelled; the answer is still its own.
+            if not (asked := self._pending.popleft()).done():
+                asked.set_result(line)
 
     def close(self) -> None:
         self._transport.close()
