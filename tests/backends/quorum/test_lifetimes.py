@@ -20,7 +20,7 @@ async def test_the_answer_to_a_request_that_another_has_followed_is_an_answer(th
         for admin, vote in zip(three.admins, votes, strict=True):
 
             async def carried_out(admin=admin, vote=vote) -> bool:
-                return (await admin.hget(vote.claim.key, "extended")).endswith(b" 2")
+                return (await admin.hget(vote.claim.key, "extended") or b"").endswith(b" 2")
 
             await until(carried_out)
         for way in three.ways:

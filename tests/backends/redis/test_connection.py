@@ -304,10 +304,10 @@ async def test_a_killed_connection_comes_back(server):
             server, on_up=lambda: story.append("up"), on_down=lambda: story.append("down")
         ) as connection,
     ):
-        for _ in range(3):
+        for number in range(1, 4):
             name = await connection.call("CLIENT", "ID")
             assert await admin.call("CLIENT", "KILL", "ID", name) == 1
-            await until(lambda: connection.state is not ConnectionState.READY)
+            await until(lambda number=number: story.count("down") == number)
             assert await connection.call("ECHO", "again") == b"again"
         assert story == ["up", "down"] * 3 + ["up"]
         assert connection.generation == 4
