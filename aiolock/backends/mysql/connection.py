@@ -227,7 +227,8 @@ class MySQLSession:
             self.used = self._clock()
             if command.then is not None:
                 command.then()
-            settle(command.answers, outcome)
+            if not command.answers.done():
+                command.answers.set_result(outcome)
         self._next()
 
     def _failed(self, command: _Command, error: Exception) -> None:
