@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import aiolock
-from tests.architecture import arrows, circles, imports, modules
+from tests.architecture import arrows, circles, imports, modules, parse
 
 PACKAGE = Path(aiolock.__file__).parent
 
@@ -118,15 +118,9 @@ MODULES = modules(PACKAGE)
 
 def split(path: Path) -> tuple[set[str], set[str]]:
     """What a file imports: of this package (without its name), and of other people (only the first name)."""
-    ours = {
-        name.removeprefix("aiolock").lstrip(".")
-        for name in imports(path, MODULES)
-        if name.partition(".")[0] == "aiolock"
-    }
-    theirs = (
-        {name.partition(".")[0] for name in imports(path, MODULES)} - {"aiolock"} - sys.stdlib_module_names
-    )
-    return ours, theirs
+    names = imports(path, MODULES)
+    ours = {name.removeprefix("aiolock").lstrip(".") for name in names if name.partition(".")[0] == "aiolock"}
+    return ours, {name.partition(".")[0] for name in names} - {"aiolock"} - sys.stdlib_module_names
 
 
 def rank(module: str) -> int:
@@ -191,7 +185,7 @@ def test_only_the_registry_knows_backends():
 
 @pytest.mark.parametrize("module", MODULES)
 def test_a_module_says_in_its_first_line_what_it_is(module):
-    text = ast.get_docstring(ast.parse(MODULES[module].read_text()))
+    text = ast.get_docstring(parse(MODULES[module].read_text()))
     assert text
     assert len(text.splitlines()[0]) > 20
 
@@ -289,14 +283,14 @@ def test_public_is_what_is_listed():
 
 @pytest.mark.parametrize("module", sorted(PACKAGES))
 def test_a_package_has_nothing_but_a_docstring(module):
-    assert len(ast.parse(MODULES[module].read_text()).body) == 1
+    assert len(parse(MODULES[module].read_text()).body) == 1
 
 
 @pytest.mark.parametrize("module", [name for name in MODULES if name not in PACKAGES])
 def test_a_module_lists_what_it_offers_and_has_it(module):
     names = [
         target.id
-        for node in ast.parse(MODULES[module].read_text()).body
+        for node in parse(MODULES[module].read_text()).body
         if isinstance(node, ast.Assign)
         for target in node.targets
         if isinstance(target, ast.Name)
