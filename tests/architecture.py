@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import functools
 import io
 import json
 import os
@@ -24,7 +23,7 @@ from pathlib import Path
 
 from tests import prose
 
-__all__ = ["BEFORE", "arrows", "circles", "imports", "modules", "parse"]
+__all__ = ["BEFORE", "arrows", "circles", "imports", "modules"]
 
 ROOT = Path(__file__).parent.parent
 
@@ -79,10 +78,6 @@ asyncio.run(main(sys.argv[1]))
 """A program that prints the calls of one free acquire. It is run with the package of either commit."""
 
 
-parse = functools.cache(ast.parse)
-"""Parse a text once: the tests of one run ask for the same files again and again."""
-
-
 def modules(package: Path) -> dict[str, Path]:
     """Return the files of a package by their module names without its own: "" is the package itself."""
     return {
@@ -99,7 +94,7 @@ def imports(path: Path, known: Iterable[str]) -> set[str]:
     `known` are the modules of the package, so that `from aiolock.core import backend` is the import of a module.
     """
     found: set[str] = set()
-    for node in ast.walk(parse(path.read_text())):
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import aiolock
-from tests.architecture import arrows, circles, imports, modules, parse
+from tests.architecture import arrows, circles, imports, modules
 
 PACKAGE = Path(aiolock.__file__).parent
 
@@ -116,6 +117,7 @@ IN_MEMORY = {
 MODULES = modules(PACKAGE)
 
 
+@functools.cache
 def split(path: Path) -> tuple[set[str], set[str]]:
     """What a file imports: of this package (without its name), and of other people (only the first name)."""
     names = imports(path, MODULES)
@@ -185,7 +187,7 @@ def test_only_the_registry_knows_backends():
 
 @pytest.mark.parametrize("module", MODULES)
 def test_a_module_says_in_its_first_line_what_it_is(module):
-    text = ast.get_docstring(parse(MODULES[module].read_text()))
+    text = ast.get_docstring(ast.parse(MODULES[module].read_text()))
     assert text
     assert len(text.splitlines()[0]) > 20
 
@@ -283,14 +285,14 @@ def test_public_is_what_is_listed():
 
 @pytest.mark.parametrize("module", sorted(PACKAGES))
 def test_a_package_has_nothing_but_a_docstring(module):
-    assert len(parse(MODULES[module].read_text()).body) == 1
+    assert len(ast.parse(MODULES[module].read_text()).body) == 1
 
 
 @pytest.mark.parametrize("module", [name for name in MODULES if name not in PACKAGES])
 def test_a_module_lists_what_it_offers_and_has_it(module):
     names = [
         target.id
-        for node in parse(MODULES[module].read_text()).body
+        for node in ast.parse(MODULES[module].read_text()).body
         if isinstance(node, ast.Assign)
         for target in node.targets
         if isinstance(target, ast.Name)
