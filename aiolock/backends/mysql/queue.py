@@ -297,12 +297,14 @@ class QueuedClaim(Claim):
         return grant
 
     async def _directly(self, *, wait: bool) -> Grant | None:
-        # Sessions that were idle may have been ended by the server in the meantime.
-        chances = self._context.sessions.idle + 1
+        chances: int | None = None
         while (session := await self._home(wait=wait)) is not None:
             try:
                 return await self._try_on(session)
             except BackendUnavailable:
+                if chances is None:
+                    # The sessions that are idle may have been ended by the server in the meantime as well.
+                    chances = self._context.sessions.idle + 1
                 if session.alive or not chances:
                     raise
             # It was lost with its locks; a repeated request finds the grant of this claim all the same.
