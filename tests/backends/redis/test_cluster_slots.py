@@ -14,6 +14,7 @@ from aiolock.core.backend import Request
 from aiolock.types import MUTEX, permits
 from tests.faults.cluster_slots import Move, named, nothing_is_left, slot_of_name
 from tests.faults.staging import PATIENCE, passes, queued, until
+from tests.servers import RedisCluster
 
 
 @pytest.fixture
@@ -192,6 +193,27 @@ async def test_in_the_middle_of_a_move_names_old_and_new_are_locked_as_ever(clus
     for name in (old, new):
         async with other.lock(name):
             pass
+
+
+async def test_a_hold_whose_slot_moves_to_a_silent_node_costs_no_other_its_renewal(connect):
+    """Both are asked for at the same node, in one write; the answer about one has to come from the silent node."""
+    with RedisCluster(extra=["--cluster-require-full-coverage", "no"]) as cluster:
+        async with connect(cluster.url, ttl=30) as client:
+            moving, other = named(cluster, 0), named(cluster, 0)
+            lease, healthy = (
+                await client.lock(moving, ttl=3).acquire(),
+                await client.lock(other, ttl=3).acquire(),
+            )
+            move = Move(cluster, moving).begin().keys()
+            cluster.freeze(move.target)
+            try:
+                await lease.wait_lost()
+                wanted = client.stats()["renewals"] + 3
+                await until(lambda: client.stats()["renewals"] >= wanted)
+                assert healthy.held
+            finally:
+                cluster.thaw(move.target)
+            await healthy.release()
 
 
 async def test_a_slot_that_both_nodes_refuse_is_waited_for(cluster, two):

@@ -39,6 +39,8 @@ SETTINGS = frozenset({"no-eviction", "survives-restart", "push"})
 """Capabilities that depend on settings and rights."""
 FEW = 16
 """Most holds that are verified one by one when their slots have moved; of more, all holds are."""
+PATIENCE = 1 / 12
+"""Share of the shortest ttl for which a batch of renewals waits for the other answers once the first has come."""
 
 
 class ClusterBackend(BaseBackend):
@@ -228,15 +230,28 @@ class ClusterBackend(BaseBackend):
         return self._router.node(claim.key) if isinstance(claim, RedisClaim) else None
 
     async def renew(self, claims: Sequence[Claim]) -> list[Renewal]:
-        """Send one call for each hold; those of one node leave in one write."""
+        """Send one call for each hold; those of one node leave in one write.
+
+        Of a hold whose slot moves, the call may be on its way to a node that does not answer: once others have their
+        answers, it is reported as unknown, and the renewal scheduler asks for it again.
+        """
         mine = [claim for claim in claims if isinstance(claim, RedisClaim)]
         sent = self.settings.clock()
         replies = [renewal([claim]) for claim in mine]
-        answers: list[Any] = await asyncio.gather(*replies, return_exceptions=True)
-        return [
-            answer if isinstance(answer, Exception) else self._renewed(claim, answer[1], sent)
-            for claim, answer in zip(mine, answers, strict=True)
-        ]
+        _, late = await asyncio.wait(replies, return_when=asyncio.FIRST_COMPLETED)
+        if late:
+            _, late = await asyncio.wait(late, timeout=PATIENCE * min(claim.request.ttl for claim in mine))
+        for reply in late:
+            reply.add_done_callback(_ignore)
+        return [self._renewed_by(claim, reply, sent) for claim, reply in zip(mine, replies, strict=True)]
+
+    def _renewed_by(self, claim: RedisClaim, reply: asyncio.Future[Any], sent: float) -> Renewal:
+        if not reply.done() or reply.cancelled():
+            return BackendUnavailable(f"{self.address} has not answered yet")
+        error = reply.exception()
+        if error is None:
+            return self._renewed(claim, reply.result()[1], sent)
+        return error if isinstance(error, Exception) else RuntimeError(repr(error))
 
     # --- administration
 
@@ -246,6 +261,12 @@ class ClusterBackend(BaseBackend):
     async def diagnose(self) -> list[Finding]:
         """Examine every primary, and the layout."""
         return await diagnose(self._seeds, self.settings)
+
+
+def _ignore(reply: asyncio.Future[Any]) -> None:
+    """Take note of the error of an answer that came too late, which nothing else does."""
+    if not reply.cancelled():
+        reply.exception()
 
 
 async def _some(router: Router, soon: float) -> None:
