@@ -101,8 +101,8 @@ def redact(url: str) -> str:
         scheme, rest = "", url
     # A password may contain what would end it in a correct URL: everything up to the last @ may belong to it.
     user, at, place = rest.rpartition("@")
-    if at and ":" in user:
-        user = user.partition(":")[0] + ":***"
+    if at and (":" in user or "?" in user):
+        user = user.partition("?")[0].partition(":")[0] + ":***"
     place, question, query = place.partition("?")
     return scheme + mark + user + at + place + (question + "…" if query else "")
 
@@ -117,7 +117,7 @@ class Redacted(str):
 
 
 def forgets_arguments(function: Callable[P, R]) -> Callable[P, R]:
-    """Clear the local variables of ``function`` and of all that it called if it raises.
+    """Clear the local variables of ``function`` and of the functions in its traceback if it raises.
 
     Reports of errors show local variables, and a URL among them may contain a password.
     """

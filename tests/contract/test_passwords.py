@@ -98,6 +98,7 @@ BAD: dict[str, Callable[[str], tuple[Any, dict[str, Any]]]] = {
     "parameter": lambda url: (f"{url}?no_such={SECRET}", {}),
     "value of a parameter": lambda url: (f"{url}?tls=perhaps&db=many&mode=none", {}),
     "parameter that is given twice": lambda url: (f"{url}?password={SECRET}&password={SECRET}", {}),
+    "parameter with the sign before a place": lambda url: (f"x{url}?password={SECRET}@2", {}),
     "option": lambda url: (url, {"no_such": SECRET}),
     "option that is no text": lambda url: (url, {"password": [SECRET]}),
     "option for every server": lambda url: (url, {"ttl": -1}),
@@ -105,6 +106,10 @@ BAD: dict[str, Callable[[str], tuple[Any, dict[str, Any]]]] = {
     "scheme": lambda url: (f"x{url}", {}),
     "no URL": lambda url: ([url.encode()], {}),
     "servers of a quorum": lambda url: ([url, url, url], {}),
+    "parameter of a server of a quorum": lambda url: (
+        [f"redis+cluster://h1/0?password={SECRET}@2", url, url],
+        {},
+    ),
 }
 """Mistakes, made in a URL."""
 MAKERS: dict[str, Callable[..., object]] = {
