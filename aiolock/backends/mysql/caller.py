@@ -203,7 +203,7 @@ async def confirm(context: Context, callers: Callers, claim: RowClaim, connectio
 
 
 async def _confirm(context: Context, caller: MySQLConnection, claim: RowClaim, there: Place) -> bool:
-    """Check the connection, and lock the row; run by a task of the client."""
+    """Lock the row of the hold on the caller's connection, and return whether the claim still has it; a task of the client runs it."""
     name = "confirm_request" if isinstance(claim, ListeningClaim) else "confirm_hold"
     try:
         async with caller.connection.cursor(Cursor) as cursor:

@@ -23,15 +23,19 @@ WAIT = 10
 does not notice when a waiter's client is gone."""
 
 
-async def make_row(context: Context, request: Request, key: str) -> None:
-    """Make the row of a lock, which is missing."""
+async def make_row(context: Context, request: Request, key: str) -> BackendUnavailable | None:
+    """Make the row of a lock, which is missing; return why that is not possible now, if it is not there already.
+
+    If another client has made it in the meantime, it may have it locked, which is the same answer of the server.
+    """
     family, name = quote(request.kind.family.value), hexed(request.name)
     try:
         await context.execute(context.statements("make_row", id=quote(key), family=family, name=name))
     except BackendUnavailable as error:
-        # Another client made it in the meantime, and has it locked.
         if code(error.__cause__) not in NOT_NOW:
             raise
+        return error
+    return None
 
 
 class RowMode(HoldingMode):
@@ -114,17 +118,24 @@ class RowModeClaim(HoldingClaim):
         self._use(session)
         await session.set_silence(self._silence)
         packet = context.statements("try_row", id=quote(self.lock))
+        refused: BackendUnavailable | None = None
         try:
             for _ in range(2):
                 sent = context.clock()
                 answers = await context.execute(packet, session)
                 if self._confirmed(answers):
                     return self._held(session, answers, sent)
-                await make_row(context, self.request, self.lock)
+                if refused is not None:
+                    break
+                refused = await make_row(context, self.request, self.lock)
         except BackendUnavailable as error:
             if not session.alive or code(error.__cause__) not in NOT_NOW:
                 raise
+            # It is there, and locked.
+            refused = None
         await self._give_back()
+        if refused is not None:
+            raise refused
         return None
 
     async def _in_turn(self, position: Position, session: MySQLSession) -> Grant | None:

@@ -96,7 +96,7 @@ class RowLoan(CallerLoan):
         caller = MySQLConnection(context, self._callers, self._connection)
         async with asyncio.timeout_at(late):
             await context.within(self._prepare())
-        misses = 0
+        misses, refused = 0, None
         while True:
             asked = context.clock()
             answer = await caller.run(self._lock(caller, mark), late)
@@ -107,13 +107,13 @@ class RowLoan(CallerLoan):
                 # It was deleted just now.
                 misses += 1
                 if misses == MISSES:
-                    raise BackendRefused(
+                    raise refused or BackendRefused(
                         f"{context.address}: the row of lock {shorten(self._request.name)} is there, but your connection does "
                         "not find it: look for a temporary table of that name, or for a program that deletes rows"
                     )
                 async with asyncio.timeout_at(late):
                     await context.pause(UNDONE)
-                    await context.within(make_row(context, self._request, self._key))
+                    refused = await context.within(make_row(context, self._request, self._key))
             elif not wait:
                 return False
             elif not caller.blocks:

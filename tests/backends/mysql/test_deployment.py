@@ -485,6 +485,7 @@ def test_a_look_at_a_lock_leads_to_one_of_three_things():
         ("mysql://u:p@h/db?tls_ca=/x", {}, "tls=verify"),
         ("mysql://u:p@h/db?tls=verify&tls_ca=/nowhere", {}, "cannot be read"),
         ("mysql://u:p@h/db?tls=encrypt&unix_socket=/run/x.sock", {}, "needs no TLS"),
+        ("mysql://u:p@/db?unix_socket=x.sock", {}, "must be the path of a socket"),
         ("mysql://u:hunter2/x@h/db", {}, "not a URL"),
         ("mysql://u:hunter2#x@h/db", {}, "not a URL"),
         ("mysql://u:hunter2@h:99999/db", {}, "not a URL"),

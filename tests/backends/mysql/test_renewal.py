@@ -127,11 +127,12 @@ async def test_a_renewal_of_a_row_that_stays_locked_is_not_known(place, monkeypa
 
 async def test_cancelling_a_renewal_that_waits_leaves_nothing_behind(place, monkeypatch):
     monkeypatch.setattr(renewal_module, "FRESH", 2.0)
-    async with place.connect(ttl=60) as client:
+    async with place.connect(ttl=60 * PATIENCE) as client:
         lease = await client.lock("x").acquire()
         async with locked_by_an_administrator(place, "x"):
             renewal = asyncio.create_task(lease.renew())
             await gets_the_lock(client, "y")
+            assert not renewal.done()
             renewal.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await renewal

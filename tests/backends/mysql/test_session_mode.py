@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 
+import aiomysql
 import pymysql
 import pymysql.err
 import pytest
@@ -337,3 +338,23 @@ async def test_rows_are_purged_while_their_locks_go_from_hand_to_hand(place, mod
     assert sum(map(len, tokens.values())) >= 20
     for given in tokens.values():
         assert given == sorted(set(given))
+
+
+async def test_a_row_that_cannot_be_made_is_an_error_and_not_taken_for_a_held_lock(place):
+    async with place.connect("row", command_timeout=PATIENCE) as client:
+        await gets_the_lock(client, "y")
+        admin = await aiomysql.connect(**{**place.server.admin, "db": "test"})
+        try:
+            async with admin.cursor() as cursor:
+                await cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+                await cursor.execute("BEGIN")
+                # Every place for a row is locked as well.
+                await cursor.execute("SELECT id FROM aiolock FOR UPDATE")
+                assert await cursor.fetchall()
+            with pytest.raises(BackendUnavailable, match="1205"):
+                await client.lock("x").try_acquire()
+            assert await client.lock("y").try_acquire() is None
+        finally:
+            await admin.rollback()
+            await admin.ensure_closed()
+        await gets_the_lock(client, "x")
