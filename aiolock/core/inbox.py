@@ -43,11 +43,12 @@ def log_wake(
 ) -> None:
     """Log at DEBUG that a waiter for ``name`` goes on, with the ``error`` of a request that failed.
 
-    ``kind`` is ``None`` for a client that watches a register. With ``own``, the running task is the waiter, and is named.
+    With ``own``, that is the running task, which is named; else the client's claim, which looks at the lock again for all
+    its tasks. ``kind`` is ``None`` for a client that watches a register.
     """
     if _wait_logger.isEnabledFor(logging.DEBUG):
         task = asyncio.current_task() if own else None
-        waiter = "waiter" if task is None else f"waiter {task.get_name()}"
+        waiter = "waiter" if task is None else f"task {task.get_name()}"
         extra = {"lock": name, "kind": "register" if kind is None else str(kind), "reason": reason.name}
         why = reason.value
         if error is not None:

@@ -425,7 +425,7 @@ class LocalQueue:
         if not waiter.done() or waiter.cancelled():
             self._log_wake(WakeReason.CANCELLED, own=True)
         elif (error := waiter.exception()) is not None:
-            self._log_wake(WakeReason.FAILED, error, own=True)
+            self._log_wake(self._reason, error if self._reason is WakeReason.FAILED else None, own=True)
         elif (given := waiter.result()) is not None:
             given.abandon()
         self._forget(waiter)
@@ -695,7 +695,7 @@ class LocalQueue:
         self._task = None
         for waiter in self._waiters.waiting() if self._waiters is not None else ():
             waiter.set_exception(copy_of(error))
-            self._log_wake(WakeReason.FAILED, error)
+        self._reason = WakeReason.FAILED
         self.runtime.clean_up(self._claim)
         self._end()
 
@@ -711,7 +711,7 @@ class LocalQueue:
         """End because the client is closed: fail the waiters, lose the hold, and return the claim to be released."""
         for waiter in self._waiters.waiting() if self._waiters is not None else ():
             waiter.set_exception(closed_error())
-            self._log_wake(WakeReason.CLOSED)
+        self._reason = WakeReason.CLOSED
         hold, self._hold = self._hold, None
         if self._validity is not None:
             self.runtime.scheduler.discard(self._validity)

@@ -145,7 +145,7 @@ async def test_why_a_waiter_woke_is_logged_when_it_goes_on(inbox, caplog):
         ("orders", "read", "TIMEOUT"),
         ("orders", "mutex", "CANCELLED"),
     ]
-    assert caplog.messages[-1] == "waiter buyer 7 for 'orders' (mutex) wakes: the waiter was cancelled"
+    assert caplog.messages[-1] == "task buyer 7 for 'orders' (mutex) wakes: the waiter was cancelled"
     assert WakeReason.LAPSED.value in caplog.text
 
 

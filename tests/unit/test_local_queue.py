@@ -647,3 +647,19 @@ async def test_the_log_names_the_error_of_a_request_that_failed(make, caplog, an
     for record in failed:
         assert record.getMessage().endswith(f" for 'x' (mutex) wakes: the request failed: {error}")
         assert (record.aiolock_kind, record.aiolock_error) == ("mutex", error.partition(":")[0])
+
+
+async def test_the_log_says_of_each_task_once_that_the_client_was_closed(make, caplog):
+    stage = make(grant(1))
+    lease = await stage.ask()
+    with caplog.at_level(logging.DEBUG, "aiolock.wait"):
+        waiters = [stage.asking() for _ in range(2)]
+        await asyncio.sleep(0)
+        (queue,) = stage.runtime.contending
+        queue.close()
+        await asyncio.wait(waiters)
+    lines = [each for each in caplog.records if each.name == "aiolock.wait"]
+    assert [each.aiolock_reason for each in lines] == ["CLOSED", "CLOSED"]
+    assert all(each.getMessage().startswith("task ") for each in lines)
+    assert all(isinstance(waiter.exception(), RuntimeError) for waiter in waiters)
+    assert lease.lost
