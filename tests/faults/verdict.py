@@ -239,9 +239,12 @@ def _breaking(history: History, within: float, lags: Mapping[str, list[Window]])
     for event in history.events:
         if event["kind"] == "broken":
             begun, end = event["t"], event["t"] + within * 1e9
+            counted = begun
             for start, stop in sorted([*lags[event["target"]], *lags[event["process"]]]):
-                if start < end and stop > begun:
-                    end += stop - max(start, begun)
+                # Both are often late for the same reason, at the same time.
+                if start < end and stop > counted:
+                    end += stop - max(start, counted)
+                    counted = stop
             broken.stops[event["target"]].append((begun, end))
     for stops in broken.stops.values():
         stops.sort()

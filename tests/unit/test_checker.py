@@ -678,6 +678,18 @@ def test_a_broken_connection_is_read_later_by_a_process_that_did_not_run(late, o
     assert len(checker.exclusion(clock, grace=0)) == overlaps + 1
 
 
+def test_time_in_which_holder_and_proxies_are_late_together_counts_once():
+    story = Story().attempt("a", 1000, 1010, 1).note(1020, "broken", "injector", target="a")
+    for late in ("a", "injector"):
+        story.note(1030, "stop", late, target=late, why="lag").note(
+            1330, "cont", late, target=late, why="lag"
+        )
+    story.attempt("b", 1000, 1430, 2, until=1690)
+    story.note(1700, "lost", "a", id="a#1", until=1_700_000_000, reason="session")
+    _, clock = views(History(story.events), 0.1)
+    assert len(checker.exclusion(clock, grace=0)) == 1
+
+
 def test_slowness_is_the_share_of_time_in_which_a_process_ran():
     quiet = Story().note(0, "open", "a").note(1000, "end", "a")
     assert slowness(History(quiet.events)) == 1.0

@@ -98,7 +98,6 @@ EXTRAS = {
     "client": {"redis"},
     "portal": {"anyio", "redis"},
     "_threads": {"anyio"},
-    "cli.run.signals": {"anyio"},
     "cli.parser": {"argcomplete"},
     "aiohttp": {"aiohttp"},
     "prometheus": {"prometheus_client"},

@@ -12,6 +12,7 @@ import pytest
 import aiolock
 from aiolock import AcquireTimeout, BackendUnavailable, Lease
 from tests.faults.proxy import Proxy, raw
+from tests.faults.staging import passes
 from tests.servers import ZooKeeper
 
 
@@ -69,12 +70,16 @@ class Beliefs:
 
         async def granted() -> float:
             await self._following
-            # By its own clock; a busy machine may run what waits for the loss later.
+            at = time.monotonic()
+            # By its own clock; a busy machine may run what is due at the same time a step later.
             assert not self._lease.held
-            return time.monotonic()
+            await passes(10)
+            assert told.done(), "the holder was not told before the next grant"
+            return at
 
         async with asyncio.timeout(within):
-            lost_at, granted_at = await asyncio.gather(lost(), granted())
+            told = asyncio.create_task(lost())
+            lost_at, granted_at = await asyncio.gather(told, granted())
         assert self._following.result().token > self._lease.token
         return granted_at - lost_at
 
