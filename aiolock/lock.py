@@ -229,7 +229,7 @@ class Lock(NamedLock):
         return runtime
 
     def _relabel(self, label: str) -> None:
-        """Ask in the name of a process that was forked."""
+        """Use this label in requests from now on: the client was opened again, in a process that was forked."""
         self._request = replace(self._request, label=label)
 
     def _guard(self) -> Task | None:

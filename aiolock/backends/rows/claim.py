@@ -90,8 +90,11 @@ class RowClaim(CanDowngrade, Extension):
 
     @property
     def stays(self) -> float:
-        """Without end: the heartbeats of its client keep it, however long its release is not answered."""
-        return math.inf
+        """Without end: the heartbeats of its client keep it, however long its release is not answered.
+
+        A hold that is not renewed ends by itself.
+        """
+        return math.inf if self.request.life == math.inf else self.request.stays
 
     # --- acquire
 

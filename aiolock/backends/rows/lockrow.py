@@ -295,7 +295,7 @@ def template(name: str, request: RowRequest, wall: float) -> tuple[str, str]:
 
 
 def keep_row(row: LockRow) -> float | None:
-    """Return the ttl of the row in the store: none while anything is held, kept or waited for."""
+    """Return the ttl of the row in the store: none while anything is held, kept or waited for; longer if a limit was set."""
     if not row.free:
         return None
     if row.current is None:

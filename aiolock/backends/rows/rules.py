@@ -328,7 +328,7 @@ class Machine:
         return lock
 
     def _end_at(self, lock: Lock, hold: Hold, deadline: float, now: float) -> None:
-        """Have a hold end at another time, and tell those who know a later one."""
+        """Have a hold end at another time; if that is sooner, tell the waiters in the queue, which have a timer for the later one."""
         if deadline < hold.deadline:
             self.outbox += [Message(waiter, "sooner", now) for waiter in lock.queue]
         hold.deadline = deadline

@@ -262,7 +262,10 @@ def after(last: Verdict, gone: str, floor: int, *, demand: bool) -> Verdict | No
 
 
 def inside(places: Sequence[Place], limit: int = 0, upto: int = -1) -> int:
-    """Count the holders at the head; of a semaphore, with all whose number is not above ``upto``."""
+    """Count the places at the head that hold the lock.
+
+    Of a semaphore, those whose permits together fit into ``limit`` or whose sequence number is at most ``upto``.
+    """
     count = needed = 0
     for index, place in enumerate(places):
         needed += place.permits
