@@ -26,7 +26,7 @@ check() {
     local venv=.venv-$1
     [ -x "$venv/bin/python" ] || tests/venv.sh "$venv" "$2" || return
     if [ ! pyproject.toml -ot "$venv/test.stamp" ]; then
-        "$venv/bin/python" -m pip install --quiet --editable '.[redis]' --group test || return
+        "$venv/bin/python" -m pip install --quiet --editable '.[redis,fastapi,aiohttp]' --group test || return
         touch "$venv/test.stamp"
     fi
     "$venv/bin/python" -m pytest -q -n 4 --dist worksteal tests/contract tests/unit/test_stops.py \

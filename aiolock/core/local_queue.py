@@ -235,10 +235,10 @@ class LocalQueue:
         """True once the server has answered: from then on waiters survive an outage."""
         self._placed = False
         """True while the claim is known to have, or have had, a position in the server's queue."""
+        self._reason = WakeReason.GRANTED
+        """Why the latest waiter was given the hold, or ``CLOSED``."""
         # What only a hold has is set in `_begin` and `_lend`.
         self._hand_overs: int
-        self._reason: WakeReason
-        """Why the latest waiter was given the hold."""
         self._since: float
         if key is None:
             runtime.contenders[self] = None
@@ -425,7 +425,10 @@ class LocalQueue:
         if not waiter.done() or waiter.cancelled():
             self._log_wake(WakeReason.CANCELLED, own=True)
         elif (error := waiter.exception()) is not None:
-            self._log_wake(self._reason, error if self._reason is WakeReason.FAILED else None, own=True)
+            if self._reason is WakeReason.CLOSED:
+                self._log_wake(WakeReason.CLOSED, own=True)
+            else:
+                self._log_wake(WakeReason.FAILED, error, own=True)
         elif (given := waiter.result()) is not None:
             given.abandon()
         self._forget(waiter)
@@ -695,7 +698,6 @@ class LocalQueue:
         self._task = None
         for waiter in self._waiters.waiting() if self._waiters is not None else ():
             waiter.set_exception(copy_of(error))
-        self._reason = WakeReason.FAILED
         self.runtime.clean_up(self._claim)
         self._end()
 
