@@ -1382,7 +1382,9 @@ async def test_a_release_does_not_wait_behind_requests_that_lost_races():
         entering = asyncio.create_task(claim.acquire(wait=True))
         await asyncio.sleep(0.95)
         [writer] = two.backend._engine._writers.values()
-        await until(lambda: writer._hurry is not None)
+        # A pause that has just begun, and not one that is over in a moment.
+        before = writer._hurry
+        await until(lambda: writer._hurry not in (None, before))
         again()
         two.wire.slow, begun = None, now()
         await held.release()
