@@ -246,9 +246,9 @@ def no_error_is_logged(caplog):
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def logs_as_before():
-    """For tests that call a program's `main`, which keeps the library's log for itself: later tests of this process read it."""
+    """Gives the library's log back after tests that call a program's `main`, which keeps it for itself."""
     logger = logging.getLogger("aiolock")
     handlers, propagate = logger.handlers[:], logger.propagate
     yield

@@ -13,8 +13,6 @@ import pytest
 from aiolock.cli.main import main
 from aiolock.cli.parser import parse
 
-pytestmark = pytest.mark.usefixtures("logs_as_before")
-
 WRONG = [
     [],
     ["nonsense"],

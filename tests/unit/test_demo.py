@@ -17,8 +17,6 @@ from aiolock.__main__ import main
 from tests.processes import STRICT_PYTHON, reserve_port
 from tests.servers import Redis
 
-pytestmark = pytest.mark.usefixtures("logs_as_before")
-
 
 @pytest.fixture
 def mark():

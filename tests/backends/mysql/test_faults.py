@@ -33,25 +33,28 @@ def session_of(lease):
     return getattr(claim, "session", None) or claim._turn
 
 
-async def one_blocked(place) -> int:
-    """The session of somebody who waits, once there is one."""
+async def one_blocked(place) -> tuple[int, str]:
+    """The session of the one waiter and its statement, once it waits."""
     found: list = []
 
-    async def look() -> bool:
+    async def waits() -> bool:
         found[:] = await blocked(place)
         return bool(found)
 
-    await until(look)
-    [[number, *_]] = found
-    return number
+    await until(waits)
+    [[number, _, statement]] = found
+    return number, statement
 
 
 async def blocked(place) -> list:
-    return [
-        row
-        for row in await sessions(place.server)
-        if row[2] and row[1].lower() in ("user lock", "statistics")
-    ]
+    """The sessions that wait: any statement passes through these states, so only one that is found at it twice."""
+
+    async def found() -> list:
+        rows = await sessions(place.server)
+        return [row for row in rows if row[2] and row[1].lower() in ("user lock", "statistics")]
+
+    before = await found()
+    return [row for row in await found() if row in before]
 
 
 # --- sessions that end
@@ -92,7 +95,7 @@ async def test_a_waiter_whose_statement_is_killed_goes_on_waiting(place, mode):
         lease = await client.lock("x").acquire()
         waiter = asyncio.create_task(rival.lock("x").acquire())
         for _ in range(3):
-            await as_root(place.server, f"KILL QUERY {await one_blocked(place)}")
+            await as_root(place.server, f"KILL QUERY {(await one_blocked(place))[0]}")
         await until(lambda: blocked(place))
         assert not waiter.done()
         await lease.release()
@@ -104,7 +107,7 @@ async def test_a_waiter_whose_session_is_killed_lines_up_again(place, mode):
     async with place.connect(mode) as client, place.connect(mode) as rival:
         lease = await client.lock("x").acquire()
         waiter = asyncio.create_task(rival.lock("x").acquire())
-        await as_root(place.server, f"KILL {await one_blocked(place)}")
+        await as_root(place.server, f"KILL {(await one_blocked(place))[0]}")
         await until(lambda: blocked(place))
         await lease.release()
         await (await waiter).release()
@@ -117,14 +120,7 @@ async def test_a_cancelled_waiter_ends_its_statement_and_its_session_is_used_aga
         numbers = set()
         for _ in range(20):
             waiter = asyncio.create_task(rival.lock("x").acquire())
-            seen: list[tuple] = []
-
-            async def somebody(seen=seen) -> bool:
-                seen[:] = await blocked(place)
-                return bool(seen)
-
-            await until(somebody)
-            [[number, *_]] = seen
+            number, _ = await one_blocked(place)
             numbers.add(number)
             waiter.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -184,8 +180,7 @@ async def test_a_cycle_of_user_locks_that_the_server_breaks_costs_nothing(place,
         # A lock that was won by waiting lives in a session that may wait again.
         lease = await rival.lock("x").acquire()
         waiter = asyncio.create_task(client.lock("x").acquire())
-        await until(lambda: blocked(place))
-        [[_, _, statement]] = await blocked(place)
+        _, statement = await one_blocked(place)
         name = statement.split("'")[1]
         admin = await aiomysql.connect(**{**place.server.admin, "db": "test"})
         try:
