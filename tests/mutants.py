@@ -696,6 +696,20 @@ MUTANTS = (
         ROWS,
     ),
     Mutant(
+        "a heartbeat that was not sent because of a reconnect is no error",
+        "aiolock.backends.rows.session",
+        "            if self.dead:\n                return\n        edit",
+        "            if self.dead or self._version is None:\n                return\n        edit",
+        ENGINE + "test_another_life_is_granted_in_full_although_the_connection_is_lost_again_and_again",
+    ),
+    Mutant(
+        "a verification ends before a hold was shown",
+        "aiolock.backends.rows.engine",
+        "        while changed:\n",
+        "        for _ in range(3):\n",
+        ENGINE + "test_another_life_is_granted_in_full_although_the_connection_is_lost_again_and_again",
+    ),
+    Mutant(
         "an answer to an older request to extend raises the end",
         "aiolock.core.renewal",
         "if number == self.extensions:",

@@ -914,6 +914,28 @@ async def test_after_a_lost_answer_a_hold_is_known_to_last_for_the_shorter_of_tw
 
 
 @staged
+async def test_another_life_is_granted_in_full_although_the_connection_is_lost_again_and_again():
+    server = serve(push=False)
+    async with Side(server) as one:
+        claim, _ = await one.acquire(life=TTL)
+        claim.fixed = True
+        losses = 20
+
+        async def lose() -> None:
+            nonlocal losses
+            if losses:
+                losses -= 1
+                one.backend.store.interrupt()
+
+        one.wire.slow = lose
+        one.backend.store.interrupt()
+        began = now()
+        grant = await claim.extend(4 * TTL, 1)
+        assert losses == 0
+        assert certain_until(began, 4 * TTL) <= grant.until <= certain_until(now(), 4 * TTL)
+
+
+@staged
 async def test_a_heartbeat_that_is_under_way_counts_for_a_renewal_that_begins_later():
     """Two of them, one after the other, may take longer than the command timeout."""
     server = serve(push=False)

@@ -20,8 +20,6 @@ __all__ = ["Engine"]
 
 REMEMBERED_ROWS = 1_000
 """Rows that a client remembers without a claim in them, so that a lock that it used last costs one write."""
-TRIES = 3
-"""Reads of a row that is written meanwhile, in one renewal."""
 
 
 class Engine:
@@ -174,6 +172,7 @@ class Engine:
             return
         keys = [*(writer.key for writer in writers), *(session.key for session in rows_of)]
         rows, flight = await self.context.versions(keys)
+        begun = flight.sent
         changed = [
             writer
             for writer, row in zip(writers, rows, strict=False)
@@ -188,13 +187,13 @@ class Engine:
         for session in doubtful:
             if session.dead:
                 self._bury(session)
-        for _ in range(TRIES):
-            if not changed:
-                return
+        while changed:
             rows, flight = await self.context.get([writer.key for writer in changed])
-            # A row that was written while the read was under way is not judged by it.
+            # A row that was written while the read was under way is not judged by it, but by an answer that came first.
             changed = [
-                writer for writer, row in zip(changed, rows, strict=True) if not writer.learn(row, flight)
+                writer
+                for writer, row in zip(changed, rows, strict=True)
+                if not writer.learn(row, flight) and not writer.shown_since(begun)
             ]
 
     def _bury(self, session: RowSession) -> None:

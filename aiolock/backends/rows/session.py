@@ -172,11 +172,12 @@ class RowSession:
                 await self._read()
 
     async def _heartbeat(self) -> None:
-        if self._version is None:
+        while (version := self._version) is None:
+            # A reconnect meanwhile leaves it unknown.
             await self._read()
-        if self.dead or self._version is None:
-            return
-        edit = self._edit(self._version)
+            if self.dead:
+                return
+        edit = self._edit(version)
         flight = self.context.flight()
         self._sent[number := self._number] = flight, self._next_ttl
         self._sent.pop(number - NUMBERS, None)

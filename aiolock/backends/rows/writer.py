@@ -380,6 +380,14 @@ class RowWriter:
                 member.shown = max(member.shown, flight.sent)
         return True
 
+    def shown_since(self, begun: float) -> bool:
+        """Test whether every hold of this client was shown by an answer to a request that was sent since then."""
+        return all(
+            member.shown >= begun
+            for member in self.members.values()
+            if member.state is MemberState.HELD and not member.session.dead
+        )
+
     def _learnt(self, sent: float) -> None:
         """Tell the claims what the row shows of them."""
         row, now = self.row, self.context.clock()
