@@ -78,10 +78,10 @@ class Inbox(Generic[T]):
         self._waiter: asyncio.Future[None] | Callable[[], None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
-    def put(self, pushed: T) -> None:
+    def put(self, pushed: T, reason: WakeReason = WakeReason.GRANTED) -> None:
         """Store what the server pushed and wake the waiter."""
         self.pushed = pushed
-        self.wake(WakeReason.GRANTED)
+        self.wake(reason)
 
     def wake(self, reason: WakeReason, error: BaseException | None = None) -> None:
         """Wake the waiter, or the next one if there is none now; ``error`` is that of a request that failed, for the log."""

@@ -342,6 +342,7 @@ class RowWriter:
             return False
         self._heard = self.context.order()
         self._unreadable = False
+        granting = self._granting()
         try:
             self.row = decode(row.value)
         except UnknownFormat as error:
@@ -352,7 +353,7 @@ class RowWriter:
             self.row, self._unreadable = LockRow(self.name), True
         self.version, self._tick = row.version, row.tick or self._tick
         self._read_order, self._read_sent = flight.order, flight.sent
-        self._learnt(flight.sent)
+        self._learnt(flight.sent, granting)
         if self._outside:
             self._due = True
             self._run()
@@ -388,7 +389,13 @@ class RowWriter:
             if member.state is MemberState.HELD and not member.session.dead
         )
 
-    def _learnt(self, sent: float) -> None:
+    def _granting(self) -> WakeReason:
+        """Return why a claim that waits goes on, should the next row show its hold: a client ahead may have been declared dead."""
+        dead = self.context.liveness.dead
+        expired = bool(dead) and any(request.session in dead for request in self.ahead())
+        return WakeReason.EXPIRED if expired else WakeReason.GRANTED
+
+    def _learnt(self, sent: float, granting: WakeReason) -> None:
         """Tell the claims what the row shows of them."""
         row, now = self.row, self.context.clock()
         self.context.floor = max(self.context.floor, row.token)
@@ -411,7 +418,8 @@ class RowWriter:
                     member.claim.inbox.wake(WakeReason.NOTIFIED)
                 else:
                     self.context.expect_others(member.claim)
-                    member.claim.inbox.put(Grant(hold.token, hold.request.block, member.until, demand))
+                    grant = Grant(hold.token, hold.request.block, member.until, demand)
+                    member.claim.inbox.put(grant, granting)
             if demand:
                 member.claim.note_waiters(now)
             if hold.asked is not None and hold.asked != member.asked:
@@ -638,7 +646,7 @@ class RowWriter:
             self.doubt = False
             self.context.flushed(flight)
         known = flight.order > self._heard and flight.connection == self.context.connection
-        self._heard = self.context.order()
+        self._heard, granting = self.context.order(), self._granting()
         if known:
             self.row, self.version, self._unreadable = batch.row, row.version, False
             self._tick, self._read_order = row.tick or self._tick, 0
@@ -647,7 +655,7 @@ class RowWriter:
             self.version = None
         self._settle(results, flushed=batch.flush, sent=flight.sent)
         if known:
-            self._learnt(flight.sent)
+            self._learnt(flight.sent, granting)
         return False
 
     # --- answers

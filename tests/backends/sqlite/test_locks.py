@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import sqlite3
@@ -18,7 +19,7 @@ from aiolock.backends.sqlite import connection
 from aiolock.clock import system_clock
 from aiolock.errors import LockLost, UnsafeBackend
 from tests.backends.sqlite.conftest import until
-from tests.faults.staging import queued
+from tests.faults.staging import in_line, queued
 from tests.pace import pace
 
 TTL = 4.0
@@ -63,6 +64,29 @@ async def test_a_holder_that_is_killed_is_followed_after_its_ttl_by_one_that_wat
         start = system_clock()
         async with client.lock("x", timeout=30):
             assert system_clock() - start < TTL + 10
+
+
+async def test_the_log_tells_a_waiter_that_goes_on_because_a_hold_expired_from_one_that_follows_a_release(
+    path, child, caplog
+):
+    def reasons() -> list[str]:
+        lines = [each for each in caplog.records if each.getMessage().startswith("waiter for 'x'")]
+        return [each.aiolock_reason for each in lines]
+
+    holder = child(HOLD, path, TTL)
+    assert (await holder.line()).startswith("inside")
+    with caplog.at_level(logging.DEBUG, "aiolock.wait"):
+        async with connect(path) as client, connect(path) as rival:
+            waiting = asyncio.create_task(client.lock("x").acquire())
+            await in_line(client)
+            holder.kill()
+            lease = await waiting
+            assert reasons() == ["EXPIRED"]
+            waiting = asyncio.create_task(rival.lock("x").acquire())
+            await in_line(rival)
+            await lease.release()
+            await (await waiting).release()
+            assert reasons() == ["EXPIRED", "GRANTED"]
 
 
 async def test_a_holder_that_is_killed_is_followed_by_one_try_of_one_that_comes_later(path, child):
