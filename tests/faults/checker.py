@@ -48,7 +48,7 @@ def beliefs(history: History, grace: float = GRACE) -> list[Belief]:
         Belief(start, end, part)
         for hold in history.holds
         for whole, part in _stages(hold, _end(history, hold))
-        for start, end in _without(whole, _blind(history, hold.process, grace))
+        for start, end in without(whole, _blind(history, hold.process, grace))
     ]
 
 
@@ -220,33 +220,38 @@ def ownership(history: History) -> list[str]:
 
 
 def progress(
-    history: History, bound: float, slowness: Callable[[float, float], float] = lambda _start, _end: 1.0
+    history: History,
+    bound: float,
+    slowness: Callable[[Window, set[str]], float] = lambda _window, _waiting: 1.0,
 ) -> list[str]:
     """No healthy time longer than `bound` seconds in which somebody awake waits for a lock that nobody holds.
 
-    Where holders are killed, `bound` is the ttl and a little. `slowness` tells how much longer it is between two times.
+    Where holders are killed, `bound` is the ttl and a little. `slowness` tells how much longer it is in a window, for the processes
+    that wait in it.
     """
-    found = []
+    found: list[str] = []
     outages = [(time, +1, "out") for time, _ in history.outages] + [
         (time, -1, "out") for _, time in history.outages
     ]
     for (name, _), attempts in _by_lock(history.attempts).items():
-        edges = list(outages)
+        edges, waits = list(outages), []
         for attempt in attempts:
-            waiting = (attempt.call, min(attempt.ret, history.killed(attempt.process), history.end))
-            for start, end in _without(waiting, _blind(history, attempt.process, 0)):
+            call = (attempt.call, min(attempt.ret, history.killed(attempt.process), history.end))
+            for start, end in without(call, _blind(history, attempt.process, 0)):
                 edges += [(start, +1, "wait"), (end, -1, "wait")]
+                waits.append((start, end, attempt.process))
             if attempt.result == "ok":
                 edges += [(attempt.ret, +1, "hold"), (max(attempt.ret, _end(history, attempt)), -1, "hold")]
         count, since = {"wait": 0, "hold": 0, "out": 0}, None
         for time, step, what in sorted(edges, key=lambda edge: (edge[0], -edge[1])):
             count[what] += step
             stuck = count["wait"] > 0 and not count["hold"] and not count["out"]
-            late = since is not None and not stuck and time - since > bound * 1e9
-            if late and time - since > bound * 1e9 * slowness(since, time):
-                found.append(
-                    f"progress: {name!r} was free and waited for, {_ms(time - since)} from {_at(history, since)}"
-                )
+            if since is not None and not stuck and time - since > bound * 1e9:
+                waiting = {process for start, end, process in waits if start < time and end > since}
+                if time - since > bound * 1e9 * slowness((since, time), waiting):
+                    found.append(
+                        f"progress: {name!r} was free and waited for, {_ms(time - since)} from {_at(history, since)}"
+                    )
             since = (time if since is None else since) if stuck else None
     return found
 
@@ -260,7 +265,7 @@ def punctual(history: History, *, grace: float = 0.1, release: float | None = No
             calls.append(("release", release, attempt.release_call, attempt.release_ret))
         for what, limit, call, ret in calls:
             end = min(ret, history.killed(attempt.process), history.end)
-            awake = sum(b - a for a, b in _without((call, end), _blind(history, attempt.process, grace)))
+            awake = sum(b - a for a, b in without((call, end), _blind(history, attempt.process, grace)))
             if limit is not None and awake > (limit + grace) * 1e9:
                 found.append(f"punctual: {what} of {attempt} took {_ms(awake)} of {limit} s")
     return found
@@ -460,7 +465,7 @@ def _awake(history: History, process: str, time: float, grace: float) -> float:
     return time
 
 
-def _without(whole: Window, windows: list[Window]) -> list[Window]:
+def without(whole: Window, windows: list[Window]) -> list[Window]:
     start, end = whole
     parts = []
     for stop, cont in windows:

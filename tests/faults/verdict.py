@@ -20,6 +20,9 @@ RESTART, DELETED, FLUSHED, STOPPED = "restart server", "delete rows", "flush_all
 """The faults whose windows are an exception: the server comes back without its data, some or all of them are deleted, or
 they may expire at once, because a memcached goes on that was stopped."""
 
+CONTROLLER = "injector"
+"""The process that has the proxies, in the words of the history."""
+
 AWAKE = 1e9
 """Nanoseconds within which a process that goes on has certainly told its holders, on a busy machine."""
 
@@ -31,6 +34,8 @@ class Verdict:
     seed: int
     seconds: float
     processes: int
+    slowness: float
+    """How much longer everything took because the machine let processes wait."""
     faults: dict[str, int]
     grants: int
     losses: dict[str, int]
@@ -56,7 +61,10 @@ class Verdict:
 
     def table(self) -> str:
         """For people; the figures first, then what is wrong."""
-        lines = [f"seed {self.seed}, {self.seconds:.0f} s, {self.processes} processes", "", "faults injected"]
+        lines = [
+            f"seed {self.seed}, {self.seconds:.0f} s, {self.processes} processes, slowness {self.slowness:.1f}"
+        ]
+        lines += ["", "faults injected"]
         lines += [f"  {name:<28} {count:>7}" for name, count in sorted(self.faults.items())]
         lines += [f"  {'together':<28} {sum(self.faults.values()):>7}", ""]
         lines += [f"  {'violations':<28} {'outside':>7} {'inside the exceptions':>22}"]
@@ -111,7 +119,7 @@ def judge(
     look = partial(checker.exclusion, capacity=capacity, grace=0)
     exceptions = _exceptions(history, verified)
     told, clock = views(history, breaking)
-    history = told
+    history, processes = told, {hold.process for hold in history.attempts}
     everything = {
         "exclusion (by own clock)": (
             look(clock),
@@ -133,7 +141,8 @@ def judge(
     return Verdict(
         seed=seed,
         seconds=(history.end - history.start) / 1e9,
-        processes=len({hold.process for hold in history.attempts}),
+        processes=len(processes),
+        slowness=Slowness(history)((history.start, history.end), processes),
         faults=dict(Counter(event["name"] for event in history.events if event["kind"] == "fault")),
         grants=len(history.holds),
         losses=dict(Counter(event["reason"] for event in history.events if event["kind"] == "lost")),
@@ -209,14 +218,15 @@ def _run_out(history: History, exceptions: list[Window]) -> History:
 
 def _exceptions(history: History, verified: float) -> list[Window]:
     """The windows of exceptions, up to when every holder has looked: on a busy machine later by its slowness."""
-    windows, begun = [], 0.0
+    windows, begun, slowness = [], 0.0, Slowness(history)
+    processes = {hold.process for hold in history.attempts}
     for event in history.events:
         if event.get("target") in (RESTART, DELETED, FLUSHED, STOPPED):
             if event["kind"] == "down":
                 begun = event["t"]
             else:
                 end, within = event["t"], verified * 1e9
-                windows.append((begun, end + within * slowness(history, end, end + within)))
+                windows.append((begun, end + within * slowness((end, end + within), processes)))
     return windows
 
 
@@ -328,28 +338,37 @@ def _progress(history: History, bound: float) -> list[str]:
     cut_off.attempts = [
         replace(hold, ret=min(hold.ret, ends.get(hold.process, NEVER))) for hold in cut_off.attempts
     ]
-    return checker.progress(cut_off, bound, partial(slowness, history))
+    return checker.progress(cut_off, bound, Slowness(history))
 
 
-def slowness(history: History, start: float = 0, end: float = NEVER) -> float:
-    """How much longer everything took between two times because the machine let processes wait: 1 if they ran whenever they wanted to."""
-    since: dict[str, float] = {}
-    lags: Counter[str] = Counter()
-    first: dict[str, float] = {}
-    last: dict[str, float] = {}
-    for event in history.events:
-        process, t = event["process"], min(max(event["t"], start), end)
-        first.setdefault(process, t)
-        last[process] = t
-        if event.get("why") == "lag":
-            if event["kind"] == "stop":
-                since[process] = t
-            else:
-                lags[process] += t - since.pop(process, t)
-    shares = [
-        lags[process] / (last[process] - first[process]) for process in lags if last[process] > first[process]
-    ]
-    return 1 / (1 - min(0.9, sum(shares) / len(shares))) if shares else 1.0
+class Slowness:
+    """How much longer some processes took in a window because the machine let them, or the proxies, wait: 1 if they ran whenever they wanted to.
+
+    Time for which the injector had stopped one of them is no slowness of the machine, nor is what was withheld from others.
+    """
+
+    def __init__(self, history: History) -> None:
+        self._lags = _lags(history)
+        self._stops = History([event for event in history.events if event.get("why") != "lag"]).stops
+        self._lives: dict[str, Window] = {}
+        for event in history.events:
+            process, t = event["process"], event["t"]
+            self._lives[process] = (self._lives.get(process, (t, t))[0], t)
+
+    def __call__(self, window: Window, processes: Iterable[str]) -> float:
+        wanted = ran = 0.0
+        for process in processes:
+            (first, last), stops = self._lives[process], self._stops[process]
+            life = max(window[0], first), min(window[1], last)
+            # A request goes through both of them. Both are often late for the same reason, at the same time.
+            late = sorted([*stops, *self._lags[process], *self._lags[CONTROLLER]])
+            wanted += _length(checker.without(life, stops))
+            ran += _length(checker.without(life, late))
+        return min(10.0, wanted / max(ran, 1.0)) if wanted else 1.0
+
+
+def _length(windows: Iterable[Window]) -> float:
+    return sum(end - start for start, end in windows)
 
 
 def _left(history: History) -> list[str]:

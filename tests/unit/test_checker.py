@@ -12,7 +12,7 @@ from tests.faults import checker
 from tests.faults.checker import FENCED, MUTEX, READ_WRITE, REENTRANT, Op, linearizable, operations, semaphore
 from tests.faults.fenced_store import FencedStore, StoreClient
 from tests.faults.history import NEVER, History, Recorder, load
-from tests.faults.verdict import _progress, slowness, views
+from tests.faults.verdict import Slowness, _progress, views
 from tests.scoreboard import after_kills, after_stops
 
 
@@ -690,15 +690,47 @@ def test_time_in_which_holder_and_proxies_are_late_together_counts_once():
     assert len(checker.exclusion(clock, grace=0)) == 1
 
 
+def late(story: Story, process: str, start: int, end: int) -> Story:
+    """What a process writes whose event loop did not get to run, in ms."""
+    return story.note(start, "stop", process, target=process, why="lag").note(
+        end, "cont", process, target=process, why="lag"
+    )
+
+
+def slow(story: Story, *processes: str, start: float = 0, end: float = 1000) -> float:
+    return Slowness(History(story.events))((start * 1e6, end * 1e6), processes or ("a",))
+
+
+def lives(*processes: str) -> Story:
+    story = Story()
+    for process in processes:
+        story.note(0, "open", process).note(1000, "end", process)
+    return story
+
+
 def test_slowness_is_the_share_of_time_in_which_a_process_ran():
-    quiet = Story().note(0, "open", "a").note(1000, "end", "a")
-    assert slowness(History(quiet.events)) == 1.0
-    busy = Story().note(0, "open", "a").note(1000, "end", "a")
-    busy.note(100, "stop", "a", target="a", why="lag").note(600, "cont", "a", target="a", why="lag")
-    assert slowness(History(busy.events)) == pytest.approx(2.0)
+    assert slow(lives("a")) == 1.0
+    busy = late(lives("a"), "a", 100, 600)
+    assert slow(busy) == pytest.approx(2.0)
     # Of a part of the time.
-    assert slowness(History(busy.events), 600e6, 1000e6) == 1.0
-    assert slowness(History(busy.events), 300e6, 700e6) == pytest.approx(4.0)
+    assert slow(busy, start=600) == 1.0
+    assert slow(busy, start=300, end=700) == pytest.approx(4.0)
+    assert slow(late(lives("a"), "a", 0, 1000)) == 10.0
+
+
+def test_slowness_is_that_of_the_processes_that_wait_and_of_the_proxies_before_them():
+    other = late(lives("a", "b"), "b", 100, 600)
+    assert slow(other) == 1.0
+    assert slow(other, "a", "b") == pytest.approx(2000 / 1500)
+    proxies = late(lives("a"), "injector", 100, 600)
+    assert slow(proxies) == pytest.approx(2.0)
+    # Together for 300 ms, which count once.
+    assert slow(late(proxies, "a", 300, 800)) == pytest.approx(1000 / 300)
+
+
+def test_a_stop_by_the_injector_is_no_slowness():
+    story = lives("a").note(100, "stop", target="a").note(600, "cont", target="a")
+    assert slow(late(story, "a", 105, 605)) == pytest.approx(500 / 495)
 
 
 @pytest.mark.parametrize(("slow", "violations"), [(0, 0), (5_000, 1)])
@@ -706,9 +738,23 @@ def test_a_lock_may_be_free_for_longer_while_the_machine_is_slow(slow, violation
     """Not because the machine is slow at another time."""
     story = Story().attempt("a", 0, 1, until=10).attempt("b", 5, 500, until=510).note(10_000, "end", "b")
     for t in range(slow, slow + 1_000, 100):
-        story.note(t, "stop", "b", target="b", why="lag").note(t + 80, "cont", "b", target="b", why="lag")
-    history = History(story.events)
-    assert len(_progress(history, 0.4)) == violations
+        late(story, "b", t, t + 80)
+    assert len(_progress(History(story.events), 0.4)) == violations
+
+
+@pytest.mark.parametrize(("who", "violations"), [("b", 0), ("injector", 0), ("c", 1)])
+def test_what_does_not_run_excuses_those_that_need_it(who, violations):
+    """A waiter and the proxies; not a process that another fault stops meanwhile, whose loop is late as well."""
+    story = Story().attempt("a", 0, 1, until=10).attempt("b", 5, 500, until=510)
+    late(story, who, 20, 480)
+    assert len(_progress(History(story.events), 0.4)) == violations
+
+
+def test_a_lock_that_stays_free_while_the_machine_is_slow_is_found_if_that_takes_longer_than_it_explains():
+    story = Story().attempt("a", 0, 1, until=10).attempt("b", 5, 900, until=910)
+    for t in range(10, 900, 100):
+        late(story, "b", t, t + 50)
+    assert len(_progress(History(story.events), 0.4)) == 1
 
 
 # The figures of the scoreboard
