@@ -25,8 +25,10 @@ child) is :class:`RuntimeError`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import wraps
-from traceback import clear_frames
+from traceback import walk_tb
+from types import TracebackType
 from typing import Any, Literal, ParamSpec, TypeVar
 
 __all__ = [
@@ -116,8 +118,20 @@ class Redacted(str):
         return repr(redact(self))
 
 
+def clear_locals(trace: TracebackType | None, module: str) -> None:
+    """Clear the local variables of functions in a traceback, those of the package of ``module`` alone.
+
+    Other functions there may be the caller's, and a generator among them would be ended.
+    """
+    package = module.partition(".")[0]
+    for frame, _ in walk_tb(trace):
+        if str(frame.f_globals.get("__name__")).partition(".")[0] == package:
+            with suppress(RuntimeError):  # it is being executed
+                frame.clear()
+
+
 def forgets_arguments(function: Callable[P, R]) -> Callable[P, R]:
-    """Clear the local variables of ``function`` and of the functions in its traceback if it raises.
+    """Clear the local variables of ``function`` and of the functions of this library in its traceback if it raises.
 
     Reports of errors show local variables, and a URL among them may contain a password.
     """
@@ -128,7 +142,7 @@ def forgets_arguments(function: Callable[P, R]) -> Callable[P, R]:
             return function(*args, **kwargs)
         except BaseException as error:
             del args, kwargs
-            clear_frames(error.__traceback__)
+            clear_locals(error.__traceback__, __name__)
             raise
 
     return call

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiolock.core.backend import Backend
-from aiolock.errors import ConfigError, MissingDriver, meant, redact, shorten
+from aiolock.errors import ConfigError, MissingDriver, clear_locals, meant, redact, shorten
 
 if TYPE_CHECKING:
     # The import takes as long as all others of this module together, and only backends of other packages need it.
@@ -96,7 +96,12 @@ def from_url(url: object, options: dict[str, Any]) -> Backend:
             f"{meant(scheme, known, '://') if mark else ''}"
         )
     _check_options(scheme, cls, options)
-    backend: Backend = cls(url, **options)
+    try:
+        backend: Backend = cls(url, **options)
+    except BaseException as error:
+        # The class of another package, which has the URL among its local variables as those of this one do.
+        clear_locals(error.__traceback__, cls.__module__)
+        raise
     return backend
 
 

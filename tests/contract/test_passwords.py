@@ -5,8 +5,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import pickle
+import sys
 import traceback
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Iterator
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,7 @@ import aiolock.cli.main
 import aiolock.fastapi
 import aiolock.portal
 import aiolock.starlette
-from aiolock import BackendError, Client, ConfigError, LockError, connect
+from aiolock import BackendError, Client, ConfigError, LockError, backends, connect
 from aiolock.backends import SCHEMES, from_url
 from aiolock.backends.quorum import QuorumBackend
 from aiolock.backends.redis.url import Endpoint
@@ -150,6 +153,52 @@ def test_a_report_of_a_wrong_address_shows_no_password(maker: str, mistake: str)
             assert SECRET not in str(error), scheme
             assert "repr() failed" not in found
     assert wrong > len(PLACES) / 2
+
+
+@pytest.mark.parametrize("maker", ["connect", "portal"])
+def test_functions_of_the_caller_go_on_after_a_wrong_address(maker: str):
+    errors: list[ValueError] = []
+
+    def numbers() -> Iterator[int]:
+        try:
+            raise ValueError("the caller's own")
+        except ValueError as error:
+            errors.append(error)
+        yield from (1, 2)
+
+    class Require:
+        def __iter__(self) -> Iterator[str]:
+            mine = "a local variable of the caller"
+            raise errors[0] if mine else AssertionError
+
+    generator = numbers()
+    assert next(generator) == 1
+    with pytest.raises(ValueError, match="the caller's own") as caught:
+        MAKERS[maker](f"redis://user:{SECRET}@h1/0", require=Require())
+    frames = {frame.f_code.co_name: frame for frame, _ in traceback.walk_tb(caught.tb)}
+    assert frames["numbers"] is generator.gi_frame
+    assert next(generator) == 2
+    assert frames["__iter__"].f_locals["mine"] == "a local variable of the caller"
+    assert SECRET not in of_the_library(caught.value)
+
+
+def test_a_backend_of_another_package_shows_no_password_either(monkeypatch: pytest.MonkeyPatch):
+    package = types.ModuleType("foreign_locks")
+    exec(  # noqa: S102 - a module of its own, by whose name its functions are known
+        "def parse(url):\n    raise ValueError('no such place')\ndef init(self, url):\n    parse(url)",
+        vars(package),
+    )
+    cls = type("Foreign", (backends.Backend,), {"__init__": package.init, "__module__": package.__name__})
+    cls.__abstractmethods__ = frozenset()
+    package.Foreign = cls
+    monkeypatch.setitem(sys.modules, package.__name__, package)
+    point = EntryPoint("foreign", "foreign_locks:Foreign", backends.GROUP)
+    monkeypatch.setattr(backends, "_others", lambda: {"foreign": [point]})
+    with pytest.raises(ValueError, match="no such place") as caught:
+        connect(f"foreign://user:{SECRET}@h1/0")
+    shown = {frame.f_code.co_name: repr(frame.f_locals) for frame, _ in traceback.walk_tb(caught.tb)}
+    assert {"connect", "from_url", "init", "parse"} <= set(shown)
+    assert [name for name, text in shown.items() if SECRET in text] == []
 
 
 @pytest.mark.parametrize("mistake", ["port", "path", "parameter", "scheme"])
