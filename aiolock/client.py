@@ -585,7 +585,7 @@ class Client:
         """Call ``callback`` with a :class:`LockEvent` when a lease is lost that :meth:`on_acquired` reports.
 
         It runs after the tasks that work under the lease were cancelled. A lease is lost instead of released; only if no
-        more than the answer to the release told of the loss, this follows :meth:`on_released`, with ``event.released`` set.
+        more than the answer to the release reported the loss, this follows :meth:`on_released`, with ``event.released`` set.
         A client whose event loop was closed first reports nothing. Otherwise as :meth:`on_released`.
         """
         return self._generations.hooks.add(Moment.LOST, callback)
@@ -594,7 +594,7 @@ class Client:
 
     @property
     def capabilities(self) -> frozenset[str]:
-        """The promises of this deployment, in the words of ``require=``; complete once the client is open
+        """The capabilities of this deployment, as in ``require=``; complete once the client is open
         (a lazy client: once it has reached its server)."""
         return self._backend.capabilities
 
@@ -685,9 +685,9 @@ class Client:
             "renewal_failures": runtime.scheduler.failures,
             "cleanups": stats.cleanups,
             "losses": dict(stats.losses),
-            "waits": stats.waits.look(),
-            "holds": stats.holds.look(),
-            "slack": runtime.scheduler.slack.look(),
+            "waits": stats.waits.snapshot(),
+            "holds": stats.holds.snapshot(),
+            "slack": runtime.scheduler.slack.snapshot(),
         }
 
 

@@ -171,7 +171,7 @@ class AcquireTimeout(LockError, TimeoutError):
         why = f" ({self.detail})" if self.detail else ""
         return (
             f"lock {shorten(self.name)} was not free within {self.timeout:g} s{why}; "
-            f"wait longer with timeout=, or look who holds it with inspect()"
+            f"wait longer with timeout=, or see who holds it with inspect()"
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -189,7 +189,7 @@ class WaitTimeout(AcquireTimeout):
         ended = "did not open" if self.what == "latch" else "was not complete"
         return (
             f"{self.what} {shorten(self.name)} {ended} within {self.timeout:g} s: {self.detail}; "
-            f"wait longer with timeout=, or look for who is missing"
+            f"wait longer with timeout=, or find out which are missing"
         )
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -28,7 +28,7 @@ async def fenced_put(lease: Lease, key: str, value: bytes) -> int:
     Returns the revision of the change. Raises :class:`LockLost` if the hold has ended (:class:`RuntimeError` if it was
     released), :class:`UnsupportedKind` on other servers, :class:`BackendRefused` if the user may not write the key, and
     :class:`BackendUnavailable` if no answer came within the ``command_timeout``: then it is open whether it was
-    written, and reading tells. Cancelling it leaves that open as well.
+    written, and a read shows it. Cancelling it leaves that open as well.
     """
     claim = _claim(lease)
     context = claim.engine.context

@@ -48,7 +48,7 @@ class ReleaseRequest:
     def __await__(self) -> Generator[Any, None, str | None]:
         hold = self._hold
         if hold.open:
-            hold.home.runtime.guard()
+            hold.parent.runtime.guard()
             if self.reason is None:
                 watcher, watchers = hold.watch(), hold.rare().request_watchers
                 watchers.add(watcher)
@@ -121,7 +121,7 @@ class HoldState:
         Above 1 only where the same task entered again: a re-entrant lock, or a read lock inside its own read block.
         """
         hold = self._hold
-        return hold.home.levels() or int(not hold.released)
+        return hold.parent.levels() or int(not hold.released)
 
 
 class Lease(HoldState):
@@ -152,7 +152,7 @@ class Lease(HoldState):
         """
         hold = self._hold
         if hold.open:
-            hold.home.runtime.guard()
+            hold.parent.runtime.guard()
             watcher = hold.watch()
             try:
                 await watcher
@@ -178,7 +178,7 @@ class Lease(HoldState):
         Cancelling it changes nothing but that the server may have done it.
         """
         hold = self._hold
-        runtime = hold.home.runtime
+        runtime = hold.parent.runtime
         runtime.guard()
         self._refuse_life()
         if not hold.open:
@@ -209,12 +209,12 @@ class Lease(HoldState):
         claim, life = self._extensible(seconds)
         hold = self._hold
         hold.check()
-        await self._ask(hold.home.runtime.scheduler.extend(hold.validity, claim, life), "extend")
+        await self._ask(hold.parent.runtime.scheduler.extend(hold.validity, claim, life), "extend")
 
     def _extensible(self, seconds: float) -> tuple[Extension, float]:
         """Return the claim, and the seconds that it is to be extended by; raise what :meth:`extend` raises before any I/O."""
         hold = self._hold
-        runtime, claim = hold.home.runtime, hold.validity.claim
+        runtime, claim = hold.parent.runtime, hold.validity.claim
         runtime.guard()
         if claim.request.life == math.inf:
             raise TypeError(
@@ -233,7 +233,7 @@ class Lease(HoldState):
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         # The caller may be gone, and may have released the hold, before the server has answered.
         done.add_done_callback(lambda future: future.cancelled() or future.exception())
-        hold.home.runtime.spawn(_carry_out(hold, work, what, done), f"aiolock-{what}")
+        hold.parent.runtime.spawn(_carry_out(hold, work, what, done), f"aiolock-{what}")
         await done
         hold.check()
 
@@ -248,7 +248,7 @@ class Lease(HoldState):
         Raises :class:`UnsupportedKind` if ``keep`` is asked of a server that cannot.
         """
         hold = self._hold
-        runtime = hold.home.runtime
+        runtime = hold.parent.runtime
         if keep != 0:
             keep = check_seconds("keep", keep, 0)
             if "keep" not in runtime.backend.capabilities:
@@ -280,7 +280,7 @@ class Lease(HoldState):
         which the server does not end the wait within that time is closed.
         """
         hold = self._hold
-        runtime = hold.home.runtime
+        runtime = hold.parent.runtime
         runtime.guard()
         hold.check()
         advice = "write with a fencing token instead"
@@ -305,7 +305,7 @@ class Lease(HoldState):
         it can be called again.
         """
         hold = self._hold
-        runtime = hold.home.runtime
+        runtime = hold.parent.runtime
         runtime.guard()
         hold.check()
         if hold.validity.claim.request.kind != WRITE:
@@ -333,7 +333,7 @@ class Lease(HoldState):
         """
         hold, task = self._hold, running_task()
         hold.check()
-        hold.home.runtime.guard()
+        hold.parent.runtime.guard()
         # The frames above are this function's and the context manager's.
         apart = in_async_generator(sys._getframe(2), sync=True)  # noqa: SLF001 - the caller decides whether it is cancelled
         scope = CancelScope(task) if apart else hold.scopes().enter(task)
@@ -350,7 +350,7 @@ class Lease(HoldState):
 
     async def __aenter__(self) -> Self:
         hold = self._hold
-        hold.home.runtime.guard()
+        hold.parent.runtime.guard()
         if hold.task is not None:
             raise RuntimeError(
                 f"lease of {shorten(self.name)} was entered already: acquire one for each block"
@@ -423,7 +423,7 @@ class Acquisition(Coroutine[Any, Any, L], Generic[L]):
         self._asking.close()
 
     async def __aenter__(self) -> L:
-        # Looked at before the first await, while the caller's frame is still the one above.
+        # Determined before the first await, while the caller's frame is still the one above.
         apart = in_async_generator(sys._getframe(1))  # noqa: SLF001 - as in guard
         lease = self._lease = await self._asking
         lease._begin(apart=apart)  # noqa: SLF001 - of this module
@@ -449,7 +449,7 @@ def hold_of(lease: Lease) -> Hold:
 
 
 async def _downgrade(hold: Hold, claim: Downgrade) -> None:
-    hold.home.runtime.scheduler.learn(hold.validity, await claim.downgrade())
+    hold.parent.runtime.scheduler.learn(hold.validity, await claim.downgrade())
 
 
 async def _carry_out(
@@ -459,10 +459,10 @@ async def _carry_out(
         if hold.open:
             await work
         else:
-            # Released or lost since the call: the caller is told why.
+            # Released or lost since the call: the caller gets the reason.
             work.close()
     except LockLost as error:
-        hold.home.runtime.scheduler.lose(hold.validity, error.reason)
+        hold.parent.runtime.scheduler.lose(hold.validity, error.reason)
         if not done.done():
             done.set_exception(hold.error())
     except Exception as error:  # noqa: BLE001 - raised in the task that waits for it, whatever a backend raises

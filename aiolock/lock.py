@@ -149,7 +149,7 @@ class Lock(NamedLock):
         lock, where waiting would never end. If it raises, also by being
         cancelled, nothing is held, and every trace of the attempt is removed in the background.
 
-        A lease that was awaited tells its loss (``lost``, ``wait_lost()``, ``check()``) and cancels nothing.
+        A lease that was awaited reports its loss (``lost``, ``wait_lost()``, ``check()``) and cancels nothing.
         """
         return Acquisition(self._acquire(timeout, self._ask))
 
@@ -178,7 +178,7 @@ class Lock(NamedLock):
         return task is not None and self._owned(task)
 
     async def __aenter__(self) -> Lease:
-        # Looked at before the first await, while the caller's frame is still the one above.
+        # Determined before the first await, while the caller's frame is still the one above.
         cancel = self._options.on_loss == "cancel" and not in_async_generator(sys._getframe(1))  # noqa: SLF001
         hold = await self._ask(self._timeout)
         if hold is None:
@@ -245,7 +245,7 @@ class Lock(NamedLock):
         """Take the lock from its holders; return whether there was one. For administrators.
 
         The loss of their leases is reported to them, and the next waiter gets the lock. This is the one case in which
-        two holds can overlap by design; fencing tokens still tell them apart.
+        two holds can overlap by design; fencing tokens still distinguish them.
 
         Raises :class:`BackendError` if the server does not answer. Cancelling it leaves it open whether the server received
         it; it may be called again.

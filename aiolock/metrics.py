@@ -107,7 +107,7 @@ class Histogram:
         self._most = max(self._most, *new)
         new.clear()
 
-    def look(self) -> Distribution:
+    def snapshot(self) -> Distribution:
         """Return what was recorded so far."""
         if self._new:
             self._count()

@@ -24,7 +24,7 @@ __all__ = ["Conflict", "check_purge", "compare_and_set", "ddl", "fenced_update",
 T = TypeVar("T")
 
 _RETRYABLE = {1020, 1205, 1213, 3058, 3572}
-"""Another transaction was faster, in the words of the server: changed row, lock wait timeout, deadlock, lock not available."""
+"""Another transaction was faster, as the server reports it: changed row, lock wait timeout, deadlock, lock not available."""
 
 _NO_ROOM = {1264, 1406}
 """A value is too large for its column, in strict mode."""
@@ -90,9 +90,9 @@ async def compare_and_set(
     where += [f"{_exact(column)} = %s"]
     sets += [f"{_quoted(column)} = {_quoted(column)} + 1", _whole(column)]
     statement = f"UPDATE {_table(table)} SET {', '.join(sets)} WHERE {' AND '.join(where)}"  # noqa: S608 - names are checked
-    words = (*given, version + 1, *named, version)
+    arguments = (*given, version + 1, *named, version)
     async with connection.cursor() as cursor:
-        changed = await _changed(cursor, statement, words, column, f"the version {version + 1}")
+        changed = await _changed(cursor, statement, arguments, column, f"the version {version + 1}")
     return bool(changed)
 
 
@@ -125,8 +125,8 @@ async def fenced_update(
     where = " AND ".join(conditions)
     statement = f"UPDATE {_table(table)} SET {', '.join(sets)} WHERE {where} AND {fence} <= %s"  # noqa: S608 - names are checked
     async with connection.cursor() as cursor:
-        words = (*given, token, token, *named, token)
-        if await _changed(cursor, statement, words, column, "tokens"):
+        arguments = (*given, token, token, *named, token)
+        if await _changed(cursor, statement, arguments, column, "tokens"):
             return True
         # The server counts rows that it changed: a write that says again what is there was accepted as well. A plain
         # SELECT would answer from the snapshot of the transaction, in which our token may still be the highest.
@@ -183,10 +183,10 @@ def _whole(column: str) -> str:
     return f"{name} = IF({_exact(column)} = %s, {name}, {_REFUSED})"
 
 
-async def _changed(cursor: Any, statement: str, words: tuple[Any, ...], column: str, what: str) -> int:
+async def _changed(cursor: Any, statement: str, arguments: tuple[Any, ...], column: str, what: str) -> int:
     """Execute a statement and return the number of rows that it changed."""
     try:
-        changed: int = await cursor.execute(statement, words)
+        changed: int = await cursor.execute(statement, arguments)
     except Exception as error:
         number = _number(error)
         if number == _TWO_VALUES or (number in _NO_ROOM and f"'{column}'".lower() in str(error).lower()):

@@ -7,7 +7,7 @@
     async with aiolock.connect("redis://127.0.0.1:6379/0") as client:
         instrument(client)
 
-Both spans belong to the span in which the lock was acquired, and have its name and token. The metrics tell lock family and
+Both spans belong to the span in which the lock was acquired, and have its name and token. The metrics distinguish lock family and
 name template apart, and no names, because there may be millions of them.
 """
 

@@ -145,7 +145,7 @@ class SyncClient:
     def close(self, timeout: float | None = None) -> None:
         """Close it as :meth:`aiolock.Client.aclose` does; then end the loop and its thread. Idempotent.
 
-        Threads that wait are told by :class:`RuntimeError`. In a forked child it does nothing: leases, connections and
+        Threads that wait get a :class:`RuntimeError`. In a forked child it does nothing: leases, connections and
         thread are the parent's.
         """
         loop = self._loop

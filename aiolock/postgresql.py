@@ -23,7 +23,7 @@ __all__ = ["Conflict", "check_purge", "compare_and_set", "ddl", "fenced_update",
 T = TypeVar("T")
 
 _RETRYABLE = {"40001", "40P01", "55P03"}
-"""Another transaction was faster, in the words of the server: serialization failure, deadlock, lock not available."""
+"""Another transaction was faster, as the server reports it: serialization failure, deadlock, lock not available."""
 _REFUSED = "22012"
 """Division by zero, by which a statement refuses itself."""
 _NO_ROOM = "22003"

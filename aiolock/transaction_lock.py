@@ -6,7 +6,7 @@ import secrets
 
 from aiolock.core.backend import Request
 from aiolock.core.cancellation import Task
-from aiolock.core.capabilities import Loan, TransactionLocks
+from aiolock.core.capabilities import CallerLock, TransactionLocks
 from aiolock.core.runtime import Runtime
 from aiolock.errors import AcquireTimeout, LockLost
 from aiolock.lock import NamedLock
@@ -28,27 +28,27 @@ class TransactionLock(NamedLock):
     is another lock. On MySQL and MariaDB it is a row of the ``row`` mode, and excludes the other locks of that mode as well.
     """
 
-    __slots__ = ("_connection", "_loan", "_marks", "_timeout")
+    __slots__ = ("_connection", "_lock", "_marks", "_timeout")
 
     def __init__(self, runtime: Runtime, request: Request, connection: object, timeout: float | None) -> None:
         super().__init__(runtime, request)
         self._connection = connection
-        self._loan = self._borrow(runtime)
+        self._lock = self._caller_lock(runtime)
         self._timeout = timeout
         self._marks: list[str] = []
         """The marks of the blocks that were entered, the innermost last."""
 
-    def _borrow(self, runtime: Runtime) -> Loan:
+    def _caller_lock(self, runtime: Runtime) -> CallerLock:
         advice = "connection= is for PostgreSQL, and for MySQL and MariaDB with ?mode=row"
         backend = TransactionLocks.of(runtime.backend, "lock inside a transaction", advice)
-        return backend.borrow(self._request, self._connection)
+        return backend.caller_lock(self._request, self._connection)
 
     def _guard(self) -> Task | None:
         """Return the running task; raise :class:`RuntimeError` unless the client, at its latest opening, may be used here."""
         latest = self._runtime.generations.latest
         if latest is not self._runtime:
             self._runtime = latest
-            self._loan = self._borrow(latest)
+            self._lock = self._caller_lock(latest)
         return latest.guard()
 
     async def acquire(self, timeout: float | None = None) -> None:
@@ -82,12 +82,12 @@ class TransactionLock(NamedLock):
         runtime = self._runtime
         if runtime.connect is not None:
             timeout = await runtime.reach(timeout)
-            self._loan = self._borrow(runtime)
+            self._lock = self._caller_lock(runtime)
         return timeout
 
     async def _take(self, wait: float | None, mark: str = "") -> bool:
         left = await self._reach(wait)
-        return await self._loan.take(left, mark)
+        return await self._lock.take(left, mark)
 
     async def try_acquire(self, timeout: float | None = 0) -> bool:
         """Wait for at most ``timeout`` seconds (0: ask once, ``None``: for ever); return whether the transaction has the lock.
@@ -102,7 +102,7 @@ class TransactionLock(NamedLock):
         Raises :class:`BackendError` if the server does not answer. Cancelling it changes nothing.
         """
         await self._reach()
-        return await self._loan.inspect()
+        return await self._lock.inspect()
 
     async def __aenter__(self) -> None:
         """As :meth:`acquire`; with a mark in the transaction behind it, which goes when the lock goes."""
@@ -118,5 +118,5 @@ class TransactionLock(NamedLock):
         block is raised as it is, and nothing is sent. Cancelling it leaves the connection in step.
         """
         mark = self._marks.pop()
-        if error is None and not await self._loan.keeps(mark):
+        if error is None and not await self._lock.keeps(mark):
             raise LockLost(self.name, "transaction")

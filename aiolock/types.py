@@ -147,7 +147,7 @@ class LockEvent:
     held: float = 0.0
     """Seconds from the grant to the release or the loss, whichever was first; 0 in ``on_acquired``."""
     released: bool = False
-    """True once the holder gave it back. In ``on_lost``: only the answer to the release told of the loss."""
+    """True once the holder gave it back. In ``on_lost``: only the answer to the release reported the loss."""
     reason: LossReason | None = None
     """The reason of the loss; ``None`` unless it was lost."""
 
@@ -173,7 +173,7 @@ class Holder:
     """The value of the campaign of a leader."""
     local_waiters: int | None = None
     """The tasks that wait inside the holder's client, as of its last renewal (0 before the first); ``None`` where renewals do
-    not tell the server."""
+    not send it to the server."""
 
 
 @dataclass(frozen=True, slots=True)

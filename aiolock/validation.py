@@ -208,10 +208,12 @@ def check_on_loss(on_loss: object) -> OnLoss:
 
 def check_require(require: object) -> frozenset[str]:
     """Return the capabilities that a deployment must have."""
-    words = list(require) if isinstance(require, Iterable) and not isinstance(require, str) else None
-    if words is None or not all(isinstance(word, str) for word in words):
-        raise ConfigError(f"require must be a set of words such as {{'fencing'}}, not {shorten(require)}")
-    return frozenset(words)
+    capabilities = list(require) if isinstance(require, Iterable) and not isinstance(require, str) else None
+    if capabilities is None or not all(isinstance(one, str) for one in capabilities):
+        raise ConfigError(
+            f"require must be a set of capabilities such as {{'fencing'}}, not {shorten(require)}"
+        )
+    return frozenset(capabilities)
 
 
 def check_flag(what: str, value: object) -> bool:

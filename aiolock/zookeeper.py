@@ -27,7 +27,7 @@ async def fenced_set(lease: Lease, path: str, data: bytes, *, version: int | Non
     :class:`LockLost` if the hold has ended (:class:`RuntimeError` if it was released), :class:`UnsupportedKind` with
     ``recipe=simple`` and on other servers, :class:`BackendRefused` if there is no such node or no right to write to it, and
     :class:`BackendUnavailable` if no answer came within the ``command_timeout``: then it is open whether it was written,
-    and reading tells. Cancelling it leaves that open as well.
+    and a read shows it. Cancelling it leaves that open as well.
     """
     _check(path, data, version)
     claim = _claim(lease)

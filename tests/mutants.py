@@ -873,7 +873,7 @@ MUTANTS = (
     Mutant(
         "(21) a row is read only when a notification comes",
         "aiolock.backends.rows.observer",
-        "        for row in changed:\n            row.look()\n",
+        "        for row in changed:\n            row.serve()\n",
         "",
         ENGINE + "test_a_waiter_whose_notification_was_lost_finds_its_grant_by_polling",
     ),
@@ -908,14 +908,14 @@ MUTANTS = (
     Mutant(
         "a release waits behind a request that lost races",
         "aiolock.backends.rows.writer",
-        "            settle(self._hurry, None)\n",
+        "            settle(self._end_pause, None)\n",
         "            pass\n",
         ENGINE + "test_a_release_does_not_wait_behind_requests_that_lost_races",
     ),
     Mutant(
         "an answer that was overtaken proves a loss",
         "aiolock.backends.rows.writer",
-        "if flight.order <= self._heard or flight.connection",
+        "if flight.order <= self._newest_answer or flight.connection",
         "if flight.connection",
         ENGINE + "test_an_answer_that_was_overtaken_proves_no_loss",
     ),

@@ -12,11 +12,11 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from aiolock.clock import Deadline
-from aiolock.core.capabilities import Loan
+from aiolock.core.capabilities import CallerLock
 from aiolock.core.tasks import TaskSet, end, interrupt_until_done
 from aiolock.errors import BackendUnavailable
 
-__all__ = ["CLOSED", "SHORT", "CallerConnection", "CallerLoan", "Callers", "until_done"]
+__all__ = ["CLOSED", "SHORT", "CallerConnection", "Callers", "ConnectionLock", "until_done"]
 
 T = TypeVar("T")
 
@@ -71,7 +71,7 @@ class CallerConnection(ABC):
         """The statement under way waits for others."""
         self.leaving = False
         """The caller goes: no more is to be sent."""
-        self._patience = GIVE_UP
+        self._timeout = GIVE_UP
         """Seconds within which the statement under way has to end then."""
         self._callers = callers
         self._address = address
@@ -93,8 +93,8 @@ class CallerConnection(ABC):
 
     async def within(self, timeout: float, work: Coroutine[Any, Any, T]) -> T:
         """Do the same as :meth:`run`, and end within ``timeout`` seconds also where the server does not end the statement."""
-        self._patience = min(GIVE_UP, timeout / SHARE)
-        return await self.run(work, asyncio.get_running_loop().time() + timeout - self._patience)
+        self._timeout = min(GIVE_UP, timeout / SHARE)
+        return await self.run(work, asyncio.get_running_loop().time() + timeout - self._timeout)
 
     async def run(self, work: Coroutine[Any, Any, T], late: float | None) -> T:
         """Return the result of ``work``, which sends statements; at ``late``, by the loop's clock, end the one under way.
@@ -108,7 +108,7 @@ class CallerConnection(ABC):
             work.close()
             raise RuntimeError(CLOSED) if callers.closed else TimeoutError
         self.leaving, self._ending = False, None
-        self._task = task = callers.tasks.spawn(work, "aiolock-loan")
+        self._task = task = callers.tasks.spawn(work, "aiolock-caller-lock")
         callers.present.add(self)
         interruption: BaseException | None = None
         try:
@@ -135,11 +135,11 @@ class CallerConnection(ABC):
         assert self._task is not None  # noqa: S101 - it is there while the caller is present
         self.leaving = True
         if self._ending is None:
-            self._ending = self._callers.tasks.spawn(self._end(self._task), "aiolock-loan-end")
+            self._ending = self._callers.tasks.spawn(self._end(self._task), "aiolock-caller-lock-end")
         return self._ending
 
     async def _end(self, task: asyncio.Task[Any]) -> None:
-        deadline = Deadline.after(self._patience, asyncio.get_running_loop().time)
+        deadline = Deadline.after(self._timeout, asyncio.get_running_loop().time)
         try:
             if not self.blocks:
                 await asyncio.wait([task], timeout=QUICK)
@@ -166,8 +166,8 @@ async def until_done(task: asyncio.Task[Any], first: BaseException | None = None
     return first
 
 
-class CallerLoan(Loan):
-    """A lock that is taken, and looked back at, by statements on the caller's connection."""
+class ConnectionLock(CallerLock):
+    """A lock that is taken, and verified, by statements on the caller's connection."""
 
     def __init__(self, callers: Callers, address: str, timeout: float) -> None:
         """Take the seconds within which the server must answer what waits for no lock."""
@@ -190,7 +190,7 @@ class CallerLoan(Loan):
         """Take the lock; raises :class:`TimeoutError` at ``late``, by the loop's clock."""
 
     async def keeps(self, mark: str) -> bool:
-        """Look for the mark, and remove it."""
+        """Test whether the mark is there, and remove it."""
         if self._callers.closed:
             # Nothing can be asked any more; the transaction is the caller's.
             return True
@@ -201,7 +201,7 @@ class CallerLoan(Loan):
 
     @abstractmethod
     async def _keeps(self, mark: str, late: float | None) -> bool:
-        """Look for the mark; raises :class:`TimeoutError` at ``late``, by the loop's clock."""
+        """Test whether the mark is there; raises :class:`TimeoutError` at ``late``, by the loop's clock."""
 
     def _no_answer(self) -> BackendUnavailable:
         return BackendUnavailable(f"{self._address}: no answer within {self._command_timeout:g} s")

@@ -183,7 +183,7 @@ class Transport(asyncio.Protocol, OneProcess, ABC):
         self._become(ConnectionState.CONNECTING)
         first = self._first = loop.create_future()
         self._task = start(self._reconnect(), "aiolock-connect")
-        self._arm(min(PING_EVERY, self._timeout))
+        self._set_timer(min(PING_EVERY, self._timeout))
         return first
 
     async def aclose(self) -> None:
@@ -210,13 +210,13 @@ class Transport(asyncio.Protocol, OneProcess, ABC):
             task.cancel()
         try:
             if transport is not None:
-                farewell = _Farewell()
-                transport.set_protocol(farewell)
+                closing = _ClosingProtocol()
+                transport.set_protocol(closing)
                 transport.close()
-                await asyncio.wait((farewell.closed,), timeout=CLOSE_WITHIN)
-                if not farewell.closed.done():
+                await asyncio.wait((closing.closed,), timeout=CLOSE_WITHIN)
+                if not closing.closed.done():
                     transport.abort()
-                    await asyncio.wait((farewell.closed,), timeout=CLOSE_WITHIN)
+                    await asyncio.wait((closing.closed,), timeout=CLOSE_WITHIN)
             if task is not None:
                 await asyncio.wait((task,), timeout=CLOSE_WITHIN)
         finally:
@@ -285,7 +285,7 @@ class Transport(asyncio.Protocol, OneProcess, ABC):
         if transport is None:
             return
         self._out = None
-        transport.set_protocol(_Farewell())
+        transport.set_protocol(_ClosingProtocol())
         transport.abort()
         was = self.state
         self.failure = error
@@ -345,26 +345,26 @@ class Transport(asyncio.Protocol, OneProcess, ABC):
 
     # --- one timer for everything
 
-    def _arm(self, delay: float) -> None:
+    def _set_timer(self, delay: float) -> None:
         assert self._loop is not None  # noqa: S101 - it is open
         self._due = self._clock() + delay
-        self._timer = self._loop.call_later(delay, self._tick)
+        self._timer = self._loop.call_later(delay, self._on_timer)
 
-    def _tick(self) -> None:
+    def _on_timer(self) -> None:
         now = self._clock()
         if now - self._due > LATE and not self._held_up:
             # This process was stopped or busy: read what arrived meanwhile before the server is found to be silent.
             self._held_up = True
             assert self._loop is not None  # noqa: S101 - it is open
-            self._timer = self._loop.call_later(GRACE, self._tick)
+            self._timer = self._loop.call_later(GRACE, self._on_timer)
             return
         self._held_up = False
         then = min(self._expire(now), self._keep_alive(now), now + PING_EVERY, now + self._timeout)
         if self.state is not ConnectionState.CLOSED:
-            self._arm(max(then - now, 0.001))
+            self._set_timer(max(then - now, 0.001))
 
     def _keep_alive(self, now: float) -> float:
-        """Ping a silent server, or drop the connection if it left a ping unanswered; return when to look again."""
+        """Ping a silent server, or drop the connection if it left a ping unanswered; return when to check again."""
         transport = self._transport
         if transport is None:
             return math.inf
@@ -461,7 +461,7 @@ class WaitingTransport(Transport, Generic[R]):
         return next_one + self._timeout
 
 
-class _Farewell(asyncio.Protocol):
+class _ClosingProtocol(asyncio.Protocol):
     """The protocol of a connection that is being closed."""
 
     def __init__(self) -> None:

@@ -152,7 +152,7 @@ def _hosts(form: Form, place: str) -> Iterable[Host]:
         which = f"host {number}" if form.several else "its host"
         if not each.strip() or each.startswith(":"):
             raise form.error(f"{which} is missing: it names no host" if form.several else "it names no host")
-        # Normalized as for a look-up: a character that becomes a / or @ there would move the border of a password.
+        # Normalized as for a name resolution: a character that becomes a / or @ there would move the border of a password.
         match = _HOST.fullmatch(each.strip())
         if match is None or not _HOST.fullmatch(normalize("NFKC", each.strip())):
             raise form.error(f"{which} is no host and port")
@@ -254,12 +254,12 @@ def tls_flag(name: str, value: object) -> bool | ssl.SSLContext:
     raise ConfigError(f"{name} must be true, false or an ssl.SSLContext, not {shorten(value)}")
 
 
-def one_of(*words: str) -> Callable[[str, object], str]:
-    """Return a reader of one of these words."""
+def one_of(*choices: str) -> Callable[[str, object], str]:
+    """Return a reader of one of these values."""
 
     def read(name: str, value: object) -> str:
-        if not isinstance(value, str) or value not in words:
-            raise ConfigError(f"{name} must be one of {', '.join(words)}, not {shorten(value)}")
+        if not isinstance(value, str) or value not in choices:
+            raise ConfigError(f"{name} must be one of {', '.join(choices)}, not {shorten(value)}")
         return value
 
     return read
@@ -332,10 +332,12 @@ def direct_tls(options: dict[str, Any]) -> ssl.SSLContext | None:
 
 def tls_mode(name: str, value: object) -> str | ssl.SSLContext:
     """Read the option ``tls`` of a server whose connections begin without it."""
-    words = "off", "encrypt", "verify"
-    if isinstance(value, ssl.SSLContext) or (isinstance(value, str) and value in words):
+    choices = "off", "encrypt", "verify"
+    if isinstance(value, ssl.SSLContext) or (isinstance(value, str) and value in choices):
         return value
-    raise ConfigError(f"{name} must be one of {', '.join(words)}, or an ssl.SSLContext, not {shorten(value)}")
+    raise ConfigError(
+        f"{name} must be one of {', '.join(choices)}, or an ssl.SSLContext, not {shorten(value)}"
+    )
 
 
 def optional_tls(tls: str | ssl.SSLContext, ca: str | None, *, local: bool) -> ssl.SSLContext | None:

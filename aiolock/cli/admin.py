@@ -179,8 +179,8 @@ async def force_release(options: argparse.Namespace, output: Output) -> int:
         output.document({"released": True, **_as_json(info)})
     else:
         who = ", ".join(clean(holder.label) for holder in info.holders)
-        told = f"{who}, which is told" if who else "holders that cannot be read"
-        output.line(f"{clean(options.name)} was taken from {told}")
+        holders = f"{who}, which is notified" if who else "holders that cannot be read"
+        output.line(f"{clean(options.name)} was taken from {holders}")
     return 0
 
 
@@ -203,11 +203,11 @@ async def _answer() -> str:
     typed = loop.create_future()
     fd = sys.stdin.fileno()
 
-    def tell() -> None:
+    def on_input() -> None:
         if not typed.done():
             typed.set_result(None)
 
-    loop.add_reader(fd, tell)
+    loop.add_reader(fd, on_input)
     try:
         await typed
     finally:

@@ -145,7 +145,7 @@ class Tasks:
     """Workers in this process, and the accidents that befall them."""
 
     accidents: Mapping[Accident, str] = {
-        "dies": "dies: its connection is cut for good, without a word to the server",
+        "dies": "dies: its connection is cut for good, without a message to the server",
         "freezes": "is cut off from the server, and cannot renew its lease",
         "wakes": "is connected again",
     }
@@ -201,7 +201,7 @@ class Processes:
     """Workers in processes of their own, with the methods of :class:`Tasks`."""
 
     accidents: Mapping[Accident, str] = {
-        "dies": "is killed with SIGKILL, without a word to the server",
+        "dies": "is killed with SIGKILL, without a message to the server",
         "freezes": "is stopped with SIGSTOP, as a machine that hangs: it cannot renew its lease",
         "wakes": "goes on (SIGCONT), and does not know yet what it missed",
     }
@@ -337,7 +337,7 @@ class Story:
         await self.see(bob, "done")
 
         self.say(
-            "\n3. A holder is alive, but out of reach. It is told that its lock is lost, and its late write fails."
+            "\n3. A holder is alive, but out of reach. It is notified that its lock is lost, and its late write fails."
         )
         await self._occupy(bob, eve)
         self._strike(bob, "freezes")

@@ -37,7 +37,7 @@ class _There(NamedTuple):
 class Sentence(NamedTuple):
     """A sentence about one capability of one server."""
 
-    word: str
+    capability: str
     promised: bool
     text: str
     advice: str = ""
@@ -100,7 +100,7 @@ THERE = {
     ),
     ("sqlite", "push"): _There(
         "use a server if a hand-over has to take less than a few milliseconds",
-        "waiters look for changes of the file, after a millisecond at first and every 20 ms later",
+        "waiters poll for changes of the file, after a millisecond at first and every 20 ms later",
     ),
     ("sqlite", "survives-restart"): _There(
         "put the file on a disk",
@@ -127,7 +127,7 @@ THERE = {
     ),
     ("mongodb", "push"): _There(
         "use another server if a hand-over has to take less than some hundredths of a second",
-        "waiters look for changes, after 10 ms at first and up to 2 s later the longer nothing changes",
+        "waiters poll for changes, after 10 ms at first and up to 2 s later the longer nothing changes",
     ),
     ("mongodb", "survives-failover"): _There(
         "use a ZooKeeper ensemble or etcd for what must not happen twice, until this was tested with a MongoDB",
@@ -185,16 +185,18 @@ def in_words(capabilities: Collection[str], server: str = "") -> list[Sentence]:
     """
     unknown = sorted(set(capabilities) - set(PROMISES))
     sentences = [
-        Sentence(word, promised=True, text=promise.kept)
-        for word, promise in PROMISES.items()
-        if word in capabilities
+        Sentence(capability, promised=True, text=promise.kept)
+        for capability, promise in PROMISES.items()
+        if capability in capabilities
     ]
-    sentences += [Sentence(word, promised=True, text="see the page of the server") for word in unknown]
-    for word, promise in PROMISES.items():
-        if word not in capabilities:
-            there = THERE.get((server.lower(), word), _There(promise.raised))
+    sentences += [
+        Sentence(capability, promised=True, text="see the page of the server") for capability in unknown
+    ]
+    for capability, promise in PROMISES.items():
+        if capability not in capabilities:
+            there = THERE.get((server.lower(), capability), _There(promise.raised))
             text = there.missing or promise.missing
-            sentences.append(Sentence(word, promised=False, text=text, advice=there.raised))
+            sentences.append(Sentence(capability, promised=False, text=text, advice=there.raised))
     return sentences
 
 
@@ -237,8 +239,8 @@ async def doctor(options: argparse.Namespace, output: Output) -> int:
                 "version": aiolock.__version__,
                 "healthy": not bad,
                 "round_trip_ms": trip,
-                "promises": [sentence.word for sentence in sentences if sentence.promised],
-                "missing": [sentence.word for sentence in sentences if not sentence.promised],
+                "promises": [sentence.capability for sentence in sentences if sentence.promised],
+                "missing": [sentence.capability for sentence in sentences if not sentence.promised],
                 "findings": [asdict(finding) for finding in findings],
             }
         )
@@ -285,8 +287,8 @@ def _say(
         if some:
             output.line(f"\n{output.style(title, 'bold')}")
         for sentence in some:
-            word = output.style(sentence.word, "green" if promised else "yellow")
-            output.line(f"  {word}: {sentence.text}")
+            capability = output.style(sentence.capability, "green" if promised else "yellow")
+            output.line(f"  {capability}: {sentence.text}")
             if sentence.advice:
                 output.line(f"      to get it: {sentence.advice}")
     if findings:

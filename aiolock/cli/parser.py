@@ -312,7 +312,7 @@ work under its hold, one at a time, and the lock is released after the last of t
         _force,
         "take a lock away from its holder",
         """\
-The holder is told that it has lost the lock, and the next in the queue gets it at once. The two can overlap:
+The holder is notified that it has lost the lock, and the next in the queue gets it at once. The two can overlap:
 fencing tokens keep their writes apart. A dead holder's lock is free after its ttl without this.
 """,
     ),

@@ -96,7 +96,7 @@ async def watch(options: argparse.Namespace, output: Output) -> int:
         return await _stream(client, options, output)
 
 
-async def _look(client: Client, pattern: str) -> tuple[list[LockInfo] | None, str]:
+async def _list(client: Client, pattern: str) -> tuple[list[LockInfo] | None, str]:
     try:
         return await client.locks(pattern), ""
     except BackendError as error:
@@ -110,7 +110,7 @@ async def _stream(client: Client, options: argparse.Namespace, output: Output) -
     # A failure of the first request ends the command.
     infos: list[LockInfo] | None = await client.locks(options.pattern)
     trouble = ""
-    next_look = system_clock()
+    next_poll = system_clock()
     while True:
         at = {"at": datetime.now(UTC).isoformat(timespec="milliseconds")}
         if infos is not None:
@@ -122,9 +122,9 @@ async def _stream(client: Client, options: argparse.Namespace, output: Output) -
         elif not outage:
             output.data({**at, "event": "unreachable", "message": trouble})
         outage = trouble
-        next_look = max(system_clock(), next_look + options.interval)
-        await asyncio.sleep(next_look - system_clock())
-        infos, trouble = await _look(client, options.pattern)
+        next_poll = max(system_clock(), next_poll + options.interval)
+        await asyncio.sleep(next_poll - system_clock())
+        infos, trouble = await _list(client, options.pattern)
 
 
 # --- in a terminal
@@ -133,15 +133,15 @@ async def _stream(client: Client, options: argparse.Namespace, output: Output) -
 async def _live(client: Client, options: argparse.Namespace, output: Output) -> int:
     queue = SignalQueue()
     last: list[LockInfo] = await client.locks(options.pattern)
-    trouble, next_look = "", system_clock() + options.interval
-    looking: asyncio.Task[tuple[list[LockInfo] | None, str]] | None = None
+    trouble, next_poll = "", system_clock() + options.interval
+    listing: asyncio.Task[tuple[list[LockInfo] | None, str]] | None = None
     with queue.listen(*LEAVE, Signals.SIGWINCH, Signals.SIGTSTP, Signals.SIGCONT):
         output.paint(ENTER)
         try:
             while True:
                 _paint(output, options, last, trouble)
                 # The answer to a request that is under way sets the event.
-                await queue.wait(60.0 if looking else max(0.0, next_look - system_clock()))
+                await queue.wait(60.0 if listing else max(0.0, next_poll - system_clock()))
                 for number in queue.taken():
                     if number is Signals.SIGINT:
                         return 0
@@ -155,18 +155,18 @@ async def _live(client: Client, options: argparse.Namespace, output: Output) -> 
                     elif number is Signals.SIGCONT:
                         # The shell has used the terminal.
                         output.paint(ENTER)
-                if looking is not None and looking.done():
-                    infos, trouble = looking.result()
+                if listing is not None and listing.done():
+                    infos, trouble = listing.result()
                     last = last if infos is None else infos
-                    next_look, looking = system_clock() + options.interval, None
-                elif looking is None and system_clock() >= next_look:
-                    looking = asyncio.create_task(_look(client, options.pattern))
-                    queue.watch(looking)
+                    next_poll, listing = system_clock() + options.interval, None
+                elif listing is None and system_clock() >= next_poll:
+                    listing = asyncio.create_task(_list(client, options.pattern))
+                    queue.watch(listing)
         finally:
             output.paint(LEAVE_SCREEN)
-            if looking is not None:
-                looking.cancel()
-                await asyncio.wait([looking])
+            if listing is not None:
+                listing.cancel()
+                await asyncio.wait([listing])
 
 
 def _paint(output: Output, options: argparse.Namespace, infos: Sequence[LockInfo], trouble: str) -> None:

@@ -70,7 +70,7 @@ class Request:
     value: bytes = b""
     """The value of a campaign, which others read with the holder."""
     key: str = field(init=False, repr=False, compare=False)
-    """Equal for requests that may share a claim; computed once, because every acquire looks it up."""
+    """Equal for requests that may share a claim; computed once, because every acquire uses it as a key."""
     certain: float = field(init=False, repr=False, compare=False)
     """Seconds from its sending for which a grant of the full ttl is certain; see :func:`certain_until`."""
 
@@ -184,7 +184,7 @@ class Claim(ABC):
 
     @property
     def stays(self) -> float:
-        """Seconds for which the server may keep what was sent of it, if it hears nothing more; for as long a release is tried."""
+        """Seconds for which the server may keep what was sent of it, if it receives nothing more; for as long a release is tried."""
         return self.request.stays
 
     @property
@@ -196,7 +196,7 @@ class Claim(ABC):
         return inbox
 
     def note_waiters(self, since: float) -> None:
-        """Take in that other clients wait ``since`` a time on the local clock; the first report counts.
+        """Record that other clients wait ``since`` a time on the local clock; the first report counts.
 
         Called when the server reports it. Without such reports it is the time from which on it is assumed, which may be ahead.
         """

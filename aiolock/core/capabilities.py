@@ -1,6 +1,6 @@
 """Optional capabilities: what only some servers can do, each found by ``isinstance``.
 
-The code above asks for one by :meth:`Capability.of`, which refuses with the same words wherever a server lacks it. A backend
+The code above asks for one by :meth:`Capability.of`, which refuses with the same text wherever a server lacks it. A backend
 whose capability depends on its options has it, and raises :class:`UnsupportedKind` itself. All of them keep the rules of the
 contract: only errors of :mod:`aiolock.errors` leave them, and each call ends within the command timeout.
 """
@@ -19,13 +19,13 @@ __all__ = [
     "ABSENT",
     "MOST_BYTES",
     "Administration",
+    "CallerLock",
     "Capability",
     "Confirmation",
     "Diagnosis",
     "Downgrade",
     "Entry",
     "Extension",
-    "Loan",
     "Purging",
     "Register",
     "RegisterStore",
@@ -215,7 +215,7 @@ class RegisterStore(Capability):
 # --- locks in the caller's transaction
 
 
-class Loan(ABC):
+class CallerLock(ABC):
     """A lock inside a transaction on the caller's connection, which ends it."""
 
     @abstractmethod
@@ -242,7 +242,7 @@ class TransactionLocks(Capability):
     """A backend whose locks can be taken inside a transaction of the caller."""
 
     @abstractmethod
-    def borrow(self, request: Request, connection: object) -> Loan:
+    def caller_lock(self, request: Request, connection: object) -> CallerLock:
         """Return the lock of ``request`` inside the transaction that is open on ``connection``; no I/O.
 
         Raises :class:`ConfigError` if ``connection`` is none.

@@ -21,7 +21,7 @@ from aiolock.errors import LockLost, LossReason, shorten
 from aiolock.types import READ, Kind, LockEvent
 from aiolock.validation import OnLoss
 
-__all__ = ["Hold", "Home", "LeaseOptions", "running_task"]
+__all__ = ["Hold", "HoldParent", "LeaseOptions", "running_task"]
 
 log: Log = get_logger("aiolock.lost")
 
@@ -40,8 +40,8 @@ class LeaseOptions:
         """The label of the lock; empty if it is that of the client."""
 
 
-class Home(Protocol):
-    """The place that a hold is given back to: a local queue, or the levels of a hold that was entered again."""
+class HoldParent(Protocol):
+    """The owner of a hold, to which it is given back: a local queue, or the levels of a hold that was entered again."""
 
     runtime: Runtime
 
@@ -57,8 +57,8 @@ class Home(Protocol):
         """Return the number of levels of the hold that are open; 0 where levels are not counted."""
         ...
 
-    def downgrade(self, hold: Hold) -> Home:
-        """Turn a write hold into a read hold; return its new home."""
+    def downgrade(self, hold: Hold) -> HoldParent:
+        """Turn a write hold into a read hold; return its new parent."""
         ...
 
 
@@ -101,18 +101,18 @@ class Hold:
         "_before",
         "_rare",
         "_scopes",
-        "home",
         "loss",
         "observed",
         "on_loss",
+        "parent",
         "released",
         "task",
         "token",
         "validity",
     )
 
-    def __init__(self, home: Home, validity: Validity, on_loss: OnLoss, token: int) -> None:
-        self.home: Home = home
+    def __init__(self, parent: HoldParent, validity: Validity, on_loss: OnLoss, token: int) -> None:
+        self.parent: HoldParent = parent
         self.validity: Validity = validity
         self.on_loss: OnLoss = on_loss
         self.token: int = token
@@ -139,7 +139,7 @@ class Hold:
     @property
     def kind(self) -> Kind:
         """The kind of the hold at present."""
-        return self.home.kind
+        return self.parent.kind
 
     @property
     def ttl(self) -> float:
@@ -153,7 +153,7 @@ class Hold:
 
     def remaining(self) -> float:
         """Return the seconds for which the hold is still certain; 0 when it is not."""
-        runtime = self.home.runtime
+        runtime = self.parent.runtime
         if self.loss is not None or self.released or runtime.forked:
             return 0.0
         left = self.validity.until - runtime.clock()
@@ -165,12 +165,12 @@ class Hold:
 
     def waited_for(self) -> bool:
         """Return whether another request for the lock would have to wait for this hold or for a level of it."""
-        return not self.lost() and (not self.released or self.home.levels() > 0)
+        return not self.lost() and (not self.released or self.parent.levels() > 0)
 
     def check(self) -> None:
         """Raise :class:`LockLost` if the hold is not certain, :class:`RuntimeError` if it was released."""
         if self.loss is None:
-            if self.home.runtime.forked:
+            if self.parent.runtime.forked:
                 raise RuntimeError(
                     f"lease of {shorten(self.name)} was made before a fork: it is the parent's"
                 )
@@ -184,7 +184,7 @@ class Hold:
         """Return whether the claim is certain, whether or not this hold was released."""
         # After max_hold the loss was reported although the server keeps the claim for a while: no new level is opened.
         validity = self.validity
-        return self.loss is None and not validity.over and validity.until > self.home.runtime.clock()
+        return self.loss is None and not validity.over and validity.until > self.parent.runtime.clock()
 
     def error(self) -> LockLost:
         """Return the error that reports the loss."""
@@ -195,7 +195,7 @@ class Hold:
     @property
     def _blocks(self) -> dict[str, Hold]:
         """The holds of all blocks of exclusive locks of this family."""
-        return self.home.runtime.inside[self.kind.family.value]
+        return self.parent.runtime.inside[self.kind.family.value]
 
     def enter(self, task: Task, *, cancel: bool) -> None:
         """Begin a block of ``task``; with ``cancel``, the loss of the hold cancels it."""
@@ -210,7 +210,7 @@ class Hold:
 
     def begin_block(self) -> None:
         """Record that the task is inside, so that a request that would wait for the end of this block is refused."""
-        runtime, task = self.home.runtime, self.task
+        runtime, task = self.parent.runtime, self.task
         if self.kind.exclusive:
             outer = self._blocks.setdefault(self.name, self)
             if outer.task is not task or not outer.waited_for():
@@ -222,7 +222,7 @@ class Hold:
 
     def end_block(self) -> None:
         """Record that the task is outside again, whatever kind the hold has by now."""
-        runtime, task = self.home.runtime, self.task
+        runtime, task = self.parent.runtime, self.task
         if self._blocks.get(self.name) is self:
             del self._blocks[self.name]
         if task is not None and runtime.reading.get((task, self.name)) is self:
@@ -230,7 +230,7 @@ class Hold:
 
     def quiet(self, task: Task) -> bool:
         """Return whether the block of ``task`` ends as usual: the hold is certain, and no other block is under it."""
-        runtime = self.home.runtime
+        runtime = self.parent.runtime
         return (
             self._scopes is None
             and self.task is task
@@ -243,7 +243,7 @@ class Hold:
     def end(self) -> Claim | None:
         """End a block that is :meth:`quiet`; return the claim to be released, if it is not handed over."""
         self._before = -1
-        claim = self.home.leave(self)
+        claim = self.parent.leave(self)
         self.released = True
         if self._rare is not None:
             self._notify()
@@ -257,11 +257,11 @@ class Hold:
         return None if claim is None else self._release(claim, task, error)
 
     async def _release(self, claim: Claim, task: Task, error: BaseException | None) -> None:
-        if await self.home.runtime.release(claim, self.disown):
+        if await self.parent.runtime.release(claim, self.disown):
             await self.raise_loss(task, error)
 
     async def _leave(self, task: Task, error: BaseException | None) -> None:
-        runtime = self.home.runtime
+        runtime = self.parent.runtime
         if runtime.forked:
             if error is None:
                 runtime.guard()
@@ -296,7 +296,7 @@ class Hold:
         """End the hold; return the claim to be released, if it is not handed over."""
         if self.released:
             return None
-        claim = self.home.leave(self, keep)
+        claim = self.parent.leave(self, keep)
         self.released = True
         self._notify()
         return claim
@@ -305,7 +305,7 @@ class Hold:
         """Give the hold back and wait for the server's answer until the first cancellation; idempotent."""
         claim = self.give_back(keep)
         if claim is not None:
-            await self.home.runtime.release(claim, self.disown, keep)
+            await self.parent.runtime.release(claim, self.disown, keep)
 
     async def close(self, error: BaseException | None, keep: float = 0) -> None:
         """Release at the end of work that ended with ``error``; raise :class:`LockLost` as the end of a block does."""
@@ -317,11 +317,11 @@ class Hold:
     def abandon(self) -> None:
         """Give the hold back without waiting."""
         if (claim := self.give_back()) is not None:
-            self.home.runtime.clean_up(claim, disown=self.disown)
+            self.parent.runtime.clean_up(claim, disown=self.disown)
 
     def drop(self) -> None:
         """Give the hold back because its lease was collected without a release. Called in any thread."""
-        runtime = self.home.runtime
+        runtime = self.parent.runtime
         loop = runtime.loop
         if loop is not None and not loop.is_closed() and not runtime.forked:
             loop.call_soon_threadsafe(self._drop)
@@ -337,11 +337,11 @@ class Hold:
             )
 
     def disown(self) -> bool:
-        """Take in that the server answered the release with "not ours"; return whether the hold was lost by that.
+        """Record that the server answered the release with "not ours"; return whether the hold was lost by that.
 
         It was not if its validity has ended by now: the server may have ended it in good order. No task is cancelled.
         """
-        if self.loss is not None or self.validity.until <= self.home.runtime.clock():
+        if self.loss is not None or self.validity.until <= self.parent.runtime.clock():
             return False
         self.loss = "revoked"
         self._report("revoked")
@@ -351,10 +351,10 @@ class Hold:
 
     def expire(self) -> None:
         """End the validity, which is over although the renewal scheduler has not noticed it yet."""
-        self.home.runtime.scheduler.lose(self.validity, "expired")
+        self.parent.runtime.scheduler.lose(self.validity, "expired")
 
     def lose(self, reason: LossReason) -> None:
-        """Take in that the hold is not certain any more: cancel the tasks that work under it, then count and log."""
+        """Record that the hold is not certain any more: cancel the tasks that work under it, then count and log."""
         if self.loss is not None:
             # After max_hold the ttl has ended as well.
             return
@@ -386,7 +386,7 @@ class Hold:
             hold.bury()
 
     def _report(self, reason: LossReason) -> None:
-        stats = self.home.runtime.stats
+        stats = self.parent.runtime.stats
         stats.lost += 1
         stats.losses[reason] += 1
         log.warning(
@@ -398,11 +398,11 @@ class Hold:
         )
 
         if self.observed is not None:
-            self.observed.lost(reason, self.home.runtime.clock())
+            self.observed.lost(reason, self.parent.runtime.clock())
 
     def observe(self, template: str, begun: float, granted: float) -> None:
         """Report the acquire, and the times of request and grant, to the callbacks of the client; its end is then reported as well."""
-        runtime = self.home.runtime
+        runtime = self.parent.runtime
         event = LockEvent(self.name, self.kind, template, self.token, granted - begun)
         self.observed = Observed(runtime.hooks, event, granted)
         if self.loss is not None:
@@ -417,7 +417,7 @@ class Hold:
         return None if self._rare is None else self._rare.request_reason
 
     def request(self, reason: str) -> None:
-        """Take in a request to release."""
+        """Record a request to release."""
         rare = self.rare()
         rare.request_reason = reason
         _wake(rare.request_watchers)
@@ -438,9 +438,9 @@ class Hold:
 
     # --- levels, and several holds together
 
-    def level(self, home: Home) -> Hold:
+    def level(self, parent: HoldParent) -> Hold:
         """Return another hold of the same claim and task: it is lost with this one, and its task is cancelled once."""
-        hold = Hold(home, self.validity, self.on_loss, self.token)
+        hold = Hold(parent, self.validity, self.on_loss, self.token)
         hold._scopes = self.scopes()
         hold.rare().first = self
         hold.follow(self)
@@ -456,7 +456,7 @@ class Hold:
     def downgrade(self) -> None:
         """Count as a read hold in this process, before the server is asked."""
         inside = self.task is not None and self._blocks.get(self.name) is self
-        self.home = self.home.downgrade(self)
+        self.parent = self.parent.downgrade(self)
         self.rare().downgraded = True
         if inside:
             self.end_block()

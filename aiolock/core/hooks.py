@@ -85,7 +85,7 @@ class Observed:
         self._context.run(self._hooks.call, Moment.RELEASED, self._event)
 
     def lost(self, reason: LossReason, now: float) -> None:
-        """Report the loss; after the release, if only its answer told of the loss."""
+        """Report the loss; after the release, if only its answer reported the loss."""
         event = self._event
         held = event.held if event.released else now - self._granted
         self._event = replace(event, held=held, reason=reason)

@@ -23,7 +23,7 @@ _wait_logger: logging.Logger = wait_log.logger
 
 
 class WakeReason(Enum):
-    """The reason why a waiter goes on; the values are the words of the log."""
+    """The reason why a waiter goes on; the values are the texts of the log."""
 
     GRANTED = "the server granted the lock"
     NOTIFIED = "the server announced a change"
@@ -43,7 +43,7 @@ def log_wake(
 ) -> None:
     """Log at DEBUG that a waiter for ``name`` goes on, with the ``error`` of a request that failed.
 
-    With ``own``, that is the running task, which is named; else the client's claim, which looks at the lock again for all
+    With ``own``, that is the running task, which is named; else the client's claim, which asks for the lock again for all
     its tasks. ``kind`` is ``None`` for a client that watches a register.
     """
     if _wait_logger.isEnabledFor(logging.DEBUG):

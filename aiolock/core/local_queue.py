@@ -174,7 +174,7 @@ async def _observe(
     if hold is not None:
         try:
             # The task may have waited for its turn since the grant.
-            hold.observe(options.template, begun, cast("LocalQueue", hold.home)._since)  # noqa: SLF001 - its own class
+            hold.observe(options.template, begun, cast("LocalQueue", hold.parent)._since)  # noqa: SLF001 - its own class
         except BaseException:
             # A callback ends the program.
             hold.abandon()
@@ -443,7 +443,7 @@ class LocalQueue:
             return
         task = self._task
         if self._state is _WAITING or (task is not None and self._claim.begin_release() is not None):
-            # The server knows, or is told before any other request of this task: there is nothing to wait for.
+            # The server knows, or is notified before any other request of this task: there is nothing to wait for.
             self._task = None
             if task is not None:
                 task.cancel()

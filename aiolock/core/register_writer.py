@@ -66,7 +66,7 @@ LATE: Final = Late()
 
 
 class WriteLog:
-    """Number the writes of one writer to one register, and tell which of them counted."""
+    """Number the writes of one writer to one register, and find out which of them counted."""
 
     def __init__(self) -> None:
         self.id: str = secrets.token_hex(8)
@@ -317,7 +317,7 @@ class RegisterWriter:
     async def run(self) -> None:
         """Work until no task wants anything, or until an error that no retry can change, which all tasks get.
 
-        Cancelling it leaves it open whether the write under way counts; every task is told that the client was closed.
+        Cancelling it leaves it open whether the write under way counts; every task gets the error of a closed client.
         """
         try:
             try:

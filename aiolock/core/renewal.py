@@ -136,7 +136,7 @@ class Validity(Certainty):
         self.claim.present = None if self.present is None else self.present(now)
 
     def prolong(self, until: float, now: float) -> None:
-        """Take in that the server does not grant it to another before ``until``; it is due again when two thirds of a ttl are left."""
+        """Record that the server does not grant it to another before ``until``; it is due again when two thirds of a ttl are left."""
         if self.renewed and self.claim.request.life != math.inf and until > now:
             self._fix(now)
         self.until = max(self.until, min(until, self.end) - self.grace)
@@ -158,7 +158,7 @@ class Validity(Certainty):
         return self.extensions, end
 
     def extended(self, number: int, end: float, grant: Grant, now: float) -> None:
-        """Take in the answer to such a request; the server may have carried out a later one by now, which then decides."""
+        """Process the answer to such a request; the server may have carried out a later one by now, which then decides."""
         if number == self.extensions:
             self.end = end
             self.prolong(min(grant.until, end), now)
@@ -259,7 +259,7 @@ class RenewalScheduler:
             self._settle(validity)
 
     def learn(self, validity: Validity, grant: Grant) -> None:
-        """Take in a grant that came by another request than a renewal."""
+        """Record a grant that came by another request than a renewal."""
         if not validity.over:
             self._learn(validity, grant, self._clock())
 
@@ -309,7 +309,7 @@ class RenewalScheduler:
 
     def _set_timer(self, when: float) -> None:
         loop = self._loop
-        assert loop is not None  # noqa: S101 - all callers have looked
+        assert loop is not None  # noqa: S101 - all callers have tested it
         if not self._listening:
             # The task of `run` was cancelled from outside, which cost the leases of that time.
             self._listening = True
@@ -477,7 +477,7 @@ class RenewalScheduler:
                 failed.setdefault(str(failure), []).append(validity)
 
     def _take(self, validity: Validity, answer: Renewal) -> Exception | None:
-        """Take in the answer about one hold; return it if it is an error."""
+        """Process the answer about one hold; return it if it is an error."""
         if validity.over:
             return None
         if isinstance(answer, str):
@@ -528,7 +528,7 @@ class RenewalScheduler:
                 self._ask(doubtful, self._clock())
 
     def _expire(self, validity: Validity) -> None:
-        """Take in that the time of a holder is over; with ``grace``, the server keeps the lock until the block has ended, if not longer."""
+        """Record that the time of a holder is over; with ``grace``, the server keeps the lock until the block has ended, if not longer."""
         if not validity.grace:
             self.lose(validity, "expired")
             return
@@ -550,7 +550,9 @@ class RenewalScheduler:
         try:
             validity.report(event)
         except Exception as error:  # noqa: BLE001 - one lease must not cost the others their renewal
-            log.error("telling the holder of %s failed", shorten(validity.claim.request.name), exc_info=error)
+            log.error(
+                "notifying the holder of %s failed", shorten(validity.claim.request.name), exc_info=error
+            )
 
 
 def _warn(why: str, validities: Sequence[Validity], now: float) -> None:

@@ -70,7 +70,7 @@ class Contender(Protocol):
 
 
 Disown = Callable[[], bool]
-"""Takes in that the server answered a release with "not ours"; returns whether the lease was lost by that."""
+"""Records that the server answered a release with "not ours"; returns whether the lease was lost by that."""
 
 
 class Stats:

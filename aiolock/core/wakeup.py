@@ -24,7 +24,7 @@ Waking = tuple[Any, Context, Future]
 
 current_task: Callable[[asyncio.AbstractEventLoop | None], asyncio.Task[Any] | None] = asyncio.current_task
 if sys.version_info < (3, 12):
-    # A function in Python there, and asked several times for each acquire; this is the dict that it looks into.
+    # A function in Python there, and asked several times for each acquire; this is the dict that it reads.
     current_task = asyncio.tasks._current_tasks.get  # type: ignore[attr-defined] # noqa: SLF001 - one version, and done
 
 LITTLE = 65536

@@ -29,10 +29,10 @@ __all__ = [
     "Barrier",
     "Heartbeats",
     "arrive",
-    "beat",
     "broken",
     "dead",
     "full",
+    "heartbeat",
     "leave",
     "outcome",
     "refuse",
@@ -131,7 +131,7 @@ def arrive(
     return _passed_if_confirmed({**body, "inside": {**body["inside"], me: mine}}), (body["round"], before)
 
 
-def beat(body: Body, me: str) -> tuple[Body | None, None]:
+def heartbeat(body: Body, me: str) -> tuple[Body | None, None]:
     """Record that client ``me`` is alive, and confirm the round if it is full."""
     if not body or me not in body["inside"]:
         return None, None
@@ -162,7 +162,7 @@ def broken(body: Body, gone: Mapping[str, int]) -> tuple[Body | None, None]:
     if not found:
         return None, None
     labels = ", ".join(sorted(body["inside"][client]["label"] for client in found))
-    return _ended(body, f"nothing was heard of {labels}"), None
+    return _ended(body, f"no heartbeat of {labels}"), None
 
 
 def dead(body: Body, me: str, heartbeats: Heartbeats, now: float) -> dict[str, int]:
@@ -252,7 +252,7 @@ class Barrier(Handle):
         :class:`BackendError` if the server cannot be reached at first; once it waits, it survives outages.
 
         Whenever it raises, also by being cancelled, a round that has counted this party is broken for the others, which
-        are told in the background; a party that the server has not counted yet leaves nothing, and the others wait on. At
+        are notified in the background; a party that the server has not counted yet leaves nothing, and the others wait on. At
         the end of its time it finds out first what came of the round, for at most another 0.05 s, and passes if the
         others did. Two cases remain in which it raises and the others may have passed: the server did not answer
         (:class:`BackendError`, or a :class:`WaitTimeout` that says so), and it was cancelled, or its client closed, in the
@@ -273,7 +273,7 @@ class Barrier(Handle):
             raise
         except BaseException as error:
             if isinstance(error, BackendRefused) and writer.full:
-                # The others wait in vain: tell them, by a new writer.
+                # The others wait in vain: notify them, by a new writer.
                 self._writer().submit(partial(refuse, number=party.round))
             party.leave(f"a party was cancelled ({self._label})")
             raise
@@ -300,10 +300,10 @@ class _LocalParties:
         self.parties: set[int] = set()
         self._ttl = ttl
         self._heartbeats: Heartbeats = {}
-        self._looked = writer.clock()
+        self._observed_at = writer.clock()
         self._body: Body | None = None
         writer.on_close(lambda body: leave(body, writer.id, self.parties, "the client of a party was closed"))
-        asyncio.get_running_loop().call_later(ttl / 3, self._beat)
+        asyncio.get_running_loop().call_later(ttl / 3, self._send_heartbeat)
 
     @classmethod
     def of(cls, writer: RegisterWriter, ttl: float) -> _LocalParties:
@@ -312,26 +312,26 @@ class _LocalParties:
             writer.companion = cls(writer, ttl)
         return writer.companion
 
-    def _beat(self) -> None:
+    def _send_heartbeat(self) -> None:
         if not self.writer.ended and self.parties:
-            self.writer.submit(partial(beat, me=self.writer.id))
-            asyncio.get_running_loop().call_later(self._ttl / 3, self._beat)
+            self.writer.submit(partial(heartbeat, me=self.writer.id))
+            asyncio.get_running_loop().call_later(self._ttl / 3, self._send_heartbeat)
         elif self.writer.companion is self:
             self.writer.companion = None
 
-    def look(self, body: Body) -> None:
-        """Confirm a full round, and find dead clients; each version is looked at once."""
+    def observe(self, body: Body) -> None:
+        """Confirm a full round, and find dead clients, once for each version."""
         if body is self._body:
             return
         self._body = body
         writer, now = self.writer, self.writer.clock()
         mine = body["inside"].get(writer.id) if body else None
         if mine is not None and not mine["here"] and full(body):
-            writer.submit(partial(beat, me=writer.id))
-        if now - self._looked > self._ttl * 2 / 3:
+            writer.submit(partial(heartbeat, me=writer.id))
+        if now - self._observed_at > self._ttl * 2 / 3:
             # This client was stopped or cut off, and has missed the heartbeats of the others.
             self._heartbeats.clear()
-        self._looked = now
+        self._observed_at = now
         gone = dead(body, writer.id, self._heartbeats, now)
         # All clients of a full round may be dead: then only those that wait for the next round can end it.
         if gone and (mine is not None or full(body)):
@@ -370,7 +370,7 @@ class _Party:
 
     def condition(self, body: Body) -> int | Late | None:
         """Return how many came before, once the round was passed; raise :class:`BarrierBroken` if it was broken."""
-        self._local.look(body)
+        self._local.observe(body)
         self._inside = inside(body)
         if not self.arrival.done():
             return None

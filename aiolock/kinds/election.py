@@ -103,7 +103,7 @@ class Election(Handle):
 
 
 class _Observer(AsyncIterator["Leader | None"]):
-    """The iterator of one observer: the register of the election tells when to ask for the leader again."""
+    """The iterator of one observer: the register of the election shows when to ask for the leader again."""
 
     def __init__(self, election: Election, runtime: Runtime, ttl: float) -> None:
         self._election = election
@@ -191,7 +191,7 @@ class Campaign(Lock):
 
     def _won(self, hold: Hold) -> Hold:
         self.terms.add(hold)
-        runtime = hold.home.runtime
+        runtime = hold.parent.runtime
         self._tell(runtime)
         hold.watch().add_done_callback(lambda _: self._tell(runtime))
         return hold

@@ -14,7 +14,7 @@ from typing import NamedTuple, NoReturn
 
 from aiolock.core.backend import Claim, Grant, Release, Request
 from aiolock.core.cancellation import Task, in_async_generator
-from aiolock.core.hold import Hold, Home, LeaseOptions, running_task
+from aiolock.core.hold import Hold, HoldParent, LeaseOptions, running_task
 from aiolock.core.local_queue import ask
 from aiolock.core.runtime import Runtime
 from aiolock.core.tasks import start
@@ -179,7 +179,7 @@ class JointHold(Hold):
         super().abandon()
 
     def disown(self) -> bool:
-        """Take in that the server answered the release of a part with "not ours", which that part has reported."""
+        """Record that the server answered the release of a part with "not ours", which that part has reported."""
         if self.loss is None and any(part.lost() for part in self.parts):
             self.loss: LossReason | None = "revoked"
             return True
@@ -225,7 +225,7 @@ class JointLease(Lease):
     async def renew(self) -> None:
         """Ask for a full ttl of each part now. Raises and cancels as :meth:`Lease.renew` does."""
         hold = self._hold
-        hold.home.runtime.guard()
+        hold.parent.runtime.guard()
         for part in self.parts:
             part._refuse_life()  # noqa: SLF001 - a lease as well
         if not hold.open:
@@ -249,7 +249,7 @@ class JointLease(Lease):
     async def confirm(self, connection: object) -> None:
         """Check each part inside your own transaction. Raises and cancels as :meth:`Lease.confirm` does."""
         hold = self._hold
-        hold.home.runtime.guard()
+        hold.parent.runtime.guard()
         hold.check()
         for part in self.parts:
             if hold_of(part).open:
@@ -265,10 +265,10 @@ class JointLease(Lease):
 
 
 class _Parts:
-    """The home of a joint hold: the homes of its parts."""
+    """The parent of a joint hold: the parents of its parts."""
 
     def __init__(self, parts: Sequence[Hold]) -> None:
-        self.runtime: Runtime = parts[0].home.runtime
+        self.runtime: Runtime = parts[0].parent.runtime
         self._parts = parts
 
     @property
@@ -285,7 +285,7 @@ class _Parts:
         """Return 0: every part stands for itself."""
         return 0
 
-    def downgrade(self, hold: Hold) -> Home:
+    def downgrade(self, hold: Hold) -> HoldParent:
         """Refuse, as a joint lease does."""
         raise RuntimeError(f"{shorten(hold.name)} cannot be downgraded as one")
 
@@ -313,7 +313,7 @@ class _Several(Claim):
         except BaseException:
             # The releases that had not begun: a task that is cancelled before its first step never runs.
             for part, claim in self._claims:
-                part.home.runtime.clean_up(claim, keep, part.disown)
+                part.parent.runtime.clean_up(claim, keep, part.disown)
             self._claims.clear()
             raise
         for result in results:
@@ -323,7 +323,7 @@ class _Several(Claim):
 
     async def _one(self, part: Hold, claim: Claim, keep: float) -> bool:
         del self._claims[part, claim]
-        return await part.home.runtime.release(claim, part.disown, keep)
+        return await part.parent.runtime.release(claim, part.disown, keep)
 
 
 # --- the handle
@@ -412,7 +412,7 @@ class LockAll(Handle):
             return None
 
     async def __aenter__(self) -> JointLease:
-        # Looked at before the first await, while the caller's frame is still the one above.
+        # Determined before the first await, while the caller's frame is still the one above.
         cancel = self._on_loss == "cancel" and not in_async_generator(sys._getframe(1))  # noqa: SLF001
         lease = await self._acquire(UNSET)
         hold, task = hold_of(lease), running_task()

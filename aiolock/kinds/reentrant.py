@@ -8,7 +8,7 @@ from typing import Any
 
 from aiolock.core.backend import Claim
 from aiolock.core.cancellation import Task
-from aiolock.core.hold import Hold, Home
+from aiolock.core.hold import Hold, HoldParent
 from aiolock.core.runtime import Runtime
 from aiolock.lock import Lock
 from aiolock.types import Kind
@@ -17,24 +17,24 @@ __all__ = ["Levels", "ReentrantLock", "at_once"]
 
 
 class Levels:
-    """The home of all levels of one claim that its task has open; the last one to leave gives the claim back.
+    """The parent of all levels of one claim that its task has open; the last one to leave gives the claim back.
 
     Further levels keep the first one alive, and this object does not: a lease that is dropped is collected at once.
     """
 
-    def __init__(self, first: Hold, home: Home, key: tuple[Task, str] | None) -> None:
-        self.runtime: Runtime = home.runtime
+    def __init__(self, first: Hold, parent: HoldParent, key: tuple[Task, str] | None) -> None:
+        self.runtime: Runtime = parent.runtime
         self._first = weakref.ref(first)
-        self._home = home
+        self._parent = parent
         self._key = key
         self._open = 1
 
     @property
     def kind(self) -> Kind:
         """The kind of the hold."""
-        return self._home.kind
+        return self._parent.kind
 
-    def downgrade(self, hold: Hold) -> Home:  # noqa: ARG002 - no kind of lock that has levels can be downgraded
+    def downgrade(self, hold: Hold) -> HoldParent:  # noqa: ARG002 - no kind of lock that has levels can be downgraded
         """Refuse: a write hold has no levels."""
         raise RuntimeError("a hold that was entered again cannot be downgraded")
 
@@ -62,7 +62,7 @@ class Levels:
             del self.runtime.levels[self._key]
         first = self._first()
         assert first is not None  # noqa: S101 - the hold that leaves is the first, or keeps it
-        return self._home.leave(first, keep)
+        return self._parent.leave(first, keep)
 
     def levels(self) -> int:
         """Return the number of levels that are open."""
@@ -112,7 +112,7 @@ class ReentrantLock(Lock):
     def _won(self, hold: Hold) -> Hold:
         key = (self._task(), self.name)
         # The holds keep their levels alive; this table only finds them.
-        hold.home = self._runtime.levels[key] = Levels(hold, hold.home, key)
+        hold.parent = self._runtime.levels[key] = Levels(hold, hold.parent, key)
         return hold
 
 

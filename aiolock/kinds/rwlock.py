@@ -24,7 +24,7 @@ Make = Callable[..., Any]
 class RWLock(Handle):
     """A name with many readers or one writer. Made by :meth:`Client.rwlock`; does no I/O.
 
-    Requests are served in order: a waiting writer stops later readers, so that it is not starved, and readers next to each
+    Requests are granted in order: a waiting writer stops later readers, so that it is not starved, and readers next to each
     other in the queue enter together. Each reader has its own deadline: one that died delays only a writer, by its ttl at
     most.
     """
@@ -122,10 +122,10 @@ class ReadLock(_Side):
         outer = self._reading()
         if outer is None:
             return None
-        home = outer.home
-        if not isinstance(home, Levels):
-            outer.home = home = Levels(outer, home, None)
-        return home.again()
+        parent = outer.parent
+        if not isinstance(parent, Levels):
+            outer.parent = parent = Levels(outer, parent, None)
+        return parent.again()
 
 
 class WriteLock(_Side):

@@ -24,7 +24,7 @@ __all__ = ["Semaphore", "kind_of"]
 class Semaphore(Lock):
     """At most ``limit`` permits are held at once. Made by :meth:`Client.semaphore`.
 
-    Every permit is leased: those of a holder that died come back after its ttl. Requests are served in order, so one for
+    Every permit is leased: those of a holder that died come back after its ttl. Requests are granted in order, so one for
     many permits waits at the head until there are enough, and is not starved by requests for few. A task may take permits
     inside its own block; if only its own are left, it waits for itself. ``async with semaphore`` takes the permits that the
     semaphore was made with, ``async with semaphore.acquire(permits=3)`` another number.
@@ -84,7 +84,7 @@ class Semaphore(Lock):
         )
 
     async def available(self) -> int:
-        """Return the number of permits that are not held; waiters are served first.
+        """Return the number of permits that are not held; waiters come first.
 
         Ends within the client's ``command_timeout``; cancelling it changes nothing.
         """

@@ -150,7 +150,7 @@ def lose(lease: Lease, reason: LossReason = "expired") -> None:
         # It is lost with the first of its parts.
         lease = lease.parts[0]
     hold = hold_of(lease)
-    runtime = hold.home.runtime
+    runtime = hold.parent.runtime
     runtime.guard()
     runtime.scheduler.lose(hold.validity, reason)
 
@@ -165,11 +165,11 @@ class _Server(MemoryServer):
     def next_end(self) -> float:
         """Return the time at which the next hold ends without a renewal."""
 
-        def look(machine: Machine, _: float) -> float:
+        def inspect(machine: Machine, _: float) -> float:
             holds = (hold for lock in machine.locks.values() for hold in lock.holds.values())
             return min((hold.deadline for hold in holds), default=float("inf"))
 
-        return self.ask(look)
+        return self.ask(inspect)
 
 
 class _Backend(MemoryBackend):

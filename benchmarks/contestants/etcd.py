@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from typing import Self
 
 from aiolock.backends.etcd import messages
-from aiolock.backends.etcd.connection import visit
+from aiolock.backends.etcd.connection import new_connection
 from aiolock.backends.etcd.url import parameters
 from benchmarks.contestants.base import BATCH, RENEWALS, InBlocks, Polling, again_and_again
 from tests.processes import program
@@ -30,7 +30,7 @@ class OnEtcd(InBlocks):
 
     async def __aenter__(self) -> Self:
         address = parameters(self.url, {})
-        self.wire = await visit(address.hosts[0], address, self.ttl)
+        self.wire = await new_connection(address.hosts[0], address, self.ttl)
         self._lease = await self.lease(LASTS)
         return self
 

@@ -57,7 +57,7 @@ MADE_OF = {"quorum": "redis"}
 @pytest.mark.parametrize(("server", "capabilities"), DEPLOYMENTS)
 def test_advice_is_about_the_server_that_it_is_given_for(server, capabilities):
     told = [sentence for sentence in in_words(capabilities, server) if not sentence.promised]
-    assert {sentence.word for sentence in told} == set(PROMISES) - capabilities
+    assert {sentence.capability for sentence in told} == set(PROMISES) - capabilities
     for sentence in told:
         assert sentence.advice
         for other, settings in SETTINGS.items():

@@ -269,6 +269,6 @@ def test_a_paused_semaphore_is_said_to_be():
 def test_every_word_is_said_on_every_server():
     for capabilities in ({"exclusion"}, set(PROMISES), {"exclusion", "tomorrow's"}):
         told = in_words(capabilities)
-        assert {each.word for each in told if each.promised} == capabilities
-        assert {each.word for each in told} == set(PROMISES) | capabilities
+        assert {each.capability for each in told if each.promised} == capabilities
+        assert {each.capability for each in told} == set(PROMISES) | capabilities
         assert all(each.advice for each in told if not each.promised)

@@ -148,7 +148,7 @@ async def test_a_party_that_died_breaks_the_round_after_its_ttl(deployment, clie
     waiter = asyncio.create_task(client.barrier("x", 3, ttl=ttl).wait())
     [broken] = await ends([waiter])
     assert isinstance(broken, BarrierBroken)
-    assert broken.reason == "nothing was heard of silent"
+    assert broken.reason == "no heartbeat of silent"
     assert asyncio.get_running_loop().time() - begin >= 0.99 * ttl
     await silent.end()
 

@@ -59,7 +59,7 @@ async def passes(count: int) -> None:
 
 def verdict(lease: Lease, reason: LossReason = "expired") -> None:
     """End the hold in this very tick, by the way that every loss takes; the server is told by a clean-up."""
-    lease._hold.home.runtime.scheduler.lose(lease._hold.validity, reason)
+    lease._hold.parent.runtime.scheduler.lose(lease._hold.validity, reason)
 
 
 async def gets_the_lock(client: Client, name: str) -> int:

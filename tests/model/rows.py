@@ -39,10 +39,10 @@ from aiolock.backends.rows.lockrow import (
     Leave,
     Liveness,
     LockRow,
-    Look,
-    Mint,
     RowHold,
     RowRequest,
+    Serve,
+    TokenSource,
     apply,
 )
 from aiolock.backends.rows.store import StoreClock
@@ -440,11 +440,15 @@ class Model:
             "enter": lambda entry: Enter(str(entry), self.request(entry), wait=True),
             "leave": lambda entry: Leave(str(entry)),
             "keep": lambda entry: Leave(str(entry), self.request((*entry, 1))),
-            "look": lambda entry: Look(),
+            "look": lambda entry: Serve(),
             "force": lambda entry: Force(),
         }
         batch: Batch = apply(
-            before, [kinds[kind](entry) for kind, entry in steps], known, Mint(0, tick, 0.0), doubt=doubt
+            before,
+            [kinds[kind](entry) for kind, entry in steps],
+            known,
+            TokenSource(0, tick, 0.0),
+            doubt=doubt,
         )
         after = batch.row
         granted = [

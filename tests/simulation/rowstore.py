@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from aiolock.backends.rows.backend import RowBackend
 from aiolock.backends.rows.context import new_version
-from aiolock.backends.rows.lockrow import LockRow, Mint, decode, encode, mint
+from aiolock.backends.rows.lockrow import LockRow, TokenSource, decode, encode, new_tokens
 from aiolock.backends.rows.store import ALL, Edit, Entry, Listener, Row, RowStore, StoreClock
 from aiolock.clock import Clock, system_clock
 from aiolock.core.backend import Settings
@@ -155,7 +155,7 @@ def entered(value: bytes, entry: Entry, tick: int) -> bytes | None:
     row = decode(value) if value else LockRow(name)
     if encode(row) != encode(LockRow(name, token=row.token, forced=row.forced)):
         return None
-    first, count, row.token = mint(row.token, entry.block, Mint(entry.floor, tick))
+    first, count, row.token = new_tokens(row.token, entry.block, TokenSource(entry.floor, tick))
     hold = f'{{"v":"","t":0,"h":[{entry.hold},"b":{count},"t":{first}}}]}}'
     row.holds = decode((entry.head[:1] + hold).encode()).holds
     return encode(row)

@@ -43,8 +43,8 @@ def test_the_roll_is_called_before_a_round_is_passed():
     # Who comes meanwhile belongs to the next round, and has to come again.
     assert arrive(body, "c", 1) == (body, (0, 0))
     # The last one to come has answered already.
-    assert barrier.outcome(step(body, barrier.beat(body, "b")), 1) is None
-    body = step(body, barrier.beat(body, "a"))
+    assert barrier.outcome(step(body, barrier.heartbeat(body, "b")), 1) is None
+    body = step(body, barrier.heartbeat(body, "a"))
     assert barrier.outcome(body, 1) == ""
     body, answer = arrive(body, "c", 1)
     assert answer == (2, 0)
@@ -77,11 +77,11 @@ def test_who_is_dead_is_seen_by_ones_own_clock():
     assert barrier.dead(body, "a", heartbeats, 109.9) == {}
     gone = barrier.dead(body, "a", heartbeats, 110.0)
     assert gone == {"b": 1}
-    alive = step(body, barrier.beat(body, "b"))
+    alive = step(body, barrier.heartbeat(body, "b"))
     # It was heard of in the meantime: then the verdict changes nothing.
     assert barrier.broken(alive, gone) == (None, None)
     assert barrier.dead(alive, "a", heartbeats, 111.0) == {}
-    assert barrier.outcome(step(body, barrier.broken(body, gone)), 1) == "nothing was heard of B"
+    assert barrier.outcome(step(body, barrier.broken(body, gone)), 1) == "no heartbeat of B"
     assert barrier.dead({}, "a", heartbeats, 112.0) == {}
     assert heartbeats == {}
     assert barrier.broken({}, gone) == (None, None)
@@ -127,7 +127,7 @@ def test_a_round_is_passed_by_as_many_as_there_are_parties_and_broken_for_all_or
                 together = [other for other, theirs in mine.items() if theirs == number]
                 assert place == len(together) - 1
         elif event == "beat":
-            body = step(body, barrier.beat(body, client))
+            body = step(body, barrier.heartbeat(body, client))
         else:
             here = [party for who, party in mine if who == client]
             body = step(body, barrier.leave(body, client, set(here[-1:]), f"{client} left"))

@@ -111,7 +111,7 @@ def test_a_timeout_looks_like_no_operating_system_error():
     [
         (
             errors.AcquireTimeout("a", 2.0),
-            "lock 'a' was not free within 2 s; wait longer with timeout=, or look who holds it with inspect()",
+            "lock 'a' was not free within 2 s; wait longer with timeout=, or see who holds it with inspect()",
         ),
         (
             errors.LockLost("a", "force-released"),

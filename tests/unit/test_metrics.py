@@ -17,7 +17,7 @@ def seen(*values: float, bounds: tuple[float, ...] = (1.0, 2.0, 4.0)) -> Distrib
     histogram = Histogram(bounds)
     for value in values:
         histogram.record(value)
-    return histogram.look()
+    return histogram.snapshot()
 
 
 # --- distributions
@@ -60,7 +60,7 @@ def test_quantiles_are_right_to_the_width_of_a_bucket():
 def test_a_look_is_not_changed_by_what_comes_later():
     histogram = Histogram()
     histogram.record(1.0)
-    before = histogram.look()
+    before = histogram.snapshot()
     histogram.record(2.0)
     assert before.count == 1
     assert before.bounds == SECONDS

@@ -605,7 +605,7 @@ async def test_a_report_that_raises_costs_no_other_lease_its_renewal(stage):
         await asyncio.sleep(10 * TTL)
     assert kept.until > stage.clock()
     assert lost.until <= stage.clock(), "it is not held, although nobody was told"
-    assert {record.getMessage() for record in records} == {"telling the holder of 'x' failed"}
+    assert {record.getMessage() for record in records} == {"notifying the holder of 'x' failed"}
 
 
 @staged
@@ -726,7 +726,7 @@ async def test_the_confirmation_of_a_short_grant_is_no_renewal_that_came_late(st
     stage.hold(granted_for=confirmation_window(TTL))
     stage.hold()
     await asyncio.sleep(10 * TTL)
-    slack = stage.scheduler.slack.look()
+    slack = stage.scheduler.slack.snapshot()
     assert slack.count == stage.scheduler.renewals - 1
     assert 0.6 < slack.least <= slack.most < 0.7
 

@@ -470,7 +470,7 @@ async def test_a_takeover_is_counted_from_the_arrival_of_the_first_answer():
 
         two.wire.slow, sent = slow, now()
         requests = [hold.request for hold in decode(server.rows[KEY].value).holds.values()]
-        await two.backend._engine.observer.look(requests)
+        await two.backend._engine.observer.observe_once(requests)
         [series] = two.backend._engine.observer._series.values()
         assert series.since > sent + 0.8
 
@@ -641,7 +641,7 @@ def test_a_grant_that_no_longer_stands_when_it_is_taken_is_not_believed(first):
                 del server.rows[session.key]
                 await two.backend._engine.begin_renewal(session)
                 await held.release()
-                writer.look()
+                writer.serve()
             elif first == "the grant":
                 del server.rows[session.key]
                 await held.release()
@@ -649,10 +649,10 @@ def test_a_grant_that_no_longer_stands_when_it_is_taken_is_not_believed(first):
                 await two.backend._engine.begin_renewal(session)
             else:
                 await held.release()
-                writer.look()
+                writer.serve()
                 await asyncio.sleep(0.1)
                 assert await one.backend.force_release("x", Family.LOCK)
-                writer.look()
+                writer.serve()
             await asyncio.sleep(0.1)
             assert isinstance(await waiting.acquire(wait=True), Grant)
             assert believed(server, waiting)

@@ -30,9 +30,9 @@ from aiolock.backends.rows.lockrow import (
     decode,
     encode,
     keep_row,
-    mint,
+    new_tokens,
 )
-from aiolock.backends.rows.lockrow import Mint as Source
+from aiolock.backends.rows.lockrow import TokenSource as Source
 from aiolock.backends.rows.store import StoreClock
 
 
@@ -185,15 +185,15 @@ def test_a_session_row_survives_its_encoding_with_fields_that_are_not_known():
 
 
 def test_tokens_rise_above_the_row_the_client_and_the_store():
-    assert mint(10, 1, Source(0, 0)) == (11, 1, 11)
-    assert mint(10, 1, Source(20, 0)) == (21, 1, 21)
-    assert mint(10, 1, Source(20, 30)) == (30, 1, 30)
-    first, count, last = mint(10, 8, Source(20, 30))
+    assert new_tokens(10, 1, Source(0, 0)) == (11, 1, 11)
+    assert new_tokens(10, 1, Source(20, 0)) == (21, 1, 21)
+    assert new_tokens(10, 1, Source(20, 30)) == (30, 1, 30)
+    first, count, last = new_tokens(10, 8, Source(20, 30))
     assert (first, count, last) == (23, 8, 30)
-    assert mint(28, 8, Source(20, 30)) == (29, 2, 30)
-    assert mint(40, 8, Source(20, 30)) == (41, 1, 41)
+    assert new_tokens(28, 8, Source(20, 30)) == (29, 2, 30)
+    assert new_tokens(40, 8, Source(20, 30)) == (41, 1, 41)
     # A row that was lost: another client may have been given the tokens below.
-    assert mint(0, 8, Source(20, 30)) == (30, 1, 30)
+    assert new_tokens(0, 8, Source(20, 30)) == (30, 1, 30)
 
 
 def test_only_a_free_row_may_be_deleted():

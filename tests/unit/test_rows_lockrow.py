@@ -22,17 +22,17 @@ from aiolock.backends.rows.lockrow import (
     Leave,
     Liveness,
     LockRow,
-    Look,
-    Mint,
     RowRequest,
+    Serve,
     SetLimit,
     Step,
+    TokenSource,
     UnknownFormat,
     apply,
     decode,
     encode,
     keep_row,
-    mint,
+    new_tokens,
 )
 from aiolock.backends.rows.store import MOST_VALUE
 
@@ -45,7 +45,7 @@ def request(number: int, mode: str = "mutex", session: str = "a-1", **fields) ->
 
 
 def enter(row: LockRow, asked: RowRequest, *, wait: bool = True, tick: int = NOW, **options) -> Batch:
-    return apply(row, [Enter(asked.id, asked, wait)], Liveness(), Mint(0, tick), **options)
+    return apply(row, [Enter(asked.id, asked, wait)], Liveness(), TokenSource(0, tick), **options)
 
 
 # --- against a specification
@@ -109,7 +109,7 @@ class AgainstSpecification(RuleBasedStateMachine):
         )
         before = encode(self.row)
         known = Liveness(self.dead, own={own: live} if own else {})
-        batch = apply(self.row, [step], known, Mint(self.floors[client], self.tick), **options)
+        batch = apply(self.row, [step], known, TokenSource(self.floors[client], self.tick), **options)
         assert encode(self.row) == before, "the row that was read stays as it is"
         if batch.changed:
             self.row = decode(encode(batch.row))
@@ -211,7 +211,7 @@ class AgainstSpecification(RuleBasedStateMachine):
             return
         self.limit = limit
         self.step(SetLimit("", limit))
-        self.step(Look())
+        self.step(Serve())
         self.serve()
 
     @rule()
@@ -233,14 +233,14 @@ class AgainstSpecification(RuleBasedStateMachine):
         # A client goes on with another session, so that the test goes on.
         self.dead = {session}
         self.serve()
-        self.step(Look())
+        self.step(Serve())
         self.dead = set()
 
     @rule()
     def a_kept_hold_ends(self) -> None:
         self.dead = {hold[3] for hold in self.holds if hold[0].endswith("kept")}
         self.serve()
-        self.step(Look())
+        self.step(Serve())
         self.dead = set()
 
     @rule(lost=st.booleans())
@@ -278,17 +278,17 @@ TestAgainstSpecification.settings = settings(
 
 
 def test_a_block_after_a_purge_contains_no_token_that_was_given_before():
-    first, count, last = mint(NOW, 1024, Mint(0, NOW + 100))
+    first, count, last = new_tokens(NOW, 1024, TokenSource(0, NOW + 100))
     assert (first, count, last) == (NOW + 1, 100, NOW + 100)
     # The row is lost, and its next grant comes within 1,024 µs.
-    again, count, _ = mint(0, 1024, Mint(0, NOW + 200))
+    again, count, _ = new_tokens(0, 1024, TokenSource(0, NOW + 200))
     assert again > last
     assert count == 1
 
 
 @pytest.mark.parametrize("last", [0, 10])
 def test_a_block_lies_above_all_tokens_that_this_client_has_seen(last):
-    first, count, top = mint(last, 1024, Mint(5_000, 0))
+    first, count, top = new_tokens(last, 1024, TokenSource(5_000, 0))
     assert first == 5_001
     assert top == first + count - 1
 
@@ -299,8 +299,8 @@ def test_a_block_lies_above_all_tokens_that_this_client_has_seen(last):
 def test_a_leave_after_an_unanswered_write_changes_the_version_and_is_flushed():
     row = LockRow("x", token=7)
     leave = [Leave("gone")]
-    assert not apply(row, leave, Liveness(), Mint(0, NOW)).changed
-    batch = apply(row, leave, Liveness(), Mint(0, NOW), doubt=True)
+    assert not apply(row, leave, Liveness(), TokenSource(0, NOW)).changed
+    batch = apply(row, leave, Liveness(), TokenSource(0, NOW), doubt=True)
     assert batch.changed
     assert batch.flush
 
@@ -308,10 +308,10 @@ def test_a_leave_after_an_unanswered_write_changes_the_version_and_is_flushed():
 def test_a_release_without_waiters_need_not_be_flushed_but_one_that_keeps_or_grants_is():
     asked, other = request(1), request(2)
     held = enter(LockRow("x"), asked).row
-    assert not apply(held, [Leave(asked.id)], Liveness(), Mint(0, NOW)).flush
+    assert not apply(held, [Leave(asked.id)], Liveness(), TokenSource(0, NOW)).flush
     kept = request(1, session="a-1 k")
-    assert apply(held, [Leave(asked.id, kept)], Liveness(), Mint(0, NOW)).flush
-    assert apply(enter(held, other).row, [Leave(asked.id)], Liveness(), Mint(0, NOW)).flush
+    assert apply(held, [Leave(asked.id, kept)], Liveness(), TokenSource(0, NOW)).flush
+    assert apply(enter(held, other).row, [Leave(asked.id)], Liveness(), TokenSource(0, NOW)).flush
 
 
 # --- (19) a full row
@@ -331,16 +331,16 @@ def full_row(mode: str = "read") -> LockRow:
 def test_all_requests_of_a_full_row_can_be_granted_by_one_write():
     row = full_row()
     assert len(row.queue) > 200
-    batch = apply(row, [Leave(request(0, "write").id)], Liveness(), Mint(0, NOW))
+    batch = apply(row, [Leave(request(0, "write").id)], Liveness(), TokenSource(0, NOW))
     assert batch.results == [True]
     assert not batch.row.queue
     assert len(encode(batch.row)) <= MOST_VALUE
 
 
 def test_a_request_to_release_that_does_not_fit_is_refused_by_itself():
-    row = apply(full_row(), [Leave(request(0, "write").id)], Liveness(), Mint(0, NOW)).row
+    row = apply(full_row(), [Leave(request(0, "write").id)], Liveness(), TokenSource(0, NOW)).row
     some = next(iter(row.holds))
-    batch = apply(row, [Ask("", "r" * 500), Leave(some)], Liveness(), Mint(0, NOW))
+    batch = apply(row, [Ask("", "r" * 500), Leave(some)], Liveness(), TokenSource(0, NOW))
     assert batch.results == [None, True]
     assert len(encode(batch.row)) <= MOST_VALUE
 
@@ -349,7 +349,7 @@ def test_the_holder_of_a_full_row_can_be_asked_to_release():
     """Of all rows, it is the one in which that is wanted."""
     row = full_row()
     longest = "é" * 128
-    batch = apply(row, [Ask("", "first"), Ask("", longest), Leave("nobody")], Liveness(), Mint(0, NOW))
+    batch = apply(row, [Ask("", "first"), Ask("", longest), Leave("nobody")], Liveness(), TokenSource(0, NOW))
     assert batch.results == [True, True, False]
     assert next(iter(batch.row.holds.values())).asked == longest
     assert len(encode(batch.row)) <= MOST_VALUE
@@ -357,7 +357,7 @@ def test_the_holder_of_a_full_row_can_be_asked_to_release():
     # With and without a hold that stays.
     holder = request(0, "write")
     for kept in (None, replace(holder, id=f"{holder.id} kept", session="kept-1")):
-        left = apply(decode(encode(batch.row)), [Leave(holder.id, kept)], Liveness(), Mint(0, NOW))
+        left = apply(decode(encode(batch.row)), [Leave(holder.id, kept)], Liveness(), TokenSource(0, NOW))
         assert left.results == [True]
         assert len(encode(left.row)) <= MOST_VALUE
 
@@ -368,7 +368,7 @@ def test_a_request_that_does_not_fit_is_refused_beside_a_release_that_does():
         row,
         [Enter("new", request(9_999, "read", label="x" * 100)), Leave("write0a-1")],
         Liveness(),
-        Mint(0, NOW),
+        TokenSource(0, NOW),
     )
     assert batch.results[1] is True
     assert len(encode(batch.row)) <= MOST_VALUE
@@ -383,13 +383,15 @@ def crowd(number: int, session: str) -> list[Enter]:
 def test_one_client_leaves_room_to_the_others():
     row = enter(LockRow("x"), request(0, "write", "h-1")).row
     steps = crowd(1_000, "a-1")
-    batch = apply(row, steps, Liveness(own={"a-1": {step.id: 1 for step in steps}}), Mint(0, NOW))
+    batch = apply(row, steps, Liveness(own={"a-1": {step.id: 1 for step in steps}}), TokenSource(0, NOW))
     admitted = [step.id for step, result in zip(steps, batch.results, strict=True) if result is not None]
     assert list(batch.row.queue) == admitted == [step.id for step in steps[: len(admitted)]]
     assert 200 < len(admitted) < 500
     for client in ("b-1", "c-1", "d-1"):
         steps = crowd(20, client)
-        batch = apply(batch.row, steps, Liveness(own={client: {step.id: 1 for step in steps}}), Mint(0, NOW))
+        batch = apply(
+            batch.row, steps, Liveness(own={client: {step.id: 1 for step in steps}}), TokenSource(0, NOW)
+        )
         assert sum(result is not None for result in batch.results) == FEW
 
 
@@ -397,7 +399,7 @@ def test_the_room_that_leaves_is_that_of_those_who_come_in_the_same_write():
     row = full_row()
     first = next(iter(row.queue.values()))
     steps = [*crowd(3, "new-1"), Leave(first.id)]
-    batch = apply(row, steps, Liveness(), Mint(0, NOW))
+    batch = apply(row, steps, Liveness(), TokenSource(0, NOW))
     assert [result is not None for result in batch.results] == [True, False, False, True]
     assert list(batch.row.queue)[-1] == steps[0].id
 
@@ -406,7 +408,9 @@ def test_no_request_overtakes_one_for_which_there_is_no_room():
     row = full_row()
     row.queue.popitem()
     long, short = request(1, "read", "long-1", label="x" * 250), request(2, "read", "short-1")
-    batch = apply(row, [Enter(one.id, one, wait=True) for one in (long, short)], Liveness(), Mint(0, NOW))
+    batch = apply(
+        row, [Enter(one.id, one, wait=True) for one in (long, short)], Liveness(), TokenSource(0, NOW)
+    )
     assert batch.results == [None, None]
     assert not batch.changed
     assert enter(row, short).results == [Entered()]
@@ -471,7 +475,9 @@ def test_a_row_with_values_of_a_wrong_type_or_range_is_an_unknown_format(row):
 @pytest.mark.parametrize("field", ["t", "w", "r", "k"])
 def test_an_entry_with_a_field_of_holds_becomes_a_hold_that_can_be_read(field):
     entry = {"i": "b", "s": "s", "m": "mutex", "d": 3.0, field: -1, "also": 2}
-    row = apply(decode(written({**ROW, "h": [], "q": [entry]})), [Look()], Liveness(), Mint(0, NOW)).row
+    row = apply(
+        decode(written({**ROW, "h": [], "q": [entry]})), [Serve()], Liveness(), TokenSource(0, NOW)
+    ).row
     [hold] = decode(encode(row)).holds.values()
     assert (hold.token, hold.asked, hold.kept, dict(hold.request.extra)) == (NOW, None, False, {"also": 2})
 
@@ -481,7 +487,7 @@ def test_unknown_fields_survive_a_change():
         b'2{"new":[1],"v":"x","t":5,"h":[{"i":"a","s":"s","m":"mutex","d":3.0,"t":5,"w":1.0,"later":true}],'
         b'"q":[{"i":"b","s":"s","m":"mutex","d":3.0,"also":2}]}'
     )
-    row = apply(decode(value), [Leave("a")], Liveness(), Mint(0, NOW)).row
+    row = apply(decode(value), [Leave("a")], Liveness(), TokenSource(0, NOW)).row
     assert row.extra == {"new": [1]}
     assert dict(row.holds["b"].request.extra) == {"also": 2}
     assert b'"also":2' in encode(row)
@@ -494,7 +500,7 @@ def test_an_entry_of_a_dead_session_or_an_ended_claim_counts_for_no_client():
     first, second, third = request(1), request(2, session="b-1"), request(3, session="c-1")
     row = enter(enter(enter(LockRow("x"), first).row, second).row, third).row
     known = Liveness({"a-1"}, {"b-1": frozenset({second.id})})
-    batch = apply(row, [Look()], known, Mint(0, NOW))
+    batch = apply(row, [Serve()], known, TokenSource(0, NOW))
     assert list(batch.row.holds) == [third.id]
     assert not batch.row.queue
     assert batch.flush
@@ -503,6 +509,6 @@ def test_an_entry_of_a_dead_session_or_an_ended_claim_counts_for_no_client():
 
 def test_an_entry_of_this_client_that_it_has_forgotten_is_removed_by_any_write():
     row = enter(LockRow("x"), request(1)).row
-    batch = apply(row, [Look()], Liveness(own={"a-1": {}}), Mint(0, NOW))
+    batch = apply(row, [Serve()], Liveness(own={"a-1": {}}), TokenSource(0, NOW))
     assert batch.changed
     assert batch.row.free

@@ -19,7 +19,7 @@ from aiolock.core.logs import hide_debug
 from aiolock.core.tasks import reject, settle
 from aiolock.errors import BackendError
 
-__all__ = ["Channel", "Garbage"]
+__all__ = ["Channel", "ProtocolError"]
 
 WINDOW = 1 << 24
 """Bytes that the server may send ahead, for each stream and for the connection."""
@@ -32,7 +32,7 @@ LAST = (1 << 31) - (1 << 20)
 hide_debug("hpack")
 
 
-class Garbage(Exception):
+class ProtocolError(Exception):
     """Bytes that are no HTTP/2."""
 
 
@@ -168,18 +168,18 @@ class Channel:
     # --- answers
 
     def receive(self, data: bytes) -> None:
-        """Take in bytes of the server. Raises :class:`Garbage`."""
+        """Process bytes of the server. Raises :class:`ProtocolError`."""
         if not self._greeted:
             # The first frame is one of settings, and short. Text looks like the header of a frame that is never complete.
             if data[:1] != b"\0" or data[3:4] not in (b"", SETTINGS):
-                raise Garbage
+                raise ProtocolError
             self._greeted = True
         try:
             for event in self._h2.receive_data(data):
                 self._take(event)
             self._start()
         except (h2.exceptions.ProtocolError, Malformed, ValueError) as error:
-            raise Garbage from error
+            raise ProtocolError from error
         self.flush()
 
     def _take(self, event: h2.events.Event) -> None:

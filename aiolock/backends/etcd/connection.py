@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Unpack
 
 from aiolock.backends.etcd import messages
-from aiolock.backends.etcd.channel import Channel, Garbage
+from aiolock.backends.etcd.channel import Channel, ProtocolError
 from aiolock.backends.etcd.errors import DENIED, NOT_ENABLED, RpcError, refused, unreachable
 from aiolock.backends.etcd.url import Address
 from aiolock.backends.transport import Asked, ConnectionState, Hook, Options, WaitingTransport
@@ -16,7 +16,7 @@ from aiolock.backends.urls import Host
 from aiolock.core.tasks import reject, settle
 from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, UnsafeBackend, copy_of, shorten
 
-__all__ = ["FORMAT", "OLDEST", "Call", "Connection", "Visit", "visit"]
+__all__ = ["FORMAT", "OLDEST", "Call", "Connection", "NewConnection", "new_connection"]
 
 FORMAT = b"1"
 """The version of the keys, the mark of every namespace."""
@@ -25,7 +25,7 @@ LOGIN = 120.0
 """Seconds after which a client logs in again: a token may end 300 s after it was given."""
 
 
-class Visit(asyncio.Protocol):
+class NewConnection(asyncio.Protocol):
     """A connection that is being made, until its channel is handed on."""
 
     def __init__(self, host: Host, address: Address) -> None:
@@ -76,10 +76,10 @@ class Visit(asyncio.Protocol):
         return messages.status(await self.ask(messages.STATUS))
 
     def data_received(self, data: bytes) -> None:
-        """Take in answers."""
+        """Process answers."""
         try:
             self.channel.receive(data)
-        except Garbage:
+        except ProtocolError:
             tls = self.address.tls is not None
             first = b"" if self._spoken else data
             self.channel.fail(lambda: refused(self.host, first, tls=tls))
@@ -91,12 +91,12 @@ class Visit(asyncio.Protocol):
         self.channel.fail(lambda: unreachable(self.host, exc or EOFError(), tls=tls))
 
 
-async def visit(host: Host, address: Address, timeout: float) -> Visit:
+async def new_connection(host: Host, address: Address, timeout: float) -> NewConnection:
     """Connect to a member and log in, within ``timeout`` seconds; to be ended by the caller.
 
     Raises :class:`BackendError`. Cancelling it leaves no socket behind.
     """
-    made = Visit(host, address)
+    made = NewConnection(host, address)
     try:
         async with asyncio.timeout(timeout):
             await made.open()
@@ -181,7 +181,7 @@ class Connection(WaitingTransport[Call]):
             return
         try:
             channel.receive(data)
-        except Garbage as error:
+        except ProtocolError as error:
             garbage = BackendUnavailable(f"{channel.address} sent what is no HTTP/2")
             garbage.__cause__ = error
             self._lost(garbage)
@@ -200,7 +200,7 @@ class Connection(WaitingTransport[Call]):
             self._next = (self._next + 1) % len(hosts)
             try:
                 async with asyncio.timeout(timeout / len(hosts)):
-                    made = await visit(host, self._members, timeout)
+                    made = await new_connection(host, self._members, timeout)
                     try:
                         await self._check(made)
                     except BaseException:
@@ -218,7 +218,7 @@ class Connection(WaitingTransport[Call]):
         assert refusal is not None  # noqa: S101 - there is at least one host
         raise refusal
 
-    def _take(self, made: Visit, protocol: asyncio.Protocol) -> asyncio.WriteTransport:
+    def _take(self, made: NewConnection, protocol: asyncio.Protocol) -> asyncio.WriteTransport:
         transport = made.transport
         assert transport is not None  # noqa: S101 - it was connected
         self._cluster = made.cluster
@@ -228,7 +228,7 @@ class Connection(WaitingTransport[Call]):
         transport.set_protocol(protocol)
         return transport
 
-    async def _check(self, made: Visit) -> None:
+    async def _check(self, made: NewConnection) -> None:
         """Check the member and the format of the namespace, and watch. Raises :class:`BackendError`."""
         try:
             status = await made.status()
@@ -248,7 +248,7 @@ class Connection(WaitingTransport[Call]):
             self.members = len(messages.members(await made.ask(messages.MEMBERS)))
         await self._watch(made)
 
-    async def _check_format(self, made: Visit) -> None:
+    async def _check_format(self, made: NewConnection) -> None:
         """Mark the namespace with the format of its keys, or check its mark; linearizable, so the member has a leader."""
         key = f"{self._namespace}/format"
         read = await made.ask(messages.TXN, messages.get([key]))
@@ -271,7 +271,7 @@ class Connection(WaitingTransport[Call]):
                 "one version of the library everywhere, or another namespace"
             )
 
-    async def _watch(self, made: Visit) -> None:
+    async def _watch(self, made: NewConnection) -> None:
         """Watch the keys, and return when the member does."""
         loop = asyncio.get_running_loop()
         ready: asyncio.Future[None] = loop.create_future()
@@ -369,6 +369,6 @@ class Connection(WaitingTransport[Call]):
 
 
 def _answered(answer: asyncio.Future[bytes]) -> None:
-    """Take no notice: an error is an answer as well."""
+    """Do nothing: an error is an answer as well."""
     if not answer.cancelled():
         answer.exception()

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from aiolock.backends.diagnosis import failure, note, ok, round_trip, warning
 from aiolock.backends.etcd import messages
-from aiolock.backends.etcd.connection import OLDEST, Visit, visit
+from aiolock.backends.etcd.connection import OLDEST, NewConnection, new_connection
 from aiolock.backends.etcd.url import Address
 from aiolock.core.backend import Settings
 from aiolock.errors import BackendError
@@ -35,31 +35,34 @@ async def diagnose(address: Address, settings: Settings) -> list[Finding]:
     """Diagnose the members over new connections. Raises :class:`BackendError` if none can be asked."""
     async with AsyncExitStack() as stack:
         results = await asyncio.gather(
-            *(visit(host, address, settings.command_timeout) for host in address.hosts),
+            *(new_connection(host, address, settings.command_timeout) for host in address.hosts),
             return_exceptions=True,
         )
-        visits = [each for each in results if isinstance(each, Visit)]
-        for each in visits:
+        connections = [each for each in results if isinstance(each, NewConnection)]
+        for each in connections:
             if each.transport is not None:
                 stack.callback(each.transport.abort)
-        if not visits:
+        if not connections:
             raise next(error for error in results if isinstance(error, BaseException))
         for error in results:
             if isinstance(error, BaseException) and not isinstance(error, BackendError):
                 raise error
         try:
             async with asyncio.timeout(settings.command_timeout):
-                return await _ask(address, results, visits[0], settings)
+                return await _ask(address, results, connections[0], settings)
         except TimeoutError:
             return [failure("answers", "the cluster does not answer in time", "see whether it has a leader")]
 
 
 async def _ask(
-    address: Address, results: Sequence[Visit | BaseException], first: Visit, settings: Settings
+    address: Address,
+    results: Sequence[NewConnection | BaseException],
+    first: NewConnection,
+    settings: Settings,
 ) -> list[Finding]:
     examined = []
     for host, result in zip(address.hosts, results, strict=True):
-        if not isinstance(result, Visit):
+        if not isinstance(result, NewConnection):
             examined.append(Examined(str(host), None, 0, str(result)))
             continue
         answer = await result.ask(messages.STATUS)

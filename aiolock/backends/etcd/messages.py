@@ -282,7 +282,7 @@ class Event(NamedTuple):
 
 
 def watch(key: str) -> bytes:
-    """Return the request, for :data:`WATCH`, to be told of changes of a key."""
+    """Return the request, for :data:`WATCH`, to be notified of changes of a key."""
     return _message((1, _message((1, key.encode()))))
 
 

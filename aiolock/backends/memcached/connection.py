@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Unpack
 
 from aiolock.backends.memcached.conversation import conversation
-from aiolock.backends.memcached.protocol import NOOP, Garbage, Parser, Response, fits
+from aiolock.backends.memcached.protocol import NOOP, Parser, ProtocolError, Response, fits
 from aiolock.backends.transport import Asked, ConnectionState, Hook, Options, WaitingTransport
 from aiolock.backends.urls import Host
 from aiolock.core.tasks import settle
@@ -82,12 +82,12 @@ class Connection(WaitingTransport[_Batch]):
             for answer in self._parser.feed(data):
                 batch = self._pending[0]
                 if not fits(batch.commands[len(batch.answers)], answer):
-                    raise Garbage
+                    raise ProtocolError
                 batch.answers.append(answer)
                 if len(batch.answers) == len(batch.commands):
                     self._pending.popleft()
                     settle(batch.future, Reply(batch.answers, self.generation, self._started))
-        except (Garbage, IndexError) as error:
+        except (ProtocolError, IndexError) as error:
             garbage = BackendUnavailable(f"{self.address} answered something that no command had asked for")
             garbage.__cause__ = error
             self._lost(garbage)

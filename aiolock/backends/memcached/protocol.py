@@ -12,8 +12,8 @@ from aiolock.errors import BackendError, BackendRefused, BackendUnavailable
 __all__ = [
     "ERRORS",
     "NOOP",
-    "Garbage",
     "Parser",
+    "ProtocolError",
     "Response",
     "delete",
     "expiry",
@@ -83,7 +83,7 @@ class Response(NamedTuple):
         return self.code in (b"HD", b"VA")
 
 
-class Garbage(Exception):
+class ProtocolError(Exception):
     """Bytes that are no answer to what was asked."""
 
 
@@ -94,14 +94,14 @@ class Parser:
         self._rest = b""
 
     def feed(self, data: bytes) -> Iterator[Response]:
-        """Yield the answers that are complete. Raises :class:`Garbage`."""
+        """Yield the answers that are complete. Raises :class:`ProtocolError`."""
         data, start = self._rest + data, 0
         while (end := data.find(b"\r\n", start)) >= 0:
             line, stop = data[start:end], end + 2
             if line.partition(b" ")[0] in ERRORS:
                 answer = Response(b"ERROR", value=line)
             elif (match := _LINE.fullmatch(line)) is None:
-                raise Garbage
+                raise ProtocolError
             elif match[2] is None:
                 answer = Response(match[1], (match[3] or b"").decode())
             else:
@@ -109,14 +109,14 @@ class Parser:
                 if len(data) < stop:
                     break
                 if data[stop - 2 : stop] != b"\r\n":
-                    raise Garbage
+                    raise ProtocolError
                 answer = Response(b"VA", (match[3] or b"").decode(), data[end + 2 : stop - 2])
             start = stop
             self._rest = data[start:]
             yield answer
         self._rest = data[start:]
         if end < 0 and len(self._rest) > LONGEST:
-            raise Garbage
+            raise ProtocolError
 
 
 def fits(command: bytes, answer: Response) -> bool:

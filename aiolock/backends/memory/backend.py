@@ -52,7 +52,7 @@ Transport = Callable[[Callable[[], Any]], Awaitable[Any]]
 """Carries a step to the server and its answer back; simulations put delays and losses here."""
 
 POLL = 2.0
-"""Seconds after which a register is read again without a notification: one may get lost, and none tells of an expiry."""
+"""Seconds after which a register is read again without a notification: one may get lost, and none reports an expiry."""
 
 
 # --- the server

@@ -27,9 +27,9 @@ CONNECT = 3.0
 """Seconds, at most, in which a member has to accept a connection and to say hello, and half of the command timeout; closing waits for that."""
 BUSY = 1.0
 """Seconds, at most, by which the driver may notice later that the time to connect is over; no more than that time itself."""
-LOOK = 1.0
-"""Seconds between two looks at each member: so soon is noticed that an idle connection was lost."""
-GOODBYE = 0.3
+HEARTBEAT = 1.0
+"""Seconds between two heartbeats to each member: so soon is noticed that an idle connection was lost."""
+CLOSE_WITHIN = 0.3
 """Seconds for which closing waits for the server; shorter than the driver's pause between two tries to connect."""
 CLOSED = "the client is closed"
 
@@ -54,7 +54,7 @@ class _Events(ConnectionPoolListener, ServerHeartbeatListener):
         self.connecting[attempt] = asyncio.get_running_loop().time()
 
     def _ignore(self, event: Any) -> None:
-        """Take no notice."""
+        """Do nothing."""
 
     pool_created = pool_ready = pool_cleared = pool_closed = _ignore
     connection_check_out_started = connection_check_out_failed = _ignore
@@ -107,9 +107,9 @@ class Connection:
             maxPoolSize=CONNECTIONS,
             # Otherwise it makes connections of which it reports nothing.
             serverMonitoringMode="poll",
-            heartbeatFrequencyMS=round(1000 * LOOK),
+            heartbeatFrequencyMS=round(1000 * HEARTBEAT),
             connectTimeoutMS=round(1000 * self._connect),
-            # The driver looks at the time twice a second.
+            # The driver reads the clock twice a second.
             serverSelectionTimeoutMS=round(1000 * max(0.1, self._limit - 0.6)),
             event_listeners=[self._events],
         )
@@ -190,5 +190,5 @@ class Connection:
         while any(time() < min(late, began + limit) for began in self._events.connecting.values()):  # noqa: ASYNC110
             await asyncio.sleep(0.005)
         await end(self._tasks)
-        with suppress(Exception), timeout(GOODBYE):
+        with suppress(Exception), timeout(CLOSE_WITHIN):
             await self._driver.close()

@@ -24,20 +24,20 @@ from aiolock.backends.mysql.diagnosis import (
 )
 from aiolock.backends.mysql.lease_mode import LeaseMode
 from aiolock.backends.mysql.listener import presence
-from aiolock.backends.mysql.pool import Sessions, Site
+from aiolock.backends.mysql.pool import ServerFacts, Sessions
 from aiolock.backends.mysql.protocol import Result
 from aiolock.backends.mysql.register import MySQLRegister
 from aiolock.backends.mysql.renewal import BATCH, RowClaim
 from aiolock.backends.mysql.row_mode import RowMode
 from aiolock.backends.mysql.session_mode import SessionMode, silence_of
-from aiolock.backends.mysql.transaction_lock import RowLoan
+from aiolock.backends.mysql.transaction_lock import CallerRowLock
 from aiolock.backends.mysql.url import parameters
 from aiolock.core.backend import Claim, Renewal, Request, Settings
 from aiolock.core.capabilities import (
     Administration,
+    CallerLock,
     Confirmation,
     Diagnosis,
-    Loan,
     Purging,
     Register,
     RegisterStore,
@@ -166,7 +166,7 @@ class MySQLBackend(Administration, RegisterStore, TransactionLocks, Confirmation
         session.silence = silence
         return session
 
-    def _check(self, answers: list[Result]) -> Site:
+    def _check(self, answers: list[Result]) -> ServerFacts:
         """Refuse a server on which locks would not exclude; return the facts that statements depend on."""
         if self.settings.outages is not None:
             self.settings.outages.up(self, self.address)
@@ -176,7 +176,7 @@ class MySQLBackend(Administration, RegisterStore, TransactionLocks, Confirmation
         _, moves, database, blind = answers[-1].rows[0]
         # What servers have made up for themselves: one on MySQL, the other on newer MariaDBs.
         numbers = [f", @@{name}" for name in ("server_uuid", "server_uid") if name in facts]
-        return Site(
+        return ServerFacts(
             across=cluster(facts) != "",
             galera=cluster(facts) == GALERA,
             clock_stands=not int(moves),
@@ -266,16 +266,16 @@ class MySQLBackend(Administration, RegisterStore, TransactionLocks, Confirmation
         """Take a lock from its holder."""
         return await self._context.within(self.mode.force_release(name, family))
 
-    def borrow(self, request: Request, connection: object) -> Loan:
+    def caller_lock(self, request: Request, connection: object) -> CallerLock:
         """Return a row lock in the caller's own transaction; in the row mode."""
         if not isinstance(self.mode, RowMode):
             raise UnsupportedKind(
                 "lock inside a transaction", f"{self.name} with ?mode={self._mode_name}", "use ?mode=row"
             )
-        return RowLoan(self._context, self.mode, self.callers, request, connection)
+        return CallerRowLock(self._context, self.mode, self.callers, request, connection)
 
     async def confirm(self, claim: Claim, connection: object) -> bool:
-        """Lock the row of a hold in the caller's own transaction, and look whether it is there; in the lease mode."""
+        """Lock the row of a hold in the caller's own transaction, and return whether it is there; in the lease mode."""
         if not isinstance(claim, RowClaim):
             advice = "use connection=" if self._mode_name == "row" else "use ?mode=lease"
             raise UnsupportedKind(

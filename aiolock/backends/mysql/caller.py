@@ -56,9 +56,9 @@ def check_connection(connection: object) -> None:
         )
 
 
-async def ask_place(context: Context, statement: str, **words: str) -> list[Sequence[tuple[Any, ...]]]:
+async def ask_place(context: Context, statement: str, **values: str) -> list[Sequence[tuple[Any, ...]]]:
     """Send a packet on the main session whose last answer is the place of the client's server; return its rows."""
-    packet = context.statements(statement, server=context.site.server, **words)
+    packet = context.statements(statement, server=context.facts.server, **values)
     try:
         return [answer.rows for answer in await context.execute(packet)]
     except BackendRefused as error:
@@ -81,7 +81,7 @@ class MySQLConnection(CallerConnection):
         """Raise unless a transaction is open, on the server of the client; to be called by its task."""
         context, connection = self._context, self.connection
         try:
-            await cursor.execute(context.statements("loan_look", server=context.site.server))
+            await cursor.execute(context.statements("caller_server", server=context.facts.server))
         except Exception as error:
             if code(error) in NO_SUCH_VARIABLE:
                 raise self._elsewhere(there, "one of another version") from error
@@ -104,7 +104,9 @@ class MySQLConnection(CallerConnection):
             raise RuntimeError(
                 "no transaction is open on this connection: begin one first (await connection.begin())"
             )
-        self.kill = context.statements("loan_end", server=context.site.server, there=identity, number=number)
+        self.kill = context.statements(
+            "caller_end", server=context.facts.server, there=identity, number=number
+        )
 
     def _elsewhere(self, there: Place, name: str) -> ConfigError:
         return ConfigError(
@@ -148,7 +150,7 @@ class MySQLConnection(CallerConnection):
         except LockError as error:
             raise BackendUnavailable(f"{unable}the client has no connection for that: {error}") from error
         trial = context.sessions.tasks.spawn(
-            context.within(self._end_statement(control)), "aiolock-mysql-loan-trial"
+            context.within(self._end_statement(control)), "aiolock-mysql-caller-trial"
         )
         if (interruption := await until_done(trial)) is not None:
             raise interruption
@@ -183,12 +185,12 @@ async def confirm(context: Context, callers: Callers, claim: RowClaim, connectio
     The wait for the row is ended at the server within the command timeout, and by cancelling it, see :class:`CallerConnection`.
     """
     check_connection(connection)
-    if context.site.across:
+    if context.facts.across:
         raise UnsafeBackend(
             f"{context.address}: a row that is locked here is not locked on the other nodes of this cluster, and a later holder "
             "there could commit first: write with a fencing token instead"
         )
-    if context.site.rolls_back:
+    if context.facts.rolls_back:
         raise UnsafeBackend(
             f"{context.address}: innodb_rollback_on_timeout is on, so the server ends your whole transaction when the row is "
             "not to be had in time: switch it off, or write with a fencing token instead"

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from aiolock.backends.mysql.connection import MySQLSession
 from aiolock.backends.mysql.errors import NOT_NOW, code, hit, locked
-from aiolock.backends.mysql.pool import Sessions, Site
+from aiolock.backends.mysql.pool import ServerFacts, Sessions
 from aiolock.backends.mysql.protocol import Result
 from aiolock.backends.sql import read_schema, read_statements
 from aiolock.clock import Clock
@@ -82,9 +82,9 @@ class Statements:
             text = text.replace(word, table)
         return text
 
-    def __call__(self, name: str, /, **words: Any) -> str:
-        """Return the packet of that name with its words filled in."""
-        return self._queries[name].format_map(words)
+    def __call__(self, name: str, /, **values: Any) -> str:
+        """Return the packet of that name with its values filled in."""
+        return self._queries[name].format_map(values)
 
 
 # --- the context
@@ -121,18 +121,18 @@ class Context:
     """The locks of which a row was locked of late, and until when that is remembered; see :meth:`crowded`."""
 
     @property
-    def site(self) -> Site:
+    def facts(self) -> ServerFacts:
         """The facts about the server."""
-        if self.sessions.site is None:
+        if self.sessions.facts is None:
             raise RuntimeError("the client of this backend is not open: enter it with `async with` first")
-        return self.sessions.site
+        return self.sessions.facts
 
     def key(self, name: str, family: Family) -> str:
         """Return the name of a lock at the server: a digest, because names there are short, and blind to case on MySQL.
 
         The database and the table go into it, because user locks are those of the whole server.
         """
-        parts = (self.mode, *self.site.scope, self.settings.namespace, family.value, name)
+        parts = (self.mode, *self.facts.scope, self.settings.namespace, family.value, name)
         return digest("\0".join(parts))
 
     def granted(self, claim: Claim, token: int, count: int, sent: float) -> Grant:

@@ -34,7 +34,7 @@ class Transaction(NamedTuple):
     """Statements between the start and the serving of the next waiters."""
     after: Sequence[str]
     """Statements between that and the end."""
-    words: dict[str, Any]
+    values: dict[str, Any]
     asking: Sequence[str]
     """The owners of the claims that want to know the state of their requests."""
 
@@ -62,7 +62,7 @@ async def execute(
     Decisions that meet on two nodes of a cluster, or in a deadlock, are undone by the server and tried again. A node does
     not always report that: so the result is read after the commit. One that has met a row that stays locked
     is tried again on a session of its own, and so are others about that lock for a while. With ``repeat=False``, one whose
-    answer is lost is not tried again. Cancelling it leaves open whether the server heard it.
+    answer is lost is not tried again. Cancelling it leaves open whether the server received it.
     """
     clock, again = context.clock, False
     while True:
@@ -77,7 +77,7 @@ async def execute(
             inside, _, stand = answers[-3:]
             if int(inside.rows[0][0]) and stand.rows:
                 return answers, sent, again
-            # A node of a cluster undid the beginning without a word: what came after it was carried out by itself.
+            # A node of a cluster undid the beginning without notice: what came after it was carried out by itself.
             again = True
         except (BackendUnavailable, asyncio.CancelledError) as error:
             context.failed(key, error, sent)
@@ -132,9 +132,9 @@ class PendingDecision:
     owner: str = ""
     weight: int = 1
     lock: dict[str, Any] = field(default_factory=dict)
-    """The words of the statements about its lock."""
+    """The values for the statements about its lock."""
     row: dict[str, Any] = field(default_factory=dict)
-    """The words of the row that it asks for."""
+    """The values for the row that it asks for."""
     answer: asyncio.Future[Outcome] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
@@ -169,14 +169,16 @@ def _transaction(context: Context, taken: Sequence[PendingDecision]) -> Transact
         context.statements("request_row", ordinal=ordinal, **request.row)
         for ordinal, request in enumerate(entering, 1)
     )
-    words = (entering or taken)[0].lock | {
+    values = (entering or taken)[0].lock | {
         "rows": " UNION ALL ".join(rows),
         "leaving": leaving,
         "trying": trying,
     }
     # Requests to leave come after the others: a claim may have changed its mind.
     before = [*(("settle", "enqueue") if entering else ()), *(("depart",) if leaving else ())]
-    return Transaction(before, ["withdraw"] if trying else [], words, [request.owner for request in entering])
+    return Transaction(
+        before, ["withdraw"] if trying else [], values, [request.owner for request in entering]
+    )
 
 
 class DecisionQueue:

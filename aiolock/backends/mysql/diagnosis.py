@@ -74,7 +74,7 @@ def variables(answers: list[Result]) -> dict[str, str]:
 
 
 def _on(facts: Mapping[str, str], name: str, default: str = "OFF") -> bool:
-    # MariaDB 12 and some services use more words than ON and OFF.
+    # MariaDB 12 and some services use more values than ON and OFF.
     return (facts.get(name) or default).upper() not in {"OFF", "0"}
 
 
@@ -117,15 +117,15 @@ def cluster(facts: Mapping[str, str]) -> str:
 
 def promises(facts: Mapping[str, str], mode: str) -> frozenset[str]:
     """Return the capabilities of this deployment."""
-    words = {"exclusion", "no-eviction", "push"}
+    capabilities = {"exclusion", "no-eviction", "push"}
     if mode != "row" or "MariaDB" in facts.get("version", ""):
         # MySQL 8 prefers the transaction that blocks most others.
-        words.add("fifo")
+        capabilities.add("fifo")
     if mode == "lease":
-        words |= {"fencing", "keep"}
+        capabilities |= {"fencing", "keep"}
         if facts.get("innodb_flush_log_at_trx_commit") == "1":
-            words.add("survives-restart")
-    return frozenset(words)
+            capabilities.add("survives-restart")
+    return frozenset(capabilities)
 
 
 def processlist(facts: Mapping[str, str]) -> str:

@@ -3,7 +3,7 @@
 The row says who holds, until when, and under which token. It is the truth, and one atomic statement decides about it. The
 turnstile is a user lock that the holder has and the waiters block on, so that the server keeps them in order and wakes the
 next one when the holder leaves or dies; that one asks the row again. Losing a turnstile costs time, never exclusion: a
-look at the row's deadline is always armed, and a session that keeps the turnstile of a free row is ended.
+check at the row's deadline is always scheduled, and a session that keeps the turnstile of a free row is ended.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from aiolock.backends.mysql.connection import MySQLSession
 from aiolock.backends.mysql.context import BLOCK, Context, hexed, quote
 from aiolock.backends.mysql.queue import (
     GRACE,
-    LONGEST_LOOK,
+    LONGEST_POLL,
     Blocking,
-    Look,
+    PollAction,
     Position,
     PositionState,
     QueuedClaim,
@@ -42,8 +42,8 @@ __all__ = ["LeaseClaim", "LeaseMode"]
 
 log: Log = get_logger("aiolock")
 
-FIRST_LOOK, LAST_LOOK = 0.005, 0.25
-"""Seconds between looks of the first in the queue at a row whose holder cannot wake it."""
+FIRST_POLL, LAST_POLL = 0.005, 0.25
+"""Seconds between polls of the first in the queue at a row whose holder cannot wake it."""
 
 
 def lock_names(context: Context, name: str, family: Family) -> tuple[str, str]:
@@ -108,7 +108,7 @@ class LeaseMode:
         await left(context, turnstile)
         row = context.statements("inspect", id=quote(key))
         prefix = context.statements("wait_for_turnstile", turnstile=quote(turnstile), who="%")
-        listing = context.statements("waiters", processlist=context.site.processlist, pattern=hexed(prefix))
+        listing = context.statements("waiters", processlist=context.facts.processlist, pattern=hexed(prefix))
         holders, others = await context.execute(f"{row}; {listing}")
         waiting = await in_queue(context, others.rows)
         return LockInfo(name, tuple(_holder(row) for row in holders.rows), waiting, family)
@@ -163,7 +163,7 @@ class LeaseClaim(QueuedClaim, RowClaim, Extension):
     """An owner of a row, or a request to become it."""
 
     __slots__ = (
-        *("_asked", "_granted", "_next_look", "_remaining", "_turn", "_user"),
+        *("_asked", "_granted", "_next_poll", "_remaining", "_turn", "_user"),
         *("key", "owner", "requested", "turnstile"),
     )
 
@@ -180,9 +180,9 @@ class LeaseClaim(QueuedClaim, RowClaim, Extension):
         """The session that has the turnstile for this claim, or may have it."""
         self._remaining = 0.0
         """Seconds for which the row was held when it was last seen; below zero: free since."""
-        self._next_look = FIRST_LOOK
+        self._next_poll = FIRST_POLL
         self._user = -1
-        """The session that had the turnstile at the last look; 0: none."""
+        """The session that had the turnstile at the last poll; 0: none."""
 
     @property
     def row(self) -> str:
@@ -243,8 +243,8 @@ class LeaseClaim(QueuedClaim, RowClaim, Extension):
     async def extend(self, seconds: float, number: int) -> Grant:
         """Give the row another life."""
         context = self._context
-        words = {"id": quote(self.key), "owner": quote(self.owner), "number": number}
-        packet = context.statements("extend", life=round(seconds * 1_000_000), **words)
+        values = {"id": quote(self.key), "owner": quote(self.owner), "number": number}
+        packet = context.statements("extend", life=round(seconds * 1_000_000), **values)
         [*_, rows], sent = await context.within(context.change(packet, key=self.key))
         owner, forced, left = rows.rows[0] if rows.rows else (None, None, 0)
         if owner != self.owner or int(left) <= 0:
@@ -254,7 +254,7 @@ class LeaseClaim(QueuedClaim, RowClaim, Extension):
     # --- waiting
 
     def _blocking(self) -> Blocking:
-        self._user, self._next_look = -1, FIRST_LOOK
+        self._user, self._next_poll = -1, FIRST_POLL
         statements, turnstile = self._context.statements, quote(self.turnstile)
         return Blocking(
             self.turnstile,
@@ -268,33 +268,33 @@ class LeaseClaim(QueuedClaim, RowClaim, Extension):
             return super()._pause()
         if position.state is PositionState.TURN:
             # First in the queue already, and refused by the row: its holder has no turnstile to leave.
-            pause, self._next_look = self._next_look, min(2 * self._next_look, LAST_LOOK)
+            pause, self._next_poll = self._next_poll, min(2 * self._next_poll, LAST_POLL)
             return min(pause, max(self._remaining, 0.001))
         # The row should have become free by then.
-        return min(max(self._remaining, 0.0), LONGEST_LOOK) + GRACE
+        return min(max(self._remaining, 0.0), LONGEST_POLL) + GRACE
 
-    async def _look_after(self, position: Position) -> float:
-        """Look at the row and the turnstile; in how many seconds to look again."""
+    async def _poll(self, position: Position) -> float:
+        """Read the row and the turnstile; return the seconds until the next poll."""
         session = position.session
         try:
-            remaining, user = await self._look()
+            remaining, user = await self._read_state()
         except BackendRefused:
             # The table was dropped, for example, so no row will ever be free.
             raise
         except BackendError:
             # The server cannot be asked; if the position is gone as well, its task wakes the claim.
             return GRACE
-        look, pause = judge(
+        action, pause = judge(
             remaining, user, session.id if session is not None else -1, again=user == self._user
         )
         self._user = user
-        if look is Look.KILL:
+        if action is PollAction.KILL:
             await kill_holder(self._context, self.turnstile, user)
-        elif look is Look.ANEW and session is not None:
+        elif action is PollAction.REQUEUE and session is not None:
             session.abort()
         return pause
 
-    async def _look(self) -> tuple[float, int]:
+    async def _read_state(self) -> tuple[float, int]:
         """Return for how many seconds the row is held (below zero: free since), and which session has the turnstile."""
         context = self._context
         packet = context.statements("poll", id=quote(self.key), turnstile=quote(self.turnstile))
@@ -304,7 +304,7 @@ class LeaseClaim(QueuedClaim, RowClaim, Extension):
     async def _free_turnstile(self) -> None:
         """End the session that has the turnstile while this claim has the row: else its release would wake no waiter."""
         try:
-            _, user = await self._look()
+            _, user = await self._read_state()
         except BackendError:
             return
         if user:

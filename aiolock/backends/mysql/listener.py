@@ -15,7 +15,7 @@ from aiolock.core.backend import Grant, confirmation_window
 from aiolock.core.inbox import Inbox, WakeReason
 from aiolock.errors import BackendError, BackendRefused, LockError
 
-__all__ = ["Listener", "ListeningClaim", "Sleep", "Watch", "insist", "interrupted"]
+__all__ = ["Listener", "ListeningClaim", "Sleep", "Watch", "interrupted", "run_until_done"]
 
 
 class ListeningClaim(RowClaim):
@@ -83,7 +83,7 @@ class Sleep:
         context = self._context
         if self._findable is not session:
             packet = context.statements("take_wake_lock", wake_lock=quote(self.wake_lock(context.client)))
-            [answer] = await insist(session, packet)
+            [answer] = await run_until_done(session, packet)
             # One that we had before may not have noticed yet that it has ended.
             self._findable = session if answer.rows[0][0] else None
         main = await context.sessions.main()
@@ -93,8 +93,8 @@ class Sleep:
             )
             self._sleep_lock_at = main
 
-    async def sleep(self, session: MySQLSession, look: float, changed: str) -> bool:
-        """Sleep until there may be news, for ``look`` seconds at most; return whether the sleep was not ended by another client.
+    async def sleep(self, session: MySQLSession, timeout: float, changed: str) -> bool:
+        """Sleep until there may be news, for ``timeout`` seconds at most; return whether the sleep was not ended by another client.
 
         ``changed`` is the condition that a watched register has changed.
         """
@@ -102,13 +102,13 @@ class Sleep:
         packet = context.statements(
             "listen",
             client=quote(context.client),
-            look=round(look, 6),
+            timeout=round(timeout, 6),
             changed=changed,
             sleep_lock=self._sleep_lock,
         )
         self.asleep = True
         try:
-            [answer] = await session.run(packet, blocks=True, limit=look + context.timeout)
+            [answer] = await session.run(packet, blocks=True, limit=timeout + context.timeout)
         except BackendError as error:
             if not interrupted(session, error):
                 raise
@@ -119,13 +119,15 @@ class Sleep:
         if came:
             # The main session that had it is gone; the next one takes it.
             self._sleep_lock_at = None
-            await insist(session, context.statements("release_sleep_lock", sleep_lock=self._sleep_lock))
+            await run_until_done(
+                session, context.statements("release_sleep_lock", sleep_lock=self._sleep_lock)
+            )
             await self.prepare(session)
         # MariaDB has no error for GET_LOCK when it is ended, but no answer either.
         return came is not None
 
 
-async def insist(session: MySQLSession, statement: str) -> list[Result]:
+async def run_until_done(session: MySQLSession, statement: str) -> list[Result]:
     """Have a statement carried out that may be repeated, also if KILL QUERY ends it that was meant for the sleep."""
     while True:
         try:
@@ -146,7 +148,7 @@ def interrupted(session: MySQLSession, error: BackendError) -> bool:
 SHORTEST_LIFE = 3.0
 """Seconds that a position lives at least without being prolonged; `sharing.sql` says the same."""
 LONGEST = 1.0
-"""At most so many seconds between looks."""
+"""At most so many seconds between polls."""
 GRANTED, HELD, WAITING = 1, 2, (0, 5)
 """The states of a grant, of a confirmed hold, and of positions and watches."""
 ACROSS = 0.2
@@ -180,11 +182,11 @@ class Listener:
         self._sleep = Sleep(context)
         self._running = False
         self._searched = 0.0
-        """When it last looked for holds that are over."""
-        self._look = LONGEST
+        """When it last searched for holds that are over."""
+        self._interval = LONGEST
         self._prolonged = 0.0
         self._pause = NEVER
-        """Seconds to wait before the next look, because a row that it is about is locked."""
+        """Seconds to wait before the next poll, because a row that it is about is locked."""
         self._deciding: set[str] = set()
         """Locks about which a decision of the listener's is under way."""
 
@@ -199,11 +201,11 @@ class Listener:
     def discard(self, claim: ListeningClaim) -> None:
         """Forget a claim."""
         if self._claims.pop(claim.owner, None) is not None:
-            line = self._queues[claim.key]
-            del line[claim.owner]
-            if not line:
+            queue = self._queues[claim.key]
+            del queue[claim.owner]
+            if not queue:
                 del self._queues[claim.key]
-        self._hurry()
+        self._end_idle_sleep()
 
     def first(self, key: str, most: int) -> dict[str, ListeningClaim]:
         """Return the first claims that wait for this lock, by owner."""
@@ -219,13 +221,13 @@ class Listener:
         """Find out whether these owners were let in."""
         self._doubts.update(owner for owner in owners if owner in self._claims)
         if self._doubts:
-            self.look()
+            self.end_sleep()
 
     def doubt_all(self) -> None:
         """Find out which of all waiting claims were let in."""
         self.doubt(list(self._claims))
 
-    def look(self) -> None:
+    def end_sleep(self) -> None:
         """End the sleep: there may be news."""
         if self._sleep.asleep:
             self._wake_self()
@@ -238,12 +240,12 @@ class Listener:
     def forget(self, watch: Watch) -> None:
         """End a watch."""
         self._watches.pop(watch.owner, None)
-        self._hurry()
+        self._end_idle_sleep()
 
-    def _hurry(self) -> None:
+    def _end_idle_sleep(self) -> None:
         """End the sleep if there is no claim or watch left."""
         if not self._claims and not self._watches:
-            self.look()
+            self.end_sleep()
 
     def _wake_self(self) -> None:
         self._context.sessions.tasks.spawn(self.wake({self._context.client}), "aiolock-mysql-wake")
@@ -256,18 +258,18 @@ class Listener:
 
     # --- sleeping
 
-    def _run(self, look: float) -> None:
+    def _run(self, timeout: float) -> None:
         context = self._context
-        look = min(look, ACROSS if context.site.across else LONGEST)
+        timeout = min(timeout, ACROSS if context.facts.across else LONGEST)
         if not self._running:
             self._running = True
-            self._look = look
+            self._interval = timeout
             self._prolonged = context.clock()
             context.sessions.tasks.spawn(self._serve(), "aiolock-mysql-listen")
-        elif look < self._look:
+        elif timeout < self._interval:
             # It sleeps for longer than this one may wait.
-            self._look = look
-            self.look()
+            self._interval = timeout
+            self.end_sleep()
 
     async def _serve(self) -> None:
         context = self._context
@@ -292,15 +294,17 @@ class Listener:
         try:
             session = await context.sessions.listener()
         except BackendError:
-            # No more connections are to be had: look on the one there is.
-            await self._hear(await context.sessions.main())
+            # No more connections are to be had: poll on the one there is.
+            await self._poll(await context.sessions.main())
             await context.pause(RETRY)
             return
         await self._sleep.prepare(session)
         while self._claims or self._watches:
             try:
-                searches = not self._doubts and await self._sleep.sleep(session, self._look, self._news())
-                await self._hear(session, searches=searches)
+                searches = not self._doubts and await self._sleep.sleep(
+                    session, self._interval, self._change_condition()
+                )
+                await self._poll(session, searches=searches)
                 if self._pause != NEVER:
                     # There is no sleep while a grant is not confirmed, or something is over and still there.
                     pause, self._pause = self._pause, NEVER
@@ -309,7 +313,7 @@ class Listener:
                 if not interrupted(session, error):
                     raise
 
-    def _news(self) -> str:
+    def _change_condition(self) -> str:
         """Return the condition that a watched register has changed."""
         known = [
             f"(id = {quote(watch.key)} AND version <> {int(watch.version or 0)})"
@@ -317,10 +321,10 @@ class Listener:
         ]
         return " OR ".join(known) or "FALSE"
 
-    # --- looking
+    # --- polling
 
-    async def _hear(self, session: MySQLSession, *, searches: bool = True) -> None:
-        """Look for grants, ended holds and changed registers, and act on them. Ended holds are looked for if it ``searches``, and when that was long ago."""
+    async def _poll(self, session: MySQLSession, *, searches: bool = True) -> None:
+        """Search for grants, ended holds and changed registers, and act on them. Ended holds are searched for if it ``searches``, and when that was long ago."""
         context = self._context
         await self._prolong(session)
         client = quote(self._context.client)
@@ -329,15 +333,15 @@ class Listener:
         for owner, key, family, name in granted.rows:
             if owner not in taken:
                 # Its request arrived after it was given up: no claim will ask for it.
-                burial = self._bury(str(owner), str(key), str(family), str(name))
-                await self._decide(str(key), burial)
+                burying = self._bury(str(owner), str(key), str(family), str(name))
+                await self._decide(str(key), burying)
         now = context.clock()
-        if searches or now - self._searched >= self._look:
+        if searches or now - self._searched >= self._interval:
             self._searched = now
             [over] = await session.run(context.statements("ended", client=client))
             for lock in over.rows:
-                words = tuple(map(str, lock))
-                await self._decide(words[0], self._advance(*words))
+                values = tuple(map(str, lock))
+                await self._decide(values[0], self._advance(*values))
         for watch in await self._changed(session):
             self.forget(watch)
             watch.inbox.wake(WakeReason.NOTIFIED)
@@ -376,11 +380,11 @@ class Listener:
         try:
             for start in range(0, len(mine), BATCH):
                 batch = mine[start : start + BATCH]
-                words = ", ".join(map(quote, batch))
-                packet = context.statements("confirm_grants", owners=words, count=len(batch))
-                await insist(session, packet)
+                values = ", ".join(map(quote, batch))
+                packet = context.statements("confirm_grants", owners=values, count=len(batch))
+                await run_until_done(session, packet)
                 asked = clock()
-                [answer] = await insist(session, context.statements("requests", owners=words))
+                [answer] = await run_until_done(session, context.statements("requests", owners=values))
                 stand = {str(owner): tuple(map(int, row)) for owner, *row in answer.rows}
                 for owner in batch:
                     state, token, left = stand.get(owner, (None, 0, 0))
@@ -397,7 +401,7 @@ class Listener:
                         # It was taken away before it was known here, or is over.
                         claim.inbox.wake(WakeReason.LAPSED)
         except BaseException:
-            # Some may be confirmed, and no look would find them again.
+            # Some may be confirmed, and no poll would find them again.
             self.doubt(mine)
             raise
         return set(mine)
@@ -414,15 +418,15 @@ class Listener:
         owners = sorted(waiting)
         for start in range(0, len(owners), BATCH):
             batch = owners[start : start + BATCH]
-            words = ", ".join(map(quote, batch))
-            packet = context.statements("prolong", owners=words, count=len(batch))
-            await insist(session, packet)
-            [answer] = await insist(session, context.statements("requests", owners=words))
+            values = ", ".join(map(quote, batch))
+            packet = context.statements("prolong", owners=values, count=len(batch))
+            await run_until_done(session, packet)
+            [answer] = await run_until_done(session, context.statements("requests", owners=values))
             found = {str(owner): int(left) for owner, state, _, left in answer.rows if int(state) in WAITING}
             for owner, left in found.items():
                 claim = self._claims.get(owner)
                 if claim is not None and left < FRESH * max(SHORTEST_LIFE, claim.request.ttl) * 1_000_000:
-                    # It is locked at this moment: at the next look again.
+                    # It is locked at this moment: at the next poll again.
                     self._prolonged = 0.0
             for owner in set(batch) - found.keys():
                 waiting[owner].inbox.wake(WakeReason.LAPSED)

@@ -13,7 +13,7 @@ from aiolock.clock import Clock, Deadline
 from aiolock.core.tasks import TaskSet, interrupt_until_done
 from aiolock.errors import BackendUnavailable, LockError
 
-__all__ = ["Sessions", "Site"]
+__all__ = ["ServerFacts", "Sessions"]
 
 T = TypeVar("T")
 
@@ -21,7 +21,7 @@ KEPT = "kept "
 """Prefix of the roles of sessions whose holds have another ttl than the client."""
 
 
-class Site(NamedTuple):
+class ServerFacts(NamedTuple):
     """The facts about a server and its database that statements depend on."""
 
     across: bool
@@ -55,7 +55,7 @@ class Sessions:
     def __init__(
         self,
         make: Callable[[Callable[[MySQLSession], None], int], MySQLSession],
-        check: Callable[[list[Result]], Site],
+        check: Callable[[list[Result]], ServerFacts],
         enter: Callable[[MySQLSession, bool], Awaitable[None]],
         ended: Callable[[MySQLSession], None],
         *,
@@ -70,7 +70,7 @@ class Sessions:
         """
         self._make, self._check, self._enter, self._ended = make, check, enter, ended
         self._most, self._timeout, self._clock = most, timeout, clock
-        self.site: Site | None = None
+        self.facts: ServerFacts | None = None
         """Known once a session was opened."""
         self._all: set[MySQLSession] = set()
         self._shared: dict[str, MySQLSession] = {}
@@ -150,7 +150,7 @@ class Sessions:
                     raise
         self._all.add(session)
         try:
-            self.site = self._check(answers)
+            self.facts = self._check(answers)
             if role not in ("control", "listener"):
                 await self._enter(session, role == "main")
         except BaseException:
@@ -240,7 +240,7 @@ class Sessions:
         """Number of contended sessions that wait to be used; the server may have ended some of them unnoticed."""
         return len(self._idle)
 
-    # --- looking
+    # --- reading
 
     @property
     def used(self) -> list[MySQLSession]:

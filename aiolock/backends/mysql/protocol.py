@@ -385,7 +385,7 @@ class Driver(aiomysql.Connection):  # type: ignore[misc]  # the driver is untype
         self._forget()
 
     def quit(self) -> None:
-        """Close, and tell the server, so that it does not log an aborted connection."""
+        """Close, and notify the server, so that it does not log an aborted connection."""
         if self._writer is not None and not self._writer.transport.is_closing():
             self._writer.write(b"\x01\x00\x00\x00" + bytes([COMMAND.COM_QUIT]))
             self._writer.transport.close()

@@ -23,7 +23,7 @@ __all__ = [
     "GRACE",
     "MOMENT",
     "Blocking",
-    "Look",
+    "PollAction",
     "Position",
     "PositionState",
     "QueuedClaim",
@@ -48,7 +48,7 @@ async def in_queue(context: Context, rows: Sequence[Sequence[Any]]) -> tuple[Wai
     `performance_schema`. Else those with the same time are in the order of their connections.
     """
     began: Mapping[int, int] = {}
-    if len(rows) > 1 and not context.site.fine_times:
+    if len(rows) > 1 and not context.facts.fine_times:
         sessions = ", ".join(str(int(row[0])) for row in rows)
         try:
             [found] = await context.execute(context.statements("arrivals", sessions=sessions))
@@ -77,39 +77,39 @@ def _label(statement: str) -> str:
         return "?"
 
 
-# --- looks after a position
+# --- polls of a position
 
 GRACE = 0.5
 """Seconds for which a row is free before a claim without the turnstile may take it."""
 MOMENT = 0.2
 """Seconds for which a session has the turnstile of such a row before it is ended."""
-LONGEST_LOOK = 10.0
-"""Most seconds between looks at a row: its deadline is nearer than it seemed once the server's clock is put right."""
+LONGEST_POLL = 10.0
+"""Most seconds between polls of a row: its deadline is nearer than it seemed once the server's clock is put right."""
 
 
-class Look(Enum):
-    """The action after a look at a lock for which a claim is in the queue."""
+class PollAction(Enum):
+    """The action after a poll of a lock for which a claim is in the queue."""
 
     WAIT = "the lock is held"
     KILL = "a session has the turnstile and does not use it"
-    ANEW = "the position is lost, and the session does not report it"
+    REQUEUE = "the position is lost, and the session does not report it"
 
 
-def judge(remaining: float, user: int, mine: int, *, again: bool) -> tuple[Look, float]:
-    """Decide about a row that is held for ``remaining`` seconds and whose turnstile session ``user`` has; and when to look
+def judge(remaining: float, user: int, mine: int, *, again: bool) -> tuple[PollAction, float]:
+    """Decide about a row that is held for ``remaining`` seconds and whose turnstile session ``user`` has; and when to poll
     next, in seconds.
 
-    ``again``: the last look saw the same user. A holder that is well has the row; a grantee on its way to it needs a
+    ``again``: the last poll saw the same user. A holder that is well has the row; a grantee on its way to it needs a
     moment only, as does the answer to a turn of this session.
     """
     if user in (0, mine):
-        return (Look.ANEW if again else Look.WAIT), GRACE
+        return (PollAction.REQUEUE if again else PollAction.WAIT), GRACE
     if remaining > 0:
-        return Look.WAIT, min(remaining, LONGEST_LOOK) + GRACE
+        return PollAction.WAIT, min(remaining, LONGEST_POLL) + GRACE
     if remaining > -GRACE:
-        return Look.WAIT, GRACE
+        return PollAction.WAIT, GRACE
     # Several in the queue may be dead, and get the turn one after the other.
-    return (Look.KILL if again else Look.WAIT), MOMENT
+    return (PollAction.KILL if again else PollAction.WAIT), MOMENT
 
 
 # --- positions
@@ -133,7 +133,7 @@ class Blocking(NamedTuple):
     """Blocks until then."""
     put_back: str
     """Gives the lock back, whether the session had it or not."""
-    tells: bool = True
+    answers_turn: bool = True
     """The first value of the answer is true if it is its turn; else it is when the statement was answered."""
     prelude: str = ""
     """Sent before the statement, each time; in a packet of its own, because when KILL QUERY comes between two
@@ -185,7 +185,7 @@ class Position:
                 if self.leaving is None:
                     self.sent = self._context.clock()
                     answers = await session.run(blocking.statement, blocks=True, limit=blocking.limit)
-                    if not blocking.tells or answers[0].rows[0][0]:
+                    if not blocking.answers_turn or answers[0].rows[0][0]:
                         self.answers = answers
                         self._become(PositionState.TURN)
                         return
@@ -268,12 +268,12 @@ class QueuedClaim(Claim):
         """The answers to the release that was sent last, until it has succeeded."""
 
     async def acquire(self, wait: bool) -> Grant | None:
-        """Try without waiting; if it is its turn, take it; before its turn, look after the position."""
+        """Try without waiting; if it is its turn, take it; before its turn, poll."""
         if self._inbox is not None:
             self._inbox.take()
         position = self._position
         if position is not None and position.state is PositionState.WAITING:
-            pause = await self._look_after(position)
+            pause = await self._poll(position)
         elif (grant := await self._context.within(self._attempt(wait=wait))) is not None:
             return grant
         else:
@@ -335,11 +335,11 @@ class QueuedClaim(Claim):
                 self._position = None
 
     def _pause(self) -> float:
-        """Return the seconds until the next look after the position: without a session to wait on, until the next try."""
+        """Return the seconds until the next poll: without a session to wait on, until the next try."""
         return self._context.random.uniform(*RETRY) if self._position is None else math.inf
 
-    async def _look_after(self, position: Position) -> float:  # noqa: ARG002 - in the row mode the server ends the wait
-        """Look after a position whose turn may have come unseen; in how many seconds to look again."""
+    async def _poll(self, position: Position) -> float:  # noqa: ARG002 - in the row mode the server ends the wait
+        """Check a position whose turn may have come unseen; return the seconds until the next poll."""
         return math.inf
 
     # --- leaving

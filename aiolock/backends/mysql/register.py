@@ -32,11 +32,11 @@ class MySQLRegister(Register):
         """Return the row as it is now."""
         context = self._context
         packet = context.statements("read_register", id=quote(self._watch.key))
-        if context.site.galera:
+        if context.facts.galera:
             # The commits of other nodes must have arrived first.
             packet = f"SET SESSION wsrep_sync_wait=1; {packet}; SET SESSION wsrep_sync_wait=0"
         answers = await context.ask(packet)
-        for value, version in answers[1 if context.site.galera else 0].rows:
+        for value, version in answers[1 if context.facts.galera else 0].rows:
             return Entry(bytes(value), str(version))
         return ABSENT
 
@@ -65,7 +65,7 @@ class MySQLRegister(Register):
         return str(version.rows[0][0])
 
     async def changed(self, stamp: str) -> None:
-        """Wait until a look finds another version; a write hurries the look."""
+        """Wait until a poll finds another version; a write brings the poll forward."""
         context, watch = self._context, self._watch
         watch.version = stamp
         watch.inbox.take()

@@ -65,19 +65,19 @@ def verdict(owner: str, row: Sequence[Any] | None, ttl: float, sent: float) -> R
 
 def _presents(claims: Iterable[Claim], owners: Iterable[str]) -> str:
     """Return the expression for the column ``present`` of these holds."""
-    told = [
+    reports = [
         f"WHEN {owner} THEN {hexed(claim.present.encode())}"
         for claim, owner in zip(claims, owners, strict=True)
         if claim.present is not None
     ]
-    if not told:
+    if not reports:
         return "NULL"
     now = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
-    return f"CONCAT({now}, ' ', CASE t.owner {' '.join(told)} END)"
+    return f"CONCAT({now}, ' ', CASE t.owner {' '.join(reports)} END)"
 
 
-def _words(batch: Sequence[RowClaim]) -> dict[str, Any]:
-    """Return the words of the statements about these holds; where ``ttl`` is one of them, it is that of each."""
+def _values(batch: Sequence[RowClaim]) -> dict[str, Any]:
+    """Return the values for the statements about these holds; a ``ttl`` among them is that of each."""
     owners = [quote(claim.owner) for claim in batch]
     return {
         # In the order of the rows, so that two of these statements do not wait for each other.
@@ -92,9 +92,9 @@ def _words(batch: Sequence[RowClaim]) -> dict[str, Any]:
 class Renewals:
     """The renewals of one client's mutexes, or of its shared locks."""
 
-    def __init__(self, context: Context, many: str, look: str) -> None:
-        """Take the names of the statements that renew holds, and that look."""
-        self._context, self._many, self._look = context, many, look
+    def __init__(self, context: Context, many: str, verify: str) -> None:
+        """Take the names of the statements that renew holds, and that verify them."""
+        self._context, self._many, self._single = context, many, verify
 
     async def renew(self, claims: Sequence[RowClaim]) -> list[Renewal]:
         """Prolong holds in one statement, or verify those that are fixed; if some are gone, a second finds which.
@@ -123,12 +123,12 @@ class Renewals:
         return [answers.get(claim, locked) for claim in claims]
 
     async def _together(self, batch: Sequence[RowClaim]) -> Mapping[RowClaim, Renewal | None]:
-        """Renew in one statement; if it was not for all, a second one tells which. ``None`` for those that were passed over."""
+        """Renew in one statement; if it was not for all, a second one finds which. ``None`` for those that were passed over."""
         context = self._context
         sent = context.clock()
-        packet = context.statements(self._many, **_words(batch))
+        packet = context.statements(self._many, **_values(batch))
         renewed, requests = await context.ask(packet, urgent=True)
-        self._tell(batch, requests.rows)
+        self._report_requests(batch, requests.rows)
         if renewed.changed < len(batch):
             return await self._verify(batch, prolonged=True)
         return {claim: Grant(0, 0, certain_until(sent, claim.request.ttl), demand=True) for claim in batch}
@@ -136,11 +136,11 @@ class Renewals:
     async def _verify(
         self, batch: Sequence[RowClaim], *, prolonged: bool
     ) -> Mapping[RowClaim, Renewal | None]:
-        """Look at the rows; ``None`` for holds that are there and, if it matters, were not ``prolonged`` of late."""
+        """Read the rows; ``None`` for holds that are there and, if it matters, were not ``prolonged`` of late."""
         context = self._context
         sent = context.clock()
-        rows, requests = await context.ask(context.statements(self._look, **_words(batch)), urgent=True)
-        self._tell(batch, requests.rows)
+        rows, requests = await context.ask(context.statements(self._single, **_values(batch)), urgent=True)
+        self._report_requests(batch, requests.rows)
         found = {str(key): row for key, *row in rows.rows}
         return {
             claim: verdict(
@@ -149,7 +149,7 @@ class Renewals:
             for claim in batch
         }
 
-    def _tell(self, claims: Iterable[RowClaim], rows: Iterable[Sequence[Any]]) -> None:
+    def _report_requests(self, claims: Iterable[RowClaim], rows: Iterable[Sequence[Any]]) -> None:
         """Report the requests to let go, of which ``rows`` have owner and reason; once for each reason."""
         reasons = {str(owner): str(reason) for owner, reason in rows}
         for claim in claims:

@@ -50,7 +50,7 @@ class RowMode(HoldingMode):
         context, key = self._context, self._context.key(name, family)
         await left(context, key)
         pattern = hexed(context.statements("lock_row", id=quote(key), who="%"))
-        packet = context.statements("waiters", processlist=context.site.processlist, pattern=pattern)
+        packet = context.statements("waiters", processlist=context.facts.processlist, pattern=pattern)
         [others] = await context.execute(packet)
         waiting = await in_queue(context, others.rows)
         claim = self._own(key)
@@ -165,7 +165,7 @@ class RowModeClaim(HoldingClaim):
             self.lock,
             context.statements("lock_row", id=quote(self.lock), who=who),
             self._put_back(),
-            tells=False,
+            answers_turn=False,
             prelude=context.statements("wait_row", wait=wait),
             limit=wait + context.timeout,
             silence=self._silence,

@@ -1,13 +1,13 @@
 """The tables: create, check and purge them; and the version of the data format, by which clients refuse each other.
 
 Locking never deletes the row of a lock. Purging deletes the rows that were not needed for long, in statements that
-look again before they delete and wait for no row, so it may run at any time.
+check again before they delete and wait for no row, so it may run at any time.
 
 Locks of two versions of the format would not exclude each other. In modes with tables, the comments of the tables contain the
 version. The session mode has none: there each connection that can have a lock takes one of the *slots* of its namespace, a
 user lock that is the same in all versions, and with it the slot's *mark*, whose name has the version. A slot that is used by
 a session without the mark of our version is that of a client of another one. Marks are taken before slots, and slots before
-looking, so of two clients that open at the same moment one refuses, or both. A connection that finds no free slot is not
+checking, so of two clients that open at the same moment one refuses, or both. A connection that finds no free slot is not
 used: there is none that others cannot see.
 """
 
@@ -51,10 +51,10 @@ SLOTS = 4096
 """Limit of the connections of one namespace that can have locks; `slots_in_use` counts as far. The same in all versions."""
 TRIES = 16
 """Number of slots that one statement tries."""
-LOOKS = 3
-"""Number of looks after which a slot without its mark is not that of a client that is just leaving."""
+CHECKS = 3
+"""Number of checks after which a slot without its mark is not that of a client that is just leaving."""
 NEWEST = 99
-"""The highest version that is looked for, to name it."""
+"""The highest version that is searched for, to name it."""
 
 
 class Found(NamedTuple):
@@ -197,16 +197,16 @@ def _fits(definition: str, kind: str, collation: str, null: bool) -> bool:
 async def purge(context: Context, idle: int) -> int:
     """Delete rows that were not needed for ``idle`` µs, whichever mode made them; return the number of rows of locks."""
     statements = context.statements
-    words = {"idle": idle, "long_ago": statements("long_ago", idle=idle, block=BLOCK), "count": PAGE}
+    values = {"idle": idle, "long_ago": statements("long_ago", idle=idle, block=BLOCK), "count": PAGE}
     gone = 0
-    for look, delete in (("aged", "purge"), ("aged_registers", "purge_registers")):
+    for select, delete in (("aged", "purge"), ("aged_registers", "purge_registers")):
         after = ""
         while True:
-            [rows] = await context.ask(statements(look, after=quote(after), **words))
+            [rows] = await context.ask(statements(select, after=quote(after), **values))
             ids = [str(row[0]) for row in rows.rows]
             if not ids:
                 break
-            answers = await context.ask(statements(delete, ids=", ".join(map(quote, ids)), **words))
+            answers = await context.ask(statements(delete, ids=", ".join(map(quote, ids)), **values))
             gone += answers[-1].changed if delete == "purge" else 0
             after = ids[-1]
     return gone
@@ -239,28 +239,28 @@ async def announce(context: Context, session: MySQLSession) -> None:
     """
     statements, version, namespace = context.statements, context.statements.format, context.settings.namespace
     deadline = Deadline.after(context.timeout, context.clock)
-    prefix = f"aiolock:f:{digest(chr(0).join((*context.site.scope, namespace)))}"
-    look = statements("slots_in_use", prefix=prefix, version=version)
+    prefix = f"aiolock:f:{digest(chr(0).join((*context.facts.scope, namespace)))}"
+    query = statements("slots_in_use", prefix=prefix, version=version)
 
     def take(free: Sequence[int]) -> str:
         takes = (
             statements("take_slot", slot=quote(f"{prefix}:{slot}"), mark=quote(f"{prefix}:{slot}:{version}"))
             for slot in context.random.sample(free, min(TRIES, len(free)))
         )
-        return f"SELECT COALESCE({', '.join(takes)}, 0); {look}"
+        return f"SELECT COALESCE({', '.join(takes)}, 0); {query}"
 
-    packet, looks = take(range(SLOTS)), 0
+    packet, checks = take(range(SLOTS)), 0
     strangers: set[tuple[int, int]] = set()
-    while looks < LOOKS:
+    while checks < CHECKS:
         answers = await context.execute(packet, session)
         used = {
             int(slot): (user, user == marked) for slot, user, marked in answers[-1].rows if user is not None
         }
         if any(int(user) == session.id for user, _ in used.values()):
             # Once is enough: a session can take several.
-            packet, looks = look, looks + 1
+            packet, checks = query, checks + 1
             found = {(slot, int(user)) for slot, (user, marked) in used.items() if not marked}
-            strangers = strangers & found if looks > 1 else found
+            strangers = strangers & found if checks > 1 else found
             if not strangers:
                 return
         else:

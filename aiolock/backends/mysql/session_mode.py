@@ -16,7 +16,16 @@ from datetime import UTC, datetime
 from aiolock.backends.mysql.connection import Answers, MySQLSession
 from aiolock.backends.mysql.context import BLOCK, Context, hexed, quote
 from aiolock.backends.mysql.protocol import Result
-from aiolock.backends.mysql.queue import GRACE, Blocking, Look, Position, QueuedClaim, in_queue, judge, left
+from aiolock.backends.mysql.queue import (
+    GRACE,
+    Blocking,
+    PollAction,
+    Position,
+    QueuedClaim,
+    in_queue,
+    judge,
+    left,
+)
 from aiolock.core.backend import Claim, Event, EventKind, Grant, Renewal, Request, certain_until
 from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, LockError
 from aiolock.types import Family, Holder, LockInfo
@@ -24,9 +33,9 @@ from aiolock.types import Family, Holder, LockInfo
 __all__ = ["HoldingClaim", "HoldingMode", "SessionClaim", "SessionMode", "demoted", "silence_of", "user_lock"]
 
 AGAIN = 0.05
-"""Seconds between looks whether a session is there that is giving something back."""
-LOOK = 5.0
-"""Seconds at most between looks whether a turn came whose message was lost."""
+"""Seconds between checks whether a session is there that is giving something back."""
+POLL = 5.0
+"""Seconds at most between polls for a turn whose message was lost."""
 
 
 def silence_of(ttl: float) -> int:
@@ -66,7 +75,7 @@ class HoldingClaim(QueuedClaim):
         return silence_of(self.request.ttl)
 
     def _use(self, session: MySQLSession) -> None:
-        """Take note that the session may have the lock for this claim from now on."""
+        """Record that the session may have the lock for this claim from now on."""
         self._asked, self._begun = session, None
         session.locks[self.lock] = self
 
@@ -250,7 +259,7 @@ class SessionMode(HoldingMode):
         await left(context, lock)
         packet = context.statements(
             "user",
-            processlist=context.site.processlist,
+            processlist=context.facts.processlist,
             lock=quote(lock),
             pattern=hexed(f"SELECT IF(%GET_LOCK({quote(lock)}, 31536000)%"),
         )
@@ -302,7 +311,7 @@ class SessionClaim(HoldingClaim):
         # By name: the session may have been made to let go of all its locks.
         self.evidence = f"IS_USED_LOCK({quote(lock)}) <=> CONNECTION_ID()"
         self._user = -1
-        """The session that had the lock at the last look; 0: none."""
+        """The session that had the lock at the last poll; 0: none."""
 
     async def _home(self, *, wait: bool) -> MySQLSession | None:
         context = self._context
@@ -325,7 +334,7 @@ class SessionClaim(HoldingClaim):
             return None
         self._use(session)
         packet = context.statements("take", lock=quote(self.lock))
-        if context.site.clock_stands:
+        if context.facts.clock_stands:
             packet = f"{packet}; {context.statements('confirm')}"
         sent = context.clock()
         answers = await context.execute(packet, session)
@@ -341,7 +350,7 @@ class SessionClaim(HoldingClaim):
         """Take the turn; one that came soon after its request needs no confirmation by the server."""
         given, now, ttl = int(position.answers[0].rows[0][0]), self._context.clock(), self.request.ttl
         fresh = position.sent + self.request.certain - now >= ttl / 2
-        if given > 0 and fresh and not self._context.site.clock_stands:
+        if given > 0 and fresh and not self._context.facts.clock_stands:
             return self._take_over(position, position.answers, position.sent)
         return await super()._in_turn(position, session)
 
@@ -362,10 +371,10 @@ class SessionClaim(HoldingClaim):
         )
 
     def _pause(self) -> float:
-        return min(super()._pause(), LOOK, max(GRACE, self.request.ttl / 3))
+        return min(super()._pause(), POLL, max(GRACE, self.request.ttl / 3))
 
-    async def _look_after(self, position: Position) -> float:
-        """Close a session that is not in the queue as it should be; in how many seconds to look again."""
+    async def _poll(self, position: Position) -> float:
+        """Close a session that is not in the queue as it should be; return the seconds until the next poll."""
         session = position.session
         if session is None:
             return GRACE
@@ -373,9 +382,9 @@ class SessionClaim(HoldingClaim):
             user = await self._context.within(_user(self._context, self.lock))
         except BackendError:
             return GRACE
-        look, pause = judge(math.inf, user, session.id, again=user == self._user)
+        action, pause = judge(math.inf, user, session.id, again=user == self._user)
         self._user = user
-        if look is Look.ANEW:
+        if action is PollAction.REQUEUE:
             session.abort()
         return min(pause, self._pause())
 

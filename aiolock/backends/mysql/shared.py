@@ -97,13 +97,13 @@ class Sharing:
         """
         waiting = self.listener.first(key, NAMED)
         ours = dict.fromkeys((*what.asking, *waiting))
-        words = what.words | {
+        values = what.values | {
             "client": quote(self.context.client),
             "ours": _listed(ours),
             "asking": _listed(what.asking),
         }
         packet = "; ".join(
-            self.context.statements(step, **words)
+            self.context.statements(step, **values)
             for step in ("step", *what.before, "serve", *what.after, "outcome")
         )
         try:
@@ -122,7 +122,7 @@ class Sharing:
                 else:
                     # Since when is not known here.
                     self.listener.doubt([owner])
-        await self.tell(
+        await self.notify(
             {str(client) for *_, client, state, _, new in rows if state == GRANTED and (new or again)}
         )
         declared, capacity = rows[0][:2]
@@ -136,24 +136,24 @@ class Sharing:
 
     async def advance(self, key: str, family: str, name: str) -> None:
         """Serve the next waiters: a hold or a position may be over."""
-        await self.decide(key, Transaction([], [], self.words(key, family, name), []))
+        await self.decide(key, Transaction([], [], self.values(key, family, name), []))
 
     async def bury(self, owner: str, key: str, family: str, name: str) -> None:
         """Pass a grant without a claim on to the next waiter; one that has been confirmed in the meantime stays."""
-        words = self.words(key, family, name) | {"owner": quote(owner)}
-        await self.decide(key, Transaction(["bury"], [], words, []))
+        values = self.values(key, family, name) | {"owner": quote(owner)}
+        await self.decide(key, Transaction(["bury"], [], values, []))
 
-    async def tell(self, granted: set[str]) -> None:
+    async def notify(self, granted: set[str]) -> None:
         """Wake the clients whose requests were granted while they waited."""
         if self.context.client in granted:
-            self.listener.look()
+            self.listener.end_sleep()
         if others := granted - {self.context.client}:
             await self.listener.wake(others)
 
     # --- administration
 
-    def words(self, key: str, family: str, name: str) -> dict[str, Any]:
-        """Return the words of the statements about a lock; a ``limit`` of 0 is none."""
+    def values(self, key: str, family: str, name: str) -> dict[str, Any]:
+        """Return the values of the statements about a lock; a ``limit`` of 0 is none."""
         return {"id": quote(key), "family": quote(family), "name": hexed(name), "limit": 0}
 
     async def inspect(self, name: str, family: Family) -> LockInfo:
@@ -172,9 +172,9 @@ class Sharing:
         """Take it from its holders, and end a session of their clients, so that they learn it at once."""
         key = self.context.key(name, family)
         await self.left(key)
-        words = self.words(key, family.value, name)
-        outcome = await self.decide(key, Transaction(["force_out"], [], words, []), repeat=False)
-        [clients] = await self.context.execute(self.context.statements("forced_out", id=words["id"]))
+        values = self.values(key, family.value, name)
+        outcome = await self.decide(key, Transaction(["force_out"], [], values, []), repeat=False)
+        [clients] = await self.context.execute(self.context.statements("forced_out", id=values["id"]))
         # START TRANSACTION, the row, the ended requests; then the holds that were kept after their release, and the others.
         # After a copy that was carried out in part, the rows that were forced out say it.
         if not any(outcome.changed[3:5]) and not (outcome.inside is None and clients.rows):
@@ -191,8 +191,8 @@ class Sharing:
     async def set_limit(self, name: str, limit: int) -> None:
         """Change the capacity, and let in whom it has room for."""
         key = self.context.key(name, Family.SEMAPHORE)
-        words = self.words(key, Family.SEMAPHORE.value, name) | {"capacity": limit}
-        await self.decide(key, Transaction(["resize"], [], words, []))
+        values = self.values(key, Family.SEMAPHORE.value, name) | {"capacity": limit}
+        await self.decide(key, Transaction(["resize"], [], values, []))
 
 
 def _inside(what: Transaction, answers: Sequence[Result]) -> frozenset[str]:
@@ -267,11 +267,11 @@ class SharedClaim(ListeningClaim, Downgrade, Extension):
         self._begun: asyncio.Future[Outcome] | None = None
         """The outcome of a request to leave that was added before :meth:`release` was called."""
 
-    def _words(self) -> dict[str, Any]:
-        """Return the words of the statements about its lock."""
+    def _values(self) -> dict[str, Any]:
+        """Return the values of the statements about its lock."""
         request = self.request
         _, limit = request.kind.weigh(ALL)
-        return self._sharing.words(self.key, request.kind.family.value, request.name) | {"limit": limit}
+        return self._sharing.values(self.key, request.kind.family.value, request.name) | {"limit": limit}
 
     def _begin(self, action: Action) -> asyncio.Future[Outcome]:
         """Add a request to the next decision about the lock, without waiting: the future of its outcome."""
@@ -287,7 +287,7 @@ class SharedClaim(ListeningClaim, Downgrade, Extension):
             "confirmation_window": round(confirmation_window(request.ttl) * 1_000_000),
             "limit": limit,
         }
-        return self._sharing.begin(self.key, PendingDecision(action, self.owner, weight, self._words(), row))
+        return self._sharing.begin(self.key, PendingDecision(action, self.owner, weight, self._values(), row))
 
     # --- asking
 
@@ -364,8 +364,8 @@ class SharedClaim(ListeningClaim, Downgrade, Extension):
 
     async def _downgrade(self) -> Grant:
         fixed = self.fixed
-        words = self._words() | {"owner": quote(self.owner), "prolong": int(not fixed)}
-        outcome = await self._sharing.decide(self.key, Transaction(["downgrade"], [], words, [self.owner]))
+        values = self._values() | {"owner": quote(self.owner), "prolong": int(not fixed)}
+        outcome = await self._sharing.decide(self.key, Transaction(["downgrade"], [], values, [self.owner]))
         state, token = outcome.stand.get(self.owner, ABSENT)
         if state != HELD:
             raise LockLost(self.request.name, "revoked")
@@ -409,7 +409,7 @@ class SharedClaim(ListeningClaim, Downgrade, Extension):
             self._sharing.listener.discard(self)
             self.inbox.close()
             self._begun = self._begin(Action.LEAVE)
-            # The client may be closed before `release` looks at it.
+            # The client may be closed before `release` tests it.
             self._begun.add_done_callback(lambda done: done.cancelled() or done.exception())
         return Release.UNKNOWN
 
@@ -418,8 +418,8 @@ class SharedClaim(ListeningClaim, Downgrade, Extension):
         if not keep:
             outcome = await self._outcome_of(begun)
             return None if outcome.inside is None else self.owner in outcome.inside
-        words = self._words() | {"owner": quote(self.owner), "keep": round(keep * 1_000_000)}
-        outcome = await self._sharing.decide(self.key, Transaction(["keep"], [], words, []))
+        values = self._values() | {"owner": quote(self.owner), "keep": round(keep * 1_000_000)}
+        outcome = await self._sharing.decide(self.key, Transaction(["keep"], [], values, []))
         # After the three statements of `step`.
         return None if outcome.inside is None else outcome.changed[3] > 0
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from aiomysql.cursors import Cursor
 
-from aiolock.backends.callers import SHORT, CallerLoan, Callers
+from aiolock.backends.callers import SHORT, Callers, ConnectionLock
 from aiolock.backends.mysql.caller import MySQLConnection, Place, ask_place, check_connection
 from aiolock.backends.mysql.context import RETRY, UNDONE, Context, quote
 from aiolock.backends.mysql.errors import (
@@ -33,7 +33,7 @@ from aiolock.core.backend import Request
 from aiolock.errors import BackendRefused, LockError, UnsafeBackend, shorten
 from aiolock.types import LockInfo
 
-__all__ = ["RowLoan"]
+__all__ = ["CallerRowLock"]
 
 MISSES = 3
 """Number of times in a row that a row which was just made may be missing."""
@@ -47,7 +47,7 @@ class RowAnswer(Enum):
     MISSING = "there is no such row"
 
 
-class RowLoan(CallerLoan):
+class CallerRowLock(ConnectionLock):
     """One row, and a transaction of the caller that is to lock it."""
 
     def __init__(
@@ -69,12 +69,12 @@ class RowLoan(CallerLoan):
     async def _keeps(self, mark: str, late: float | None) -> bool:
         """Release the savepoint, if it is there."""
         caller = MySQLConnection(self._context, self._callers, self._connection, self._kill)
-        return await caller.run(self._look_back(mark), late)
+        return await caller.run(self._find_mark(mark), late)
 
-    async def _look_back(self, mark: str) -> bool:
+    async def _find_mark(self, mark: str) -> bool:
         try:
             async with self._connection.cursor(Cursor) as cursor:
-                await cursor.execute(self._context.statements("loan_check", mark=mark))
+                await cursor.execute(self._context.statements("caller_check", mark=mark))
         except RuntimeError:
             raise
         except Exception as error:
@@ -88,7 +88,7 @@ class RowLoan(CallerLoan):
         """Lock the row."""
         context = self._context
         self._key = context.key(self._request.name, self._request.kind.family)
-        if context.site.rolls_back:
+        if context.facts.rolls_back:
             raise UnsafeBackend(
                 f"{context.address}: innodb_rollback_on_timeout is on, so the server ends your whole transaction when a "
                 "lock is not to be had: switch it off, or lock before you begin the transaction, without connection="
@@ -126,7 +126,7 @@ class RowLoan(CallerLoan):
     async def _prepare(self) -> None:
         """Make the row if it is missing, and find out which server has it."""
         # Asked each time: FOR UPDATE on a missing row may lock its place, and then it cannot be made.
-        [found], [where] = await ask_place(self._context, "loan_row", id=quote(self._key))
+        [found], [where] = await ask_place(self._context, "caller_row", id=quote(self._key))
         if not found[0]:
             await make_row(self._context, self._request, self._key)
         self._there = Place(*map(str, where))
@@ -149,7 +149,7 @@ class RowLoan(CallerLoan):
                 if await cursor.fetchone() is None:
                     return RowAnswer.MISSING
                 if mark:
-                    await cursor.execute(statements("loan_mark", mark=mark))
+                    await cursor.execute(statements("caller_mark", mark=mark))
                 return RowAnswer.TAKEN
         except (LockError, RuntimeError):
             raise

@@ -9,12 +9,12 @@ from aiolock.backends.postgresql.confirmation import confirm
 from aiolock.backends.postgresql.diagnosis import diagnose
 from aiolock.backends.postgresql.schema import Statements
 from aiolock.backends.postgresql.store import PostgreSQLStore
-from aiolock.backends.postgresql.transaction_lock import AdvisoryLoan
+from aiolock.backends.postgresql.transaction_lock import CallerAdvisoryLock
 from aiolock.backends.postgresql.url import parameters
 from aiolock.backends.rows.backend import RowBackend
 from aiolock.backends.rows.claim import RowClaim
 from aiolock.core.backend import Claim, Request
-from aiolock.core.capabilities import Confirmation, Loan, TransactionLocks
+from aiolock.core.capabilities import CallerLock, Confirmation, TransactionLocks
 from aiolock.types import Finding
 
 __all__ = ["PostgreSQLBackend"]
@@ -76,12 +76,12 @@ class PostgreSQLBackend(RowBackend, TransactionLocks, Confirmation):
             await self._callers.aclose(self.settings.command_timeout)
         await super().aclose()
 
-    def borrow(self, request: Request, connection: object) -> Loan:
+    def caller_lock(self, request: Request, connection: object) -> CallerLock:
         """Return an advisory lock in the caller's own transaction."""
-        return AdvisoryLoan(self.store, self.address, self.settings, self._callers, request, connection)
+        return CallerAdvisoryLock(self.store, self.address, self.settings, self._callers, request, connection)
 
     async def confirm(self, claim: Claim, connection: object) -> bool:
-        """Lock the row of a hold in the caller's own transaction, and look whether it is there."""
+        """Lock the row of a hold in the caller's own transaction, and return whether it is there."""
         assert isinstance(claim, RowClaim)  # noqa: S101 - this backend makes no others
         return await confirm(
             self.store,

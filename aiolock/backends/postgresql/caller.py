@@ -29,7 +29,7 @@ FAILED = "25P02"
 """The transaction has failed: only going back is allowed."""
 NO_LIMIT = 1e6
 """Seconds; the driver's limit for a statement, in place of the one that the caller has set."""
-LOOK = 0.5
+POLL = 0.5
 """Seconds for which the client's connection is asked whether a statement waits."""
 
 
@@ -58,7 +58,7 @@ class PostgreSQLConnection(CallerConnection):
     def __init__(self, store: PostgreSQLStore, callers: Callers, connection: Any, address: str) -> None:
         super().__init__(callers, connection, address)
         self.driver: Any = None
-        """The connection of the driver; known once it was looked for."""
+        """The connection of the driver; known once it was searched for."""
         self.isolation = ""
         """The isolation level of the transaction, once it is known."""
         self._store = store
@@ -106,7 +106,7 @@ class PostgreSQLConnection(CallerConnection):
         if not isinstance(driver, asyncpg.Connection):
             raise ConfigError(f"connection must be one over asyncpg, not over {type(driver).__module__}")
         if not (driver.is_closed() or driver.is_in_transaction()):
-            # SQLAlchemy tells the server of a transaction with its first statement.
+            # SQLAlchemy begins a transaction at the server with its first statement.
             await connection.exec_driver_sql("SELECT 1")
         return driver
 
@@ -160,10 +160,10 @@ class PostgreSQLConnection(CallerConnection):
         if self._statement is None or self._statement.done():
             return
         try:
-            async with asyncio.timeout(min(left, LOOK)):
+            async with asyncio.timeout(min(left, POLL)):
                 waits = bool(await self._store.ask("waits", self._pid))
         except (LockError, TimeoutError):
-            # The client cannot look.
+            # The client cannot check.
             waits = True
         if waits:
             self._statement.cancel()

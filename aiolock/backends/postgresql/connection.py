@@ -1,10 +1,10 @@
-"""Connections to a PostgreSQL server: a lane carries out one statement at a time, and two lanes live and end together.
+"""Connections to a PostgreSQL server: a pipeline carries out one statement at a time, and two pipelines live and end together.
 
-Callers wait on futures, and the lane's own task calls the driver: asyncpg sends a request to cancel the statement when its
+Callers wait on futures, and the pipeline's own task calls the driver: asyncpg sends a request to cancel the statement when its
 caller is cancelled, and a statement may be carried out all the same. So no call of the driver is ever cancelled. An answer
 that is late ends both connections instead, and the server finds out by itself.
 
-One file, because a lane that ends, the pair of lanes and their log-in are one state: neither lane outlives the other.
+One file, because a pipeline that ends, the pair of pipelines and their log-in are one state: neither pipeline outlives the other.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from aiolock.core.backend import Settings
 from aiolock.core.tasks import Backoff, TaskSet
 from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, LockError, UnsafeBackend, copy_of
 
-__all__ = ["OLDEST", "Connections", "Driver", "Facts", "Lane", "login", "swaps_sessions"]
+__all__ = ["OLDEST", "Connections", "Driver", "Facts", "Pipeline", "login", "swaps_sessions"]
 
 OLDEST = 15
 """The oldest version that is tested; older ones are refused."""
@@ -34,8 +34,8 @@ OLDEST = 15
 MOST_ITEMS = 256
 """Items of one statement, unless a single call has more."""
 
-GOODBYE = 1.0
-"""Seconds for which closing waits until the server was told."""
+CLOSE_WITHIN = 1.0
+"""Seconds for which closing waits until the server has been notified."""
 
 LOCKED = 100
 """Milliseconds, at most, for which a write waits for a row that another transaction keeps locked; at most a tenth of the command timeout."""
@@ -116,7 +116,7 @@ async def swaps_sessions(one: Driver, other: Driver, statements: Statements) -> 
     """Return whether a pooler gives two connections one session of the server, or one connection several.
 
     Each has a session of its own if there is no pooler, or one that pools whole sessions. Where many programs use a pooler
-    that pools transactions, all answers may happen to come from the right sessions; so reads look again.
+    that pools transactions, all answers may happen to come from the right sessions; so reads verify it.
     """
     if not one.pooled:
         return False
@@ -148,7 +148,7 @@ class _Call:
             self.answer.exception()
 
 
-class Lane:
+class Pipeline:
     """One connection, and the calls that wait for their turn on it.
 
     Calls that wait go out together, as one statement, when the present one is answered: a commit costs one flush, however
@@ -162,7 +162,7 @@ class Lane:
         address: str,
         timeout: float,
         tasks: TaskSet,
-        lost: Callable[[Lane, BackendError], None],
+        lost: Callable[[Pipeline, BackendError], None],
     ) -> None:
         """Take the function that carries out items of several calls in one round trip, and the one to call at the end."""
         self.driver = driver
@@ -201,7 +201,7 @@ class Lane:
         self._calls.append(call)
         if not self.busy:
             self.busy = True
-            self._tasks.spawn(self._work(), "aiolock-postgresql-lane")
+            self._tasks.spawn(self._work(), "aiolock-postgresql-pipeline")
         return await call.answer
 
     async def _work(self) -> None:
@@ -297,7 +297,7 @@ class Lane:
         if not self.over and not self.busy:
             self.over = True
             try:
-                await self.driver.close(timeout=GOODBYE)
+                await self.driver.close(timeout=CLOSE_WITHIN)
             except Exception:  # noqa: BLE001 - it is closed then as well
                 self.driver.terminate()
         self.end(BackendUnavailable(CLOSED))
@@ -307,7 +307,7 @@ class Connections:
     """The two connections of a client, reopened together: one for writes, and one for reads and notifications.
 
     Two, because a renewal sends a write and a read in one flight. When one of them is lost, the other one is closed: what
-    was read on it and what was written before are then told apart by one border.
+    was read on it and what was written before are then distinguished by one border.
     """
 
     def __init__(
@@ -326,7 +326,7 @@ class Connections:
         self._settings = settings
         self._read, self._write, self._prepare = read, write, prepare
         self._interrupted = interrupted
-        self._lanes: tuple[Lane, Lane] | None = None
+        self._pipelines: tuple[Pipeline, Pipeline] | None = None
         self._there = asyncio.Event()
         self._error: BackendError | None = None
         self._tasks = TaskSet()
@@ -349,9 +349,9 @@ class Connections:
         if (refused := task.result()) is not None:
             raise refused
 
-    async def reader(self, deadline: Deadline) -> Lane:
+    async def reader(self, deadline: Deadline) -> Pipeline:
         """Return the connection for reads; waits until there is one, or raises why there is none."""
-        while self._lanes is None:
+        while self._pipelines is None:
             if self.closed:
                 raise BackendUnavailable(CLOSED)
             self._begin_reconnecting()
@@ -360,18 +360,18 @@ class Connections:
                     await self._there.wait()
             except TimeoutError:
                 raise self._absent() from None
-        return self._lanes[0]
+        return self._pipelines[0]
 
     @property
     def idle(self) -> bool:
         """True if it is connected and nothing is written, so that a write would be sent at once."""
-        return self._lanes is not None and not self._lanes[1].busy
+        return self._pipelines is not None and not self._pipelines[1].busy
 
-    def writer(self) -> Lane:
+    def writer(self) -> Pipeline:
         """Return the connection for writes; raises if it was lost, because what is to be written rests on earlier reads."""
-        if self._lanes is None:
+        if self._pipelines is None:
             raise self._absent()
-        return self._lanes[1]
+        return self._pipelines[1]
 
     def _absent(self) -> BackendError:
         if self.closed:
@@ -413,24 +413,26 @@ class Connections:
             self._error = error
             return error
         reader, writer = (
-            Lane(driver, execute, self._address.text, self._settings.command_timeout, self._tasks, self._lost)
+            Pipeline(
+                driver, execute, self._address.text, self._settings.command_timeout, self._tasks, self._lost
+            )
             for driver, execute in zip(opened, (self._read, self._write), strict=True)
         )
-        self._lanes, self._error, self.facts = (reader, writer), None, facts
+        self._pipelines, self._error, self.facts = (reader, writer), None, facts
         self._backoff.reset()
         self._there.set()
         if self._settings.outages is not None:
             self._settings.outages.up(self, self._address.text)
         return None
 
-    def _lost(self, lane: Lane, error: BackendError) -> None:
-        if self._lanes is None or lane not in self._lanes:
+    def _lost(self, pipeline: Pipeline, error: BackendError) -> None:
+        if self._pipelines is None or pipeline not in self._pipelines:
             # It is over already, and other connections may have taken its place.
             return
-        lanes, self._lanes, self._error = self._lanes, None, error
+        pipelines, self._pipelines, self._error = self._pipelines, None, error
         self._there.clear()
-        for lane in lanes:
-            lane.end(error)
+        for pipeline in pipelines:
+            pipeline.end(error)
         if self.closed:
             return
         if self._settings.outages is not None:
@@ -446,7 +448,7 @@ class Connections:
             self._reconnecting = self._tasks.spawn(self._reconnect(), "aiolock-postgresql-reconnect")
 
     async def _reconnect(self) -> None:
-        while not self.closed and self._lanes is None and await self._connect() is not None:
+        while not self.closed and self._pipelines is None and await self._connect() is not None:
             await self._backoff.pause()
 
     async def aclose(self) -> None:
@@ -455,9 +457,11 @@ class Connections:
         self._there.set()
         if self._settings.outages is not None:
             self._settings.outages.forget(self, self._address.text)
-        lanes, self._lanes = self._lanes, None
-        if lanes is not None:
-            await asyncio.wait([self._tasks.spawn(lane.quit(), "aiolock-postgresql-close") for lane in lanes])
+        pipelines, self._pipelines = self._pipelines, None
+        if pipelines is not None:
+            await asyncio.wait(
+                [self._tasks.spawn(pipeline.quit(), "aiolock-postgresql-close") for pipeline in pipelines]
+            )
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

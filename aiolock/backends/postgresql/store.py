@@ -32,13 +32,13 @@ class _Wanted(NamedTuple):
 
 def capabilities(facts: Facts) -> frozenset[str]:
     """Return the capabilities of a server with these settings."""
-    words = {"exclusion", "fencing", "fifo", "keep", "no-eviction", "push"}
+    capabilities = {"exclusion", "fencing", "fifo", "keep", "no-eviction", "push"}
     if facts.fsync == "on" and facts.full_page_writes == "on":
-        words.add("survives-restart")
+        capabilities.add("survives-restart")
         if facts.standbys.strip():
             # A commit is answered when a standby has it on its disk as well.
-            words.add("survives-failover")
-    return frozenset(words)
+            capabilities.add("survives-failover")
+    return frozenset(capabilities)
 
 
 class PostgreSQLStore(RowStore):
@@ -183,10 +183,10 @@ class PostgreSQLStore(RowStore):
 
     # --- other statements
 
-    async def ask(self, name: str, *words: Any) -> list[Any]:
+    async def ask(self, name: str, *arguments: Any) -> list[Any]:
         """Execute a statement on the connection for reads; return its records."""
         reader = await self._open().reader(self._deadline())
-        return await reader.fetch(self._statements(name), *words)
+        return await reader.fetch(self._statements(name), *arguments)
 
     # --- maintenance
 

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from random import uniform
 from typing import Any
 
-from aiolock.backends.callers import SHORT, CallerLoan, Callers
+from aiolock.backends.callers import SHORT, Callers, ConnectionLock
 from aiolock.backends.postgresql.caller import (
     FAILED,
     NO_LIMIT,
@@ -29,7 +29,7 @@ from aiolock.core.backend import Request, Settings
 from aiolock.errors import BackendUnavailable, LockError
 from aiolock.types import Holder, LockInfo, Waiting
 
-__all__ = ["AdvisoryLoan", "advisory_key"]
+__all__ = ["CallerAdvisoryLock", "advisory_key"]
 
 RETRY = (0.05, 0.15)
 """Seconds between tries where the caller's session waits for no lock."""
@@ -41,7 +41,7 @@ def advisory_key(database: str, request: Request, namespace: str) -> int:
     return int.from_bytes(hashlib.sha256(parts.encode()).digest()[:8], "big", signed=True)
 
 
-class AdvisoryLoan(CallerLoan):
+class CallerAdvisoryLock(ConnectionLock):
     """An advisory lock, and a transaction of the caller that is to have it."""
 
     def __init__(
@@ -96,14 +96,14 @@ class AdvisoryLoan(CallerLoan):
         return True
 
     async def _keeps(self, mark: str, late: float | None) -> bool:
-        """Look for the mark in the settings of the transaction."""
+        """Search for the mark in the settings of the transaction."""
         caller = self._caller()
-        return await caller.run(self._look_back(caller, mark), late)
+        return await caller.run(self._find_mark(caller, mark), late)
 
-    async def _look_back(self, caller: PostgreSQLConnection, mark: str) -> bool:
+    async def _find_mark(self, caller: PostgreSQLConnection, mark: str) -> bool:
         try:
             driver = await caller.find()
-            found = await driver.fetchval(QUERIES["look_back"], mark, timeout=NO_LIMIT)
+            found = await driver.fetchval(QUERIES["find_mark"], mark, timeout=NO_LIMIT)
         except (RuntimeError, BackendUnavailable):
             # No transaction, or no connection.
             return False

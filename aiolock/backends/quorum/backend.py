@@ -30,7 +30,7 @@ class QuorumBackend(Administration, Diagnosis):
     name = "quorum"
     shows_tokens = False
     renewal_limit = 100
-    """After each answer of a member, the claims of one call are looked through."""
+    """After each answer of a member, the claims of one call are examined."""
 
     def __init__(self, members: Sequence[Backend]) -> None:
         self.members = Members(members)

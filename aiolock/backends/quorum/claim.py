@@ -200,7 +200,7 @@ class Vote(Certainty):
         that another one has followed prolongs nothing: the end that counts is the earliest of those asked for.
         """
         claim = self.claim
-        assert isinstance(claim, Extension)  # noqa: S101 - the caller has looked
+        assert isinstance(claim, Extension)  # noqa: S101 - the caller has tested it
         self.extension = number
         if await self.settled() is not VoteAnswer.GRANTED:
             return

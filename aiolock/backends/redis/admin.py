@@ -20,7 +20,7 @@ __all__ = ["MOST", "key_pattern", "names", "read", "split"]
 MOST = 10_000
 """Most locks that may match a pattern."""
 STEP = 500
-"""Keys that one SCAN looks through: it delays other commands by about a tenth of a millisecond."""
+"""Keys that one SCAN examines: it delays other commands by about a tenth of a millisecond."""
 
 Call = Callable[..., Awaitable[Any]]
 Lock = tuple[str, Family]

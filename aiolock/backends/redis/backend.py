@@ -95,7 +95,7 @@ class BaseBackend(Administration, RegisterStore, Diagnosis):
             # In a cluster a call is about one slot, which two locks seldom share.
             batch = 1 if pairing is None else BATCH
             wakeups = Wakeups(
-                commands.beat, commands.tickets, clock=clock, random=settings.random, batch=batch
+                commands.heartbeat, commands.tickets, clock=clock, random=settings.random, batch=batch
             )
             return Context(clock, limit, commands, wakeups, self.claims, self._released, pairing)
 
@@ -146,7 +146,7 @@ class BaseBackend(Administration, RegisterStore, Diagnosis):
 
     @abstractmethod
     def _verified(self, error: UnsafeBackend | None) -> None:
-        """Take note of the format of the namespace's data: why it cannot be used, if it cannot."""
+        """Record the format of the namespace's data: why it cannot be used, if it cannot."""
 
     def _stop(self) -> None:
         """End timers and waits, before the connections are closed."""
@@ -156,15 +156,15 @@ class BaseBackend(Administration, RegisterStore, Diagnosis):
         self.claims.clear()
 
     def _push(self, *, pushed: bool) -> None:
-        """Note whether messages are pushed to this client, and look at everything, because some may have been missed."""
+        """Note whether messages are pushed to this client, and check all waiters, because some messages may have been missed."""
         for context in self._contexts:
             context.wakeups.set_pushed(pushed=pushed)
-        self._look()
+        self._check_all()
 
-    def _look(self) -> None:
+    def _check_all(self) -> None:
         for context in self._contexts:
             context.wakeups.now()
-        self._registers.look()
+        self._registers.wake_all()
 
     # --- claims and registers
 
@@ -183,8 +183,8 @@ class BaseBackend(Administration, RegisterStore, Diagnosis):
     def _renewed(self, claim: RedisClaim, state: int | list[Any], sent: float) -> Renewal:
         """Read the answer for one hold whose renewal was sent at ``sent``."""
         if type(state) is list:
-            state, words = state
-            self._messages.ask(claim, words.decode("utf-8", "replace").partition(" ")[2])
+            state, rest = state
+            self._messages.ask(claim, rest.decode("utf-8", "replace").partition(" ")[2])
         assert type(state) is int  # noqa: S101 - the scripts answer nothing else
         if state == 0:
             self._ask_format()
@@ -198,9 +198,9 @@ class BaseBackend(Administration, RegisterStore, Diagnosis):
         # One question is enough for thousands of holds.
         if self._asked_format is None or self._asked_format.done():
             self._asked_format = self._issue(encode(*self._format.question))
-            self._asked_format.add_done_callback(self._told_format)
+            self._asked_format.add_done_callback(self._reported_format)
 
-    def _told_format(self, reply: asyncio.Future[Any]) -> None:
+    def _reported_format(self, reply: asyncio.Future[Any]) -> None:
         if not reply.cancelled() and reply.exception() is None:
             self._verified(self._format.refusal(reply.result()))
 
@@ -214,7 +214,7 @@ class BaseBackend(Administration, RegisterStore, Diagnosis):
     async def inspect(self, name: str, family: Family) -> LockInfo:
         """Send one script, which writes nothing."""
         context, key = self._context(name, family)
-        return admin.read(await context.commands.look(key), name, family)
+        return admin.read(await context.commands.inspect(key), name, family)
 
     async def force_release(self, name: str, family: Family) -> bool:
         """Send one script, which notifies the holders."""
@@ -327,7 +327,7 @@ class RedisBackend(BaseBackend):
             for claim, keep in self._released.again():
                 claim.leave_again(keep)
         self.events.put(Event(EventKind.DOUBT))
-        self._look()
+        self._check_all()
 
     def _switched(self, endpoint: Sentinels, place: Place) -> None:
         for transport in self._transports():
@@ -359,5 +359,5 @@ class RedisBackend(BaseBackend):
         """Examine the server over separate connections, so that it works also where opening fails."""
         found = await examine(self._endpoint, self.settings)
         if isinstance(self._endpoint, Sentinels):
-            found += await self._endpoint.look(self.settings.command_timeout)
+            found += await self._endpoint.diagnose(self.settings.command_timeout)
         return found

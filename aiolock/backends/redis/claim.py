@@ -228,20 +228,20 @@ class RedisClaim(Extension):
         assert begun is not None  # noqa: S101 - it has just begun
         answer, simple, sent = begun
         try:
-            served = await answer
-            if served == -2 and self._stage is RELEASING:
+            window = await answer
+            if window == -2 and self._stage is RELEASING:
                 self._stage = DENIED
-            if served == -2 and simple:
+            if window == -2 and simple:
                 # An attempt that arrived late may have left a position, for instance.
                 deadline = Deadline(sent + self._context.command_timeout, self._context.clock)
-                served = await self._in_time(self._leave(keep)[0], deadline)
+                window = await self._in_time(self._leave(keep)[0], deadline)
         except BackendError as error:
             if self._stage is RELEASING and not was_sent(error):
                 self._stage = HELD
             raise
         denied = self._stage is DENIED
-        if served:
-            self._context.wakeups.handed_over(self.key, served)
+        if window:
+            self._context.wakeups.handed_over(self.key, window)
         self._forget(OVER)
         return NOT_OURS if denied else RELEASED
 
@@ -347,8 +347,8 @@ class Released:
 
 def renewal(claims: Sequence[RedisClaim]) -> Reply:
     """Send the renewal of claims of one family; claims that are ``fixed`` are verified and not prolonged."""
-    words: list[Arg] = []
+    arguments: list[Arg] = []
     for claim in claims:
         present = "" if claim.present is None else claim.present.encode()
-        words += (claim.request_id, 0 if claim.fixed else round(claim.request.ttl * 1000), present)
-    return claims[0].commands.renew([claim.key for claim in claims], words)
+        arguments += (claim.request_id, 0 if claim.fixed else round(claim.request.ttl * 1000), present)
+    return claims[0].commands.renew([claim.key for claim in claims], arguments)

@@ -245,7 +245,7 @@ class Commands:
         """Request the lock; with ``wait``, join the queue under these terms, or return to ``ticket`` (-1: none)."""
         most = 1 if request.fair or not request.kind.exclusive else MOST_TOKENS
         position = f"{terms} {ticket}" if wait else ""
-        words = (
+        arguments = (
             self.request_id(number),
             round(request.ttl * 1000),
             most,
@@ -253,7 +253,7 @@ class Commands:
             labelled(request),
         )
         limits = request.kind.weigh(WHOLE) if self._family else ()
-        return self._send("enter", request, *words, position, *limits)
+        return self._send("enter", request, *arguments, position, *limits)
 
     def release(self, request: Request, number: int) -> Reply:
         """Give up a hold that is certainly this claim's, or certainly gone."""
@@ -261,23 +261,23 @@ class Commands:
 
     def leave(self, request: Request, number: int, *, bury: bool, keep: float) -> Reply:
         """Give up the hold, the position in the queue, and with ``bury`` a request that may still arrive."""
-        words = self.request_id(number), self.tokens.highest, int(bury), round(keep * 1000)
-        return self._send("leave", request, *words)
+        arguments = self.request_id(number), self.tokens.highest, int(bury), round(keep * 1000)
+        return self._send("leave", request, *arguments)
 
-    def renew(self, keys: Sequence[str], words: Sequence[Arg]) -> Reply:
+    def renew(self, keys: Sequence[str], arguments: Sequence[Arg]) -> Reply:
         """Renew holds: for each key a request id, the ttl in ms (0 verifies without prolonging), and the present lease."""
-        return self._call("renew", keys, *words)
+        return self._call("renew", keys, *arguments)
 
-    def beat(self, keys: Sequence[str], counts: Sequence[int], life: int, pushed: bool) -> Reply:
+    def heartbeat(self, keys: Sequence[str], counts: Sequence[int], life: int, pushed: bool) -> Reply:
         """Send a heartbeat: in the queue of each key this client has so many positions, which live ``life`` ms."""
-        words = self.process, life, "s" if pushed else "n", self.tokens.highest, *counts
-        return self._call("heartbeat", keys, *words)
+        arguments = self.process, life, "s" if pushed else "n", self.tokens.highest, *counts
+        return self._call("heartbeat", keys, *arguments)
 
     def tickets(self, key: str, numbers: Sequence[int]) -> Reply:
         """Read the ticket of each of these claims in the queue of a lock; ``None`` for one that has none."""
         return self._issue(encode("HMGET", key, *[f"r:{self.request_id(number)}" for number in numbers]))
 
-    def look(self, key: str) -> Reply:
+    def inspect(self, key: str) -> Reply:
         """Read holders and waiters."""
         return self._call("inspect", (key,))
 
@@ -291,8 +291,8 @@ class Commands:
 
     def downgrade(self, request: Request, number: int, ttl: float) -> Reply:
         """Turn a write hold into a read hold, for another ``ttl`` (0 prolongs nothing)."""
-        words = self.request_id(number), round(ttl * 1000), self.tokens.highest
-        return self._send("downgrade", request, *words)
+        arguments = self.request_id(number), round(ttl * 1000), self.tokens.highest
+        return self._send("downgrade", request, *arguments)
 
     def extend(self, request: Request, number: int, seconds: float, count: int) -> Reply:
         """Set the life of a hold that is not renewed, by request ``count`` for that."""
@@ -302,11 +302,11 @@ class Commands:
         """Set the number of permits of a semaphore."""
         return self._call("limit", (key,), limit, self.tokens.highest)
 
-    def _send(self, name: str, request: Request, *words: Arg) -> Reply:
-        return self._call(name, (self.key(request.name, request.kind.family),), *words)
+    def _send(self, name: str, request: Request, *arguments: Arg) -> Reply:
+        return self._call(name, (self.key(request.name, request.kind.family),), *arguments)
 
-    def _call(self, name: str, keys: Sequence[str], *words: Arg) -> Reply:
-        return self._issue(self._scripts[self._family + name].encode(keys, words))
+    def _call(self, name: str, keys: Sequence[str], *arguments: Arg) -> Reply:
+        return self._issue(self._scripts[self._family + name].encode(keys, arguments))
 
 
 class _Encoded:

@@ -267,7 +267,7 @@ class Connection(Transport):
                 count += 1
                 if type(reply) is ReplyError:
                     if future.done():
-                        self._unheard(command, issued, reply)
+                        self._on_late_refusal(command, issued, reply)
                     else:
                         self._refuse(future, command, issued, reply)
                 elif not future.done() and (waking := answer(future, reply)) is not None:
@@ -302,8 +302,8 @@ class Connection(Transport):
             # The primary has become a replica; connecting again finds the new primary.
             self._moved = error
 
-    def _unheard(self, command: bytes, issued: float, reply: ReplyError) -> None:
-        """Take note of a refused command whose caller no longer waits."""
+    def _on_late_refusal(self, command: bytes, issued: float, reply: ReplyError) -> None:
+        """Ignore the error of a refused command whose caller no longer waits."""
 
     # --- the life of the connection
 

@@ -150,7 +150,7 @@ class Facts:
     @property
     def unknown(self) -> str:
         """The reason why a line of INFO is missing."""
-        return "the server does not tell it" if self.info else UNKNOWN
+        return "the server does not report it" if self.info else UNKNOWN
 
 
 def judge(facts: Facts, ttl: float) -> list[Finding]:

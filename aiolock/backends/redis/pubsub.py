@@ -134,9 +134,9 @@ class Messages:
         if what == "c":
             self._on_register(rest)
             return
-        request_id, _, words = rest.partition(" ")
+        request_id, _, text = rest.partition(" ")
         claim = self._claim(request_id)
-        numbers = words.split(" ")
+        numbers = text.split(" ")
         if claim is None:
             return
         if what == "g" and len(numbers) == 5 and all(map(_NUMBER.fullmatch, numbers)):
@@ -146,11 +146,11 @@ class Messages:
         elif what == "f":
             self._events.put(Event(EventKind.LOST, claim, "force-released"))
         elif what == "a":
-            self.ask(claim, words)
+            self.ask(claim, text)
 
-    def ask(self, claim: RedisClaim, words: str) -> None:
+    def ask(self, claim: RedisClaim, text: str) -> None:
         """Report a release request, given as its time at the server and the reason, unless it was reported before."""
-        stamp, _, reason = words.partition(" ")
+        stamp, _, reason = text.partition(" ")
         # While no task uses the hold, there is no holder to ask: the next renewal repeats the request.
         if claim.taken and _NUMBER.fullmatch(stamp) and int(stamp) > claim.asked:
             claim.asked = int(stamp)

@@ -1,6 +1,6 @@
 """Registers: a hash each, changed by compare-and-set, and the clients that watch it.
 
-The push is a hint, as it is for locks: a waiter looks again every two seconds, or ten times a second without pub/sub.
+The push is a hint, as it is for locks: a waiter reads again every two seconds, or ten times a second without pub/sub.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from aiolock.errors import BackendUnavailable, ConfigError
 
 __all__ = ["RedisRegister", "Registers"]
 
-LOOK = 2.0
-"""Seconds between looks at a register that is waited for."""
-ASKING = 0.1
+POLL_WITH_PUSH = 2.0
+"""Seconds between reads of a register that is waited for."""
+POLL = 0.1
 """The same while changes cannot be pushed to this client."""
 LIFE_MS = "6000"
 """Milliseconds for which the server remembers a watch, unless it is renewed."""
@@ -50,8 +50,8 @@ class Registers:
         for register in self.watched.get(key, ()):
             register.inbox.wake(WakeReason.NOTIFIED)
 
-    def look(self) -> None:
-        """Have every waiter look: a message may have been missed."""
+    def wake_all(self) -> None:
+        """Wake every waiter, which reads again: a message may have been missed."""
         for registers in self.watched.values():
             for register in registers:
                 register.inbox.wake(WakeReason.RECONNECTED)
@@ -63,7 +63,7 @@ class Registers:
     def close(self) -> None:
         """End every wait."""
         self.closed = True
-        self.look()
+        self.wake_all()
 
     def stamp(self, raw: bytes) -> str:
         """Decode a stamp, and note its time: the highest travels with every write."""
@@ -102,19 +102,19 @@ class RedisRegister(Register):
             raise ConfigError(f"a register may have {MOST_BYTES} bytes, this one has {len(value)}")
         registers = self._registers
         write_id, latest = registers.write_id()
-        words = value, stamp, write_id, round(keep * 1000), latest
-        written = await registers.issue(registers.scripts["register_write"].encode((self.key,), words))
+        arguments = value, stamp, write_id, round(keep * 1000), latest
+        written = await registers.issue(registers.scripts["register_write"].encode((self.key,), arguments))
         return None if written is None else registers.stamp(written)
 
     async def changed(self, stamp: str) -> None:
-        """Wait for a notification, or the time of the next look."""
+        """Wait for a notification, or the time of the next poll."""
         registers = self._registers
         # Before the first byte is sent: the push may come before the answer.
         self.inbox.take()
         self._watched = True
         try:
             if await self._watch() == stamp:
-                pause = LOOK if registers.pushed() else ASKING
+                pause = POLL_WITH_PUSH if registers.pushed() else POLL
                 await self.inbox.wait(Deadline.after(pause, registers.clock))
         finally:
             self._unwatch()
@@ -124,9 +124,9 @@ class RedisRegister(Register):
         if registers.closed:
             raise BackendUnavailable("the client was closed while this register was watched", retryable=False)
         registers.watched.setdefault(self.key, set()).add(self)
-        words = registers.process, LIFE_MS if registers.pushed() else "0"
+        arguments = registers.process, LIFE_MS if registers.pushed() else "0"
         return registers.stamp(
-            await registers.issue(registers.scripts["register_watch"].encode((self.key,), words))
+            await registers.issue(registers.scripts["register_watch"].encode((self.key,), arguments))
         )
 
     def _unwatch(self) -> None:

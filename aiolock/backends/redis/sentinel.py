@@ -76,7 +76,7 @@ Place = tuple[str, int]
 # --- one Sentinel
 
 _LOGIN = "Sentinels have passwords of their own, sentinel_password= and perhaps sentinel_username="
-_NO_SENTINEL = "is no Sentinel: the address names those, which tell where the servers are"
+_NO_SENTINEL = "is no Sentinel: the address names those, which know where the servers are"
 
 
 async def _named(sentinel: Endpoint, service: str, timeout: float) -> Place:
@@ -100,10 +100,10 @@ async def _announces(sentinel: Endpoint, timeout: float) -> bool:
     return True
 
 
-async def _asked(sentinel: Endpoint, timeout: float, *words: str) -> Any:
+async def _asked(sentinel: Endpoint, timeout: float, *arguments: str) -> Any:
     """Send one command; an error that any server may answer is worded for a Sentinel."""
     try:
-        return await sentinel.ask(timeout, *words)
+        return await sentinel.ask(timeout, *arguments)
     except BackendError as error:
         said = str(error)
         if "unknown command" in said:
@@ -153,7 +153,7 @@ class Sentinels(Endpoint):
         self._set(kind, credentials(address, db))
         self.service = unquote(service)
         self.places: WeakKeyDictionary[asyncio.Protocol, Place] = WeakKeyDictionary()
-        """Where each connection leads, in the words of the Sentinels."""
+        """The address that each connection leads to, as the Sentinels name it."""
         self._failed: Place | None = None
         """The latest place that could not be connected to."""
         self._latest: Place | None = None
@@ -201,26 +201,26 @@ class Sentinels(Endpoint):
         if old is not None and old != new:
             self._replaced[old] = asyncio.get_running_loop().time() + LATE
 
-    async def look(self, timeout: float) -> list[Finding]:
+    async def diagnose(self, timeout: float) -> list[Finding]:
         """Report whether all Sentinels answer soon, and name the same primary."""
         soon = min(timeout, SOON)
 
-        async def look_at(watcher: Endpoint) -> tuple[Place, bool]:
+        async def examine(watcher: Endpoint) -> tuple[Place, bool]:
             return await _named(watcher, self.service, soon), await _announces(watcher, soon)
 
-        tasks = await survey(map(look_at, self.watchers))
+        tasks = await survey(map(examine, self.watchers))
         silent = [error for task in tasks if (error := task.exception()) is not None]
         found = answers(tasks)
         places, count = {place for place, _ in found}, len(tasks)
         if len(places) > 1:
             them = ", ".join(sorted(f"{host} {port}" for host, port in places))
             said = f"they name {len(places)} different primaries ({them}): there is a failover, or some of them are cut off"
-            advice = "look again; if it stays so, see SENTINEL CKQUORUM"
+            advice = "repeat the diagnosis; if it stays so, see SENTINEL CKQUORUM"
         elif silent:
             said = f"{len(silent)} of {count} cannot be asked: {silent[0]}"
             advice = "bring it back, or take it out of the address"
         elif not all(announced for _, announced in found):
-            said = f"an account may not subscribe to {CHANNEL}: a failover is noticed only when the old primary hears of it"
+            said = f"an account may not subscribe to {CHANNEL}: a failover is noticed only when the old primary learns of it"
             advice = f"grant it {RIGHTS} at all of them"
         elif count < FEWEST:
             said = f"the address names {count}: if it is away, the primary cannot be found"
@@ -261,8 +261,8 @@ class Sentinels(Endpoint):
 class _Primary(Endpoint):
     """A server that has to be a primary."""
 
-    async def _look(self, driver: AbstractConnection) -> None:
-        await super()._look(driver)
+    async def _check_server(self, driver: AbstractConnection) -> None:
+        await super()._check_server(driver)
         await driver.send_command("ROLE")
         # An account without the right to ask learns it from the answer to the first lock.
         with contextlib.suppress(NoPermissionError):
@@ -314,18 +314,18 @@ class Switching:
     def _begun(self, subscriber: Subscriber, _: asyncio.Future[None]) -> None:
         if subscriber.denied is not None:
             log.warning(
-                "%s: an account may not hear there of a failover, which is then noticed late; grant it %s",
+                "%s: an account may not subscribe to failovers there, which are then noticed late; grant it %s",
                 self._endpoint,
                 RIGHTS,
             )
 
     def _announced(self, payload: bytes) -> None:
         # The service, where its primary was, and where it is.
-        words = payload.decode("utf-8", "replace").rsplit(" ", 4)
-        if len(words) != 5 or words[0] != self._endpoint.service:
+        fields = payload.decode("utf-8", "replace").rsplit(" ", 4)
+        if len(fields) != 5 or fields[0] != self._endpoint.service:
             return
         with contextlib.suppress(ValueError):
-            old, new = (words[1], int(words[2])), (words[3], int(words[4]))
+            old, new = (fields[1], int(fields[2])), (fields[3], int(fields[4]))
             self._endpoint.learn(new, old)
             self._switched(new)
 

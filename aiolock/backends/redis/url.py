@@ -271,7 +271,7 @@ class Endpoint:
         transport.set_protocol(protocol)
         return transport
 
-    async def ask(self, timeout: float, *words: str) -> Any:
+    async def ask(self, timeout: float, *arguments: str) -> Any:
         """Send one command on a connection of its own, and return the answer within ``timeout`` seconds.
 
         Raises :class:`BackendError`. Cancelling it leaves no socket behind.
@@ -279,7 +279,7 @@ class Endpoint:
         answers: list[Any] = []
 
         async def ask(driver: AbstractConnection) -> None:
-            await driver.send_command(*words)
+            await driver.send_command(*arguments)
             answers.append(await driver.read_response())
 
         (await self.connect(timeout, asyncio.Protocol(), ask)).abort()
@@ -300,7 +300,7 @@ class Endpoint:
         driver = self._kind(**self._kwargs, retry=Retry(NoBackoff(), 0), redis_connect_func=greet)  # type: ignore[arg-type]  # parameters of its protocols have other names
         try:
             await driver.connect()  # type: ignore[no-untyped-call]
-            await self._look(driver)
+            await self._check_server(driver)
             if verify is not None:
                 await verify(driver)
         finally:
@@ -308,7 +308,7 @@ class Endpoint:
         # A collected writer closes its transport; in a forked child it would write to the parent's connection.
         writers[0].__class__ = _Silent
 
-    async def _look(self, driver: AbstractConnection) -> None:
+    async def _check_server(self, driver: AbstractConnection) -> None:
         """Test that the server answers."""
         await driver.send_command("PING")
         # A refusal is an answer as well.

@@ -1,7 +1,7 @@
 """Heartbeats and deadlines of the positions that this client has in queues at the server.
 
 A push is a hint that usually arrives; the state is on the server. So a heartbeat per client also extends every position
-and lets time pass for its lock, and a timer looks when the hold ahead may end. All of it is timers and reply slots of the
+and lets time pass for its lock, and a timer asks the server when the hold ahead may end. All of it is timers and reply slots of the
 connection: there is no task per lock or waiter.
 """
 
@@ -28,7 +28,7 @@ log: Log = get_logger("aiolock")
 
 PERIOD = 2.0
 """Most seconds between heartbeats."""
-ASKING = 0.1
+PERIOD_WITHOUT_PUSH = 0.1
 """Seconds between heartbeats while grants cannot be pushed to this client."""
 LIFE = 3.0
 """Least seconds that a position lives without a heartbeat."""
@@ -37,8 +37,8 @@ BATCH = 1000
 a busy machine."""
 CALLS = 5000
 """Most heartbeat calls per second, as long as no position expires for that: more would leave no time for anything else."""
-HANDED = 3 * PERIOD
-"""Longest provisional grant, in seconds, whose end is looked at by the client that handed the lock over. Waiters learn of
+LONGEST_WINDOW = 3 * PERIOD
+"""Longest provisional grant, in seconds, whose end is checked by the client that handed the lock over. Waiters learn of
 a longer one with their heartbeats, well before it ends."""
 FEW = 32
 """Most waiters of one lock that all ask again when one of their positions may be gone; of more, the server is asked which."""
@@ -62,7 +62,7 @@ class Waiter:
         """The server has confirmed the position, and no further request is under way."""
 
 
-Beat = Callable[[Sequence[str], Sequence[int], int, bool], Reply]
+SendHeartbeat = Callable[[Sequence[str], Sequence[int], int, bool], Reply]
 """Send a heartbeat for these locks, with the number of confirmed positions in each, the life of a position in ms, and
 whether grants are pushed to this client."""
 
@@ -74,9 +74,9 @@ class Wakeups:
     """The waiters of one client for one family of locks."""
 
     def __init__(
-        self, beat: Beat, tickets: Tickets, *, clock: Clock, random: Random, batch: int = BATCH
+        self, heartbeat: SendHeartbeat, tickets: Tickets, *, clock: Clock, random: Random, batch: int = BATCH
     ) -> None:
-        self._beat = beat
+        self._heartbeat = heartbeat
         self._tickets = tickets
         self._clock = clock
         self._random = random
@@ -86,7 +86,7 @@ class Wakeups:
         self._shortest = math.inf
         """The shortest of these."""
         self._ends: dict[str, float] = {}
-        """When a lock should be looked at before the next heartbeat."""
+        """When a lock should be checked before the next heartbeat."""
         self._agenda: list[tuple[float, str]] = []
         self._urgent: OrderedDict[str, WakeReason] = OrderedDict()
         """Locks that are due, the earliest first. On one server there is one call at a time: other commands wait for one
@@ -101,7 +101,7 @@ class Wakeups:
         """When the latest round began."""
         self._overdue = False
         """The next round was due before this one had ended."""
-        self._next_beat = math.inf
+        self._next_heartbeat = math.inf
         self._reason: WakeReason | None = None
         """Why the next round comes early."""
         self._timer: asyncio.TimerHandle | None = None
@@ -120,7 +120,7 @@ class Wakeups:
     # --- waiters
 
     def add(self, waiter: Waiter) -> None:
-        """Look after a waiter from now on."""
+        """Keep the position of a waiter alive from now on."""
         waiters = self._waiting.setdefault(waiter.key, set())
         if waiter not in waiters:
             if waiters:
@@ -131,8 +131,8 @@ class Wakeups:
             if waiter.ttl < self._shortest:
                 self._shortest = waiter.ttl
                 self._pace()
-        self._next_beat = min(self._next_beat, self._clock() + self.period)
-        self._arm()
+        self._next_heartbeat = min(self._next_heartbeat, self._clock() + self.period)
+        self._set_timer()
 
     def remove(self, waiter: Waiter) -> None:
         """Forget a waiter."""
@@ -142,10 +142,10 @@ class Wakeups:
         waiters.remove(waiter)
         if not waiters:
             del self._waiting[waiter.key]
-            # A look that is due soon stays: it may be for a lock that was handed over.
-            if self._ends.get(waiter.key, 0.0) > self._clock() + HANDED + 0.1:
+            # A check that is due soon stays: it may be for a lock that was handed over.
+            if self._ends.get(waiter.key, 0.0) > self._clock() + LONGEST_WINDOW + 0.1:
                 del self._ends[waiter.key]
-                self._tidy()
+                self._compact()
         self._ttls[waiter.ttl] -= 1
         if not self._ttls[waiter.ttl]:
             del self._ttls[waiter.ttl]
@@ -159,7 +159,9 @@ class Wakeups:
         self._pace()
 
     def _pace(self) -> None:
-        self.period = max(ASKING, min(self._shortest / 3, PERIOD)) if self.pushed else ASKING
+        self.period = (
+            max(PERIOD_WITHOUT_PUSH, min(self._shortest / 3, PERIOD)) if self.pushed else PERIOD_WITHOUT_PUSH
+        )
         life = round(max(3 * self.period, LIFE) * 1000)
         terms = f"{life} {'s' if self.pushed else 'n'}"
         if terms != self.terms:
@@ -168,30 +170,30 @@ class Wakeups:
     # --- deadlines
 
     def ends(self, key: str, left: float, *, first: bool) -> None:
-        """Look at a lock when its hold may end, in ``left`` seconds; the first in its queue looks first."""
+        """Check a lock when its hold may end, in ``left`` seconds; the first in its queue does so first."""
         delay = 0.002 if first else self._random.uniform(0.02, 0.08)
-        self._look_at(key, self._clock() + left + delay, move=True)
+        self._schedule(key, self._clock() + left + delay, move=True)
 
     def handed_over(self, key: str, window: int) -> None:
-        """Read a script's report: a lock was handed over, with a confirmation window of so many ms, at whose end it is looked at.
+        """Read a script's report: a lock was handed over, with a confirmation window of so many ms, at whose end it is checked.
 
-        -1: there are more positions to be looked through, at once; other numbers say that it was not.
+        -1: there are more positions to examine, at once; other numbers say that it was not.
         """
-        if window == -1 or 0 < window <= HANDED * 1000:
-            self._look_at(key, self._clock() + max(0, window) / 1000 + 0.002, move=False)
+        if window == -1 or 0 < window <= LONGEST_WINDOW * 1000:
+            self._schedule(key, self._clock() + max(0, window) / 1000 + 0.002, move=False)
 
     def now(self) -> None:
-        """Look at every lock at once: messages may have been missed."""
+        """Check every lock at once: messages may have been missed."""
         if not self._waiting:
             return
-        self._next_beat = self._clock()
+        self._next_heartbeat = self._clock()
         self._reason = WakeReason.RECONNECTED
-        self._arm()
+        self._set_timer()
 
     def soon(self, concerned: Callable[[str], bool]) -> None:
-        """Look at once at the locks for which ``concerned`` returns true: messages may have been missed."""
+        """Check at once the locks for which ``concerned`` returns true: messages may have been missed."""
         for key in filter(concerned, self._waiting):
-            self._urge(key, WakeReason.RECONNECTED)
+            self._add_urgent(key, WakeReason.RECONNECTED)
         self._send()
 
     def open(self) -> None:
@@ -202,72 +204,72 @@ class Wakeups:
         """End all timers; answers and waiters that come later have no effect."""
         for each in (self._waiting, self._ttls, self._ends, self._agenda, self._urgent, self._round):
             each.clear()
-        self._shortest = self._next_beat = math.inf
+        self._shortest = self._next_heartbeat = math.inf
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         # No later time is before this one.
         self._timer_at = -math.inf
 
-    def _look_at(self, key: str, when: float, *, move: bool) -> None:
+    def _schedule(self, key: str, when: float, *, move: bool) -> None:
         known = self._ends.get(key)
         if known is None or move or when < known:
             self._ends[key] = when
             heapq.heappush(self._agenda, (when, key))
-            self._tidy()
-            self._arm()
+            self._compact()
+            self._set_timer()
 
-    def _tidy(self) -> None:
+    def _compact(self) -> None:
         """Rebuild the agenda when most of it is outdated: every move leaves an entry behind until its time comes."""
         if len(self._agenda) > 2 * len(self._ends) + SLACK:
             self._agenda = [(then, name) for name, then in self._ends.items()]
             heapq.heapify(self._agenda)
 
-    def _arm(self) -> None:
+    def _set_timer(self) -> None:
         if not self._waiting:
-            self._next_beat = math.inf
+            self._next_heartbeat = math.inf
         agenda = self._agenda
         while agenda and self._ends.get(agenda[0][1]) != agenda[0][0]:
             heapq.heappop(agenda)
-        when = min(self._next_beat, agenda[0][0] if agenda else math.inf)
+        when = min(self._next_heartbeat, agenda[0][0] if agenda else math.inf)
         if when >= self._timer_at:
             return
         if self._timer is not None:
             self._timer.cancel()
         self._timer_at = when
-        self._timer = asyncio.get_running_loop().call_later(max(0.0, when - self._clock()), self._look)
+        self._timer = asyncio.get_running_loop().call_later(max(0.0, when - self._clock()), self._on_timer)
 
     # --- heartbeats
 
-    def _look(self) -> None:
+    def _on_timer(self) -> None:
         self._timer, self._timer_at = None, math.inf
         now = self._clock()
-        if now >= self._next_beat:
+        if now >= self._next_heartbeat:
             self._begin_round(now)
         agenda = self._agenda
         while agenda and agenda[0][0] <= now:
             when, key = heapq.heappop(agenda)
             if self._ends.get(key) == when:
                 del self._ends[key]
-                self._urge(key, WakeReason.EXPIRED)
+                self._add_urgent(key, WakeReason.EXPIRED)
         self._send()
-        self._arm()
+        self._set_timer()
 
-    def _urge(self, key: str, reason: WakeReason) -> None:
+    def _add_urgent(self, key: str, reason: WakeReason) -> None:
         self._urgent[key] = reason
         self._round.pop(key, None)
 
     def _begin_round(self, now: float) -> None:
         if self._busy:
             self._overdue = True
-            self._next_beat = now + self.period
+            self._next_heartbeat = now + self.period
             return
         self._began = now
         reason = self._reason or (WakeReason.LAPSED if self.pushed else WakeReason.POLL)
         self._reason = None
         self._round.update(dict.fromkeys(self._waiting, reason))
         crowd = len(self._round) / self.batch / CALLS
-        self._next_beat = now + max(self.period, min(crowd, self.life_ms / 3000))
+        self._next_heartbeat = now + max(self.period, min(crowd, self.life_ms / 3000))
 
     @property
     def _busy(self) -> bool:
@@ -285,7 +287,7 @@ class Wakeups:
                     self._in_round = due is self._round and self.batch > 1
             # Only confirmed positions are counted: one whose request is under way may not exist yet.
             counts = [sum(waiter.placed for waiter in self._waiting.get(key, ())) for key in asked]
-            reply = self._beat(list(asked), counts, self.life_ms, self.pushed)
+            reply = self._heartbeat(list(asked), counts, self.life_ms, self.pushed)
             self._calls += 1
             reply.add_done_callback(functools.partial(self._answered, asked))
 
@@ -297,8 +299,10 @@ class Wakeups:
             # Other commands get as much of the server's time as the round took.
             now = self._clock()
             self._overdue = False
-            self._next_beat = min(self._next_beat, now + min(now - self._began, self.life_ms / 3000))
-            self._arm()
+            self._next_heartbeat = min(
+                self._next_heartbeat, now + min(now - self._began, self.life_ms / 3000)
+            )
+            self._set_timer()
         if reply.cancelled():
             return
         error = reply.exception()
@@ -309,7 +313,7 @@ class Wakeups:
             for waiter in [waiter for key in asked for waiter in self._waiting.get(key, ())]:
                 waiter.inbox.wake(WakeReason.FAILED, error)
         elif not isinstance(error, BackendError):
-            # After an error of the backend, the connection looks at everything when it is back.
+            # After an error of the backend, everything is checked when the connection is back.
             log.error("heartbeat failed: %r", error)
 
     def _read(self, asked: dict[str, WakeReason], answers: Sequence[tuple[int, int, int]]) -> None:
@@ -334,14 +338,14 @@ class Wakeups:
         for start in range(0, len(placed), BATCH):
             some = placed[start : start + BATCH]
             reply = self._tickets(key, [waiter.number for waiter in some])
-            reply.add_done_callback(functools.partial(self._looked_up, key, some))
+            reply.add_done_callback(functools.partial(self._on_tickets, key, some))
 
-    def _looked_up(self, key: str, waiters: Sequence[Waiter], reply: Reply) -> None:
+    def _on_tickets(self, key: str, waiters: Sequence[Waiter], reply: Reply) -> None:
         if reply.cancelled():
             return
         error = reply.exception()
         if error is not None and not isinstance(error, BackendRefused):
-            # The connection looks at everything when it is back.
+            # Everything is checked when the connection is back.
             return
         tickets = [None] * len(waiters) if error is not None else reply.result()
         waiting = self._waiting.get(key, set())

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 from weakref import WeakSet
 
 from aiolock.backends.rows.liveness import ClockCheck, EndedClaims
-from aiolock.backends.rows.lockrow import Liveness, Mint, UnknownFormat
+from aiolock.backends.rows.lockrow import Liveness, TokenSource, UnknownFormat
 from aiolock.backends.rows.store import Edit, Entry, Row, RowStore, StoreClock
 from aiolock.clock import Clock, Deadline, wall_clock
 from aiolock.core.backend import Claim, EventQueue, Settings
@@ -99,16 +99,16 @@ class Context:
         return Flight(self.clock(), next(self._count), self.connection)
 
     def flushed(self, flight: Flight) -> None:
-        """Take in that a flushed write was answered: it makes earlier writes durable."""
+        """Record that a flushed write was answered: it makes earlier writes durable."""
         if flight.connection == self.connection:
             self.answered_since = True
             for ended in self.ended:
                 if len(ended):
                     ended.flushed(flight.order, flight.connection)
 
-    def source(self, tick: int) -> Mint:
+    def source(self, tick: int) -> TokenSource:
         """Return the source of tokens for a row that was read at ``tick``."""
-        return Mint(self.floor, tick, wall_clock())
+        return TokenSource(self.floor, tick, wall_clock())
 
     # --- calls of the store
 
@@ -137,7 +137,7 @@ class Context:
         return row, before, flight
 
     def _clocked(self, rows: list[Row], flight: Flight) -> list[Row]:
-        """Take in an answer, and the newest reading of the shared clock."""
+        """Process an answer, and the newest reading of the shared clock."""
         self.answered_since = self.answered_since or flight.connection == self.connection
         if rows and (clock := rows[-1].clock) is not None:
             self.clock_check.read(clock, flight.sent, self.clock())

@@ -53,7 +53,12 @@ class Engine:
         writer = self._writers.get(key)
         if writer is None:
             writer = self._writers[key] = RowWriter(
-                self.context, key, name, self.observer.look, self.begin_renewal, self.observer.waiters_changed
+                self.context,
+                key,
+                name,
+                self.observer.observe_once,
+                self.begin_renewal,
+                self.observer.waiters_changed,
             )
             self._forget_idle()
         else:
@@ -80,7 +85,7 @@ class Engine:
         elif (writer := self._writers.get(key)) is not None:
             writer.version = None
             if writer.members:
-                writer.look()
+                writer.serve()
 
     def interrupted(self) -> None:
         """Forget what is known after a reconnect, and check again what was not durable."""
@@ -94,7 +99,7 @@ class Engine:
         for writer in list(self._writers.values()):
             writer.forget()
             if writer.waiting:
-                writer.look()
+                writer.serve()
         for session in self.sessions.open.values():
             for claim, key, name in session.interrupted():
                 if not (checking := self._writer(key, name)).leaves(claim):
@@ -111,7 +116,7 @@ class Engine:
             self._bury(session)
 
     def watch(self) -> None:
-        """Tell the store soon which rows are waited for."""
+        """Report to the store soon which rows are waited for."""
         if not self._watch_due:
             self._watch_due = True
             asyncio.get_running_loop().call_soon(self._watch)
@@ -197,7 +202,7 @@ class Engine:
             ]
 
     def _bury(self, session: RowSession) -> None:
-        """Take in that a session is dead: its holds are lost, and its waiting claims enter anew."""
+        """Record that a session is dead: its holds are lost, and its waiting claims enter anew."""
         if session.id not in self.sessions.open:
             return
         self.sessions.bury(session)
@@ -219,9 +224,9 @@ class Engine:
     def _set_timer(self, session: RowSession, seconds: float) -> None:
         # Between heartbeats there is no task: an idle client leaves nothing running.
         loop = asyncio.get_running_loop()
-        self._timers[session.id] = loop.call_later(seconds, self._look_at, session)
+        self._timers[session.id] = loop.call_later(seconds, self._send_heartbeat_if_due, session)
 
-    def _look_at(self, session: RowSession) -> None:
+    def _send_heartbeat_if_due(self, session: RowSession) -> None:
         """Send a heartbeat if one is due; end the heartbeats of a session that has been idle for its ttl."""
         context, now = self.context, self.context.clock()
         if session.busy:

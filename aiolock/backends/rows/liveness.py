@@ -226,7 +226,7 @@ class ClockCheck:
         """The time of the last reading that was out of step."""
 
     def read(self, clock: StoreClock, sent: float, arrived: float) -> None:
-        """Take in a reading."""
+        """Record a reading."""
         if self._last is not None:
             before, sent_before, arrived_before = self._last
             if (before.boot, before.zone) == (clock.boot, clock.zone):

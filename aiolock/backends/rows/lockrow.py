@@ -26,19 +26,19 @@ __all__ = [
     "Leave",
     "Liveness",
     "LockRow",
-    "Look",
-    "Mint",
     "RowHold",
     "RowRequest",
+    "Serve",
     "SetLimit",
     "Step",
+    "TokenSource",
     "UnknownFormat",
     "address_of",
     "apply",
     "decode",
     "encode",
     "keep_row",
-    "mint",
+    "new_tokens",
     "number",
     "template",
     "text",
@@ -338,7 +338,7 @@ class Liveness:
 # --- tokens
 
 
-class Mint(NamedTuple):
+class TokenSource(NamedTuple):
     """Where the tokens of a grant come from, besides the row."""
 
     floor: int
@@ -349,7 +349,7 @@ class Mint(NamedTuple):
     """Seconds since the epoch, by the writer's clock; shown to people only."""
 
 
-def mint(last: int, block: int, source: Mint) -> tuple[int, int, int]:
+def new_tokens(last: int, block: int, source: TokenSource) -> tuple[int, int, int]:
     """Return the first token of a grant, their number (at most ``block``), and the last one, which the row remembers.
 
     All lie above ``last`` and ``floor``, and a block not above the time of the store: a row that was lost or purged begins
@@ -411,7 +411,7 @@ class SetLimit(Step):
 
 
 @dataclass(frozen=True, slots=True)
-class Look(Step):
+class Serve(Step):
     """Remove what does not count and serve the queue."""
 
 
@@ -442,7 +442,7 @@ class Batch(NamedTuple):
 
 
 def apply(
-    row: LockRow, steps: Sequence[Step], known: Liveness, source: Mint, *, doubt: bool = False
+    row: LockRow, steps: Sequence[Step], known: Liveness, source: TokenSource, *, doubt: bool = False
 ) -> Batch:
     """Apply the steps of one client's tasks, those that shrink the row first; ``row`` stays as it is.
 
@@ -500,7 +500,7 @@ class _Room:
 class _Work:
     """One row that is being changed."""
 
-    def __init__(self, row: LockRow, known: Liveness, source: Mint) -> None:
+    def __init__(self, row: LockRow, known: Liveness, source: TokenSource) -> None:
         self.row = row
         self.known = known
         self.source = source
@@ -532,7 +532,7 @@ class _Work:
             self.notify.add(request.session)
 
     def _grant(self, request: RowRequest) -> Entered:
-        first, count, self.row.token = mint(self.row.token, request.block, self.source)
+        first, count, self.row.token = new_tokens(self.row.token, request.block, self.source)
         # The number of tokens is read from the hold again when the grant is found there.
         self.row.holds[request.id] = RowHold(replace(request, block=count), first, self.source.wall)
         self.changed = self.durable = True

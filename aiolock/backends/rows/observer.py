@@ -72,7 +72,7 @@ class Observer:
         self._series.clear()
         self._due = 0.0
 
-    def look(self, requests: Iterable[RowRequest]) -> asyncio.Future[bool]:
+    def observe_once(self, requests: Iterable[RowRequest]) -> asyncio.Future[bool]:
         """Read the sessions of requests once; the future says whether one of them turned out not to count."""
         return self.context.begin(self._observe(list(requests)), "aiolock-observe")
 
@@ -100,7 +100,7 @@ class Observer:
             if any(not context.liveness.counts(request) for request in requests.values()):
                 for row in rows:
                     if any(not context.liveness.counts(request) for request in row.ahead()):
-                        row.look()
+                        row.serve()
             next_one = min(self._due, self._polled + self._pause)
             await asyncio.wait({self._news}, timeout=max(0.001, next_one - context.clock()))
         self._series.clear()
@@ -116,7 +116,7 @@ class Observer:
             row for row, answer in zip(rows, answers, strict=True) if not row.confirm(answer.version, flight)
         ]
         for row in changed:
-            row.look()
+            row.serve()
         store = self.context.store
         # A store without notifications is polled less often the longer nothing changes.
         self._pause = store.poll if changed else max(store.poll, min(self._pause * GROWTH, MOST_POLL))

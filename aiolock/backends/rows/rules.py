@@ -4,7 +4,7 @@ It knows no tasks, sockets or clocks. ``memory://`` runs on it; property tests u
 
 * A request is admitted if it is compatible with every hold and the queue is empty. Otherwise it may join the queue.
 * When a hold ends, the compatible requests at the head of the queue are granted at once. Such a grant is pushed with a
-  short confirmation window and confirmed by the first renewal; if it is not, it lapses and the next request is served.
+  short confirmation window and confirmed by the first renewal; if it is not, it lapses and the next request is granted.
 * Every request has an id and is idempotent: a repeated request finds its grant or its position in the queue.
 * A request that was given up before it arrived leaves a tombstone, so that it changes nothing when it arrives.
 * Tokens only grow, over all names, and none is handed out twice.
@@ -239,7 +239,7 @@ class Machine:
     ) -> bool:
         """Release the hold of a request or give up its position; return whether it had a hold.
 
-        With ``bury``, refuse the request if it arrives again: its client sent it, heard no answer, and a copy may be late.
+        With ``bury``, refuse the request if it arrives again: its client sent it, received no answer, and a copy may be late.
         """
         lock = self._at(key, now)
         hold = lock.holds.pop(request.id, None)
@@ -328,7 +328,7 @@ class Machine:
         return lock
 
     def _end_at(self, lock: Lock, hold: Hold, deadline: float, now: float) -> None:
-        """Have a hold end at another time; if that is sooner, tell the waiters in the queue, which have a timer for the later one."""
+        """Have a hold end at another time; if that is sooner, notify the waiters in the queue, which have a timer for the later one."""
         if deadline < hold.deadline:
             self.outbox += [Message(waiter, "sooner", now) for waiter in lock.queue]
         hold.deadline = deadline

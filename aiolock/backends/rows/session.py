@@ -27,7 +27,7 @@ from aiolock.errors import BackendError, BackendUnavailable, UnsafeBackend
 __all__ = ["REMEMBERED", "RowSession", "RowSessions", "session_key"]
 
 REMEMBERED = 86_400.0
-"""Seconds for which the row of a dead session stays: longer than any client is stopped that is told of it."""
+"""Seconds for which the row of a dead session stays: longer than any client is stopped that learns of it."""
 MOST_LEASES = 16_384
 """Bytes in a session row for present leases; nothing depends on them."""
 NUMBERS = 32
@@ -85,7 +85,7 @@ class RowSession:
         return self._end is not None and not self.busy
 
     def remove(self, claim: str) -> None:
-        """Take in that a claim names it no more."""
+        """Record that a claim names it no more."""
         self.claims.pop(claim, None)
         if self._end is not None and not self.claims:
             self._end(self)
@@ -217,7 +217,7 @@ class RowSession:
         return content.heartbeat
 
     def _answered(self, flight: Flight, ttl: float, row: Row) -> None:
-        """Take in that a heartbeat counts."""
+        """Record that a heartbeat counts."""
         if flight.order >= self.answered:
             self.heartbeat_sent, self.answered, self.ttl = flight.sent, flight.order, ttl
         if flight.connection == self.context.connection:

@@ -68,11 +68,11 @@ class Row(NamedTuple):
     version: str
     tick: int = 0
     """The time of the store in µs, taken **at or after** the moment at which the row was read or written and before the
-    answer was sent; 0 if this answer does not tell. Tokens are counted from it: it need not run evenly, but a row that was
+    answer was sent; 0 if this answer does not show it. Tokens are counted from it: it need not run evenly, but a row that was
     deleted begins again with tokens from it. The wall clock of the server where there is one (not the start of the
     statement or transaction); in memory, a counter of the store."""
     clock: StoreClock | None = None
-    """The shared clock at this answer; ``None`` if the store has none, or if this answer does not tell."""
+    """The shared clock at this answer; ``None`` if the store has none, or if this answer does not show it."""
 
 
 class Edit(NamedTuple):
@@ -150,7 +150,7 @@ class RowStore(ABC):
     session row proves that it was not renewed for its ttl. The engine gives session rows their ttl only then."""
 
     capabilities: frozenset[str] = frozenset()
-    """The words of ``require=`` that this deployment deserves; complete after :meth:`open`.
+    """The capabilities, as in ``require=``, that this deployment deserves; complete after :meth:`open`.
 
     ``exclusion`` needs rules 1 to 7, a batched read and rows that are never evicted; ``fencing`` a row or a ``tick`` that
     survives a restart.
@@ -197,7 +197,7 @@ class RowStore(ABC):
         The lock is free if its row is absent, or if its value is ``head``, the last token, and the end of the value or the
         list of holds that were ended by force: no holds, no queue, nothing else. The hold is written if, at the same moment,
         the session row has the version ``heartbeat``; no other write counts between the two. The tokens are those of
-        :func:`aiolock.backends.rows.lockrow.mint`, by the time of the store at that moment or later. The write is flushed,
+        :func:`aiolock.backends.rows.lockrow.new_tokens`, by the time of the store at that moment or later. The write is flushed,
         and the row has no ttl. The row that is returned has the version ``entry.version`` if the hold was written.
 
         The server may decline always. It judges no session but that one, waits for no row, and ends no hold. Cancelling the
@@ -218,7 +218,7 @@ class RowStore(ABC):
         """
 
     def watch(self, keys: frozenset[str]) -> None:  # noqa: B027 - most notify by address
-        """Take note that the engine waits for changes of exactly these rows from now on; a plain function.
+        """Record that the engine waits for changes of exactly these rows from now on; a plain function.
 
         For a store that polls something cheap of its own (``PRAGMA data_version``) while ``keys`` is not empty, and calls
         ``listener.changed``; or that subscribes for each row.

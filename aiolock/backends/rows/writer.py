@@ -19,9 +19,9 @@ from aiolock.backends.rows.lockrow import (
     Force,
     Leave,
     LockRow,
-    Look,
     Result,
     RowRequest,
+    Serve,
     Step,
     UnknownFormat,
     apply,
@@ -106,7 +106,17 @@ class Member:
 class Pending:
     """A step that is not answered yet."""
 
-    __slots__ = ("future", "in_doubt", "looked", "order", "raced", "sending", "session", "step", "withdrawn")
+    __slots__ = (
+        "future",
+        "in_doubt",
+        "observed",
+        "order",
+        "raced",
+        "sending",
+        "session",
+        "step",
+        "withdrawn",
+    )
 
     def __init__(self, step: Step, order: int, session: RowSession | None) -> None:
         self.step = step
@@ -121,7 +131,7 @@ class Pending:
         """True once another client has written the row first: the server answers, and the step is tried again."""
         self.withdrawn = False
         """True once the request was given up."""
-        self.looked = False
+        self.observed = False
         """True once the sessions of those ahead were read for it."""
 
     @property
@@ -133,8 +143,8 @@ class Pending:
 class RowWriter:
     """The writer; it works in a task while there are steps, and remembers the row in between.
 
-    :param look: reads the sessions of requests ahead; returns whether one of them turned out not to count.
-    :param renew: sends a heartbeat of a session, and takes in what it shows.
+    :param observe: reads the sessions of requests ahead; returns whether one of them turned out not to count.
+    :param renew: sends a heartbeat of a session, and records what it shows.
     :param waiters_changed: called when a claim may have ceased to wait.
     """
 
@@ -143,7 +153,7 @@ class RowWriter:
         context: Context,
         key: str,
         name: str,
-        look: Callable[[Iterable[RowRequest]], asyncio.Future[bool]],
+        observe: Callable[[Iterable[RowRequest]], asyncio.Future[bool]],
         renew: Callable[[RowSession], asyncio.Future[None]],
         waiters_changed: Callable[[], None],
     ) -> None:
@@ -157,11 +167,11 @@ class RowWriter:
         """The version of ``row``; ``None`` if it is not known."""
         self.doubt = False
         """True while a copy of an unanswered write may be late: until a flushed write was answered."""
-        self._look_at = look
+        self._observe = observe
         self._renew = renew
         self._waiters_changed = waiters_changed
         self._tick = 0
-        self._heard = 0
+        self._newest_answer = 0
         """The order number of the newest answer about the row."""
         self._read_order = 0
         """The order number at which the request was sent that showed ``version``; 0 if its own write did."""
@@ -181,7 +191,7 @@ class RowWriter:
         self._attempt: tuple[str, dict[Pending, Result | None]] | None = None
         """The version of the last unanswered write, and its results."""
         self._task: asyncio.Task[None] | None = None
-        self._hurry: asyncio.Future[None] | None = None
+        self._end_pause: asyncio.Future[None] | None = None
         """Ends the pause after a lost race."""
 
     @property
@@ -239,9 +249,9 @@ class RowWriter:
             reject(pending.future, BackendUnavailable(CLOSED))
             return pending
         self._pending[pending] = None
-        if self._hurry is not None and not isinstance(step, Enter):
+        if self._end_pause is not None and not isinstance(step, Enter):
             # Only those that are to enter can wait: a release would hold up all others.
-            settle(self._hurry, None)
+            settle(self._end_pause, None)
         self._run()
         return pending
 
@@ -268,11 +278,11 @@ class RowWriter:
             if not pending.sending:
                 self._pending.pop(pending, None)
 
-    def look(self) -> None:
+    def serve(self) -> None:
         """Read the row, and write it if an entry does not count any more."""
         self.version = None
-        if not any(isinstance(pending.step, Look) and not pending.sending for pending in self._pending):
-            self.submit(Look())
+        if not any(isinstance(pending.step, Serve) and not pending.sending for pending in self._pending):
+            self.submit(Serve())
 
     def forget(self) -> None:
         """Forget the row after a reconnect."""
@@ -314,16 +324,16 @@ class RowWriter:
             pending.raced = True
         pause = max(took, SHORTEST_PAUSE) * min(2 ** (lost - 1), MOST_ROUNDS)
         pause = min(pause, self.context.timeout / 2) * self.context.random.uniform(0.5, 1.0)
-        self._hurry = hurry = new_future()
-        await asyncio.wait({hurry}, timeout=pause)
-        self._hurry = None
-        return hurry.done()
+        self._end_pause = end_pause = new_future()
+        await asyncio.wait({end_pause}, timeout=pause)
+        self._end_pause = None
+        return end_pause.done()
 
     def _fail(self, error: Exception) -> None:
         """Answer the steps with an error; releases are tried again while their session lives."""
         for pending in list(self._pending):
             reject(pending.future, error)
-            if not isinstance(pending.step, (Leave, Look)) or not getattr(error, "retryable", False):
+            if not isinstance(pending.step, (Leave, Serve)) or not getattr(error, "retryable", False):
                 self._pending.pop(pending, None)
 
     # --- reading
@@ -334,13 +344,13 @@ class RowWriter:
         self.learn(row, flight)
 
     def learn(self, row: Row, flight: Flight) -> bool:
-        """Take in an answer about the row, if its request was sent after the newest answer; return whether it was.
+        """Process an answer about the row, if its request was sent after the newest answer; return whether it was.
 
         Versions have no order: an answer that was overtaken by another one proves nothing.
         """
-        if flight.order <= self._heard or flight.connection != self.context.connection:
+        if flight.order <= self._newest_answer or flight.connection != self.context.connection:
             return False
-        self._heard = self.context.order()
+        self._newest_answer = self.context.order()
         self._unreadable = False
         granting = self._granting()
         try:
@@ -353,7 +363,7 @@ class RowWriter:
             self.row, self._unreadable = LockRow(self.name), True
         self.version, self._tick = row.version, row.tick or self._tick
         self._read_order, self._read_sent = flight.order, flight.sent
-        self._learnt(flight.sent, granting)
+        self._update_claims(flight.sent, granting)
         if self._outside:
             self._due = True
             self._run()
@@ -373,7 +383,7 @@ class RowWriter:
         }
 
     def confirm(self, version: str, flight: Flight) -> bool:
-        """Take in that the row had ``version`` after ``flight`` was sent; return whether that is the version known."""
+        """Record that the row had ``version`` after ``flight`` was sent; return whether that is the version known."""
         if not version or version != self.version:
             return False
         for member in self.members.values():
@@ -395,8 +405,8 @@ class RowWriter:
         expired = bool(dead) and any(request.session in dead for request in self.ahead())
         return WakeReason.EXPIRED if expired else WakeReason.GRANTED
 
-    def _learnt(self, sent: float, granting: WakeReason) -> None:
-        """Tell the claims what the row shows of them."""
+    def _update_claims(self, sent: float, granting: WakeReason) -> None:
+        """Update the claims with what the row shows of them."""
         row, now = self.row, self.context.clock()
         self.context.floor = max(self.context.floor, row.token)
         demand = bool(row.queue)
@@ -443,7 +453,7 @@ class RowWriter:
             member.claim.inbox.wake(WakeReason.LAPSED)
 
     def lost(self, member: Member, reason: LossReason) -> None:
-        """Take in that a hold is gone: report it, or have the claim ask again if it has not taken the grant yet."""
+        """Record that a hold is gone: report it, or have the claim ask again if it has not taken the grant yet."""
         if member.claim.inbox.take() is None:
             member.state, member.reason = MemberState.GONE, reason
             self.context.events.put(Event(EventKind.LOST, member.claim, reason))
@@ -502,8 +512,10 @@ class RowWriter:
         return await self._write(pending, batch)
 
     def _releases(self) -> bool:
-        """Test whether a hold is to be released of which nothing was heard since its holder decided that."""
-        return any(isinstance(each.step, Leave) and each.order > self._heard for each in self._pending)
+        """Test whether a hold is to be released that no answer has shown since its holder decided that."""
+        return any(
+            isinstance(each.step, Leave) and each.order > self._newest_answer for each in self._pending
+        )
 
     async def _answer_from_read(self, pending: list[Pending], batch: Batch) -> bool:
         """Answer steps that change nothing, if the row was read after they were submitted."""
@@ -514,13 +526,13 @@ class RowWriter:
                 self.version = None
                 continue
             answers[each] = result
-            if isinstance(each.step, Enter) and not each.looked and (result is None or result == Entered()):
+            if isinstance(each.step, Enter) and not each.observed and (result is None or result == Entered()):
                 refused.append(each)
         if refused:
             for each in refused:
-                each.looked = True
+                each.observed = True
             # One of those ahead may be dead, or have ended: a request that does not wait learns it here.
-            await self.context.answered(self._look_at(self.row.ahead([each.step.id for each in refused])))
+            await self.context.answered(self._observe(self.row.ahead([each.step.id for each in refused])))
             return False
         self._settle(answers, flushed=False, sent=self._read_sent)
         return False
@@ -593,8 +605,8 @@ class RowWriter:
         self.version = None
         if row is None:
             return True
-        if flight.connection == self.context.connection and flight.order > self._heard:
-            self._heard = self.context.order()
+        if flight.connection == self.context.connection and flight.order > self._newest_answer:
+            self._newest_answer = self.context.order()
             self.row, self.version = LockRow(self.name), row.version
             self._tick, self._read_order = row.tick or self._tick, 0
             if not row.tick:
@@ -606,7 +618,7 @@ class RowWriter:
         value = encode(batch.row if batch.row.name else replace(batch.row, name=self.name))
         if len(value) > MOST_VALUE:
             raise BackendUnavailable(f"the row of {shorten(self.name)} is full")
-        assert self.version is not None  # noqa: S101 - the caller has looked
+        assert self.version is not None  # noqa: S101 - the caller has read it
         edit = Edit(
             self.key,
             self.version,
@@ -645,8 +657,8 @@ class RowWriter:
         if batch.flush:
             self.doubt = False
             self.context.flushed(flight)
-        known = flight.order > self._heard and flight.connection == self.context.connection
-        self._heard, granting = self.context.order(), self._granting()
+        known = flight.order > self._newest_answer and flight.connection == self.context.connection
+        self._newest_answer, granting = self.context.order(), self._granting()
         if known:
             self.row, self.version, self._unreadable = batch.row, row.version, False
             self._tick, self._read_order = row.tick or self._tick, 0
@@ -655,7 +667,7 @@ class RowWriter:
             self.version = None
         self._settle(results, flushed=batch.flush, sent=flight.sent)
         if known:
-            self._learnt(flight.sent, granting)
+            self._update_claims(flight.sent, granting)
         return False
 
     # --- answers

@@ -32,6 +32,6 @@ class SqliteBackend(RowBackend, Confirmation):
         return SqliteStore(self._path)
 
     async def confirm(self, claim: Claim, connection: object) -> bool:
-        """Look for a hold in the caller's own transaction, which is one that writes from then on."""
+        """Search for a hold in the caller's own transaction, which is one that writes from then on."""
         assert isinstance(claim, RowClaim)  # noqa: S101 - this backend makes no others
         return await confirm(Path(self._path), claim, connection, self.settings.command_timeout)

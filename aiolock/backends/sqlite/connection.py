@@ -144,7 +144,7 @@ class Connection:
             self._db.close()
             raise
         beside = [f"{path}{suffix}" for suffix in ("", "-shm", "-wal")]
-        # Looked at with each request, and the path as it was given as well: a symbolic link may be turned.
+        # Compared with each request, and the path as it was given as well: a symbolic link may be turned.
         self._names = beside if str(path) == given else [*beside, given]
         self._files = _identity(self._names)
         if self._files[:1] != file or self._files[3:] not in ([], file):
@@ -276,7 +276,7 @@ class Connection:
     def changed(self, keys: Sequence[str], *, anyway: bool) -> list[str]:
         """Return which rows have another version than in the latest answer about them.
 
-        Looks at them only if another connection has written since the last time, or ``anyway``.
+        Reads them only if another connection has written since the last time, or ``anyway``.
         """
         [[number]] = self.run("PRAGMA data_version")
         if number == self._seen and not anyway:

@@ -31,8 +31,8 @@ T = TypeVar("T")
 
 RETRY = 0.0003, 0.001
 """Seconds between two tries while another process writes: a write takes a tenth of that, or as long as the disk needs."""
-LOOK, IDLE = 0.001, 0.02
-"""Seconds between two looks for changes: after a change, and after some time without one."""
+POLL, IDLE_POLL = 0.001, 0.02
+"""Seconds between two polls for changes: after a change, and after some time without one."""
 CLOSING = 1.0
 """Seconds for which closing waits for the thread: a disk that does not answer does not keep a client open."""
 
@@ -56,7 +56,7 @@ class _Worker:
 
     def __init__(self, given: str, store: SqliteStore) -> None:
         self.jobs: SimpleQueue[_Job | None] = SimpleQueue()
-        """Requests; ``None`` has the thread look for changes now."""
+        """Requests; ``None`` has the thread poll for changes now."""
         self.watched: frozenset[str] = frozenset()
         self._given = given
         self._path = Path(given)
@@ -69,8 +69,8 @@ class _Worker:
         self._epoch = 0
         self._deadline = 0.0
         """When the present step gives up waiting for other processes."""
-        self._looked: frozenset[str] = frozenset()
-        """The rows at which the latest look was directed."""
+        self._polled: frozenset[str] = frozenset()
+        """The rows that the latest poll was about."""
         self._wait = self._due = 0.0
         self.thread = Thread(target=self._run, name=f"aiolock {given}", daemon=True)
         self.thread.start()
@@ -88,15 +88,15 @@ class _Worker:
             connection.close()
         while not self.jobs.empty():
             if (job := self.jobs.get()) is not None:
-                self._tell(reject, job.future, BackendUnavailable(f"{self._path}: the client was closed"))
-        self._tell(settle, self.ended, None)
+                self._call(reject, job.future, BackendUnavailable(f"{self._path}: the client was closed"))
+        self._call(settle, self.ended, None)
 
     def _turn(self, connection: Connection | None) -> Connection | None:
-        """Carry out a request, or look for changes; return the connection for the next turn."""
+        """Carry out a request, or poll for changes; return the connection for the next turn."""
         job, result, error = self._next(), None, None
         try:
             if job is None:
-                self._look(connection)
+                self._poll(connection)
             elif not job.future.done():
                 self._deadline = job.deadline
                 if connection is None:
@@ -107,7 +107,7 @@ class _Worker:
                 result = job.step(connection)
         except Exception as failure:  # noqa: BLE001 - the task that waits for the answer gets it
             error = failure
-        # Looked at after the step, so that no answer comes from a file that was replaced before.
+        # Checked after the step, so that no answer comes from a file that was replaced before.
         if connection is not None and ((replaced := connection.replaced()) or code(error) in FAILED):
             connection.close()
             connection = None
@@ -118,11 +118,11 @@ class _Worker:
             cause, error = error, translate(error, self._path)
             error.__cause__ = cause
         if job is not None:
-            self._tell(settle, job.future, result) if error is None else self._tell(reject, job.future, error)
+            self._call(settle, job.future, result) if error is None else self._call(reject, job.future, error)
         return connection
 
     def _next(self) -> _Job | None:
-        """Wait for a request, or until it is time to look for changes."""
+        """Wait for a request, or until it is time to poll for changes."""
         if not self.watched:
             return self.jobs.get()
         left = self._due - system_clock()
@@ -131,15 +131,15 @@ class _Worker:
         except Empty:
             return None
 
-    def _look(self, connection: Connection | None) -> None:
+    def _poll(self, connection: Connection | None) -> None:
         """Report which of the watched rows other processes have changed."""
         start, watched, self._deadline = system_clock(), self.watched, 0.0
-        fresh, self._looked = watched - self._looked, watched
+        fresh, self._polled = watched - self._polled, watched
         changed = connection.changed(tuple(watched), anyway=bool(fresh)) if connection and watched else []
         for key in changed:
             self._report(SqliteStore.changed, key)
-        self._wait = LOOK if changed or fresh else min(1.1 * self._wait, IDLE)
-        # However many rows are watched, looking takes no more than a tenth of the time.
+        self._wait = POLL if changed or fresh else min(1.1 * self._wait, IDLE_POLL)
+        # However many rows are watched, polling takes no more than a tenth of the time.
         self._due = system_clock() + max(self._wait, 10 * (system_clock() - start))
 
     def _pause(self) -> bool:
@@ -151,9 +151,9 @@ class _Worker:
 
     def _report(self, method: Callable[..., None], *values: object) -> None:
         if (store := self._store()) is not None:
-            self._tell(method, store, *values)
+            self._call(method, store, *values)
 
-    def _tell(self, function: Callable[..., None], *values: object) -> None:
+    def _call(self, function: Callable[..., None], *values: object) -> None:
         try:
             self._loop.call_soon_threadsafe(function, *values)
         except RuntimeError:
@@ -243,7 +243,7 @@ class SqliteStore(RowStore):
         return count
 
     def watch(self, keys: frozenset[str]) -> None:
-        """Look for changes of these rows from now on."""
+        """Poll for changes of these rows from now on."""
         if self._worker is not None:
             fresh, self._worker.watched = keys - self._worker.watched, keys
             if fresh:

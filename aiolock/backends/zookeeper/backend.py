@@ -13,7 +13,7 @@ from aiozk import exc
 
 from aiolock.backends.zookeeper import diagnosis, protocol
 from aiolock.backends.zookeeper.claim import QueueClaim
-from aiolock.backends.zookeeper.context import BLOCK, Cleanup, Context, Nodes, Soon
+from aiolock.backends.zookeeper.context import BLOCK, Cleanup, Context, Nodes, SharedTimer
 from aiolock.backends.zookeeper.format import FORMAT, REVOKE, Note, Record, agree
 from aiolock.backends.zookeeper.kinds import PermitsClaim, ReadWriteClaim, SimpleClaim
 from aiolock.backends.zookeeper.protocol import Operation
@@ -128,7 +128,7 @@ class ZooKeeperBackend(Administration, RegisterStore, Diagnosis):
             session=session,
             nodes=Nodes(session, acl, settings.clock),
             cleanup=Cleanup(session),
-            soon=Soon(),
+            timer=SharedTimer(),
             events=self.events,
             clock=settings.clock,
             random=random,

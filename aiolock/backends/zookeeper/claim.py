@@ -1,10 +1,10 @@
 """Mutex claims: ephemeral sequential nodes that watch their predecessor.
 
-**Node.** A create whose reply is lost may have happened: the node's name has the uuid of its attempt, and is looked for
+**Node.** A create whose reply is lost may have happened: the node's name has the uuid of its attempt, and is searched for
 before anything else is done. It is adopted only if it belongs to the present session; a node of an earlier session is on
 its way out.
 
-**Waiting.** A wake-up leads to another look at the list, except the most frequent one: the predecessor is gone. If no
+**Waiting.** A wake-up leads to another read of the list, except the most frequent one: the predecessor is gone. If no
 other was ahead, the claim is next. Else, if the predecessor was a holder, it has written when it left that every
 contender up to its number is gone (the *floor*, in the transaction that deleted its node); then one small read is as
 good as the list, and costs the same however many wait. Both need this claim's own node to be there: it is watched during
@@ -28,7 +28,7 @@ from uuid import uuid4
 from aiozk import exc
 
 from aiolock.backends.zookeeper import protocol
-from aiolock.backends.zookeeper.context import BLOCK, Context, Remains, Watches, find, remove
+from aiolock.backends.zookeeper.context import BLOCK, Context, Leftover, Watches, find, remove
 from aiolock.backends.zookeeper.errors import InDoubt, NotSent, SessionChanged, unwrap
 from aiolock.backends.zookeeper.format import Note, Record
 from aiolock.backends.zookeeper.protocol import Data, Operation, WatchEvent
@@ -37,8 +37,8 @@ from aiolock.backends.zookeeper.queue import (
     Verdict,
     after,
     decide,
+    is_next,
     mine,
-    next_in_line,
     prefix,
     queue,
 )
@@ -79,7 +79,7 @@ class QueueClaim(Claim):
         self._reason: str | None = None
         """The reason of the last release request that was reported."""
         self._woken = False
-        """True if an event has come since the last look began."""
+        """True if an event has come since the last verdict was begun."""
         self._gone: str | None = None
         """The node whose certain end is the only event since then."""
         self._begun: tuple[asyncio.Future[Any], bool] | None = None
@@ -93,7 +93,7 @@ class QueueClaim(Claim):
         """True if a create was sent whose node may be there."""
         self._node: str | None = None
         self._verdict: Verdict | None = None
-        """The result of the last look."""
+        """The latest verdict."""
         self._own_watched = False
         """True if the server will announce what happens to the own node, and has not since it was read."""
         self.held = False
@@ -110,8 +110,8 @@ class QueueClaim(Claim):
     def _other_session(self) -> bool:
         return self._session.session_id != self.owner
 
-    def _remains(self, node: str | None) -> Remains:
-        return Remains(self.owner or 0, self._path, mine(self._attempt), node)
+    def _leftover(self, node: str | None) -> Leftover:
+        return Leftover(self.owner or 0, self._path, mine(self._attempt), node)
 
     # --- acquire
 
@@ -128,7 +128,7 @@ class QueueClaim(Claim):
                     self._inbox.take()
                 try:
                     self._belong(await session.ready())
-                    verdict = await self._look(gone)
+                    verdict = await self._judge(gone)
                     if verdict is None:
                         # The node was deleted during the wait: begin anew, at the back.
                         self._begin_anew()
@@ -157,7 +157,7 @@ class QueueClaim(Claim):
             self._attempt = str(uuid4())
         self._session.listeners.add(self._session_changed)
 
-    async def _look(self, gone: str | None) -> Verdict | None:
+    async def _judge(self, gone: str | None) -> Verdict | None:
         """Return the verdict on the own node; ``None`` if it is not in the queue."""
         verdict = None if gone is None else await self._infer(gone)
         if verdict is None:
@@ -166,7 +166,7 @@ class QueueClaim(Claim):
             rule = RULES[self.request.kind.mode]
             verdict, surplus = decide(rule, contenders, self._node or "", self._attempt, self._limit())
             for name in surplus:
-                self._context.cleanup.take(self._remains(name))
+                self._context.cleanup.take(self._leftover(name))
         return verdict
 
     def _limit(self) -> int:
@@ -182,7 +182,7 @@ class QueueClaim(Claim):
         last = self._verdict
         if last is None or not self._own_watched or self.request.kind.counted:
             return None
-        if next_in_line(last, gone):
+        if is_next(last, gone):
             return Verdict(enter=True, demand=last.demand)
         try:
             known = await self._session.ask(protocol.get(self._path, watch=False), self.owner)
@@ -209,7 +209,7 @@ class QueueClaim(Claim):
             self._read_request(self._own_data)
         exclusive = self.request.kind.exclusive
         if exclusive and not verdict.demand:
-            context.soon.call(self.check)
+            context.timer.call(self.check)
         else:
             self.check()
         count = BLOCK if exclusive and not self.request.fair else 1
@@ -267,7 +267,7 @@ class QueueClaim(Claim):
 
     async def _adopt(self) -> None:
         """Find the node of a create whose reply was lost, if there is one."""
-        names = await find(self._session, self._remains(None))
+        names = await find(self._session, self._leftover(None))
         if not names:
             self._sent = False
             return
@@ -446,18 +446,18 @@ class QueueClaim(Claim):
                 return Release.of(held=False, first=first)
         else:
             first = begun[1]
-        remains = self._remains(self._node)
+        leftover = self._leftover(self._node)
         found: bool | None = None
         try:
             async with self._context.bounded():
                 if begun is not None:
                     found = await self._deleted(begun[0])
                 if found is None:
-                    found = await remove(self._session, remains)
+                    found = await remove(self._session, leftover)
         except BackendUnavailable as error:
             # Not sent because the session has ended: the hold ended with it.
             found = False if isinstance(error.__cause__, SessionChanged) else None
-            self._context.cleanup.take(remains)
+            self._context.cleanup.take(leftover)
         self._begin_anew()
         return Release.of(found, first=first)
 

@@ -25,7 +25,7 @@ from aiolock.core.logs import Log, get_logger
 from aiolock.core.tasks import start
 from aiolock.errors import BackendUnavailable, LockError, shorten
 
-__all__ = ["BLOCK", "Cleanup", "Context", "Nodes", "Remains", "Soon", "Watches", "find", "remove"]
+__all__ = ["BLOCK", "Cleanup", "Context", "Leftover", "Nodes", "SharedTimer", "Watches", "find", "remove"]
 
 log: Log = get_logger("aiolock.zookeeper")
 
@@ -91,11 +91,11 @@ class Nodes:
                 self._kept[path] = now
 
 
-MOMENT = 0.001
-"""Seconds before an uncontended holder looks for waiters, at least; twice as many at most."""
+TICK = 0.001
+"""Seconds before an uncontended holder checks for waiters, at least; twice as many at most."""
 
 
-class Soon:
+class SharedTimer:
     """Call functions after a moment, with one timer for all; one for each hold costs 7 % with 50 holds at once."""
 
     def __init__(self) -> None:
@@ -104,11 +104,11 @@ class Soon:
         self._running = False
 
     def call(self, function: Callable[[], None]) -> None:
-        """Call ``function`` in one to two moments; it has to find out whether there is still a reason."""
+        """Call ``function`` in one to two ticks; it has to find out whether there is still a reason."""
         self._next.append(function)
         if not self._running:
             self._running = True
-            asyncio.get_running_loop().call_later(MOMENT, self._tick)
+            asyncio.get_running_loop().call_later(TICK, self._tick)
 
     def _tick(self) -> None:
         due, self._due, self._next = self._due, self._next, []
@@ -116,7 +116,7 @@ class Soon:
             function()
         self._running = bool(self._due)
         if self._running:
-            asyncio.get_running_loop().call_later(MOMENT, self._tick)
+            asyncio.get_running_loop().call_later(TICK, self._tick)
 
 
 class Watches:
@@ -162,14 +162,14 @@ class Watches:
 
 # --- clean-up
 # An ephemeral node lives as long as its session, which may be as long as the process. So the nodes that a failed or
-# cancelled release may have left are looked for by the uuid of their attempt and deleted, until that succeeds or the
+# cancelled release may have left are searched for by the uuid of their attempt and deleted, until that succeeds or the
 # session is gone.
 
 PAUSE = 0.05
 """Seconds between a failure and the next try."""
 
 
-class Remains(NamedTuple):
+class Leftover(NamedTuple):
     """The nodes that an attempt may have left: one if its name is known, else all that start with ``prefix``."""
 
     owner: int
@@ -180,27 +180,27 @@ class Remains(NamedTuple):
     """The attempt that the data must name, where the node's name does not."""
 
 
-async def find(session: Session, remains: Remains) -> list[str]:
+async def find(session: Session, leftover: Leftover) -> list[str]:
     """Return the nodes of an attempt in their order, as the leader knows them now."""
-    [listed] = await session.read(protocol.listing(remains.path, watch=False), owner=remains.owner)
+    [listed] = await session.read(protocol.listing(leftover.path, watch=False), owner=leftover.owner)
     children: list[str] = [] if listed is None else listed.children
-    begin = len(remains.prefix)
+    begin = len(leftover.prefix)
     return sorted(
-        (name for name in children if name.startswith(remains.prefix)), key=lambda name: name[begin:]
+        (name for name in children if name.startswith(leftover.prefix)), key=lambda name: name[begin:]
     )
 
 
-async def remove(session: Session, remains: Remains) -> bool:
+async def remove(session: Session, leftover: Leftover) -> bool:
     """Delete what is there, and return whether anything was; unless it raises, nothing is there afterwards."""
-    if remains.attempt:
-        node = protocol.get(f"{remains.path}/{remains.node}", watch=False)
-        [known] = await session.read(node, owner=remains.owner)
-        if known is None or Note.decode(known.data).attempt != remains.attempt:
+    if leftover.attempt:
+        node = protocol.get(f"{leftover.path}/{leftover.node}", watch=False)
+        [known] = await session.read(node, owner=leftover.owner)
+        if known is None or Note.decode(known.data).attempt != leftover.attempt:
             return False
     found = False
-    for name in [remains.node] if remains.node is not None else await find(session, remains):
+    for name in [leftover.node] if leftover.node is not None else await find(session, leftover):
         with contextlib.suppress(exc.NoNode):
-            await session.ask(protocol.delete(f"{remains.path}/{name}"), remains.owner)
+            await session.ask(protocol.delete(f"{leftover.path}/{name}"), leftover.owner)
             found = True
     return found
 
@@ -210,32 +210,32 @@ class Cleanup:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._remains: dict[Remains, None] = {}
+        self._leftovers: dict[Leftover, None] = {}
         self._task: asyncio.Task[None] | None = None
 
     def __len__(self) -> int:
-        return len(self._remains)
+        return len(self._leftovers)
 
-    def take(self, remains: Remains) -> None:
+    def take(self, leftover: Leftover) -> None:
         """Delete these nodes from now on."""
-        self._remains[remains] = None
+        self._leftovers[leftover] = None
         if self._task is None or self._task.done():
             self._task = start(self._work(), "aiolock-zookeeper-cleanup")
 
     async def _work(self) -> None:
         session = self._session
-        while self._remains:
+        while self._leftovers:
             try:
                 owner = await session.ready()
-                for remains in list(self._remains):
-                    if remains.owner == owner:
-                        await remove(session, remains)
+                for leftover in list(self._leftovers):
+                    if leftover.owner == owner:
+                        await remove(session, leftover)
                     # Nodes of another session are gone, or the ensemble is removing them.
-                    self._remains.pop(remains, None)
+                    self._leftovers.pop(leftover, None)
             except exc.NoAuth:
-                remains = next(iter(self._remains))
-                del self._remains[remains]
-                log.warning("may not delete nodes in %s, they end with the session", shorten(remains.path))
+                leftover = next(iter(self._leftovers))
+                del self._leftovers[leftover]
+                log.warning("may not delete nodes in %s, they end with the session", shorten(leftover.path))
             except (exc.ZKError, LockError) as error:
                 log.debug("deleting nodes will be tried again: %s", error)
                 if session.closing or session.failure is not None:
@@ -259,7 +259,7 @@ class Context:
     session: Session
     nodes: Nodes
     cleanup: Cleanup
-    soon: Soon
+    timer: SharedTimer
     events: EventQueue
     clock: Clock
     random: Random
@@ -271,7 +271,7 @@ class Context:
         return _Bounded(self)
 
     def poll_delay(self) -> float:
-        """Return the seconds until a waiter that was not notified looks again."""
+        """Return the seconds until a waiter that was not notified reads again."""
         return self.session.timeout * self.random.uniform(1, 2)
 
 

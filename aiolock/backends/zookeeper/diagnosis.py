@@ -46,12 +46,12 @@ def promises(config: bytes | None, named: int, *, simple: bool) -> frozenset[str
     :param config: its list of members, or ``None`` if the account may not read it.
     :param named: servers in the address, which count in that case.
     """
-    words = set(ALWAYS)
+    capabilities = set(ALWAYS)
     if simple:
-        words.remove("fifo")
+        capabilities.remove("fifo")
     if (named if config is None else voters(config)) >= ENOUGH:
-        words.add("survives-failover")
-    return frozenset(words)
+        capabilities.add("survives-failover")
+    return frozenset(capabilities)
 
 
 def voters(config: bytes) -> int:
@@ -184,7 +184,7 @@ def _size(address: Address, modes: Sequence[str]) -> Iterator[Finding]:
 def _limits(address: Address, server: Server) -> Iterator[Finding]:
     tick, least, most = map(server.number, ("tickTime", "minSessionTimeout", "maxClientCnxns"))
     if tick is None:
-        text = f"{server.host} does not tell its settings"
+        text = f"{server.host} does not show its settings"
         yield note("conf", text, "add conf to 4lw.commands.whitelist to see more here")
         return
     given = address.options.tick_time

@@ -9,7 +9,7 @@ from aiozk import exc
 
 from aiolock.backends.zookeeper import protocol
 from aiolock.backends.zookeeper.claim import QueueClaim
-from aiolock.backends.zookeeper.context import BLOCK, Remains, find
+from aiolock.backends.zookeeper.context import BLOCK, Leftover, find
 from aiolock.backends.zookeeper.errors import InDoubt, NotSent, SessionChanged, unwrap
 from aiolock.backends.zookeeper.format import Note, Record
 from aiolock.backends.zookeeper.protocol import Operation, WatchEvent
@@ -29,7 +29,7 @@ class ReadWriteClaim(QueueClaim, Downgrade):
 
     The reader's node gets the number of the writer's, and one transaction creates the one and deletes the other: at every
     moment exactly one of them is there, in the same position. The writer's end wakes waiting readers; a writer behind
-    finds the reader when it looks.
+    finds the reader when it lists the queue.
     """
 
     __slots__ = ("settled",)
@@ -40,7 +40,7 @@ class ReadWriteClaim(QueueClaim, Downgrade):
         """False while the transaction was sent, and its outcome is not known."""
 
     async def downgrade(self) -> Grant:
-        """Become a reader in one round trip; after a lost reply, look which of the two nodes is there."""
+        """Become a reader in one round trip; after a lost reply, read which of the two nodes is there."""
         async with self._context.bounded():
             while True:
                 try:
@@ -58,7 +58,7 @@ class ReadWriteClaim(QueueClaim, Downgrade):
     async def _become_reader(self) -> bool:
         """Return True as a reader, False if the caller has to try again."""
         if not self.settled:
-            names = await find(self._session, self._remains(None))
+            names = await find(self._session, self._leftover(None))
             if not names:
                 self.settled = True
                 self._lose("force-released")
@@ -77,7 +77,7 @@ class ReadWriteClaim(QueueClaim, Downgrade):
             self._settle(node)
             return True
         if isinstance(error, exc.NoNode | exc.NodeExists):
-            # It was carried out after all, or the node was deleted: the next look decides.
+            # It was carried out after all, or the node was deleted: the next read decides.
             return False
         self.settled = True
         raise error
@@ -98,8 +98,8 @@ class ReadWriteClaim(QueueClaim, Downgrade):
             return any(name.startswith(mine(self._attempt)) for name in children)
         return super()._is_among(children)
 
-    def _remains(self, node: str | None) -> Remains:
-        return super()._remains(node if self.settled else None)
+    def _leftover(self, node: str | None) -> Leftover:
+        return super()._leftover(node if self.settled else None)
 
 
 class PermitsClaim(QueueClaim):
@@ -180,7 +180,7 @@ class SimpleClaim(QueueClaim):
     unique = False
     """Every holder's node has the same path: a check for it proves that there is a holder, not which one."""
 
-    async def _look(self, gone: str | None) -> Verdict | None:  # noqa: ARG002 - every end is worth a create
+    async def _judge(self, gone: str | None) -> Verdict | None:  # noqa: ARG002 - every end is worth a create
         if self._node is None and self._sent:
             await self._adopt()
         data = Note(self.request.label, self._attempt, value=self.request.value).encode()
@@ -217,5 +217,5 @@ class SimpleClaim(QueueClaim):
     def _deletion(self) -> Operation | None:
         return None
 
-    def _remains(self, node: str | None) -> Remains:  # noqa: ARG002 - the name is always the same
-        return Remains(self.owner or 0, self._path, SIMPLE, SIMPLE, self._attempt)
+    def _leftover(self, node: str | None) -> Leftover:  # noqa: ARG002 - the name is always the same
+        return Leftover(self.owner or 0, self._path, SIMPLE, SIMPLE, self._attempt)

@@ -21,9 +21,9 @@ __all__ = [
     "component",
     "decide",
     "inside",
+    "is_next",
     "mine",
     "name_of",
-    "next_in_line",
     "parents",
     "places",
     "prefix",
@@ -114,7 +114,7 @@ def places(family: Family, children: Iterable[str]) -> tuple[list[Place], list[s
     """Return the contenders in their order, and the names of other children."""
     found: list[Place] = []
     others: list[str] = []
-    # Nearly all of thousands of names have the plainest form: they are not looked at twice.
+    # Nearly all of thousands of names have the plainest form: they are not examined twice.
     plain = not family.shareable
     for name in children:
         digits = name[-10:]
@@ -238,7 +238,7 @@ TAKEN = Verdict(enter=False, watch=(Place(0, Mode.MUTEX, SIMPLE),), demand=True)
 """The verdict of ``recipe=simple`` while the node is there."""
 
 
-def next_in_line(last: Verdict, gone: str) -> bool:
+def is_next(last: Verdict, gone: str) -> bool:
     """Return whether ``last`` alone admits, once the node ``gone`` is certainly deleted."""
     return last.before == 1 and last.watch[0].name == gone
 

@@ -30,7 +30,7 @@ _NAME = re.compile(rb"[0-9a-f]{32}-\d{1,15}")
 
 
 class _Seen(NamedTuple):
-    """The result of one look."""
+    """The result of one read."""
 
     above: int | None
     """The version of the node above; ``None`` if there is none."""
@@ -69,7 +69,7 @@ class NodeRegister(Register):
     async def read(self) -> Entry:
         """Read the value as the leader knows it; one round trip, or two if its node is a new one."""
         async with self._context.bounded():
-            seen = await self._look()
+            seen = await self._read_state()
         return Entry(seen.value, seen.stamp) if seen.there else ABSENT
 
     async def write(self, value: bytes, stamp: str, keep: float) -> str | None:
@@ -91,7 +91,7 @@ class NodeRegister(Register):
         """Create a value node in the place of the one with this stamp, or of none."""
         nodes = self._context.nodes
         while True:
-            seen = await self._look()
+            seen = await self._read_state()
             if seen.stamp != stamp:
                 return None
             if seen.above is None:
@@ -113,7 +113,7 @@ class NodeRegister(Register):
                 # This server has no nodes with a time to live: values stay.
                 nodes.expire = False
             elif not isinstance(error, exc.NoNode):
-                # NoNode: the value, or the node above, is gone since the look. Look again.
+                # NoNode: the value, or the node above, is gone since the read. Read again.
                 raise error
 
     async def changed(self, stamp: str) -> None:
@@ -123,17 +123,17 @@ class NodeRegister(Register):
         self._session.listeners.add(self._reconnected)
         try:
             async with context.bounded():
-                seen = await self._look(watch=True)
+                seen = await self._read_state(watch=True)
             if seen.stamp == stamp:
                 await self._inbox.wait(Deadline.after(context.poll_delay(), context.clock))
         finally:
             self._watches.off()
             self._session.listeners.discard(self._reconnected)
 
-    async def _look(self, *, watch: bool = False) -> _Seen:
-        return await self._session.persist(lambda: self._look_once(watch=watch))
+    async def _read_state(self, *, watch: bool = False) -> _Seen:
+        return await self._session.persist(lambda: self._read_once(watch=watch))
 
-    async def _look_once(self, *, watch: bool) -> _Seen:
+    async def _read_once(self, *, watch: bool) -> _Seen:
         name = self._name
         requests = [self._get(self._path, watch=watch)]
         if name:
@@ -171,7 +171,7 @@ class NodeRegister(Register):
         # It was created meanwhile.
         self._inbox.wake(WakeReason.NOTIFIED)
 
-    def _event(self, event: WatchEvent) -> None:  # noqa: ARG002 - any event is worth a look
+    def _event(self, event: WatchEvent) -> None:  # noqa: ARG002 - any event is worth a read
         self._inbox.wake(WakeReason.NOTIFIED)
 
     def _reconnected(self) -> None:

@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 # --- heartbeats
 #
-# A follower answers for itself, and reports the sessions it has heard from to the leader only every half tick; the leader
+# A follower answers for itself, and reports the sessions that sent it heartbeats to the leader only every half tick; the leader
 # alone expires sessions. So an acknowledged packet proves nothing about the leader yet. The rule: on the acknowledgement
 # of heartbeat k (a ``sync``, which passes through the leader), the session lives at least one session timeout from when
 # the newest heartbeat was *sent* that had been acknowledged at least a relay time before k was sent. Between those two
@@ -85,7 +85,7 @@ class Heartbeats:
 #
 # Session id and password are kept through every failure, and dropped only when a server reports that the session is gone.
 # A request is sent once, on one session, and is answered, in doubt, or not sent; nothing is repeated here. Watches die
-# with their connection and are not set again here either: every change is announced, and claims look again.
+# with their connection and are not set again here either: every change is announced, and claims read again.
 
 PAUSES = (0.05, 0.4)
 """The first and the longest pause between attempts to connect, in seconds: a server that is back serves again within half a

@@ -35,7 +35,7 @@ Hold = TypeVar("Hold", Lease, OuterHold | None)
 QUIET = 0.3
 """Seconds of waiting without a progress line."""
 
-LOOK = 1.0
+POLL = 1.0
 """Seconds between two progress lines."""
 
 ENDING = (Signals.SIGTERM, Signals.SIGINT, Signals.SIGHUP, Signals.SIGQUIT)
@@ -312,7 +312,7 @@ async def _show(lock: Lock, label: str, output: Output) -> None:
                 text = f"waiting for {shorten(lock.name)} for {seconds(waited)}: the server does not answer"
             text = cut(text, size(output.err).columns - 1)
             output.say(f"\r\x1b[K{output.style(text, 'dim', output.err)}")
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(POLL)
     finally:
         output.say("\r\x1b[K")
 

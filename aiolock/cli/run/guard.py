@@ -29,7 +29,7 @@ __all__ = ["DYING", "Reach", "become", "guard", "kill", "main", "send"]
 DYING = 0.5
 """Seconds that killed processes have to be gone."""
 
-LOOK = 0.25
+POLL = 0.25
 """Seconds between checks of the clock: timers stand still while the machine is suspended."""
 
 PR_SET_PDEATHSIG = 1
@@ -66,7 +66,7 @@ def kill(group: int) -> Reach:
         return Reach.GONE
     reach, give_up = send(group, signal.SIGKILL), _now() + DYING
     while reach is Reach.SENT and _now() < give_up:
-        # No event tells the end of a group: a pidfd is about one process, and nothing lists the others.
+        # No event reports the end of a group: a pidfd is about one process, and nothing lists the others.
         time.sleep(0.01)
         reach = send(group, 0)
     return reach
@@ -85,19 +85,19 @@ def guard() -> int:
     """Guard a process group until the input ends."""
     for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"):
         signal.signal(getattr(signal, name), signal.SIG_IGN)
-    group, until, complaint, heard = 0, math.inf, b"", b""
+    group, until, complaint, received = 0, math.inf, b"", b""
     while True:
         left = until - _now()
         if group and left <= 0:
             until, complaint = math.inf, _end(group, complaint)
-        waits = None if until == math.inf or not group else max(0.0, min(left, LOOK))
+        waits = None if until == math.inf or not group else max(0.0, min(left, POLL))
         if not select.select([0], [], [], waits)[0]:
             continue
         chunk = os.read(0, 65_536)
         if not chunk:
             _end(group, complaint)
             return 0
-        *lines, heard = (heard + chunk).split(b"\n")
+        *lines, received = (received + chunk).split(b"\n")
         for line in lines:
             what, _, value = line.partition(b" ")
             if what == b"group":

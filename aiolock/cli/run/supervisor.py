@@ -34,7 +34,7 @@ __all__ = [
     "moment",
 ]
 
-LOOK = 0.25
+POLL = 0.25
 """Seconds between checks of the clock: timers stand still while the machine is suspended, the clock does not."""
 
 GRACE = 0.2
@@ -102,10 +102,10 @@ def decide(
     """
     last = moment(ttl)
     if policy == "warn":
-        return Action.NOTHING, LOOK
+        return Action.NOTHING, POLL
     if remaining <= last or (since_term is not None and since_term >= kill_after):
-        return Action.KILL, LOOK
-    action, pause = Action.NOTHING, min(LOOK, remaining - last)
+        return Action.KILL, POLL
+    action, pause = Action.NOTHING, min(POLL, remaining - last)
     if since_term is not None:
         pause = min(pause, kill_after - since_term)
     elif policy == "term" and remaining <= kill_after:
@@ -342,7 +342,7 @@ class Supervisor:
         return self._lost == "force-released" and self._policy == "term"
 
     def _follow_lock(self) -> float:
-        """Do what the state of the lease demands; return the seconds after which to look again."""
+        """Do what the state of the lease demands; return the seconds after which to check again."""
         # Asked, because `losing` ends a few passes of the loop after the loss: until then it would look as if the lease had
         # expired, of which a command is killed at once.
         if self._lost is None:
@@ -360,7 +360,7 @@ class Supervisor:
             self._switch.until(until)
         action, pause = decide(remaining, ttl, self.kill_after, since_term, self._policy)
         if self._killed:
-            return LOOK
+            return POLL
         if action is Action.KILL:
             self._report(f"killing the command, {self._why()}")
             self._killed = True

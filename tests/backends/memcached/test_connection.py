@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from aiolock.backends.memcached.protocol import Garbage, Parser
+from aiolock.backends.memcached.protocol import Parser, ProtocolError
 from aiolock.backends.rows.store import Edit
 from aiolock.errors import BackendUnavailable
 from tests.backends.memcached.conftest import Opened, opened
@@ -317,5 +317,5 @@ def test_the_parser_finds_the_same_answers_however_bytes_arrive():
             found += parser.feed(stream[at : at + size])
         assert found == whole
     for bad in (b"HDc5\r\n", b"VA x c5\r\n", b"VA 1\r\nabc", b"hello\r\n", b"x" * 5_000):
-        with pytest.raises(Garbage):
+        with pytest.raises(ProtocolError):
             list(Parser().feed(bad))

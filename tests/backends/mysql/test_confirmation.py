@@ -197,7 +197,7 @@ async def test_a_node_of_a_cluster_refuses(client, connect, monkeypatch):
     async with client.lock("x") as lease:
         with monkeypatch.context() as patch:
             sessions = client._backend.sessions
-            patch.setattr(sessions, "site", sessions.site._replace(across=True))
+            patch.setattr(sessions, "facts", sessions.facts._replace(across=True))
             with pytest.raises(UnsafeBackend, match="cluster"):
                 await lease.confirm(mine)
         await lease.confirm(mine)

@@ -15,7 +15,7 @@ from aiolock import BackendRefused, ConfigError, UnsafeBackend, UnsupportedKind
 from aiolock.backends.mysql import MySQLBackend
 from aiolock.backends.mysql.diagnosis import processlist, promises, refuse, variables
 from aiolock.backends.mysql.protocol import Result
-from aiolock.backends.mysql.queue import GRACE, MOMENT, Look, judge
+from aiolock.backends.mysql.queue import GRACE, MOMENT, PollAction, judge
 from aiolock.core.backend import Request
 from aiolock.mysql import check_purge, ddl, purge
 from aiolock.types import READ, WRITE, Family, Level, permits
@@ -457,13 +457,13 @@ def test_what_is_promised_depends_on_mode_and_server():
 
 def test_a_look_at_a_lock_leads_to_one_of_three_things():
     mine, other = 5, 9
-    assert judge(3.0, other, mine, again=True) == (Look.WAIT, 3.0 + GRACE)
-    assert judge(0.0, other, mine, again=True) == (Look.WAIT, GRACE)
-    assert judge(-2 * GRACE, other, mine, again=False) == (Look.WAIT, MOMENT)
-    assert judge(-2 * GRACE, other, mine, again=True)[0] is Look.KILL
+    assert judge(3.0, other, mine, again=True) == (PollAction.WAIT, 3.0 + GRACE)
+    assert judge(0.0, other, mine, again=True) == (PollAction.WAIT, GRACE)
+    assert judge(-2 * GRACE, other, mine, again=False) == (PollAction.WAIT, MOMENT)
+    assert judge(-2 * GRACE, other, mine, again=True)[0] is PollAction.KILL
     for nobody_or_we in (0, mine):
-        assert judge(3.0, nobody_or_we, mine, again=False)[0] is Look.WAIT
-        assert judge(3.0, nobody_or_we, mine, again=True)[0] is Look.ANEW
+        assert judge(3.0, nobody_or_we, mine, again=False)[0] is PollAction.WAIT
+        assert judge(3.0, nobody_or_we, mine, again=True)[0] is PollAction.REQUEUE
 
 
 # --- what is misspelt

@@ -114,14 +114,14 @@ async def test_tokens_rise_on_a_server_whose_sysdate_is_now():
     with servers.MariaDB(extra=["--sysdate-is-now"]) as server:
         url = f"{server.url}?mode=session"
         async with aiolock.connect(url, ttl=30) as one, aiolock.connect(url, ttl=30) as other:
-            assert one._backend.sessions.site.clock_stands
+            assert one._backend.sessions.facts.clock_stands
             tokens = await drain([one, other], 10)
             assert len(tokens) == 60
             assert tokens == sorted(set(tokens))
 
 
 async def test_a_turn_whose_message_is_lost_is_found(place, monkeypatch):
-    monkeypatch.setattr(session_mode, "LOOK", 0.2)
+    monkeypatch.setattr(session_mode, "POLL", 0.2)
     monkeypatch.setattr(queue, "GRACE", 0.1)
     monkeypatch.setattr(session_mode, "GRACE", 0.1)
     async with (

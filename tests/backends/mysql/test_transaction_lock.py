@@ -25,7 +25,7 @@ from aiolock import (
 from aiolock.backends import callers
 from aiolock.backends.mysql import transaction_lock
 from aiolock.backends.mysql.errors import translate
-from aiolock.backends.mysql.transaction_lock import RowLoan
+from aiolock.backends.mysql.transaction_lock import CallerRowLock
 from aiolock.errors import LockError
 from aiolock.mysql import retry_on_conflict
 from aiolock.types import Finding, Level
@@ -485,16 +485,16 @@ async def test_servers_of_different_versions_are_different_servers(client, conne
     lock = client.lock("x", connection=await connect())
     assert await lock.try_acquire()
     sessions = client._backend.sessions
-    site = sessions.site
+    facts = sessions.facts
     with monkeypatch.context() as patch:
-        prepare = RowLoan._prepare
+        prepare = CallerRowLock._prepare
 
-        async def then(loan):
-            where = await prepare(loan)
-            sessions.site = site._replace(server="@@own_number")
+        async def then(lock):
+            where = await prepare(lock)
+            sessions.facts = facts._replace(server="@@own_number")
             return where
 
-        patch.setattr(RowLoan, "_prepare", then)
+        patch.setattr(CallerRowLock, "_prepare", then)
         with pytest.raises(ConfigError, match="must be to the server that the client"):
             await lock.try_acquire()
     # The client has to connect again, and comes to another one.
@@ -502,7 +502,7 @@ async def test_servers_of_different_versions_are_different_servers(client, conne
     with pytest.raises(BackendUnavailable, match="another server than before"):
         await lock.try_acquire()
     assert await lock.try_acquire()
-    assert sessions.site == site
+    assert sessions.facts == facts
 
 
 async def test_a_row_that_is_never_found_is_an_error(client, connect, place):

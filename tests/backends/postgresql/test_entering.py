@@ -10,15 +10,15 @@ import asyncpg
 import pytest
 
 import aiolock
-from aiolock.backends.postgresql.connection import Lane
+from aiolock.backends.postgresql.connection import Pipeline
 from aiolock.backends.postgresql.schema import Statements
 from aiolock.backends.rows.lockrow import Enter as EnterStep
 from aiolock.backends.rows.lockrow import (
     Liveness,
     LockRow,
-    Mint,
     RowHold,
     RowRequest,
+    TokenSource,
     apply,
     decode,
     encode,
@@ -101,7 +101,10 @@ async def test_the_value_is_that_of_the_rules(url, name):
                 tick = found.token
                 known = Liveness()
                 expected = apply(
-                    before or LockRow(name), [EnterStep(asked.id, asked)], known, Mint(floor, tick, 1.5)
+                    before or LockRow(name),
+                    [EnterStep(asked.id, asked)],
+                    known,
+                    TokenSource(floor, tick, 1.5),
                 ).row
                 assert found == expected == decode(entered(encode(before) if before else b"", sent, tick))
                 assert row.tick >= found.token or floor
@@ -308,13 +311,13 @@ async def test_a_statement_that_waited_would_not_enter_by_an_older_snapshot(url,
 def sent(monkeypatch):
     """The statements that were sent, as the numbers of calls in them."""
     statements = []
-    carry_out = Lane._carry_out
+    carry_out = Pipeline._carry_out
 
-    async def count(lane):
-        statements.append(len(lane._current))
-        await carry_out(lane)
+    async def count(pipeline):
+        statements.append(len(pipeline._current))
+        await carry_out(pipeline)
 
-    monkeypatch.setattr(Lane, "_carry_out", count)
+    monkeypatch.setattr(Pipeline, "_carry_out", count)
     return statements
 
 

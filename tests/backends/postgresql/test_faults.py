@@ -170,7 +170,7 @@ async def test_a_row_that_another_transaction_has_costs_the_timeout_and_no_more(
     async with opened(own.url) as other, opened(own.url, command_timeout=0.5) as store:
         one = key()
         version = await put(store, one)
-        holder = other._open()._lanes[1].driver
+        holder = other._open()._pipelines[1].driver
         async with holder.transaction():
             await holder.execute(f"SELECT 1 FROM {store._statements.table} WHERE key = $1 FOR UPDATE", one)
             began = time.monotonic()

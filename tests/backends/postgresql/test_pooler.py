@@ -112,7 +112,7 @@ async def test_a_read_that_another_session_has_answered_ends_the_connection(own)
         one = key()
         await put(store, one)
         # Newer poolers prepare a statement in whichever session they choose: its number alone tells.
-        store._open()._lanes[0].driver.process += 1
+        store._open()._pipelines[0].driver.process += 1
         with pytest.raises(UnsafeBackend, match=WORDS):
             await store.get([one])
         assert heard.interruptions == 1

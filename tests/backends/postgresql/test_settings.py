@@ -113,7 +113,7 @@ async def test_a_write_waits_for_a_row_as_long_as_we_say(hostile):
     async with opened(url_of(hostile)) as store, opened(url_of(hostile)) as other:
         one = key()
         version = await put(store, one)
-        holder = other._open()._lanes[0].driver
+        holder = other._open()._pipelines[0].driver
         async with holder.transaction():
             await holder.execute(f"SELECT 1 FROM {store._statements.table} WHERE key = $1 FOR UPDATE", one)
             start = system_clock()
@@ -128,7 +128,7 @@ async def test_a_lock_whose_row_another_transaction_has_is_acquired_afterwards(h
     async with connect(url_of(hostile), namespace="rows", command_timeout=30) as client:
         await (await client.lock("x").acquire()).release()
         async with opened(url_of(hostile)) as other:
-            holder = other._open()._lanes[0].driver
+            holder = other._open()._pipelines[0].driver
             async with holder.transaction():
                 await holder.execute(f"SELECT 1 FROM {other._statements.table} FOR UPDATE")
                 entering = asyncio.create_task(client.lock("x").acquire())
@@ -139,8 +139,8 @@ async def test_a_lock_whose_row_another_transaction_has_is_acquired_afterwards(h
 
 async def test_the_settings_of_both_connections_are_ours(hostile):
     async with opened(url_of(hostile)) as store:
-        for lane in store._open()._lanes:
-            rows = await lane.fetch(
+        for pipeline in store._open()._pipelines:
+            rows = await pipeline.fetch(
                 "SELECT name, setting FROM pg_settings WHERE name = ANY (ARRAY['statement_timeout', 'idle_session_timeout', "
                 "'transaction_timeout', 'default_transaction_isolation', 'default_transaction_read_only', "
                 "'synchronous_commit', 'search_path'])"

@@ -311,7 +311,7 @@ async def test_a_locked_row_and_a_notification_without_room_cost_no_other_edit(s
         await full(store)
         locked, free = map(key, names)
         versions = {one: await put(store, one) for one in (locked, free)}
-        reader = store._open()._lanes[0].driver
+        reader = store._open()._pipelines[0].driver
         async with reader.transaction():
             await reader.execute(f"SELECT FROM {store._statements.table} WHERE key = $1 FOR SHARE", locked)
             edits = [edit(one, versions[one], notify=frozenset({"a"})) for one in (locked, free)]
@@ -362,7 +362,7 @@ async def test_a_purge_leaves_a_row_alone_that_another_transaction_changes(serve
         await asyncio.sleep(0.05)
         other = store._open().writer().driver
         # The reader's connection has the row while the writer purges.
-        reader = store._open()._lanes[0].driver
+        reader = store._open()._pipelines[0].driver
         async with reader.transaction():
             await reader.execute(f"UPDATE {store._statements.table} SET expires = NULL WHERE key = $1", one)
             assert other is not reader
@@ -375,7 +375,7 @@ async def test_a_row_that_a_transaction_keeps_locked_is_not_written_and_holds_up
     async with opened(server.url) as store:
         locked, free = key(), key()
         versions = {one: await put(store, one) for one in (locked, free)}
-        reader = store._open()._lanes[0].driver
+        reader = store._open()._pipelines[0].driver
         async with reader.transaction():
             await reader.execute(f"SELECT FROM {store._statements.table} WHERE key = $1 FOR SHARE", locked)
             edits = [edit(one, versions[one], notify=frozenset({"a"})) for one in (locked, free)]

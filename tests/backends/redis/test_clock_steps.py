@@ -68,7 +68,7 @@ async def test_a_clock_that_is_set_back_costs_one_ttl_at_most(stepped, namespace
         if waits:
             lease = await lock.acquire(timeout=STEP / 2)
         else:
-            # Nobody is in line: each question is all that the server hears.
+            # Nobody is in line: each question is all that the server pushed.
             while (lease := await lock.try_acquire()) is None:
                 assert watch.seconds < STEP / 2
                 await asyncio.sleep(0.05)

@@ -273,12 +273,12 @@ async def test_a_forgotten_script_has_no_more_time_for_being_sent_again():
             await sent_again.wait()
         now = 101.02
         connection._timer.cancel()
-        connection._tick()
+        connection._on_timer()
         assert isinstance(early.exception(), BackendUnavailable)
         assert not late.done()
         now = 101.42
         connection._timer.cancel()
-        connection._tick()
+        connection._on_timer()
         assert isinstance(late.exception(), BackendUnavailable)
         await connection.aclose()
 
@@ -423,7 +423,7 @@ async def test_each_call_has_its_own_deadline(server):
         nonlocal now
         now = moment
         connection._timer.cancel()
-        connection._tick()
+        connection._on_timer()
 
     server.freeze()
     try:

@@ -140,7 +140,7 @@ def test_what_may_not_be_read_is_a_finding_and_no_promise():
     # A server that leaves out single lines, as managed ones do.
     quiet = Facts({"redis_version": "7.0.0"}, dict.fromkeys(SETTINGS), trips=[0.001])
     for subject in ("maxmemory-policy", "persistence", "replicas"):
-        assert "does not tell" in about(subject, quiet).text
+        assert "does not report" in about(subject, quiet).text
 
 
 # --- real servers

@@ -50,15 +50,15 @@ class Lock:
     async def renew(self, request: str, ttl: int = TTL, present: str = "") -> int:
         return (await self.call(SCRIPTS["renew"], request, ttl, present))[1]
 
-    async def beat(
-        self, process: str, places: object = 1, *, hears: str = "s", life: int = LIFE
+    async def heartbeat(
+        self, process: str, places: object = 1, *, pushed: str = "s", life: int = LIFE
     ) -> list[int]:
-        return (await self.call(SCRIPTS["heartbeat"], process, life, hears, 0, places))[1]
+        return (await self.call(SCRIPTS["heartbeat"], process, life, pushed, 0, places))[1]
 
     async def force(self) -> list[int]:
         return await self.call(SCRIPTS["force"], 0)
 
-    async def look(self) -> Any:
+    async def inspect(self) -> Any:
         return await self.call(SCRIPTS["inspect"])
 
     async def fields(self) -> dict[str, str]:
@@ -287,7 +287,7 @@ async def test_who_asks_instead_of_listening_is_made_the_holder_without_a_messag
     await lock.enter(B, place="6000 n -1")
     assert await lock.release(A) > 0
     assert await lock.owner() == B
-    assert (await lock.beat("b", 0, hears="n"))[2] == 2
+    assert (await lock.heartbeat("b", 0, pushed="n"))[2] == 2
     assert (await lock.enter(B))[0] == 1
 
 
@@ -303,7 +303,7 @@ async def test_who_cannot_be_reached_is_passed_over(lock, way):
     await lock.release(A)
     assert await lock.owner() == C
     # And learns of it, because its places are counted.
-    assert (await lock.beat("b"))[2] == 2
+    assert (await lock.heartbeat("b"))[2] == 2
 
 
 async def test_a_claim_that_lapses_is_handed_on_and_parks_the_whole_process(lock):
@@ -315,10 +315,10 @@ async def test_a_claim_that_lapses_is_handed_on_and_parks_the_whole_process(lock
     assert await lock.owner() == B
     await lock.expire()
     # Its second place is not served either, although it seems to listen.
-    assert (await lock.beat("c"))[1] > 0
+    assert (await lock.heartbeat("c"))[1] > 0
     assert await lock.owner() == C
     # It speaks, and comes back to its places.
-    assert (await lock.beat("b", 1))[2] == 2
+    assert (await lock.heartbeat("b", 1))[2] == 2
     assert (await lock.enter("b:2", place=f"{LIFE} s 1"))[:2] == [0, 1]
     assert (await lock.enter(B, place=f"{LIFE} s 0"))[:2] == [0, 0]
     await lock.release(C)
@@ -333,7 +333,7 @@ async def test_a_confirmed_grant_that_runs_out_parks_nobody(lock):
     await lock.release(A)
     assert await lock.renew(B) == 2
     await lock.expire()
-    await lock.beat("c")
+    await lock.heartbeat("c")
     assert await lock.owner() == "b:2"
 
 
@@ -345,9 +345,9 @@ async def test_many_who_cannot_be_reached_are_gone_through_in_steps(lock):
     await lock.enter(C)
     assert await lock.release(A) == -1
     assert await lock.owner() is None
-    assert (await lock.beat("c"))[1] == -1
+    assert (await lock.heartbeat("c"))[1] == -1
     assert await lock.owner() is None
-    assert (await lock.beat("c"))[1] > 0
+    assert (await lock.heartbeat("c"))[1] > 0
     assert await lock.owner() == C
 
 
@@ -388,7 +388,7 @@ async def test_holes_are_passed_over_by_whoever_leaves_and_by_heartbeats(lock, a
     heads = [int((await lock.fields())["head"])]
     while heads[-1] < 6_000:
         # Whoever has no place goes on as well, because it was told to.
-        _, claim, state = await lock.beat("b" if len(heads) == 1 else "c", 0)
+        _, claim, state = await lock.heartbeat("b" if len(heads) == 1 else "c", 0)
         heads.append(int((await lock.fields())["head"]))
         assert (claim, state) == ((0, 1) if heads[-1] == 6_000 else (-1, 0))
     assert [after - before for before, after in pairwise([0, *heads])] == [2_500, 2_500, 1_000]
@@ -496,13 +496,13 @@ async def ahead(lock: Lock, field: str, seconds: int) -> None:
     await lock.admin.hset(lock.key, field, " ".join([str(int(number) + seconds * 1_000_000), rest]).strip())
 
 
-@pytest.mark.parametrize("way", ["attempt", "enter", "beat"])
+@pytest.mark.parametrize("way", ["attempt", "enter", "heartbeat"])
 async def test_a_hold_ends_a_ttl_after_the_first_look_when_the_clock_was_set_back(lock, way):
     await lock.enter(A, ttl=5000)
-    if way == "beat":
+    if way == "heartbeat":
         await lock.enter(B)
     await ahead(lock, "until", 1000)
-    left = (await lock.beat("b"))[0] if way == "beat" else (await getattr(lock, way)(B))[3]
+    left = (await lock.heartbeat("b"))[0] if way == "heartbeat" else (await getattr(lock, way)(B))[3]
     assert 4_000_000 < left <= 5_000_000
     # A live holder loses nothing.
     assert await lock.renew(A) in {1, 2}
@@ -515,7 +515,7 @@ async def test_a_grant_that_was_pushed_stands_no_longer_than_a_ttl_when_the_cloc
     await lock.enter(C)
     await lock.release(A)
     await ahead(lock, "until", 1000)
-    assert (await lock.beat("c"))[0] <= 5_000_000
+    assert (await lock.heartbeat("c"))[0] <= 5_000_000
 
 
 async def test_a_hold_that_is_kept_ends_in_time_when_the_clock_was_set_back(lock):
@@ -534,7 +534,7 @@ async def test_who_only_asks_and_died_before_the_clock_was_set_back_is_passed_ov
     await lock.release(A)
     assert await lock.owner() == C
     # One that lives says so again, and comes back.
-    assert (await lock.beat("b", hears="n"))[2] == 2
+    assert (await lock.heartbeat("b", pushed="n"))[2] == 2
 
 
 async def test_graves_from_before_the_clock_was_set_back_are_cleared(lock):
@@ -593,18 +593,18 @@ async def test_a_heartbeat_prolongs_places_and_says_when_to_look_again(lock, adm
     await lock.enter(B, place="10 n -1")
     await lock.enter(C)
     before = (await lock.fields())["p:b"]
-    left, claim, state = await lock.beat("b", life=60_000)
+    left, claim, state = await lock.heartbeat("b", life=60_000)
     assert 0 < left <= 2_000_000
     assert (claim, state) == (0, 1)
     after = (await lock.fields())["p:b"]
     assert int(after.split(" ")[0]) > int(before.split(" ")[0]) + 50_000_000
     assert after.endswith(" s 1")
     assert await admin.pttl(lock.key) > 100_000
-    assert (await lock.beat("c"))[1:] == [0, 0]
+    assert (await lock.heartbeat("c"))[1:] == [0, 0]
     # More places than we know of are on their way; fewer are gone.
-    assert [(await lock.beat("b", known))[2] for known in (0, 1, 2)] == [1, 1, 2]
+    assert [(await lock.heartbeat("b", known))[2] for known in (0, 1, 2)] == [1, 1, 2]
     # Who has no place there changes nothing by looking.
-    assert (await lock.beat("d", 0))[1:] == [0, 0]
+    assert (await lock.heartbeat("d", 0))[1:] == [0, 0]
     assert "p:d" not in await lock.fields()
 
 
@@ -624,11 +624,11 @@ async def test_force_takes_it_tells_and_serves_the_next(lock):
 
 
 async def test_people_see_holder_and_waiters_in_order(lock):
-    assert (await lock.look())[1:] == [b"", b"", b"", b"", b"", b""]
+    assert (await lock.inspect())[1:] == [b"", b"", b"", b"", b"", b""]
     _, token, tokens, server, _ = await lock.enter(A, label="the holder, 1")
     for request, label in ((B, "ein größerer Name"), (C, ""), ("d:1", "last one")):
         await lock.enter(request, label=label)
-    now, until_, shown, left, since, label, present, *waiting = await lock.look()
+    now, until_, shown, left, since, label, present, *waiting = await lock.inspect()
     assert present == b""
     assert now >= server == int(since)
     assert int(until_) == server + TTL * 1000
@@ -637,7 +637,7 @@ async def test_people_see_holder_and_waiters_in_order(lock):
     assert [word.decode() for word in waiting] == ["ein größerer Name", "", "last one"]
     await lock.expire("p:c")
     await lock.expire()
-    assert [word.decode() for word in (await lock.look())[1:]] == [
+    assert [word.decode() for word in (await lock.inspect())[1:]] == [
         "",
         "",
         "",
@@ -652,16 +652,16 @@ async def test_people_see_holder_and_waiters_in_order(lock):
 async def test_a_renewal_reports_the_present_lease_until_there_is_none_to_report(lock, admin):
     _, token, *_ = await lock.enter(A, label="the first")
     assert await lock.renew(A, present=f"{token + 1} 5 3 the second, of two") == 1
-    now, _, shown, *_, present = await lock.look()
+    now, _, shown, *_, present = await lock.inspect()
     assert int(shown) == token
     moment, text = present.decode().split(" ", 1)
     assert now - 60_000_000 < int(moment) <= now
     assert text == f"{token + 1} 5 3 the second, of two"
     # A hold that is only verified reports nothing.
     assert await lock.renew(A, 0, present="7 0 0 x") == 1
-    assert (await lock.look())[-1] == present
+    assert (await lock.inspect())[-1] == present
     assert await lock.renew(A) == 1
-    assert (await lock.look())[-1] == b""
+    assert (await lock.inspect())[-1] == b""
     assert not await admin.hexists(lock.key, "present")
 
 
@@ -670,10 +670,10 @@ async def test_what_finds_nothing_writes_nothing(lock, admin):
     await lock.leave(A)
     await lock.leave(A, keep=1000)
     await lock.renew(A)
-    await lock.beat("a", 0)
-    await lock.beat("a", 3)
+    await lock.heartbeat("a", 0)
+    await lock.heartbeat("a", 3)
     await lock.force()
-    await lock.look()
+    await lock.inspect()
     await lock.call(PROBE)
     assert not await admin.exists(lock.key)
 
@@ -710,7 +710,7 @@ async def test_the_books_balance_after_any_sequence_of_steps(lock, admin, seed):
         elif what == 7:
             await lock.renew(request)
         elif what == 8:
-            await lock.beat(process, choose.choice((0, 1, 2)))
+            await lock.heartbeat(process, choose.choice((0, 1, 2)))
         elif what == 9 and await lock.owner():
             await lock.expire()
         elif what == 10 and f"p:{process}" in await lock.fields():

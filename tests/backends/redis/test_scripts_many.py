@@ -48,15 +48,15 @@ class ManyLock(Lock):
     async def renew(self, request: str, ttl: int = TTL, present: str = "") -> Any:
         return (await self.call(SCRIPTS["many_renew"], request, ttl, present))[1]
 
-    async def beat(
-        self, process: str, places: object = 1, *, hears: str = "s", life: int = 6_000_000
+    async def heartbeat(
+        self, process: str, places: object = 1, *, pushed: str = "s", life: int = 6_000_000
     ) -> list[int]:
-        return (await self.call(SCRIPTS["many_heartbeat"], process, life, hears, 0, places))[1]
+        return (await self.call(SCRIPTS["many_heartbeat"], process, life, pushed, 0, places))[1]
 
     async def force(self) -> list[int]:
         return await self.call(SCRIPTS["many_force"], 0)
 
-    async def look(self) -> Any:
+    async def inspect(self) -> Any:
         return await self.call(SCRIPTS["many_inspect"])
 
     async def downgrade(self, request: str, ttl: int = TTL) -> Any:
@@ -164,7 +164,7 @@ async def test_a_run_of_hundreds_is_let_in_in_steps(lock):
     assert 0 < len(await lock.inside()) < 600
     # Nobody passes those who are still to be looked through.
     assert (await lock.attempt("a:2", WRITE))[0] == 0
-    while (await lock.beat("b", 0))[1] == -1:
+    while (await lock.heartbeat("b", 0))[1] == -1:
         pass
     assert len(await lock.inside()) == 600
 
@@ -248,7 +248,7 @@ async def test_a_dead_reader_costs_only_itself(lock):
     await lock.enter(B)
     await lock.enter(C, WRITE)
     await lock.lapse(A)
-    left, claim, _ = await lock.beat("c")
+    left, claim, _ = await lock.heartbeat("c")
     assert (await lock.inside(), claim) == ({B}, 0)
     assert 0 < left <= TTL * 1000
     assert await lock.renew(A) == 0
@@ -288,10 +288,10 @@ async def test_a_claim_that_lapses_parks_the_process_and_the_next_are_let_in(loc
     await lock.release(A)
     assert await lock.inside() == {B}
     await lock.lapse(B)
-    assert (await lock.beat("c"))[1] == CLAIM
+    assert (await lock.heartbeat("c"))[1] == CLAIM
     assert await lock.inside() == {C}
     # Its second place was passed over, although it seems to listen; it speaks, and comes back to its tickets.
-    assert (await lock.beat("b", 1))[2] == 2
+    assert (await lock.heartbeat("b", 1))[2] == 2
     assert (await lock.enter("b:2", WRITE, place="6000000 s 1"))[:2] == [0, 1]
     await lock.release(C)
     assert await lock.inside() == {"b:2"}
@@ -305,7 +305,7 @@ async def test_a_confirmed_grant_that_runs_out_parks_nobody(lock):
     await lock.release(A)
     assert await lock.renew(B) == 2
     await lock.lapse(B)
-    await lock.beat("c")
+    await lock.heartbeat("c")
     assert await lock.inside() == {"b:2"}
 
 
@@ -324,7 +324,7 @@ async def test_a_writer_who_cannot_be_reached_stops_nobody(lock, way):
         await lock.release(A)
     assert await lock.line() == []
     assert C in await lock.inside()
-    assert (await lock.beat("b"))[2] == 2
+    assert (await lock.heartbeat("b"))[2] == 2
 
 
 async def test_who_asks_instead_of_listening_is_let_in_without_a_message(pool):
@@ -332,7 +332,7 @@ async def test_who_asks_instead_of_listening_is_let_in_without_a_message(pool):
     await pool.enter(B, (1, 1), place="6000 n -1")
     assert await pool.release(A) == CLAIM
     assert await pool.inside() == {B}
-    assert (await pool.beat("b", 1, hears="n"))[2] == 2
+    assert (await pool.heartbeat("b", 1, pushed="n"))[2] == 2
     assert (await pool.enter(B, (1, 1)))[0] == 1
 
 
@@ -341,7 +341,7 @@ async def test_a_heartbeat_that_lets_one_of_ours_in_says_so(pool):
     await pool.enter(B, (1, 1), place="6000000 n -1")
     await pool.lapse(A)
     # It counts what it had before: the answer alone tells of what this very step has done.
-    assert await pool.beat("b", 1, hears="n") == [CLAIM * 1000, CLAIM, 2]
+    assert await pool.heartbeat("b", 1, pushed="n") == [CLAIM * 1000, CLAIM, 2]
 
 
 # --- limits
@@ -371,7 +371,7 @@ async def test_a_limit_that_was_set_counts_and_the_first_users_is_still_right(po
     await pool.release(B)
     assert await pool.line() == [C]
     # Who waits for more than there is keeps its place; that does not make it look all the time.
-    assert (await pool.beat("c"))[0] == 0
+    assert (await pool.heartbeat("c"))[0] == 0
     assert (await pool.enter("c:9", (1, 2)))[3] == 60_000_000
     await pool.set_limit(2)
     assert await pool.inside() == {C}
@@ -476,12 +476,12 @@ async def test_everybody_who_is_inside_is_asked_to_let_go_and_nobody_who_comes_l
 
 
 async def test_people_see_who_is_inside_and_who_waits_in_order(pool):
-    assert (await pool.look())[1:] == [-1, [], [], b""]
+    assert (await pool.inspect())[1:] == [-1, [], [], b""]
     _, first, *_ = await pool.enter(A, (2, 5), label="the holder, 1")
     _, second, *_ = await pool.enter(B, (3, 5), label="ein größerer Name")
     await pool.enter(C, (4, 5), label="large")
     await pool.enter(D, (1, 5), label="")
-    now, limit, holds, places, _ = await pool.look()
+    now, limit, holds, places, _ = await pool.inspect()
     assert limit == 5
     told = [hold.decode().split(" ", 5) for hold in holds]
     assert [(words[1], int(words[2]), words[5]) for words in told] == [
@@ -493,7 +493,7 @@ async def test_people_see_who_is_inside_and_who_waits_in_order(pool):
     assert not any(word in str(told) for word in (A, B))
     await pool.expire("p:c")
     await pool.lapse(A)
-    assert [len(words) for words in (await pool.look())[2:4]] == [1, 1]
+    assert [len(words) for words in (await pool.inspect())[2:4]] == [1, 1]
 
 
 async def test_what_finds_nothing_writes_nothing(lock, admin):
@@ -502,11 +502,11 @@ async def test_what_finds_nothing_writes_nothing(lock, admin):
     await lock.leave(A, keep=1000)
     await lock.renew(A)
     await lock.downgrade(A)
-    await lock.beat("a", 0)
-    await lock.beat("a", 3)
+    await lock.heartbeat("a", 0)
+    await lock.heartbeat("a", 3)
     await lock.force()
     await lock.ask()
-    await lock.look()
+    await lock.inspect()
     assert not await admin.exists(lock.key)
 
 
@@ -524,15 +524,15 @@ async def ahead(lock: ManyLock, *requests: str, seconds: int = 1000) -> None:
         await lock.admin.hset(lock.key, field, int(fields[field]) + later)
 
 
-@pytest.mark.parametrize("way", ["attempt", "enter", "beat", "leave"])
+@pytest.mark.parametrize("way", ["attempt", "enter", "heartbeat", "leave"])
 async def test_a_hold_ends_a_ttl_after_the_first_look_when_the_clock_was_set_back(lock, way):
     await lock.enter(A, ttl=5000)
     await lock.enter(B, ttl=7000)
     for request in (C, D):
         await lock.enter(request, WRITE, place="6000 s -1")
     await ahead(lock, A, B)
-    if way == "beat":
-        assert (await lock.beat("c"))[0] <= 5_000_000
+    if way == "heartbeat":
+        assert (await lock.heartbeat("c"))[0] <= 5_000_000
     elif way == "leave":
         await lock.leave(D)
     else:
@@ -702,7 +702,7 @@ async def test_the_books_balance_after_any_sequence_of_steps(lock, admin, seed):
         elif what == 7:
             await lock.renew(request)
         elif what == 8:
-            await lock.beat(process, choose.choice((0, 1, 2)))
+            await lock.heartbeat(process, choose.choice((0, 1, 2)))
         elif what == 9 and (inside := sorted(await lock.inside())):
             lapsed += 1
             await lock.lapse(choose.choice(inside))

@@ -12,7 +12,17 @@ from typing import Any
 import pytest
 
 from aiolock.backends.redis import waiting
-from aiolock.backends.redis.waiting import ASKING, BATCH, FEW, HANDED, LIFE, PERIOD, SLACK, Waiter, Wakeups
+from aiolock.backends.redis.waiting import (
+    BATCH,
+    FEW,
+    LIFE,
+    LONGEST_WINDOW,
+    PERIOD,
+    PERIOD_WITHOUT_PUSH,
+    SLACK,
+    Waiter,
+    Wakeups,
+)
 from aiolock.core.inbox import Inbox, WakeReason
 from aiolock.errors import BackendRefused, BackendUnavailable, UnsafeBackend
 from tests.simulation import virtual
@@ -52,7 +62,7 @@ class Server:
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
         self.start = self.loop.time()
-        self.beats: list[tuple[float, list[str], list[int], int]] = []
+        self.heartbeats: list[tuple[float, list[str], list[int], int]] = []
         self.answers: dict[str, list[int]] = {}
         self.error: Exception | None = None
         self.silent = False
@@ -62,7 +72,7 @@ class Server:
         """How many claims each question about tickets named."""
         self.refuses: Exception | None = None
         """The answer to questions about tickets."""
-        self.wakeups = Wakeups(self.beat, self.tickets, clock=self.loop.time, random=Random(1))
+        self.wakeups = Wakeups(self.heartbeat, self.tickets, clock=self.loop.time, random=Random(1))
 
     @property
     def now(self) -> float:
@@ -70,13 +80,13 @@ class Server:
 
     @property
     def times(self) -> list[float]:
-        return [round(when, 3) for when, *_ in self.beats]
+        return [round(when, 3) for when, *_ in self.heartbeats]
 
-    def beat(
+    def heartbeat(
         self, keys: Sequence[str], counts: Sequence[int], life: int, pushed: bool
     ) -> asyncio.Future[Any]:
         assert pushed is self.wakeups.pushed
-        self.beats.append((self.now, list(keys), list(counts), life))
+        self.heartbeats.append((self.now, list(keys), list(counts), life))
         reply: asyncio.Future[Any] = self.loop.create_future()
         if self.error is not None:
             reply.set_exception(self.error)
@@ -125,14 +135,14 @@ async def test_after_the_end_nothing_is_sent_whatever_comes_in_late(server):
     server.wakeups.handed_over("x", 1000)
     server.wakeups.now()
     await asyncio.sleep(100)
-    assert server.beats == []
+    assert server.heartbeats == []
 
 
 @in_virtual_time
 async def test_without_places_there_is_no_heartbeat(server):
     server.wakeups.now()
     await asyncio.sleep(100)
-    assert server.beats == []
+    assert server.heartbeats == []
 
 
 @in_virtual_time
@@ -141,7 +151,7 @@ async def test_one_heartbeat_looks_after_all_places(server):
         server.wakeups.add(Place(key))
     await asyncio.sleep(3 * PERIOD + SOON)
     assert server.times == [PERIOD, 2 * PERIOD, 3 * PERIOD]
-    for _, keys, counts, life in server.beats:
+    for _, keys, counts, life in server.heartbeats:
         assert dict(zip(keys, counts, strict=True)) == {"x": 2, "y": 1}
         assert life == 3 * PERIOD * 1000
 
@@ -158,7 +168,7 @@ async def test_the_shortest_ttl_sets_the_pace(server):
     assert server.times == [0.3]
     # Never faster than whoever only asks.
     server.wakeups.add(Place("z", ttl=0.1))
-    assert server.wakeups.period == ASKING
+    assert server.wakeups.period == PERIOD_WITHOUT_PUSH
 
 
 @in_virtual_time
@@ -168,7 +178,7 @@ async def test_the_pace_is_forgotten_when_nobody_waits(server):
     server.wakeups.remove(short)
     assert server.wakeups.period == PERIOD
     await asyncio.sleep(10)
-    assert server.beats == []
+    assert server.heartbeats == []
     server.wakeups.remove(short)
 
 
@@ -179,12 +189,12 @@ async def test_without_pushes_it_asks_every_tenth_of_a_second_and_stops_when_the
     server.wakeups.now()
     await asyncio.sleep(1.05)
     assert server.times == pytest.approx([n / 10 for n in range(11)], abs=0.002)
-    assert server.beats[-1][3] == LIFE * 1000
+    assert server.heartbeats[-1][3] == LIFE * 1000
     server.wakeups.set_pushed(pushed=True)
     server.wakeups.now()
-    server.beats.clear()
+    server.heartbeats.clear()
     await asyncio.sleep(10)
-    assert len(server.beats) <= 6
+    assert len(server.heartbeats) <= 6
 
 
 @in_virtual_time
@@ -193,7 +203,7 @@ async def test_a_place_whose_attempt_is_under_way_is_not_counted_on(server):
     server.wakeups.add(Place(placed=False))
     server.wakeups.now()
     await asyncio.sleep(SOON)
-    assert server.beats[0][2] == [1]
+    assert server.heartbeats[0][2] == [1]
 
 
 @in_virtual_time
@@ -202,7 +212,7 @@ async def test_many_locks_are_looked_after_in_batches(server):
         server.wakeups.add(Place(f"x{n}"))
     server.wakeups.now()
     await asyncio.sleep(SOON)
-    assert [len(keys) for _, keys, *_ in server.beats] == [BATCH, BATCH, 1]
+    assert [len(keys) for _, keys, *_ in server.heartbeats] == [BATCH, BATCH, 1]
 
 
 @in_virtual_time
@@ -210,7 +220,7 @@ async def test_a_server_that_is_slower_than_the_heartbeats_is_asked_one_call_at_
     replies: list[tuple[list[str], asyncio.Future[Any]]] = []
     most = 0
 
-    def beat(keys, counts, life, pushed):
+    def heartbeat(keys, counts, life, pushed):
         nonlocal most
         reply: asyncio.Future[Any] = server.loop.create_future()
         replies.append((list(keys), reply))
@@ -219,7 +229,7 @@ async def test_a_server_that_is_slower_than_the_heartbeats_is_asked_one_call_at_
         server.loop.call_later(6, reply.set_result, [0, *([0, 0, 0] for _ in keys)])
         return reply
 
-    server.wakeups._beat = beat
+    server.wakeups._heartbeat = heartbeat
     for n in range(2 * BATCH):
         server.wakeups.add(Place(f"x{n}"))
     await asyncio.sleep(40)
@@ -236,15 +246,15 @@ async def test_a_server_that_is_slower_than_the_heartbeats_is_asked_one_call_at_
 def _slow(server: Server, seconds: float) -> None:
     """Have each heartbeat answered after so many seconds."""
 
-    def beat(keys: Sequence[str], counts: Sequence[int], life: int, pushed: bool) -> asyncio.Future[Any]:
-        server.beats.append((server.now, list(keys), list(counts), life))
+    def heartbeat(keys: Sequence[str], counts: Sequence[int], life: int, pushed: bool) -> asyncio.Future[Any]:
+        server.heartbeats.append((server.now, list(keys), list(counts), life))
         reply: asyncio.Future[Any] = server.loop.create_future()
         server.loop.call_later(
             seconds, reply.set_result, [0, *(server.answers.get(key, [0, 0, 0]) for key in keys)]
         )
         return reply
 
-    server.wakeups._beat = beat
+    server.wakeups._heartbeat = heartbeat
 
 
 @in_virtual_time
@@ -254,11 +264,11 @@ async def test_no_look_that_is_due_is_overtaken_by_later_ones(server):
         server.wakeups.add(Place(f"x{n}"))
         server.wakeups.ends(f"x{n}", n / 20, first=True)
     await asyncio.sleep(PERIOD - SOON)
-    looked = {key: when for when, keys, *_ in server.beats for key in keys}
+    looked = {key: when for when, keys, *_ in server.heartbeats for key in keys}
     # A look waits for the call that is under way and for no other: all that becomes due meanwhile is in the next call.
     late = [looked[f"x{n}"] - n / 20 for n in range(30)]
     assert max(late) <= 0.2 + 0.01
-    assert len(server.beats) <= 10
+    assert len(server.heartbeats) <= 10
 
 
 @in_virtual_time
@@ -270,7 +280,7 @@ async def test_a_heartbeat_that_is_due_during_a_look_follows_it_at_once(server):
     for n in range(1, 6):
         server.loop.call_later(n * PERIOD - 0.1, server.wakeups.handed_over, "w", -1)
     await asyncio.sleep(5 * PERIOD + 1)
-    rounds = [when for when, keys, *_ in server.beats if {*"xyz"} <= {*keys}]
+    rounds = [when for when, keys, *_ in server.heartbeats if {*"xyz"} <= {*keys}]
     assert len(rounds) == 5
     assert all(when - PERIOD * n <= 0.5 for n, when in enumerate(rounds, start=1))
 
@@ -282,7 +292,7 @@ async def test_a_node_of_a_cluster_that_does_not_answer_holds_up_no_heartbeat_of
     for n in range(3):
         server.wakeups.add(Place(f"x{n}"))
     await asyncio.sleep(3 * PERIOD + SOON)
-    assert len(server.beats) == 9
+    assert len(server.heartbeats) == 9
 
 
 async def _crowded(server):
@@ -291,16 +301,16 @@ async def _crowded(server):
     for number in range(5):
         server.wakeups.add(Place(str(number)))
     await asyncio.sleep(5 + SOON)
-    assert 30 <= len(server.beats) <= 60
+    assert 30 <= len(server.heartbeats) <= 60
     # But often enough that every place stands.
     for number in range(200):
         server.wakeups.add(Place(str(number)))
     await asyncio.sleep(LIFE)
-    server.beats.clear()
+    server.heartbeats.clear()
     await asyncio.sleep(4 * LIFE)
-    times = [when for when, [key], *_ in server.beats if key == "7"]
+    times = [when for when, [key], *_ in server.heartbeats if key == "7"]
     assert max(after - before for before, after in pairwise(times)) <= LIFE / 2
-    assert {life for *_, life in server.beats} == {LIFE * 1000}
+    assert {life for *_, life in server.heartbeats} == {LIFE * 1000}
 
 
 def test_so_many_calls_that_nothing_else_had_time_are_not_made(monkeypatch):
@@ -317,7 +327,7 @@ async def test_a_heartbeat_that_fails_is_followed_by_the_next(server):
     server.error = None
     server.answers["x"] = [0, 0, 2]
     await asyncio.sleep(PERIOD)
-    assert len(server.beats) == 3
+    assert len(server.heartbeats) == 3
     assert place.woken == 1
 
 
@@ -351,7 +361,7 @@ async def test_a_waiter_is_told_why_it_wakes(server):
     server.wakeups.set_pushed(pushed=False)
     await asyncio.sleep(PERIOD + SOON)
     server.error = UnsafeBackend("data of another version")
-    await asyncio.sleep(ASKING + SOON)
+    await asyncio.sleep(PERIOD_WITHOUT_PUSH + SOON)
     reasons = [
         reason for n, reason in enumerate(place.reasons) if not n or place.reasons[n - 1] is not reason
     ]
@@ -404,7 +414,7 @@ async def test_the_first_in_line_looks_when_the_hold_ends_and_the_others_a_littl
     server.wakeups.ends("x", 0.5, first=True)
     server.wakeups.ends("y", 0.5, first=False)
     await asyncio.sleep(0.5 + 0.1)
-    (first, keys, *_), (second, others, *_) = server.beats
+    (first, keys, *_), (second, others, *_) = server.heartbeats
     assert (keys, others) == (["x"], ["y"])
     assert 0.5 < first < 0.51
     assert 0.52 <= second <= 0.581
@@ -428,7 +438,7 @@ async def test_whoever_hands_on_looks_whether_the_claim_was_taken_although_it_do
     server.wakeups.handed_over("x", 1000)
     await asyncio.sleep(5)
     assert server.times == [1.002]
-    assert server.beats[0][1:3] == (["x"], [0])
+    assert server.heartbeats[0][1:3] == (["x"], [0])
 
 
 @in_virtual_time
@@ -457,7 +467,7 @@ async def test_only_those_of_which_something_may_have_been_missed_are_looked_at(
         server.wakeups.add(Place(key))
     server.wakeups.soon(lambda key: key in {"y", "z", "nobody waits for it"})
     await asyncio.sleep(SOON)
-    assert [keys for _, keys, *_ in server.beats] == [["y", "z"]]
+    assert [keys for _, keys, *_ in server.heartbeats] == [["y", "z"]]
     await asyncio.sleep(PERIOD)
     assert server.times == [0.0, PERIOD]
 
@@ -496,17 +506,17 @@ async def test_locks_that_were_waited_for_once_leave_nothing_behind(server):
     assert not server.wakeups._ends
     assert len(server.wakeups._agenda) <= SLACK
     await asyncio.sleep(10)
-    assert server.beats == []
+    assert server.heartbeats == []
 
 
 @in_virtual_time
 async def test_a_look_at_a_lock_that_was_handed_on_is_made_although_its_waiter_left(server):
-    server.wakeups.handed_over("x", round(HANDED * 1000))
+    server.wakeups.handed_over("x", round(LONGEST_WINDOW * 1000))
     place = Place()
     server.wakeups.add(place)
     server.wakeups.remove(place)
-    await asyncio.sleep(2 * HANDED)
-    assert server.times == [HANDED + 0.002]
+    await asyncio.sleep(2 * LONGEST_WINDOW)
+    assert server.times == [LONGEST_WINDOW + 0.002]
 
 
 @in_virtual_time
@@ -514,7 +524,7 @@ async def test_the_pace_is_that_of_the_shortest_ttl_that_waits_now(server):
     short, shorter, long = Place(ttl=0.9), Place(ttl=0.3), Place(ttl=30)
     for place in (long, short, shorter, shorter):
         server.wakeups.add(place)
-    assert server.wakeups.period == ASKING
+    assert server.wakeups.period == PERIOD_WITHOUT_PUSH
     server.wakeups.remove(shorter)
     assert server.wakeups.period == pytest.approx(0.3)
     server.wakeups.remove(short)
@@ -546,7 +556,7 @@ async def test_after_closing_nothing_is_sent(server):
     server.wakeups.handed_over("x", 500)
     server.wakeups.close()
     await asyncio.sleep(10)
-    assert server.beats == []
+    assert server.heartbeats == []
 
 
 @in_virtual_time

@@ -16,7 +16,7 @@ from aiolock.backends.zookeeper.queue import (
     after,
     decide,
     inside,
-    next_in_line,
+    is_next,
     places,
     prefix,
     queue,
@@ -403,7 +403,7 @@ class Line:
             verdict = None
 
     def conclude(self, last: Verdict, gone: str) -> Verdict | None:
-        if next_in_line(last, gone):
+        if is_next(last, gone):
             return Verdict(enter=True)
         return after(last, gone, self.floor, demand=True)
 
@@ -479,16 +479,16 @@ def test_whose_end_makes_it_our_turn_is_known_by_the_last_list():
     names = [node(number, number) for number in range(1, 4)]
     first, second, third = (verdict_on(names, name, number, MUTEX) for number, name in enumerate(names, 1))
     assert first.enter
-    assert next_in_line(second, names[0])
-    assert not next_in_line(second, names[2])
-    assert not next_in_line(third, names[1]), "the first may still be there"
+    assert is_next(second, names[0])
+    assert not is_next(second, names[2])
+    assert not is_next(third, names[1]), "the first may still be there"
     # It was told that the second has given up: then it is the first that it waits for.
     following = after(third, names[1], -1, demand=True)
     assert following is not None
-    assert next_in_line(following, names[0])
+    assert is_next(following, names[0])
     writers = [node(number, number, WRITE) for number in range(1, 3)]
-    assert not next_in_line(verdict_on(writers, writers[1], 2, WRITE), writers[0])
-    assert next_in_line(verdict_on([writers[0], node(2, 2, READ)], node(2, 2, READ), 2, READ), writers[0])
+    assert not is_next(verdict_on(writers, writers[1], 2, WRITE), writers[0])
+    assert is_next(verdict_on([writers[0], node(2, 2, READ)], node(2, 2, READ), 2, READ), writers[0])
 
 
 @pytest.mark.parametrize("kinds", [[MUTEX], [READ, WRITE]], ids=str)

@@ -262,7 +262,7 @@ SYNC = 9
 @pytest.fixture
 def unhurried(monkeypatch):
     """However slow this machine is, nobody looks whether others have come."""
-    monkeypatch.setattr(context, "MOMENT", 60.0)
+    monkeypatch.setattr(context, "TICK", 60.0)
 
 
 def opcodes(seen: list[bytes]) -> list[int]:

@@ -1,4 +1,4 @@
--- Everything that is sent in the lease mode and for looking, one packet under each name.
+-- Everything that is sent in the lease mode and for diagnosis, one packet under each name.
 -- {words} are filled in: numbers as they are, words of our own quoted, and texts of others as hexadecimal digits: whatever
 -- they contain, no character set and no sql_mode can read them as a part of the statement.
 
@@ -18,7 +18,7 @@ USE {database}
 
 -- name: setup
 -- A session that stops talking ends by itself: that is what makes a user lock a lease. The user lock that is taken here
--- is by whose end others can make us look after our holds. A server may have been told that SYSDATE is NOW. Databases are
+-- is by whose end others can make us verify our holds. A server may have been told that SYSDATE is NOW. Databases are
 -- called by one name where the server is blind to their case.
 DO GET_LOCK({presence}, 0);
 SET SESSION wait_timeout={wait_timeout}, lock_wait_timeout={lock_wait_timeout};
@@ -268,23 +268,23 @@ SELECT id FROM {whole} WHERE id = _ascii{id} LIMIT 1 FOR UPDATE NOWAIT
 -- Which server it is, in a word. By SHA2, because MySQL 9.6 removed SHA1 and MD5.
 SHA2(CONCAT_WS('/', @@hostname, @@port, @@datadir, @@GLOBAL.server_id{numbers}), 256)
 
--- name: loan_row
+-- name: caller_row
 -- On the main session: whether there is a row to lock, and on which server.
 SELECT COUNT(*) FROM {table} WHERE id = {id};
 SELECT {server}, CONCAT(@@hostname, ':', @@port)
 
--- name: loan_look
+-- name: caller_server
 -- On the caller's connection: whose it is, and where. The end of its answer says whether there is a transaction.
 SELECT CONNECTION_ID(), {server}, CONCAT(@@hostname, ':', @@port), @@character_set_client LIMIT 1
 
--- name: loan_mark
+-- name: caller_mark
 -- Behind the lock: when the transaction ends, or goes back to where it had no lock, this is gone as well.
 SAVEPOINT {mark}
 
--- name: loan_check
+-- name: caller_check
 RELEASE SAVEPOINT {mark}
 
--- name: loan_end
+-- name: caller_end
 -- Only on the server that was meant: elsewhere the number is a stranger's.
 KILL QUERY IF({server} = '{there}', {number}, 0)
 

@@ -44,7 +44,7 @@ SELECT {ordinal} AS ordinal, _ascii{owner} AS owner, _ascii{mode} AS mode, {weig
   {label} AS label, {ttl} AS ttl, {confirmation_window} AS confirmation_window, {limit} AS capacity
 
 -- name: serve
--- A waiter enters as long as there is room for all that hold or come before it: none overtakes. Those of this client are told by the
+-- A waiter enters as long as there is room for all that hold or come before it: none overtakes. Those of this client are notified by the
 -- answer and enter for their ttl, others for their confirmation window. A node of a cluster may undo a transaction in the middle without a
 -- word, and carry out the rest: outside of one, no waiter enters. For the same reason two may have arrived with one number.
 SET @began = UTC_TIMESTAMP(6);
@@ -95,7 +95,7 @@ UPDATE {requests} SET mode = 'read', weight = 1, state = 2,
 WHERE owner = {owner} AND state IN (1, 2)
 
 -- name: force_out
--- They are told by their next renewal; until then the rows say so.
+-- They learn it by their next renewal; until then the rows say so.
 DELETE r FROM {requests} AS r FORCE INDEX (lock_id) WHERE r.lock_id = {id} AND r.state = 4;
 UPDATE {requests} FORCE INDEX (lock_id) SET state = 3, expires_at = UTC_TIMESTAMP(6) + INTERVAL ttl MICROSECOND
 WHERE lock_id = {id} AND state IN (1, 2)
@@ -113,7 +113,7 @@ WHERE owner = {owner} AND state IN (1, 2) AND extension < {number} AND expires_a
 SELECT state FROM {requests} WHERE owner = {owner} AND expires_at > UTC_TIMESTAMP(6)
 
 -- name: confirm_grants
--- It waits for no row: rows that are locked are passed over, and found again by the next look.
+-- It waits for no row: rows that are locked are passed over, and found again by the next poll.
 UPDATE (SELECT owner FROM {requests} FORCE INDEX (PRIMARY) WHERE owner IN ({owners}) LIMIT {count} FOR UPDATE SKIP LOCKED) AS free
 STRAIGHT_JOIN {requests} AS r FORCE INDEX (PRIMARY) ON r.owner = free.owner
 SET r.state = 2, r.expires_at = UTC_TIMESTAMP(6) + INTERVAL r.ttl MICROSECOND
@@ -181,7 +181,7 @@ SELECT id, version FROM {registers} WHERE id IN ({watched}) AND expires_at > UTC
 SELECT IF(
   EXISTS (SELECT 1 FROM {requests} WHERE client = {client} AND state = 1 AND expires_at > UTC_TIMESTAMP(6))
   OR EXISTS (SELECT 1 FROM {registers} WHERE expires_at > UTC_TIMESTAMP(6) AND ({changed})), 0,
-  /*M!100000 GET_LOCK({sleep_lock}, */ /*!80000 SLEEP( */ GREATEST(0, LEAST({look},
+  /*M!100000 GET_LOCK({sleep_lock}, */ /*!80000 SLEEP( */ GREATEST(0, LEAST({timeout},
     (SELECT COALESCE(MIN(TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), r.expires_at)), 1000000000) / 1000000
       FROM {requests} AS r
       WHERE r.lock_id IN (SELECT w.lock_id FROM {requests} AS w WHERE w.client = {client} AND w.state = 0))))))
@@ -195,7 +195,7 @@ SET r.expires_at = UTC_TIMESTAMP(6) + INTERVAL GREATEST(r.ttl, 3000000) MICROSEC
 WHERE r.state IN (0, 5) AND r.expires_at > UTC_TIMESTAMP(6)
 
 -- name: wake
--- Only if it listens at this moment: else it looks before it sleeps.
+-- Only if it listens at this moment: else it polls before it sleeps.
 KILL QUERY IFNULL(IS_USED_LOCK({wake_lock}), 0)
 
 -- name: end_session

@@ -65,7 +65,7 @@ RETURNING (extract(epoch FROM clock_timestamp()) * 1000000)::int8 AS tick, set_c
 -- name: several
 -- Several edits, each by its own version, and notifications; {skip} is empty, or passes rows over that are locked. Rows are
 -- locked in the order of their keys, inserted ones first, so that two such statements never wait for each other. A row that
--- another transaction has changed meanwhile is looked at again when its lock is there, and has another version then. An edit
+-- another transaction has changed meanwhile is read again when its lock is there, and has another version then. An edit
 -- is handed from each step to the next one: to find it again there would take a search of all of them.
 WITH edit AS MATERIALIZED (
   SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[])
@@ -102,7 +102,7 @@ FROM made AS m
 
 -- name: enter
 -- A read and a compare-and-set in one statement: nothing that it finds in the row by its snapshot may have changed when it has the
--- lock of the row. A statement that looked at the row again after it had waited would judge it by a session as old as its
+-- lock of the row. A statement that read the row again after it had waited would judge it by a session as old as its
 -- snapshot. The session row is locked until the commit: a heartbeat that was answered later has ruled out every copy of this
 -- statement, because it names the version before. It waits for no lock of a row, and declines instead; an insertion
 -- waits for one of the same key. The time is read when both locks are there.
@@ -149,7 +149,7 @@ FROM {table} WHERE key >= $1 AND key < $1 || chr(127) AND key > $2
 ORDER BY key LIMIT $3
 
 -- name: purge
--- One page: looks at the rows again as it deletes them, and leaves those alone that another transaction is at.
+-- One page: checks the rows again as it deletes them, and leaves those alone that another transaction is at.
 WITH page AS MATERIALIZED (
   SELECT key FROM {table}
   WHERE key >= $1 AND key < $1 || chr(127) AND key > $2 AND expires <= clock_timestamp() - make_interval(secs => $3)

@@ -24,7 +24,7 @@ SELECT pg_catalog.pg_advisory_xact_lock({key});
 SELECT pg_catalog.set_config('aiolock.marks',
   pg_catalog.concat(pg_catalog.current_setting('aiolock.marks', true), '{mark}'), true)
 
--- name: look_back
+-- name: find_mark
 -- Whether the mark is there, and removes it.
 SELECT pg_catalog.int4out(pg_catalog.strpos(m.marks, pg_catalog.textin($1))), pg_catalog.textout(
   pg_catalog.set_config('aiolock.marks', pg_catalog.replace(m.marks, pg_catalog.textin($1), ''), true))

@@ -39,7 +39,7 @@ SETTINGS = frozenset({"no-eviction", "survives-restart", "push"})
 """Capabilities that depend on settings and rights."""
 FEW = 16
 """Most holds that are verified one by one when their slots have moved; of more, all holds are."""
-PATIENCE = 1 / 12
+WAIT_FOR_OTHERS = 1 / 12
 """Share of the shortest ttl for which a batch of renewals waits for the other answers once the first has come."""
 
 
@@ -97,7 +97,7 @@ class ClusterBackend(BaseBackend):
         self._opened = True
         self._change()
         if away:
-            router.nodes.look()
+            router.nodes.discover()
 
     async def _promises(self, soon: float) -> tuple[frozenset[str], list[tuple[Node, BackendError | None]]]:
         """Return the common capabilities of all nodes that answer until ``soon``, and the others with the reason."""
@@ -189,7 +189,7 @@ class ClusterBackend(BaseBackend):
     # --- nodes and slots
 
     def _change(self) -> None:
-        """Look at everything: a connection has come or gone."""
+        """Check all waiters: a connection has come or gone."""
         self._push(
             pushed=self._publishes and all(node.subscriber.subscribed for node in self._nodes if node.ready)
         )
@@ -212,7 +212,7 @@ class ClusterBackend(BaseBackend):
         # Not at everything: there may be thousands of waiters, and in a resharding one such occasion after the other.
         for context in self._contexts:
             context.wakeups.soon(lambda key: slot_of(key.encode()) in moved)
-        self._registers.look()
+        self._registers.wake_all()
 
     def _doubt(self, slots: AbstractSet[int]) -> None:
         """Verify the holds in slots whose node may not know everything, and repeat the latest releases there."""
@@ -240,7 +240,9 @@ class ClusterBackend(BaseBackend):
         replies = [renewal([claim]) for claim in mine]
         _, late = await asyncio.wait(replies, return_when=asyncio.FIRST_COMPLETED)
         if late:
-            _, late = await asyncio.wait(late, timeout=PATIENCE * min(claim.request.ttl for claim in mine))
+            _, late = await asyncio.wait(
+                late, timeout=WAIT_FOR_OTHERS * min(claim.request.ttl for claim in mine)
+            )
         for reply in late:
             reply.add_done_callback(_ignore)
         return [self._renewed_by(claim, reply, sent) for claim, reply in zip(mine, replies, strict=True)]
@@ -264,7 +266,7 @@ class ClusterBackend(BaseBackend):
 
 
 def _ignore(reply: asyncio.Future[Any]) -> None:
-    """Take note of the error of an answer that came too late, which nothing else does."""
+    """Retrieve the error of an answer that came too late, which nothing else does."""
     if not reply.cancelled():
         reply.exception()
 

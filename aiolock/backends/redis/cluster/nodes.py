@@ -166,7 +166,7 @@ class _Connection(Connection):
         else:
             super()._refuse(future, command, issued, reply)
 
-    def _unheard(self, command: bytes, issued: float, reply: ReplyError) -> None:
+    def _on_late_refusal(self, command: bytes, issued: float, reply: ReplyError) -> None:
         # A release has to be executed although its answer is not awaited.
         if str(reply).partition(" ")[0] in REDIRECTIONS:
             self.redirected(asyncio.get_running_loop().create_future(), command, issued, str(reply))
@@ -284,7 +284,7 @@ class Nodes:
         self._announced: dict[int, tuple[Node, float]] = {}
         self._importing: dict[Place, float] = {}
         self._tasks = TaskSet()
-        self._looking: asyncio.Task[None] | None = None
+        self._discovering: asyncio.Task[None] | None = None
         self._wanted = False
         self.closed = True
         self.table: list[Node | None] = [None] * SLOTS
@@ -323,13 +323,13 @@ class Nodes:
         self._importing[place] = self._clock() + IMPORTING
         return self.all.get(place) or self._add(place)
 
-    def look(self) -> None:
+    def discover(self) -> None:
         """Start a discovery of the layout in the background, or have the one under way followed by another."""
         self._wanted = True
-        if (self._looking is None or self._looking.done()) and not self.closed:
-            self._looking = self.spawn(self._look())
+        if (self._discovering is None or self._discovering.done()) and not self.closed:
+            self._discovering = self.spawn(self._discover())
 
-    async def _look(self) -> None:
+    async def _discover(self) -> None:
         backoff = Backoff(self._random, AGAIN, LONGEST_AGAIN)
         while True:
             self._wanted = False
@@ -392,7 +392,7 @@ class Nodes:
 
     def _changed(self) -> None:
         if self._degraded:
-            self.look()
+            self.discover()
         self._context.on_change()
 
     async def _retire(self, node: Node) -> None:

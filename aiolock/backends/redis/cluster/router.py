@@ -136,7 +136,7 @@ class Router(OneProcess):
                 target = self.nodes.announced(slot, place)
         self.trouble = entry.error
         if code != "ASK" or where is None:
-            self.nodes.look()
+            self.nodes.discover()
         asking = code == "ASK"
         if target is None or entry.hops > EAGER or not (target.ready if asking else target is not node):
             self._hold(future, entry)
@@ -184,7 +184,7 @@ class Router(OneProcess):
         pause = max(min(PAUSE * 2 ** min(entry.pauses, 8), LONGEST_PAUSE), len(self._rerouted) / MOST)
         pause *= self._random.uniform(0.5, 1.0)
         entry.again = asyncio.get_running_loop().call_later(pause, self._retry, future)
-        self.nodes.look()
+        self.nodes.discover()
 
     def _retry(self, future: Reply) -> None:
         entry = self._rerouted.get(future)

@@ -171,8 +171,8 @@ class NodeEndpoint(Endpoint):
     node: str | None
     """Id of the node that answered last: an address may be given to another node."""
 
-    async def _look(self, driver: AbstractConnection) -> None:
-        await super()._look(driver)
+    async def _check_server(self, driver: AbstractConnection) -> None:
+        await super()._check_server(driver)
         await driver.send_command("CLUSTER", "MYID")
         answer = await driver.read_response()
         self.node = answer.decode() if isinstance(answer, bytes) else str(answer)

@@ -26,11 +26,11 @@ if f[6] then return {0, -1, now, 60000000, 0} end
 if f[1] then f[2] = rewind(lock, now, f[2], f[7]) end
 if f[1] ~= request and (not f[1] or tonumber(f[2]) <= now) then
   if f[1] and redis.call('HGET', lock, 'provisional') == '1' then park(lock, f[1], mine) end
-  local served = serve(lock, now, request, tonumber(ARGV[4]))
+  local handed_over = serve(lock, now, request, tonumber(ARGV[4]))
   f = redis.call('HMGET', lock, 'owner', 'until', 'top', 'head', 'tail')
   -- No waiter could be reached: the request is granted, and the others come back to their tickets. If not all of them were
-  -- looked at, it waits behind them.
-  if not f[1] and served ~= -1 then return enter(f[4] ~= f[5] and 1 or 0) end
+  -- examined, it waits behind them.
+  if not f[1] and handed_over ~= -1 then return enter(f[4] ~= f[5] and 1 or 0) end
 end
 if f[1] == request then
   -- The request's own grant, whose answer or push may be lost: from now on it stands for a full ttl. Once it was extended,

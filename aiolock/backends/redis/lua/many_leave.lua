@@ -2,7 +2,7 @@
 -- KEYS[1] the lock. ARGV: 1 request, 2 floor, 3 bury (as for leave), 4 keep (ms for which the hold stays without a holder).
 -- Returns ms of the shortest confirmation window of the waiters that were granted, or -1 to go on; else 0, or -2 if the request had no hold.
 -- Safe: takes only its own fields, in one atomic step, idempotent. The position that is left may be one that others could
--- not pass, so the queue is looked at as well. Every write comes after one that needs no memory.
+-- not pass, so the queue is examined as well. Every write comes after one that needs no memory.
 local lock, request = KEYS[1], ARGV[1]
 local mine = string.match(request, '^%x+')
 local f = redis.call('HMGET', lock, 'h:' .. request, 'r:' .. request, 'used', 'limit', 'next', 'head', 'tail', 'swept')

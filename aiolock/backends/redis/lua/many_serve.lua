@@ -1,9 +1,9 @@
 -- many_serve: grant the head of the queue, as many as fit together, each for a confirmation window. Part of the scripts after which
--- a waiter may fit. Returns ms of the shortest confirmation window given, 0 if there is none, -1 if there is more to look through; the weight
+-- a waiter may fit. Returns ms of the shortest confirmation window given, 0 if there is none, -1 if there is more to examine; the weight
 -- in use then; and whether one of ``mine``, a client or a request, was granted, which reads this answer and needs no push.
 -- The first that can be reached and does not fit ends it, so no waiter starves behind those that need less room. Positions of
 -- clients that are gone, parked or not subscribed are dropped as in serve: their clients keep the ticket. Writes begin
--- with one that needs no memory. One step looks at 250 positions and 2,500 holes, so that the server is not held up.
+-- with one that needs no memory. One step examines 250 positions and 2,500 holes, so that the server is not held up.
 local function serve(lock, now, mine, floor, used, limit)
   local f = redis.call('HMGET', lock, 'head', 'tail', 'top', 'next', 'keep', 'swept')
   local head, tail, top, soonest = tonumber(f[1] or 0), tonumber(f[2] or 0), tonumber(f[3]), tonumber(f[4])

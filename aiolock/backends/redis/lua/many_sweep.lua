@@ -2,7 +2,7 @@
 -- Returns the weight in use then. ``next`` is a time before which no hold ends, so this is not called more often than that.
 -- A grant that was not confirmed in time parks its client, unless it is ``mine``. Marks of forced holds (z) go after 60 s. Begins with a
 -- write that needs no memory.
--- ``swept`` is when all holds were looked at: a clock that shows an earlier time was set back. Then, and whenever it is seen, a hold
+-- ``swept`` is when all holds were examined: a clock that shows an earlier time was set back. Then, and whenever it is seen, a hold
 -- that would stand for longer than its ttl from now is ended a ttl from now. Safe: its owner renewed or asked before now, for
 -- one ttl at most. A step that is shorter than the time since then is not seen, and is shorter than a ttl.
 local function due(now, soonest, swept)

@@ -1,6 +1,6 @@
 -- serve: make the next waiter the holder, for a confirmation window. Part of enter, release, leave, heartbeat and force.
--- Returns the ms of that window, 0 without a waiter, -1 if there is more to look through: 500 positions and 2,500
--- holes are what one step looks at, so that the server is not held up. After -1 the lock is free, but a newcomer cannot acquire
+-- Returns the ms of that window, 0 without a waiter, -1 if there is more to examine: 500 positions and 2,500
+-- holes are what one step examines, so that the server is not held up. After -1 the lock is free, but a newcomer cannot acquire
 -- it, because a live waiter may be further back: the sender, or the next heartbeat of a waiter, goes on.
 -- A position whose client was silent for three heartbeats is dropped. One whose client is parked (flag k) or not
 -- subscribed any more is dropped too, but its client keeps the ticket and comes back to it: a count of 0 never means
