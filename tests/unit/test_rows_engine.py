@@ -1405,8 +1405,8 @@ async def test_a_release_does_not_wait_behind_requests_that_lost_races():
         await asyncio.sleep(0.95)
         [writer] = two.backend._engine._writers.values()
         # A pause that has just begun, and not one that is over in a moment.
-        before = writer._hurry
-        await until(lambda: writer._hurry not in (None, before))
+        before = writer._end_pause
+        await until(lambda: writer._end_pause not in (None, before))
         again()
         two.wire.slow, begun = None, now()
         await held.release()

@@ -709,7 +709,7 @@ async def test_the_books_balance_after_any_sequence_of_steps(lock, admin, seed):
         elif what == 10 and f"p:{process}" in await lock.fields():
             await lock.expire(f"p:{process}")
         elif what == 11:
-            await choose.choice((lock.force, lock.ask, lock.look))()
+            await choose.choice((lock.force, lock.ask, lock.inspect))()
         elif process in deaf:
             deaf.remove(process)
             await lock.listen(process)
