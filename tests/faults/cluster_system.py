@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import redis
@@ -138,9 +138,9 @@ class ClusterSystem:
         """Held by whoever hurts a node, or moves a slot."""
         self.foreign: list[str] = []
 
-    def kill_clients(self, kind: str) -> None:
+    def kill_clients(self, kind: str, ending: Callable[[int], object]) -> None:
         """Close all connections of a kind at one of them; replicas are of another one."""
-        random.choice(self.parts).kill_clients(kind)
+        random.choice(self.parts).kill_clients(kind, ending)
 
     def forget_scripts(self) -> None:
         """SCRIPT FLUSH at all of them."""

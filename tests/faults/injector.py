@@ -323,12 +323,16 @@ class FaultInjector:
     async def _kill_clients(self, kind: str, _rng: random.Random, _name: str) -> bool:
         breaking = getattr(self.system, "breaking", 0.0)
         async with self._alone() if breaking else self.system.busy:
-            for victim in self.workers:
-                self.recorder.broken(victim.name)
-            self.system.kill_clients(kind)
+            self.system.kill_clients(kind, self._ending)
             # No link is slow, so every holder can read at once that its connection has ended.
             await asyncio.sleep(breaking)
             return True
+
+    def _ending(self, port: int) -> None:
+        """Note whose connection is about to be ended: the others go on, and no overlap of their holds is forgiven."""
+        for victim in self.workers:
+            if any(port in proxy.ports for proxy in victim.proxies):
+                self.recorder.broken(victim.name)
 
     async def _forget_scripts(self, _rng: random.Random, _name: str) -> bool:
         async with self.system.busy:

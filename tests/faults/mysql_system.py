@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -37,6 +37,8 @@ class MariaDBSystem(System):
     mode = "lease"
     place = 3.0
     """The page says so, of locks that several may be in."""
+    waits = "INFO LIKE '%GET_LOCK(%, 31536000)%'"
+    """How the statements look in which somebody waits."""
 
     def __init__(self) -> None:
         super().__init__(MariaDB(extra=["--innodb-flush-log-at-trx-commit=2", "--max-connections=500"]))
@@ -69,13 +71,16 @@ class MariaDBSystem(System):
             cursor.execute(statement)
             return tuple(cursor.fetchall())
 
-    def _end(self, kill: str, where: str) -> None:
+    def _end(self, kill: str, where: str, ending: Callable[[int], object] = bool) -> None:
         """End sessions, or what they do, on one connection: it takes a busy machine long to make one, and no proxy goes on."""
         with self._administrator() as cursor:
+            # Those over a socket have no port, and are no worker's.
             cursor.execute(
-                f"SELECT ID FROM information_schema.processlist WHERE ID <> CONNECTION_ID() AND {where}"
+                f"SELECT ID, HOST FROM information_schema.processlist WHERE HOST LIKE '%:%' AND {where}"
             )
-            for (number,) in cursor.fetchall():
+            for number, host in cursor.fetchall():
+                # It may have its turn by now, although it waited when the list was made.
+                ending(int(host.rpartition(":")[2]))
                 # It may be gone by itself.
                 with suppress(pymysql.err.OperationalError):
                     cursor.execute(f"{kill} {number}")
@@ -95,9 +100,9 @@ class MariaDBSystem(System):
         """A row: the answer to something that matters."""
         return len(frame) > 5 and frame[3] >= 4
 
-    def kill_clients(self, kind: str) -> None:
-        """End all sessions, or those that wait."""
-        self._end("KILL", "INFO LIKE '%GET_LOCK(%, 31536000)%'" if kind == "pubsub" else "USER = 'root'")
+    def kill_clients(self, kind: str, ending: Callable[[int], object]) -> None:
+        """End all sessions, or those that wait; `ending` is called with the port of the client of each before."""
+        self._end("KILL", self.waits if kind == "pubsub" else "USER = 'root'", ending)
 
     def forget_scripts(self) -> None:
         """End what sessions are doing, and let them live."""
@@ -159,6 +164,7 @@ class RowSystem(SessionSystem):
     """The same with row locks in open transactions; every hold and every wait has a connection."""
 
     mode = "row"
+    waits = "INFO LIKE '%FOR UPDATE%'"
 
     def url(self, host: str, port: int, number: int, seed: int) -> str:
         """Every eighth worker has two connections for all that it wants."""
@@ -174,10 +180,6 @@ class RowSystem(SessionSystem):
     def granted(direction: str, frame: bytes) -> bool:
         """The id of a row, which is a digest of 40 letters: it is locked."""
         return direction == "down" and frame[:5] == ROW
-
-    def kill_clients(self, kind: str) -> None:
-        """As above; those that wait do it in another statement."""
-        self._end("KILL", "INFO LIKE '%FOR UPDATE%'" if kind == "pubsub" else "USER = 'root'")
 
 
 run.SYSTEMS.update({"mariadb": MariaDBSystem, "mariadb-session": SessionSystem, "mariadb-row": RowSystem})

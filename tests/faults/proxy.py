@@ -363,6 +363,15 @@ class Proxy:
             end.reset()
         return len(ends)
 
+    @property
+    def ports(self) -> list[int]:
+        """From where its connections come, as the server sees it."""
+        return [
+            end.transport.get_extra_info("sockname")[1]
+            for end in self.ends
+            if end.lane is self.down and not end.gone
+        ]
+
     def strand(self, mark: bytes = b"") -> Stranded:
         """Keep back what comes over the connections that there are, also if their clients close or lose them."""
         return Stranded([end for end in self.ends if end.lane is self.up], mark)

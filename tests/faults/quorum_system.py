@@ -244,9 +244,9 @@ class QuorumSystem:
         """Seconds after which everybody has asked a server that came back without its data; docs/backends/redis.md."""
         return Part.verified_within(ttl)
 
-    def kill_clients(self, kind: str) -> None:
+    def kill_clients(self, kind: str, ending: Callable[[int], object]) -> None:
         """Close all connections of a kind at one of them."""
-        random.choice(self.parts).kill_clients(kind)
+        random.choice(self.parts).kill_clients(kind, ending)
 
     def forget_scripts(self) -> None:
         """SCRIPT FLUSH at all of them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import hiredis
@@ -79,8 +79,9 @@ class RedisSystem(System):
 
     # --- what hurts
 
-    def kill_clients(self, kind: str) -> None:
-        """Close all connections of a kind from the server's side."""
+    def kill_clients(self, kind: str, ending: Callable[[int], object]) -> None:
+        """Close all connections of a kind from the server's side; no hold ends with them, so `ending` has nothing to note."""
+        del ending
         with self.admin() as admin:
             admin.execute_command("CLIENT", "KILL", "TYPE", kind)
 

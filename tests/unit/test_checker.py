@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 from itertools import combinations, permutations
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -12,6 +15,7 @@ from tests.faults import checker
 from tests.faults.checker import FENCED, MUTEX, READ_WRITE, REENTRANT, Op, linearizable, operations, semaphore
 from tests.faults.fenced_store import FencedStore, StoreClient
 from tests.faults.history import NEVER, History, Recorder, load
+from tests.faults.injector import FaultInjector
 from tests.faults.verdict import Slowness, _progress, views
 from tests.scoreboard import after_kills, after_stops
 
@@ -653,6 +657,38 @@ def test_a_connection_that_breaks_excuses_its_holder_by_every_clock(breaking, ov
     story.note(1040, "lost", "a", id="a#1", until=1_040_000_000, reason="session")
     for view in views(History(story.events), breaking):
         assert len(checker.exclusion(view, grace=0)) == overlaps
+
+
+async def test_only_holders_whose_connections_are_ended_are_excused(tmp_path):
+    """Those whose statements wait are ended at the server, which names them by their ports; the others go on."""
+    recorder = Recorder(tmp_path / "history", "injector")
+
+    def kill_clients(kind: str, ending: Callable[[int], object]) -> None:
+        assert kind == "pubsub"
+        ending(4)
+        ending(7)  # of no worker
+
+    system: Any = SimpleNamespace(
+        breaking=0.001, busy=asyncio.Lock(), placed=None, granted=None, kill_clients=kill_clients
+    )
+    workers: list[Any] = [
+        SimpleNamespace(name=name, busy=asyncio.Lock(), proxies=[SimpleNamespace(ports=ports)])
+        for name, ports in (("a", [3, 4]), ("c", [5, 6]))
+    ]
+    injector = FaultInjector(system, workers, recorder, seed=1, ttls=[1.0], names=["x"])
+    assert await injector._kill_clients("pubsub", random.Random(1), "CLIENT KILL pubsub")
+    recorder.close()
+    [broken] = load([tmp_path / "history"]).events
+    assert (broken["kind"], broken["target"]) == ("broken", "a")
+    # The next one is in before either of them has given up: one was told that it lost its hold, and the other went wrong.
+    began = broken["t"] / 1e6
+    for holder, overlaps in (("a", 0), ("c", 1)):
+        story = Story().attempt(holder, began - 20, began - 10, 1).attempt("b", began - 20, began + 10, 2)
+        story.note(
+            began + 20, "lost", holder, id=f"{holder}#1", until=broken["t"] + 20_000_000, reason="session"
+        )
+        for view in views(History([*story.events, broken]), 0.1):
+            assert len(checker.exclusion(view, grace=0)) == overlaps
 
 
 @pytest.mark.parametrize(("late", "overlaps"), [("a", 0), ("injector", 0), ("b", 1)])
