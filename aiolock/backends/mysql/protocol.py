@@ -159,8 +159,10 @@ class Wire(asyncio.Protocol):
         read_little(transport)
         self._ended = ended
         self._sent: deque[_Sent] = deque()
-        self._rest = b""
+        self._rest = bytearray()
         """The bytes of a packet that is not complete."""
+        self._whole = 0
+        """How many it needs, as far as that is known."""
         self._columns: list[bytes] = []
         self._left = 0
         """Number of descriptions of columns that are still to come."""
@@ -184,13 +186,18 @@ class Wire(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Split the bytes into packets."""
-        data = self._rest + data
-        start, end = 0, len(data)
+        if self._rest:
+            # A long packet comes in many pieces: each is copied once, and not with all that came before it.
+            self._rest += data
+            if len(self._rest) < self._whole:
+                return
+            data = bytes(self._rest)
+        start, end, self._whole = 0, len(data), 4
         while end - start >= 4:
             size = data[start] | data[start + 1] << 8 | data[start + 2] << 16
             begin, start = start, start + 4 + size
             if start > end:
-                start = begin
+                self._whole, start = start - begin, begin
                 break
             sent, number, packet = (
                 self._sent[0] if self._sent else None,
@@ -209,7 +216,7 @@ class Wire(asyncio.Protocol):
                 self._lose()
             if self.over:
                 return
-        self._rest = data[start:]
+        self._rest = bytearray(data[start:])
         if self._timer is None and self._sent and self._sent[0].results:
             self._timer = asyncio.get_running_loop().call_later(PAUSE, self._check)
 

@@ -95,6 +95,24 @@ async def test_the_answers_do_not_depend_on_the_pieces_they_come_in(seed):
     assert not line.ends
 
 
+async def test_a_long_packet_is_gathered_without_copying_what_came_before():
+    line, value = Line(), random.Random(1).randbytes(4 << 20)
+    line.ask()
+    answer = packets(b"\x01", BLOB, end(), text(value), end())
+    line.wire.data_received(answer[:1000])
+    gathered = line.wire._rest
+    last = answer.index(value) + len(value)
+    for start in range(1000, last - 1, 1000):
+        line.wire.data_received(answer[start : min(start + 1000, last - 1)])
+        # Every piece is put behind the others.
+        assert line.wire._rest is gathered
+    assert len(gathered) == 4 + len(text(value)) - 1
+    assert not line.heard
+    line.wire.data_received(answer[last - 1 :])
+    assert line.heard == [[Result(((value,),), 1)]]
+    assert not line.wire._rest
+
+
 async def test_an_error_is_the_end_of_one_packet_and_not_of_the_connection():
     line = Line()
     line.ask()
