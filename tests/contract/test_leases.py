@@ -363,7 +363,8 @@ async def test_a_lease_under_a_block_is_kept_even_if_nobody_names_it(client, riv
 
 async def test_thousands_of_leases_are_held_and_renewed_by_one_client(deployment):
     many, ttl = deployment.many, deployment.seconds(6)
-    async with deployment.connect(ttl=ttl) as client:
+    # A server that does one thing at a time answers hundreds of requests one after the other.
+    async with deployment.connect(ttl=ttl, command_timeout=PATIENCE) as client:
         locks = [client.lock(f"lock {number}") for number in range(many)]
         leases = []
         for start in range(0, len(locks), 500):

@@ -47,9 +47,14 @@ class Traces:
 async def traces(admin: redis.asyncio.Redis, namespace: str) -> Traces:
     """Look at every key of a namespace."""
     keys = lasting = holders = places = graves = 0
-    async for key in admin.scan_iter(f"{namespace}:1:*", count=1000):
-        fields = list(await admin.hgetall(key))
-        left = await admin.pttl(key)
+    names = [key async for key in admin.scan_iter(f"{namespace}:1:*", count=1000)]
+    async with admin.pipeline(transaction=False) as pipeline:
+        # Thousands of keys are no matter of thousands of round trips.
+        for name in names:
+            pipeline.hkeys(name)
+            pipeline.pttl(name)
+        answers = await pipeline.execute()
+    for fields, left in zip(answers[::2], answers[1::2], strict=True):
         keys += left != -2
         lasting += left == -1
         holders += (b"owner" in fields) + sum(field[:2] == b"h:" for field in fields)
