@@ -617,7 +617,7 @@ async def test_a_session_that_is_silent_keeps_nobody_waiting_who_comes_later(pla
     async with place.connect("session", ttl=20) as client:
         lease = await client.lock("x").acquire()
         session = await client._backend.sessions.main()
-        asked = [asyncio.create_task(session.run("DO SLEEP(2)", blocks=True, limit=0.3))]
+        asked = [asyncio.create_task(session.run("DO SLEEP(60)", blocks=True, limit=0.3))]
         asked += [asyncio.create_task(session.run("DO 0")) for _ in range(3)]
         loop = asyncio.get_running_loop()
         begun = loop.time()
@@ -626,8 +626,10 @@ async def test_a_session_that_is_silent_keeps_nobody_waiting_who_comes_later(pla
                 await one
         with pytest.raises(BackendUnavailable, match="no answer in time"):
             await session.run("DO 0")
-        assert loop.time() - begun < 1.9
+        # Long before the server has answered.
+        assert loop.time() - begun < 15
         assert session.alive
+        await as_root(place.server, f"KILL QUERY {session.id}")
 
         async def answers() -> bool:
             try:

@@ -110,7 +110,7 @@ async def test_a_call_ends_within_its_timeout_while_the_server_is_away(own):
             began = time.monotonic()
             with pytest.raises(BackendUnavailable):
                 await store.get([key()])
-            assert time.monotonic() - began < 3.0
+            assert time.monotonic() - began < 10
 
 
 @pytest.mark.parametrize("how", ["stop", "kill"])
@@ -154,7 +154,7 @@ async def test_a_frozen_server_costs_the_timeout_and_no_more(own):
                 *(store.compare_and_set([edit(key())]) for _ in range(5)),
                 return_exceptions=True,
             )
-            assert time.monotonic() - began < 5.0
+            assert time.monotonic() - began < 10
             assert all(isinstance(call, BackendUnavailable) for call in calls)
             assert heard.interruptions == 1
         finally:
@@ -176,7 +176,7 @@ async def test_a_row_that_another_transaction_has_costs_the_timeout_and_no_more(
             began = time.monotonic()
             # As if another client had been faster: the statement was rolled back.
             assert await store.compare_and_set([edit(one, version, "next")]) == [None]
-            assert time.monotonic() - began < 5.0
+            assert time.monotonic() - began < 10
         row = await again(store, one)
         assert row.version == version
 

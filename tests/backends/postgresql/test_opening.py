@@ -48,7 +48,7 @@ def url_of(server, login=f"app:{QUOTED}", database="test", query="", port=None):
     return f"postgresql://{login}@127.0.0.1:{port or server.port}/{database}{query}"
 
 
-async def refused(url, error, words, *, seconds=5.0, **options):
+async def refused(url, error, words, *, seconds=15.0, **options):
     """Open a store, which must raise in time and without the password."""
     began = time.monotonic()
     with pytest.raises(error, match=words) as caught:
