@@ -137,6 +137,10 @@ class Deployment(ABC):
         """A time that is short here, given how short it is in memory."""
         return quick * self.slow * self.pace
 
+    def lasting(self, quick: float) -> float:
+        """A short ttl as well, of a hold that stays although this process gets no processor for two seconds."""
+        return max(4.0, self.seconds(quick))
+
     way: tuple[str, int] | None = None
     """Where clients that are made now find the server, if not directly."""
 

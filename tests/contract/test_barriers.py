@@ -183,9 +183,9 @@ async def test_a_full_round_whose_parties_all_died_is_broken_by_who_waits_for_th
 
 
 async def test_parties_that_live_wait_for_longer_than_their_ttl(deployment, client, rival):
-    ttl = deployment.seconds(0.3)
+    ttl = deployment.lasting(0.3)
     tasks = [asyncio.create_task(each.barrier("x", 3, ttl=ttl).wait()) for each in (client, rival)]
-    await asyncio.sleep(3 * ttl)
+    await asyncio.sleep(1.5 * ttl)
     assert not any(task.done() for task in tasks)
     tasks.append(asyncio.create_task(client.barrier("x", 3, ttl=ttl).wait()))
     assert sorted(await ends(tasks)) == [0, 1, 2]

@@ -44,7 +44,7 @@ async def test_a_value_is_that_of_the_present_leader(deployment, client, rival):
     """Also of one that waited, as its request does; and renewals and requests to let go do not change it."""
     if not deployment.shows:
         return
-    mine, theirs = client.election("x", ttl=deployment.seconds(0.5)), rival.election("x")
+    mine, theirs = client.election("x", ttl=deployment.lasting(0.5)), rival.election("x")
     first = await mine.campaign(value=b"first").acquire()
     waiter = asyncio.create_task(theirs.campaign(value=b"second").acquire())
     await queued(mine.campaign(), 1)
@@ -52,7 +52,7 @@ async def test_a_value_is_that_of_the_present_leader(deployment, client, rival):
     assert [waiting.label for waiting in info.waiters] == ["rival"]
     if "requests" in deployment.kinds:
         await mine.campaign().request_release("please")
-    await asyncio.sleep(1.5 * first.ttl)
+    await asyncio.sleep(1.2 * first.ttl)
     leader = await theirs.leader()
     assert leader is not None
     assert leader.value == b"first"

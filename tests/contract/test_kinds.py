@@ -89,7 +89,7 @@ async def test_the_list_has_what_is_held_or_waited_for(deployment, client, rival
 
 
 async def test_holds_of_every_kind_are_renewed_together(deployment, client, rival):
-    ttl = deployment.seconds(0.5)
+    ttl = deployment.lasting(0.5)
     locks = [client.lock("x", ttl=ttl), client.election("x", ttl=ttl).campaign()]
     others = [rival.lock("x"), rival.election("x").campaign()]
     if "read-write" in deployment.kinds:
@@ -100,7 +100,7 @@ async def test_holds_of_every_kind_are_renewed_together(deployment, client, riva
         others += [rival.semaphore("x", 1)]
     leases = [await lock.acquire() for lock in locks]
     for _ in range(3):
-        await asyncio.sleep(0.8 * ttl)
+        await asyncio.sleep(0.5 * ttl)
         assert all(lease.held for lease in leases)
         assert [await other.try_acquire() for other in others] == [None] * len(others)
     for lease in leases:

@@ -82,9 +82,9 @@ async def test_a_lease_cannot_be_copied_or_pickled(client):
 
 
 async def test_a_lease_is_renewed_for_as_long_as_it_is_held(deployment, client, rival):
-    ttl = deployment.ttl_of(deployment.seconds(0.8))
+    ttl = deployment.ttl_of(deployment.lasting(0.8))
     lease = await client.lock("x", ttl=ttl).acquire()
-    end = asyncio.get_running_loop().time() + 2 * ttl
+    end = asyncio.get_running_loop().time() + 1.4 * ttl
     while asyncio.get_running_loop().time() < end:
         assert await rival.lock("x").try_acquire() is None
         await asyncio.sleep(ttl / 10)
@@ -92,7 +92,7 @@ async def test_a_lease_is_renewed_for_as_long_as_it_is_held(deployment, client, 
     assert client.stats()["renewals"] >= 2
     await lease.release()
     before = client.stats()["renewals"]
-    await asyncio.sleep(ttl)
+    await asyncio.sleep(ttl / 2)
     assert client.stats()["renewals"] == before
 
 

@@ -322,7 +322,7 @@ async def test_a_limit_may_be_set_before_anybody_came(client):
 
 
 async def test_a_limit_of_zero_pauses_until_another_is_set(deployment, client, rival):
-    mine, theirs = client.semaphore("x", 2, ttl=deployment.seconds(0.5)), rival.semaphore("x", 2)
+    mine, theirs = client.semaphore("x", 2, ttl=deployment.lasting(0.5)), rival.semaphore("x", 2)
     held = await mine.acquire()
     behind = [asyncio.create_task(theirs.acquire(permits=2)), asyncio.create_task(theirs.acquire())]
     await queued(mine, 2)
@@ -332,7 +332,7 @@ async def test_a_limit_of_zero_pauses_until_another_is_set(deployment, client, r
     assert await theirs.available() == 0
     assert await theirs.locked()
     # The holder keeps its permit, and it is renewed.
-    await asyncio.sleep(2 * held.ttl)
+    await asyncio.sleep(1.2 * held.ttl)
     held.check()
     await held.release()
     assert await mine.try_acquire() is None

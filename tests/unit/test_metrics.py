@@ -142,7 +142,7 @@ async def test_losses_are_counted_by_reason(client):
 
 
 async def test_renewals_say_how_much_of_the_term_was_left(client):
-    async with client.lock("x", ttl=0.3) as lease:
+    async with client.lock("x", ttl=3) as lease:
         await lease.renew()
         await until(lambda: client.stats()["renewals"] >= 2)
     slack = client.stats()["slack"]

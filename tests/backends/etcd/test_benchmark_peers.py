@@ -37,7 +37,7 @@ async def test_a_floor_makes_its_requests(server: Etcd, who: str):
 @pytest.mark.parametrize(("who", "locks"), [("aiolock", 1), ("a lease each", 3), ("put + get", 1)])
 async def test_kept_locks_have_leases_that_last(server: Etcd, who: str, locks: int):
     it = contestant(who, server.url)
-    it.ttl = 2
+    it.ttl = 10
     async with it, it.keep(["a", "b", "c"]):
         leases = server.ctl("lease", "list").split("\n")
         assert len([line for line in leases if line and not line.startswith("found")]) >= locks

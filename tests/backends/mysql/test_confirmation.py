@@ -124,7 +124,7 @@ async def test_a_transaction_that_outlasts_the_ttl_is_still_before_the_next_hold
             "permit": lambda: client.semaphore("x", 1),
         }[kind]()
 
-    async with place.connect(ttl=1, on_loss="signal") as client:
+    async with place.connect(ttl=2.5, on_loss="signal") as client:
         lease = await lock(client).acquire()
         await mine.begin()
         await lease.confirm(mine)

@@ -124,9 +124,9 @@ async def test_sessions_that_nobody_needs_are_ended_by_the_server(place):
 
 
 async def test_an_idle_client_keeps_its_session(place):
-    async with place.connect(ttl=1) as client:
+    async with place.connect(ttl=4) as client:
         [before] = await sessions(place.server)
-        await asyncio.sleep(2.5)
+        await asyncio.sleep(6)
         [after] = await sessions(place.server)
         assert before[0] == after[0]
         await gets_the_lock(client, "x")

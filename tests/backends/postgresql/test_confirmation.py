@@ -108,7 +108,7 @@ async def test_a_dead_holder_s_transaction_is_still_before_the_next_holder(serve
     """It could not renew for longer than its ttl: others know that it is dead, and wait for its transaction."""
     mine, other = await connect(), await connect()
     async with aiolock.connect(
-        server.url, namespace=namespace, ttl=1, command_timeout=10, on_loss="signal"
+        server.url, namespace=namespace, ttl=2, command_timeout=10, on_loss="signal"
     ) as client:
         lease = await client.lock("x").acquire()
         async with mine.transaction():
@@ -327,7 +327,7 @@ async def test_a_deadlock_leaves_the_transaction_and_the_lease_as_they_were(clie
         await mine.execute("COMMIT")
 
 
-@pytest.mark.parametrize("ttl", [2, 30])
+@pytest.mark.parametrize("ttl", [4, 30])
 async def test_a_transaction_that_stays_open_costs_no_other_lease(server, namespace, connect, ttl):
     """Others wait to queue up for its lock, and go on renewing what they hold."""
     mine = await connect()
@@ -338,7 +338,7 @@ async def test_a_transaction_that_stays_open_costs_no_other_lease(server, namesp
     ):
         theirs = await rival.lock("y").acquire()
         lease = await client.lock("x").acquire()
-        same = await client.lock("z", ttl=2).acquire()
+        same = await client.lock("z", ttl=4).acquire()
         await mine.execute("BEGIN")
         await lease.confirm(mine)
 

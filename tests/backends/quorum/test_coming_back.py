@@ -8,7 +8,7 @@ import pytest
 
 from tests.faults.staging import PATIENCE, in_line, queued, until
 
-TTL = 1.2
+TTL = 3.0
 OTHERS = (1, 2)
 
 

@@ -124,7 +124,7 @@ async def without(three, number: int | None):
 async def test_who_is_asked_to_let_go_is_told_once(three, away, monkeypatch):
     """Although every server says it, and says it again with each renewal."""
     name, told = three.name(0), []
-    async with three.several(2, ttl=1.5, command_timeout=3) as (holder, asker):
+    async with three.several(2, ttl=5, command_timeout=3) as (holder, asker):
         events = holder._backend.events
         put = events.put
         monkeypatch.setattr(events, "put", lambda event: (told.append(event), put(event)))
@@ -156,7 +156,7 @@ async def test_force_takes_it_away_and_the_holder_is_told(three, away):
 
 async def test_a_lock_that_is_held_for_too_long_is_lost_and_had_by_the_next(three):
     name = three.name(1)
-    async with three.several(2, ttl=1) as (client, rival):
+    async with three.several(2, ttl=3) as (client, rival):
         lease = await client.lock(name, max_hold=0.5).acquire()
         waiter = asyncio.create_task(rival.lock(name).acquire())
         async with asyncio.timeout(PATIENCE):

@@ -9,7 +9,7 @@ import pytest
 from tests.faults.redis_quorum import AWAY, REFUSES, SERVERS, SILENT
 from tests.faults.staging import PATIENCE, in_line, queued, until
 
-TTL = 1.2
+TTL = 3.0
 """Seconds; what is held has to be renewed for longer than that."""
 
 OTHERS = (1, 2)

@@ -51,7 +51,7 @@ async def test_a_hold_goes_along_and_is_renewed_where_it_is(cluster, two):
 
 
 async def test_a_short_hold_is_kept_while_its_slot_goes_round(cluster, connect):
-    async with connect(cluster.url, ttl=1.2) as client, connect(cluster.url) as rival:
+    async with connect(cluster.url, ttl=3) as client, connect(cluster.url) as rival:
         name = named(cluster, 1)
         async with client.lock(name) as lease:
             before = client.stats()["renewals"]

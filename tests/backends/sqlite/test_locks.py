@@ -220,10 +220,10 @@ async def test_a_thousand_holds_are_renewed_by_one_write_and_verified_by_one_rea
 
 async def test_more_names_can_be_asked_for_at_once_than_are_remembered(tmp_path, monkeypatch):
     monkeypatch.setattr(engine, "REMEMBERED_ROWS", 2)
-    ttl = 2 * pace()
+    ttl = 6 * pace()
     async with aiolock.connect(f"sqlite:///{tmp_path}/locks.db", ttl=ttl) as client:
         leases = await asyncio.gather(*(client.lock(f"{number}").acquire() for number in range(8)))
-        await asyncio.sleep(1.5 * ttl)
+        await until(lambda: client.stats()["renewals"] >= 2 * len(leases))
         assert all(lease.held for lease in leases)
         assert client.stats()["lost"] == 0
 
