@@ -162,7 +162,7 @@ class Wire(asyncio.Protocol):
         self._rest = bytearray()
         """The bytes of a packet that is not complete."""
         self._whole = 0
-        """How many it needs, as far as that is known."""
+        """The size of the whole of it, as far as that is known."""
         self._columns: list[bytes] = []
         self._left = 0
         """Number of descriptions of columns that are still to come."""
