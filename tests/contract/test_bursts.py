@@ -102,20 +102,20 @@ async def test_what_waits_for_its_admission_hears_that_the_client_was_closed(dep
 
 
 async def test_a_burst_for_a_thousand_free_locks_fails_in_no_task(deployment):
-    limit = deployment.seconds(1.5)
+    limit = max(3.0, deployment.seconds(0.6))
     async with deployment.connect(command_timeout=limit) as client:
         limiter, loop = client._runtime.limiter, asyncio.get_running_loop()
         # As many are admitted at once as the deployment says, and the last of all waits for longer than one may take.
         room, limiter.room = limiter.room, 0
 
         async def work(name: str) -> None:
-            await (await client.lock(name).acquire(timeout=PATIENCE)).release()
+            await (await client.lock(name).acquire()).release()
 
-        async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as group:
+        async with asyncio.TaskGroup() as group:
             for number in range(1_000):
                 group.create_task(work(f"{number}"))
             begun = loop.time()
-            await until(lambda: loop.time() > begun + 1.5 * limit)
+            await until(lambda: loop.time() > begun + 1.2 * limit)
             for _ in range(room):
                 limiter.answered()
         assert limiter.room == room

@@ -107,7 +107,7 @@ async def test_beyond_the_cap_waiters_try_again_and_again(place, mode):
 
 
 async def test_sessions_that_nobody_needs_are_ended_by_the_server(place):
-    async with place.connect(ttl=1) as client, place.connect(ttl=60) as rival:
+    async with place.connect(ttl=1, command_timeout=10) as client, place.connect(ttl=60) as rival:
         lease = await rival.lock("x").acquire()
         waiter = asyncio.create_task(client.lock("x").acquire())
         await queued(rival.lock("x"), 1)
@@ -124,7 +124,7 @@ async def test_sessions_that_nobody_needs_are_ended_by_the_server(place):
 
 
 async def test_an_idle_client_keeps_its_session(place):
-    async with place.connect(ttl=4) as client:
+    async with place.connect(ttl=4, command_timeout=10) as client:
         [before] = await sessions(place.server)
         await asyncio.sleep(6)
         [after] = await sessions(place.server)

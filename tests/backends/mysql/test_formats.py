@@ -134,7 +134,10 @@ async def test_in_session_mode_every_client_is_seen(of_format, place, mariadb):
     async with AsyncExitStack() as stack, AsyncExitStack() as early:
         for _ in range(20):
             await early.enter_async_context(of_format(FORMAT, "session"))
-        late = [await stack.enter_async_context(of_format(FORMAT, "session", ttl=1)) for _ in range(2)]
+        late = [
+            await stack.enter_async_context(of_format(FORMAT, "session", ttl=1, command_timeout=10))
+            for _ in range(2)
+        ]
         await early.aclose()
         with pytest.raises(UnsafeBackend, match=f"data format {FORMAT} uses"):
             await of_format(FORMAT + 1, "session").open()

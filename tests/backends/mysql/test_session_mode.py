@@ -48,7 +48,7 @@ async def test_a_session_may_be_silent_for_as_long_as_its_hold_however_it_was_wo
 
 @by_session
 async def test_a_claim_that_was_cancelled_before_it_was_sent_leaves_no_wrong_belief(place, mode):
-    async with place.connect(mode, ttl=1) as client:
+    async with place.connect(mode, ttl=1, command_timeout=10) as client:
         await gets_the_lock(client, "x")
         for passes in range(1, 8):
             look = asyncio.create_task(client.lock("other").inspect())

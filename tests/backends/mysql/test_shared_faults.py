@@ -239,7 +239,7 @@ async def test_a_bid_that_arrives_after_it_was_given_up_is_buried(place, mariadb
 
 
 async def test_a_waiter_that_was_away_for_long_asks_again(place, mariadb):
-    async with place.connect(ttl=2) as client, place.connect(ttl=30) as rival:
+    async with place.connect(ttl=2, command_timeout=10) as client, place.connect(ttl=30) as rival:
         lease = await rival.semaphore("x", 1).acquire()
         waiter = asyncio.create_task(client.semaphore("x", 1).acquire())
         await queued(rival.semaphore("x", 1), 1)
