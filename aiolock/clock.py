@@ -34,13 +34,13 @@ wall_clock: Callable[[], float] = time.time
 
 
 class Deadline:
-    """The time at which one statement gives up, with everything that it waits for; made once per statement."""
+    """The time at which a call gives up; passed down to everything that the call waits for."""
 
     __slots__ = ("_clock", "when")
 
     def __init__(self, when: float, clock: Clock) -> None:
         self.when: float = when
-        """On ``clock``; ``inf`` for a statement without a limit."""
+        """On ``clock``; ``inf`` for a call without a limit."""
         self._clock = clock
 
     @classmethod

@@ -213,7 +213,7 @@ class BarrierBroken(LockError):
 
 _WHY: dict[str, str] = {
     "expired": "its ttl ended without a successful renewal",
-    "revoked": "the server says that it is no longer ours",
+    "revoked": "the server says that it is no longer this client's",
     "session": "the server ended the session that it lived in",
     "max_hold": "it was held for longer than its max_hold",
     "force-released": "it was released by force",

@@ -1,4 +1,7 @@
-"""Lease: what a caller has between acquire and release."""
+"""Lease: what a caller has between acquire and release.
+
+Most of the file is the docstrings of the public methods.
+"""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ class Lock(NamedLock):
 
     @acquires
     def acquire(self, timeout: float | Unset | None = UNSET) -> Acquisition[Lease]:
-        """Wait until the lock is ours: ``await`` it for the hold, or enter it with ``async with`` as the lock itself.
+        """Wait until this task has the lock: ``await`` it for the hold, or enter it with ``async with`` as the lock itself.
 
         ``timeout`` is how many seconds to wait (``None``: for ever, 0: try once; default: the lock's option).
 

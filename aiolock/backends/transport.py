@@ -1,4 +1,7 @@
-"""Reconnecting transport: states, back-off and keepalive of one connection to a server."""
+"""Reconnecting transport: states, back-off and keepalive of one connection to a server.
+
+One state machine; two files would share all of its state.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from typing import Any, Generic, Required, TypedDict, TypeVar, Unpack
 from aiolock.clock import Clock
 from aiolock.core.forks import OneProcess
 from aiolock.core.logs import Log, Outages, get_logger
-from aiolock.core.tasks import reject, settle, start
+from aiolock.core.tasks import Backoff, reject, settle, start
 from aiolock.core.wakeup import read_little
 from aiolock.errors import BackendError, BackendUnavailable, copy_of
 
@@ -99,6 +102,7 @@ class Transport(asyncio.Protocol, OneProcess, ABC):
         self._clock = options["clock"]
         self._timeout = options["command_timeout"]
         self._random = options.get("random") or Random()
+        self._backoff = Backoff(self._random, FIRST_PAUSE, LONGEST_PAUSE)
         self._on_up = on_up
         self._on_down = on_down
         self._outages = options.get("outages")
@@ -113,6 +117,7 @@ class Transport(asyncio.Protocol, OneProcess, ABC):
         self.failure: BackendError | None = None
         """Why it is down."""
         self._pause = 0.0
+        """Seconds before the next attempt to connect."""
         self._since = 0.0
         self._due = 0.0
         self._held_up = False
@@ -232,8 +237,8 @@ class Transport(asyncio.Protocol, OneProcess, ABC):
         """Try until it is connected or closed."""
         while True:
             if self._pause:
-                await asyncio.sleep(self._pause * self._random.uniform(0.5, 1.0))
-            self._pause = min(max(2 * self._pause, FIRST_PAUSE), LONGEST_PAUSE)
+                await asyncio.sleep(self._pause)
+            self._pause = self._backoff.next()
             if self._closed():
                 return
             self._become(ConnectionState.CONNECTING)
@@ -294,7 +299,8 @@ class Transport(asyncio.Protocol, OneProcess, ABC):
             # Before the waiters are failed, so that the outage counts them.
             self._outages.down(self, self.address, error.__cause__ or error)
         if self._clock() - self._since >= STABLE:
-            self._pause = FIRST_PAUSE
+            self._backoff.reset()
+            self._pause = self._backoff.next()
         self._pause = max(self._pause, pause)
         self._task = start(self._reconnect(), "aiolock-connect")
         self._gone(error)

@@ -27,6 +27,7 @@ class WakeReason(Enum):
 
     GRANTED = "the server granted the lock"
     NOTIFIED = "the server announced a change"
+    ANSWERED = "its own request was answered late"
     RECONNECTED = "the connection was lost or restored"
     EXPIRED = "a hold or position ahead of it at the server may have expired"
     POLL = "fallback poll"

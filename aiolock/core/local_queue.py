@@ -528,7 +528,7 @@ class LocalQueue:
             self._abandon()
 
     def _replace_outdated(self) -> None:
-        """A grant came later than its own end, which is no success: the claim asks again, or a new one does."""
+        """Ask again, with this claim or a new one, after a grant that came later than its own end, which is no success."""
         if not self._claim.asks_again:
             self.runtime.clean_up(self._claim)
             self._claim = self.runtime.backend.claim(self._request)

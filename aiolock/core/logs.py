@@ -98,7 +98,7 @@ class Outages:
         """The servers that a connection was made to."""
 
     def down(self, connection: object, address: str, why: object) -> None:
-        """An established connection was lost; ``address`` names the server and has no password."""
+        """Record that an established connection was lost; ``address`` names the server and has no password."""
         outage = self.open.get(address)
         if outage is None:
             outage = self.open[address] = _Outage(self._clock(), str(why))
@@ -125,7 +125,7 @@ class Outages:
         )
 
     def up(self, connection: object, address: str) -> None:
-        """A connection is there (again)."""
+        """Record that a connection is there (again)."""
         self._known.add(address)
         outage = self.open.get(address)
         if outage is None:

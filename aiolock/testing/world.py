@@ -139,7 +139,7 @@ LANDING = 25
 def lose(lease: Lease, reason: LossReason = "expired") -> None:
     """Lose a lease at this moment, as by any other loss: the tasks under it are cancelled or notified.
 
-    Works with leases of every server, which releases the lock in the background. Call it on the loop of the lease. A lease
+    Works with leases of every server, whose client releases the lock in the background. Call it on the loop of the lease. A lease
     that has ended already stays as it is.
     """
     if reason not in get_args(LossReason):

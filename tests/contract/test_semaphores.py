@@ -378,3 +378,21 @@ async def test_permits_that_there_cannot_be_are_refused(client, count):
     with pytest.raises(ConfigError, match=r"^permits must be "):
         client.semaphore("x", 3, permits=count)
     assert await semaphore.available() == 3
+
+
+async def test_a_try_that_gets_nothing_is_the_first_use_of_a_limit(client, rival):
+    await client.semaphore("x", 3).set_limit(0)
+    assert await rival.semaphore("x", 3).try_acquire() is None
+    with pytest.raises(ConfigError, match="limit"):
+        await client.semaphore("x", 4).acquire(timeout=30)
+    assert await client.semaphore("x", 3).try_acquire() is None
+
+
+async def test_a_wait_that_gets_nothing_is_the_first_use_of_a_limit(client, rival):
+    await client.semaphore("x", 3).set_limit(0)
+    waiter = asyncio.create_task(rival.semaphore("x", 3).acquire())
+    await queued(client.semaphore("x", 3), 1)
+    with pytest.raises(ConfigError, match="limit"):
+        await client.semaphore("x", 4).acquire(timeout=30)
+    await client.semaphore("x", 3).set_limit(1)
+    await (await waiter).release()

@@ -1,4 +1,7 @@
-"""Locks in the memory of this process."""
+"""Locks in the memory of this process.
+
+Server, backend and claims in one file: they are all there is.
+"""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ class Listener:
         advance: Callable[[str, str, str], Coroutine[None, None, None]],
         bury: Callable[[str, str, str, str], Coroutine[None, None, None]],
     ) -> None:
-        """Take the two decisions that it makes: about a lock of which a hold is over (key, family, name), and about a grant
+        """Take the two functions that decide: about a lock of which a hold is over (key, family, name), and about a grant
         without a claim (owner, key, family, name)."""
         self._context = context
         self._advance, self._bury = advance, bury

@@ -49,7 +49,7 @@ class RowClaim(Claim):
 
 
 def verdict(owner: str, row: Sequence[Any] | None, ttl: float, sent: float) -> Renewal | None:
-    """Return what a row means for a hold of ``owner``; ``None`` if it is ours and was not prolonged of late.
+    """Return what a row means for a hold of ``owner``; ``None`` if it is this client's and was not prolonged lately.
 
     It has its owner, the owner that was forced off, and for how many µs it is held, and was asked for at ``sent``.
     """
@@ -136,7 +136,7 @@ class Renewals:
     async def _verify(
         self, batch: Sequence[RowClaim], *, prolonged: bool
     ) -> Mapping[RowClaim, Renewal | None]:
-        """Read the rows; ``None`` for holds that are there and, if it matters, were not ``prolonged`` of late."""
+        """Read the rows; return ``None`` for a hold that is there, but, where ``prolonged`` is asked for, was not prolonged lately."""
         context = self._context
         sent = context.clock()
         rows, requests = await context.ask(context.statements(self._single, **_values(batch)), urgent=True)

@@ -89,7 +89,7 @@ class RowModeClaim(HoldingClaim):
             raise demoted(self._context) from error
 
     async def _home(self, *, wait: bool) -> MySQLSession | None:
-        """Return a session for the hold alone."""
+        """Return a session for the hold alone; ``None`` if every one is in use and the claim may ``wait``."""
         context, sessions, session = self._context, self._context.sessions, self._asked
         await left(context, self.lock)
         if self._begun is None and session is not None and session.alive:

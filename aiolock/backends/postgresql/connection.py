@@ -23,7 +23,7 @@ from aiolock.backends.postgresql.schema import Statements
 from aiolock.backends.postgresql.url import Address
 from aiolock.clock import Deadline
 from aiolock.core.backend import Settings
-from aiolock.core.tasks import Backoff, TaskSet
+from aiolock.core.tasks import Backoff, TaskSet, end
 from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, LockError, UnsafeBackend, copy_of
 
 __all__ = ["OLDEST", "Connections", "Driver", "Facts", "Pipeline", "login", "swaps_sessions"]
@@ -462,8 +462,4 @@ class Connections:
             await asyncio.wait(
                 [self._tasks.spawn(pipeline.quit(), "aiolock-postgresql-close") for pipeline in pipelines]
             )
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await end(self._tasks)

@@ -80,7 +80,7 @@ class BaseBackend(Administration, RegisterStore, Diagnosis):
         return backend
 
     def bind(self, settings: Settings) -> None:
-        """Derive the names of keys and channels."""
+        """Take the client's settings, name keys and channels by them, and make connections and registers, without I/O."""
         super().bind(settings)
         self._prefix = f"{settings.namespace}:1:"
         self._channel = f"{settings.namespace}:1:to:{self._process}"

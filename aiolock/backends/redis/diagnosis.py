@@ -54,7 +54,7 @@ def parse_info(text: str) -> dict[str, str]:
 
 
 def assess(info: Mapping[str, str], *, pushed: bool, cluster: bool = False) -> Verdict:
-    """Judge a server by its INFO, or a node of a ``cluster``.
+    """Return what a server, or a node of a ``cluster``, promises and is to be warned of, by its INFO.
 
     Raises :class:`BackendRefused` for a server that is too old, read-only, or addressed as what it is not.
     """

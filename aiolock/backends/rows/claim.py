@@ -124,7 +124,7 @@ class RowClaim(CanDowngrade, Extension):
                 if not wait or not entering.lost_races:
                     raise
                 # The writer goes on, for as long as the caller waits. The claim asks again when that is answered.
-                entering.future.add_done_callback(lambda _: self.inbox.wake(WakeReason.NOTIFIED))
+                entering.future.add_done_callback(lambda _: self.inbox.wake(WakeReason.ANSWERED))
                 return None
             if heartbeat is not None:
                 await context.answered(heartbeat, deadline)

@@ -586,7 +586,8 @@ class _Work:
         if row.current is None or forgotten:
             row.declared = row.current = named
         elif not row.declared:
-            row.declared = named
+            # Also written for a try that gets nothing: it is the first user.
+            row.declared, self.changed = named, True
         row.used = self.source.tick
         return None if named in (row.declared, row.current) else row.current
 

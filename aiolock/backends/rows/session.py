@@ -301,7 +301,7 @@ class RowSessions:
         return session.id
 
     def bury(self, session: RowSession) -> None:
-        """Forget a session that is dead."""
+        """Note that a session is dead: it is no longer one of this client."""
         self.open.pop(session.id, None)
         self.context.liveness.own.pop(session.id, None)
         self.context.liveness.dead.add(session.id)

@@ -114,6 +114,23 @@ def _identity(names: Iterable[str | Path]) -> list[tuple[int, int]]:
     return [(each.st_dev, each.st_ino) for each in found]
 
 
+# --- forks
+
+_opened: list[tuple[int, int]] = []
+"""Device and inode of each file that a connection of this process has open."""
+_inherited: set[tuple[int, int]] = set()
+"""Those that the parent had open when it was forked. SQLite keeps the locks and shared memory of a file once per process: a connection
+of the child would count the parent's locks as its own, and go on with shared memory that other processes have replaced."""
+
+
+def _inherit() -> None:
+    _inherited.update(_opened)
+    _opened.clear()
+
+
+os.register_at_fork(after_in_child=_inherit)
+
+
 # --- the connection
 
 
@@ -136,12 +153,23 @@ class Connection:
         while not (file := _identity([path])):
             # Made first, so that it is known which file is opened below.
             sqlite3.connect(path).close()
-        # In autocommit mode, and without the busy handler of SQLite, whose pauses grow to a tenth of a second.
-        self._db = sqlite3.connect(path, timeout=0, isolation_level=None)
+        [self._file] = file
+        if self._file in _inherited:
+            raise BackendRefused(
+                f"{path}: this process was forked while its parent had the file open, and SQLite would take the parent's locks for its own: "
+                "close the client before the fork, or start the process by spawn, forkserver or exec"
+            )
+        _opened.append(self._file)
         try:
-            self._prepare()
+            # In autocommit mode, and without the busy handler of SQLite, whose pauses grow to a tenth of a second.
+            self._db = sqlite3.connect(path, timeout=0, isolation_level=None)
+            try:
+                self._prepare()
+            except BaseException:
+                self._db.close()
+                raise
         except BaseException:
-            self._db.close()
+            _opened.remove(self._file)
             raise
         beside = [f"{path}{suffix}" for suffix in ("", "-shm", "-wal")]
         # Compared with each request, and the path as it was given as well: a symbolic link may be turned.
@@ -203,6 +231,7 @@ class Connection:
     def close(self) -> None:
         """Close the file."""
         self._db.close()
+        _opened.remove(self._file)
 
     @property
     def in_memory(self) -> bool:

@@ -21,6 +21,7 @@ from aiolock.backends.zookeeper.errors import InDoubt
 from aiolock.backends.zookeeper.protocol import INT, Operation, WatchEvent, read_event
 from aiolock.backends.zookeeper.url import Host
 from aiolock.core.logs import Log, get_logger
+from aiolock.core.tasks import reject, settle
 from aiolock.core.wakeup import read_little
 
 __all__ = ["Connection", "Refused", "Resolver", "Search", "Unheard"]
@@ -359,11 +360,7 @@ def _complete(target: Future | _Batch, index: int, reply: Any) -> None:
 
 
 def _settle(future: Future, reply: Any) -> None:
-    if future.done():
-        return
     if isinstance(reply, Exception):
-        future.set_exception(reply)
-        # Marked as retrieved: the caller may have been cancelled in this very step.
-        future.exception()
+        reject(future, reply)
     else:
-        future.set_result(reply)
+        settle(future, reply)

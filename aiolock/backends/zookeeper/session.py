@@ -22,7 +22,7 @@ from aiolock.backends.zookeeper.url import Address, Host
 from aiolock.clock import Clock
 from aiolock.core.logs import Log, get_logger
 from aiolock.core.tasks import Backoff, end, start
-from aiolock.errors import BackendError
+from aiolock.errors import BackendError, copy_of
 
 __all__ = [
     "CHILDREN",
@@ -262,8 +262,7 @@ class Session:
         """Wait until ``condition`` holds; tested after every change. Raises if the session is closed for good."""
         while not condition():
             if self.failure is not None:
-                # A new one for each task: exceptions collect tracebacks, and must not be shared.
-                raise type(self.failure)(str(self.failure)) from self.failure.__cause__
+                raise copy_of(self.failure)
             if self.closing:
                 raise NotSent
             await self._changed.wait()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import aiolock
 from aiolock.backends.rows.store import Edit
 from aiolock.backends.sqlite import connection
 from aiolock.backends.sqlite import store as store_module
@@ -649,6 +650,54 @@ loop.close()
 
 async def test_a_forked_child_never_closes_the_connection(path, child):
     assert await child(FORK, path).end() == "0\n"
+
+
+FORKED = """
+import asyncio, os, sys, aiolock
+async def connect():
+    client = aiolock.connect(sys.argv[1], ttl=60)
+    await client.open()
+    return client
+async def in_the_child():
+    try:
+        async with aiolock.connect(sys.argv[1], ttl=60) as client, client.lock("x", timeout=0):
+            return 1
+    except aiolock.BackendRefused as error:
+        return 0 if "forked" in str(error) and not error.retryable else 2
+    except aiolock.AcquireTimeout:
+        return 3
+async def entered():
+    async with aiolock.connect(sys.argv[1], ttl=60) as client, client.lock("y", timeout=0):
+        pass
+loop = asyncio.new_event_loop()
+closed = loop.run_until_complete(connect())
+loop.run_until_complete(closed.aclose())
+# A file that is closed at the fork is the child's as any other process's.
+if os.fork() == 0:
+    asyncio.run(entered())
+    os._exit(0)
+assert os.wait()[1] == 0
+client = loop.run_until_complete(connect())
+go, gone = os.pipe()
+if os.fork() == 0:
+    os.read(go, 1)
+    os._exit(asyncio.run(in_the_child()))
+# The last to close a file removes what lies beside it; the next one makes it anew.
+loop.run_until_complete(client.aclose())
+print("closed", flush=True)
+sys.stdin.readline()
+os.write(gone, b"!")
+print(os.waitstatus_to_exitcode(os.wait()[1]))
+loop.close()
+"""
+
+
+async def test_a_forked_child_is_refused_while_it_has_what_its_parent_had_open(path, child):
+    """SQLite lets it in beside another process: the shared memory that it has inherited is not that of the file any more."""
+    forking = child(FORKED, f"sqlite://{path}")
+    assert await forking.line() == "closed"
+    async with aiolock.connect(f"sqlite://{path}", ttl=60) as client, client.lock("x", timeout=0):
+        assert await forking.end() == "0\n"
 
 
 async def test_a_client_that_closes_does_not_disturb_its_neighbour_in_the_process(make, path, child):

@@ -33,6 +33,8 @@ local named = not f[2] or ARGV[8] == f[2] or ARGV[8] == (f[3] or ARGV[8])
 if f[4] == f[5] and not f[9] and not f[10] and named and used + weight <= limit and quiet then return enter(0) end
 local newcomer = not f[9] and not f[11] and (ARGV[6] == '' or string.sub(ARGV[6], -2) == '-1')
 if newcomer and not named then return {2, limit} end
+-- The first user's number is known from now on, also if there is nothing to be had before the limit is set again.
+if newcomer and f[2] and not f[3] and not f[10] then redis.call('HSET', lock, 'first', ARGV[8]) end
 -- include positions
 -- include park
 -- include many_sweep
