@@ -25,7 +25,7 @@ import aiolock
 from tests.processes import STRICT_PYTHON
 from tests.servers import Redis
 
-PATIENCE = 30.0
+PATIENCE = 90.0
 """Seconds after which something is broken; nothing waits for that long unless it is."""
 
 PROGRAM = [*STRICT_PYTHON, "-m", "aiolock"]
