@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib
 import pickle
 import sys
 import traceback
@@ -27,6 +28,7 @@ from aiolock.backends.quorum import QuorumBackend
 from aiolock.backends.redis.url import Endpoint
 from aiolock.cli import output, settings
 from aiolock.cli.parser import parse
+from tests.public_api import BACKENDS
 from tests.servers import Redis
 
 SECRET = "hunter2-and-more"
@@ -125,7 +127,9 @@ MAKERS: dict[str, Callable[..., object]] = {
         argparse.Namespace(local=False, url=url, namespace=None, label=None), **options
     ),
 }
-"""Everything that takes a URL."""
+"""Everything that takes a URL of any server."""
+CLASSES = sorted(BACKENDS - {"aiolock.backends.memory.MemoryServer", "aiolock.backends.quorum.QuorumBackend"})
+"""Everything that takes a URL of its own server."""
 
 
 def error_of(make: Callable[[], object]) -> Exception | None:
@@ -199,6 +203,23 @@ def test_a_backend_of_another_package_shows_no_password_either(monkeypatch: pyte
     shown = {frame.f_code.co_name: repr(frame.f_locals) for frame, _ in traceback.walk_tb(caught.tb)}
     assert {"connect", "from_url", "init", "parse"} <= set(shown)
     assert [name for name, text in shown.items() if SECRET in text] == []
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_a_report_of_a_wrong_address_of_a_backend_class_shows_no_password(name: str):
+    module, _, attribute = name.rpartition(".")
+    cls, wrong = getattr(importlib.import_module(module), attribute), 0
+    for mistake in BAD.values():
+        # Also those of other servers.
+        for scheme, place in PLACES.items():
+            url, options = mistake(f"{scheme}://{place}")
+            if (error := error_of(lambda: cls(url, **options))) is not None:  # noqa: B023 - called at once
+                wrong += 1
+                found = of_the_library(error)
+                assert "aiolock/" in found
+                assert SECRET not in found, url
+                assert "repr() failed" not in found
+    assert wrong > len(BAD) * len(PLACES) / 2
 
 
 @pytest.mark.parametrize("mistake", ["port", "path", "parameter", "scheme"])

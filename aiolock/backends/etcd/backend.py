@@ -8,6 +8,7 @@ from aiolock.backends.etcd.diagnosis import diagnose
 from aiolock.backends.etcd.store import EtcdStore
 from aiolock.backends.etcd.url import parameters
 from aiolock.backends.rows.backend import RowBackend
+from aiolock.errors import forgets_arguments
 from aiolock.types import Finding
 
 __all__ = ["EtcdBackend"]
@@ -28,6 +29,7 @@ class EtcdBackend(RowBackend):
 
     store: EtcdStore
 
+    @forgets_arguments
     def __init__(
         self, url: str, *, tls: Any = None, tls_ca: Any = None, tls_cert: Any = None, tls_key: Any = None
     ) -> None:

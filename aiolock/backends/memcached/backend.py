@@ -20,7 +20,7 @@ from aiolock.backends.urls import Host
 from aiolock.core.backend import Claim, Renewal, Request, Settings
 from aiolock.core.capabilities import Administration, Diagnosis, RegisterStore
 from aiolock.core.tasks import start
-from aiolock.errors import UnsafeBackend
+from aiolock.errors import UnsafeBackend, forgets_arguments
 from aiolock.types import Family, Finding, LockInfo
 
 __all__ = ["MemcachedBackend"]
@@ -60,6 +60,7 @@ class MemcachedBackend(Administration, RegisterStore, Diagnosis):
     renewal_lead = RowBackend.renewal_lead
     keeps_values = RowBackend.keeps_values
 
+    @forgets_arguments
     def __init__(self, url: str) -> None:
         hosts = hosts_of(url)
         self.address = f"memcached://{','.join(map(str, hosts))}"

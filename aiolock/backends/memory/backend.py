@@ -42,7 +42,7 @@ from aiolock.core.capabilities import (
 )
 from aiolock.core.inbox import Inbox, WakeReason
 from aiolock.core.present import encode_value, presented
-from aiolock.errors import ConfigError, LockError, LockLost, shorten
+from aiolock.errors import ConfigError, LockError, LockLost, forgets_arguments, shorten
 from aiolock.types import PERMIT, READ, Family, Finding, Holder, LockInfo, Waiting
 
 __all__ = ["MemoryBackend", "MemoryRegister", "MemoryServer", "Transport"]
@@ -289,6 +289,7 @@ class MemoryBackend(Administration, RegisterStore, Diagnosis):
     keeps_values = True
     capabilities = frozenset({"exclusion", "fencing", "fifo", "keep", "no-eviction", "push"})
 
+    @forgets_arguments
     def __init__(
         self,
         url: str = "memory://",
@@ -296,7 +297,7 @@ class MemoryBackend(Administration, RegisterStore, Diagnosis):
         server: MemoryServer | None = None,
         transport: Transport | None = None,
     ) -> None:
-        shared_name = url.partition("://")[2].removesuffix("/")
+        shared_name = url.partition("://")[2].removesuffix("/") if isinstance(url, str) else "?"
         if set("/?#@[]") & set(shared_name):
             raise ConfigError(
                 "memory:// takes nothing but the name of a server: memory://tests is one, this is not a URL of memory"

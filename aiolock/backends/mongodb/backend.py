@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from typing import Any
 
@@ -9,13 +10,21 @@ from aiolock.backends.mongodb.diagnosis import diagnose
 from aiolock.backends.mongodb.store import MongoDBStore
 from aiolock.backends.mongodb.url import parameters
 from aiolock.backends.rows.backend import RowBackend
-from aiolock.errors import ExperimentalWarning, UnsafeBackend
+from aiolock.errors import ExperimentalWarning, UnsafeBackend, forgets_arguments
 from aiolock.types import Finding
 
 __all__ = ["MongoDBBackend"]
 
 UNTRIED = frozenset({"exclusion", "survives-failover"})
 """Capabilities that are promised when this has run on a MongoDB."""
+
+
+def _level_of_caller() -> int:
+    """Return the ``stacklevel`` by which a warning of the calling function names the first caller outside of this library."""
+    frame, level = inspect.currentframe(), 0
+    while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "aiolock":
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 class MongoDBBackend(RowBackend):
@@ -33,6 +42,7 @@ class MongoDBBackend(RowBackend):
 
     store: MongoDBStore
 
+    @forgets_arguments
     def __init__(
         self,
         url: str,
@@ -46,11 +56,10 @@ class MongoDBBackend(RowBackend):
             url, {"collection": collection, "tls": tls, "tls_ca": tls_ca, "tls_cert": tls_cert}
         )
         self.address = self._members.text
-        # At the caller of aiolock.connect(), which is called by a wrapper.
         warnings.warn(
             "locks on MongoDB are experimental: they were tested with a stand-in, and never with a MongoDB",
             ExperimentalWarning,
-            stacklevel=5,
+            stacklevel=_level_of_caller(),
         )
 
     def make_store(self) -> MongoDBStore:

@@ -43,7 +43,7 @@ from aiolock.core.capabilities import (
     RegisterStore,
     TransactionLocks,
 )
-from aiolock.errors import UnsupportedKind
+from aiolock.errors import UnsupportedKind, forgets_arguments
 from aiolock.types import Family, Finding, LockInfo, Mode
 from aiolock.validation import check_idle
 
@@ -83,6 +83,7 @@ class MySQLBackend(Administration, RegisterStore, TransactionLocks, Confirmation
     sessions: Sessions
     mode: LeaseMode | SessionMode | RowMode
 
+    @forgets_arguments
     def __init__(
         self,
         url: str,

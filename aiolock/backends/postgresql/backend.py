@@ -15,6 +15,7 @@ from aiolock.backends.rows.backend import RowBackend
 from aiolock.backends.rows.claim import RowClaim
 from aiolock.core.backend import Claim, Request
 from aiolock.core.capabilities import CallerLock, Confirmation, TransactionLocks
+from aiolock.errors import forgets_arguments
 from aiolock.types import Finding
 
 __all__ = ["PostgreSQLBackend"]
@@ -37,6 +38,7 @@ class PostgreSQLBackend(RowBackend, TransactionLocks, Confirmation):
 
     store: PostgreSQLStore
 
+    @forgets_arguments
     def __init__(
         self,
         url: str,

@@ -44,7 +44,7 @@ from aiolock.core.backend import (
 )
 from aiolock.core.capabilities import Administration, Diagnosis, RegisterStore
 from aiolock.core.logs import Log, get_logger
-from aiolock.errors import BackendUnavailable, ConfigError, UnsafeBackend
+from aiolock.errors import BackendUnavailable, ConfigError, UnsafeBackend, forgets_arguments
 from aiolock.types import MUTEX, Family, Finding, LockInfo
 from aiolock.validation import escape
 
@@ -257,6 +257,7 @@ class RedisBackend(BaseBackend):
     renewal_limit = 100
     """The work of a round of renewals is spread over several calls."""
 
+    @forgets_arguments
     def __init__(self, url: str | None = None, *, client: Any = None, **options: Any) -> None:
         if client is not None:
             if given := [*(["an address"] if url is not None else []), *options]:

@@ -11,6 +11,7 @@ from aiolock.backends.sqlite.store import SqliteStore
 from aiolock.backends.sqlite.url import path_of
 from aiolock.core.backend import Claim
 from aiolock.core.capabilities import Confirmation
+from aiolock.errors import forgets_arguments
 
 __all__ = ["SqliteBackend"]
 
@@ -23,6 +24,7 @@ class SqliteBackend(RowBackend, Confirmation):
 
     name = "SQLite"
 
+    @forgets_arguments
     def __init__(self, url: str) -> None:
         self._path = path_of(url)
         self.address = f"sqlite://{self._path}"

@@ -32,7 +32,7 @@ from aiolock.backends.zookeeper.session import Session
 from aiolock.backends.zookeeper.url import parse
 from aiolock.core.backend import Claim, Event, EventKind, Grant, Renewal, Request, Settings
 from aiolock.core.capabilities import Administration, Diagnosis, RegisterStore
-from aiolock.errors import BackendUnavailable, ConfigError, UnsupportedKind
+from aiolock.errors import BackendUnavailable, ConfigError, UnsupportedKind, forgets_arguments
 from aiolock.types import LOCK_FAMILIES, Family, Finding, Holder, LockInfo, Waiting
 
 __all__ = ["ZooKeeperBackend"]
@@ -75,6 +75,7 @@ class ZooKeeperBackend(Administration, RegisterStore, Diagnosis):
     session: Session
     context: Context
 
+    @forgets_arguments
     def __init__(
         self,
         url: str,

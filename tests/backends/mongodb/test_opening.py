@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import time
 import warnings
@@ -10,7 +11,12 @@ import warnings
 import pytest
 
 import aiolock
+import aiolock.aiohttp
+import aiolock.fastapi
+import aiolock.portal
+import aiolock.starlette
 from aiolock import BackendRefused, BackendUnavailable, ConfigError, UnsafeBackend
+from aiolock.backends.mongodb import MongoDBBackend
 from aiolock.backends.mongodb.diagnosis import diagnose
 from aiolock.backends.mongodb.url import parameters
 from aiolock.clock import system_clock
@@ -85,14 +91,27 @@ def test_what_names_no_replica_set_is_refused(url, options, why):
     assert "secret" not in str(refusal.value)
 
 
-def test_it_is_said_once_at_the_call_of_connect_that_this_is_experimental():
+MAKERS = {
+    "connect": aiolock.connect,
+    "portal": aiolock.portal.connect,
+    "backend": MongoDBBackend,
+    "aiohttp": aiolock.aiohttp.cleanup_ctx,
+    "starlette": aiolock.starlette.lifespan,
+    "fastapi": aiolock.fastapi.lifespan,
+}
+"""Everything that takes a URL."""
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+def test_it_is_said_once_at_the_line_of_the_caller_that_this_is_experimental(maker):
+    make, line = MAKERS[maker], inspect.currentframe().f_lineno + 2
     with pytest.warns(ExperimentalWarning, match="tested with a stand-in, and never with a MongoDB") as told:
-        aiolock.connect("mongodb://a/x")
-    assert [warning.filename for warning in told] == [__file__]
+        make("mongodb://a/x")
+    assert [(warning.filename, warning.lineno) for warning in told] == [(__file__, line)]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.simplefilter("ignore", ExperimentalWarning)
-        aiolock.connect("mongodb://a/x")
+        make("mongodb://a/x")
 
 
 async def refused(url: str, timeout: float = 5.0, **options) -> Exception:

@@ -22,7 +22,14 @@ from aiolock.backends.redis.url import survey
 from aiolock.backends.transport import Transport
 from aiolock.core.backend import Claim, Event, EventKind, Renewal, Settings
 from aiolock.core.logs import Log, get_logger
-from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, ConfigError, UnsafeBackend
+from aiolock.errors import (
+    BackendError,
+    BackendRefused,
+    BackendUnavailable,
+    ConfigError,
+    UnsafeBackend,
+    forgets_arguments,
+)
 from aiolock.types import Finding, Level
 
 __all__ = ["ClusterBackend", "diagnose", "summed_up"]
@@ -52,6 +59,7 @@ class ClusterBackend(BaseBackend):
 
     name = "Redis Cluster"
 
+    @forgets_arguments
     def __init__(self, url: str, **options: Any) -> None:
         if "client" in options:
             raise ConfigError("a cluster is addressed by its nodes, not by an application's client")
