@@ -297,7 +297,11 @@ class MemoryBackend(Administration, RegisterStore, Diagnosis):
         server: MemoryServer | None = None,
         transport: Transport | None = None,
     ) -> None:
-        shared_name = url.partition("://")[2].removesuffix("/") if isinstance(url, str) else "?"
+        if not isinstance(url, str):
+            raise ConfigError(
+                f"the address must be a text such as memory://tests, not a {type(url).__name__}"
+            )
+        shared_name = url.partition("://")[2].removesuffix("/")
         if set("/?#@[]") & set(shared_name):
             raise ConfigError(
                 "memory:// takes nothing but the name of a server: memory://tests is one, this is not a URL of memory"
