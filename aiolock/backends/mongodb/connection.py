@@ -6,6 +6,7 @@ callers wait for tasks, which the driver's own time limit ends, and closing wait
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -19,12 +20,14 @@ from aiolock.core.backend import Settings
 from aiolock.core.tasks import TaskSet, end, start
 from aiolock.errors import BackendUnavailable
 
-__all__ = ["Connection"]
+__all__ = ["CONNECT", "PAUSE", "Connection", "connect_time"]
 
 CONNECTIONS = 16
 """Connections of a client, at most: that many commands are under way at once."""
 CONNECT = 3.0
-"""Seconds, at most, in which a member has to accept a connection and to say hello, and half of the command timeout; closing waits for that."""
+"""Seconds, at most, in which a member has to accept a connection and to say hello."""
+PAUSE = 0.5
+"""Seconds between two attempts of the driver to connect to a member that a command waits for."""
 BUSY = 1.0
 """Seconds, at most, by which the driver may notice later that the time to connect is over; no more than that time itself."""
 HEARTBEAT = 1.0
@@ -32,6 +35,18 @@ HEARTBEAT = 1.0
 CLOSE_WITHIN = 0.3
 """Seconds for which closing waits for the server; shorter than the driver's pause between two tries to connect."""
 CLOSED = "the client is closed"
+
+
+def connect_time(limit: float) -> float:
+    """Return the seconds in which a member has to accept a connection, so that no attempt goes on ``limit`` seconds after the first.
+
+    Closing waits for an attempt under way, because the driver cannot end it, and so does ``open`` when it fails. Two attempts
+    or more, unless there is no time for a second one.
+    """
+    if limit <= 2 * PAUSE:
+        return limit / 2
+    attempts = max(2, math.ceil((limit + PAUSE) / (CONNECT + PAUSE)))
+    return (limit + PAUSE) / attempts - PAUSE
 
 
 class _Driver(AsyncMongoClient[dict[str, Any]]):
@@ -89,7 +104,7 @@ class Connection:
     def __init__(self, address: Address, settings: Settings, interrupted: Callable[[], None]) -> None:
         self.address = address.text
         self._limit = 0.9 * settings.command_timeout
-        self._connect = min(CONNECT, self._limit / 2)
+        self._connect = connect_time(self._limit)
         self._outages = settings.outages
         self._interrupted = interrupted
         self._losses = 0

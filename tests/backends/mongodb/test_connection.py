@@ -13,7 +13,7 @@ import pytest
 
 import aiolock
 from aiolock import BackendError, BackendUnavailable
-from aiolock.backends.mongodb.connection import Connection
+from aiolock.backends.mongodb.connection import CONNECT, PAUSE, Connection, connect_time
 from aiolock.backends.mongodb.url import parameters
 from aiolock.clock import system_clock
 from aiolock.core.backend import Settings
@@ -98,6 +98,15 @@ async def test_a_server_that_says_nothing_to_a_tls_client_is_given_up_in_time():
         await store.aclose()
         assert time.monotonic() - begun < 30
         await until(lambda: sockets() <= before)
+
+
+@pytest.mark.parametrize("timeout", [0.05, 0.5, 1.0, 1.1, 1.2, 2.0, 3.0, 5.0, 7.5, 8.0, 15.0, 60.0])
+def test_no_attempt_to_connect_goes_on_when_a_command_is_given_up(timeout):
+    limit, begun = 0.9 * timeout, 0.0
+    assert 0 < connect_time(limit) <= CONNECT
+    while begun < limit - 1e-9:
+        assert begun + connect_time(limit) < limit + 1e-9
+        begun += connect_time(limit) + PAUSE
 
 
 async def test_no_socket_is_left_when_a_server_accepts_and_says_nothing(server):
