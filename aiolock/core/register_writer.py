@@ -52,7 +52,14 @@ WRITERS = 256
 """Number of writers whose last write a register remembers; one matters only until its writer has read again."""
 
 PAUSES = 0.005, 0.64
-"""Most seconds to wait after a lost race or an error: at first, and after many."""
+"""Most seconds to wait after an error: at first, and after many."""
+SHORTEST_ROUND = 0.002
+"""Seconds. After a lost race a writer pauses for a random time: up to as long as this attempt would take for each writer that is known to
+be about to write (:attr:`RegisterWriter.rivals`), and where none is known up to half as long, and twice as long after each further one."""
+FIRST_REST, MOST_REST = 1 / 8, 0.25
+"""A writer whose conditions wait, and that finds the next change as soon as it has read one, rests before it reads again: at first for
+this share of the time that the reading took, then for twice as long each time, up to so many seconds. If each of a hundred clients read
+each change of the others, there would be no time for the changes."""
 
 
 class Late:
@@ -165,6 +172,10 @@ class RegisterWriter:
         self.ended: bool = False
         self.full: bool = False
         """True if it has ended because the register would exceed the size that servers keep."""
+        self.rivals: Callable[[Body], int] = lambda _: 0
+        """Returns how many writers are about to write according to the body; 0 if it does not tell."""
+        self.round: float = SHORTEST_ROUND
+        """Seconds that the last attempt took that lost a race, with the reading before it."""
         self.companion: object = None
         """Belongs to the user of the writer."""
         self._title = f"{family.value} {shorten(name)}"
@@ -182,6 +193,7 @@ class RegisterWriter:
         """The time at which the pending request was sent; ``inf`` if there is none."""
         self._news: asyncio.Future[None] | None = None
         """Ends the watch when there is a new update, or no task waits any more."""
+        self._rivals = 0
         self._finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property
@@ -196,14 +208,22 @@ class RegisterWriter:
 
     # --- for tasks
 
-    def submit(self, update: Update[T]) -> asyncio.Future[T]:
+    def submit(self, update: Update[T], *, patient: bool = False) -> asyncio.Future[T]:
         """Submit an update; the future gets its result, or an error after the timeout.
 
-        Cancelling the future does not withdraw the update.
+        A ``patient`` one ends so only if the server does not answer: who loses races goes on, because another writer has
+        won each of them. Cancelling the future does not withdraw the update.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
-        timer = loop.call_later(self._timeout, self._expire, future)
+        timer = loop.call_later(self._timeout, lambda: expire())
+
+        def expire() -> None:
+            nonlocal timer
+            if patient and not future.done() and self._answers():
+                timer = loop.call_later(self._timeout / 2, expire)
+            else:
+                self._expire(future)
 
         def done(_: asyncio.Future[T]) -> None:
             # The timer of a future that was cancelled stays, so that its update is not tried for ever.
@@ -282,10 +302,12 @@ class RegisterWriter:
         if not wait.checked:
             wait.end(WakeReason.FAILED, error=self._timeout_error())
 
+    def _answers(self) -> bool:
+        """Test whether the server answers: to a writer that loses races it does each time, and soon."""
+        return self._trouble is None and self.clock() - self._sent <= self._timeout / 2
+
     def _timeout_error(self) -> BackendUnavailable:
-        # A writer that loses races is answered each time, and soon.
-        silent = self.clock() - self._sent > self._timeout / 2
-        why = "the server did not answer" if silent else "too many change it at the same time"
+        why = "too many change it at the same time" if self._answers() else "the server did not answer"
         error = BackendUnavailable(
             f"{self._title} could not be reached or changed within the command timeout of {self._timeout:g} s: "
             f"{self._trouble or why}"
@@ -335,15 +357,16 @@ class RegisterWriter:
             settle(self._finished, None)
 
     async def _serve(self) -> None:
-        entry, own, backoff = ABSENT, False, Backoff(self._random, *PAUSES)
+        entry, own, failing, lost, rest = ABSENT, False, Backoff(self._random, *PAUSES), 0, 0.0
         while self._updates or self._waits:
             self._news = asyncio.get_running_loop().create_future()
             # An update that changes nothing is answered by an entry that was read after it was submitted, not by our own
             # last write: another client may have written in between. The server checks the others.
             readable = set() if own else set(self._updates)
+            begun = self.clock()
             try:
                 if not own:
-                    self._sent = self.clock()
+                    self._sent = begun
                     entry = await self.register.read()
                     self._trouble = None
                     self._check(self._read(entry))
@@ -351,19 +374,35 @@ class RegisterWriter:
             except BackendError as error:
                 if not error.retryable:
                     raise
-                self._trouble, after = error, None
+                self._trouble, own = error, False
+                await failing.pause()
+                continue
             finally:
                 self._sent = math.inf
+            took = self.clock() - begun
             if after is None:
-                own = False
-                await backoff.pause()
+                own, lost, self.round = False, lost + 1, max(took, SHORTEST_ROUND)
+                pause = self.round * (self._rivals or 2.0 ** min(lost - 2, 10))
+                await asyncio.sleep(self._random.uniform(0.0, min(pause, self._timeout / 4)))
                 continue
+            lost = 0
             # Updates that were submitted meanwhile are applied to what we wrote, without a read.
             own, entry = bool(self._updates) and after is not entry, after
-            if self._waits and not self._updates and not await self._watch(entry.stamp):
-                await backoff.pause()
-            else:
-                backoff.reset()
+            if not self._waits or self._updates:
+                failing.reset()
+                continue
+            since = self.clock()
+            if not await self._watch(entry.stamp):
+                await failing.pause()
+                continue
+            failing.reset()
+            if self._news.done():
+                continue
+            soon = self.clock() - since < 4 * max(rest, took)
+            rest = self._rivals * self.round / 2 if self._rivals else max(2 * rest, FIRST_REST * took)
+            rest = min(rest, max(MOST_REST, 8 * took), self._timeout / 2) if soon else 0.0
+            if rest:
+                await asyncio.wait({self._news}, timeout=rest * self._random.uniform(0.5, 1.0))
 
     async def _watch(self, stamp: str) -> bool:
         """Wait for a change of the register, or for a task that wants something else; return False after an error."""
@@ -389,6 +428,7 @@ class RegisterWriter:
                 f"the register of {self._title} was not written by this version of the library"
             )
         body, results = content
+        self._rivals = self.rivals(body)
         self._settle(results)
         return body
 

@@ -92,6 +92,13 @@ def full(body: Body) -> bool:
     return bool(body) and inside(body) >= body["parties"]
 
 
+def missing(body: Body) -> int:
+    """Return how many parties have to arrive, or how many clients to confirm; 0 for a barrier without a party."""
+    if full(body):
+        return sum(not entry["here"] for entry in body["inside"].values())
+    return body["parties"] - inside(body) if body else 0
+
+
 def _ended(body: Body, why: str) -> Body:
     ends = [*body["broken"], [body["round"], short(why, REASON)]][-ENDS:] if why else body["broken"]
     return {**body, "round": body["round"] + 1, "inside": {}, "broken": ends}
@@ -132,8 +139,8 @@ def arrive(
 
 
 def heartbeat(body: Body, me: str) -> tuple[Body | None, None]:
-    """Record that client ``me`` is alive, and confirm the round if it is full."""
-    if not body or me not in body["inside"]:
+    """Record that client ``me`` is alive, and confirm the round if it is full; it need not live any longer to pass then."""
+    if not body or me not in body["inside"] or body["inside"][me]["here"]:
         return None, None
     entry = body["inside"][me]
     entry = {**entry, "beat": entry["beat"] + 1, "here": full(body)}
@@ -166,7 +173,10 @@ def broken(body: Body, gone: Mapping[str, int]) -> tuple[Body | None, None]:
 
 
 def dead(body: Body, me: str, heartbeats: Heartbeats, now: float) -> dict[str, int]:
-    """Return the other clients whose heartbeat has not changed for their ttl, each with that heartbeat; update ``heartbeats``."""
+    """Return the other clients that have not confirmed and whose heartbeat has not changed for their ttl, each with that heartbeat.
+
+    Updates ``heartbeats``.
+    """
     clients = body["inside"] if body else {}
     for client in [client for client in heartbeats if client not in clients]:
         del heartbeats[client]
@@ -175,7 +185,7 @@ def dead(body: Body, me: str, heartbeats: Heartbeats, now: float) -> dict[str, i
         last, since = heartbeats.get(client, (-1, now))
         if entry["beat"] != last:
             heartbeats[client] = (entry["beat"], now)
-        elif client != me and now - since >= entry["ttl"]:
+        elif client != me and not entry["here"] and now - since >= entry["ttl"]:
             gone[client] = last
     return gone
 
@@ -302,6 +312,9 @@ class _LocalParties:
         self._heartbeats: Heartbeats = {}
         self._observed_at = writer.clock()
         self._body: Body | None = None
+        self._confirmed = 0
+        """The round for which a confirmation was submitted."""
+        writer.rivals = missing
         writer.on_close(lambda body: leave(body, writer.id, self.parties, "the client of a party was closed"))
         asyncio.get_running_loop().call_later(ttl / 3, self._send_heartbeat)
 
@@ -319,6 +332,10 @@ class _LocalParties:
         elif self.writer.companion is self:
             self.writer.companion = None
 
+    def _confirm(self) -> None:
+        if not self.writer.ended:
+            self.writer.submit(partial(heartbeat, me=self.writer.id), patient=True)
+
     def observe(self, body: Body) -> None:
         """Confirm a full round, and find dead clients, once for each version."""
         if body is self._body:
@@ -326,8 +343,12 @@ class _LocalParties:
         self._body = body
         writer, now = self.writer, self.writer.clock()
         mine = body["inside"].get(writer.id) if body else None
-        if mine is not None and not mine["here"] and full(body):
-            writer.submit(partial(heartbeat, me=writer.id))
+        if mine is not None and not mine["here"] and full(body) and self._confirmed != body["round"]:
+            self._confirmed = body["round"]
+            # One after the other, in the order in which they arrived: those that confirm at the same moment lose races.
+            before = list(body["inside"]).index(writer.id)
+            delay = min(before * writer.round, self._ttl / 3)
+            asyncio.get_running_loop().call_later(delay, self._confirm)
         if now - self._observed_at > self._ttl * 2 / 3:
             # This client was stopped or cut off, and has missed the heartbeats of the others.
             self._heartbeats.clear()
@@ -359,7 +380,7 @@ class _Party:
         self._local = local
         self._writer = local.writer
         local.parties.add(self.number)
-        self.arrival: asyncio.Future[tuple[int, int]] = self._writer.submit(self._arrive)
+        self.arrival: asyncio.Future[tuple[int, int]] = self._writer.submit(self._arrive, patient=True)
 
     def _arrive(self, body: Body) -> tuple[Body | None, tuple[int, int]]:
         self.round = body["round"] if body else 0
@@ -380,7 +401,7 @@ class _Party:
         if not number:
             # A full round was being confirmed; this party is one of the next round.
             if not full(body):
-                self.arrival = self._writer.submit(self._arrive)
+                self.arrival = self._writer.submit(self._arrive, patient=True)
             return None
         ended = outcome(body, number)
         if ended:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 
 import pytest
 
@@ -53,6 +54,17 @@ async def test_it_is_used_again_and_rounds_do_not_mix(client, rival):
         for who in (client, rival, client, rival):
             group.create_task(party(who))
     assert len(done) == 4 * rounds
+
+
+async def test_a_crowd_of_clients_that_arrive_at_the_same_moment_passes_again_and_again(deployment):
+    """They compete for one register; who waits is let down by no command timeout that others have used up."""
+    crowd, done = 40, []
+    async with AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(deployment.connect()) for _ in range(crowd)]
+        for _ in range(2):
+            parties = [asyncio.create_task(each.barrier("x", crowd, ttl=60).wait()) for each in clients]
+            done += await ends(parties)
+    assert sorted(done) == sorted([*range(crowd), *range(crowd)])
 
 
 async def test_a_barrier_of_one_is_passed_at_once(client):
@@ -132,7 +144,7 @@ class Silent:
     async def fall_silent(self) -> None:
         await inside(self._client, 1, 3)
         [writer] = self._client._runtime.writers.values()
-        writer.submit = lambda step: asyncio.get_running_loop().create_future()
+        writer.submit = lambda step, **_: asyncio.get_running_loop().create_future()
 
     async def end(self) -> object:
         self._task.cancel()
@@ -174,7 +186,7 @@ async def test_a_full_round_whose_parties_all_died_is_broken_by_who_waits_for_th
             dead.append(asyncio.create_task(who.barrier("x", 2, ttl=ttl).wait()))
             await inside(client, number, 2)
             for writer in who._runtime.writers.values():
-                writer.submit = lambda step: asyncio.get_running_loop().create_future()
+                writer.submit = lambda step, **_: asyncio.get_running_loop().create_future()
         parties = [asyncio.create_task(client.barrier("x", 2, ttl=ttl).wait()) for _ in range(2)]
         assert sorted(await ends(parties)) == [0, 1]
         for task in dead:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import AsyncExitStack
 from random import Random
 
 import pytest
@@ -530,3 +531,74 @@ async def test_a_question_is_not_answered_by_what_was_read_before_it():
         way.through.set()
         assert await first == 2
         assert await second == 1
+
+
+class Overtaken:
+    """A way to a server on which another client has always written the register just before a request arrives, while there is one."""
+
+    def __init__(self, server: MemoryServer) -> None:
+        self._server = server
+        self.register = None
+        self.races = 0
+
+    async def __call__(self, step):
+        await asyncio.sleep(0)
+        if self.register is not None:
+            self._server.ask(self._write)
+        return step()
+
+    def _write(self, machine, now: float) -> None:
+        value, stamp = machine.registers.read(self.register._key, now)
+        machine.registers.write(self.register._key, value or b'{"v":1,"seen":{},"body":{}}', stamp, 60, now)
+        self.races += 1
+
+
+async def test_who_waits_at_a_barrier_loses_races_for_longer_than_the_command_timeout():
+    server = MemoryServer()
+    way = Overtaken(server)
+    async with aiolock.Client(MemoryBackend(server=server, transport=way), command_timeout=0.1) as client:
+        way.register = client._backend.register("x", Family.BARRIER)
+        waiter = asyncio.create_task(client.barrier("x", 1).wait())
+        await asyncio.sleep(0.5)
+        await until(lambda: way.races > 10)
+        assert not waiter.done()
+        with pytest.raises(WaitTimeout, match="0 of 1 were there"):
+            await client.barrier("x", 1).wait(timeout=0.05)
+        way.register = None
+        async with asyncio.timeout(20):
+            assert await waiter == 0
+
+
+async def test_what_has_no_timeout_of_its_own_loses_races_for_the_command_timeout():
+    server = MemoryServer()
+    way = Overtaken(server)
+    async with aiolock.Client(MemoryBackend(server=server, transport=way), command_timeout=0.1) as client:
+        way.register = client._backend.register("x", Family.LATCH)
+        with pytest.raises(BackendUnavailable, match="too many change it at the same time"):
+            await client.latch("x", 2).count_down()
+        way.register = None
+
+
+@pytest.mark.parametrize("parties", [10, 60])
+def test_a_crowd_asks_little_more_for_each_client_than_a_few_do(parties):
+    """In virtual time. If each looked at each change of the others, it would be three times as many for six times as many."""
+
+    async def main() -> float:
+        server, loop, asked = MemoryServer(), asyncio.get_running_loop(), 0
+
+        async def way(step):
+            nonlocal asked
+            asked += 1
+            await asyncio.sleep(0.001)
+            return step()
+
+        async with AsyncExitStack() as stack:
+            clients = [
+                await stack.enter_async_context(connect(server, way, clock=loop.time, random=Random(number)))
+                for number in range(parties)
+            ]
+            places = await asyncio.gather(*(client.barrier("x", parties).wait() for client in clients))
+        assert sorted(places) == list(range(parties))
+        return asked / parties
+
+    assert virtual.run(main()) < 60
