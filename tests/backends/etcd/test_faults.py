@@ -77,7 +77,7 @@ async def test_a_majority_that_is_away_ends_holds_by_their_ttl_and_locks_work_wh
 
 async def test_a_cluster_without_space_takes_no_writes_and_says_so():
     with Etcd(extra=["--quota-backend-bytes=200000"]) as server:
-        async with aiolock.connect(server.url, namespace="tests", ttl=3) as client:
+        async with aiolock.connect(server.url, namespace="tests", ttl=3, command_timeout=15) as client:
             lease = await client.lock("x").acquire()
 
             def fill() -> bool:

@@ -141,7 +141,7 @@ async def test_a_user_without_the_rights_is_refused(own, prefix, right):
 
 async def test_a_client_logs_in_again_when_rights_were_changed(own):
     url = demand_login(own)
-    async with aiolock.connect(url, namespace="tests", ttl=5) as client:
+    async with aiolock.connect(url, namespace="tests", ttl=5, command_timeout=15) as client:
         lease = await client.lock("x").acquire()
         own.ctl("--user=root:password", "user", "add", "more:word")
 

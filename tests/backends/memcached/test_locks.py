@@ -155,7 +155,10 @@ async def test_after_flush_all_another_client_gets_what_is_acquired_before_the_n
 async def test_a_server_that_is_full_evicts_what_was_not_used_for_longest():
     """The locks of clients that renew stay, and one that was kept for a long time is forgotten."""
     with Memcached(extra=["-m", "8"]) as server:
-        async with aiolock.connect(server.url, ttl=4) as client, aiolock.connect(server.url, ttl=1) as rival:
+        async with (
+            aiolock.connect(server.url, ttl=4, command_timeout=10) as client,
+            aiolock.connect(server.url, ttl=1, command_timeout=10) as rival,
+        ):
             kept = await client.lock("kept").acquire()
             await kept.release(keep=600)
             assert await rival.lock("kept").try_acquire() is None
