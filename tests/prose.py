@@ -14,11 +14,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Text", "openings", "pages", "pronouns", "texts", "words"]
+__all__ = ["Text", "names", "openings", "pages", "pronouns", "terms", "texts", "words"]
 
 PRONOUNS = re.compile(
     r"\b(?:whoever|whomever|nobody|somebody|everybody|anybody|anyone)\b|\bof ours\b", re.IGNORECASE
 )
+
+TERMS = re.compile(
+    r"\b(?:a|an|the|one|two|each|every|another|last|first|next|latest|between) looks?\b|\blooks? again\b"
+    r"|(?<!`)\bbeats?\b(?!`)|\b(?:hears?|heard)\b",
+    re.IGNORECASE,
+)
+"""Words for which the field has a term: read, check, poll, heartbeat, receive. A name in backticks is one of data."""
+
+PARTS = frozenset({"beat", "beats", "hear", "heard", "hears", "look", "looked", "looking", "looks"})
+"""The same as parts of a name in the code."""
 
 OPENINGS = re.compile(r"(?:What|Who|Whether|How)\b")
 """First words of docstrings that describe a concept without naming it."""
@@ -74,6 +84,21 @@ def pages(root: Path) -> Iterator[Text]:
 def pronouns(text: Text) -> list[str]:
     """Return the words of a text that stand for an owner, caller or process without naming it."""
     return PRONOUNS.findall(text.text)
+
+
+def terms(text: Text) -> list[str]:
+    """Return the words of a text for which the field has a term."""
+    return TERMS.findall(text.text)
+
+
+def names(package: Path) -> Iterator[Text]:
+    """Yield each name in the code that has one of `PARTS` between its underscores."""
+    for path in sorted(package.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            for field in ("name", "id", "attr", "arg"):
+                name = getattr(node, field, None)
+                if isinstance(name, str) and not PARTS.isdisjoint(name.lower().split("_")):
+                    yield Text("name", path, getattr(node, "lineno", 0), name)
 
 
 def openings(text: Text) -> list[str]:

@@ -12,10 +12,10 @@ from tests import prose
 
 PACKAGE = Path(aiolock.__file__).parent
 
-LIMITS = {"pronouns": 0, "openings": 0}
+LIMITS = {"pronouns": 0, "openings": 0, "terms": 0}
 """How many of each the package may still have. Lower a limit when the test says so; never raise one."""
 
-COUNTS = {"pronouns": prose.pronouns, "openings": prose.openings}
+COUNTS = {"pronouns": prose.pronouns, "openings": prose.openings, "terms": prose.terms}
 
 
 @pytest.mark.parametrize("name", LIMITS)
@@ -34,6 +34,10 @@ def test_unnamed_subjects_only_get_fewer(name, capsys):
         most = ", ".join(f"{path} {count}" for path, count in found.most_common(5))
         with capsys.disabled():
             print(f"\n{name}: {total}, so the limit of {LIMITS[name]} can be lowered to it; most in: {most}")
+
+
+def test_names_are_terms_of_the_field():
+    assert [f"{name.path}:{name.line}: {name.text}" for name in prose.names(PACKAGE)] == []
 
 
 ROOT = Path(__file__).parents[2]
@@ -62,6 +66,20 @@ def test_pages_are_read_without_the_parts_that_a_program_writes(tmp_path):
         (1, "Whoever"),
         (6, "anybody"),
     ]
+
+
+def test_names_and_texts_with_private_words_are_found(tmp_path):
+    (tmp_path / "words.py").write_text(
+        '"""Wait for the next look: a beat is heard. It looks like data, and is looked up: ``beat``, a heartbeat."""\n'
+        "class Look: pass\n"
+        "def heartbeat(self, outlook): self._next_look = self.heard_of\n"
+    )
+    assert [word for text in prose.texts(tmp_path) for word in prose.terms(text)] == [
+        "next look",
+        "beat",
+        "heard",
+    ]
+    assert sorted(name.text for name in prose.names(tmp_path)) == ["Look", "_next_look", "heard_of"]
 
 
 def test_each_kind_of_text_is_read(tmp_path):
