@@ -6,10 +6,9 @@ stopped and woke up late."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from aiolock.clock import Deadline
-from aiolock.errors import BackendUnavailable, ConfigError, LockLost, UnsupportedKind, shorten
+from aiolock.core.capabilities import FencedPut
+from aiolock.core.hold import Hold
+from aiolock.errors import ConfigError, shorten
 from aiolock.lease import Lease, hold_of
 
 __all__ = ["fenced_put"]
@@ -30,27 +29,14 @@ async def fenced_put(lease: Lease, key: str, value: bytes) -> int:
     :class:`BackendUnavailable` if no answer came within the ``command_timeout``: then it is open whether it was
     written, and a read shows it. Cancelling it leaves that open as well.
     """
-    claim = _claim(lease)
-    context = claim.engine.context
-    _check(key, value, context.settings.namespace)
+    hold = _hold(lease)
+    backend = FencedPut.of(hold.parent.runtime.backend, "write that the cluster fences", "only etcd:// has")
+    _check(key, value, backend.settings.namespace)
     lease.check()
     # The next task of this client enters by a change of the row as well: a copy of this write may be late, also after a
     # cancellation.
-    hold_of(lease).validity.left = 0
-    deadline = Deadline.after(context.timeout, context.clock)
-    while deadline.left():
-        [row], _ = await context.get([claim.key])
-        # The hold may have been released or lost meanwhile, and the client may have handed it to its next task.
-        lease.check()
-        if not claim.shown_in(row.value):
-            raise LockLost(lease.name, "revoked")
-        revision: int | None = await context.store.put_while_shown(key, value, claim.key, row.version)
-        if revision is not None:
-            return revision
-        # Another client joined or left the queue meanwhile: nothing was written.
-    raise BackendUnavailable(
-        f"the row of {shorten(lease.name)} was changed again and again: nothing was written"
-    )
+    hold.validity.left = 0
+    return await backend.fenced_put(hold.validity.claim, key, value, lease.check)
 
 
 def _check(key: object, value: object, namespace: str) -> None:
@@ -64,13 +50,9 @@ def _check(key: object, value: object, namespace: str) -> None:
         raise ConfigError(f"value must be at most {_MOST_BYTES} bytes, not {shorten(value)}")
 
 
-def _claim(lease: Any) -> Any:
+def _hold(lease: object) -> Hold:
     if not isinstance(lease, Lease):
         raise ConfigError(f"a lease is needed, not {shorten(lease)}")
     if hasattr(lease, "parts"):
         raise ConfigError("a lease of several locks has several rows: name one of its parts")
-    claim: Any = hold_of(lease).validity.claim
-    store = getattr(getattr(getattr(claim, "engine", None), "context", None), "store", None)
-    if not hasattr(store, "put_while_shown"):
-        raise UnsupportedKind("write that the cluster fences", type(claim).__name__, "only etcd:// has")
-    return claim
+    return hold_of(lease)

@@ -13,7 +13,7 @@ from typing import Any, Final, NoReturn
 from aiolock.core.backend import Release, Request
 from aiolock.core.cancellation import Task, in_async_generator
 from aiolock.core.capabilities import Administration
-from aiolock.core.hold import Hold, LeaseOptions
+from aiolock.core.hold import BLOCKS, Hold, LeaseOptions
 from aiolock.core.local_queue import ask
 from aiolock.core.runtime import Runtime, State, current_task
 from aiolock.errors import AcquireTimeout, shorten
@@ -127,7 +127,7 @@ class Lock(NamedLock):
         self._options = options
         self._timeout = timeout
         kind = request.kind
-        self._inside: dict[str, Any] | None = runtime.inside[kind.family.value] if kind.exclusive else None
+        self._inside = BLOCKS.of(runtime)[kind.family.value] if kind.exclusive else None
         """The holds of the blocks of this family, for exclusive kinds."""
         self._entered = _NO_LEASES
         """The leases of the blocks that are open through this object, per task, innermost last."""
@@ -223,7 +223,7 @@ class Lock(NamedLock):
         runtime = self._runtime = before.generations.latest
         if runtime is not before:
             if self._inside is not None:
-                self._inside = runtime.inside[self._request.kind.family.value]
+                self._inside = BLOCKS.of(runtime)[self._request.kind.family.value]
             if self._request.label == before.label != runtime.label:
                 self._relabel(runtime.label)
         return runtime

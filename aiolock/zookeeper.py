@@ -7,8 +7,7 @@ through the lease's client; :func:`node` is for transactions through kazoo or an
 
 from __future__ import annotations
 
-from typing import Any
-
+from aiolock.core.capabilities import FencedNode
 from aiolock.errors import ConfigError, UnsupportedKind, shorten
 from aiolock.lease import Lease, hold_of
 
@@ -32,8 +31,7 @@ async def fenced_set(lease: Lease, path: str, data: bytes, *, version: int | Non
     _check(path, data, version)
     claim = _claim(lease)
     lease.check()
-    written: int | None = await claim.fenced_set(path, data, version)
-    return written
+    return await claim.fenced_set(path, data, version)
 
 
 def node(lease: Lease) -> str:
@@ -45,8 +43,7 @@ def node(lease: Lease) -> str:
     """
     claim = _claim(lease)
     lease.check()
-    path: str = claim.own
-    return path
+    return claim.own
 
 
 _MOST_BYTES = 1_000_000
@@ -62,14 +59,15 @@ def _check(path: object, data: object, version: object) -> None:
         raise ConfigError(f"version must be a whole number from 0, or None for any, not {shorten(version)}")
 
 
-def _claim(lease: Any) -> Any:
+def _claim(lease: object) -> FencedNode:
     if not isinstance(lease, Lease):
         raise ConfigError(f"a lease is needed, not {shorten(lease)}")
     if hasattr(lease, "parts"):
         raise ConfigError("a lease of several locks has several nodes: name one of its parts")
-    claim: Any = hold_of(lease).validity.claim
-    if not hasattr(claim, "fenced_set"):
-        raise UnsupportedKind("node for a lease", type(claim).__name__, "only zookeeper:// has")
+    hold = hold_of(lease)
+    claim = hold.validity.claim
+    if not isinstance(claim, FencedNode):
+        raise UnsupportedKind("node for a lease", hold.parent.runtime.backend.name, "only zookeeper:// has")
     if not claim.unique:
         raise UnsupportedKind(
             "node of a lease's own",

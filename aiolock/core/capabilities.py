@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, NamedTuple, Self
 
 from aiolock.core.backend import Backend, Claim, Grant, Request
@@ -26,6 +27,8 @@ __all__ = [
     "Downgrade",
     "Entry",
     "Extension",
+    "FencedNode",
+    "FencedPut",
     "Purging",
     "Register",
     "RegisterStore",
@@ -262,6 +265,38 @@ class Confirmation(Capability):
         If it is, no other client enters before that transaction has ended. Cancelling it leaves the connection in step.
         Raises :class:`ConfigError` if ``connection`` is none to this server, :class:`RuntimeError` if no transaction is
         open on it, before anything is locked.
+        """
+
+
+# --- writes that the server makes only for the present holder
+
+
+class FencedNode(Claim):
+    """A claim with a node of its own at the server, for whose presence a transaction can check."""
+
+    __slots__ = ()
+
+    unique: bool = True
+    """True if no other hold ever has a node of the same path, so that its presence proves this hold."""
+
+    @property
+    @abstractmethod
+    def own(self) -> str:
+        """The absolute path of the node."""
+
+    @abstractmethod
+    async def fenced_set(self, path: str, data: bytes, version: int | None) -> int | None:
+        """Write to a node elsewhere if the own one is there; see :func:`aiolock.zookeeper.fenced_set`."""
+
+
+class FencedPut(Capability):
+    """A backend that sets a key of the application in the transaction that checks for a hold."""
+
+    @abstractmethod
+    async def fenced_put(self, claim: Claim, key: str, value: bytes, check: Callable[[], None]) -> int:
+        """Set the key if the server shows the hold of ``claim``; see :func:`aiolock.etcd.fenced_put`.
+
+        ``check`` raises if the lease was lost or released meanwhile; it is called after each read.
         """
 
 

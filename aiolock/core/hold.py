@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import warnings
 import weakref
+from collections import defaultdict
 from collections.abc import Coroutine, Iterable
 from typing import Protocol
 
@@ -16,12 +17,12 @@ from aiolock.core.cancellation import CancelScope, CancelScopes, Task
 from aiolock.core.hooks import Observed
 from aiolock.core.logs import Log, get_logger
 from aiolock.core.renewal import Validity
-from aiolock.core.runtime import Runtime
+from aiolock.core.runtime import OpeningState, Runtime
 from aiolock.errors import LockLost, LossReason, shorten
 from aiolock.types import READ, Kind, LockEvent
 from aiolock.validation import OnLoss
 
-__all__ = ["Hold", "HoldParent", "LeaseOptions", "running_task"]
+__all__ = ["BLOCKS", "READING", "Hold", "HoldParent", "LeaseOptions", "running_task"]
 
 log: Log = get_logger("aiolock.lost")
 
@@ -195,7 +196,7 @@ class Hold:
     @property
     def _blocks(self) -> dict[str, Hold]:
         """The holds of all blocks of exclusive locks of this family."""
-        return self.parent.runtime.inside[self.kind.family.value]
+        return BLOCKS.of(self.parent.runtime)[self.kind.family.value]
 
     def enter(self, task: Task, *, cancel: bool) -> None:
         """Begin a block of ``task``; with ``cancel``, the loss of the hold cancels it."""
@@ -216,17 +217,19 @@ class Hold:
             if outer.task is not task or not outer.waited_for():
                 self._blocks[self.name] = self
         elif self.kind == READ and task is not None:
-            outer = runtime.reading.setdefault((task, self.name), self)
+            reading = READING.of(runtime)
+            outer = reading.setdefault((task, self.name), self)
             if not outer.waited_for():
-                runtime.reading[task, self.name] = self
+                reading[task, self.name] = self
 
     def end_block(self) -> None:
         """Record that the task is outside again, whatever kind the hold has by now."""
         runtime, task = self.parent.runtime, self.task
         if self._blocks.get(self.name) is self:
             del self._blocks[self.name]
-        if task is not None and runtime.reading.get((task, self.name)) is self:
-            del runtime.reading[task, self.name]
+        reading = READING.of(runtime)
+        if task is not None and reading.get((task, self.name)) is self:
+            del reading[task, self.name]
 
     def quiet(self, task: Task) -> bool:
         """Return whether the block of ``task`` ends as usual: the hold is certain, and no other block is under it."""
@@ -485,6 +488,12 @@ class Hold:
         """Return the cancel scope of the hold's own block, if its loss is to cancel that."""
         self.scopes()
         return None if self._rare is None else self._rare.block
+
+
+BLOCKS = OpeningState[defaultdict[str, dict[str, Hold]]](lambda: defaultdict(dict))
+"""The hold of the outermost block of an exclusive lock, by family and name."""
+READING = OpeningState[dict[tuple[Task, str], Hold]](dict)
+"""The hold of the outermost read block that a task is in, by task and name."""
 
 
 def _wake(watchers: set[asyncio.Future[None]]) -> None:

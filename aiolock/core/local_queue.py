@@ -158,9 +158,10 @@ def ask(
         asking: Coroutine[Any, Any, Hold | None] = LocalQueue(runtime, request, None).lead(options, timeout)
     elif (queue := runtime.shared.get(request.key)) is None:
         key = request.key
-        queue = runtime.shared[key] = LocalQueue(runtime, request, key)
-        asking = queue.lead(options, timeout)
+        runtime.shared[key] = first = LocalQueue(runtime, request, key)
+        asking = first.lead(options, timeout)
     else:
+        assert isinstance(queue, LocalQueue)  # noqa: S101 - only they are shared
         asking = queue.refuse() if timeout == 0 else queue.join(options, timeout)
     return _observe(runtime, options, asking) if runtime.hooks.active else asking
 

@@ -176,8 +176,6 @@ class RegisterWriter:
         """Returns how many writers are about to write according to the body; 0 if it does not tell."""
         self.round: float = SHORTEST_ROUND
         """Seconds that the last attempt took that lost a race, with the reading before it."""
-        self.companion: object = None
-        """Belongs to the user of the writer."""
         self._title = f"{family.value} {shorten(name)}"
         self._keep = keep
         self._timeout = timeout

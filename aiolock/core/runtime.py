@@ -7,13 +7,11 @@ with the client, and log an error that ends them.
 from __future__ import annotations
 
 import asyncio
-import weakref
-from collections import defaultdict
 from collections.abc import Callable, Coroutine
 from enum import Enum
 from random import Random
 from threading import get_ident
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from aiolock.clock import Clock
 from aiolock.core.backend import Backend, Claim, Release
@@ -30,7 +28,9 @@ from aiolock.errors import BackendError, BackendUnavailable, LossReason, closed_
 from aiolock.metrics import Histogram, no_losses
 from aiolock.types import Family
 
-__all__ = ["Contender", "Generations", "Runtime", "State", "Stats", "current_task"]
+__all__ = ["Contender", "Generations", "OpeningState", "Runtime", "State", "Stats", "current_task"]
+
+T = TypeVar("T")
 
 ASKING = 100
 """Limit of repeated requests under way: few enough to be answered within a short ttl, and enough for a slow connection."""
@@ -104,6 +104,21 @@ class Generations:
         self.hooks: Hooks = Hooks()
 
 
+class OpeningState(Generic[T]):
+    """State that each opening of a client has of its own; :class:`Runtime` keeps it, and the module that uses it knows its type."""
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+
+    def of(self, runtime: Runtime) -> T:
+        """Return the state of one opening, made when it is first asked for."""
+        kept = runtime.kept
+        if self not in kept:
+            kept[self] = self._make()
+        state: T = kept[self]
+        return state
+
+
 class Runtime(OneProcess):
     """One opening of a client, shared by its locks, leases and queues."""
 
@@ -134,20 +149,14 @@ class Runtime(OneProcess):
         self.tasks: TaskSet = TaskSet()
         self.cleanups: set[asyncio.Task[None]] = set()
         """Those of the tasks that release a claim."""
-        self.shared: dict[str, Any] = {}
+        self.shared: dict[str, Contender] = {}
         """Local queues that other tasks join, by the key of their request."""
         self.contenders: dict[Contender, None] = {}
         """Local queues of single tasks, and register writers; in order, so that closing is the same in every run."""
-        self.inside: defaultdict[str, dict[str, Any]] = defaultdict(dict)
-        """The hold of the outermost block of an exclusive lock, by family and name."""
-        self.reading: dict[tuple[asyncio.Task[Any], str], Any] = {}
-        """The hold of the outermost read block that a task is in, by task and name."""
         self.writers: dict[tuple[str, str], RegisterWriter] = {}
         """The writers of registers, by family and name."""
-        self.levels: weakref.WeakValueDictionary[tuple[asyncio.Task[Any], str], Any] = (
-            weakref.WeakValueDictionary()
-        )
-        """The levels of the hold that a task may enter again, by task and name."""
+        self.kept: dict[OpeningState[Any], Any] = {}
+        """State that belongs to other modules; see :class:`OpeningState`."""
         self.connect: Callable[[], Coroutine[Any, Any, None]] | None = None
         """Connects a lazy client before its first request; ``None`` once the server was reached."""
         self._connecting: asyncio.Task[Exception | None] | None = None

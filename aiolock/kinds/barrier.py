@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from aiolock.core.register_writer import LATE, Body, Late, RegisterWriter
-from aiolock.core.runtime import Generations, Runtime
+from aiolock.core.runtime import Generations, OpeningState, Runtime
 from aiolock.errors import BackendRefused, BarrierBroken, ConfigError, WaitTimeout, shorten
 from aiolock.lock import Handle
 from aiolock.types import BARRIER
@@ -271,7 +271,7 @@ class Barrier(Handle):
         limit = check_timeout(timeout)
         left = await self._runtime().reach(limit)
         writer = self._writer()
-        local = _LocalParties.of(writer, self._ttl)
+        local = _LocalParties.of(self._runtime(), writer, self._ttl)
         party = _Party(self, local, self._ttl, self._label, last=limit == 0)
         # The last party still waits for the other clients to confirm.
         longest = left if limit != 0 else self._generations.latest.command_timeout
@@ -305,7 +305,9 @@ class Barrier(Handle):
 class _LocalParties:
     """The parties of one client: they share a heartbeat, and watch the other clients together."""
 
-    def __init__(self, writer: RegisterWriter, ttl: float) -> None:
+    def __init__(self, runtime: Runtime, writer: RegisterWriter, ttl: float) -> None:
+        self._all = LOCAL_PARTIES.of(runtime)
+        self._all[writer] = self
         self.writer = writer
         self.parties: set[int] = set()
         self._ttl = ttl
@@ -319,18 +321,16 @@ class _LocalParties:
         asyncio.get_running_loop().call_later(ttl / 3, self._send_heartbeat)
 
     @classmethod
-    def of(cls, writer: RegisterWriter, ttl: float) -> _LocalParties:
-        """Return the parties of a client; the object lives as long as the writer."""
-        if not isinstance(writer.companion, _LocalParties):
-            writer.companion = cls(writer, ttl)
-        return writer.companion
+    def of(cls, runtime: Runtime, writer: RegisterWriter, ttl: float) -> _LocalParties:
+        """Return the parties of a client at one barrier."""
+        return LOCAL_PARTIES.of(runtime).get(writer) or cls(runtime, writer, ttl)
 
     def _send_heartbeat(self) -> None:
         if not self.writer.ended and self.parties:
             self.writer.submit(partial(heartbeat, me=self.writer.id))
             asyncio.get_running_loop().call_later(self._ttl / 3, self._send_heartbeat)
-        elif self.writer.companion is self:
-            self.writer.companion = None
+        else:
+            del self._all[self.writer]
 
     def _confirm(self) -> None:
         if not self.writer.ended:
@@ -358,6 +358,9 @@ class _LocalParties:
         if gone and (mine is not None or full(body)):
             writer.submit(partial(broken, gone=gone))
 
+
+LOCAL_PARTIES = OpeningState[dict[RegisterWriter, _LocalParties]](dict)
+"""The parties of a client, by the writer of the register of their barrier."""
 
 _numbers = itertools.count(1)
 

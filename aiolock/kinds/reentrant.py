@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Coroutine
 from typing import Any
+from weakref import WeakValueDictionary, ref
 
 from aiolock.core.backend import Claim
 from aiolock.core.cancellation import Task
 from aiolock.core.hold import Hold, HoldParent
-from aiolock.core.runtime import Runtime
+from aiolock.core.runtime import OpeningState, Runtime
 from aiolock.lock import Lock
 from aiolock.types import Kind
 
@@ -24,7 +24,7 @@ class Levels:
 
     def __init__(self, first: Hold, parent: HoldParent, key: tuple[Task, str] | None) -> None:
         self.runtime: Runtime = parent.runtime
-        self._first = weakref.ref(first)
+        self._first = ref(first)
         self._parent = parent
         self._key = key
         self._open = 1
@@ -58,8 +58,9 @@ class Levels:
         self._open -= 1
         if self._open:
             return None
-        if self._key is not None and self.runtime.levels.get(self._key) is self:
-            del self.runtime.levels[self._key]
+        levels = LEVELS.of(self.runtime)
+        if self._key is not None and levels.get(self._key) is self:
+            del levels[self._key]
         first = self._first()
         assert first is not None  # noqa: S101 - the hold that leaves is the first, or keeps it
         return self._parent.leave(first, keep)
@@ -67,6 +68,10 @@ class Levels:
     def levels(self) -> int:
         """Return the number of levels that are open."""
         return self._open
+
+
+LEVELS = OpeningState[WeakValueDictionary[tuple[Task, str], Levels]](WeakValueDictionary)
+"""The levels of the hold that a task may enter again, by task and name."""
 
 
 class ReentrantLock(Lock):
@@ -99,7 +104,7 @@ class ReentrantLock(Lock):
 
     def _owned(self, task: Task) -> bool:
         """Also by a hold of ``acquire()``, which is not a block: a further acquire of this task is another level of it."""
-        levels = self._runtime.levels.get((task, self.name))
+        levels = LEVELS.of(self._runtime).get((task, self.name))
         return super()._owned(task) if levels is None else levels.certain()
 
     def _level(self) -> Hold | None:
@@ -107,12 +112,12 @@ class ReentrantLock(Lock):
         return None if levels is None else levels.again()
 
     def _levels(self) -> Levels | None:
-        return self._runtime.levels.get((self._task(), self.name))
+        return LEVELS.of(self._runtime).get((self._task(), self.name))
 
     def _won(self, hold: Hold) -> Hold:
         key = (self._task(), self.name)
         # The holds keep their levels alive; this table only finds them.
-        hold.parent = self._runtime.levels[key] = Levels(hold, hold.parent, key)
+        hold.parent = LEVELS.of(self._runtime)[key] = Levels(hold, hold.parent, key)
         return hold
 
 

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
-from typing import Any, Unpack
+from collections.abc import Coroutine
+from typing import Any, Protocol, TypeVar, Unpack
 
 from aiolock.core.cancellation import Task
-from aiolock.core.hold import Hold
+from aiolock.core.hold import BLOCKS, READING, Hold
 from aiolock.errors import shorten
 from aiolock.kinds.reentrant import Levels, at_once
 from aiolock.lease import Lease, hold_of
 from aiolock.lock import Handle, Lock
-from aiolock.types import READ, WRITE
+from aiolock.types import READ, WRITE, Kind
 from aiolock.validation import LockOptions, check_options
 
 __all__ = ["Make", "RWLock", "ReadLock", "WriteLock"]
 
 
-Make = Callable[..., Any]
-"""Makes a lock of a client: ``make(cls, kind, name, options)``."""
+L = TypeVar("L", bound=Lock)
+
+
+class Make(Protocol):
+    """Makes a lock of a client."""
+
+    def __call__(self, cls: type[L], kind: Kind, name: str, options: LockOptions, /) -> L:
+        """Return a lock of this class."""
+        ...
 
 
 class RWLock(Handle):
@@ -45,8 +52,7 @@ class RWLock(Handle):
     def read(self, **options: Unpack[LockOptions]) -> ReadLock:
         """Return the lock that many may hold at once while there is no writer; ``options`` as for :meth:`Client.lock`."""
         checked = check_options("RWLock.read", options, ttl=self._ttl)
-        lock: ReadLock = self._make(ReadLock, READ, self._name, checked)
-        return lock
+        return self._make(ReadLock, READ, self._name, checked)
 
     def write(self, **options: Unpack[LockOptions]) -> WriteLock:
         """Return the lock that excludes all others; ``options`` as for :meth:`Client.lock`.
@@ -54,8 +60,7 @@ class RWLock(Handle):
         Its lease can be turned into one for reading: ``await lease.downgrade()``.
         """
         checked = check_options("RWLock.write", options, ttl=self._ttl)
-        lock: WriteLock = self._make(WriteLock, WRITE, self._name, checked)
-        return lock
+        return self._make(WriteLock, WRITE, self._name, checked)
 
 
 class _Side(Lock):
@@ -65,12 +70,12 @@ class _Side(Lock):
 
     def _writing(self) -> bool:
         """Test whether this task is in a block of the write lock."""
-        holder = self._runtime.inside[self.kind.family.value].get(self.name)
+        holder = BLOCKS.of(self._runtime)[self.kind.family.value].get(self.name)
         return holder is not None and holder.task is self._task() and holder.waited_for()
 
     def _reading(self) -> Hold | None:
         """Return the hold of the outermost read block that this task is in; not one that was released inside of it."""
-        hold: Hold | None = self._runtime.reading.get((self._task(), self.name))
+        hold = READING.of(self._runtime).get((self._task(), self.name))
         return hold if hold is not None and (hold.waited_for() or hold.lost()) else None
 
     def _enter(self, hold: Hold, *, cancel: bool) -> Lease:
@@ -99,7 +104,7 @@ class ReadLock(_Side):
         return level if (level := self._level()) is not None else await super()._try(timeout)
 
     def _owned(self, task: Task) -> bool:
-        outer: Hold | None = self._runtime.reading.get((task, self.name))
+        outer = READING.of(self._runtime).get((task, self.name))
         return outer is not None and outer.waited_for() and outer.certain()
 
     def _in_own_block(self) -> bool:

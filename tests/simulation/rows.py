@@ -19,6 +19,7 @@ from aiolock.backends.rows.liveness import decode_session
 from aiolock.backends.rows.lockrow import LockRow, decode
 from aiolock.backends.rows.session import REMEMBERED, session_key
 from aiolock.client import Client
+from aiolock.core.hold import BLOCKS
 from tests.simulation.faults import FaultInjector
 from tests.simulation.invariants import Invariants, Op, Outcome
 from tests.simulation.lives import Lives
@@ -236,7 +237,7 @@ class RowWorld(World):
         for peer in self.peers:
             runtime = peer.client._runtime
             nothing(peer.host.name, "queues", runtime.shared, runtime.contenders)
-            nothing(peer.host.name, "blocks", *runtime.inside.values())
+            nothing(peer.host.name, "blocks", *BLOCKS.of(runtime).values())
             nothing(peer.host.name, "terms", len(runtime.scheduler))
         await asyncio.sleep(3 * unit)
         for peer in self.peers:

@@ -23,6 +23,7 @@ from random import Random
 
 from aiolock.backends.memory import MemoryBackend
 from aiolock.client import Client
+from aiolock.core.hold import BLOCKS
 from aiolock.errors import AcquireTimeout, BackendUnavailable, BarrierBroken, LockLost
 from aiolock.kinds.reentrant import ReentrantLock
 from aiolock.kinds.rwlock import ReadLock, WriteLock
@@ -300,7 +301,7 @@ class World:
             scheduler = runtime.scheduler
             nothing(peer.host.name, "queues", runtime.shared, runtime.contenders)
             nothing(peer.host.name, "clean-ups", runtime.cleanups)
-            nothing(peer.host.name, "blocks", *runtime.inside.values())
+            nothing(peer.host.name, "blocks", *BLOCKS.of(runtime).values())
             nothing(peer.host.name, "writers", runtime.writers)
             nothing(
                 peer.host.name, "terms", len(scheduler), any(scheduler._calm.values()), scheduler._watched

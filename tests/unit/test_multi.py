@@ -8,6 +8,7 @@ import pytest
 
 import aiolock
 from aiolock.backends.memory import MemoryBackend, MemoryServer
+from aiolock.core.hold import BLOCKS
 from aiolock.kinds.multi import LockAll, lock_all, merged
 from tests.faults.staging import passes, until, verdict
 
@@ -137,7 +138,7 @@ async def test_a_block_is_left_once_and_in_its_task(client):
     with pytest.raises(RuntimeError, match="another task"):
         await asyncio.create_task(leave())
     assert not await client.lock("a").locked()
-    assert not any(client._runtime.inside.values())
+    assert not any(BLOCKS.of(client._runtime).values())
 
 
 async def test_the_server_that_cannot_be_reached_is_told(client, wire):

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from aiolock.backends.etcd.diagnosis import diagnose
 from aiolock.backends.etcd.store import EtcdStore
 from aiolock.backends.etcd.url import parameters
 from aiolock.backends.rows.backend import RowBackend
-from aiolock.errors import forgets_arguments
+from aiolock.backends.rows.claim import RowClaim
+from aiolock.core.backend import Claim
+from aiolock.core.capabilities import FencedPut
+from aiolock.errors import BackendUnavailable, LockLost, forgets_arguments, shorten
 from aiolock.types import Finding
 
 __all__ = ["EtcdBackend"]
 
 
-class EtcdBackend(RowBackend):
+class EtcdBackend(RowBackend, FencedPut):
     """One etcd cluster (3.4 or later).
 
     :param url: ``etcd://user:password@h1:2379,h2:2379,h3:2379``: some or all members. The other options may also stand in
@@ -40,6 +44,27 @@ class EtcdBackend(RowBackend):
     def make_store(self) -> EtcdStore:
         """Return the store of this opening."""
         return EtcdStore(self._members)
+
+    async def fenced_put(self, claim: Claim, key: str, value: bytes, check: Callable[[], None]) -> int:
+        """Set the key if the row of the lock has not changed since a read that shows the hold.
+
+        Cancelling it leaves open whether it was set.
+        """
+        assert isinstance(claim, RowClaim)  # noqa: S101 - all of its claims are
+        name, deadline = claim.request.name, self.context.deadline()
+        while deadline.left():
+            [row], _ = await self.context.get([claim.key])
+            # The hold may have been released or lost meanwhile, and the client may have handed it to its next task.
+            check()
+            if not claim.shown_in(row.value):
+                raise LockLost(name, "revoked")
+            revision = await self.store.put_while_shown(key, value, claim.key, row.version)
+            if revision is not None:
+                return revision
+            # Another client joined or left the queue meanwhile: nothing was written.
+        raise BackendUnavailable(
+            f"the row of {shorten(name)} was changed again and again: nothing was written"
+        )
 
     async def examine(self) -> list[Finding]:
         """Diagnose the members over new connections."""

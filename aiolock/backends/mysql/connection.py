@@ -10,7 +10,7 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Protocol
 
 from aiolock.backends.mysql.errors import INTERRUPTED, Late, code, deadly, translate
 from aiolock.backends.mysql.protocol import Driver, Result
@@ -19,7 +19,7 @@ from aiolock.clock import Clock, Deadline
 from aiolock.core.tasks import reject, settle
 from aiolock.errors import BackendUnavailable, LockError, UnsafeBackend
 
-__all__ = ["Answers", "MySQLSession"]
+__all__ = ["Answers", "LockUser", "MySQLSession"]
 
 Answers = asyncio.Future[list[Result]]
 
@@ -47,6 +47,15 @@ class _Command:
         self.answers: Answers = asyncio.get_running_loop().create_future()
         self.again = False
         """It was sent before, and refused."""
+
+
+class LockUser(Protocol):
+    """A claim, or a position in a queue, that has a user lock of a session, or may have it, or waits for it."""
+
+    @property
+    def leaving(self) -> asyncio.Future[None] | None:
+        """Done when it has given the lock back; ``None`` if that has not begun."""
+        ...
 
 
 class MySQLSession:
@@ -85,7 +94,7 @@ class MySQLSession:
         """Calls when the current answer is late."""
         self._over = False
         self.id = 0
-        self.locks: dict[str, Any] = {}
+        self.locks: dict[str, LockUser] = {}
         """The user locks that this session has or may have, with the claim or position of each."""
         self.silence = 0
         """Its ``wait_timeout``: seconds without a command after which the server ends it; 0: not known."""

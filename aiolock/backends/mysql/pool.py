@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, TypeVar
 
-from aiolock.backends.mysql.connection import MySQLSession
+from aiolock.backends.mysql.connection import LockUser, MySQLSession
 from aiolock.backends.mysql.errors import hit
 from aiolock.backends.mysql.protocol import Result
 from aiolock.clock import Clock, Deadline
@@ -248,7 +248,7 @@ class Sessions:
         spare = {one for name, one in self._shared.items() if name.startswith(KEPT) and not one.locks}
         return [session for session in self._all if session not in spare and session not in self._idle]
 
-    def holders(self, lock: str) -> list[Any]:
+    def holders(self, lock: str) -> list[LockUser]:
         """Return the claims and positions of this client that have a user lock, or may have it, or wait for it."""
         return [session.locks[lock] for session in self._all if lock in session.locks]
 

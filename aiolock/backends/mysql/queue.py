@@ -395,5 +395,5 @@ async def left(context: Context, lock: str) -> None:
     A statement on another session may arrive before the release that was sent earlier.
     """
     for holder in context.sessions.holders(lock):
-        if isinstance(holder, QueuedClaim | Position) and (leaving := holder.leaving) is not None:
+        if (leaving := holder.leaving) is not None:
             await asyncio.wait([leaving])

@@ -199,12 +199,12 @@ class HoldingMode(ABC):
             [found] = await session.run(self._context.statements("have", held=evidence), urgent=True)
         except LockError as error:
             return [error if session.alive else "session"] * len(held)
-        words, writable = found.rows[0]
+        flags, writable = found.rows[0]
         if not int(writable):
             raise demoted(self._context)
         return [
-            Grant(0, 0, certain_until(sent, claim.request.ttl), demand=True) if word == "1" else "revoked"
-            for claim, word in zip(held, str(words).split(","), strict=True)
+            Grant(0, 0, certain_until(sent, claim.request.ttl), demand=True) if flag == "1" else "revoked"
+            for claim, flag in zip(held, str(flags).split(","), strict=True)
         ]
 
     # --- administration

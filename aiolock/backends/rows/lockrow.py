@@ -318,13 +318,13 @@ class Liveness:
         self,
         dead: Iterable[str] = (),
         ended: Mapping[str, frozenset[str]] | None = None,
-        own: Mapping[str, Mapping[str, Any]] | None = None,
+        own: Mapping[str, Collection[str]] | None = None,
     ) -> None:
         self.dead: set[str] = set(dead)
         """Sessions of which it is known that they are marked dead, or whose absence proves it."""
         self.ended: dict[str, frozenset[str]] = dict(ended or {})
         """By session, the ids of claims that its client has ended."""
-        self.own: dict[str, Mapping[str, Any]] = dict(own or {})
+        self.own: dict[str, Collection[str]] = dict(own or {})
         """The sessions of this client, and the claims of each that are live: all others of them have ended."""
 
     def counts(self, request: RowRequest) -> bool:

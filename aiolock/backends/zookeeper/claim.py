@@ -31,7 +31,7 @@ from aiolock.backends.zookeeper import protocol
 from aiolock.backends.zookeeper.context import BLOCK, Context, Leftover, Watches, find, remove
 from aiolock.backends.zookeeper.errors import InDoubt, NotSent, SessionChanged, unwrap
 from aiolock.backends.zookeeper.format import Note, Record
-from aiolock.backends.zookeeper.protocol import Data, Operation, WatchEvent
+from aiolock.backends.zookeeper.protocol import Changed, Data, Names, Operation, Several, WatchEvent
 from aiolock.backends.zookeeper.queue import (
     RULES,
     Verdict,
@@ -44,14 +44,15 @@ from aiolock.backends.zookeeper.queue import (
 )
 from aiolock.backends.zookeeper.session import CHILDREN, DELETED
 from aiolock.backends.zookeeper.url import acceptable
-from aiolock.core.backend import Claim, Event, EventKind, Grant, Release, Request
+from aiolock.core.backend import Event, EventKind, Grant, Release, Request
+from aiolock.core.capabilities import FencedNode
 from aiolock.core.inbox import WakeReason
 from aiolock.errors import BackendRefused, BackendUnavailable, ConfigError, LockLost, LossReason, shorten
 
 __all__ = ["QueueClaim"]
 
 
-class QueueClaim(Claim):
+class QueueClaim(FencedNode):
     """One request and its node in the queue of a lock."""
 
     __slots__ = (
@@ -62,8 +63,6 @@ class QueueClaim(Claim):
 
     settled: bool = True
     """True if it is certain which node is the own one."""
-    unique = True
-    """True if no other hold ever has a node of the same path, so that its presence proves this hold."""
 
     def __init__(self, context: Context, request: Request, path: str) -> None:
         super().__init__(request)
@@ -232,7 +231,7 @@ class QueueClaim(Claim):
             return []
         return children
 
-    def _besides(self) -> tuple[Operation, ...]:
+    def _besides(self) -> tuple[Operation[Any], ...]:
         """Return the requests to send together with the list."""
         return ()
 
@@ -355,16 +354,19 @@ class QueueClaim(Claim):
         own = (own or self.contended_since is not None or not self.request.kind.exclusive) and self.settled
         if own and self._own_watched:
             return
-        node, path, read = self.own, self._path, protocol.listing
-        if own:
-            path, read = node, protocol.get
+        node = self.own
         # Without a connection: the session will change or come back, and both lead here again.
         with contextlib.suppress(exc.ZKError):
-            reply = session.ask(read(self._watches.on(path, self._event), watch=True), self.owner)
+            path = self._watches.on(node if own else self._path, self._event)
+            reply: asyncio.Future[Data] | asyncio.Future[Names] = (
+                session.ask(protocol.get(path, watch=True), self.owner)
+                if own
+                else session.ask(protocol.listing(path, watch=True), self.owner)
+            )
             self._own_watched = self._own_watched or own
             reply.add_done_callback(lambda reply: self._checked(node, reply))
 
-    def _checked(self, node: str, reply: asyncio.Future[Any]) -> None:
+    def _checked(self, node: str, reply: asyncio.Future[Data] | asyncio.Future[Names]) -> None:
         if reply.cancelled() or not self.held or (self.settled and node != self.own):
             return
         error = reply.exception()
@@ -428,7 +430,8 @@ class QueueClaim(Claim):
                 raise BackendRefused(message) from written
             if (failure := protocol.failure(reply)) is not None:
                 raise failure
-            return int(written.stat.version)
+            assert isinstance(written, Changed)  # noqa: S101 - the reply to a write
+            return written.stat.version
 
     # --- release
 
@@ -476,7 +479,7 @@ class QueueClaim(Claim):
             self._end()
         return Release.UNKNOWN
 
-    def _deletion(self) -> Operation | None:
+    def _deletion(self) -> Operation[bool] | Operation[Several] | None:
         """Return the request that deletes the own node; with others waiting it writes the floor in the same transaction."""
         delete = protocol.delete(self.own)
         if (
@@ -494,7 +497,7 @@ class QueueClaim(Claim):
         problem: exc.ResponseError | None = None
         try:
             reply = await begun
-            if isinstance(reply, protocol.Several):
+            if isinstance(reply, Several):
                 problem = protocol.failure(reply)
         except exc.ResponseError as error:
             problem = error
