@@ -16,7 +16,7 @@ from aiolock.backends.zookeeper.claim import QueueClaim
 from aiolock.backends.zookeeper.context import BLOCK, Cleanup, Context, Nodes, SharedTimer
 from aiolock.backends.zookeeper.format import FORMAT, REVOKE, Note, Record, agree
 from aiolock.backends.zookeeper.kinds import PermitsClaim, ReadWriteClaim, SimpleClaim
-from aiolock.backends.zookeeper.protocol import Operation, R
+from aiolock.backends.zookeeper.protocol import Operation
 from aiolock.backends.zookeeper.queue import (
     SIMPLE,
     TAKEN,
@@ -334,9 +334,9 @@ class ZooKeeperBackend(Administration, RegisterStore, Diagnosis):
             contenders = queue(path, family, listed.children)
         return _View(contenders, Record.decode(known.data), known.stat.version)
 
-    async def _each(self, requests: Sequence[Operation[R]]) -> list[R | None]:
+    async def _each(self, requests: Sequence[Operation]) -> list[Any]:
         """Return the replies to many requests; ``None`` where there is no such node."""
-        replies: list[R | None] = []
+        replies: list[Any] = []
         for begin in range(0, len(requests), AT_ONCE):
             replies += await self.session.read(*requests[begin : begin + AT_ONCE])
         return replies

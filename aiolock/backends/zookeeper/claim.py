@@ -31,7 +31,7 @@ from aiolock.backends.zookeeper import protocol
 from aiolock.backends.zookeeper.context import BLOCK, Context, Leftover, Watches, find, remove
 from aiolock.backends.zookeeper.errors import InDoubt, NotSent, SessionChanged, unwrap
 from aiolock.backends.zookeeper.format import Note, Record
-from aiolock.backends.zookeeper.protocol import Changed, Data, Names, Operation, Several, WatchEvent
+from aiolock.backends.zookeeper.protocol import Data, Operation, WatchEvent
 from aiolock.backends.zookeeper.queue import (
     RULES,
     Verdict,
@@ -231,7 +231,7 @@ class QueueClaim(FencedNode):
             return []
         return children
 
-    def _besides(self) -> tuple[Operation[Any], ...]:
+    def _besides(self) -> tuple[Operation, ...]:
         """Return the requests to send together with the list."""
         return ()
 
@@ -354,19 +354,16 @@ class QueueClaim(FencedNode):
         own = (own or self.contended_since is not None or not self.request.kind.exclusive) and self.settled
         if own and self._own_watched:
             return
-        node = self.own
+        node, path, read = self.own, self._path, protocol.listing
+        if own:
+            path, read = node, protocol.get
         # Without a connection: the session will change or come back, and both lead here again.
         with contextlib.suppress(exc.ZKError):
-            path = self._watches.on(node if own else self._path, self._event)
-            reply: asyncio.Future[Data] | asyncio.Future[Names] = (
-                session.ask(protocol.get(path, watch=True), self.owner)
-                if own
-                else session.ask(protocol.listing(path, watch=True), self.owner)
-            )
+            reply = session.ask(read(self._watches.on(path, self._event), watch=True), self.owner)
             self._own_watched = self._own_watched or own
             reply.add_done_callback(lambda reply: self._checked(node, reply))
 
-    def _checked(self, node: str, reply: asyncio.Future[Data] | asyncio.Future[Names]) -> None:
+    def _checked(self, node: str, reply: asyncio.Future[Any]) -> None:
         if reply.cancelled() or not self.held or (self.settled and node != self.own):
             return
         error = reply.exception()
@@ -430,8 +427,7 @@ class QueueClaim(FencedNode):
                 raise BackendRefused(message) from written
             if (failure := protocol.failure(reply)) is not None:
                 raise failure
-            assert isinstance(written, Changed)  # noqa: S101 - the reply to a write
-            return written.stat.version
+            return int(written.stat.version)
 
     # --- release
 
@@ -479,7 +475,7 @@ class QueueClaim(FencedNode):
             self._end()
         return Release.UNKNOWN
 
-    def _deletion(self) -> Operation[bool] | Operation[Several] | None:
+    def _deletion(self) -> Operation | None:
         """Return the request that deletes the own node; with others waiting it writes the floor in the same transaction."""
         delete = protocol.delete(self.own)
         if (
@@ -497,7 +493,7 @@ class QueueClaim(FencedNode):
         problem: exc.ResponseError | None = None
         try:
             reply = await begun
-            if isinstance(reply, Several):
+            if isinstance(reply, protocol.Several):
                 problem = protocol.failure(reply)
         except exc.ResponseError as error:
             problem = error

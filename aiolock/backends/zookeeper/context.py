@@ -16,7 +16,7 @@ from aiozk import exc
 from aiolock.backends.zookeeper import protocol
 from aiolock.backends.zookeeper.errors import translate
 from aiolock.backends.zookeeper.format import Note, make
-from aiolock.backends.zookeeper.protocol import Created, Operation
+from aiolock.backends.zookeeper.protocol import Operation
 from aiolock.backends.zookeeper.session import OnEvent, Session
 from aiolock.backends.zookeeper.url import Address
 from aiolock.clock import Clock
@@ -53,7 +53,7 @@ class Nodes:
         self.may_write = True
         """True if the data of a lock's own node may be written; until a server refuses."""
 
-    def temporary(self, path: str, data: bytes, seconds: float) -> Operation[Created]:
+    def temporary(self, path: str, data: bytes, seconds: float) -> Operation:
         """Create a node that the server removes ``seconds`` after its last write, where servers have such nodes."""
         if self.expire:
             return protocol.lasting(path, data, self.acl, seconds)

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
-from typing import Protocol
+from typing import Any
 
 from aiozk import exc
 from aiozk import protocol as aiozk_protocol
 
 from aiolock.backends.zookeeper import protocol
 from aiolock.backends.zookeeper.errors import translate
-from aiolock.backends.zookeeper.protocol import Operation, R
+from aiolock.backends.zookeeper.protocol import Operation
 from aiolock.backends.zookeeper.queue import parents
 from aiolock.core.present import decode_value, encode_value
 from aiolock.errors import UnsafeBackend, shorten
@@ -40,12 +40,7 @@ _READABLE = protocol.acl(aiozk_protocol.AUTHED_UNRESTRICTED, aiozk_protocol.WORL
 """Clients with other credentials may have locks of their own in the same namespace."""
 
 
-class Send(Protocol):
-    """Sends a request, and returns its reply."""
-
-    def __call__(self, request: Operation[R], /) -> Awaitable[R]:
-        """Send it once; raises the error of the server."""
-        ...
+Send = Callable[[Operation], Awaitable[Any]]
 
 
 async def agree(send: Send, base: str, acl: bytes, version: int) -> None:

@@ -124,7 +124,7 @@ class PermitsClaim(QueueClaim):
         limit = self.request.kind.limit
         await self._context.nodes.make(self._path, Record(limit=limit, declared=limit).encode())
 
-    def _besides(self) -> tuple[Operation[Any], ...]:
+    def _besides(self) -> tuple[Operation, ...]:
         return (protocol.get(self._watches.on(self._path, self._event), watch=True),)
 
     async def _learn(self, replies: list[Any]) -> None:
@@ -214,7 +214,7 @@ class SimpleClaim(QueueClaim):
         if found is not None and self._sent:
             self._node, self._token = SIMPLE, found.stat.created_zxid * BLOCK
 
-    def _deletion(self) -> None:
+    def _deletion(self) -> Operation | None:
         return None
 
     def _leftover(self, node: str | None) -> Leftover:  # noqa: ARG002 - the name is always the same

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from struct import Struct
-from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple
 
 from aiozk import exc
 from aiozk import protocol as aiozk_protocol
@@ -20,13 +20,8 @@ __all__ = [
     "CREATOR",
     "INT",
     "OPEN",
-    "Changed",
-    "Created",
     "Data",
-    "Names",
     "Operation",
-    "R",
-    "Several",
     "WatchEvent",
     "acl",
     "check",
@@ -49,8 +44,6 @@ __all__ = [
     "together",
     "unwatch",
 ]
-
-R = TypeVar("R")
 
 # --- replies, with aiozk's field names
 
@@ -90,14 +83,10 @@ class Names(NamedTuple):
     children: list[str]
 
 
-Part: TypeAlias = Changed | Created | str | bool | Exception
-"""The reply to a part of a transaction: some servers send the path alone for a created node."""
-
-
 class Several(NamedTuple):
     """The replies to the parts of a transaction, each a reply or an error."""
 
-    responses: list[Part]
+    responses: list[Any]
 
 
 class WatchEvent(NamedTuple):
@@ -153,7 +142,7 @@ def read_names(body: bytes) -> Names:
 
 
 def read_several(body: bytes) -> Several:
-    replies: list[Part] = []
+    replies: list[Any] = []
     at = 0
     while True:
         opcode, last, _ = _PART.unpack_from(body, at)
@@ -196,12 +185,12 @@ MAX_TTL = 2**40 - 1
 """The longest time to live of a node, in milliseconds."""
 
 
-class Operation(NamedTuple, Generic[R]):
+class Operation(NamedTuple):
     """A request without its header, and the decoder of its reply."""
 
     opcode: int
     body: bytes
-    read: Callable[[bytes], R]
+    read: Callable[[bytes], Any]
 
 
 def acl(*entries: ACL) -> bytes:
@@ -223,77 +212,77 @@ def _text(value: str) -> bytes:
     return _buffer(value.encode())
 
 
-def _node(opcode: int, path: str, data: bytes, acl: bytes, flags: bytes) -> Operation[Created]:
+def _node(opcode: int, path: str, data: bytes, acl: bytes, flags: bytes) -> Operation:
     return Operation(opcode, _text(path) + _buffer(data) + acl + flags, read_created)
 
 
-def create(path: str, data: bytes, acl: bytes, *, sequential: bool) -> Operation[Created]:
+def create(path: str, data: bytes, acl: bytes, *, sequential: bool) -> Operation:
     """Create an ephemeral node; the reply has its path and Stat."""
     return _node(_CREATE2, path, data, acl, _EPHEMERAL_SEQUENTIAL if sequential else _EPHEMERAL)
 
 
-def container(path: str, acl: bytes, data: bytes = b"") -> Operation[Created]:
+def container(path: str, acl: bytes, data: bytes = b"") -> Operation:
     """Create a parent, which the server removes some time after its last child."""
     return _node(_CREATE_CONTAINER, path, data, acl, _CONTAINER)
 
 
-def persistent(path: str, data: bytes, acl: bytes) -> Operation[Created]:
+def persistent(path: str, data: bytes, acl: bytes) -> Operation:
     """Create a node that stays until it is deleted."""
     return _node(_CREATE2, path, data, acl, _PERSISTENT)
 
 
-def lasting(path: str, data: bytes, acl: bytes, seconds: float) -> Operation[Created]:
+def lasting(path: str, data: bytes, acl: bytes, seconds: float) -> Operation:
     """Create a node that the server removes ``seconds`` after its last write; an optional feature of servers."""
     ttl = min(MAX_TTL, max(1, math.ceil(seconds * 1000))).to_bytes(8, "big")
     return _node(_CREATE_TTL, path, data, acl, _TTL + ttl)
 
 
-def listing(path: str, *, watch: bool) -> Operation[Names]:
+def listing(path: str, *, watch: bool) -> Operation:
     """List the names of the children."""
     return Operation(_LIST, _text(path) + (b"\x01" if watch else b"\x00"), read_names)
 
 
-def get(path: str, *, watch: bool) -> Operation[Data]:
+def get(path: str, *, watch: bool) -> Operation:
     """Read data and Stat; unlike ``exists``, leaves no watch on a node that does not exist."""
     return Operation(_GET, _text(path) + (b"\x01" if watch else b"\x00"), read_data)
 
 
-def exists(path: str, *, watch: bool = False) -> Operation[Changed]:
+def exists(path: str, *, watch: bool = False) -> Operation:
     """Read the Stat."""
     return Operation(_EXISTS, _text(path) + (b"\x01" if watch else b"\x00"), read_stat)
 
 
-def put(path: str, data: bytes, version: int = -1) -> Operation[Changed]:
+def put(path: str, data: bytes, version: int = -1) -> Operation:
     """Replace the data of a node if it has this version; -1 is any."""
     return Operation(_PUT, _text(path) + _buffer(data) + INT.pack(version), read_stat)
 
 
-def delete(path: str, version: int = -1) -> Operation[bool]:
+def delete(path: str, version: int = -1) -> Operation:
     """Delete a node if it has this version; -1 is any."""
     return Operation(_DELETE, _text(path) + INT.pack(version), _done)
 
 
-def check(path: str) -> Operation[bool]:
+def check(path: str) -> Operation:
     """Fail the transaction if the node does not exist."""
     return Operation(_CHECK, _text(path) + INT.pack(-1), _done)
 
 
-def sync() -> Operation[bool]:
+def sync() -> Operation:
     """Bring the server up to date with the leader as of this request."""
     return Operation(_SYNC, _text("/"), _done)
 
 
-def proof() -> Operation[Several]:
+def proof() -> Operation:
     """Write nothing, but wait until a quorum has logged the transaction."""
     return together(check("/"))
 
 
-def close() -> Operation[bool]:
+def close() -> Operation:
     """End the session and delete its ephemeral nodes."""
     return Operation(_CLOSE, b"", _done)
 
 
-def together(*parts: Operation[Any]) -> Operation[Several]:
+def together(*parts: Operation) -> Operation:
     """Combine requests into a transaction, all of them or none; see :func:`failure`."""
     body = [_PART.pack(part.opcode, False, -1) + part.body for part in parts]  # noqa: FBT003 - a field
     return Operation(_MULTI, b"".join([*body, _PART.pack(-1, True, -1)]), read_several)  # noqa: FBT003

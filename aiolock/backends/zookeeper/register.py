@@ -12,13 +12,13 @@ import asyncio
 import math
 import re
 import secrets
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from aiozk import exc
 
 from aiolock.backends.zookeeper import protocol
 from aiolock.backends.zookeeper.context import Context, Watches
-from aiolock.backends.zookeeper.protocol import Data, Operation, WatchEvent
+from aiolock.backends.zookeeper.protocol import WatchEvent
 from aiolock.clock import Deadline
 from aiolock.core.capabilities import ABSENT, MOST_BYTES, Entry, Register
 from aiolock.core.inbox import Inbox, WakeReason
@@ -155,7 +155,7 @@ class NodeRegister(Register):
             return _Seen(version, self._name)
         return _Seen(version, self._name, bytes(values[0].data or b""), values[0].stat.version)
 
-    def _get(self, path: str, *, watch: bool) -> Operation[Data]:
+    def _get(self, path: str, *, watch: bool) -> Any:
         if watch:
             self._watches.on(path, self._event)
         return protocol.get(path, watch=watch)

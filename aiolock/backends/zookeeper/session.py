@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from enum import Enum
 from random import Random
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar
 
 from aiozk import exc
 from aiozk import protocol as aiozk_protocol
@@ -17,7 +17,7 @@ from aiozk import protocol as aiozk_protocol
 from aiolock.backends.zookeeper import protocol
 from aiolock.backends.zookeeper.connection import Connection, Refused, Search, Unheard
 from aiolock.backends.zookeeper.errors import InDoubt, NotSent, SessionChanged, translate, unwrap
-from aiolock.backends.zookeeper.protocol import Operation, R, WatchEvent
+from aiolock.backends.zookeeper.protocol import WatchEvent
 from aiolock.backends.zookeeper.url import Address, Host
 from aiolock.clock import Clock
 from aiolock.core.logs import Log, get_logger
@@ -207,16 +207,6 @@ class Session:
         self._forget()
 
     # --- requests
-
-    @overload
-    def ask(self, request: Operation[R], owner: int | None = None) -> asyncio.Future[R]: ...
-
-    @overload
-    def ask(
-        self,
-        request: aiozk_protocol.GetACLRequest | aiozk_protocol.RemoveWatchesRequest,
-        owner: int | None = None,
-    ) -> Future: ...
 
     def ask(self, request: Any, owner: int | None = None) -> Future:
         """Send ``request`` once and return the future of its reply.
