@@ -50,7 +50,7 @@ QUOTE = "write characters such as / ? # @ : in a user name or password as %2F %3
 
 _HOST = re.compile(
     r"\[([0-9A-Fa-f:.]+(?:%[\w.-]+)?)\](?::([0-9]{1,9}))?"
-    r"|([^\[\]:/?#@\\,\s\x00-\x1f\x7f-\x9f\ud800-\udfff]+)(?::([0-9]{1,9}))?"
+    r"|([^\[\]:/?#@\\,%\s\x00-\x1f\x7f-\x9f\ud800-\udfff]+)(?::([0-9]{1,9}))?"
 )
 
 Reader = Callable[[str, Any], Any]

@@ -60,6 +60,7 @@ def test_an_address_is_taken_apart():
         ("test://h1", {"mode": "fats"}, "mode must be one of slow, fast, not 'fats'"),
         ("test://h1,h2:0", {}, "host 2 is no host and port from 1 to 65535"),
         ("test://h1,h 2", {}, "host 2 is no host and port"),
+        ("test://h1,h%41", {}, "host 2 is no host and port"),
         ("test://", {}, "names no host"),
         ("test://me:pw@h1,you:pw@h2", {}, "stand once"),
         ("test://me:%ff@h1", {}, "UTF-8"),

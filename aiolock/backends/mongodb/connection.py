@@ -12,13 +12,14 @@ from contextlib import suppress
 from typing import Any
 
 from pymongo import AsyncMongoClient, timeout
+from pymongo.errors import PyMongoError
 from pymongo.monitoring import ConnectionClosedReason, ConnectionPoolListener, ServerHeartbeatListener
 
 from aiolock.backends.mongodb.errors import translate
 from aiolock.backends.mongodb.url import Address
 from aiolock.core.backend import Settings
 from aiolock.core.tasks import TaskSet, end, start
-from aiolock.errors import BackendUnavailable
+from aiolock.errors import BackendUnavailable, ConfigError
 
 __all__ = ["CONNECT", "PAUSE", "Connection", "connect_time"]
 
@@ -111,23 +112,28 @@ class Connection:
         self._tasks = TaskSet(awaited=True)
         self._closing: asyncio.Task[None] | None = None
         self._events = _Events(self._lost)
-        self._driver = _Driver(
-            [str(host) for host in address.hosts],
-            **address.arguments,
-            appname="aiolock",
-            connect=False,
-            # A command is sent once; the engine finds out what became of it.
-            retryReads=False,
-            retryWrites=False,
-            maxPoolSize=CONNECTIONS,
-            # Otherwise it makes connections of which it reports nothing.
-            serverMonitoringMode="poll",
-            heartbeatFrequencyMS=round(1000 * HEARTBEAT),
-            connectTimeoutMS=round(1000 * self._connect),
-            # The driver reads the clock twice a second.
-            serverSelectionTimeoutMS=round(1000 * max(0.1, self._limit - 0.6)),
-            event_listeners=[self._events],
-        )
+        try:
+            self._driver = _Driver(
+                [str(host) for host in address.hosts],
+                **address.arguments,
+                appname="aiolock",
+                connect=False,
+                # A command is sent once; the engine finds out what became of it.
+                retryReads=False,
+                retryWrites=False,
+                maxPoolSize=CONNECTIONS,
+                # Otherwise it makes connections of which it reports nothing.
+                serverMonitoringMode="poll",
+                heartbeatFrequencyMS=round(1000 * HEARTBEAT),
+                connectTimeoutMS=round(1000 * self._connect),
+                # The driver reads the clock twice a second.
+                serverSelectionTimeoutMS=round(1000 * max(0.1, self._limit - 0.6)),
+                event_listeners=[self._events],
+            )
+        except (PyMongoError, ValueError, TypeError, OSError) as error:
+            # Without the frames of the driver, among whose local variables is the password.
+            cause = error.with_traceback(None)
+            raise ConfigError(f"{self.address}: the driver refuses these options: {error}") from cause
         self._database = self._driver[address.database]
         self._opening: asyncio.Task[None] | None = None
 

@@ -19,6 +19,7 @@ REFUSALS = {
     20: "it does not let locks be kept",
     59: "this is no MongoDB of version 4.4 or later",
     72: "it does not read linearizably",
+    73: "authSource= must name a database",
     115: "this is no MongoDB of version 4.4 or later",
     371: "writes are blocked",
     8000: "",
@@ -47,6 +48,8 @@ def translate(error: Exception, address: str) -> BackendError:
         return BackendRefused(f"{text}; name its authority with tls_ca=, and the members as it does")
     if isinstance(error, ProtocolError) or FOREIGN.search(sentence):
         return BackendRefused(f"{text}; this is no MongoDB, or it demands TLS: tls=true")
+    if "SASLprep" in sentence:
+        return BackendRefused(f"{text}; the password has characters that SCRAM-SHA-256 does not allow")
     if isinstance(error, ConfigurationError):
         return BackendRefused(text)
     return BackendUnavailable(text)

@@ -43,11 +43,15 @@ def parameters(url: object, given: dict[str, Any]) -> Address:
         raise ConfigError(
             f"the address must name a database of letters, digits, _ and -, as in {_FORM.example}"
         )
+    if database == "local":
+        raise ConfigError("the database local is not replicated, each member has its own: name another one")
     if bool(address.user) != bool(address.password):
         raise ConfigError(
             "MongoDB logs in with a user and a password: user:password@ in the address, or neither"
         )
     options = dict(address.options)
+    if options.get("directConnection") and len(address.hosts) > 1:
+        raise ConfigError("directConnection=true keeps to one member: name that one alone, or leave it out")
     collection = options.pop("collection", "aiolock")
     user = f"{address.user}@" if address.user else ""
     login = {"username": address.user, "password": address.password, "authSource": database}
@@ -78,14 +82,20 @@ def _name(name: str, value: object) -> str:
     return value
 
 
+def _filled(name: str, value: object) -> str:
+    if not (filled := text(name, value)):
+        raise ConfigError(f"{name} must be a name, not empty; leave it out if there is none to give")
+    return filled
+
+
 _FORM = Form(
     "MongoDB",
     "mongodb://user:password@h1:27017,h2:27017,h3:27017/database?replicaSet=rs0",
     ("mongodb", "mongodb+srv"),
     27017,
     {
-        "replicaSet": text,
-        "authSource": text,
+        "replicaSet": _filled,
+        "authSource": _filled,
         "directConnection": flag,
         "collection": _name,
         "tls": flag,

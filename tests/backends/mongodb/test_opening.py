@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import itertools
 import logging
 import time
+import traceback
 import warnings
 
 import pytest
@@ -17,6 +19,7 @@ import aiolock.portal
 import aiolock.starlette
 from aiolock import BackendRefused, BackendUnavailable, ConfigError, UnsafeBackend
 from aiolock.backends.mongodb import MongoDBBackend
+from aiolock.backends.mongodb.connection import Connection
 from aiolock.backends.mongodb.diagnosis import diagnose
 from aiolock.backends.mongodb.url import parameters
 from aiolock.clock import system_clock
@@ -73,6 +76,12 @@ def test_an_address_names_members_a_database_and_a_login(url, hosts, database, a
         ("mongodb://a", {}, "must name a database"),
         ("mongodb://a/x/y", {}, "must name a database"),
         ("mongodb://a/$x", {}, "must name a database"),
+        ("mongodb://a/local", {}, "local is not replicated"),
+        ("mongodb://a%2Fb.sock/x", {}, "host 1 is no host and port"),
+        ("mongodb://a,b/x?directConnection=true", {}, "one member: name that one alone, or leave it out"),
+        ("mongodb://u:secret@a,b/x?directConnection=true&replicaSet=r", {}, "name that one alone"),
+        ("mongodb://a/x?replicaSet=", {}, "replicaSet must be a name, not empty"),
+        ("mongodb://u:secret@a/x?authSource=", {}, "authSource must be a name, not empty"),
         ("mongodb://user@a/x", {}, "a user and a password"),
         ("mongodb://:secret@a/x", {}, "a user and a password"),
         ("mongodb+srv://user:secret@a.example.org/x", {}, r"mongodb\+srv:// is not supported.*name them"),
@@ -89,6 +98,52 @@ def test_what_names_no_replica_set_is_refused(url, options, why):
     with pytest.raises(ConfigError, match=why) as refusal:
         aiolock.connect(url, **options)
     assert "secret" not in str(refusal.value)
+
+
+def make_driver(url: str, timeout: float = 5.0, **options) -> None:
+    """Make the driver's client, which connects later."""
+    settings = Settings("tests", "label", 10.0, timeout, system_clock)
+    Connection(parameters(url, options), settings, lambda: None)
+
+
+async def test_the_driver_takes_every_combination_that_an_address_may_have(tmp_path):
+    ca = Certificates(tmp_path / "tls").ca
+    choices = {
+        "hosts": ["a", "a,b:1", "[::1]", "[fe80::1%eth0]", "a.sock", "a_b", "u.example"],
+        "login": ["", "u:secret@", "%00:%00@", "u:%F0%9F%98%80@"],
+        "replicaSet": [None, "rs0", "r s", "%00"],
+        "authSource": [None, "admin", "$external", "a.b"],
+        "directConnection": [None, "false", "true"],
+        "readPreference": [None, "nearest"],
+        "tls": [None, "true"],
+    }
+    taken = 0
+    for hosts, login, *values in itertools.product(*choices.values()):
+        words = dict(zip(list(choices)[2:], values, strict=True))
+        if "," in hosts and words["directConnection"] == "true":
+            continue
+        query = "&".join(f"{name}={value}" for name, value in words.items() if value)
+        make_driver(f"mongodb://{login}{hosts}/x?{query}", **({"tls_ca": ca} if words["tls"] else {}))
+        taken += 1
+    assert taken > 4000
+
+
+async def test_what_the_driver_refuses_all_the_same_is_a_config_error_without_the_password(tmp_path):
+    client = aiolock.connect("mongodb://u:secret@a/x", command_timeout=2_000_000)
+    with pytest.raises(
+        ConfigError, match="driver refuses these options: serverSelectionTimeoutMS"
+    ) as refusal:
+        await client.open()
+    shown = "".join(traceback.TracebackException.from_exception(refusal.value, capture_locals=True).format())
+    assert isinstance(refusal.value.__cause__, ValueError)
+    assert "secret" not in shown
+    ca = tmp_path / "ca.crt"
+    ca.write_bytes(Certificates(tmp_path / "tls").ca.read_bytes())
+    client = aiolock.connect("mongodb://a/x", tls=True, tls_ca=ca)
+    ca.unlink()
+    with pytest.raises(ConfigError, match=r"driver refuses these options: .*ca\.crt") as refusal:
+        await client.open()
+    assert isinstance(refusal.value.__cause__, OSError)
 
 
 MAKERS = {
@@ -230,6 +285,12 @@ async def test_a_login_is_demanded_wrong_or_right(caplog):
         assert "guess" not in str(error)
         error = await refused(f"{right}&authSource=admin")
         assert isinstance(error, BackendRefused)
+        error = await refused(f"{right}&authSource={'x' * 64}")
+        assert isinstance(error, BackendRefused)
+        assert "authSource= must name a database" in str(error)
+        error = await refused(right.replace("pass%25word", "%F0%9F%98%80"))
+        assert isinstance(error, BackendRefused)
+        assert "characters that SCRAM-SHA-256 does not allow" in str(error)
         async with aiolock.connect(right, namespace="tests") as client, client.lock("x") as lease:
             await lease.renew()
             assert await client.locks()
