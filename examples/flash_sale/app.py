@@ -19,7 +19,7 @@ from fastapi import FastAPI, HTTPException, Query, Request
 
 import aiolock
 from aiolock.fastapi import exception_handlers
-from examples.flash_sale.goods import PATIENCE, STORES, Goods
+from examples.flash_sale.goods import PATIENCE, STORES, TTL, Goods
 
 
 class Shop:
@@ -76,7 +76,7 @@ async def shops(_: FastAPI) -> AsyncIterator[dict[str, object]]:
     async with AsyncExitStack() as stack:
         for store, make in STORES.items():
             if url := os.environ.get(f"FLASH_{store.upper()}_URL"):
-                locks = await stack.enter_async_context(aiolock.connect(url, namespace="flash", ttl=10))
+                locks = await stack.enter_async_context(aiolock.connect(url, namespace="flash", ttl=TTL))
                 open_shops[store] = Shop(await stack.enter_async_context(make(url)), locks)
         print("open", flush=True)
         yield {"shops": open_shops}

@@ -10,6 +10,7 @@ import sqlite3
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, ClassVar, Self
 from urllib.parse import unquote, urlsplit
@@ -29,8 +30,10 @@ import aiolock.mysql
 import aiolock.postgresql
 import aiolock.zookeeper
 
-PATIENCE = 30.0
+PATIENCE = 120.0
 """Seconds that a buyer waits."""
+TTL = 10
+"""Seconds after which a lock ends that a worker neither frees nor renews."""
 CONNECTIONS = 8
 """Of a worker to a server, at most."""
 FENCED_SET = (Path(__file__).parent / "fenced_set.lua").read_text()
@@ -136,7 +139,7 @@ class RedisGoods(Goods):
     async def set_nx_px(self, number: int, buyer: str) -> bool:
         """Lock by redis-py's Lock: SET NX PX, and a script that deletes the key if it still has our value."""
         async with self._redis.lock(
-            f"flash:lock:{number}", timeout=10, sleep=0.01, blocking_timeout=PATIENCE
+            f"flash:lock:{number}", timeout=TTL, sleep=0.01, blocking_timeout=PATIENCE
         ):
             return await self.take(number, buyer)
 
@@ -171,7 +174,7 @@ class ZooKeeperGoods(Goods):
         hosts, _, chroot = url.removeprefix("zookeeper://").partition("?")[0].partition("/")
         self._zk: Any = aiozk.ZKClient(hosts, chroot=chroot or None)
         recipe = f"{url}{'&' if '?' in url else '?'}recipe=simple"
-        self._plain = aiolock.connect(recipe, namespace="flash-plain", ttl=10)
+        self._plain = aiolock.connect(recipe, namespace="flash-plain", ttl=TTL)
 
     async def __aenter__(self) -> Self:
         await self._zk.start()
@@ -308,7 +311,7 @@ class MemcachedGoods(Goods):
 
     async def add(self, number: int, buyer: str) -> bool:
         """Lock by an item that expires: `add` takes the lock, `delete` frees it, also if it is another worker's by then."""
-        while await self._ask(f"add flash:lock:{number} 0 10", "1") != ["STORED"]:  # noqa: ASYNC110 - memcached tells nobody
+        while await self._ask(f"add flash:lock:{number} 0 {TTL}", "1") != ["STORED"]:  # noqa: ASYNC110 - memcached tells nobody
             await asyncio.sleep(random.uniform(0, 0.02))
         try:
             return await self.take(number, buyer)
@@ -389,14 +392,33 @@ class EtcdGoods(Goods):
     async def sold(self, number: int) -> int:
         return int((await self._ask("kv/range", **self._buyers(number), count_only=True)).get("count", 0))
 
+    @asynccontextmanager
+    async def _lease(self) -> AsyncIterator[str]:
+        """A lease that is kept alive, also in the queue, where etcd lets it end, and answers later all the same."""
+        lease = (await self._ask("lease/grant", TTL=TTL))["ID"]
+        try:
+            async with asyncio.TaskGroup() as group:
+                kept = group.create_task(self._keep_alive(lease))
+                yield lease
+                kept.cancel()
+        finally:
+            try:
+                await self._ask("lease/revoke", ID=lease)  # deletes the key of the lock
+            except aiohttp.ClientResponseError as error:
+                if error.status != HTTPStatus.NOT_FOUND:  # it has ended by itself
+                    raise
+
+    async def _keep_alive(self, lease: str) -> None:
+        while True:
+            await asyncio.sleep(TTL / 3)
+            if "TTL" not in (await self._ask("lease/keepalive", ID=lease))["result"]:
+                raise RuntimeError("the lease has ended, and with it the lock")
+
     async def lock_service(self, number: int, buyer: str) -> bool:
         """Lock by the service of etcd, as etcdctl and clients in Go do: a key with a lease, in the order of revisions."""
-        lease = (await self._ask("lease/grant", TTL=10))["ID"]
-        try:
+        async with self._lease() as lease:
             await self._ask("lock/lock", name=self._bytes(f"flash-lock/{number}"), lease=lease)
             return await self.take(number, buyer)
-        finally:
-            await self._ask("lease/revoke", ID=lease)  # deletes the key of the lock
 
     async def key_revision(self, number: int, buyer: str) -> bool:
         """Write only if the key still has the revision that was read, and the buyer in the same transaction."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Iterator
 
@@ -63,6 +64,21 @@ async def test_the_fence_refuses_what_comes_after_a_later_holder(urls):
                 assert await goods.fenced_write(1000, 3, second)
                 assert not await goods.fenced_write(1000, 9, first)
                 assert await goods.stock(1000) == 3
+
+
+async def test_a_lease_of_the_lock_service_is_kept_alive_in_the_queue_and_may_be_gone_at_its_end(
+    urls, monkeypatch
+):
+    if "etcd" not in urls:
+        pytest.skip("this run is not about etcd")
+    monkeypatch.setattr("examples.flash_sale.goods.TTL", 5)
+    async with STORES["etcd"](urls["etcd"]) as goods:
+        goods.work = 1.0  # so that the last buyers wait for longer than a lease lives
+        await goods.put(1001, 8)
+        told = await asyncio.gather(*(goods.lock_service(1001, f"b{buyer}") for buyer in range(12)))
+        assert sum(told) == await goods.sold(1001) == 8
+        async with goods._lease() as lease:
+            await goods._ask("lease/revoke", ID=lease)
 
 
 @pytest.mark.parametrize("url", ["redis://127.0.0.1:1/0", "mysql://root@127.0.0.1:1/test"])
