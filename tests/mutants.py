@@ -964,11 +964,11 @@ MUTANTS = (
         ETCD + "test_a_version_is_good_on_the_connection_only_that_read_it",
     ),
     Mutant(
-        "a lease of a session is not renewed with its heartbeats",
+        "(7) the key of a session is written with a lease that was granted long ago",
         "aiolock.backends.etcd.leases",
-        "if lease.id and not self._lasts(lease, ttl):",
-        "if False:",
-        LEASES + "test_a_heartbeat_renews_the_lease_of_its_session",
+        "if not self._lasts(lease, ttl):",
+        "if not lease.id:",
+        LEASES + "test_heartbeats_are_written_with_leases_that_are_never_renewed",
     ),
     Mutant(
         "an insertion into etcd replaces what is there",
@@ -980,9 +980,9 @@ MUTANTS = (
     Mutant(
         "a row of etcd lives on a lease that ends before its ttl",
         "aiolock.backends.etcd.leases",
-        "return lease.until >= self._clock() + min(ttl, LONGEST) * (1 + DRIFT)",
+        "return lease.until >= self._clock() + min(ttl, LONGEST)",
         "return lease.until >= self._clock()",
-        LEASES + "test_a_heartbeat_renews_the_lease_of_its_session",
+        LEASES + "test_heartbeats_are_written_with_leases_that_are_never_renewed",
     ),
     Mutant(
         "a document of MongoDB is replaced whatever its version",

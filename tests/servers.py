@@ -828,6 +828,15 @@ class Etcd(Server):
             raise ServerFailed(f"etcdctl {words[0]}: {done.stderr.decode(errors='replace')}")
         return done.stdout.decode()
 
+    def leases(self) -> set[str]:
+        """The leases that there are."""
+        return set(self.ctl("lease", "list").splitlines()[1:])
+
+    def revoke_leases(self) -> None:
+        """Have every lease revoked."""
+        for lease in self.leases():
+            self.ctl("lease", "revoke", lease)
+
     def figure(self, name: str, index: int = 0) -> float:
         """One of the figures of a member; 0 if it has none of that name."""
         answer = self._asked(index, "metrics")

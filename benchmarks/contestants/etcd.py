@@ -19,6 +19,7 @@ from tests.processes import program
 __all__ = ["Etcdctl", "KeptAlive", "LockService", "PollingKey", "PutDelete", "PutGet"]
 
 LOCK, UNLOCK = "/v3lockpb.Lock/Lock", "/v3lockpb.Lock/Unlock"
+KEEP_ALIVE = "/etcdserverpb.Lease/LeaseKeepAlive"
 LASTS = 600
 """Seconds of a lease."""
 TOGETHER = 100
@@ -119,7 +120,7 @@ class KeptAlive(OnEtcd):
             leases += await asyncio.gather(*(self._put(name) for name in names[start : start + BATCH]))
 
         async def renew() -> None:
-            calls = (self.wire.ask(messages.KEEP_ALIVE, messages.keep_alive(lease)) for lease in leases)
+            calls = (self.wire.ask(KEEP_ALIVE, messages._message((1, lease))) for lease in leases)
             await asyncio.gather(*calls)
 
         async with again_and_again(renew, self.ttl / RENEWALS):
@@ -146,7 +147,7 @@ class PutGet(OnEtcd):
                 for first in range(0, len(keys), TOGETHER)
             ]
             await asyncio.gather(
-                self.wire.ask(messages.KEEP_ALIVE, messages.keep_alive(self._lease)),
+                self.wire.ask(KEEP_ALIVE, messages._message((1, self._lease))),
                 self.change([], messages.put(keys[0], b"2", self._lease)),
                 *reads,
             )

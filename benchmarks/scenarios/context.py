@@ -247,9 +247,10 @@ class EtcdContext(Context):
     server: Etcd
 
     def requests(self) -> Counter[str]:
-        """How many keys were written and leases prolonged, and how many transactions only read."""
+        """How many keys were written and leases granted or prolonged, and how many transactions only read."""
         keys = sum(self.server.figure(f"etcd_mvcc_{change}_total") for change in ("put", "delete"))
-        leases = self._received("Lease", "LeaseKeepAlive", "bidi_stream")
+        leases = self._received("Lease", "LeaseGrant", "unary")
+        leases += self._received("Lease", "LeaseKeepAlive", "bidi_stream")
         return Counter(UPDATE=int(keys + leases), SELECT=int(self._received("KV", "Txn", "unary") - keys))
 
     def _received(self, service: str, method: str, kind: str) -> float:

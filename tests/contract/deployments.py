@@ -940,7 +940,7 @@ class Etcd(Stored):
     tells = False
     distinct = False  # counted from one revision
     members: ClassVar[int] = 1
-    extends = b'"d":'  # in the row of a session, whose lease is renewed first
+    extends = b'"d":'  # in the row of a session, for which a lease is asked before
     # PostgreSQL and memcached run the same engine through all of it; see WHOLE.
     part = frozenset(
         {

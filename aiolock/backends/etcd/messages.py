@@ -13,7 +13,6 @@ __all__ = [
     "ALARM",
     "AUTHENTICATE",
     "GRANT",
-    "KEEP_ALIVE",
     "MEMBERS",
     "RANGE",
     "STATUS",
@@ -34,7 +33,6 @@ __all__ = [
     "get",
     "grant",
     "granted",
-    "keep_alive",
     "members",
     "page",
     "put",
@@ -52,7 +50,6 @@ RANGE = "/etcdserverpb.KV/Range"
 TXN = "/etcdserverpb.KV/Txn"
 WATCH = "/etcdserverpb.Watch/Watch"
 GRANT = "/etcdserverpb.Lease/LeaseGrant"
-KEEP_ALIVE = "/etcdserverpb.Lease/LeaseKeepAlive"
 AUTHENTICATE = "/etcdserverpb.Auth/Authenticate"
 STATUS = "/etcdserverpb.Maintenance/Status"
 ALARM = "/etcdserverpb.Maintenance/Alarm"
@@ -257,15 +254,10 @@ def grant(ttl: int) -> bytes:
     return _message((1, ttl))
 
 
-def keep_alive(lease: int) -> bytes:
-    """Return the request, for :data:`KEEP_ALIVE`, that begins the ttl of a lease anew."""
-    return _message((1, lease))
-
-
 def granted(answer: bytes) -> tuple[int, int]:
-    """Decode the answer to either: the lease and its ttl in seconds, which is 0 if there is no such lease any more."""
+    """Decode the answer: the lease and its ttl in seconds."""
     fields = Fields(answer)
-    return fields.number(2), max(0, fields.number(3))
+    return fields.number(2), fields.number(3)
 
 
 # --- watches

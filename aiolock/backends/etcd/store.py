@@ -10,12 +10,11 @@ from collections.abc import AsyncIterator, Sequence
 
 from aiolock.backends.etcd.connection import Call, Connection
 from aiolock.backends.etcd.errors import LEASE_GONE, RpcError
-from aiolock.backends.etcd.leases import SHORTEST, Leases
+from aiolock.backends.etcd.leases import SHORTEST, Leases, for_rows, for_session
 from aiolock.backends.etcd.messages import (
     RANGE,
     TXN,
     KeyValue,
-    Written,
     delete,
     get,
     page,
@@ -124,10 +123,19 @@ class EtcdStore(RowStore):
 
     async def compare_and_set(self, edits: Sequence[Edit]) -> list[Row | None]:
         """Send each edit as a transaction of its own, all in one flight."""
-        if not edits:
-            return []
+        generation = self._open.generation
+        answers = await self._send(edits, generation)
+        if gone := [number for number, answer in enumerate(answers) if _lease_gone(answer)]:
+            # Leases were revoked. These transactions were refused as a whole, and are sent once more with others.
+            self._leases.clear()
+            others = await self._send([edits[number] for number in gone], generation)
+            for number, answer in zip(gone, others, strict=True):
+                answers[number] = answer
+        return [_made(generation, edit, answer) for edit, answer in zip(edits, answers, strict=True)]
+
+    async def _send(self, edits: Sequence[Edit], generation: int) -> list[bytes | BaseException]:
+        """Send each edit on this connection, and return the answers or what came instead."""
         connection = self._open
-        generation = connection.generation
         leases = [self._lease_at_hand(edit) for edit in edits]
         if None in leases:
             leases = list(await asyncio.gather(*map(self._lease, edits)))
@@ -140,33 +148,27 @@ class EtcdStore(RowStore):
             raise BackendUnavailable(
                 f"{connection.address}: the connection was lost before the request was sent"
             )
-        try:
-            answers = await _answers(connection.ask(TXN, requests, write=True))
-        except BackendError as error:
-            if isinstance(cause := error.__cause__, RpcError) and LEASE_GONE in cause.text:
-                self._leases.clear()
-            raise
-        for edit in edits:
-            if edit.value is None:
-                self._leases.forget(edit.key)
-        return [_made(generation, edit, written(answer)) for edit, answer in zip(edits, answers, strict=True)]
+        calls = connection.ask(TXN, requests, write=True) if requests else []
+        return await asyncio.gather(*(call.future for call in calls), return_exceptions=True)
 
     def _lease_at_hand(self, edit: Edit) -> int | None:
         """Return the lease of an edit, 0 for one without, and ``None`` if the cluster has to be asked."""
         if edit.ttl is None or edit.value is None:
             return 0
-        return None if edit.key.startswith(self._sessions) else self._leases.ready(edit.ttl) or None
+        return self._leases.ready(self._length(edit.key, edit.ttl), edit.ttl) or None
 
     async def _lease(self, edit: Edit) -> int:
         if edit.ttl is None or edit.value is None:
             return 0
-        if edit.key.startswith(self._sessions):
-            return await self._leases.own(edit.key, edit.ttl)
-        return await self._leases.shared(edit.ttl)
+        return await self._leases.get(self._length(edit.key, edit.ttl), edit.ttl)
+
+    def _length(self, key: str, ttl: float) -> int:
+        return for_session(ttl) if key.startswith(self._sessions) else for_rows(ttl)
 
     async def _lease_of_notes(self) -> int:
         """Return the lease of the keys by which clients are notified; they are of no use soon afterwards."""
-        return self._leases.ready(SHORTEST) or await self._leases.shared(SHORTEST)
+        seconds = for_rows(SHORTEST)
+        return self._leases.ready(seconds, SHORTEST) or await self._leases.get(seconds, SHORTEST)
 
     def _request(self, edit: Edit, generation: int, lease: int, note: int) -> bytes:
         revision = 0
@@ -229,7 +231,16 @@ def _row(generation: int, found: Sequence[KeyValue], revision: int) -> Row:
     return Row(found[0].value, f"{generation}.{found[0].revision}", tick)
 
 
-def _made(generation: int, edit: Edit, answer: Written) -> Row | None:
+def _lease_gone(answer: bytes | BaseException) -> bool:
+    """Test whether a transaction was refused because its lease is not there any more."""
+    cause = answer.__cause__ if isinstance(answer, BackendError) else None
+    return isinstance(cause, RpcError) and LEASE_GONE in cause.text
+
+
+def _made(generation: int, edit: Edit, result: bytes | BaseException) -> Row | None:
+    if isinstance(result, BaseException):
+        raise result
+    answer = written(result)
     if not answer.made:
         return None
     version = "" if edit.value is None else f"{generation}.{answer.revision}"

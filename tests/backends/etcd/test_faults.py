@@ -8,7 +8,9 @@ import pytest
 
 import aiolock
 from aiolock import BackendError, BackendRefused
+from aiolock.backends.etcd.leases import for_session
 from aiolock.types import Level
+from tests.faults.proxy import Proxy
 from tests.faults.staging import PATIENCE, queued, until
 from tests.pace import pace
 from tests.servers import Etcd, ServerFailed
@@ -119,3 +121,52 @@ async def test_a_holder_that_died_is_followed_by_a_client_that_starts_later(own)
     await until(taken)
     await lease.release()
     await holder.aclose()
+
+
+async def test_leases_that_a_member_ends_which_stood_still_end_no_session_that_was_renewed_meanwhile(own):
+    """The leader of a cluster whose disk hangs counts leases down without the renewals that another one gets by then. When it
+    goes on, it has those revoked that were due by its count (etcd-io/etcd#15247); here, an administrator does it at that moment.
+    """
+    ttl = 3 * pace()
+    loop = asyncio.get_running_loop()
+    async with (
+        Proxy("127.0.0.1", own.port) as proxy,
+        aiolock.connect(f"etcd://127.0.0.1:{proxy.port}", namespace="tests", ttl=ttl) as client,
+        aiolock.connect(own.url, namespace="tests", ttl=ttl) as rival,
+    ):
+        lease = await client.lock("x").acquire()
+        leases = await asyncio.to_thread(own.leases)
+        due = loop.time() + for_session(ttl)
+        # Those that rows share are not due for a long time.
+        leases -= {
+            each for each in leases if "granted with TTL(1200s)" in own.ctl("lease", "timetolive", each)
+        }
+        assert leases
+        while loop.time() < due:
+            await asyncio.sleep(0.05)
+            assert lease.held
+        await lease.renew()
+        proxy.up.blackhole()
+        for each in leases & await asyncio.to_thread(own.leases):
+            await asyncio.to_thread(own.ctl, "lease", "revoke", each)
+        asked = 0
+        while lease.held:
+            following = await rival.lock("x").try_acquire()
+            assert following is None or not lease.held
+            asked += 1
+        assert asked
+        proxy.up.heal()
+        if following is None:
+            following = await rival.lock("x").acquire(timeout=PATIENCE)
+        assert following.token > lease.token
+        await following.release()
+
+
+async def test_the_first_request_after_leases_were_revoked_succeeds(own):
+    async with aiolock.connect(own.url, namespace="tests", ttl=30) as client:
+        for name in ("x", "y"):
+            async with client.lock(name):
+                pass
+            await asyncio.to_thread(own.revoke_leases)
+        async with client.lock("x", timeout=PATIENCE):
+            pass
