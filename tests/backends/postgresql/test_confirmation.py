@@ -260,7 +260,7 @@ async def test_a_row_that_is_locked_is_waited_for_and_the_wait_can_be_given_up(
     server, namespace, connect, how
 ):
     mine, admin, look = await connect(), await connect(), await connect()
-    options = {"namespace": namespace, "ttl": 30, "command_timeout": 30 if how == "cancel" else 2}
+    options = {"namespace": namespace, "ttl": 30, "command_timeout": 30 if how == "cancel" else 8}
     async with aiolock.connect(server.url, **options) as client, client.lock("x") as lease:
         for give_up in (True, False):
             await admin.execute("BEGIN")
