@@ -39,7 +39,7 @@ check: .venv/dev.stamp
 demo: .venv/demo.stamp
 	$(RUN) -m aiolock demo
 
-## make demo-flash-sale   every way to sell the last items, with and without locks, on a server of each kind (7 min on a busy machine)
+## make demo-flash-sale   every way to sell the last items, with and without locks, on a server of each kind (2 to 10 min)
 demo-flash-sale: .venv/dev.stamp
 	@tests/install.sh redis mariadb zookeeper memcached etcd
 	$(RUN) -m examples.flash_sale

@@ -1,7 +1,7 @@
 """Rows in a MongoDB collection: documents that are read linearizably and replaced by compare-and-set.
 
 A write is one ``findAndModify`` whose condition is the version, which the writer has chosen; it is answered when a majority
-of the members has it in their journals. Each read reads the document of the format as well, whose absence shows that the
+of the members has it in their journals. A read names several documents, of which each is judged alone. Each read reads the document of the format as well, whose absence shows that the
 collection was dropped."""
 
 from __future__ import annotations

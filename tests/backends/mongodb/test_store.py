@@ -65,6 +65,29 @@ async def test_more_rows_are_read_than_one_answer_has_in_the_order_of_their_keys
     assert [found async for found, _ in store.scan(f"{key}x")] == []
 
 
+async def test_each_row_of_a_batch_is_no_older_than_the_sending_of_the_read(store, other, key):
+    """MongoDB documents this for a read of one document; rows may be read at different moments, but none may be missed."""
+    keys = [f"{key}{number:03}" for number in range(120)]
+    made = {each: await other.insert(each, b"0") for each in keys[::10]}
+    answered = dict.fromkeys(made, 0)
+
+    async def write(each):
+        row = made[each]
+        for number in range(1, 25):
+            row = await other.update(each, row.version, str(number).encode())
+            answered[each] = number
+
+    writers, reads = [asyncio.create_task(write(each)) for each in made], 0
+    while not all(writer.done() for writer in writers):
+        before = dict(answered)
+        rows = dict(zip(keys, await store.get(keys), strict=True))
+        assert [each for each in keys if rows[each].version] == list(made)
+        assert [each for each in made if int(rows[each].value) < before[each]] == []
+        reads += 1
+    await asyncio.gather(*writers)
+    assert reads > 3
+
+
 async def test_a_batch_of_reads_is_one_request(server, key):
     requests = []
 
