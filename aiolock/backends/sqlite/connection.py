@@ -204,8 +204,9 @@ class Connection:
 
     def _is_new(self) -> bool:
         """Return whether the file is empty; refuse one of another program or of another format."""
-        [[application]], [[version]] = self.run("PRAGMA application_id"), self.run("PRAGMA user_version")
+        # The tables first: another process may be making them, and commits them and its marks together.
         tables = [name for [name] in self.run("SELECT name FROM sqlite_master LIMIT 4")]
+        [[application]], [[version]] = self.run("PRAGMA application_id"), self.run("PRAGMA user_version")
         if application == APPLICATION and version != FORMAT:
             raise UnsafeBackend(
                 f"{self.path} has format {version}, and this version of aiolock uses format {FORMAT}: use the same version of "

@@ -591,6 +591,24 @@ async def test_a_waiter_learns_of_the_new_file_when_it_looks(make, path):
     await until(lambda: store.interruptions)
 
 
+async def test_a_file_that_another_process_makes_at_the_same_moment_is_no_other_program_s(
+    make, path, monkeypatch
+):
+    run, made = connection.Connection.run, []
+
+    def beside(self, statement, values=()):
+        answer = run(self, statement, values)
+        if not made:
+            made.append(True)
+            connection.Connection(path, str(path), lambda: True).close()
+        return answer
+
+    monkeypatch.setattr(connection.Connection, "run", beside)
+    store = await make()
+    await store.insert("test:a")
+    assert made
+
+
 # --- forks and neighbours
 
 
