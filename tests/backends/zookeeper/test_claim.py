@@ -631,6 +631,7 @@ async def test_opening_without_a_server_ends_in_time_and_says_which(tools):
 async def test_a_waiter_survives_an_outage_longer_than_its_session(cut, rival, proxy, tools):
     holder = await rival.lock("x").acquire()
     waiter = await waiting(tools, rival, cut.lock("x"))
+    await tools.watching(cut, "x")
     await no_connection(tools.session_of(cut), proxy, tools)
 
     async def expired() -> bool:
