@@ -894,7 +894,7 @@ MUTANTS = (
     Mutant(
         "who has lost races for a command timeout does not hear that it got in",
         "aiolock.backends.rows.claim",
-        "                entering.future.add_done_callback(lambda _: self.inbox.wake(WakeReason.NOTIFIED))\n",
+        "                entering.future.add_done_callback(lambda _: self.inbox.wake(WakeReason.ANSWERED))\n",
         "",
         ENGINE + "test_a_lost_race_is_no_silence",
     ),
