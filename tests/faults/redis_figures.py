@@ -432,6 +432,8 @@ async def staged() -> AsyncIterator[Stage]:
     with Redis() as server:
         async with redis.asyncio.Redis(port=server.port, single_connection_client=True) as admin:
             await admin.ping()
+            # A pipeline has a second connection, which stays open.
+            await admin.pipeline(transaction=False).ping().execute()
             yield Stage(server, admin)
 
 
