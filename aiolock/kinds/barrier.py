@@ -139,7 +139,7 @@ def arrive(
 
 
 def heartbeat(body: Body, me: str) -> tuple[Body | None, None]:
-    """Record that client ``me`` is alive, and confirm the round if it is full; it need not live any longer to pass then."""
+    """Record that client ``me`` is alive, and confirm the round if it is full; a client that has confirmed needs no heartbeat."""
     if not body or me not in body["inside"] or body["inside"][me]["here"]:
         return None, None
     entry = body["inside"][me]

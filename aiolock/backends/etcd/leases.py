@@ -1,9 +1,10 @@
 """Leases, with which the cluster deletes the keys of clients that have ended.
 
-No lease is ever renewed: a key that is to stay is written with a later one. For a leader that stands still, such as while its
-disk hangs, counts leases down meanwhile, and when it goes on it has those revoked of whose renewals it did not learn,
-although another member leads by then (etcd-io/etcd#15247). A lease that is never renewed has come to its end, whichever member
-finds that. So the absence of the key of a session proves that it was not renewed for its ttl."""
+No lease is ever renewed; a key that is to stay is written again with a later lease. The reason is etcd-io/etcd#15247: a leader
+whose disk hangs goes on counting leases down, and does not learn that they are renewed by way of another member. When its disk
+goes on, it has those leases revoked, although they are alive. A lease that is never renewed has ended whenever any member says
+so, and therefore the absence of a session's key proves that the session was not renewed for its ttl.
+"""
 
 from __future__ import annotations
 
