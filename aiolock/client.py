@@ -265,7 +265,10 @@ class Client:
             raise
 
     async def _connect_in_time(self) -> None:
-        """Open the backend, again and again for ``wait_for_server`` seconds while it cannot be reached."""
+        """Open the backend, again and again for ``wait_for_server`` seconds while it cannot be reached.
+
+        Cancelling it leaves nothing open.
+        """
         if not self._wait:
             await self._connect()
             return

@@ -297,7 +297,7 @@ class Lock(NamedLock):
         return hold
 
     async def _try(self, timeout: float | None) -> Hold | None:
-        """Wait for at most ``timeout`` seconds, unless the running task is inside its own block."""
+        """Wait for at most ``timeout`` seconds, unless the running task is inside its own block; cancelling it leaves nothing held."""
         return (
             None if self._in_own_block() else await ask(self._runtime, self._request, self._options, timeout)
         )

@@ -77,7 +77,7 @@ class TransactionLock(NamedLock):
             raise AcquireTimeout(self.name, wait or 0.0)
 
     async def _reach(self, timeout: float | None = None) -> float | None:
-        """Connect a lazy client; return what is left of ``timeout``."""
+        """Connect a lazy client; return what is left of ``timeout``. Cancelling it ends the wait; the attempt goes on."""
         self._guard()
         runtime = self._runtime
         if runtime.connect is not None:

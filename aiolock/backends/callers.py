@@ -43,7 +43,7 @@ class Callers:
     async def aclose(self, timeout: float) -> None:
         """End the statements under way, so that the callers have their connections back.
 
-        Connections that are not back within ``timeout`` seconds are closed.
+        Connections that are not back within ``timeout`` seconds are closed. Cancelling it ends the wait only.
         """
         self.closed = True
         if self.present:
@@ -84,7 +84,7 @@ class CallerConnection(ABC):
     async def interrupt(self, left: float) -> None:
         """Have the server end the statement under way, within ``left`` seconds; called again while it goes on.
 
-        Errors of this library, and :class:`TimeoutError`, are ignored.
+        Errors of this library, and :class:`TimeoutError`, are ignored. After cancelling it the server may have received it.
         """
 
     @abstractmethod
@@ -157,7 +157,7 @@ class CallerConnection(ABC):
 
 
 async def until_done(task: asyncio.Task[Any], first: BaseException | None = None) -> BaseException | None:
-    """Wait until ``task`` has ended, whatever comes in between; return the first of it, or ``first``."""
+    """Wait until ``task`` has ended, also after being cancelled; return ``first``, else the first exception in between."""
     while not task.done():
         try:
             await asyncio.wait([task])

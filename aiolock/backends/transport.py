@@ -194,6 +194,7 @@ class Transport(asyncio.Protocol, OneProcess, ABC):
     async def aclose(self) -> None:
         """Close the connection and fail what waits for it, within about a second. Idempotent; never raises.
 
+        Cancelling it aborts the connection instead of waiting for the bytes that are left to be sent.
         In a forked child it does nothing: the connection is the parent's.
         """
         if self.forked or self.state is ConnectionState.CLOSED:

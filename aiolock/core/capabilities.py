@@ -140,7 +140,7 @@ class Diagnosis(Capability):
 
 
 async def diagnose(backend: Backend) -> list[Finding]:
-    """Return the findings of a backend; none of one that cannot be examined."""
+    """Return the findings of a backend; none of one that cannot be examined. Cancelling it changes nothing."""
     return await backend.diagnose() if isinstance(backend, Diagnosis) else []
 
 
@@ -179,7 +179,8 @@ ABSENT = Entry(b"", "")
 class Register(ABC):
     """A small value at the server, changed by compare-and-set. No I/O before the first verb; used by one task at a time.
 
-    Only errors of :mod:`aiolock.errors` leave it; each verb but ``changed`` ends within the command timeout.
+    Only errors of :mod:`aiolock.errors` leave it; each verb but ``changed`` ends within the command timeout. Cancelling
+    :meth:`read` or :meth:`changed` changes nothing.
     """
 
     @abstractmethod
@@ -197,14 +198,11 @@ class Register(ABC):
 
     @abstractmethod
     async def changed(self, stamp: str) -> None:
-        """Wait until the register may have another stamp: may be early, is never infinitely late.
-
-        Cancelling it changes nothing.
-        """
+        """Wait until the register may have another stamp: may be early, is never infinitely late."""
 
     @abstractmethod
     async def aclose(self) -> None:
-        """End the watches. Never raises; idempotent."""
+        """End the watches. Never raises; idempotent. Cancelling it may leave one at the server, where it does no harm."""
 
 
 class RegisterStore(Capability):
@@ -238,7 +236,10 @@ class CallerLock(ABC):
 
     @abstractmethod
     async def inspect(self) -> LockInfo:
-        """Return the transactions that have the lock, and those that wait for it; asked on a connection of the client."""
+        """Return the transactions that have the lock, and those that wait for it; asked on a connection of the client.
+
+        Cancelling it changes nothing.
+        """
 
 
 class TransactionLocks(Capability):
@@ -286,7 +287,10 @@ class FencedNode(Claim):
 
     @abstractmethod
     async def fenced_set(self, path: str, data: bytes, version: int | None) -> int | None:
-        """Write to a node elsewhere if the own one is there; see :func:`aiolock.zookeeper.fenced_set`."""
+        """Write to a node elsewhere if the own one is there; see :func:`aiolock.zookeeper.fenced_set`.
+
+        Cancelling it leaves open whether it was written.
+        """
 
 
 class FencedPut(Capability):
@@ -296,7 +300,8 @@ class FencedPut(Capability):
     async def fenced_put(self, claim: Claim, key: str, value: bytes, check: Callable[[], None]) -> int:
         """Set the key if the server shows the hold of ``claim``; see :func:`aiolock.etcd.fenced_put`.
 
-        ``check`` raises if the lease was lost or released meanwhile; it is called after each read.
+        ``check`` raises if the lease was lost or released meanwhile; it is called after each read. Cancelling it leaves
+        open whether the key was set.
         """
 
 

@@ -253,7 +253,10 @@ class Hold:
         return claim
 
     def leave(self, task: Task, error: BaseException | None) -> Coroutine[None, None, None] | None:
-        """End a block: release, or raise what the loss means for it. The coroutine that is returned is to be awaited."""
+        """End a block: release, or raise what the loss means for it. The coroutine that is returned is to be awaited.
+
+        Cancelling it has the client release in the background.
+        """
         if not self.quiet(task):
             return self._leave(task, error)
         claim = self.end()
@@ -290,7 +293,10 @@ class Hold:
             ) from error
 
     async def raise_loss(self, task: Task, error: BaseException | None) -> None:
-        """Raise :class:`LockLost` at the end of a block of ``task`` whose release reported it, unless ``error`` wins."""
+        """Raise :class:`LockLost` at the end of a block of ``task`` whose release reported it, unless ``error`` wins.
+
+        A cancellation from outside wins as well.
+        """
         await _raise(CancelScope(task).resolve(error, self.error()), error)
 
     # --- the release
@@ -311,7 +317,10 @@ class Hold:
             await self.parent.runtime.release(claim, self.disown, keep)
 
     async def close(self, error: BaseException | None, keep: float = 0) -> None:
-        """Release at the end of work that ended with ``error``; raise :class:`LockLost` as the end of a block does."""
+        """Release at the end of work that ended with ``error``; raise :class:`LockLost` as the end of a block does.
+
+        Cancelling it has the client release in the background.
+        """
         before = self.loss
         await self.release(keep)
         if self.loss != before:

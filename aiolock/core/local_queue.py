@@ -186,7 +186,10 @@ async def _observe(
 async def _reach_first(
     runtime: Runtime, request: Request, options: LeaseOptions, timeout: float | None
 ) -> Hold | None:
-    """Connect a lazy client, then ask: what a claim needs to know of the server is found out by connecting."""
+    """Connect a lazy client, then ask: what a claim needs to know of the server is found out by connecting.
+
+    Cancelling it leaves nothing held; the attempt to connect goes on.
+    """
     left = await runtime.reach(timeout)
     return await ask(runtime, request, options, left)
 

@@ -355,6 +355,7 @@ class RegisterWriter:
             settle(self._finished, None)
 
     async def _serve(self) -> None:
+        """Read, write and watch for as long as a task wants anything. Cancelling it leaves open whether the write under way counts."""
         entry, own, failing, lost, rest = ABSENT, False, Backoff(self._random, *PAUSES), 0, 0.0
         while self._updates or self._waits:
             self._news = asyncio.get_running_loop().create_future()
@@ -403,7 +404,10 @@ class RegisterWriter:
                 await asyncio.wait({self._news}, timeout=rest * self._random.uniform(0.5, 1.0))
 
     async def _watch(self, stamp: str) -> bool:
-        """Wait for a change of the register, or for a task that wants something else; return False after an error."""
+        """Wait for a change of the register, or for a task that wants something else; return False after an error.
+
+        Cancelling it ends the watch.
+        """
         assert self._news is not None  # noqa: S101 - made at the beginning of each round
         watch = start(self.register.changed(stamp), "aiolock-watch")
         try:
@@ -433,7 +437,8 @@ class RegisterWriter:
     async def _write(self, entry: Entry, readable: set[asyncio.Future[Any]]) -> Entry | None:
         """Apply the updates and return what the register contains then; ``None`` if another writer was faster.
 
-        Updates that change nothing are answered if they are ``readable``; the others wait for the next read.
+        Updates that change nothing are answered if they are ``readable``; the others wait for the next read. Cancelling it
+        leaves open whether the write counts.
         """
         before = body = self._read(entry)
         results: Results = {}
@@ -515,6 +520,6 @@ class _Rest(Claim):
         return None
 
     async def release(self, keep: float = 0) -> Release:  # noqa: ARG002 - there is nothing to keep
-        """Wait until nothing is left to write."""
+        """Wait until nothing is left to write; cancelling it ends the wait only."""
         await asyncio.shield(self._finished)
         return Release.RELEASED

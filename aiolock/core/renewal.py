@@ -445,7 +445,10 @@ class RenewalScheduler:
         self._settle(validity)
 
     async def _round(self, validities: list[Validity]) -> None:
-        """Renew in the batches of the backend, all at the same time; what has failed is requested again soon."""
+        """Renew in the batches of the backend, all at the same time; what has failed is requested again soon.
+
+        Cancelling it does not end the batches; what fails in them is requested again as if there had been no answer.
+        """
         self.renewals += sum(validity.renewed for validity in validities)
         failed: dict[str, list[Validity]] = {}
         batches = self._backend.batches(validities, lambda validity: validity.claim)
@@ -464,7 +467,10 @@ class RenewalScheduler:
                 self._await_answer(validity, now + validity.retry_after(validity.pace / 10, now) * share)
 
     async def _renew_batch(self, batch: list[Validity], failed: dict[str, list[Validity]]) -> None:
-        """Renew in one call of the backend; add what is unknown afterwards to ``failed``, by the error."""
+        """Renew in one call of the backend; add what is unknown afterwards to ``failed``, by the error.
+
+        After cancelling it the server may have prolonged the holds, and no validity has been prolonged.
+        """
         now = self._clock()
         for validity in batch:
             validity.note_present(now)

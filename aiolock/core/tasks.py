@@ -86,7 +86,7 @@ class Backoff:
         self._next = self._first
 
     async def pause(self) -> None:
-        """Sleep for the next pause."""
+        """Sleep for the next pause; cancelling it ends the sleep."""
         await asyncio.sleep(self.next())
 
 

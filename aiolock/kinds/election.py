@@ -144,7 +144,7 @@ class _Observer(AsyncIterator["Leader | None"]):
             await self._change(register, stamp)
 
     async def _change(self, register: Register | None, stamp: str) -> None:
-        """Wait for a change of the register, at most until the next poll."""
+        """Wait for a change of the register, at most until the next poll; cancelling it ends the wait."""
         try:
             async with asyncio.timeout(self._poll):
                 if register is None:
@@ -202,7 +202,10 @@ class Campaign(Lock):
             runtime.spawn(self._touch(runtime), "aiolock-election")
 
     async def _touch(self, runtime: Runtime) -> None:
-        """Change the register of the election; its value means nothing."""
+        """Change the register of the election; its value means nothing.
+
+        Cancelling it leaves open whether it was changed; observers poll.
+        """
         try:
             backend = RegisterStore.of(runtime.backend, ELECTION.family.value)
             register = backend.register(self.name, ELECTION.family)

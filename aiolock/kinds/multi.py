@@ -43,7 +43,7 @@ class Part(NamedTuple):
         return self.lock._follow()  # noqa: SLF001 - a lock and several locks are of one library
 
     async def ask(self, timeout: float | None) -> Hold | None:
-        """Acquire the lock without regard to the calling task's own blocks."""
+        """Acquire the lock without regard to the calling task's own blocks. Cancelling it leaves nothing held."""
         runtime = self.runtime
         runtime.guard()
         return await ask(runtime, self.request, self.options, timeout)
@@ -492,8 +492,8 @@ class LockAll(Handle):
         """Request all that is missing at the same time, without waiting; return the first name that is not free.
 
         ``got`` is completed up to that one, and what was granted beyond it is given back. Levels stay: the task has those
-        locks already, and would wait for itself if it requested them without. If it raises, ``got`` is the caller's to
-        give back.
+        locks already, and would wait for itself if it requested them without. If it raises, also by being cancelled, the
+        requests under way are withdrawn, and ``got`` is the caller's to give back.
         """
         runtime = self._parts[0].runtime
         runtime.guard()

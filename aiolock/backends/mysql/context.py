@@ -151,7 +151,7 @@ class Context:
         """Return what ``work`` returns, if it ends within the command timeout; raise :class:`BackendUnavailable` if not.
 
         This is the one deadline of whatever is executed inside: opening connections and repetitions included. Commands
-        under way are not interrupted, only the waiting for them is.
+        under way are not interrupted, only the waiting for them is; nor are they by cancelling it.
         """
         try:
             async with asyncio.timeout(self.timeout):
@@ -173,7 +173,7 @@ class Context:
         It is sent again for as long as the server undoes it: that is how two statements about one row end on two nodes of a
         cluster, and sometimes on one server. The statements before it in the packet must bear that. With
         ``repeat`` it is also sent again after KILL QUERY, and once after a main session was lost: such packets
-        find their own effects.
+        find their own effects. Cancelling it ends that; a packet that was sent is carried out.
         """
         again = False
         while True:
@@ -200,7 +200,7 @@ class Context:
         """Execute a packet that changes a row, again while that is locked; return the answers and when it was sent.
 
         With the ``key`` of a lock, a row that was locked of late is first asked for without waiting: other statements of this
-        client are not to wait behind this one.
+        client are not to wait behind this one. Cancelling it is cancelling :meth:`execute`.
         """
         while True:
             probe = f"{self.statements('unlocked', id=quote(key))}; " if key and self.crowded(key) else ""
@@ -215,7 +215,7 @@ class Context:
             await self.pause(RETRY)
 
     async def ask(self, packet: str, *, urgent: bool = False) -> list[Result]:
-        """Execute a packet within the command timeout; see :meth:`execute`."""
+        """Execute a packet within the command timeout; cancelling it is cancelling :meth:`execute`."""
         return await self.within(self.execute(packet, urgent=urgent))
 
     def failed(self, key: str, error: BaseException, sent: float) -> None:
@@ -238,5 +238,5 @@ class Context:
         return bool(self._crowded) and self._crowded.get(key, 0.0) > self.clock()
 
     async def pause(self, seconds: tuple[float, float]) -> None:
-        """Sleep for a random time between these, so that clients that met do not meet again."""
+        """Sleep for a random time between these, so that clients that met do not meet again; cancelling it ends the sleep."""
         await asyncio.sleep(self.random.uniform(*seconds))

@@ -525,7 +525,8 @@ class QuorumClaim(Downgrade, Extension):
     ) -> None:
         """Wait until a majority has answered, and then as long again for the other steps; all within the command timeout.
 
-        The step of a vote that is on its way waits for it, which may take as long as others hold the lock there.
+        The step of a vote that is on its way waits for it, which may take as long as others hold the lock there. Cancelling it
+        ends the wait only.
         """
         end = sent + self.members.command_timeout
         await self.members.until(confirmed, steps, end)

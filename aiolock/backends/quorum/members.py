@@ -60,7 +60,8 @@ class Member:
     async def ask(self, request: Callable[[], Awaitable[T]], *, proves: bool = True) -> T:
         """Return the answer to a request, and record whether there was one; raise if the member was never reached.
 
-        ``proves`` is false for a request that may succeed without a question to the server.
+        ``proves`` is false for a request that may succeed without a question to the server. Cancelling it is cancelling
+        the request.
         """
         if not self.open:
             raise BackendUnavailable(f"{self!r} could not be reached yet: {self.failure}") from self.failure
@@ -139,6 +140,7 @@ class Members:
         """Open the members that can be reached, which must be a majority; go on trying the others in the background.
 
         Returns the capabilities of the quorum. ``opened`` is called with each member, also with those that come later.
+        Cancelling it leaves members that were opened to :meth:`aclose`.
         """
         tries = [self.tasks.spawn(member.try_to_open(), "aiolock-quorum-open") for member in self.all]
         try:
@@ -203,7 +205,10 @@ class Members:
             await asyncio.wait(leaving, timeout=CLEAN_UP)
 
     async def settle(self, timeout: float) -> None:
-        """Wait for the releases in the background, at most ``timeout`` seconds, and a command timeout for each."""
+        """Wait for the releases in the background, at most ``timeout`` seconds, and a command timeout for each.
+
+        Cancelling it ends the wait only.
+        """
         now = self.settings.clock()
         limits = {task: since + self.settings.command_timeout - now for task, since in self.leaving.items()}
         limit = min(timeout, max(limits.values(), default=0.0))
@@ -231,7 +236,10 @@ class Members:
     async def until(
         self, condition: Callable[[], bool], tasks: Collection[asyncio.Task[Any]], end: float = math.inf
     ) -> bool:
-        """Wait for ``condition``, which is tested as the tasks end; return False if they all end before, or at ``end``."""
+        """Wait for ``condition``, which is tested as the tasks end; return False if they all end before, or at ``end``.
+
+        Cancelling it ends the wait only.
+        """
         while not condition():
             pending = [task for task in tasks if not task.done()]
             seconds = end - self.settings.clock()
@@ -244,7 +252,10 @@ class Members:
     # --- asking
 
     async def ask_all(self, ask: Callable[[Backend], Awaitable[T]]) -> list[T]:
-        """Return the answers of all members that gave one, in their order; raise if they are no majority."""
+        """Return the answers of all members that gave one, in their order; raise if they are no majority.
+
+        Cancelling it cancels the requests.
+        """
         asked = [
             self.tasks.spawn(member.ask(partial(ask, member.backend)), "aiolock-quorum-ask")
             for member in self.all

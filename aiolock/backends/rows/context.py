@@ -65,7 +65,10 @@ class Flight(NamedTuple):
 
 
 class Context:
-    """One opening of a client, as the parts of the engine see it: the store, the settings, and what its answers have proved."""
+    """One opening of a client, as the parts of the engine see it: the store, the settings, and what its answers have proved.
+
+    Cancelling a call of the store ends the wait for its answer; a write may count.
+    """
 
     def __init__(self, store: RowStore, settings: Settings, events: EventQueue, floor: int) -> None:
         self.store = store

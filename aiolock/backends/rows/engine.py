@@ -136,7 +136,7 @@ class Engine:
         """Send a heartbeat and, in the same flight, verify the rows in which this client holds or waits.
 
         With ``ttl``, the session has another one from this heartbeat on. Raises :class:`BackendError` if one of the two was not
-        answered: what was, counts nevertheless.
+        answered: what was, counts nevertheless. Cancelling it does not end the heartbeat.
         """
         work = session.heartbeat() if ttl is None else session.extend(ttl)
         heartbeat = self.context.begin(work, "aiolock-heartbeat")
@@ -156,7 +156,7 @@ class Engine:
     async def verify(self, sessions: Collection[RowSession]) -> None:
         """Verify holds that are not prolonged: their rows and those of their sessions, in one flight.
 
-        Raises :class:`BackendError` if it was not answered.
+        Raises :class:`BackendError` if it was not answered. Cancelling it changes nothing at the server.
         """
         await self._verify(sessions, sessions)
 
@@ -257,7 +257,7 @@ class Engine:
     async def settle(self, timeout: float, key: str | None = None) -> None:
         """Wait until all releases were answered, or those of one row, for at most ``timeout`` seconds.
 
-        What is left of the time is for :meth:`close`, which follows when the client is closed.
+        What is left of the time is for :meth:`close`, which follows when the client is closed. Cancelling it ends the wait only.
         """
         self._settle_until = self.context.clock() + timeout
         writers = [writer for each, writer in self._writers.items() if key in (None, each)]

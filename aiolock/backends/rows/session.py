@@ -107,7 +107,7 @@ class RowSession:
         return self.context.store.expires and self._version is None and not self.dead
 
     async def open(self) -> None:
-        """Insert the row, flushed, before any other row names it."""
+        """Insert the row, flushed, before any other row names it. Cancelling it may leave the row, which ends by its ttl."""
         if self.context.reading is None:
             # The row carries its expiry by the shared clock, if the store has one.
             await self.context.get([self.key])
@@ -230,7 +230,10 @@ class RowSession:
         return self.ended.interrupted()
 
     async def close(self) -> None:
-        """Delete the row; with claims left, declare the session dead instead, so that they count no more. Never raises."""
+        """Delete the row; with claims left, declare the session dead instead, so that they count no more. Never raises.
+
+        After cancelling it the session ends by its ttl at the latest.
+        """
         if self.dead or self._version is None:
             return
         # The write is flushed, and so makes the removals durable that were answered before it.
@@ -278,7 +281,10 @@ class RowSessions:
         return session
 
     async def alone(self, ttl: float) -> RowSession:
-        """Open a session for one claim, with whose removal it ends: a claim with a life of its own."""
+        """Open a session for one claim, with whose removal it ends: a claim with a life of its own.
+
+        Cancelling it is cancelling :meth:`RowSession.open`.
+        """
         session = RowSession(self.context, ttl, self._end)
         await session.open()
         self.open[session.id] = session

@@ -135,7 +135,7 @@ class Listener(NamedTuple):
 class RowStore(ABC):
     """A table of small rows at a server, in a file or in memory; one object for each opened client.
 
-    The constructor takes the store's own options and does no I/O.
+    The constructor takes the store's own options and does no I/O. Cancelling a call that only reads changes nothing.
     """
 
     push: bool = False
@@ -214,7 +214,7 @@ class RowStore(ABC):
         """Delete the rows whose key begins with ``prefix`` and whose ttl ended ``idle`` seconds ago or earlier; return their number.
 
         Each row is deleted only if it still has that ttl at that moment (one statement does both). Deletes in portions, so
-        that no other call waits for it.
+        that no other call waits for it; after cancelling it no further portion is deleted.
         """
 
     def watch(self, keys: frozenset[str]) -> None:  # noqa: B027 - most notify by address
@@ -236,4 +236,7 @@ class RowStore(ABC):
 
     @abstractmethod
     async def aclose(self) -> None:
-        """Close every connection and end every task and thread. Never raises; safe in every state; idempotent."""
+        """Close every connection and end every task and thread. Never raises; safe in every state; idempotent.
+
+        Cancelling it may leave some open, for another call.
+        """
