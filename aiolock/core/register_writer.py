@@ -381,6 +381,7 @@ class RegisterWriter:
             took = self.clock() - begun
             if after is None:
                 own, lost, self.round = False, lost + 1, max(took, SHORTEST_ROUND)
+                # Not a Backoff: it depends on the length of a round and on the rivals, and spreads them from 0 on.
                 pause = self.round * (self._rivals or 2.0 ** min(lost - 2, 10))
                 await asyncio.sleep(self._random.uniform(0.0, min(pause, self._timeout / 4)))
                 continue
@@ -398,6 +399,7 @@ class RegisterWriter:
             if self._news.done():
                 continue
             soon = self.clock() - since < 4 * max(rest, took)
+            # Not a Backoff either: nothing has failed, and the rivals set the length.
             rest = self._rivals * self.round / 2 if self._rivals else max(2 * rest, FIRST_REST * took)
             rest = min(rest, max(MOST_REST, 8 * took), self._timeout / 2) if soon else 0.0
             if rest:

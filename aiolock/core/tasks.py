@@ -76,10 +76,10 @@ class Backoff:
         self._first = self._next = first
         self._limit = limit
 
-    def next(self) -> float:
-        """Return the seconds of the next pause."""
+    def next(self, least: float = 0.0) -> float:
+        """Return the seconds of the next pause, which is at least ``least`` before it is shortened."""
         seconds, self._next = self._next, min(2 * self._next, self._limit)
-        return seconds * self._random.uniform(0.5, 1.0)
+        return max(seconds, least) * self._random.uniform(0.5, 1.0)
 
     def reset(self) -> None:
         """Begin with the first pause again, after a success."""

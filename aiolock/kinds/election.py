@@ -12,6 +12,7 @@ from aiolock.core.backend import Request
 from aiolock.core.capabilities import Administration, Register, RegisterStore
 from aiolock.core.hold import Hold, LeaseOptions
 from aiolock.core.runtime import Generations, Runtime, State
+from aiolock.core.tasks import Backoff
 from aiolock.errors import BackendError, LockError, UnsupportedKind
 from aiolock.lock import Handle, Lock
 from aiolock.types import ELECTION, Leader
@@ -126,6 +127,7 @@ class _Observer(AsyncIterator["Leader | None"]):
             await register.aclose()
 
     async def _next(self, register: Register | None) -> Leader | None:
+        failing = Backoff(self._runtime.random, limit=0.5)
         while True:
             self._runtime.guard()
             try:
@@ -135,15 +137,15 @@ class _Observer(AsyncIterator["Leader | None"]):
             except BackendError as error:
                 if self._last == -1 or not error.retryable:
                     raise
-                await asyncio.sleep(self._runtime.random.uniform(0.1, 0.5))
+                await failing.pause()
                 continue
             term = None if leader is None else leader.token
             if term != self._last:
                 self._last = term
                 return leader
-            await self._change(register, stamp)
+            await self._change(register, stamp, failing)
 
-    async def _change(self, register: Register | None, stamp: str) -> None:
+    async def _change(self, register: Register | None, stamp: str, failing: Backoff) -> None:
         """Wait for a change of the register, at most until the next poll; cancelling it ends the wait."""
         try:
             async with asyncio.timeout(self._poll):
@@ -154,7 +156,7 @@ class _Observer(AsyncIterator["Leader | None"]):
         except TimeoutError:
             pass
         except BackendError:
-            await asyncio.sleep(self._runtime.random.uniform(0.1, 0.5))
+            await failing.pause()
 
 
 class Campaign(Lock):

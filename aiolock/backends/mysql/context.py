@@ -239,4 +239,5 @@ class Context:
 
     async def pause(self, seconds: tuple[float, float]) -> None:
         """Sleep for a random time between these, so that clients that met do not meet again; cancelling it ends the sleep."""
+        # Not a Backoff: what is waited for is the end of another transaction, which longer pauses would only notice later.
         await asyncio.sleep(self.random.uniform(*seconds))

@@ -35,6 +35,7 @@ from aiolock.core.backend import Claim, Event, EventKind, Grant, Renewal, Reques
 from aiolock.core.capabilities import Extension
 from aiolock.core.logs import Log, get_logger
 from aiolock.core.present import decode_present, presented
+from aiolock.core.tasks import Backoff
 from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, LockLost
 from aiolock.types import Family, Holder, LockInfo, Mode
 
@@ -42,8 +43,8 @@ __all__ = ["LeaseClaim", "LeaseMode"]
 
 log: Log = get_logger("aiolock")
 
-FIRST_POLL, LAST_POLL = 0.005, 0.25
-"""Seconds between polls of the first in the queue at a row whose holder cannot wake it."""
+POLLS = 0.005, 0.25
+"""Most seconds, at first and after many, between polls of the first in the queue at a row whose holder cannot wake it."""
 
 
 def lock_names(context: Context, name: str, family: Family) -> tuple[str, str]:
@@ -163,7 +164,7 @@ class LeaseClaim(QueuedClaim, RowClaim, Extension):
     """An owner of a row, or a request to become it."""
 
     __slots__ = (
-        *("_asked", "_granted", "_next_poll", "_remaining", "_turn", "_user"),
+        *("_asked", "_granted", "_polls", "_remaining", "_turn", "_user"),
         *("key", "owner", "requested", "turnstile"),
     )
 
@@ -180,7 +181,7 @@ class LeaseClaim(QueuedClaim, RowClaim, Extension):
         """The session that has the turnstile for this claim, or may have it."""
         self._remaining = 0.0
         """Seconds for which the row was held when it was last seen; below zero: free since."""
-        self._next_poll = FIRST_POLL
+        self._polls = Backoff(context.random, *POLLS)
         self._user = -1
         """The session that had the turnstile at the last poll; 0: none."""
 
@@ -254,7 +255,8 @@ class LeaseClaim(QueuedClaim, RowClaim, Extension):
     # --- waiting
 
     def _blocking(self) -> Blocking:
-        self._user, self._next_poll = -1, FIRST_POLL
+        self._user = -1
+        self._polls.reset()
         statements, turnstile = self._context.statements, quote(self.turnstile)
         return Blocking(
             self.turnstile,
@@ -268,8 +270,7 @@ class LeaseClaim(QueuedClaim, RowClaim, Extension):
             return super()._pause()
         if position.state is PositionState.TURN:
             # First in the queue already, and refused by the row: its holder has no turnstile to leave.
-            pause, self._next_poll = self._next_poll, min(2 * self._next_poll, LAST_POLL)
-            return min(pause, max(self._remaining, 0.001))
+            return min(self._polls.next(), max(self._remaining, 0.001))
         # The row should have become free by then.
         return min(max(self._remaining, 0.0), LONGEST_POLL) + GRACE
 

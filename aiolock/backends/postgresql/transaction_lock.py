@@ -73,6 +73,7 @@ class CallerAdvisoryLock(ConnectionLock):
             if not wait:
                 return False
             if caller.blocks and loop.time() - asked < SHORT:
+                # Not a Backoff: a server that does not wait has to be polled, and longer pauses would only be late.
                 async with asyncio.timeout_at(late):
                     await asyncio.sleep(uniform(*RETRY))
             caller.blocks = True

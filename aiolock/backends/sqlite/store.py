@@ -144,6 +144,7 @@ class _Worker:
 
     def _pause(self) -> bool:
         """Wait a moment for another process; return False when the present step has taken too long."""
+        # Not a Backoff: a thread waits here, and for one write.
         return system_clock() < self._deadline and not self._closing.wait(uniform(*RETRY))
 
     def _void(self) -> BackendUnavailable:

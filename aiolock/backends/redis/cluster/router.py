@@ -17,16 +17,15 @@ from aiolock.backends.redis.commands import Reply, encode
 from aiolock.backends.redis.connection import LIMIT
 from aiolock.backends.redis.errors import from_reply, not_sent
 from aiolock.core.forks import OneProcess
-from aiolock.core.tasks import reject
+from aiolock.core.tasks import Backoff, reject
 from aiolock.errors import BackendError, BackendUnavailable, UnsafeBackend
 
 __all__ = ["Router"]
 
 EAGER = 2
 """Times that a command is resent at once; then the nodes contradict each other, and it waits in between."""
-PAUSE = 0.01
-LONGEST_PAUSE = 0.2
-"""Seconds before a command is tried again, doubled from the first to the longest."""
+PAUSES = 0.02, 0.2
+"""Most seconds before a command is tried again: at first, and after many times."""
 MOST = 2000
 """Commands that are tried again per second."""
 
@@ -42,7 +41,8 @@ class _Rerouted:
     late: asyncio.TimerHandle
     hops: int = 0
     """Times that it was resent since it waited last."""
-    pauses: int = 0
+    backoff: Backoff | None = None
+    """Set when it waits for the first time."""
     error: BackendError | None = None
     again: asyncio.TimerHandle | None = None
     """Set while it is under way nowhere."""
@@ -163,7 +163,7 @@ class Router(OneProcess):
         if entry is None or future.done():
             return
         why = f": {entry.error}" if entry.error is not None else ""
-        if entry.again is not None or not (entry.hops or entry.pauses):
+        if entry.again is not None or not (entry.hops or entry.backoff):
             error: BackendError = not_sent(
                 f"{self._address}: no node took this command within {self._timeout:g} s{why}"
             )
@@ -180,9 +180,8 @@ class Router(OneProcess):
         """Try it again in a moment."""
         if future.done():
             return
-        entry.hops, entry.pauses = 0, entry.pauses + 1
-        pause = max(min(PAUSE * 2 ** min(entry.pauses, 8), LONGEST_PAUSE), len(self._rerouted) / MOST)
-        pause *= self._random.uniform(0.5, 1.0)
+        entry.hops, entry.backoff = 0, entry.backoff or Backoff(self._random, *PAUSES)
+        pause = entry.backoff.next(len(self._rerouted) / MOST)
         entry.again = asyncio.get_running_loop().call_later(pause, self._retry, future)
         self.nodes.discover()
 
