@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aiolock.backends.diagnosis import note, ok, warning
-from aiolock.backends.memcached.conversation import conversation
+from aiolock.backends.memcached.connection import new_connection
 from aiolock.backends.urls import Host
 from aiolock.types import Finding
 
@@ -12,9 +12,9 @@ __all__ = ["diagnose"]
 
 async def diagnose(host: Host, timeout: float) -> list[Finding]:
     """Return findings about one server. Raises :class:`BackendError`."""
-    async with conversation(host, timeout) as talk:
-        figures, settings = await talk.stats(), await talk.stats("settings")
-    found = [ok("version", f"memcached {talk.version}")]
+    async with new_connection(host, timeout) as connection:
+        figures, settings = await connection.stats(), await connection.stats("settings")
+    found = [ok("version", f"memcached {connection.version}")]
     text = f"{int(figures['uptime']):,} s; it forgot every lock when it started"
     found.append(ok("uptime", text))
     megabytes = int(figures["limit_maxbytes"]) / 2**20

@@ -9,8 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from urllib.parse import unquote_to_bytes
 
-from aiolock.backends.memcached.connection import Connection, Reply
-from aiolock.backends.memcached.conversation import conversation
+from aiolock.backends.memcached.connection import Connection, Reply, new_connection
 from aiolock.backends.memcached.protocol import Response, delete, expiry, read, refusal, write
 from aiolock.backends.rows.store import Edit, Listener, Row, RowStore
 from aiolock.backends.urls import Host
@@ -94,12 +93,12 @@ class MemcachedStore(RowStore):
     async def scan(self, prefix: str) -> AsyncIterator[tuple[str, Row]]:
         """Have the server list its keys, and yield the rows whose key begins with ``prefix``."""
         start, keys = b"key=" + prefix.encode(), []
-        async with conversation(self._host, self._settings.command_timeout) as talk:
+        async with new_connection(self._host, self._settings.command_timeout) as connection:
             line = b"BUSY"
             while line.startswith(b"BUSY"):
                 # By its hash table, because items move between the lists of their age meanwhile.
-                talk.send(b"lru_crawler metadump hash\r\n")
-                line = await talk.line()
+                connection.send(b"lru_crawler metadump hash\r\n")
+                line = await connection.line()
                 if line.startswith(b"BUSY"):
                     await asyncio.sleep(BUSY)
             while line != b"END":
@@ -108,7 +107,7 @@ class MemcachedStore(RowStore):
                     keys.append(word[4:].decode())
                 elif b"ERROR" in word:
                     raise refusal(str(self._host), line)
-                line = await talk.line()
+                line = await connection.line()
         for first in range(0, len(keys), PAGE):
             page = keys[first : first + PAGE]
             for key, row in zip(page, await self.get(page), strict=True):
