@@ -316,7 +316,7 @@ class Client:
                     f"this client cannot be opened: it is {'closing' if closing else state}; each event loop needs a "
                     "client of its own"
                 )
-            runtime.bury()
+            runtime.end_without_loop()
         # In a forked child also if it was never opened: parent and child must not share one random id.
         self._begin(self._backend.again())
 
@@ -334,7 +334,7 @@ class Client:
         if self._end is None:
             if runtime.over:
                 # The event loop was closed first.
-                runtime.bury()
+                runtime.end_without_loop()
                 return
             runtime.guard()
             runtime.state = State.CLOSING

@@ -198,8 +198,8 @@ MUTANTS = (
     Mutant(
         "a request that was given up still counts when it arrives",
         "aiolock.backends.memory.backend",
-        "bury = self._unanswered > 0",
-        "bury = False",
+        "tombstone = self._unanswered > 0",
+        "tombstone = False",
     ),
     Mutant(
         "a reader overtakes a waiting writer",

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 from aiolock.clock import Clock
 from aiolock.core.inbox import Inbox
 from aiolock.core.logs import Outages
-from aiolock.core.present import Present
+from aiolock.core.present import PresentLease
 from aiolock.errors import LossReason
 from aiolock.types import Kind
 
@@ -176,7 +176,7 @@ class Claim(ABC):
         """True if renewals only verify the hold instead of prolonging it; set by the renewal scheduler."""
         self.contended_since: float | None = None
         """Since when, on the local clock, other clients are known to wait; set by :meth:`note_waiters`."""
-        self.present: Present | None = None
+        self.present: PresentLease | None = None
         """For the next renewal to report; set by the renewal scheduler. ``None`` if no task waits, and none has handed it over."""
         self.validity: Certainty | None = None
         """Set by the listener to the backend's events."""

@@ -388,14 +388,14 @@ class Hold:
         if self._scopes is not None:
             self._scopes.cancel()
 
-    def bury(self) -> None:
-        """Be lost with the client's event loop, which was closed: its tasks and futures are not touched."""
+    def end_without_loop(self) -> None:
+        """Lose the hold without the event loop, which was closed: its tasks and futures are not touched."""
         if self.open:
             self.loss = "closed"
             if self._rare is not None:
                 self._rare.watchers.clear()
         for hold in self._followers():
-            hold.bury()
+            hold.end_without_loop()
 
     def _report(self, reason: LossReason) -> None:
         stats = self.parent.runtime.stats

@@ -26,7 +26,7 @@ from aiolock.core.cancellation import Task
 from aiolock.core.hold import Hold, LeaseOptions
 from aiolock.core.inbox import WakeReason, log_wake
 from aiolock.core.logs import Log, get_logger
-from aiolock.core.present import Present
+from aiolock.core.present import PresentLease
 from aiolock.core.renewal import Validity
 from aiolock.core.runtime import Runtime
 from aiolock.core.tasks import Backoff
@@ -641,12 +641,12 @@ class LocalQueue:
 
     # --- called by the renewal scheduler
 
-    def present(self, now: float) -> Present | None:
+    def present(self, now: float) -> PresentLease | None:
         """Return the present lease for a renewal; ``None`` if no task waits and the hold was not given to a waiter."""
         hold, waiting, label = self._hold, self.waiting, self._label
         if hold is None or (label is None and not waiting):
             return None
-        return Present(hold.token, now - self._since, label or self._request.label, waiting)
+        return PresentLease(hold.token, now - self._since, label or self._request.label, waiting)
 
     def __call__(self, event: Event) -> None:
         """Pass a loss, or a request to release, on to the hold.
@@ -731,12 +731,12 @@ class LocalQueue:
             self._task.cancel()
         return self._claim
 
-    def bury(self) -> None:
+    def end_without_loop(self) -> None:
         """Lose the hold without the event loop, which was closed."""
         hold, self._hold, self._validity = self._hold, None, None
         self._become(_ENDED)
         if hold is not None:
-            hold.bury()
+            hold.end_without_loop()
 
 
 def _time_out(queue: LocalQueue, waiter: Waiter, timeout: float) -> None:

@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 from aiolock.types import Holder
 
-__all__ = ["Present", "decode_present", "decode_value", "encode_value", "presented"]
+__all__ = ["PresentLease", "decode_present", "decode_value", "encode_value", "presented"]
 
 
-class Present(NamedTuple):
+class PresentLease(NamedTuple):
     """The lease that a client has given out under a hold, as its renewals report it to those who inspect the lock."""
 
     token: int
@@ -27,17 +27,17 @@ class Present(NamedTuple):
         return f"{self.token} {round(self.age * 1e6)} {self.waiting} {self.label}"
 
 
-def decode_present(text: str) -> tuple[Present, datetime] | None:
-    """Return what :meth:`Present.encode` and the server have written, and when; ``None`` for anything else."""
+def decode_present(text: str) -> tuple[PresentLease, datetime] | None:
+    """Return what :meth:`PresentLease.encode` and the server have written, and when; ``None`` for anything else."""
     try:
         now, token, age, waiting, label = text.split(" ", 4)
         moment = datetime.fromtimestamp(int(now) / 1e6, UTC)
-        return Present(int(token), int(age) / 1e6, label, int(waiting)), moment
+        return PresentLease(int(token), int(age) / 1e6, label, int(waiting)), moment
     except (ValueError, OverflowError):
         return None
 
 
-def presented(holder: Holder, report: tuple[Present, datetime] | None) -> Holder:
+def presented(holder: Holder, report: tuple[PresentLease, datetime] | None) -> Holder:
     """Return a holder as its renewal has reported it: the present lease instead of the first one under its hold."""
     if report is None or not holder.token <= report[0].token < holder.token + holder.tokens:
         # Nothing was reported of this hold: no task waits, and none has handed it over.

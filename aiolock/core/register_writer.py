@@ -329,7 +329,7 @@ class RegisterWriter:
         self._hurry()
         return _Rest(Request(self.name, MUTEX, max(self._timeout, 0.1), ""), self._finished)
 
-    def bury(self) -> None:
+    def end_without_loop(self) -> None:
         """Do nothing: a writer holds nothing at the server."""
 
     # --- work

@@ -36,7 +36,7 @@ from aiolock.core.backend import (
 )
 from aiolock.core.capabilities import Extension
 from aiolock.core.logs import Log, get_logger
-from aiolock.core.present import Present
+from aiolock.core.present import PresentLease
 from aiolock.core.suspend import Timer, open_timer
 from aiolock.core.wakeup import expect
 from aiolock.errors import LossReason, shorten
@@ -82,7 +82,7 @@ class Validity(Certainty):
         self.report: Callable[[Event], None] = report
         """Called with the loss and each request to release. While the validity is not ``over``, a loss is that of the holder:
         by ``max_hold`` or ``grace``, earlier than the server may grant the lock to another client."""
-        self.present: Callable[[float], Present | None] | None = None
+        self.present: Callable[[float], PresentLease | None] | None = None
         """Returns the present lease at a time, for the server; ``None`` while only the first lease of the grant can be present."""
         self.token: int = grant.token
         """The next token to give out."""

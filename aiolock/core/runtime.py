@@ -64,7 +64,7 @@ class Contender(Protocol):
         """Fail the waiters, lose the hold, and return the claim to release."""
         ...
 
-    def bury(self) -> None:
+    def end_without_loop(self) -> None:
         """Lose the hold without the event loop, which was closed."""
         ...
 
@@ -271,13 +271,13 @@ class Runtime(OneProcess):
             return True
         return self.loop is not None and self.loop.is_closed()
 
-    def bury(self) -> None:
+    def end_without_loop(self) -> None:
         """End an opening whose event loop was closed without ``aclose``: every lease is lost, and nothing is sent."""
         if self.state is State.CLOSED:
             return
         self.state = State.CLOSED
         for contender in self.contending:
-            contender.bury()
+            contender.end_without_loop()
         self.tasks.clear()
         self.cleanups.clear()
         self.scheduler.close()

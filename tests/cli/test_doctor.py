@@ -12,7 +12,7 @@ from aiolock.backends.memory import MemoryBackend
 from aiolock.backends.mongodb.backend import MongoDBBackend
 from aiolock.backends.mongodb.store import MongoDBStore
 from aiolock.backends.mysql.backend import MySQLBackend
-from aiolock.backends.mysql.diagnosis import promises as of_mysql
+from aiolock.backends.mysql.diagnosis import capabilities as of_mysql
 from aiolock.backends.postgresql.backend import PostgreSQLBackend
 from aiolock.backends.postgresql.connection import Facts
 from aiolock.backends.postgresql.store import capabilities as of_postgresql
@@ -23,8 +23,8 @@ from aiolock.backends.redis.diagnosis import assess
 from aiolock.backends.sqlite.backend import SqliteBackend
 from aiolock.backends.sqlite.store import SqliteStore
 from aiolock.backends.zookeeper.backend import ZooKeeperBackend
-from aiolock.backends.zookeeper.diagnosis import promises as of_zookeeper
-from aiolock.cli.doctor import PROMISES, THERE, in_words
+from aiolock.backends.zookeeper.diagnosis import capabilities as of_zookeeper
+from aiolock.cli.doctor import BY_SERVER, CAPABILITIES, in_words
 
 DEPLOYMENTS = [
     (MemoryBackend.name, MemoryBackend.capabilities),
@@ -57,7 +57,7 @@ MADE_OF = {"quorum": "redis"}
 @pytest.mark.parametrize(("server", "capabilities"), DEPLOYMENTS)
 def test_advice_is_about_the_server_that_it_is_given_for(server, capabilities):
     told = [sentence for sentence in in_words(capabilities, server) if not sentence.promised]
-    assert {sentence.capability for sentence in told} == set(PROMISES) - capabilities
+    assert {sentence.capability for sentence in told} == set(CAPABILITIES) - capabilities
     for sentence in told:
         assert sentence.advice
         for other, settings in SETTINGS.items():
@@ -71,5 +71,5 @@ def test_only_redis_and_memcached_can_evict():
 
 
 def test_what_is_said_about_one_server_is_about_one_that_there_is():
-    assert {server for server, _ in THERE} <= {server.lower() for server, _ in DEPLOYMENTS}
-    assert {word for _, word in THERE} <= set(PROMISES)
+    assert {server for server, _ in BY_SERVER} <= {server.lower() for server, _ in DEPLOYMENTS}
+    assert {word for _, word in BY_SERVER} <= set(CAPABILITIES)

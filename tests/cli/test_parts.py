@@ -11,7 +11,7 @@ import pytest
 
 from aiolock.cli import exit_status
 from aiolock.cli.admin import _as_json, _describe, row
-from aiolock.cli.doctor import PROMISES, in_words
+from aiolock.cli.doctor import CAPABILITIES, in_words
 from aiolock.cli.output import Output, clean, cut, lay_out, seconds, width
 from aiolock.cli.parser import split
 from aiolock.cli.run import nested
@@ -267,8 +267,8 @@ def test_a_paused_semaphore_is_said_to_be():
 
 
 def test_every_word_is_said_on_every_server():
-    for capabilities in ({"exclusion"}, set(PROMISES), {"exclusion", "tomorrow's"}):
+    for capabilities in ({"exclusion"}, set(CAPABILITIES), {"exclusion", "tomorrow's"}):
         told = in_words(capabilities)
         assert {each.capability for each in told if each.promised} == capabilities
-        assert {each.capability for each in told} == set(PROMISES) | capabilities
+        assert {each.capability for each in told} == set(CAPABILITIES) | capabilities
         assert all(each.advice for each in told if not each.promised)

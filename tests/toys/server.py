@@ -76,7 +76,7 @@ class Service:
 
     def leave(self, space: str, family: str, name: str, owner: str, keep: float) -> bool:
         request = StoredRequest(owner, "mutex", 0.0)
-        return self._locks.leave(_key(space, family, name), request, system_clock(), keep, bury=True)
+        return self._locks.leave(_key(space, family, name), request, system_clock(), keep, tombstone=True)
 
     def renew(self, holds: list[Any]) -> list[Any]:
         answers = []

@@ -8,7 +8,7 @@ import pytest
 
 from aiolock.backends.rows.liveness import SessionRow, encode_session
 from aiolock.backends.rows.session import MOST_LEASES, RowSession
-from aiolock.core.present import Present, decode_present, decode_value, encode_value, presented
+from aiolock.core.present import PresentLease, decode_present, decode_value, encode_value, presented
 from aiolock.types import Holder
 
 NOW = datetime(2026, 11, 24, 7, 0, tzinfo=UTC)
@@ -17,7 +17,7 @@ MICROSECONDS = 1_795_503_600_000_000
 
 @pytest.mark.parametrize("label", ["", "web 3", "läbel 😀", " a  b ", "1 2 3"])
 def test_a_report_survives_its_encoding(label):
-    present = Present(2**62, 1.25, label, 3)
+    present = PresentLease(2**62, 1.25, label, 3)
     assert decode_present(f"{MICROSECONDS} {present.encode()}") == (
         present,
         datetime.fromtimestamp(MICROSECONDS / 1e6, UTC),
@@ -43,7 +43,7 @@ def test_what_is_no_value_is_none(text):
 
 def test_the_present_lease_is_shown_instead_of_the_first():
     first = Holder("first", 10, NOW - timedelta(seconds=9), 5.0, tokens=8)
-    shown = presented(first, (Present(12, 2.0, "third", 4), NOW))
+    shown = presented(first, (PresentLease(12, 2.0, "third", 4), NOW))
     assert (shown.label, shown.token, shown.tokens) == ("third", 12, 6)
     assert (shown.since, shown.remaining, shown.local_waiters) == (NOW - timedelta(seconds=2), 5.0, 4)
 
@@ -51,7 +51,7 @@ def test_the_present_lease_is_shown_instead_of_the_first():
 @pytest.mark.parametrize("token", [0, 9, 18, 2**62])
 def test_a_report_of_another_hold_is_not_shown(token):
     first = Holder("first", 10, NOW, 5.0, tokens=8)
-    for report in (None, (Present(token, 2.0, "another", 4), NOW)):
+    for report in (None, (PresentLease(token, 2.0, "another", 4), NOW)):
         shown = presented(first, report)
         assert (shown.label, shown.token, shown.tokens, shown.local_waiters) == ("first", 10, 8, 0)
 
@@ -65,12 +65,12 @@ def test_a_session_reports_as_many_leases_as_there_is_room_for():
     session.claims = {f"{number:016}": Named(None) for number in range(5_000)}
     assert session._leases() == ({}, False)
     for number in range(40):
-        session.claims[f"{number:016}"].present = Present(number, 1.0, "x" * 250, 1)
+        session.claims[f"{number:016}"].present = PresentLease(number, 1.0, "x" * 250, 1)
     leases, more = session._leases()
     assert list(leases) == [f"{number:016}" for number in range(40)]
     assert not more
     for claim in session.claims.values():
-        claim.present = Present(2**62, 1.0, "é😀" * 40, 10**6)
+        claim.present = PresentLease(2**62, 1.0, "é😀" * 40, 10**6)
     leases, more = session._leases()
     assert more
     assert leases

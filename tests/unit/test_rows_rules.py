@@ -334,23 +334,23 @@ def test_force_ends_every_hold_tells_everybody_and_serves_the_next(machine):
 # --- requests that were given up unseen
 
 
-def test_a_buried_request_changes_nothing_when_it_arrives(machine):
-    machine.leave(KEY, mutex("ghost"), 0.0, bury=True)
+def test_a_request_with_a_tombstone_changes_nothing_when_it_arrives(machine):
+    machine.leave(KEY, mutex("ghost"), 0.0, tombstone=True)
     assert machine.enter(KEY, mutex("ghost"), 1.0, wait=True).token == 0
     assert not machine.locks
     assert machine.enter(KEY, mutex("b"), 1.0, wait=True).token
 
 
-def test_burying_ends_a_hold_that_was_there_already(machine):
+def test_a_tombstone_ends_a_hold_that_was_there_already(machine):
     machine.enter(KEY, mutex("a"), 0.0, wait=True)
-    machine.leave(KEY, mutex("a"), 0.0, bury=True)
+    machine.leave(KEY, mutex("a"), 0.0, tombstone=True)
     assert not inside(machine)
     assert machine.enter(KEY, mutex("a"), 0.0, wait=True).token == 0
 
 
 def test_tombstones_do_not_pile_up(machine):
     for number in range(1000):
-        machine.leave(KEY, mutex(f"ghost {number}"), float(number), bury=True)
+        machine.leave(KEY, mutex(f"ghost {number}"), float(number), tombstone=True)
     assert len(machine.tombstones) <= TOMBSTONE + 1
 
 
@@ -433,7 +433,7 @@ class AgainstSpecification(RuleBasedStateMachine):
         self.now = 0.0
         self.inside: list[Inside] = []
         self.queue: list[StoredRequest] = []
-        self.buried: set[str] = set()
+        self.tombstones: set[str] = set()
         self.tokens: list[int] = []
         self.token_of: dict[str, int] = {}
 
@@ -491,7 +491,7 @@ class AgainstSpecification(RuleBasedStateMachine):
         if hold is not None:
             hold.deadline = self.now + request.ttl
             assert answer.token == self.token_of[request.id]
-        elif request.id in self.buried:
+        elif request.id in self.tombstones:
             assert answer.token == 0
         elif not self.queue and self.may_enter(request):
             self.inside.append(Inside(request, self.now + request.ttl))
@@ -510,20 +510,20 @@ class AgainstSpecification(RuleBasedStateMachine):
         if hold is not None:
             hold.deadline = self.now + request.ttl
 
-    @rule(request=requests, bury=st.booleans())
-    def leave(self, request: StoredRequest, bury: bool) -> None:
+    @rule(request=requests, tombstone=st.booleans())
+    def leave(self, request: StoredRequest, tombstone: bool) -> None:
         self.expire()
-        self.machine.leave(KEY, request, self.now, bury=bury)
+        self.machine.leave(KEY, request, self.now, tombstone=tombstone)
         self.inside = [hold for hold in self.inside if hold.request.id != request.id]
         self.queue = [other for other in self.queue if other.id != request.id]
-        if bury:
-            self.buried.add(request.id)
+        if tombstone:
+            self.tombstones.add(request.id)
         self.serve()
 
     @precondition(lambda self: self.inside)
     @rule(index=st.integers(0, 5))
     def leave_inside(self, index: int) -> None:
-        self.leave(self.inside[index % len(self.inside)].request, bury=False)
+        self.leave(self.inside[index % len(self.inside)].request, tombstone=False)
 
     @rule()
     def force(self) -> None:

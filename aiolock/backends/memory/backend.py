@@ -266,8 +266,8 @@ class MemoryClaim(Downgrade, Extension):
     def _leave(self, keep: float) -> Callable[[Machine, float], bool]:
         if self._inbox is not None:
             self._inbox.close()
-        bury = self._unanswered > 0
-        return lambda machine, now: machine.leave(self.key, self.stored, now, keep, bury=bury)
+        tombstone = self._unanswered > 0
+        return lambda machine, now: machine.leave(self.key, self.stored, now, keep, tombstone=tombstone)
 
     def granted(self, answer: Answer, sent: float) -> Grant:
         """Return the grant in an answer to a request that was sent at ``sent``."""

@@ -15,10 +15,10 @@ from aiolock.backends.mysql.connection import MySQLSession
 from aiolock.backends.mysql.context import Context, Statements, quote
 from aiolock.backends.mysql.diagnosis import (
     GALERA,
+    capabilities,
     cluster,
     diagnose,
     processlist,
-    promises,
     refuse,
     variables,
 )
@@ -173,7 +173,7 @@ class MySQLBackend(Administration, RegisterStore, TransactionLocks, Confirmation
             self.settings.outages.up(self, self.address)
         facts = variables(answers)
         refuse(facts, self._mode_name, self.address)
-        self.capabilities = promises(facts, self._mode_name)
+        self.capabilities = capabilities(facts, self._mode_name)
         _, moves, database, blind = answers[-1].rows[0]
         # What servers have made up for themselves: one on MySQL, the other on newer MariaDBs.
         numbers = [f", @@{name}" for name in ("server_uuid", "server_uid") if name in facts]

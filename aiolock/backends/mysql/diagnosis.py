@@ -15,7 +15,7 @@ from aiolock.core.backend import Settings
 from aiolock.errors import BackendRefused, LockError, UnsafeBackend, shorten
 from aiolock.types import Finding
 
-__all__ = ["GALERA", "cluster", "diagnose", "findings", "processlist", "promises", "refuse", "variables"]
+__all__ = ["GALERA", "capabilities", "cluster", "diagnose", "findings", "processlist", "refuse", "variables"]
 
 GALERA = "Galera"
 
@@ -115,17 +115,17 @@ def cluster(facts: Mapping[str, str]) -> str:
     return "" if primary else "group replication with several primaries"
 
 
-def promises(facts: Mapping[str, str], mode: str) -> frozenset[str]:
+def capabilities(facts: Mapping[str, str], mode: str) -> frozenset[str]:
     """Return the capabilities of this deployment."""
-    capabilities = {"exclusion", "no-eviction", "push"}
+    found = {"exclusion", "no-eviction", "push"}
     if mode != "row" or "MariaDB" in facts.get("version", ""):
         # MySQL 8 prefers the transaction that blocks most others.
-        capabilities.add("fifo")
+        found.add("fifo")
     if mode == "lease":
-        capabilities |= {"fencing", "keep"}
+        found |= {"fencing", "keep"}
         if facts.get("innodb_flush_log_at_trx_commit") == "1":
-            capabilities.add("survives-restart")
-    return frozenset(capabilities)
+            found.add("survives-restart")
+    return frozenset(found)
 
 
 def processlist(facts: Mapping[str, str]) -> str:

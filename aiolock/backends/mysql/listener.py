@@ -167,12 +167,12 @@ class Listener:
         self,
         context: Context,
         advance: Callable[[str, str, str], Coroutine[None, None, None]],
-        bury: Callable[[str, str, str, str], Coroutine[None, None, None]],
+        reclaim: Callable[[str, str, str, str], Coroutine[None, None, None]],
     ) -> None:
         """Take the two functions that decide: about a lock of which a hold is over (key, family, name), and about a grant
         without a claim (owner, key, family, name)."""
         self._context = context
-        self._advance, self._bury = advance, bury
+        self._advance, self._reclaim = advance, reclaim
         self._claims: dict[str, ListeningClaim] = {}
         self._queues: dict[str, dict[str, ListeningClaim]] = {}
         """The same by lock, in the order in which they came."""
@@ -333,8 +333,8 @@ class Listener:
         for owner, key, family, name in granted.rows:
             if owner not in taken:
                 # Its request arrived after it was given up: no claim will ask for it.
-                burying = self._bury(str(owner), str(key), str(family), str(name))
-                await self._decide(str(key), burying)
+                reclaiming = self._reclaim(str(owner), str(key), str(family), str(name))
+                await self._decide(str(key), reclaiming)
         now = context.clock()
         if searches or now - self._searched >= self._interval:
             self._searched = now

@@ -62,7 +62,7 @@ class Sharing:
 
     def __init__(self, context: Context) -> None:
         self.context = context
-        self.listener = Listener(context, self.advance, self.bury)
+        self.listener = Listener(context, self.advance, self.reclaim)
         self.renewals = Renewals(context, "renew_holds", "verify_holds")
         self.decisions: dict[str, DecisionQueue] = {}
         """The queues in which requests wait for a decision, by lock."""
@@ -138,10 +138,10 @@ class Sharing:
         """Serve the next waiters: a hold or a position may be over."""
         await self.decide(key, Transaction([], [], self.values(key, family, name), []))
 
-    async def bury(self, owner: str, key: str, family: str, name: str) -> None:
-        """Pass a grant without a claim on to the next waiter; one that has been confirmed in the meantime stays."""
+    async def reclaim(self, owner: str, key: str, family: str, name: str) -> None:
+        """Give a grant without a claim to the next waiter; one that has been confirmed in the meantime stays."""
         values = self.values(key, family, name) | {"owner": quote(owner)}
-        await self.decide(key, Transaction(["bury"], [], values, []))
+        await self.decide(key, Transaction(["reclaim"], [], values, []))
 
     async def notify(self, granted: set[str]) -> None:
         """Wake the clients whose requests were granted while they waited."""

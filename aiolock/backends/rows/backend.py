@@ -30,7 +30,7 @@ from aiolock.backends.rows.store import Listener, RowStore
 from aiolock.backends.rows.writer import MemberState
 from aiolock.core.backend import NEVER, Claim, Grant, Renewal, Request, Settings
 from aiolock.core.capabilities import Administration, Diagnosis, Purging, RegisterStore, decode_register
-from aiolock.core.present import Present, presented
+from aiolock.core.present import PresentLease, presented
 from aiolock.errors import BackendError, BackendUnavailable, UnsupportedKind
 from aiolock.types import LOCK_FAMILIES, PERMIT, Family, Finding, Holder, LockInfo, Waiting
 from aiolock.validation import check_idle, unescape
@@ -330,4 +330,4 @@ def _holder(hold: RowHold, remaining: float, session: SessionRow | None) -> Hold
     if lease is None:
         return holder if session.more else presented(holder, None)
     token, since, label, waiting = lease
-    return presented(holder, (Present(token, 0.0, label, waiting), datetime.fromtimestamp(since, UTC)))
+    return presented(holder, (PresentLease(token, 0.0, label, waiting), datetime.fromtimestamp(since, UTC)))

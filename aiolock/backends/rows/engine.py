@@ -113,7 +113,7 @@ class Engine:
         """End all sessions, because other rows have taken the place of theirs; :meth:`interrupted` follows."""
         for session in list(self.sessions.open.values()):
             session.dead = True
-            self._bury(session)
+            self._mark_dead(session)
 
     def watch(self) -> None:
         """Report to the store soon which rows are waited for."""
@@ -145,7 +145,7 @@ class Engine:
         finally:
             await asyncio.wait({heartbeat})
             if session.dead:
-                self._bury(session)
+                self._mark_dead(session)
         try:
             heartbeat.result()
         except BackendError as error:
@@ -191,7 +191,7 @@ class Engine:
         await asyncio.gather(*(session.check() for session in doubtful))
         for session in doubtful:
             if session.dead:
-                self._bury(session)
+                self._mark_dead(session)
         while changed:
             rows, flight = await self.context.get([writer.key for writer in changed])
             # A row that was written while the read was under way is not judged by it, but by an answer that came first.
@@ -201,11 +201,11 @@ class Engine:
                 if not writer.learn(row, flight) and not writer.shown_since(begun)
             ]
 
-    def _bury(self, session: RowSession) -> None:
+    def _mark_dead(self, session: RowSession) -> None:
         """Record that a session is dead: its holds are lost, and its waiting claims enter anew."""
         if session.id not in self.sessions.open:
             return
-        self.sessions.bury(session)
+        self.sessions.mark_dead(session)
         for writer in self._writers.values():
             for member in writer.members.values():
                 if member.session is not session:

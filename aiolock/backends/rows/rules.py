@@ -19,7 +19,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from aiolock.core.backend import confirmation_window
-from aiolock.core.present import Present, decode_value
+from aiolock.core.present import PresentLease, decode_value
 from aiolock.types import Holder
 
 __all__ = ["Answer", "Granted", "Hold", "Machine", "Message", "Registers", "StoredRequest", "admits"]
@@ -86,7 +86,7 @@ class Hold(Granted):
     """A request that was granted, until ``deadline`` unless it is renewed."""
 
     deadline: float = 0.0
-    present: tuple[Present, float] | None = None
+    present: tuple[PresentLease, float] | None = None
     """The lease that the last renewal has reported, and when."""
     extension: int = 0
     """The number of the request that gave it another life; from then on only later ones change its end."""
@@ -198,7 +198,7 @@ class Machine:
         now: float,
         *,
         prolong: bool = True,
-        present: Present | None = None,
+        present: PresentLease | None = None,
     ) -> Answer | None:
         """Prolong a hold to its full ttl from now, or only verify it; ``None`` if there is none."""
         lock = self._at(key, now)
@@ -235,11 +235,11 @@ class Machine:
         return Answer(hold.token, 0, seconds, bool(lock.queue), asked=hold.asked)
 
     def leave(
-        self, key: Key, request: StoredRequest, now: float, keep: float = 0, *, bury: bool = False
+        self, key: Key, request: StoredRequest, now: float, keep: float = 0, *, tombstone: bool = False
     ) -> bool:
         """Release the hold of a request or give up its position; return whether it had a hold.
 
-        With ``bury``, refuse the request if it arrives again: its client sent it, received no answer, and a copy may be late.
+        With ``tombstone``, refuse the request if it arrives again: its client sent it, received no answer, and a copy may be late.
         """
         lock = self._at(key, now)
         hold = lock.holds.pop(request.id, None)
@@ -249,8 +249,8 @@ class Machine:
             hold.kept = True
             self._end_at(lock, hold, now + keep, now)
             lock.holds[f"{request.id} kept"] = hold
-        if bury:
-            self._bury(request.id, now)
+        if tombstone:
+            self._add_tombstone(request.id, now)
         if key in self.limits:
             self._use(self.limits[key], now)
         self._serve(key, lock, now)
@@ -359,7 +359,7 @@ class Machine:
     def _next_change(lock: Lock, now: float) -> float:
         return max(0.0, min((hold.deadline - now for hold in lock.holds.values()), default=0.0))
 
-    def _bury(self, request: str, now: float) -> None:
+    def _add_tombstone(self, request: str, now: float) -> None:
         while self.tombstones and next(iter(self.tombstones.values())) <= now:
             del self.tombstones[next(iter(self.tombstones))]
         self.tombstones[request] = now + TOMBSTONE

@@ -306,7 +306,7 @@ class RowSessions:
         await self.context.answered(self.context.begin(session.open(), "aiolock-session"), deadline)
         return session.id
 
-    def bury(self, session: RowSession) -> None:
+    def mark_dead(self, session: RowSession) -> None:
         """Note that a session is dead: it is no longer one of this client."""
         self.open.pop(session.id, None)
         self.context.liveness.own.pop(session.id, None)

@@ -140,7 +140,7 @@ class ZooKeeperBackend(Administration, RegisterStore, Diagnosis):
         async with context.bounded():
             await session.start()
             members = await self._members()
-        self.capabilities = diagnosis.promises(members, len(self._address.hosts), simple=self._simple)
+        self.capabilities = diagnosis.capabilities(members, len(self._address.hosts), simple=self._simple)
 
     async def _members(self) -> bytes | None:
         """Read the members of the ensemble; ``None`` without the right to."""

@@ -18,10 +18,10 @@ __all__ = [
     "CONFIG",
     "Server",
     "ask",
+    "capabilities",
     "judge",
     "judge_rights",
     "judge_session",
-    "promises",
     "voters",
 ]
 
@@ -40,18 +40,18 @@ MOST_BYTES = 65_536
 # --- capabilities
 
 
-def promises(config: bytes | None, named: int, *, simple: bool) -> frozenset[str]:
+def capabilities(config: bytes | None, named: int, *, simple: bool) -> frozenset[str]:
     """Return the capabilities of an ensemble.
 
     :param config: its list of members, or ``None`` if the account may not read it.
     :param named: servers in the address, which count in that case.
     """
-    capabilities = set(ALWAYS)
+    found = set(ALWAYS)
     if simple:
-        capabilities.remove("fifo")
+        found.remove("fifo")
     if (named if config is None else voters(config)) >= ENOUGH:
-        capabilities.add("survives-failover")
-    return frozenset(capabilities)
+        found.add("survives-failover")
+    return frozenset(found)
 
 
 def voters(config: bytes) -> int:

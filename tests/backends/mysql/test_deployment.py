@@ -13,7 +13,7 @@ import pytest
 import aiolock
 from aiolock import BackendRefused, ConfigError, UnsafeBackend, UnsupportedKind
 from aiolock.backends.mysql import MySQLBackend
-from aiolock.backends.mysql.diagnosis import processlist, promises, refuse, variables
+from aiolock.backends.mysql.diagnosis import capabilities, processlist, refuse, variables
 from aiolock.backends.mysql.protocol import Result
 from aiolock.backends.mysql.queue import GRACE, MOMENT, PollAction, judge
 from aiolock.core.backend import Request
@@ -448,10 +448,13 @@ def test_only_servers_that_take_writes_are_accepted():
 
 def test_what_is_promised_depends_on_mode_and_server():
     maria, mysql = {"version": "10.11.19-MariaDB"}, {"version": "8.4.0"}
-    assert promises(maria, "lease") == {"exclusion", "no-eviction", "push", "fifo", "fencing", "keep"}
-    assert promises(mysql | {"innodb_flush_log_at_trx_commit": "1"}, "lease") >= {"survives-restart", "fifo"}
-    assert promises(maria, "session") == {"exclusion", "no-eviction", "push", "fifo"}
-    assert promises(mysql, "row") == {"exclusion", "no-eviction", "push"}
+    assert capabilities(maria, "lease") == {"exclusion", "no-eviction", "push", "fifo", "fencing", "keep"}
+    assert capabilities(mysql | {"innodb_flush_log_at_trx_commit": "1"}, "lease") >= {
+        "survives-restart",
+        "fifo",
+    }
+    assert capabilities(maria, "session") == {"exclusion", "no-eviction", "push", "fifo"}
+    assert capabilities(mysql, "row") == {"exclusion", "no-eviction", "push"}
     assert variables([Result((), 0), Result((("a", "b"),), 0), Result(((7,),), 0)]) == {"a": "b"}
 
 

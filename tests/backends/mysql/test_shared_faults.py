@@ -215,7 +215,7 @@ async def test_a_waiter_that_died_holds_the_queue_up_for_its_claim_only(place):
     assert await no_requests(place)
 
 
-async def test_a_bid_that_arrives_after_it_was_given_up_is_buried(place, mariadb):
+async def test_a_request_that_arrives_after_it_was_given_up_is_deleted(place, mariadb):
     async with place.connect() as client, place.connect() as rival:
         lease = await client.semaphore("x", 2).acquire()
         waiter = asyncio.create_task(client.semaphore("x", 2).acquire(permits=2))
@@ -228,10 +228,10 @@ async def test_a_bid_that_arrives_after_it_was_given_up_is_buried(place, mariadb
             f"AND lock_id = (SELECT id FROM aiolock WHERE namespace = '{place.namespace}' AND name = 'x')",
         )
 
-        async def buried() -> bool:
+        async def deleted() -> bool:
             return len((await rival.semaphore("x", 2).inspect()).holders) == 1
 
-        await until(buried)
+        await until(deleted)
         await lease.release()
         async with asyncio.timeout(PATIENCE):
             await (await waiter).release()

@@ -645,7 +645,7 @@ async def test_everybody_is_let_in_as_the_model_says(admin, namespace, seed, fam
             assert (answer[0] == 1) is granted, what
         elif what == "leave":
             bury = choose.random() < 0.1
-            machine.leave(key, request, now, bury=bury)
+            machine.leave(key, request, now, tombstone=bury)
             await lock.leave(name, bury=bury)
         elif what == "release":
             inside = name in (await state())[0]

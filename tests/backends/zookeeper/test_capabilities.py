@@ -6,7 +6,7 @@ import pytest
 
 import aiolock
 from aiolock import UnsafeBackend
-from aiolock.backends.zookeeper.diagnosis import ALWAYS, promises, voters
+from aiolock.backends.zookeeper.diagnosis import ALWAYS, capabilities, voters
 
 GET = 4
 """The opcode of the question for the members."""
@@ -28,9 +28,9 @@ def test_servers_that_vote_are_counted():
     [(THREE, 1, True), (OBSERVED, 3, False), (b"", 3, False), (None, 3, True), (None, 2, False)],
 )
 def test_what_survives_a_failover_is_an_ensemble(config, named, survives):
-    assert ("survives-failover" in promises(config, named, simple=False)) is survives
-    assert promises(config, named, simple=True) == promises(config, named, simple=False) - {"fifo"}
-    assert promises(config, named, simple=False) >= ALWAYS
+    assert ("survives-failover" in capabilities(config, named, simple=False)) is survives
+    assert capabilities(config, named, simple=True) == capabilities(config, named, simple=False) - {"fifo"}
+    assert capabilities(config, named, simple=False) >= ALWAYS
 
 
 async def test_a_server_that_stands_alone_promises_nothing_about_a_failover(server, tools):

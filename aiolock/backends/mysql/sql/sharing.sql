@@ -79,7 +79,7 @@ WHERE t.id = {id}
 SELECT owner FROM {requests} FORCE INDEX (PRIMARY) WHERE owner IN ({leaving}) AND state IN (1, 2);
 DELETE r FROM {requests} AS r FORCE INDEX (PRIMARY) WHERE r.owner IN ({leaving}) AND r.state <> 4
 
--- name: bury
+-- name: reclaim
 -- One that has been confirmed in the meantime has a holder.
 DELETE FROM {requests} WHERE owner = {owner} AND state = 1
 
