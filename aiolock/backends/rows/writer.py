@@ -6,6 +6,7 @@ One file, because reading, writing and answering change the same few fields: wha
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from enum import Enum
@@ -36,10 +37,14 @@ from aiolock.backends.rows.store import MOST_VALUE, Edit, Entry, Row
 from aiolock.clock import Deadline
 from aiolock.core.backend import Claim, Event, EventKind, Grant
 from aiolock.core.inbox import WakeReason
+from aiolock.core.logs import Log, get_logger
 from aiolock.core.tasks import Backoff, reject, settle
 from aiolock.errors import BackendError, BackendUnavailable, LossReason, shorten
 
 __all__ = ["Member", "MemberState", "Pending", "RowWriter"]
+
+log: Log = get_logger("aiolock.rows")
+_logger: logging.Logger = log.logger
 
 SHORTEST_PAUSE = 0.002
 """Seconds; after a lost race a client waits for as long as the round took that lost it, which grows with the number of clients."""
@@ -101,6 +106,14 @@ class Member:
     def until(self) -> float:
         """The time until which the hold is certain."""
         return relied_until(self.session.heartbeat_sent, self.shown, self.session.ttl)
+
+    def become(self, state: MemberState) -> None:
+        """Change the state, if it is another one; all transitions pass through here."""
+        if state is not self.state and _logger.isEnabledFor(logging.DEBUG):
+            name = self.claim.request.name
+            extra = {"lock": name, "before": self.state.value, "after": state.value}
+            log.debug("claim of %s: %s -> %s", shorten(name), extra["before"], extra["after"], extra=extra)
+        self.state = state
 
 
 class Pending:
@@ -421,7 +434,7 @@ class RowWriter:
             member.shown = max(member.shown, sent)
             if member.state in _WAITS:
                 self._outside.pop(member.id, None)
-                member.state = MemberState.HELD
+                member.become(MemberState.HELD)
                 self._waiters_changed()
                 if member.session.unproven:
                     # The claim asks again, which sends a heartbeat.
@@ -441,9 +454,9 @@ class RowWriter:
             self.lost(member, "force-released" if member.id in self.row.forced else "revoked")
         elif member.id in self.row.queue:
             self._outside.pop(member.id, None)
-            member.state = MemberState.WAITING
+            member.become(MemberState.WAITING)
         elif member.state is MemberState.WAITING:
-            member.state = MemberState.ENTERING
+            member.become(MemberState.ENTERING)
             member.claim.inbox.wake(WakeReason.LAPSED)
 
     def lapse(self, member: Member) -> None:
@@ -455,10 +468,11 @@ class RowWriter:
     def lost(self, member: Member, reason: LossReason) -> None:
         """Record that a hold is gone: report it, or have the claim ask again if it has not taken the grant yet."""
         if member.claim.inbox.take() is None:
-            member.state, member.reason = MemberState.GONE, reason
+            member.reason = reason
+            member.become(MemberState.GONE)
             self.context.events.put(Event(EventKind.LOST, member.claim, reason))
         else:
-            member.state = MemberState.ENTERING
+            member.become(MemberState.ENTERING)
             member.claim.inbox.wake(WakeReason.LAPSED)
 
     # --- writing
@@ -679,7 +693,8 @@ class RowWriter:
             error = BackendUnavailable(f"too many clients wait for {shorten(self.name)}: its row is full")
             reject(pending.future, error)
         elif step.wait and member is not None and not member.session.dead:
-            self._outside[step.id], member.state = step, MemberState.OUTSIDE
+            self._outside[step.id] = step
+            member.become(MemberState.OUTSIDE)
         settle(pending.future, Entered())
 
     def _settle(self, results: Mapping[Pending, Result | None], *, flushed: bool, sent: float) -> None:
@@ -696,10 +711,10 @@ class RowWriter:
                 self._left(pending, flushed=flushed)
             elif isinstance(step, Enter) and isinstance(result, Entered) and member is not None:
                 if result.token:
-                    member.state = MemberState.HELD
+                    member.become(MemberState.HELD)
                     member.shown = max(member.shown, sent)
                 elif step.wait and result.limit is None:
-                    member.state = MemberState.WAITING
+                    member.become(MemberState.WAITING)
             settle(pending.future, result)
 
     def _left(self, pending: Pending, *, flushed: bool) -> None:
