@@ -901,8 +901,8 @@ MUTANTS = (
     Mutant(
         "those who lose races pause no longer the more there are",
         "aiolock.backends.rows.writer",
-        "pause = max(took, SHORTEST_PAUSE) *",
-        "pause = SHORTEST_PAUSE *",
+        "unit=max(took, SHORTEST_PAUSE))",
+        "unit=SHORTEST_PAUSE)",
         ENGINE + "test_a_crowd_that_asks_at_once_gets_in_by_few_attempts_each",
     ),
     Mutant(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
 from random import Random
@@ -76,10 +77,10 @@ class Backoff:
         self._first = self._next = first
         self._limit = limit
 
-    def next(self, least: float = 0.0) -> float:
-        """Return the seconds of the next pause, which is at least ``least`` before it is shortened."""
-        seconds, self._next = self._next, min(2 * self._next, self._limit)
-        return max(seconds, least) * self._random.uniform(0.5, 1.0)
+    def next(self, least: float = 0.0, most: float = math.inf, *, unit: float = 1.0) -> float:
+        """Return the seconds of the next pause, counted in units of ``unit`` seconds; before it is shortened, the bounds apply."""
+        pause, self._next = self._next, min(2 * self._next, self._limit)
+        return min(max(pause * unit, least), most) * self._random.uniform(0.5, 1.0)
 
     def reset(self) -> None:
         """Begin with the first pause again, after a success."""

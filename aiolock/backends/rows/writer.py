@@ -307,7 +307,8 @@ class RowWriter:
 
     async def _work(self) -> None:
         """Work until no step is left. Ends with the client."""
-        clock, failing, lost = self.context.clock, Backoff(self.context.random), 0
+        clock, random = self.context.clock, self.context.random
+        failing, losing = Backoff(random), Backoff(random, 1.0, MOST_ROUNDS)
         while self._pending or self._due:
             begun = clock()
             try:
@@ -323,20 +324,18 @@ class RowWriter:
                 raise
             else:
                 failing.reset()
-                lost = lost + 1 if lost_race else 0
-                if lost and await self._leave_to_others(clock() - begun, lost):
-                    lost = 0
+                if not lost_race or await self._leave_to_others(clock() - begun, losing):
+                    losing.reset()
 
-    async def _leave_to_others(self, took: float, lost: int) -> bool:
+    async def _leave_to_others(self, took: float, losing: Backoff) -> bool:
         """Leave the row to other clients for a while after a lost race; return whether a step that cannot wait has ended it.
 
         :param took: the seconds that the round took.
-        :param lost: how many rounds in a row were lost.
+        :param losing: the back-off of the races that were lost in a row, in units of such rounds.
         """
         for pending in self._pending:
             pending.raced = True
-        pause = max(took, SHORTEST_PAUSE) * min(2 ** (lost - 1), MOST_ROUNDS)
-        pause = min(pause, self.context.timeout / 2) * self.context.random.uniform(0.5, 1.0)
+        pause = losing.next(most=self.context.timeout / 2, unit=max(took, SHORTEST_PAUSE))
         self._end_pause = end_pause = new_future()
         await asyncio.wait({end_pause}, timeout=pause)
         self._end_pause = None
