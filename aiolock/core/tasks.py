@@ -78,7 +78,7 @@ class Backoff:
         self._limit = limit
 
     def next(self, least: float = 0.0, most: float = math.inf, *, unit: float = 1.0) -> float:
-        """Return the seconds of the next pause, counted in units of ``unit`` seconds; before it is shortened, the bounds apply."""
+        """Return the seconds of the next pause, counted in units of ``unit`` seconds; ``least`` and ``most`` bound it before it is shortened."""
         pause, self._next = self._next, min(2 * self._next, self._limit)
         return min(max(pause * unit, least), most) * self._random.uniform(0.5, 1.0)
 
