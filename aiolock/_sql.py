@@ -31,7 +31,10 @@ async def retry(
     longest: float,
     random: Random | None,
 ) -> T:
-    """Await ``work()`` until it ends without a conflict, at most ``attempts`` times; the last conflict is raised."""
+    """Await ``work()`` until it ends without a conflict, at most ``attempts`` times; the last conflict is raised.
+
+    Cancelling it is cancelling ``work()``, or ends the pause before the next attempt.
+    """
     if type(attempts) is not int or attempts < 1:
         raise ConfigError(f"attempts must be a whole number from 1, not {shorten(attempts)}")
     backoff = Backoff(random or Random(), pause, longest)

@@ -55,7 +55,8 @@ CLOSE_WITHIN = 0.5
 
 Hook = Callable[[], object]
 Connect = Callable[[float, asyncio.Protocol], Awaitable[asyncio.WriteTransport]]
-"""Connect and log in within so many seconds, and attach the protocol. Raises :class:`BackendError`."""
+"""Connect and log in within so many seconds, and attach the protocol. Raises :class:`BackendError`. Cancelling it leaves no
+socket behind."""
 
 
 class ConnectionState(Enum):

@@ -67,7 +67,10 @@ class Leases:
         return lease.id if lease is not None and self._lasts(lease, ttl) else 0
 
     async def get(self, seconds: int, ttl: float) -> int:
-        """Return a lease of this length that certainly lasts for ``ttl`` seconds from now."""
+        """Return a lease of this length that certainly lasts for ``ttl`` seconds from now.
+
+        Cancelling it may leave a lease at the cluster, which ends by itself.
+        """
         if len(self._leases) >= KNOWN:
             now = self._clock()
             self._leases = {each: lease for each, lease in self._leases.items() if lease.until > now}

@@ -35,12 +35,12 @@ from aiolock.errors import (
     shorten,
 )
 
-__all__ = ["MySQLConnection", "Place", "ask_place", "check_connection", "confirm"]
+__all__ = ["MySQLConnection", "ServerIdentity", "ask_identity", "check_connection", "confirm"]
 
 NEEDED = ("cursor", "close", "thread_id", "get_autocommit", "get_transaction_status")
 
 
-class Place(NamedTuple):
+class ServerIdentity(NamedTuple):
     """A server."""
 
     identity: str = ""
@@ -56,8 +56,8 @@ def check_connection(connection: object) -> None:
         )
 
 
-async def ask_place(context: Context, statement: str, **values: str) -> list[Sequence[tuple[Any, ...]]]:
-    """Send a packet on the main session whose last answer is the place of the client's server; return its rows."""
+async def ask_identity(context: Context, statement: str, **values: str) -> list[Sequence[tuple[Any, ...]]]:
+    """Send a packet on the main session whose last answer is the identity of the client's server; return its rows."""
     packet = context.statements(statement, server=context.facts.server, **values)
     try:
         return [answer.rows for answer in await context.execute(packet)]
@@ -77,7 +77,7 @@ class MySQLConnection(CallerConnection):
         """Ends the statement under way by KILL QUERY; empty until the server and the number of the session are known."""
         self._context = context
 
-    async def check(self, cursor: Any, there: Place) -> None:
+    async def check(self, cursor: Any, there: ServerIdentity) -> None:
         """Raise unless a transaction is open, on the server of the client; to be called by its task."""
         context, connection = self._context, self.connection
         try:
@@ -108,7 +108,7 @@ class MySQLConnection(CallerConnection):
             "caller_end", server=context.facts.server, there=identity, number=number
         )
 
-    def _elsewhere(self, there: Place, name: str) -> ConfigError:
+    def _elsewhere(self, there: ServerIdentity, name: str) -> ConfigError:
         return ConfigError(
             f"connection must be to the server that the client is connected to: that is {there.name} "
             f"({self._context.address}), and this one is to {name}, where a lock would exclude no other client"
@@ -197,14 +197,16 @@ async def confirm(context: Context, callers: Callers, claim: RowClaim, connectio
         )
     deadline = Deadline.after(context.timeout, asyncio.get_running_loop().time)
     caller = MySQLConnection(context, callers, connection)
-    [[where]] = await context.within(ask_place(context, "server_address"))
+    [[where]] = await context.within(ask_identity(context, "server_address"))
     try:
-        return await caller.within(deadline.left(), _confirm(context, caller, claim, Place(*map(str, where))))
+        return await caller.within(
+            deadline.left(), _confirm(context, caller, claim, ServerIdentity(*map(str, where)))
+        )
     except TimeoutError as error:
         raise BackendUnavailable(f"{context.address}: no answer within {context.timeout:g} s") from error
 
 
-async def _confirm(context: Context, caller: MySQLConnection, claim: RowClaim, there: Place) -> bool:
+async def _confirm(context: Context, caller: MySQLConnection, claim: RowClaim, there: ServerIdentity) -> bool:
     """Lock the row of the hold on the caller's connection, and return whether the claim still has it; a task of the client runs it."""
     name = "confirm_request" if isinstance(claim, ListeningClaim) else "confirm_hold"
     try:

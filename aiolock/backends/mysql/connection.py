@@ -361,7 +361,10 @@ class MySQLSession:
         return [*current, *self._urgent, *self._commands]
 
     async def drain(self) -> None:
-        """Wait for commands that do not block, such as a release whose caller did not wait for it."""
+        """Wait for commands that do not block, such as a release whose caller did not wait for it.
+
+        Cancelling it ends the wait only.
+        """
         answers = [command.answers for command in self._unanswered() if not command.blocks]
         if answers and self.alive:
             await asyncio.wait(answers, timeout=self._timeout)

@@ -128,7 +128,10 @@ class Sleep:
 
 
 async def run_until_done(session: MySQLSession, statement: str) -> list[Result]:
-    """Have a statement carried out that may be repeated, also if KILL QUERY ends it that was meant for the sleep."""
+    """Have a statement carried out that may be repeated, also if KILL QUERY ends it that was meant for the sleep.
+
+    Cancelling it is cancelling :meth:`MySQLSession.run`.
+    """
     while True:
         try:
             return await session.run(statement)

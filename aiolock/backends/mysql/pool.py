@@ -50,6 +50,8 @@ class Sessions:
     by KILL; the *listener* sleeps for all waiters of shared locks. A *contended* session blocks for one claim, and
     keeps the lock that it waited for, because a user lock cannot move between sessions; only their number grows with
     contention, up to ``most``.
+
+    Cancelling a call that waits for a new session lets the opening go on: the next caller gets that session.
     """
 
     def __init__(

@@ -392,7 +392,7 @@ class QueuedClaim(Claim):
 async def left(context: Context, lock: str) -> None:
     """Wait until the claims and positions of this client that are about to give back a user lock have done so.
 
-    A statement on another session may arrive before the release that was sent earlier.
+    A statement on another session may arrive before the release that was sent earlier. Cancelling it ends the wait only.
     """
     for holder in context.sessions.holders(lock):
         if (leaving := holder.leaving) is not None:

@@ -17,7 +17,7 @@ from typing import Any
 from aiomysql.cursors import Cursor
 
 from aiolock.backends.callers import SHORT, Callers, ConnectionLock
-from aiolock.backends.mysql.caller import MySQLConnection, Place, ask_place, check_connection
+from aiolock.backends.mysql.caller import MySQLConnection, ServerIdentity, ask_identity, check_connection
 from aiolock.backends.mysql.context import RETRY, UNDONE, Context, quote
 from aiolock.backends.mysql.errors import (
     INTERRUPTED,
@@ -57,7 +57,7 @@ class CallerRowLock(ConnectionLock):
         super().__init__(callers, context.address, context.timeout)
         self._context, self._mode, self._request, self._connection = context, mode, request, connection
         self._key = ""
-        self._there = Place()
+        self._there = ServerIdentity()
         self._kill = ""
         """Ends a statement in the session that has the lock, by KILL QUERY."""
 
@@ -126,10 +126,10 @@ class CallerRowLock(ConnectionLock):
     async def _prepare(self) -> None:
         """Make the row if it is missing, and find out which server has it."""
         # Asked each time: FOR UPDATE on a missing row may lock its place, and then it cannot be made.
-        [found], [where] = await ask_place(self._context, "caller_row", id=quote(self._key))
+        [found], [where] = await ask_identity(self._context, "caller_row", id=quote(self._key))
         if not found[0]:
             await make_row(self._context, self._request, self._key)
-        self._there = Place(*map(str, where))
+        self._there = ServerIdentity(*map(str, where))
 
     async def _lock(self, caller: MySQLConnection, mark: str) -> RowAnswer:
         """Check the connection, and lock; run by a task of the client."""

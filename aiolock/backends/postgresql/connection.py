@@ -350,7 +350,10 @@ class Connections:
             raise refused
 
     async def reader(self, deadline: Deadline) -> Pipeline:
-        """Return the connection for reads; waits until there is one, or raises why there is none."""
+        """Return the connection for reads; waits until there is one, or raises why there is none.
+
+        Cancelling it ends the wait only.
+        """
         while self._pipelines is None:
             if self.closed:
                 raise BackendUnavailable(CLOSED)

@@ -77,7 +77,10 @@ async def agree(send: Send, base: str, acl: bytes, version: int) -> None:
 
 
 async def make(send: Send, path: str, acl: bytes, data: bytes = b"") -> None:
-    """Create the container ``path`` with this data and all containers above it, as far as they are missing."""
+    """Create the container ``path`` with this data and all containers above it, as far as they are missing.
+
+    Cancelling it leaves open which were created; it may be called again.
+    """
 
     async def create(step: str) -> exc.ResponseError | None:
         try:

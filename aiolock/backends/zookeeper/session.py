@@ -225,13 +225,16 @@ class Session:
         return self._usable(owner).send_all(requests, self._next_xid(len(requests)))
 
     async def read(self, *requests: Any, owner: int | None = None) -> list[Any]:
-        """Send requests behind a ``sync``; return what the leader knew, ``None`` where there is no such node."""
+        """Send requests behind a ``sync``; return what the leader knew, ``None`` where there is no such node.
+
+        Cancelling it changes nothing.
+        """
         synced, *replies = await self.ask_all(protocol.sync(), *requests, owner=owner)
         unwrap(synced)
         return [None if isinstance(reply, exc.NoNode) else unwrap(reply) for reply in replies]
 
     async def persist(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Await ``work()`` in the present session, and again after a lost reply; it only reads."""
+        """Await ``work()`` in the present session, and again after a lost reply; it only reads. Cancelling it is cancelling ``work()``."""
         while True:
             await self.ready()
             try:
@@ -259,7 +262,10 @@ class Session:
         return self.xid - count + 1
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait until ``condition`` holds; tested after every change. Raises if the session is closed for good."""
+        """Wait until ``condition`` holds; tested after every change. Raises if the session is closed for good.
+
+        Cancelling it ends the wait only.
+        """
         while not condition():
             if self.failure is not None:
                 raise copy_of(self.failure)
@@ -268,7 +274,7 @@ class Session:
             await self._changed.wait()
 
     async def ready(self) -> int:
-        """Wait for a connection; return the id of the present session."""
+        """Wait for a connection, as :meth:`until` does; return the id of the present session."""
         if not self.connected:
             await self.until(lambda: self.connected)
         assert self.session_id is not None  # noqa: S101 - connected implies it

@@ -95,7 +95,7 @@ class ClusterBackend(BaseBackend):
         await router.open()
         await _some(router, soon)
         version = router.issue(encode(*self._format.question))
-        promised, away = await self._promises(soon + (1 - SHARE) * limit / 2)
+        promised, away = await self._probe_capabilities(soon + (1 - SHARE) * limit / 2)
         await self._check_format(version, wait=not away)
         for node, why in away:
             text = "%s: %s cannot be used, and its locks cannot be had until it can: %s"
@@ -107,7 +107,9 @@ class ClusterBackend(BaseBackend):
         if away:
             router.nodes.discover()
 
-    async def _promises(self, soon: float) -> tuple[frozenset[str], list[tuple[Node, BackendError | None]]]:
+    async def _probe_capabilities(
+        self, soon: float
+    ) -> tuple[frozenset[str], list[tuple[Node, BackendError | None]]]:
         """Return the common capabilities of all nodes that answer until ``soon``, and the others with the reason."""
         ready = [node for node in self._nodes if node.ready]
         left = soon - asyncio.get_running_loop().time()
