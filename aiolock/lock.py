@@ -23,9 +23,6 @@ from aiolock.validation import check_reason, check_timeout
 
 __all__ = ["UNSET", "Handle", "Lock", "NamedLock", "Unset"]
 
-_OPEN, _NOT_OURS = State.OPEN, Release.NOT_OURS
-"""Looking a member up in its class costs 0.2 µs on Python 3.11."""
-
 _NO_LEASES: dict[Task, tuple[Lease, ...]] = {}
 """Of a lock object that has not been entered yet; never changed."""
 
@@ -212,7 +209,7 @@ class Lock(NamedLock):
                 if not runtime.unreleased(claim, trouble, hold.disown):
                     raise
             else:
-                if answer is _NOT_OURS and hold.disown():
+                if answer is Release.NOT_OURS and hold.disown():
                     await hold.raise_loss(task, error)
 
     # --- generations
@@ -235,7 +232,7 @@ class Lock(NamedLock):
     def _guard(self) -> Task | None:
         """Return the running task if the client may be used here, else raise :class:`RuntimeError`."""
         runtime = self._runtime
-        if runtime.state is not _OPEN:
+        if runtime.state is not State.OPEN:
             runtime = self._follow()
         return runtime.guard()
 
@@ -304,7 +301,7 @@ class Lock(NamedLock):
 
     def _ask(self, timeout: float | None) -> Coroutine[Any, Any, Hold | None]:
         runtime = self._runtime
-        if runtime.state is not _OPEN:
+        if runtime.state is not State.OPEN:
             runtime = self._follow()
         task = runtime.guard()
         inside = self._inside
