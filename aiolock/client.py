@@ -245,7 +245,7 @@ class Client:
         except BaseException:
             runtime.loop = None
             raise
-        runtime.state = State.OPEN
+        runtime.become(State.OPEN)
         runtime.spawn(runtime.scheduler.run(), "aiolock-renewal-scheduler")
         return self
 
@@ -337,7 +337,7 @@ class Client:
                 runtime.end_without_loop()
                 return
             runtime.guard()
-            runtime.state = State.CLOSING
+            runtime.become(State.CLOSING)
             self._end = _closing.spawn(self._close(limit), "aiolock-close")
         await asyncio.shield(self._end)
 
@@ -353,7 +353,7 @@ class Client:
                 await asyncio.wait(set(runtime.cleanups), timeout=left)
             await runtime.backend.settle(deadline - loop.time())
         finally:
-            runtime.state = State.CLOSED
+            runtime.become(State.CLOSED)
             runtime.scheduler.close()
             tasks = [task for task in runtime.tasks if not task.done()]
             for task in tasks:

@@ -259,6 +259,11 @@ class Runtime(OneProcess):
         self.connect = None
         return None
 
+    def become(self, state: State) -> None:
+        """Change the state; all transitions pass through here."""
+        log.debug("the client of %s is %s", self.backend.name, state.value)
+        self.state = state
+
     @property
     def over(self) -> bool:
         """True if another opening may follow, because this one was closed, or its event loop was."""
@@ -270,7 +275,7 @@ class Runtime(OneProcess):
         """End an opening whose event loop was closed without ``aclose``: every lease is lost, and nothing is sent."""
         if self.state is State.CLOSED:
             return
-        self.state = State.CLOSED
+        self.become(State.CLOSED)
         for contender in self.contending:
             contender.end_without_loop()
         self.tasks.clear()

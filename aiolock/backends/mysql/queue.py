@@ -15,6 +15,7 @@ from aiolock.backends.mysql.errors import DENIED, INTERRUPTED, NOT_NOW, code
 from aiolock.backends.mysql.protocol import Result
 from aiolock.core.backend import Claim, Grant, Release, Request
 from aiolock.core.inbox import Inbox, WakeReason
+from aiolock.core.logs import Log, get_logger
 from aiolock.core.tasks import settle
 from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, LockError
 from aiolock.types import Waiting
@@ -31,6 +32,8 @@ __all__ = [
     "judge",
     "left",
 ]
+
+log: Log = get_logger("aiolock")
 
 SOON = 0.01
 """Seconds in which the server answers the commands before the statement."""
@@ -199,6 +202,8 @@ class Position:
         self._become(PositionState.GONE)
 
     def _become(self, state: PositionState, error: LockError | None = None) -> None:
+        """Change the state; all transitions pass through here."""
+        log.debug("position in the queue of %s: %s", self._blocking.key, state.value)
         self.state = state
         if state is PositionState.NO_ROOM:
             self._inbox.wake_after(self._context.random.uniform(*RETRY), WakeReason.FAILED, error)

@@ -299,7 +299,7 @@ class Session:
         for listener in tuple(self.listeners):
             listener()
 
-    def _move(self, state: SessionState) -> None:
+    def _become(self, state: SessionState) -> None:
         if self.state is not state:
             if self.session_id:
                 log.debug("session %#x is %s", self.session_id, state.value)
@@ -308,7 +308,7 @@ class Session:
 
     def _died(self, conn: Connection) -> None:
         if conn is self.conn and self.connected:
-            self._move(SessionState.SUSPENDED)
+            self._become(SessionState.SUSPENDED)
 
     def _forget(self) -> None:
         """Give the session up; the next attempt asks for a new one."""
@@ -317,7 +317,7 @@ class Session:
         if self.state is SessionState.LOST:
             self._announce()
         else:
-            self._move(SessionState.LOST)
+            self._become(SessionState.LOST)
 
     # --- connecting
 
@@ -376,7 +376,7 @@ class Session:
         if conn.dead:
             # It died before the session was announced as connected.
             return False
-        self._move(SessionState.CONNECTED)
+        self._become(SessionState.CONNECTED)
         self._heartbeat_now.set()
         return True
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from aiolock.backends.redis.claim import Context, RedisClaim
+from aiolock.backends.redis.claim import ASKED, HELD, NEW, OVER, PLACED, RELEASING, Context, RedisClaim
 from aiolock.backends.redis.commands import Tokens
 from aiolock.backends.redis.connection import Pairing
 from aiolock.backends.redis.errors import not_sent
@@ -125,6 +127,18 @@ async def test_a_place_is_watched_and_its_ticket_shown_again():
     assert server.story == [("enter", True, -1), "watched", ("ends", 2.0, True)]
     assert await server.claim.acquire(wait=True) is not None
     assert server.story[-2:] == [("enter", True, 3), "unwatched"]
+
+
+async def test_the_log_tells_each_transition(caplog):
+    server = Server(PLACE, GRANT, 0)
+    with caplog.at_level(logging.DEBUG, "aiolock.claim"):
+        await server.claim.acquire(wait=True)
+        await server.claim.acquire(wait=True)
+        await server.claim.release()
+    told = [(each.aiolock_before, each.aiolock_after) for each in caplog.records]
+    states = [state.value for state in (NEW, ASKED, PLACED, HELD, RELEASING, OVER)]
+    assert told == list(pairwise(states))
+    assert {(each.aiolock_lock, each.aiolock_claim) for each in caplog.records} == {("x", 1)}
 
 
 # --- giving up
