@@ -181,7 +181,8 @@ class LeaseClaim(QueuedClaim, RowClaim, Extension):
         """The session that has the turnstile for this claim, or may have it."""
         self._remaining = 0.0
         """Seconds for which the row was held when it was last seen; below zero: free since."""
-        self._polls = Backoff(context.random, *POLLS)
+        self._polls: Backoff
+        """Set in `_blocking`."""
         self._user = -1
         """The session that had the turnstile at the last poll; 0: none."""
 
@@ -255,8 +256,7 @@ class LeaseClaim(QueuedClaim, RowClaim, Extension):
     # --- waiting
 
     def _blocking(self) -> Blocking:
-        self._user = -1
-        self._polls.reset()
+        self._user, self._polls = -1, Backoff(self._context.random, *POLLS)
         statements, turnstile = self._context.statements, quote(self.turnstile)
         return Blocking(
             self.turnstile,
