@@ -43,7 +43,7 @@ from aiolock.errors import BackendError, BackendUnavailable, LossReason, shorten
 
 __all__ = ["Member", "MemberState", "Pending", "RowWriter"]
 
-log: Log = get_logger("aiolock.rows")
+log: Log = get_logger("aiolock.claim")
 _logger: logging.Logger = log.logger
 
 SHORTEST_PAUSE = 0.002
@@ -111,8 +111,15 @@ class Member:
         """Change the state, if it is another one; all transitions pass through here."""
         if state is not self.state and _logger.isEnabledFor(logging.DEBUG):
             name = self.claim.request.name
-            extra = {"lock": name, "before": self.state.value, "after": state.value}
-            log.debug("claim of %s: %s -> %s", shorten(name), extra["before"], extra["after"], extra=extra)
+            extra = {"lock": name, "claim": self.id, "before": self.state.value, "after": state.value}
+            log.debug(
+                "claim %s of %s: %s -> %s",
+                self.id,
+                shorten(name),
+                extra["before"],
+                extra["after"],
+                extra=extra,
+            )
         self.state = state
 
 
