@@ -6,6 +6,7 @@ stopped and woke up late."""
 
 from __future__ import annotations
 
+from aiolock.core.backend import Claim
 from aiolock.core.capabilities import FencedPut
 from aiolock.core.hold import Hold
 from aiolock.errors import ConfigError, shorten
@@ -30,7 +31,9 @@ async def fenced_put(lease: Lease, key: str, value: bytes) -> int:
     written, and a read shows it. Cancelling it leaves that open as well.
     """
     hold = _hold(lease)
-    backend = FencedPut.of(hold.parent.runtime.backend, "write that the cluster fences", "only etcd:// has")
+    backend = FencedPut[Claim].of(
+        hold.parent.runtime.backend, "write that the cluster fences", "only etcd:// has"
+    )
     _check(key, value, backend.settings.namespace)
     lease.check()
     # The next task of this client enters by a change of the row as well: a copy of this write may be late, also after a

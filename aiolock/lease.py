@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
+from aiolock.core.backend import Claim
 from aiolock.core.cancellation import CancelScope, in_async_generator
 from aiolock.core.capabilities import Confirmation, Downgrade, Extension
 from aiolock.core.hold import Hold, log, running_task
@@ -287,7 +288,7 @@ class Lease(HoldState):
         runtime.guard()
         hold.check()
         advice = "write with a fencing token instead"
-        backend = Confirmation.of(runtime.backend, "confirm() inside a transaction", advice)
+        backend = Confirmation[Claim].of(runtime.backend, "confirm() inside a transaction", advice)
         # The next task of this client has to ask the server as well, where it waits for the end of the transaction. So also
         # after a cancellation, which may have come too late for the row.
         hold.validity.left = 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, NamedTuple, Self
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from aiolock.core.backend import Backend, Claim, Grant, Request
 from aiolock.errors import UnsafeBackend, UnsupportedKind
@@ -37,6 +37,9 @@ __all__ = [
     "decode_register",
     "diagnose",
 ]
+
+C = TypeVar("C", bound=Claim)
+"""The claims of a backend."""
 
 
 class Capability(Backend):
@@ -256,11 +259,11 @@ class TransactionLocks(Capability):
 # --- a hold that is confirmed in the caller's transaction
 
 
-class Confirmation(Capability):
+class Confirmation(Capability, Generic[C]):
     """A backend whose holders can have a transaction of their own committed only if no other client enters before."""
 
     @abstractmethod
-    async def confirm(self, claim: Claim, connection: object) -> bool:
+    async def confirm(self, claim: C, connection: object) -> bool:
         """Return whether the hold of ``claim`` is there, inside the transaction that is open on ``connection``.
 
         If it is, no other client enters before that transaction has ended. Cancelling it leaves the connection in step.
@@ -293,11 +296,11 @@ class FencedNode(Claim):
         """
 
 
-class FencedPut(Capability):
+class FencedPut(Capability, Generic[C]):
     """A backend that sets a key of the application in the transaction that checks for a hold."""
 
     @abstractmethod
-    async def fenced_put(self, claim: Claim, key: str, value: bytes, check: Callable[[], None]) -> int:
+    async def fenced_put(self, claim: C, key: str, value: bytes, check: Callable[[], None]) -> int:
         """Set the key if the server shows the hold of ``claim``; see :func:`aiolock.etcd.fenced_put`.
 
         ``check`` raises if the lease was lost or released meanwhile; it is called after each read. Cancelling it leaves

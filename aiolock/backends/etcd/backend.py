@@ -10,7 +10,6 @@ from aiolock.backends.etcd.store import EtcdStore
 from aiolock.backends.etcd.url import parameters
 from aiolock.backends.rows.backend import RowBackend
 from aiolock.backends.rows.claim import RowClaim
-from aiolock.core.backend import Claim
 from aiolock.core.capabilities import FencedPut
 from aiolock.errors import BackendUnavailable, LockLost, forgets_arguments, shorten
 from aiolock.types import Finding
@@ -18,7 +17,7 @@ from aiolock.types import Finding
 __all__ = ["EtcdBackend"]
 
 
-class EtcdBackend(RowBackend, FencedPut):
+class EtcdBackend(RowBackend, FencedPut[RowClaim]):
     """One etcd cluster (3.4 or later).
 
     :param url: ``etcd://user:password@h1:2379,h2:2379,h3:2379``: some or all members. The other options may also stand in
@@ -45,12 +44,11 @@ class EtcdBackend(RowBackend, FencedPut):
         """Return the store of this opening."""
         return EtcdStore(self._members)
 
-    async def fenced_put(self, claim: Claim, key: str, value: bytes, check: Callable[[], None]) -> int:
+    async def fenced_put(self, claim: RowClaim, key: str, value: bytes, check: Callable[[], None]) -> int:
         """Set the key if the row of the lock has not changed since a read that shows the hold.
 
         Cancelling it leaves open whether it was set.
         """
-        assert isinstance(claim, RowClaim)  # noqa: S101 - all of its claims are
         name, deadline = claim.request.name, self.context.deadline()
         while deadline.left():
             [row], _ = await self.context.get([claim.key])

@@ -58,7 +58,7 @@ MOST = 16
 """The default of ``connections=``."""
 
 
-class MySQLBackend(Administration, RegisterStore, TransactionLocks, Confirmation, Purging, Diagnosis):
+class MySQLBackend(Administration, RegisterStore, TransactionLocks, Confirmation[Claim], Purging, Diagnosis):
     """One MySQL (8.0 or later) or MariaDB (10.6 or later) server.
 
     :param url: ``mysql://user:password@host:3306/database``; ``mariadb://`` is the same. The other options may also stand

@@ -13,7 +13,7 @@ from aiolock.backends.postgresql.transaction_lock import CallerAdvisoryLock
 from aiolock.backends.postgresql.url import parameters
 from aiolock.backends.rows.backend import RowBackend
 from aiolock.backends.rows.claim import RowClaim
-from aiolock.core.backend import Claim, Request
+from aiolock.core.backend import Request
 from aiolock.core.capabilities import CallerLock, Confirmation, TransactionLocks
 from aiolock.errors import forgets_arguments
 from aiolock.types import Finding
@@ -21,7 +21,7 @@ from aiolock.types import Finding
 __all__ = ["PostgreSQLBackend"]
 
 
-class PostgreSQLBackend(RowBackend, TransactionLocks, Confirmation):
+class PostgreSQLBackend(RowBackend, TransactionLocks, Confirmation[RowClaim]):
     """One PostgreSQL (15 or later) server.
 
     :param url: ``postgresql://user:password@host:5432/database``; ``postgres://`` and ``postgresql+asyncpg://`` are the
@@ -82,9 +82,8 @@ class PostgreSQLBackend(RowBackend, TransactionLocks, Confirmation):
         """Return an advisory lock in the caller's own transaction."""
         return CallerAdvisoryLock(self.store, self.address, self.settings, self._callers, request, connection)
 
-    async def confirm(self, claim: Claim, connection: object) -> bool:
+    async def confirm(self, claim: RowClaim, connection: object) -> bool:
         """Lock the row of a hold in the caller's own transaction, and return whether it is there."""
-        assert isinstance(claim, RowClaim)  # noqa: S101 - this backend makes no others
         return await confirm(
             self.store,
             self._statements,

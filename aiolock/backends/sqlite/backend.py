@@ -9,14 +9,13 @@ from aiolock.backends.rows.claim import RowClaim
 from aiolock.backends.sqlite.confirmation import confirm
 from aiolock.backends.sqlite.store import SqliteStore
 from aiolock.backends.sqlite.url import path_of
-from aiolock.core.backend import Claim
 from aiolock.core.capabilities import Confirmation
 from aiolock.errors import forgets_arguments
 
 __all__ = ["SqliteBackend"]
 
 
-class SqliteBackend(RowBackend, Confirmation):
+class SqliteBackend(RowBackend, Confirmation[RowClaim]):
     """The locks in one file of a local disk.
 
     :param url: ``sqlite:///path`` with the absolute path of the file, which is created if it is missing; it has no options.
@@ -33,7 +32,6 @@ class SqliteBackend(RowBackend, Confirmation):
         """Return a store in the file."""
         return SqliteStore(self._path)
 
-    async def confirm(self, claim: Claim, connection: object) -> bool:
+    async def confirm(self, claim: RowClaim, connection: object) -> bool:
         """Search for a hold in the caller's own transaction, which is one that writes from then on."""
-        assert isinstance(claim, RowClaim)  # noqa: S101 - this backend makes no others
         return await confirm(Path(self._path), claim, connection, self.settings.command_timeout)
