@@ -71,7 +71,7 @@ def lifespan(
     run = starlette.lifespan(source, inner, **options)
 
     def checked(app: Any) -> AbstractAsyncContextManager[Mapping[str, Any]]:
-        _check(app)
+        _check(app.routes)
         make = _replacement(app)
         return run(app) if make is None else starlette.around(make, inner)(app)
 
@@ -151,16 +151,20 @@ def _replacement(app: Any) -> Callable[[], AbstractAsyncContextManager[Client]] 
     return make
 
 
-def _check(app: Any) -> None:
-    """Raise :class:`ConfigError` for the first path operation whose locks cannot work."""
-    for dependant, path in _routes_of(app.routes):
+def _check(routes: Any, path: frozenset[str] = frozenset()) -> None:
+    """Raise :class:`ConfigError` for the first route whose locks cannot work, also in mounts, where ``path`` has the names so far."""
+    # Older versions list every route of an included router.
+    for route in getattr(routing, "iter_route_contexts", iter)(routes or ()):
+        names = path | set(getattr(route, "param_convertors", None) or ())
+        dependant = getattr(route, "dependant", None) or Dependant()
         for each in _functions(dependant):
             # Other callables may be unhashable.
             if isinstance(each.call, FunctionType) and each.call in _HELD:
                 _in_a_thread(dependant.call)
-                template = _HELD[each.call]
-                if template is not None:
-                    list(_find(template, dependant, path))
+                if (template := _HELD[each.call]) is not None:
+                    list(_find(template, dependant, names))
+        # Starlette's name for the rest of the path is no parameter.
+        _check(getattr(route, "routes", None), names - {"path"})
 
 
 def _in_a_thread(endpoint: Any) -> bool:
@@ -265,14 +269,3 @@ def _types(annotation: Any) -> list[type]:
     if origin in (Union, UnionType, Annotated):
         return [each for choice in args[: 1 if origin is Annotated else None] for each in _types(choice)]
     return [origin] if isinstance(origin, type) and not issubclass(origin, str | bytes) else []
-
-
-def _routes_of(routes: Any, path: frozenset[str] = frozenset()) -> Iterator[tuple[Any, frozenset[str]]]:
-    """Yield the Dependant of each path operation, also in mounted applications, and the names in its whole path."""
-    # Older versions list every route of an included router.
-    for route in getattr(routing, "iter_route_contexts", iter)(routes or ()):
-        names = path | set(getattr(route, "param_convertors", None) or ())
-        if (dependant := getattr(route, "dependant", None)) is not None:
-            yield dependant, names
-        # Starlette's name for the rest of the path is no parameter.
-        yield from _routes_of(getattr(route, "routes", None), names - {"path"})
