@@ -26,9 +26,11 @@ async def fenced_put(lease: Lease, key: str, value: bytes) -> int:
     :param value: at most 1,000,000 bytes.
 
     Returns the revision of the change. Raises :class:`LockLost` if the hold has ended (:class:`RuntimeError` if it was
-    released), :class:`UnsupportedKind` on other servers, :class:`BackendRefused` if the user may not write the key, and
-    :class:`BackendUnavailable` if no answer came within the ``command_timeout``: then it is open whether it was
-    written, and a read shows it. Cancelling it leaves that open as well.
+    released), :class:`ConfigError` for a wrong argument, :class:`UnsupportedKind` on other servers, :class:`BackendRefused` if
+    the user may not write the key, and :class:`BackendUnavailable` within the ``command_timeout``: if no answer came, it is
+    open whether the key was written, and a read shows it; if other clients changed the row of the lock again and again,
+    nothing was written, as the message says. Cancelling it leaves open whether the key was written. After this call, the client
+    does not hand the lock over among its own tasks: the next one enters at the cluster.
     """
     hold = _hold(lease)
     backend = FencedPut[Claim].of(

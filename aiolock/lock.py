@@ -140,11 +140,11 @@ class Lock(NamedLock):
 
         ``timeout`` is how many seconds to wait (``None``: for ever, 0: try once; default: the lock's option).
 
-        Raises :class:`AcquireTimeout` when the time is over, :class:`BackendUnavailable` if the server cannot be
-        reached at the first attempt within the ``command_timeout``, or when a shorter time is over and it is known to be away, :class:`BackendRefused` if it says no, :class:`UnsafeBackend` if another version of
-        the library wrote the lock's data, and :class:`RuntimeError` inside this very task's own open block of the same
-        lock, where waiting would never end. If it raises, also by being
-        cancelled, nothing is held, and every trace of the attempt is removed in the background.
+        Raises :class:`AcquireTimeout` when the time is over, :class:`BackendUnavailable` if the server cannot be reached at the
+        first attempt within the ``command_timeout``, or when a shorter time is over and the server is known to be away,
+        :class:`BackendRefused` if the server refuses, :class:`UnsafeBackend` if another version of the library wrote the lock's
+        data, and :class:`RuntimeError` inside this very task's own open block of the same lock, where waiting would never end. If
+        it raises, also by being cancelled, nothing is held, and every trace of the attempt is removed in the background.
 
         A lease that was awaited reports its loss (``lost``, ``wait_lost()``, ``check()``) and cancels nothing.
         """

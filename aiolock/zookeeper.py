@@ -23,10 +23,10 @@ async def fenced_set(lease: Lease, path: str, data: bytes, *, version: int | Non
     :param version: write only if this is the version of the data; ``None`` is any.
 
     Returns the new version, or ``None`` if the data has another version than the one that was named. Raises
-    :class:`LockLost` if the hold has ended (:class:`RuntimeError` if it was released), :class:`UnsupportedKind` with
-    ``recipe=simple`` and on other servers, :class:`BackendRefused` if there is no such node or no right to write to it, and
-    :class:`BackendUnavailable` if no answer came within the ``command_timeout``: then it is open whether it was written,
-    and a read shows it. Cancelling it leaves that open as well.
+    :class:`LockLost` if the hold has ended (:class:`RuntimeError` if it was released), :class:`ConfigError` for a wrong
+    argument, :class:`UnsupportedKind` with ``recipe=simple`` and on other servers, :class:`BackendRefused` if there is no such
+    node or no right to write to it, and :class:`BackendUnavailable` if no answer came within the ``command_timeout``: then it is
+    open whether it was written, and a read shows it. Cancelling it leaves that open as well.
     """
     _check(path, data, version)
     claim = _claim(lease)

@@ -114,10 +114,11 @@ def _passed_if_confirmed(body: Body) -> Body:
 def arrive(
     body: Body, name: str, parties: int, me: str, party: int, ttl: float, label: str, *, last: bool = False
 ) -> tuple[Body | None, tuple[int, int]]:
-    """Add a party of client ``me``: return the number of the round, and how many parties were inside before.
+    """Add a party of client ``me``; return the new body (``None``: leave it), the round, and how many parties were inside before.
 
-    The round is 0 while a full round is being confirmed: the party belongs to the next one, and has to arrive again. With
-    ``last``, only the last party of a round is added; otherwise the round is :data:`MISSED`.
+    For a party that is inside already the body is ``None``, and the other parties inside are counted. The round is 0 while a
+    full round is being confirmed: the party belongs to the next one, and has to arrive again. With ``last``, only the last
+    party of a round is added; otherwise the round is :data:`MISSED`. Raises :class:`ConfigError` for another number of parties.
     """
     body = _opened(body, name, parties)
     before = inside(body)

@@ -192,7 +192,7 @@ class JointHold(Hold):
                 part.expire()
 
     def mark_lost(self, reason: LossReason) -> None:
-        """Be lost because a part is: cancel the tasks that work under all of them."""
+        """Be lost because a part is, and cancel the tasks in blocks of the joint lease; do nothing after its end."""
         if self.open:
             super().mark_lost(reason)
             self.cancel_tasks()
@@ -386,7 +386,7 @@ class LockAll(Handle):
 
         ``timeout`` is in seconds, for all together (``None``: no limit, 0: try once; default: the option).
 
-        Raises :class:`AcquireTimeout` with the name of the one that was missing when the time is over, and otherwise
+        Raises :class:`AcquireTimeout` with the name of a lock that was not free when the time is over, and otherwise
         what :meth:`Lock.acquire` raises. If it raises, also by being cancelled, none is held.
         """
         return Acquisition(self._acquire(timeout))

@@ -26,8 +26,8 @@ class Semaphore(Lock):
 
     Every permit is leased: those of a holder that died come back after its ttl. Requests are granted in order, so one for
     many permits waits at the head until there are enough, and is not starved by requests for few. A task may take permits
-    inside its own block; if only its own are left, it waits for itself. ``async with semaphore`` takes the permits that the
-    semaphore was made with, ``async with semaphore.acquire(permits=3)`` another number.
+    inside its own block; a request that needs permits which the task itself holds waits until its timeout. ``async with
+    semaphore`` takes the permits that the semaphore was made with, ``async with semaphore.acquire(permits=3)`` another number.
 
     The limit is that of the first user of the name; requests with another one raise :class:`ConfigError`, and
     :meth:`set_limit` changes it.
@@ -59,8 +59,9 @@ class Semaphore(Lock):
         ``timeout`` is in seconds (``None``: no limit, 0: try once; default: the semaphore's option). ``permits`` is as many
         as the semaphore was made with, unless it is given.
 
-        Raises :class:`ConfigError` if there are fewer, or if the server knows another limit; otherwise as
-        :meth:`Lock.acquire`. If it raises, also by being cancelled, nothing is held.
+        Raises :class:`ConfigError` if ``permits`` is more than :attr:`limit`, or the server knows another limit; otherwise as
+        :meth:`Lock.acquire`. If :meth:`set_limit` left fewer permits, it waits. If it raises, also by being cancelled, nothing is
+        held.
         """
         return Acquisition(self._acquire(timeout, partial(self._ask, count=permits)))
 
@@ -86,7 +87,7 @@ class Semaphore(Lock):
     async def available(self) -> int:
         """Return the number of permits that are not held; waiters come first.
 
-        Ends within the client's ``command_timeout``; cancelling it changes nothing.
+        Ends within the client's ``command_timeout``. Raises and cancels as :meth:`inspect` does.
         """
         info = await self.inspect()
         return self._left(info.limit, sum(holder.permits for holder in info.holders))
@@ -102,7 +103,9 @@ class Semaphore(Lock):
         request for more than there are waits, with all requests behind it, until the limit is raised. Programs
         may go on naming the limit of the first user, or name the new one.
 
-        Ends within the client's ``command_timeout``. Cancelling it leaves it open whether the server received it.
+        Ends within the client's ``command_timeout``. Raises :class:`ConfigError` for an invalid ``limit``,
+        :class:`UnsupportedKind` on servers without semaphores, and :class:`BackendError` if the server does not answer.
+        Cancelling it leaves it open whether the server received it.
         """
         self._guard()
         backend = Administration.of(self._runtime.backend, "semaphore")
@@ -131,7 +134,7 @@ class Semaphore(Lock):
 
 
 def kind_of(name: str, limit: int, count: int) -> Kind:
-    """Return the kind that takes ``count`` permits of the semaphore ``name`` with that ``limit``."""
+    """Return the kind that takes ``count`` permits of a semaphore. Raises :class:`ConfigError` if ``limit`` is less."""
     if check_count("permits", count) > limit:
         raise ConfigError(
             f"permits must be at most the limit of semaphore {shorten(name)}, which is {limit}, not {count}"
