@@ -158,7 +158,7 @@ MAX_REQUEST_ID = 1024
 
 
 def check_seconds(what: str, value: object, low: float, advice: str = "") -> float:
-    """Return a finite number of seconds from ``low`` to a year, as a float."""
+    """Return a number of seconds from ``low`` to a year as a float, else raise :class:`ConfigError`."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= MAX_SECONDS:
         tail = f"; {advice}" if advice else ""
         raise ConfigError(
@@ -168,7 +168,7 @@ def check_seconds(what: str, value: object, low: float, advice: str = "") -> flo
 
 
 def check_ttl(ttl: object) -> float:
-    """Return the seconds for which the server keeps a hold that is not renewed."""
+    """Return the ttl if it is a number of seconds from :data:`MIN_TTL` to a year, else raise :class:`ConfigError`."""
     return check_seconds("ttl", ttl, MIN_TTL)
 
 
@@ -217,7 +217,7 @@ def check_require(require: object) -> frozenset[str]:
 
 
 def check_flag(what: str, value: object) -> bool:
-    """Return ``True`` or ``False``; other truth values are refused."""
+    """Return the value if it is ``True`` or ``False``, else raise :class:`ConfigError`."""
     if not isinstance(value, bool):
         raise ConfigError(f"{what} must be True or False, not {shorten(value)}")
     return value
@@ -234,42 +234,42 @@ def check_idle(idle: object) -> float:
 
 
 def check_count(what: str, value: object, high: int = MAX_COUNT, low: int = 1) -> int:
-    """Return a whole number from ``low`` to ``high``."""
+    """Return a whole number from ``low`` to ``high``, else raise :class:`ConfigError`."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise ConfigError(f"{what} must be a whole number from {low} to {high}, not {shorten(value)}")
     return int(value)
 
 
 def check_token(token: object) -> int:
-    """Return a fencing token."""
+    """Return the token if it is a whole number that is not negative, else raise :class:`ConfigError`."""
     if isinstance(token, bool) or not isinstance(token, int) or token < 0:
         raise ConfigError(f"token must be a whole number, the token of a lease, not {shorten(token)}")
     return int(token)
 
 
 def check_pattern(pattern: object) -> str:
-    """Return a glob pattern of names."""
+    """Return the glob pattern if it is a text that is not empty, else raise :class:`ConfigError`."""
     if not isinstance(pattern, str) or not pattern:
         raise ConfigError(f"pattern must be a text such as '*' or 'order:*', not {shorten(pattern)}")
     return pattern
 
 
 def check_reason(reason: object) -> str:
-    """Return the reason of a release request, in text that fits on one line."""
+    """Return the reason of a release request if it is printable text of at most 256 bytes, else raise :class:`ConfigError`."""
     if not isinstance(reason, str) or not reason.isprintable() or len(reason.encode()) > 256:
         raise ConfigError(f"reason must be at most 256 bytes of printable text, not {shorten(reason)}")
     return str.__str__(reason)
 
 
 def check_value(value: object) -> bytes:
-    """Return the value of a campaign."""
+    """Return the value of a campaign if it has at most 256 bytes, else raise :class:`ConfigError`."""
     if not isinstance(value, bytes) or len(value) > 256:
         raise ConfigError(f"value must be at most 256 bytes, such as b'host:port', not {shorten(value)}")
     return bytes(value)
 
 
 def check_request_id(request_id: object) -> str:
-    """Return the id of a request, which counts once however often it is made."""
+    """Return the id if it is a text of 1 to :data:`MAX_REQUEST_ID` bytes, else raise :class:`ConfigError`."""
     if isinstance(request_id, str) and request_id:
         try:
             size = len(request_id.encode())

@@ -407,7 +407,10 @@ R = TypeVar("R", bound=Asked[Any])
 
 
 class WaitingTransport(Transport, Generic[R]):
-    """A transport whose reads wait for a connection, and whose writes are refused without one."""
+    """A transport whose writes are refused without a connection, and whose reads wait for one.
+
+    Reads fail after the command timeout, and at once while the server refuses this client for good.
+    """
 
     def __init__(self, address: str, connect: Connect, on_down: Hook, **options: Unpack[Options]) -> None:
         super().__init__(address, connect, on_down=on_down, **options)
@@ -417,7 +420,7 @@ class WaitingTransport(Transport, Generic[R]):
         """Reads that wait for a connection."""
 
     def _guard(self) -> asyncio.AbstractEventLoop:
-        """Return the loop. Raises :class:`BackendUnavailable` if it is closed."""
+        """Return the loop. Raises :class:`BackendUnavailable` if it is closed, :class:`RuntimeError` in a forked child."""
         self.refuse_fork("connection")
         if self._loop is None or self.state is ConnectionState.CLOSED:
             raise BackendUnavailable(f"{self.address}: the client is closed")

@@ -266,9 +266,9 @@ class Confirmation(Capability, Generic[C]):
     async def confirm(self, claim: C, connection: object) -> bool:
         """Return whether the hold of ``claim`` is there, inside the transaction that is open on ``connection``.
 
-        If it is, no other client enters before that transaction has ended. Cancelling it leaves the connection in step.
-        Raises :class:`ConfigError` if ``connection`` is none to this server, :class:`RuntimeError` if no transaction is
-        open on it, before anything is locked.
+        If it is, no other client enters before that transaction has ended. Cancelling it leaves the connection in step, or
+        closes it. Raises :class:`ConfigError` if ``connection`` is none to this server, :class:`RuntimeError` if no transaction
+        is open on it, before anything is locked; :class:`DeadlockDetected`, and :class:`BackendError` if it cannot be found out.
         """
 
 

@@ -232,7 +232,11 @@ class Hold:
             del reading[task, self.name]
 
     def quiet(self, task: Task) -> bool:
-        """Return whether the block of ``task`` ends as usual: the hold is certain, and no other block is under it."""
+        """Return whether the block of ``task`` can end as usual.
+
+        False if another task has entered it, if there are cancel scopes, after a release, if the hold is not certain, and in a
+        forked child.
+        """
         runtime = self.parent.runtime
         return (
             self._scopes is None
@@ -375,7 +379,7 @@ class Hold:
         self._report(reason)
 
     def mark_lost(self, reason: LossReason) -> None:
-        """Set the reason, unless the hold ended before, and wake those that wait for its end."""
+        """Set the reason and wake those that wait for its end, unless the hold ended before; then do so for its followers."""
         if self.open:
             self.loss = reason
             self._notify()

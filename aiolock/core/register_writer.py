@@ -425,7 +425,10 @@ class RegisterWriter:
         return True
 
     def _read(self, entry: Entry) -> Body:
-        """Return the body, and pass on the results of a write that turned out to have counted."""
+        """Return the body, settle the updates of a write that turned out to have counted, and note the number of rivals.
+
+        Raises :class:`UnsafeBackend` if the register has an unknown format.
+        """
         content = self._log.read(entry)
         if content is None:
             raise UnsafeBackend(

@@ -47,7 +47,8 @@ class EtcdBackend(RowBackend, FencedPut[RowClaim]):
     async def fenced_put(self, claim: RowClaim, key: str, value: bytes, check: Callable[[], None]) -> int:
         """Set the key if the row of the lock has not changed since a read that shows the hold.
 
-        Cancelling it leaves open whether it was set.
+        Raises what ``check`` raises, :class:`LockLost` if the row does not show the hold, and :class:`BackendError`. Cancelling it
+        leaves open whether it was set.
         """
         name, deadline = claim.request.name, self.context.deadline()
         while deadline.left():

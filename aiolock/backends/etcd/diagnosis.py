@@ -32,7 +32,10 @@ class Examined(NamedTuple):
 
 
 async def diagnose(address: Address, settings: Settings) -> list[Finding]:
-    """Diagnose the members over new connections. Raises :class:`BackendError` if none can be asked."""
+    """Return findings about the members, over new connections.
+
+    Raises :class:`BackendError` if no member can be asked. Cancelling it changes nothing.
+    """
     async with AsyncExitStack() as stack:
         results = await asyncio.gather(
             *(new_connection(host, address, settings.command_timeout) for host in address.hosts),

@@ -41,7 +41,7 @@ TOKENS = 32
 
 
 def capabilities(members: int) -> frozenset[str]:
-    """Return the capabilities of a cluster of so many members."""
+    """Return the capabilities of a cluster of so many members; ``survives-failover`` takes three."""
     return EtcdStore.capabilities | ({"survives-failover"} if members >= 3 else frozenset())
 
 

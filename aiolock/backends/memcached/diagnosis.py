@@ -11,7 +11,7 @@ __all__ = ["diagnose"]
 
 
 async def diagnose(host: Host, timeout: float) -> list[Finding]:
-    """Return findings about one server. Raises :class:`BackendError`."""
+    """Return findings about one server. Raises :class:`BackendError` if it cannot be asked. Cancelling it changes nothing."""
     async with new_connection(host, timeout) as connection:
         figures, settings = await connection.stats(), await connection.stats("settings")
     found = [ok("version", f"memcached {connection.version}")]

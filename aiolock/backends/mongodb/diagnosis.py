@@ -18,7 +18,10 @@ LOCAL = {"127.0.0.1", "::1", "localhost"}
 
 
 async def diagnose(address: Address, settings: Settings) -> list[Finding]:
-    """Return findings about a replica set, or raise :class:`BackendError`; also if clients refuse to use it."""
+    """Return findings about a replica set, also about one that clients refuse to use.
+
+    Raises :class:`BackendError` if it cannot be asked. Cancelling it changes nothing.
+    """
     connection = Connection(address, settings, lambda: None)
     try:
         build, hello, trips = await connection.ask({"buildInfo": 1}), await connection.ask({"hello": 1}), []

@@ -78,7 +78,12 @@ class MySQLConnection(CallerConnection):
         self._context = context
 
     async def check(self, cursor: Any, there: ServerIdentity) -> None:
-        """Raise unless a transaction is open, on the server of the client; to be called by its task."""
+        """Check that a transaction is open on the server of the client, and set :attr:`kill`.
+
+        Raises :class:`RuntimeError` if none is open, :class:`ConfigError` for another server, :class:`UnsafeBackend` if a proxy
+        stands in between or the character set would change the name of the database, and errors of the driver. To be called by a
+        task of the client only: cancelling it may close the connection.
+        """
         context, connection = self._context, self.connection
         try:
             await cursor.execute(context.statements("caller_server", server=context.facts.server))
@@ -137,10 +142,11 @@ class MySQLConnection(CallerConnection):
         return translate(error, self._address)
 
     async def ready(self, late: float | None) -> None:
-        """Raise if a wait on it could not be ended; to be called while none is under way.
+        """Check that a wait on this connection could be ended, by a KILL QUERY while no statement is under way.
 
-        The trial ends nothing, which does no harm: rights and numbers are checked all the same. Cancelling it takes until the
-        trial is answered. Raises :class:`TimeoutError` at ``late``.
+        Raises :class:`BackendRefused` if the account has no right to it, :class:`BackendUnavailable` if it fails otherwise,
+        :class:`RuntimeError` if the client was closed, :class:`TimeoutError` at ``late``. Cancelling it takes until the KILL QUERY
+        is answered.
         """
         context = self._context
         unable = f"{context.address}: the lock is not free, and the wait for it could not be ended, because "
@@ -182,7 +188,9 @@ def _decoded(value: Any) -> Any:
 async def confirm(context: Context, callers: Callers, claim: RowClaim, connection: Any) -> bool:
     """Return whether the row shows the hold of ``claim``, and lock it in the transaction on ``connection`` if it does.
 
-    The wait for the row is ended at the server within the command timeout, and by cancelling it, see :class:`CallerConnection`.
+    Raises as :meth:`Confirmation.confirm` does, and :class:`UnsafeBackend` on a cluster, and with
+    ``innodb_rollback_on_timeout``. The wait for the row is ended at the server within the command timeout, and by cancelling
+    it, see :class:`CallerConnection`.
     """
     check_connection(connection)
     if context.facts.across:

@@ -144,7 +144,10 @@ def processlist(facts: Mapping[str, str]) -> str:
 
 
 async def diagnose(address: Address, statements: Statements, settings: Settings, mode: str) -> list[Finding]:
-    """Diagnose a server over a new connection, also one that clients refuse to use."""
+    """Return findings about a server, over a new connection, also about one that clients refuse to use.
+
+    Raises :class:`BackendError` if it cannot be asked. Cancelling it changes nothing.
+    """
     try:
         async with asyncio.timeout(settings.command_timeout):
             driver = await address.connect(lambda: None)

@@ -90,10 +90,11 @@ class Sharing:
     async def decide(self, key: str, what: Transaction, *, repeat: bool = True) -> Outcome:
         """Carry out one transaction, and notify the clients that it let in.
 
-        With ``repeat=False``, one whose answer is lost is not tried again.
+        With ``repeat=False``, a transaction whose answer is lost is not tried again.
 
-        The first waiters of this client are let in by it like the claims that ask, and learn it from its answer. If it has none,
-        or the caller was cancelled, the listener finds out.
+        The transaction also lets in the first waiters of this client, up to :data:`NAMED`, who learn it from the answer. Without
+        an answer it raises :class:`BackendError`: as after a cancellation, the transaction may count. Then the listener finds out
+        whether those waiters were let in, and this call notifies no other client.
         """
         waiting = self.listener.first(key, NAMED)
         ours = dict.fromkeys((*what.asking, *waiting))

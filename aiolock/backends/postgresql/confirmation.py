@@ -41,7 +41,11 @@ async def confirm(
 ) -> bool:
     """Return whether the row shows the hold of ``claim``, and lock it in the transaction on ``connection`` if it does.
 
-    Ends within ``timeout`` seconds, see :class:`CallerConnection`. Cancelling it leaves the connection in step.
+    Raises :class:`ConfigError` if ``connection`` is none to the database of the client, :class:`RuntimeError` if no transaction
+    is open on it, :class:`DeadlockDetected`, :class:`BackendRefused` if the transaction is read-only, and
+    :class:`BackendUnavailable` without an answer within ``timeout`` seconds, or if the row is locked by another transaction or
+    is newer than the snapshot. Cancelling it ends the statement first; a connection on which that takes too long is closed,
+    see :class:`CallerConnection`.
     """
     check_connection(connection)
     caller = PostgreSQLConnection(store, callers, connection, address)

@@ -22,7 +22,10 @@ FEW = 50
 
 
 async def diagnose(address: Address, statements: Statements, settings: Settings) -> list[Finding]:
-    """Diagnose a server over a new connection, also one that clients refuse to use."""
+    """Return findings about a server, over two new connections, also about one that clients refuse to use.
+
+    Raises :class:`BackendError` if it cannot be asked. Cancelling it changes nothing.
+    """
     driver, facts = await login(address, statements, settings)
     drivers = [driver]
     try:

@@ -157,7 +157,11 @@ class QuorumBackend(Administration, Diagnosis):
     # --- administration
 
     def _ask_all(self, ask: Callable[[Administration], Awaitable[T]], what: str) -> Awaitable[list[T]]:
-        """Ask each member, if it can be asked for ``what``."""
+        """Return the answers of the members that gave one.
+
+        Raises :class:`UnsupportedKind` if a member cannot be asked for ``what``, and :class:`BackendError` if no majority
+        answers. Cancelling it cancels the requests.
+        """
         return self.members.ask_all(lambda backend: ask(Administration.of(backend, what)))
 
     async def inspect(self, name: str, family: Family) -> LockInfo:

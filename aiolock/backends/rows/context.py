@@ -94,7 +94,7 @@ class Context:
         self._count = itertools.count(1)
 
     def order(self) -> int:
-        """Return the next order number."""
+        """Return the next number of the counter by which sendings and answers of this client are ordered."""
         return next(self._count)
 
     def flight(self) -> Flight:
@@ -187,9 +187,8 @@ class Context:
     async def answered(self, future: asyncio.Future[T], deadline: Deadline | None = None) -> T:
         """Return the result of a future by the deadline, or within the command timeout.
 
-        Raises :class:`BackendUnavailable`.
-
-        Cancelling it ends the wait, not the work.
+        Raises :class:`BackendUnavailable` if it is not done by then, :class:`RuntimeError` if the client was closed, and a copy
+        of the error of the future, see :func:`copy_of`. Cancelling it ends the wait, not the work.
         """
         await asyncio.wait({future}, timeout=self.timeout if deadline is None else deadline.left())
         if not future.done():

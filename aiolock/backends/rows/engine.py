@@ -154,9 +154,11 @@ class Engine:
             raise
 
     async def verify(self, sessions: Collection[RowSession]) -> None:
-        """Verify holds that are not prolonged: their rows and those of their sessions, in one flight.
+        """Verify the holds of sessions whose claims are ``fixed``, which no heartbeat prolongs.
 
-        Raises :class:`BackendError` if it was not answered. Cancelling it changes nothing at the server.
+        One flight reads the versions of the lock rows and of the session rows; the rows that have changed are read afterwards.
+        The holds of a session that is dead are lost. Raises :class:`BackendError` if a read was not answered. Cancelling it
+        changes nothing at the server.
         """
         await self._verify(sessions, sessions)
 

@@ -89,35 +89,35 @@ class UnknownFormat(Exception):
 
 
 def number(value: Any) -> float:
-    """Return seconds, of a duration or since the epoch. Raises :class:`ValueError`, as the next two do."""
+    """Return seconds, of a duration or since the epoch, else raise :class:`ValueError`."""
     if type(value) not in (int, float) or not 0 <= value < LATEST:
         raise ValueError("no number of seconds")
     return float(value)
 
 
 def whole(value: Any) -> int:
-    """Return a whole number that is not negative."""
+    """Return a whole number that is not negative, else raise :class:`ValueError`."""
     if type(value) is not int or not 0 <= value < HIGHEST:
         raise ValueError("no whole number")
     return value
 
 
 def text(value: Any) -> str:
-    """Return a text."""
+    """Return a text, else raise :class:`ValueError`."""
     if type(value) is not str or not (value.isascii() or value.encode()):
         raise ValueError("no text")
     return value
 
 
 def some_text(value: Any) -> str:
-    """Return a text that is not empty."""
+    """Return a text that is not empty, else raise :class:`ValueError`."""
     if not text(value):
         raise ValueError("no text")
     return str(value)
 
 
 def part_of_key(value: Any) -> str:
-    """Return a text that may be a part of a key."""
+    """Return a text that may be a part of a key, else raise :class:`ValueError`."""
     if type(value) is not str or not (value.isascii() and value.isprintable()):
         raise ValueError("no part of a key")
     return value
@@ -283,11 +283,11 @@ def decode(value: bytes) -> LockRow:
 
 
 def template(name: str, request: RowRequest, wall: float) -> tuple[str, str]:
-    """Return the beginnings of the value of a free row and of a hold in it, for a server that adds the tokens.
+    """Return two ASCII texts, HEAD and HOLD, to which a server adds the tokens.
 
-    The value of a free row is the first one, the last token, and ``}`` or the claims that were ended by force. That of the row
-    with the hold is the first one, the new token, ``,"h":[``, the second one, ``,"b":`` and the number of tokens, ``,"t":``
-    and the first of them, ``}]``, and the same end. Both are ASCII.
+    The value of a free row is HEAD, its token, END; END is ``}``, or ``,"f":[…]}`` with the claims that were ended by force.
+    The value of the row with the hold is HEAD, the last new token, ``,"h":[``, HOLD, ``,"b":``, the number of new tokens,
+    ``,"t":``, the first new token, ``}]``, END.
     """
     head = json.dumps({"v": name, "t": 0}, separators=(",", ":"))[: -len("0}")]
     hold = json.dumps({**_pack(replace(request, block=1)), "w": round(wall, 3)}, separators=(",", ":"))[:-1]

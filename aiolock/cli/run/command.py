@@ -97,7 +97,12 @@ class _Run:
         self._held = os.environ.get(nested.VARIABLE, "")
 
     async def under_outer_hold(self) -> int | None:
-        """Run the command under the hold of the run around this one; ``None`` if there is no such run."""
+        """Run the command under the hold of the run around this one; return the status.
+
+        ``None`` if there is no such run, or it has ended since. Raises :class:`ConfigError` if that hold is too weak or another
+        user's, :class:`LockLost` if it is lost before the command starts, and :class:`Ended` after the timeout, for a signal, or
+        if the command cannot be run. Cancelling it kills the command, and gives the hold back.
+        """
         name = self._options.name
         entry = nested.find(self._held, self._identity, self._kind)
         if entry is None:
@@ -149,7 +154,8 @@ class _Run:
     async def _wait_for(self, request: Coroutine[None, None, Hold], lock: Lock | None = None) -> Hold:
         """Wait for a hold, and show the queue of ``lock`` on a terminal.
 
-        Raises what the request raises, and :class:`Ended` at a signal. The request has left the queue when this ends.
+        Raises what the request raises, but :class:`Ended` after its timeout, and at a signal. The request has left the queue when
+        this ends, also by being cancelled.
         """
         output, options = self._output, self._options
         acquiring = asyncio.create_task(request)

@@ -258,7 +258,7 @@ class Supervisor:
     One loop serves everything that can happen: a signal, the end of the command, the loss of the lease, and the clock.
 
     :param switch: the dead man's switch, or ``None`` with the policy ``warn``.
-    :param kill_after: seconds between TERM and KILL.
+    :param kill_after: most seconds between TERM and KILL; half of what is left of the lease, if that is less.
     :param policy: ``term``, ``kill`` or ``warn``.
     """
 
