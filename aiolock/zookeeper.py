@@ -39,7 +39,8 @@ def node(lease: Lease) -> str:
 
     No other hold ever has a node of this path. With kazoo: ``transaction.check(node(lease), -1)``, then the
     writes, then ``commit()``. After :meth:`Lease.downgrade` it is another one. Raises :class:`LockLost` if the hold has
-    ended, as far as this process knows, and :class:`UnsupportedKind` as :func:`fenced_set` does.
+    ended, as far as this process knows (:class:`RuntimeError` if it was released), :class:`ConfigError` for anything but one
+    lease of one lock, and :class:`UnsupportedKind` as :func:`fenced_set` does.
     """
     claim = _claim(lease)
     lease.check()

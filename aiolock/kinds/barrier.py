@@ -249,7 +249,11 @@ class Barrier(Handle):
         return f"<Barrier {shorten(self._name)} of {self._parties} ttl={self._ttl:g}>"
 
     async def waiting(self) -> int:
-        """Return the number of parties inside. Ends within the ``command_timeout``; cancelling it changes nothing."""
+        """Return the number of parties inside.
+
+        Raises :class:`BackendError` if the server does not answer within the ``command_timeout``, and :class:`UnsupportedKind` on
+        servers without barriers. Cancelling it changes nothing.
+        """
         return await self._writer().apply(lambda body: (None, inside(body)))
 
     async def wait(self, timeout: float | None = None) -> int:

@@ -471,7 +471,7 @@ class LockAll(Handle):
         return self._joint(got)
 
     def _levels(self) -> list[Hold | None]:
-        """Return the holds of this task that it may enter again; raise if it has one that it may not."""
+        """Return for each part a further level of this task's hold, or ``None``; raise if the task would wait for its own block."""
         got: list[Hold | None] = []
         try:
             for lock, request, _ in self._parts:

@@ -135,8 +135,8 @@ class Engine:
     async def renew(self, session: RowSession, ttl: float | None = None) -> None:
         """Send a heartbeat and, in the same flight, verify the rows in which this client holds or waits.
 
-        With ``ttl``, the session has another one from this heartbeat on. Raises :class:`BackendError` if one of the two was not
-        answered: what was, counts nevertheless. Cancelling it does not end the heartbeat.
+        With ``ttl``, the session has that ttl from this heartbeat on. Raises :class:`BackendError` if the heartbeat or a read was
+        not answered; answers that came count nevertheless. Cancelling it does not end the heartbeat, but waits for its answer.
         """
         work = session.heartbeat() if ttl is None else session.extend(ttl)
         heartbeat = self.context.begin(work, "aiolock-heartbeat")
