@@ -487,7 +487,7 @@ MUTANTS = (
         "aiolock.backends.rows.writer",
         " or member.session.dead:\n",
         ":\n",
-        ENGINE + "test_a_place_under_a_session_that_is_gone_brings_no_grant",
+        ENGINE + "test_a_position_under_a_session_that_is_gone_brings_no_grant",
     ),
     Mutant(
         "a grant that was not taken outlives its hold",

@@ -205,7 +205,7 @@ class LocalQueue:
         "_key",
         "_known",
         "_label",
-        "_placed",
+        "_queued",
         "_reason",
         "_request",
         "_since",
@@ -237,7 +237,7 @@ class LocalQueue:
         """The label of the present lease, once the hold was given to a waiter; else it is that of the request."""
         self._known = False
         """True once the server has answered: from then on waiters survive an outage."""
-        self._placed = False
+        self._queued = False
         """True while the claim is known to have, or have had, a position in the server's queue."""
         self._reason = WakeReason.GRANTED
         """Why the latest waiter was given the hold, or ``CLOSED``."""
@@ -336,7 +336,7 @@ class LocalQueue:
             self._abandon()
             raise BackendUnavailable(
                 f"the answer about lock {shorten(self._request.name)} came later than its ttl of {self._request.ttl:g} s: "
-                "the link is slower than that, choose a longer ttl"
+                "the connection is slower than that, choose a longer ttl"
             )
         waiter = self._enqueue(options, first=True)
         if grant is None:
@@ -348,7 +348,7 @@ class LocalQueue:
 
     def unanswered(self, timeout: float, *, whole: bool = False) -> BackendUnavailable | None:
         """Return the error of a task whose time is over if the server has not answered; see :meth:`Runtime.unanswered`."""
-        if self._state is not _REQUESTING or self._placed:
+        if self._state is not _REQUESTING or self._queued:
             return None
         return self.runtime.unanswered(self._request.name, timeout, whole=whole)
 
@@ -509,7 +509,7 @@ class LocalQueue:
 
     def _wait_at_server(self) -> None:
         """Wait until the inbox of the claim reports."""
-        self._known = self._placed = True
+        self._known = self._queued = True
         self._become(_WAITING)
         self._task = None
         if not self._claim.inbox.on_ready(self._wake):
@@ -536,7 +536,7 @@ class LocalQueue:
         if not self._claim.asks_again:
             self.runtime.clean_up(self._claim)
             self._claim = self.runtime.backend.claim(self._request)
-            self._placed = False
+            self._queued = False
 
     # --- the hold
 
@@ -675,7 +675,7 @@ class LocalQueue:
         """Request with a new claim for the tasks that wait, or end."""
         if self._waiters:
             self._claim = self.runtime.backend.claim(self._request)
-            self._placed = False
+            self._queued = False
             self._request_in_background()
         else:
             self._end()

@@ -664,7 +664,7 @@ def test_a_grant_that_no_longer_stands_when_it_is_taken_is_not_believed(first):
 
 
 @staged
-async def test_a_place_under_a_session_that_is_gone_brings_no_grant():
+async def test_a_position_under_a_session_that_is_gone_brings_no_grant():
     server = serve(push=False)
     async with Side(server) as one, Side(server) as two, Side(server) as three:
         held, _ = await one.acquire()

@@ -49,7 +49,7 @@ SLACK = 100
 class Waiter:
     """A claim's position in the queue of a lock."""
 
-    __slots__ = ("inbox", "key", "number", "placed", "ttl")
+    __slots__ = ("inbox", "key", "number", "queued", "ttl")
 
     def __init__(self, key: str, number: int, ttl: float, inbox: Inbox[Grant]) -> None:
         self.key: str = key
@@ -58,7 +58,7 @@ class Waiter:
         self.ttl: float = ttl
         """Of a hold, in seconds."""
         self.inbox: Inbox[Grant] = inbox
-        self.placed = False
+        self.queued = False
         """The server has confirmed the position, and no further request is under way."""
 
 
@@ -286,7 +286,7 @@ class Wakeups:
                     asked[key] = reason
                     self._in_round = due is self._round and self.batch > 1
             # Only confirmed positions are counted: one whose request is under way may not exist yet.
-            counts = [sum(waiter.placed for waiter in self._waiting.get(key, ())) for key in asked]
+            counts = [sum(waiter.queued for waiter in self._waiting.get(key, ())) for key in asked]
             reply = self._heartbeat(list(asked), counts, self.life_ms, self.pushed)
             self._calls += 1
             reply.add_done_callback(functools.partial(self._answered, asked))
@@ -334,9 +334,9 @@ class Wakeups:
                 waiter.inbox.wake(reason)
             return
         # Most likely one of them was granted the lock and the push is still under way: the others have nothing to ask.
-        placed = [waiter for waiter in waiters if waiter.placed]
-        for start in range(0, len(placed), BATCH):
-            some = placed[start : start + BATCH]
+        queued = [waiter for waiter in waiters if waiter.queued]
+        for start in range(0, len(queued), BATCH):
+            some = queued[start : start + BATCH]
             reply = self._tickets(key, [waiter.number for waiter in some])
             reply.add_done_callback(functools.partial(self._on_tickets, key, some))
 
@@ -350,5 +350,5 @@ class Wakeups:
         tickets = [None] * len(waiters) if error is not None else reply.result()
         waiting = self._waiting.get(key, set())
         for waiter, ticket in zip(waiters, tickets, strict=True):
-            if ticket is None and waiter.placed and waiter in waiting:
+            if ticket is None and waiter.queued and waiter in waiting:
                 waiter.inbox.wake(WakeReason.LAPSED)

@@ -20,7 +20,7 @@ from aiolock.backends.zookeeper.protocol import Operation
 from aiolock.backends.zookeeper.queue import (
     SIMPLE,
     TAKEN,
-    Place,
+    Position,
     component,
     inside,
     name_of,
@@ -46,13 +46,13 @@ AT_ONCE = 200
 class _View(NamedTuple):
     """The queue of a lock, and the record of the lock's own node."""
 
-    queue: list[Place]
+    queue: list[Position]
     record: Record
     version: int
     """The version of the record; -1 if there is no such lock."""
 
     @property
-    def holders(self) -> list[Place]:
+    def holders(self) -> list[Position]:
         return self.queue[: inside(self.queue, self.record.limit, self.record.inside)]
 
 
@@ -220,29 +220,31 @@ class ZooKeeperBackend(Administration, RegisterStore, Diagnosis):
         async with self.context.bounded():
             view = await self._view(path, family)
             replies = await self._each(
-                [protocol.get(f"{path}/{place.name}", watch=False) for place in view.queue]
+                [protocol.get(f"{path}/{position.name}", watch=False) for position in view.queue]
             )
         present = [
-            (place, reply) for place, reply in zip(view.queue, replies, strict=True) if reply is not None
+            (position, reply)
+            for position, reply in zip(view.queue, replies, strict=True)
+            if reply is not None
         ]
-        entered = inside([place for place, _ in present], view.record.limit, view.record.inside)
-        holders = tuple(self._holder(place, reply) for place, reply in present[:entered])
+        entered = inside([position for position, _ in present], view.record.limit, view.record.inside)
+        holders = tuple(self._holder(position, reply) for position, reply in present[:entered])
         waiters = tuple(
-            Waiting(Note.decode(reply.data).label, place.mode.value, place.permits)
-            for place, reply in present[entered:]
+            Waiting(Note.decode(reply.data).label, position.mode.value, position.permits)
+            for position, reply in present[entered:]
         )
         limit = view.record.limit if view.record.limit >= 0 else None
         return LockInfo(name, holders, waiters, family, limit)
 
-    def _holder(self, place: Place, reply: Any) -> Holder:
+    def _holder(self, position: Position, reply: Any) -> Holder:
         note = Note.decode(reply.data)
         return Holder(
             label=note.label,
             token=(note.token or reply.stat.created_zxid) * BLOCK,
             since=datetime.fromtimestamp(reply.stat.created / 1000, UTC),
             remaining=self.session.timeout,
-            permits=place.permits,
-            mode=place.mode.value,
+            permits=position.permits,
+            mode=position.mode.value,
             tokens=BLOCK,
             value=note.value,
         )
@@ -252,7 +254,9 @@ class ZooKeeperBackend(Administration, RegisterStore, Diagnosis):
         path = self._path(name, family)
         async with self.context.bounded():
             while holders := (await self._view(path, family)).holders:
-                replies = await self._each([protocol.delete(f"{path}/{place.name}") for place in holders])
+                replies = await self._each(
+                    [protocol.delete(f"{path}/{position.name}") for position in holders]
+                )
                 if any(reply is not None for reply in replies):
                     return True
         return False
@@ -262,7 +266,7 @@ class ZooKeeperBackend(Administration, RegisterStore, Diagnosis):
         path = self._path(name, family)
         async with self.context.bounded():
             holders = (await self._view(path, family)).holders
-            return any([await self._request(f"{path}/{place.name}", reason) for place in holders])
+            return any([await self._request(f"{path}/{position.name}", reason) for position in holders])
 
     async def _request(self, node: str, reason: str) -> bool:
         while True:
@@ -296,7 +300,7 @@ class ZooKeeperBackend(Administration, RegisterStore, Diagnosis):
             if view.version < 0:
                 return False
             # Holders under the old limit stay holders, and inspection has to show them.
-            upto = max((place.sequence for place in view.holders), default=-1)
+            upto = max((position.sequence for position in view.holders), default=-1)
             record = replace(view.record, limit=limit, inside=max(view.record.inside, upto))
             try:
                 await self.session.ask(protocol.put(path, record.encode(), view.version))

@@ -160,7 +160,7 @@ class QueueClaim(FencedNode):
         """Return the verdict on the own node; ``None`` if it is not in the queue."""
         verdict = None if gone is None else await self._infer(gone)
         if verdict is None:
-            children = await self._place()
+            children = await self._enqueue()
             contenders = queue(self._path, self.request.kind.family, children)
             rule = RULES[self.request.kind.mode]
             verdict, surplus = decide(rule, contenders, self._node or "", self._attempt, self._limit())
@@ -216,8 +216,8 @@ class QueueClaim(FencedNode):
 
     # --- the node
 
-    async def _place(self) -> list[str]:
-        """Have a node, and return the list of children that it is or should be in."""
+    async def _enqueue(self) -> list[str]:
+        """Create the node if there is none, and return the list of children that it is or should be in."""
         if self._node is None and self._sent:
             await self._adopt()
         if self._node is None:

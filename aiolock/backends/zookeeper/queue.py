@@ -14,7 +14,7 @@ __all__ = [
     "RULES",
     "SIMPLE",
     "TAKEN",
-    "Place",
+    "Position",
     "Verdict",
     "after",
     "alone",
@@ -25,7 +25,7 @@ __all__ = [
     "mine",
     "name_of",
     "parents",
-    "places",
+    "positions",
     "prefix",
     "queue",
     "reader",
@@ -73,8 +73,8 @@ _NUMBERED = re.compile(r"[0-9]{10}$|-[0-9]{9}$")
 """The end that a server gives a name, also after its numbers have wrapped; digits of ASCII only."""
 
 
-class Place(NamedTuple):
-    """One contender of a queue."""
+class Position(NamedTuple):
+    """The position of a contender in a queue."""
 
     sequence: int
     mode: Mode
@@ -95,7 +95,7 @@ def prefix(attempt: str, kind: Kind) -> str:
 
 
 def reader(writer: str) -> str:
-    """Return the name, in the same place, of the reader that a writer becomes; Curator's form."""
+    """Return the name, at the same position, of the reader that a writer becomes; Curator's form."""
     return writer.replace("__WRIT__", "__READ__")
 
 
@@ -110,9 +110,9 @@ def _contender(family: Family, head: str) -> tuple[Mode, int] | None:
     return None
 
 
-def places(family: Family, children: Iterable[str]) -> tuple[list[Place], list[str]]:
+def positions(family: Family, children: Iterable[str]) -> tuple[list[Position], list[str]]:
     """Return the contenders in their order, and the names of other children."""
-    found: list[Place] = []
+    found: list[Position] = []
     others: list[str] = []
     # Nearly all of thousands of names have the plainest form: they are not examined twice.
     plain = not family.shareable
@@ -121,18 +121,18 @@ def places(family: Family, children: Iterable[str]) -> tuple[list[Place], list[s
         if not (digits.isascii() and digits.isdigit()):
             others.append(name)
         elif plain and name[-16:-10] == "-lock-":
-            found.append(Place(int(digits), Mode.MUTEX, name))
+            found.append(Position(int(digits), Mode.MUTEX, name))
         elif (contender := _contender(family, name[:-10])) is not None:
-            found.append(Place(int(digits), contender[0], name, contender[1]))
+            found.append(Position(int(digits), contender[0], name, contender[1]))
         else:
             others.append(name)
     found.sort()
     return found, others
 
 
-def queue(path: str, family: Family, children: Sequence[str]) -> list[Place]:
+def queue(path: str, family: Family, children: Sequence[str]) -> list[Position]:
     """Return the contenders in their order. Raises :class:`BackendRefused` where exclusion would be broken."""
-    found, others = places(family, children)
+    found, others = positions(family, children)
     for name in others:
         if name == SIMPLE or _NUMBERED.search(name):
             head = name[:-10]
@@ -182,59 +182,59 @@ class Verdict(NamedTuple):
     """The answer for one contender."""
 
     enter: bool
-    watch: tuple[Place, ...] = ()
+    watch: tuple[Position, ...] = ()
     """The contenders whose end may change a no: the first of them to go."""
-    reserve: tuple[Place, ...] = ()
+    reserve: tuple[Position, ...] = ()
     """The contenders to be watched once that one has gone, the nearest first."""
     demand: bool = False
     """True if others are behind."""
     before: int = 0
-    """The number of holds that must end, one after the other; 0 where another may take the place of one that has gone."""
+    """The number of holds that must end, one after the other; 0 where another may follow one that has gone."""
 
 
-Rule = Callable[[Sequence[Place], int, int], Verdict]
+Rule = Callable[[Sequence[Position], int, int], Verdict]
 """From the queue, an index in it and the number of permits to the verdict on the contender at that index."""
 
 
-def _behind(blocking: Sequence[Place], before: int, *, demand: bool) -> Verdict:
+def _behind(blocking: Sequence[Position], before: int, *, demand: bool) -> Verdict:
     """Enter if there is none of these, the nearest first; else wait for the nearest."""
     return Verdict(not blocking, tuple(blocking[:1]), tuple(blocking[1 : 1 + RESERVE]), demand, before)
 
 
-def mutex(places: Sequence[Place], index: int, limit: int) -> Verdict:  # noqa: ARG001 - the form of a rule
+def mutex(positions: Sequence[Position], index: int, limit: int) -> Verdict:  # noqa: ARG001 - the form of a rule
     """Judge a mutex."""
-    nearest = places[max(0, index - 1 - RESERVE) : index]
-    return _behind(nearest[::-1], index, demand=index + 1 < len(places))
+    nearest = positions[max(0, index - 1 - RESERVE) : index]
+    return _behind(nearest[::-1], index, demand=index + 1 < len(positions))
 
 
-def write(places: Sequence[Place], index: int, limit: int) -> Verdict:
-    """Judge a writer: in the place of a writer that has gone there may be a reader now."""
-    return mutex(places, index, limit)._replace(before=0)
+def write(positions: Sequence[Position], index: int, limit: int) -> Verdict:
+    """Judge a writer: at the position of a writer that has gone there may be a reader now."""
+    return mutex(positions, index, limit)._replace(before=0)
 
 
-def read(places: Sequence[Place], index: int, limit: int) -> Verdict:  # noqa: ARG001
+def read(positions: Sequence[Position], index: int, limit: int) -> Verdict:  # noqa: ARG001
     """Judge a reader."""
-    writers = [place for place in places[:index] if place.mode is not Mode.READ]
-    return _behind(writers[-1 - RESERVE :][::-1], len(writers), demand=index + 1 < len(places))
+    writers = [position for position in positions[:index] if position.mode is not Mode.READ]
+    return _behind(writers[-1 - RESERVE :][::-1], len(writers), demand=index + 1 < len(positions))
 
 
-def permits(places: Sequence[Place], index: int, limit: int) -> Verdict:
+def permits(positions: Sequence[Position], index: int, limit: int) -> Verdict:
     """Judge a request for permits."""
-    demand = index + 1 < len(places)
-    needed = places[index].permits
+    demand = index + 1 < len(positions)
+    needed = positions[index].permits
     if needed > limit:
         # No end of another helps; a higher limit would.
         return Verdict(enter=False, demand=demand)
     for ahead in range(index - 1, -1, -1):
-        needed += places[ahead].permits
+        needed += positions[ahead].permits
         if needed > limit:
-            return Verdict(enter=False, watch=tuple(places[ahead:index][::-1]), demand=demand)
+            return Verdict(enter=False, watch=tuple(positions[ahead:index][::-1]), demand=demand)
     return Verdict(enter=True, demand=demand)
 
 
 RULES: dict[Mode, Rule] = {Mode.MUTEX: mutex, Mode.WRITE: write, Mode.READ: read, Mode.PERMITS: permits}
 
-TAKEN = Verdict(enter=False, watch=(Place(0, Mode.MUTEX, SIMPLE),), demand=True)
+TAKEN = Verdict(enter=False, watch=(Position(0, Mode.MUTEX, SIMPLE),), demand=True)
 """The verdict of ``recipe=simple`` while the node is there."""
 
 
@@ -249,7 +249,7 @@ def after(last: Verdict, gone: str, floor: int, *, demand: bool) -> Verdict | No
     Right only if that node is certainly gone: a floor that reaches a contender of the reserve says nothing of those between
     it and this one.
     """
-    if [place.name for place in last.watch] != [gone]:
+    if [position.name for position in last.watch] != [gone]:
         return None
     if floor >= last.watch[0].sequence:
         return Verdict(enter=True, demand=demand)
@@ -261,18 +261,18 @@ def after(last: Verdict, gone: str, floor: int, *, demand: bool) -> Verdict | No
     return None
 
 
-def inside(places: Sequence[Place], limit: int = 0, upto: int = -1) -> int:
-    """Count the places at the head that hold the lock.
+def inside(positions: Sequence[Position], limit: int = 0, upto: int = -1) -> int:
+    """Count the positions at the head that hold the lock.
 
     Of a semaphore, those whose permits together fit into ``limit`` or whose sequence number is at most ``upto``.
     """
     count = needed = 0
-    for index, place in enumerate(places):
-        needed += place.permits
-        if place.mode is Mode.PERMITS:
-            enters = needed <= limit or place.sequence <= upto
+    for index, position in enumerate(positions):
+        needed += position.permits
+        if position.mode is Mode.PERMITS:
+            enters = needed <= limit or position.sequence <= upto
         else:
-            enters = index == 0 or (place.mode is Mode.READ and places[0].mode is Mode.READ)
+            enters = index == 0 or (position.mode is Mode.READ and positions[0].mode is Mode.READ)
         if not enters:
             break
         count += 1
@@ -280,17 +280,19 @@ def inside(places: Sequence[Place], limit: int = 0, upto: int = -1) -> int:
 
 
 def decide(
-    rule: Rule, places: Sequence[Place], name: str, attempt: str, limit: int = 0
+    rule: Rule, positions: Sequence[Position], name: str, attempt: str, limit: int = 0
 ) -> tuple[Verdict | None, list[str]]:
     """Return the verdict on the node ``name`` of ``attempt``, ``None`` if it is gone; and other nodes of that attempt.
 
     A create that was repeated may have left two nodes. The others are surplus, and not waited for.
     """
     own = mine(attempt)
-    surplus = [place.name for place in places if place.name != name and place.name.startswith(own)]
+    surplus = [
+        position.name for position in positions if position.name != name and position.name.startswith(own)
+    ]
     if surplus:
-        places = [place for place in places if place.name not in surplus]
-    for index, place in enumerate(places):
-        if place.name == name:
-            return rule(places, index, limit), surplus
+        positions = [position for position in positions if position.name not in surplus]
+    for index, position in enumerate(positions):
+        if position.name == name:
+            return rule(positions, index, limit), surplus
     return None, surplus

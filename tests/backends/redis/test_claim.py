@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from aiolock.backends.redis.claim import ASKED, HELD, NEW, OVER, PLACED, RELEASING, Context, RedisClaim
+from aiolock.backends.redis.claim import ASKED, HELD, NEW, OVER, QUEUED, RELEASING, Context, RedisClaim
 from aiolock.backends.redis.commands import Tokens
 from aiolock.backends.redis.connection import Pairing
 from aiolock.backends.redis.errors import not_sent
@@ -21,7 +21,7 @@ from aiolock.types import MUTEX, Family
 
 REQUEST = Request("x", MUTEX, 10.0, "me")
 GRANT = [1, 100, 5, 7_000_000, 0]
-PLACE = [0, 3, 7_000_000, 2_000_000, 1]
+POSITION = [0, 3, 7_000_000, 2_000_000, 1]
 NO = [0, -1, 7_000_000, 2_000_000, 0]
 UNKNOWN = BackendUnavailable("nobody knows")
 REFUSED = BackendRefused("out of memory")
@@ -122,7 +122,7 @@ async def test_without_pushes_demand_is_not_known_and_so_assumed():
 
 
 async def test_a_place_is_watched_and_its_ticket_shown_again():
-    server = Server(PLACE, GRANT)
+    server = Server(POSITION, GRANT)
     assert await server.claim.acquire(wait=True) is None
     assert server.story == [("enter", True, -1), "watched", ("ends", 2.0, True)]
     assert await server.claim.acquire(wait=True) is not None
@@ -130,13 +130,13 @@ async def test_a_place_is_watched_and_its_ticket_shown_again():
 
 
 async def test_the_log_tells_each_transition(caplog):
-    server = Server(PLACE, GRANT, 0)
+    server = Server(POSITION, GRANT, 0)
     with caplog.at_level(logging.DEBUG, "aiolock.claim"):
         await server.claim.acquire(wait=True)
         await server.claim.acquire(wait=True)
         await server.claim.release()
     told = [(each.aiolock_before, each.aiolock_after) for each in caplog.records]
-    states = [state.value for state in (NEW, ASKED, PLACED, HELD, RELEASING, OVER)]
+    states = [state.value for state in (NEW, ASKED, QUEUED, HELD, RELEASING, OVER)]
     assert told == list(pairwise(states))
     assert {(each.aiolock_lock, each.aiolock_claim) for each in caplog.records} == {("x", 1)}
 
@@ -149,23 +149,23 @@ async def test_the_log_tells_each_transition(caplog):
     [
         ([], []),
         ([GRANT], ["release"]),
-        ([PLACE], ["unwatched", ("leave", False, 0)]),
-        ([PLACE, GRANT], ["unwatched", "release"]),
+        ([POSITION], ["unwatched", ("leave", False, 0)]),
+        ([POSITION, GRANT], ["unwatched", "release"]),
         # Refused is heard: what it may have written is taken back, but it cannot arrive again.
         ([REFUSED], [("leave", False, 0)]),
-        ([PLACE, REFUSED], ["unwatched", ("leave", False, 0)]),
+        ([POSITION, REFUSED], ["unwatched", ("leave", False, 0)]),
         # Not sent is not asked.
         ([not_sent("no connection")], []),
         ([not_sent("no connection"), not_sent("no connection")], []),
         ([not_sent("no connection"), GRANT], ["release"]),
-        ([PLACE, not_sent("no connection")], ["unwatched", ("leave", False, 0)]),
+        ([POSITION, not_sent("no connection")], ["unwatched", ("leave", False, 0)]),
         # Not known may arrive at any time, whatever comes after it.
         ([UNKNOWN], [("leave", True, 0)]),
         ([UNKNOWN, not_sent("no connection")], [("leave", True, 0)]),
         ([UNKNOWN, REFUSED], [("leave", True, 0)]),
         ([UNKNOWN, GRANT], [("leave", True, 0)]),
-        ([UNKNOWN, PLACE], ["unwatched", ("leave", True, 0)]),
-        ([PLACE, UNKNOWN], ["unwatched", ("leave", True, 0)]),
+        ([UNKNOWN, POSITION], ["unwatched", ("leave", True, 0)]),
+        ([POSITION, UNKNOWN], ["unwatched", ("leave", True, 0)]),
     ],
     ids=str,
 )
@@ -222,7 +222,7 @@ async def test_keeping_a_hold_is_leaving_it():
 
 @pytest.mark.parametrize(
     ("answers", "first", "then"),
-    [([GRANT], "release", LEFT), ([PLACE], LEFT, LEFT), ([UNKNOWN], BURIED, BURIED)],
+    [([GRANT], "release", LEFT), ([POSITION], LEFT, LEFT), ([UNKNOWN], BURIED, BURIED)],
     ids=["held", "in line", "unknown"],
 )
 async def test_giving_up_goes_on_until_it_was_heard(answers, first, then):
@@ -279,7 +279,7 @@ def push(server: Server) -> None:
 
 
 async def test_a_push_ends_the_waiting_and_answers_without_asking():
-    server = Server(PLACE)
+    server = Server(POSITION)
     await server.claim.acquire(wait=True)
     waiting = asyncio.create_task(server.claim.inbox.wait())
     await asyncio.sleep(0)
@@ -302,13 +302,13 @@ async def test_a_push_that_overtakes_the_answer_is_the_answer():
     await asyncio.sleep(0)
     assert server.claim.waiting
     push(server)
-    answer.set_result(PLACE)
+    answer.set_result(POSITION)
     assert (await asking).token == 200
     assert "watched" not in server.story
 
 
 async def test_a_push_before_anybody_waits_for_it_is_not_missed():
-    server = Server(PLACE)
+    server = Server(POSITION)
     await server.claim.acquire(wait=True)
     push(server)
     async with asyncio.timeout(5):
@@ -317,7 +317,7 @@ async def test_a_push_before_anybody_waits_for_it_is_not_missed():
 
 
 async def test_a_push_that_was_heard_too_late_is_asked_for_again():
-    server = Server(PLACE, GRANT)
+    server = Server(POSITION, GRANT)
     await server.claim.acquire(wait=True)
     server.claim.push(200, 1, 49.9, demand=True)
     assert (await server.claim.acquire(wait=True)).token == 100
@@ -328,7 +328,7 @@ async def test_a_push_that_was_heard_too_late_is_asked_for_again():
     ("answers", "waiting"),
     [
         ([], False),
-        ([PLACE], True),
+        ([POSITION], True),
         ([GRANT], False),
         ([UNKNOWN], True),
         ([not_sent("no")], False),
@@ -344,7 +344,7 @@ async def test_a_grant_is_wanted_by_who_is_in_line_or_may_be(answers, waiting):
 
 
 async def test_who_is_leaving_wants_no_grant():
-    server = Server(PLACE)
+    server = Server(POSITION)
     await server.claim.acquire(wait=True)
     leaving = asyncio.create_task(server.claim.release())
     await asyncio.sleep(0)
@@ -355,7 +355,7 @@ async def test_who_is_leaving_wants_no_grant():
 
 
 async def test_waking_is_remembered_once_and_cancelling_the_wait_changes_nothing():
-    server = Server(PLACE)
+    server = Server(POSITION)
     await server.claim.acquire(wait=True)
     waiting = asyncio.create_task(server.claim.inbox.wait())
     await asyncio.sleep(0)

@@ -21,7 +21,7 @@ READ, WRITE = (1, WHOLE), (WHOLE, WHOLE)
 """Weight and limit."""
 TTL, CLAIM = 3_000_000, 300_000
 """Milliseconds: nothing runs out by itself, however slow the machine is."""
-PLACE = "6000000 s -1"
+POSITION = "6000000 s -1"
 
 
 class ManyLock(Lock):
@@ -32,12 +32,12 @@ class ManyLock(Lock):
         self.key = f"{namespace}:1:{family}:{{{name}}}"
 
     async def enter(  # type: ignore[override]
-        self, request: str, kind=READ, *, ttl=TTL, most=1, floor=0, label="me", place=PLACE
+        self, request: str, kind=READ, *, ttl=TTL, most=1, floor=0, label="me", position=POSITION
     ) -> Any:
-        return await self.call(SCRIPTS["many_enter"], request, ttl, most, floor, label, place, *kind)
+        return await self.call(SCRIPTS["many_enter"], request, ttl, most, floor, label, position, *kind)
 
     async def attempt(self, request: str, kind=READ, **options: Any) -> Any:  # type: ignore[override]
-        return await self.enter(request, kind, place="", **options)
+        return await self.enter(request, kind, position="", **options)
 
     async def release(self, request: str, floor: int = 0) -> int:
         return await self.call(SCRIPTS["many_release"], request, floor)
@@ -73,7 +73,7 @@ class ManyLock(Lock):
         return {field[2:] for field in await self.fields() if field[:2] == "h:"}
 
     async def line(self) -> list[str]:
-        """Whose requests have a place, in order."""
+        """Whose requests have a position, in order."""
         fields = await self.fields()
         places = {int(field[2:]): value for field, value in fields.items() if field[:2] == "q:"}
         return [places[ticket].split(" ")[0] for ticket in sorted(places)]
@@ -290,9 +290,9 @@ async def test_a_claim_that_lapses_parks_the_process_and_the_next_are_let_in(loc
     await lock.lapse(B)
     assert (await lock.heartbeat("c"))[1] == CLAIM
     assert await lock.inside() == {C}
-    # Its second place was passed over, although it seems to listen; it speaks, and comes back to its tickets.
+    # Its second position was passed over, although it seems to listen; it speaks, and comes back to its tickets.
     assert (await lock.heartbeat("b", 1))[2] == 2
-    assert (await lock.enter("b:2", WRITE, place="6000000 s 1"))[:2] == [0, 1]
+    assert (await lock.enter("b:2", WRITE, position="6000000 s 1"))[:2] == [0, 1]
     await lock.release(C)
     assert await lock.inside() == {"b:2"}
 
@@ -329,7 +329,7 @@ async def test_a_writer_who_cannot_be_reached_stops_nobody(lock, way):
 
 async def test_who_asks_instead_of_listening_is_let_in_without_a_message(pool):
     await pool.enter(A, (1, 1))
-    await pool.enter(B, (1, 1), place="6000 n -1")
+    await pool.enter(B, (1, 1), position="6000 n -1")
     assert await pool.release(A) == CLAIM
     assert await pool.inside() == {B}
     assert (await pool.heartbeat("b", 1, pushed="n"))[2] == 2
@@ -338,7 +338,7 @@ async def test_who_asks_instead_of_listening_is_let_in_without_a_message(pool):
 
 async def test_a_heartbeat_that_lets_one_of_ours_in_says_so(pool):
     await pool.enter(A, (1, 1))
-    await pool.enter(B, (1, 1), place="6000000 n -1")
+    await pool.enter(B, (1, 1), position="6000000 n -1")
     await pool.lapse(A)
     # It counts what it had before: the answer alone tells of what this very step has done.
     assert await pool.heartbeat("b", 1, pushed="n") == [CLAIM * 1000, CLAIM, 2]
@@ -370,7 +370,7 @@ async def test_a_limit_that_was_set_counts_and_the_first_users_is_still_right(po
     await pool.release(A)
     await pool.release(B)
     assert await pool.line() == [C]
-    # Who waits for more than there is keeps its place; that does not make it look all the time.
+    # Who waits for more than there is keeps its position; that does not make it look all the time.
     assert (await pool.heartbeat("c"))[0] == 0
     assert (await pool.enter("c:9", (1, 2)))[3] == 60_000_000
     await pool.set_limit(2)
@@ -529,7 +529,7 @@ async def test_a_hold_ends_a_ttl_after_the_first_look_when_the_clock_was_set_bac
     await lock.enter(A, ttl=5000)
     await lock.enter(B, ttl=7000)
     for request in (C, D):
-        await lock.enter(request, WRITE, place="6000 s -1")
+        await lock.enter(request, WRITE, position="6000 s -1")
     await ahead(lock, A, B)
     if way == "heartbeat":
         assert (await lock.heartbeat("c"))[0] <= 5_000_000
@@ -641,7 +641,7 @@ async def test_everybody_is_let_in_as_the_model_says(admin, namespace, seed, fam
         if what in ("enter", "try"):
             wait = what == "enter"
             granted = machine.enter(key, request, now, wait=wait).token > 0
-            answer = await lock.enter(name, kind, place=PLACE if wait else "")
+            answer = await lock.enter(name, kind, position=POSITION if wait else "")
             assert (answer[0] == 1) is granted, what
         elif what == "leave":
             bury = choose.random() < 0.1
@@ -663,7 +663,7 @@ async def test_everybody_is_let_in_as_the_model_says(admin, namespace, seed, fam
             assert gone is ((await lock.downgrade(name))[0] == 0)
             known[name] = known[name][0], WRITE
         holds, queue = machine.inspect(key, now)
-        expected = {hold.request.id for hold in holds}, [place.id for place in queue]
+        expected = {hold.request.id for hold in holds}, [position.id for position in queue]
         assert await state() == expected, (what, name)
         fields = await lock.fields()
         if fields:
@@ -691,8 +691,8 @@ async def test_the_books_balance_after_any_sequence_of_steps(lock, admin, seed):
         process, what = request[0], choose.randrange(13)
         if what <= 2:
             ticket = choose.choice((-1, -1, 0, 1, 5))
-            place = f"6000 {choose.choice('sn')} {ticket}"
-            await lock.enter(request, requests[request], ttl=choose.choice((100, 5000)), place=place)
+            position = f"6000 {choose.choice('sn')} {ticket}"
+            await lock.enter(request, requests[request], ttl=choose.choice((100, 5000)), position=position)
         elif what == 3:
             await lock.attempt(request, requests[request])
         elif what <= 5:

@@ -1,4 +1,4 @@
-"""When a process looks after its places: heartbeats, deadlines, claims, in virtual time with a scripted server."""
+"""When a process looks after its positions: heartbeats, deadlines, claims, in virtual time with a scripted server."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ class Reasons(Inbox):
         self.reasons.append(reason)
 
 
-class Place(Waiter):
+class RecordingWaiter(Waiter):
     """A claim that waits."""
 
-    def __init__(self, key: str = "x", ttl: float = 30.0, *, placed: bool = True) -> None:
+    def __init__(self, key: str = "x", ttl: float = 30.0, *, queued: bool = True) -> None:
         self.reasons: list[WakeReason] = []
         super().__init__(key, id(self), ttl, Reasons(key, self.reasons))
-        self.placed = placed
+        self.queued = queued
 
     @property
     def woken(self) -> int:
@@ -67,7 +67,7 @@ class Server:
         self.error: Exception | None = None
         self.silent = False
         self.gone: set[int] = set()
-        """Claims that have no place in any queue."""
+        """Claims that have no position in any queue."""
         self.asked: list[int] = []
         """How many claims each question about tickets named."""
         self.refuses: Exception | None = None
@@ -127,10 +127,10 @@ def in_virtual_time(test: Callable[..., Awaitable[None]]) -> Callable[..., None]
 
 @in_virtual_time
 async def test_after_the_end_nothing_is_sent_whatever_comes_in_late(server):
-    server.wakeups.add(Place())
+    server.wakeups.add(RecordingWaiter())
     server.wakeups.close()
     # The answer to an attempt that was under way.
-    server.wakeups.add(Place())
+    server.wakeups.add(RecordingWaiter())
     server.wakeups.ends("x", 0.5, first=True)
     server.wakeups.handed_over("x", 1000)
     server.wakeups.now()
@@ -148,7 +148,7 @@ async def test_without_places_there_is_no_heartbeat(server):
 @in_virtual_time
 async def test_one_heartbeat_looks_after_all_places(server):
     for key in "xyx":
-        server.wakeups.add(Place(key))
+        server.wakeups.add(RecordingWaiter(key))
     await asyncio.sleep(3 * PERIOD + SOON)
     assert server.times == [PERIOD, 2 * PERIOD, 3 * PERIOD]
     for _, keys, counts, life in server.heartbeats:
@@ -158,22 +158,22 @@ async def test_one_heartbeat_looks_after_all_places(server):
 
 @in_virtual_time
 async def test_the_shortest_ttl_sets_the_pace(server):
-    server.wakeups.add(Place(ttl=30))
+    server.wakeups.add(RecordingWaiter(ttl=30))
     assert server.wakeups.period == PERIOD
-    short = Place("y", ttl=0.9)
+    short = RecordingWaiter("y", ttl=0.9)
     server.wakeups.add(short)
     assert server.wakeups.period == pytest.approx(0.3)
     assert server.wakeups.life_ms == LIFE * 1000
     await asyncio.sleep(0.3 + SOON)
     assert server.times == [0.3]
     # Never faster than whoever only asks.
-    server.wakeups.add(Place("z", ttl=0.1))
+    server.wakeups.add(RecordingWaiter("z", ttl=0.1))
     assert server.wakeups.period == PERIOD_WITHOUT_PUSH
 
 
 @in_virtual_time
 async def test_the_pace_is_forgotten_when_nobody_waits(server):
-    short = Place(ttl=0.9)
+    short = RecordingWaiter(ttl=0.9)
     server.wakeups.add(short)
     server.wakeups.remove(short)
     assert server.wakeups.period == PERIOD
@@ -184,7 +184,7 @@ async def test_the_pace_is_forgotten_when_nobody_waits(server):
 
 @in_virtual_time
 async def test_without_pushes_it_asks_every_tenth_of_a_second_and_stops_when_they_are_back(server):
-    server.wakeups.add(Place())
+    server.wakeups.add(RecordingWaiter())
     server.wakeups.set_pushed(pushed=False)
     server.wakeups.now()
     await asyncio.sleep(1.05)
@@ -199,8 +199,8 @@ async def test_without_pushes_it_asks_every_tenth_of_a_second_and_stops_when_the
 
 @in_virtual_time
 async def test_a_place_whose_attempt_is_under_way_is_not_counted_on(server):
-    server.wakeups.add(Place())
-    server.wakeups.add(Place(placed=False))
+    server.wakeups.add(RecordingWaiter())
+    server.wakeups.add(RecordingWaiter(queued=False))
     server.wakeups.now()
     await asyncio.sleep(SOON)
     assert server.heartbeats[0][2] == [1]
@@ -209,7 +209,7 @@ async def test_a_place_whose_attempt_is_under_way_is_not_counted_on(server):
 @in_virtual_time
 async def test_many_locks_are_looked_after_in_batches(server):
     for n in range(2 * BATCH + 1):
-        server.wakeups.add(Place(f"x{n}"))
+        server.wakeups.add(RecordingWaiter(f"x{n}"))
     server.wakeups.now()
     await asyncio.sleep(SOON)
     assert [len(keys) for _, keys, *_ in server.heartbeats] == [BATCH, BATCH, 1]
@@ -231,7 +231,7 @@ async def test_a_server_that_is_slower_than_the_heartbeats_is_asked_one_call_at_
 
     server.wakeups._heartbeat = heartbeat
     for n in range(2 * BATCH):
-        server.wakeups.add(Place(f"x{n}"))
+        server.wakeups.add(RecordingWaiter(f"x{n}"))
     await asyncio.sleep(40)
     # In a round there are two calls, and a pause follows.
     assert most == 1
@@ -261,7 +261,7 @@ def _slow(server: Server, seconds: float) -> None:
 async def test_no_look_that_is_due_is_overtaken_by_later_ones(server):
     _slow(server, 0.2)
     for n in range(30):
-        server.wakeups.add(Place(f"x{n}"))
+        server.wakeups.add(RecordingWaiter(f"x{n}"))
         server.wakeups.ends(f"x{n}", n / 20, first=True)
     await asyncio.sleep(PERIOD - SOON)
     looked = {key: when for when, keys, *_ in server.heartbeats for key in keys}
@@ -275,7 +275,7 @@ async def test_no_look_that_is_due_is_overtaken_by_later_ones(server):
 async def test_a_heartbeat_that_is_due_during_a_look_follows_it_at_once(server):
     _slow(server, 0.2)
     for key in "xyz":
-        server.wakeups.add(Place(key))
+        server.wakeups.add(RecordingWaiter(key))
     # Looks that are under way whenever a heartbeat is due.
     for n in range(1, 6):
         server.loop.call_later(n * PERIOD - 0.1, server.wakeups.handed_over, "w", -1)
@@ -290,7 +290,7 @@ async def test_a_node_of_a_cluster_that_does_not_answer_holds_up_no_heartbeat_of
     server.wakeups.batch = 1
     server.silent = True
     for n in range(3):
-        server.wakeups.add(Place(f"x{n}"))
+        server.wakeups.add(RecordingWaiter(f"x{n}"))
     await asyncio.sleep(3 * PERIOD + SOON)
     assert len(server.heartbeats) == 9
 
@@ -299,12 +299,12 @@ async def _crowded(server):
     server.wakeups.batch = 1
     server.wakeups.set_pushed(pushed=False)
     for number in range(5):
-        server.wakeups.add(Place(str(number)))
+        server.wakeups.add(RecordingWaiter(str(number)))
     await asyncio.sleep(5 + SOON)
     assert 30 <= len(server.heartbeats) <= 60
-    # But often enough that every place stands.
+    # But often enough that every position stands.
     for number in range(200):
-        server.wakeups.add(Place(str(number)))
+        server.wakeups.add(RecordingWaiter(str(number)))
     await asyncio.sleep(LIFE)
     server.heartbeats.clear()
     await asyncio.sleep(4 * LIFE)
@@ -320,15 +320,15 @@ def test_so_many_calls_that_nothing_else_had_time_are_not_made(monkeypatch):
 
 @in_virtual_time
 async def test_a_heartbeat_that_fails_is_followed_by_the_next(server):
-    place = Place()
-    server.wakeups.add(place)
+    waiter = RecordingWaiter()
+    server.wakeups.add(waiter)
     server.error = BackendUnavailable("gone")
     await asyncio.sleep(2 * PERIOD + SOON)
     server.error = None
     server.answers["x"] = [0, 0, 2]
     await asyncio.sleep(PERIOD)
     assert len(server.heartbeats) == 3
-    assert place.woken == 1
+    assert waiter.woken == 1
 
 
 # --- what is answered
@@ -336,20 +336,20 @@ async def test_a_heartbeat_that_fails_is_followed_by_the_next(server):
 
 @in_virtual_time
 async def test_who_may_have_been_granted_or_lost_its_place_asks_again(server):
-    places = [Place(), Place(), Place("y")]
-    for place in places:
-        server.wakeups.add(place)
+    waiters = [RecordingWaiter(), RecordingWaiter(), RecordingWaiter("y")]
+    for waiter in waiters:
+        server.wakeups.add(waiter)
     server.answers = {"x": [5_000_000, 0, 2], "y": [5_000_000, 0, 0]}
     await asyncio.sleep(PERIOD + SOON)
-    assert [place.woken for place in places] == [1, 1, 0]
+    assert [waiter.woken for waiter in waiters] == [1, 1, 0]
 
 
 @in_virtual_time
 async def test_a_waiter_is_told_why_it_wakes(server):
     # The first connection is no reason for those that wait later.
     server.wakeups.now()
-    place = Place()
-    server.wakeups.add(place)
+    waiter = RecordingWaiter()
+    server.wakeups.add(waiter)
     server.answers["x"] = [5_000_000, 0, 2]
     await asyncio.sleep(PERIOD + SOON)
     server.wakeups.ends("x", 0.5, first=True)
@@ -363,7 +363,7 @@ async def test_a_waiter_is_told_why_it_wakes(server):
     server.error = UnsafeBackend("data of another version")
     await asyncio.sleep(PERIOD_WITHOUT_PUSH + SOON)
     reasons = [
-        reason for n, reason in enumerate(place.reasons) if not n or place.reasons[n - 1] is not reason
+        reason for n, reason in enumerate(waiter.reasons) if not n or waiter.reasons[n - 1] is not reason
     ]
     assert reasons == [
         WakeReason.LAPSED,
@@ -376,41 +376,41 @@ async def test_a_waiter_is_told_why_it_wakes(server):
 
 @in_virtual_time
 async def test_of_many_waiters_of_one_lock_only_those_ask_again_whose_places_are_gone(server):
-    places = [Place() for _ in range(BATCH + FEW)]
-    asking, left = Place(placed=False), Place()
-    for place in (*places, asking, left):
-        server.wakeups.add(place)
-    server.gone = {places[3].number, places[-1].number, asking.number, left.number}
+    waiters = [RecordingWaiter() for _ in range(BATCH + FEW)]
+    asking, left = RecordingWaiter(queued=False), RecordingWaiter()
+    for waiter in (*waiters, asking, left):
+        server.wakeups.add(waiter)
+    server.gone = {waiters[3].number, waiters[-1].number, asking.number, left.number}
     server.answers["x"] = [5_000_000, 0, 2]
     server.wakeups.now()
     await asyncio.sleep(0)
     server.wakeups.remove(left)
     await asyncio.sleep(SOON)
-    assert sum(server.asked) == len(places)
+    assert sum(server.asked) == len(waiters)
     assert max(server.asked) <= BATCH
-    assert [place for place in places if place.woken] == [places[3], places[-1]]
+    assert [waiter for waiter in waiters if waiter.woken] == [waiters[3], waiters[-1]]
     assert asking.woken == left.woken == 0
 
 
 @pytest.mark.parametrize("error", [BackendRefused("WRONGTYPE"), BackendUnavailable("gone")])
 def test_many_waiters_of_a_broken_key_ask_again_and_those_of_a_broken_connection_wait(error):
     async def test(server):
-        places = [Place() for _ in range(2 * FEW)]
-        for place in places:
-            server.wakeups.add(place)
+        waiters = [RecordingWaiter() for _ in range(2 * FEW)]
+        for waiter in waiters:
+            server.wakeups.add(waiter)
         server.answers["x"] = [0, 0, 2]
         server.refuses = error
         server.wakeups.now()
         await asyncio.sleep(SOON)
-        assert {place.woken for place in places} == {int(isinstance(error, BackendRefused))}
+        assert {waiter.woken for waiter in waiters} == {int(isinstance(error, BackendRefused))}
 
     in_virtual_time(test)()
 
 
 @in_virtual_time
 async def test_the_first_in_line_looks_when_the_hold_ends_and_the_others_a_little_later(server):
-    server.wakeups.add(Place("x"))
-    server.wakeups.add(Place("y"))
+    server.wakeups.add(RecordingWaiter("x"))
+    server.wakeups.add(RecordingWaiter("y"))
     server.wakeups.ends("x", 0.5, first=True)
     server.wakeups.ends("y", 0.5, first=False)
     await asyncio.sleep(0.5 + 0.1)
@@ -422,7 +422,7 @@ async def test_the_first_in_line_looks_when_the_hold_ends_and_the_others_a_littl
 
 @in_virtual_time
 async def test_every_answer_moves_the_next_look(server):
-    server.wakeups.add(Place())
+    server.wakeups.add(RecordingWaiter())
     server.wakeups.ends("x", 1.0, first=True)
     # The holder has renewed meanwhile.
     server.answers["x"] = [500_000, 0, 1]
@@ -464,7 +464,7 @@ async def test_an_answer_that_says_to_go_on_is_followed_at_once(server):
 @in_virtual_time
 async def test_only_those_of_which_something_may_have_been_missed_are_looked_at(server):
     for key in "xyz":
-        server.wakeups.add(Place(key))
+        server.wakeups.add(RecordingWaiter(key))
     server.wakeups.soon(lambda key: key in {"y", "z", "nobody waits for it"})
     await asyncio.sleep(SOON)
     assert [keys for _, keys, *_ in server.heartbeats] == [["y", "z"]]
@@ -497,12 +497,12 @@ async def test_looks_that_were_moved_do_not_pile_up(server):
 @in_virtual_time
 async def test_locks_that_were_waited_for_once_leave_nothing_behind(server):
     for n in range(20 * SLACK):
-        place = Place(f"x{n}", ttl=86_400)
-        server.wakeups.add(place)
-        server.wakeups.ends(place.key, 86_400, first=True)
-        server.wakeups.remove(place)
+        waiter = RecordingWaiter(f"x{n}", ttl=86_400)
+        server.wakeups.add(waiter)
+        server.wakeups.ends(waiter.key, 86_400, first=True)
+        server.wakeups.remove(waiter)
         # The lock is handed on to a waiter of another process, whose provisional grant stands for a tenth of its ttl.
-        server.wakeups.handed_over(place.key, 8_640_000)
+        server.wakeups.handed_over(waiter.key, 8_640_000)
     assert not server.wakeups._ends
     assert len(server.wakeups._agenda) <= SLACK
     await asyncio.sleep(10)
@@ -512,18 +512,18 @@ async def test_locks_that_were_waited_for_once_leave_nothing_behind(server):
 @in_virtual_time
 async def test_a_look_at_a_lock_that_was_handed_on_is_made_although_its_waiter_left(server):
     server.wakeups.handed_over("x", round(LONGEST_WINDOW * 1000))
-    place = Place()
-    server.wakeups.add(place)
-    server.wakeups.remove(place)
+    waiter = RecordingWaiter()
+    server.wakeups.add(waiter)
+    server.wakeups.remove(waiter)
     await asyncio.sleep(2 * LONGEST_WINDOW)
     assert server.times == [LONGEST_WINDOW + 0.002]
 
 
 @in_virtual_time
 async def test_the_pace_is_that_of_the_shortest_ttl_that_waits_now(server):
-    short, shorter, long = Place(ttl=0.9), Place(ttl=0.3), Place(ttl=30)
-    for place in (long, short, shorter, shorter):
-        server.wakeups.add(place)
+    short, shorter, long = RecordingWaiter(ttl=0.9), RecordingWaiter(ttl=0.3), RecordingWaiter(ttl=30)
+    for waiter in (long, short, shorter, shorter):
+        server.wakeups.add(waiter)
     assert server.wakeups.period == PERIOD_WITHOUT_PUSH
     server.wakeups.remove(shorter)
     assert server.wakeups.period == pytest.approx(0.3)
@@ -533,7 +533,7 @@ async def test_the_pace_is_that_of_the_shortest_ttl_that_waits_now(server):
 
 @in_virtual_time
 async def test_adding_a_waiter_takes_no_longer_when_there_are_many(server):
-    class Counted(Place):
+    class Counted(RecordingWaiter):
         looks = 0
 
         @property
@@ -552,7 +552,7 @@ async def test_adding_a_waiter_takes_no_longer_when_there_are_many(server):
 
 @in_virtual_time
 async def test_after_closing_nothing_is_sent(server):
-    server.wakeups.add(Place())
+    server.wakeups.add(RecordingWaiter())
     server.wakeups.handed_over("x", 500)
     server.wakeups.close()
     await asyncio.sleep(10)
@@ -561,20 +561,20 @@ async def test_after_closing_nothing_is_sent(server):
 
 @in_virtual_time
 async def test_what_is_opened_again_sends_heartbeats_again(server):
-    server.wakeups.add(Place())
+    server.wakeups.add(RecordingWaiter())
     server.wakeups.close()
     server.wakeups.open()
-    server.wakeups.add(Place())
+    server.wakeups.add(RecordingWaiter())
     await asyncio.sleep(PERIOD + SOON)
     assert server.times == [PERIOD]
 
 
 @in_virtual_time
 async def test_an_answer_that_comes_when_nobody_waits_any_more_is_no_trouble(server):
-    place = Place()
-    server.wakeups.add(place)
+    waiter = RecordingWaiter()
+    server.wakeups.add(waiter)
     server.answers["x"] = [1_000_000, 0, 2]
     server.wakeups.now()
-    server.wakeups.remove(place)
+    server.wakeups.remove(waiter)
     await asyncio.sleep(5)
-    assert place.woken == 0
+    assert waiter.woken == 0

@@ -190,7 +190,7 @@ class Tools:
             info = await client._backend.inspect(lock.name, lock.kind.family)
             return len(info.waiters) >= count
 
-        await self.until(in_line, "a place in the queue")
+        await self.until(in_line, "a position in the queue")
         return task
 
     async def watching(self, client: Client, name: str, family: str = "lock", count: int = 1) -> list[Any]:

@@ -17,7 +17,7 @@ from aiolock.backends.zookeeper.queue import (
     decide,
     inside,
     is_next,
-    places,
+    positions,
     prefix,
     queue,
     reader,
@@ -42,7 +42,7 @@ def verdict_on(queue_: list[str], name: str, number: int, kind: Kind, limit: int
 
 def test_a_queue_is_in_the_order_of_its_numbers_whatever_the_names():
     children = [node(1, 7), "ffff__lock__0000000003", node(2, 5), "_c_abc-lock-0000000010", "note"]
-    assert [place.sequence for place in queue("/x", Family.LOCK, children)] == [3, 5, 7, 10]
+    assert [position.sequence for position in queue("/x", Family.LOCK, children)] == [3, 5, 7, 10]
 
 
 def test_readers_and_writers_of_other_libraries_are_understood():
@@ -53,13 +53,13 @@ def test_readers_and_writers_of_other_libraries_are_understood():
         "ffff__rlock__0000000004",
         "ffff__lock__0000000005",
     ]
-    modes = [(place.sequence, place.mode) for place in queue("/x", Family.RW, children)]
+    modes = [(position.sequence, position.mode) for position in queue("/x", Family.RW, children)]
     assert modes == [(2, "read"), (2, "write"), (4, "read"), (5, "write"), (7, "read")]
 
 
 def test_a_request_for_permits_says_how_many_in_its_name():
     found = queue("/x", Family.SEMAPHORE, [node(1, 3, permits(12, 20)), node(2, 1, permits(1, 20))])
-    assert [(place.sequence, place.permits) for place in found] == [(1, 1), (3, 12)]
+    assert [(position.sequence, position.permits) for position in found] == [(1, 1), (3, 12)]
 
 
 def test_a_writer_keeps_its_number_as_a_reader():
@@ -95,8 +95,8 @@ def test_numbers_near_their_end_are_refused(sequence, kind):
 
 
 def test_names_that_are_no_contenders_are_told_apart():
-    found, others = places(Family.LOCK, [node(1, 4), "note", "-1"])
-    assert [place.sequence for place in found] == [4]
+    found, others = positions(Family.LOCK, [node(1, 4), "note", "-1"])
+    assert [position.sequence for position in found] == [4]
     assert others == ["note", "-1"]
 
 
@@ -106,7 +106,7 @@ def test_only_ascii_digits_are_numbers_of_the_server(digits):
     for head in (node(1, 4)[:-10], "_c_0b2c-__READ__", "_c_0b2c-permits-1-", "note"):
         for family in (Family.LOCK, Family.RW, Family.SEMAPHORE, Family.ELECTION):
             assert queue("/x", family, [head + digits]) == []
-    assert places(Family.SEMAPHORE, ["_c_0b2c-permits-\u0663-0000000001"])[0] == []
+    assert positions(Family.SEMAPHORE, ["_c_0b2c-permits-\u0663-0000000001"])[0] == []
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_nobody_waits_for_oneself():
     queued = queue("/x", Family.LOCK, [node(1, 4), node(1, 6), node(2, 5)])
     verdict, surplus = decide(RULES[Mode.MUTEX], queued, node(1, 6), attempt(1))
     assert verdict is not None
-    assert [place.name for place in verdict.watch] == [node(2, 5)]
+    assert [position.name for position in verdict.watch] == [node(2, 5)]
     assert surplus == [node(1, 4)]
 
 
@@ -144,8 +144,8 @@ def test_whoever_is_not_in_the_list_is_told_so():
 def test_those_who_may_have_to_be_waited_for_next_are_remembered_nearest_first():
     children = [node(number, number) for number in range(10)]
     verdict = verdict_on(children, node(9, 9), 9, MUTEX)
-    assert [place.sequence for place in verdict.watch] == [8]
-    assert [place.sequence for place in verdict.reserve] == [7, 6, 5]
+    assert [position.sequence for position in verdict.watch] == [8]
+    assert [position.sequence for position in verdict.reserve] == [7, 6, 5]
 
 
 def test_a_reader_waits_for_the_nearest_writer_and_a_writer_for_whoever_is_before():
@@ -160,9 +160,9 @@ def test_a_large_request_at_the_head_is_not_overtaken():
     children = [node(1, 1, permits(1, 3)), node(2, 2, permits(3, 3)), node(3, 3, permits(1, 3))]
     assert verdict_on(children, node(1, 1, permits(1, 3)), 1, permits(1, 3), 3).enter
     large = verdict_on(children, node(2, 2, permits(3, 3)), 2, permits(3, 3), 3)
-    assert (large.enter, [place.sequence for place in large.watch]) == (False, [1])
+    assert (large.enter, [position.sequence for position in large.watch]) == (False, [1])
     small = verdict_on(children, node(3, 3, permits(1, 3)), 3, permits(1, 3), 3)
-    assert (small.enter, [place.sequence for place in small.watch]) == (False, [2])
+    assert (small.enter, [position.sequence for position in small.watch]) == (False, [2])
 
 
 def test_a_request_for_more_than_there_are_waits_for_nobody_but_more():
@@ -193,7 +193,7 @@ class World:
         self.looks += 1
         verdict = verdict_on(list(self.present), name, number, kind, self.limit)
         assert verdict.demand == any(int(other[-10:]) > int(name[-10:]) for other in self.present)
-        names = {place.name for place in verdict.watch}
+        names = {position.name for position in verdict.watch}
         assert names <= set(self.present) - {name}
         self.waits_for[name] = None if verdict.enter else names
 
@@ -257,7 +257,7 @@ def test_random_readers_and_writers_are_safe_and_live(seed):
         assert modes in ([], [WRITE]) or set(modes) == {READ}
         assert not world.present or modes, "somebody is inside while anybody is there"
         queued = queue("/x", Family.RW, list(world.present))
-        assert {place.name for place in queued[: inside(queued)]} == set(world.inside)
+        assert {position.name for position in queued[: inside(queued)]} == set(world.inside)
         world.live()
 
 
@@ -327,7 +327,7 @@ def test_random_queues_for_a_mutex_are_safe_and_live(seed):
     def look(name: str) -> None:
         verdict = verdict_on(list(present), name, present[name], MUTEX)
         assert verdict.demand == any(int(other[-10:]) > int(name[-10:]) for other in present)
-        assert all(place.name in present for place in verdict.watch)
+        assert all(position.name in present for position in verdict.watch)
         waits_for[name] = None if verdict.enter else verdict.watch[0].name
 
     def leave(name: str) -> None:

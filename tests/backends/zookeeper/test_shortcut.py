@@ -317,7 +317,7 @@ async def test_whoever_waits_for_the_holder_alone_enters_without_asking(client, 
 
 
 async def test_whoever_has_lost_its_node_does_not_enter_when_the_holder_goes(client, rival, tools):
-    """Its place is behind those who have come since."""
+    """Its position is behind those who have come since."""
     holder = await client.lock("x").acquire()
     first = await tools.waiting(client, rival.lock("x", fair=True), 1)
     second = await tools.waiting(client, rival.lock("x", fair=True), 2)
