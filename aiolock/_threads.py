@@ -56,7 +56,10 @@ class ThreadTask:
         self._calls.put_nowait(call)
 
     async def live(self) -> None:
-        """Run what the thread asks for until the thread ends, or the loop."""
+        """Run what the thread asks for until the thread ends, or the loop.
+
+        Cancelling it, other than by :meth:`abandon`, cancels the call that runs: its thread gets a :class:`RuntimeError`.
+        """
         self._task = asyncio.current_task()
         while (call := await self._calls.get()) is not None:
             if call.done.done():

@@ -84,7 +84,7 @@ def _kind(info: LockInfo) -> str:
 
 
 async def ls(options: argparse.Namespace, output: Output) -> int:
-    """List every lock that is held or waited for."""
+    """List every lock that is held or waited for. Cancelling it closes the client, and changes nothing."""
     async with settings.connect(options) as client:
         infos = await client.locks(options.pattern)
     if output.json:
@@ -122,7 +122,10 @@ async def _in_use(locks: Sequence[Lock]) -> list[tuple[Lock, LockInfo]]:
 
 
 async def inspect(options: argparse.Namespace, output: Output) -> int:
-    """Show the holders and the queue of a lock; status 1 if it is not held."""
+    """Show the holders and the queue of a lock; status 1 if it is not held.
+
+    Cancelling it closes the client, and changes nothing.
+    """
     client = settings.connect(options)
     candidates = settings.locks(client, options)
     async with client:
@@ -157,7 +160,10 @@ def _describe(info: LockInfo, output: Output) -> list[str]:
 
 
 async def force_release(options: argparse.Namespace, output: Output) -> int:
-    """Take a lock away from its holders."""
+    """Take a lock away from its holders.
+
+    Cancelling it closes the client, and leaves open whether the lock was taken away.
+    """
     client = settings.connect(options)
     candidates = settings.locks(client, options)
     async with client:
@@ -230,7 +236,7 @@ async def schema(options: argparse.Namespace, output: Output) -> int:
 
 
 async def purge(options: argparse.Namespace, output: Output) -> int:
-    """Delete unused rows, and print their number."""
+    """Delete unused rows, and print their number. Cancelling it closes the client, and leaves the rest of the rows."""
     from aiolock import _sql  # noqa: PLC0415 - as above
 
     client = settings.connect(options)

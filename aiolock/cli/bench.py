@@ -79,7 +79,7 @@ def _figures(what: str, took: Sequence[float], seconds: float) -> dict[str, floa
 
 
 async def bench(options: argparse.Namespace, output: Output) -> int:
-    """Measure, and print a table."""
+    """Measure, and print a table. Cancelling it releases the locks and closes the clients."""
     namespace = f"aiolock-bench-{secrets.token_hex(4)}"
     seconds = options.seconds
     async with settings.connect(options, namespace=namespace) as client:

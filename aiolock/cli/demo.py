@@ -35,7 +35,10 @@ Accident = Literal["dies", "freezes", "wakes"]
 
 
 async def demo(options: argparse.Namespace, output: Output) -> int:
-    """Run the demonstration, or one of its worker processes. With --json, each line of the story is a line of JSON."""
+    """Run the demonstration, or one of its worker processes. With --json, each line of the story is a line of JSON.
+
+    Cancelling it ends the workers.
+    """
     url = settings.url(options, "memory://")
     if options.worker is not None:
         await _worker(url, options.worker, settings.namespace(options))
@@ -160,7 +163,7 @@ class Tasks:
         return aiolock.Client(MemoryBackend(server=self._server))
 
     async def hire(self, who: str) -> None:
-        """Start a worker."""
+        """Start a worker. Cancelling it starts none."""
         online, inbox = asyncio.Event(), Inbox()
         online.set()
 
@@ -189,7 +192,7 @@ class Tasks:
             worker.running.cancel()
 
     async def close(self) -> None:
-        """End all workers."""
+        """End all workers. Cancelling it may leave their clients open."""
         for each in self._workers.values():
             each.running.cancel()
         for each in self._workers.values():
@@ -287,7 +290,7 @@ class Story:
             self._output.line(f"  {at:5.2f} s  {who}  {self._output.style(text, colour)}")
 
     async def see(self, who: str, what: str) -> None:
-        """Wait until ``who`` did ``what`` in this scene."""
+        """Wait until ``who`` did ``what`` in this scene. Cancelling it ends the waiting."""
         while not any(event.who == who and event.what == what for event in self._seen):
             event = await self._stage.events.get()
             self._seen.append(event)
@@ -316,7 +319,7 @@ class Story:
         self.tell(who, self._stage.accidents[accident], "" if accident == "wakes" else "red")
 
     async def play(self) -> None:
-        """Play the three scenes."""
+        """Play the three scenes. Cancelling it leaves the workers to the caller."""
         ann, bob, eve = workers = "worker-1", "worker-2", "worker-3"
         for who in workers:
             await self._stage.hire(who)
@@ -353,7 +356,7 @@ class Story:
         await self.see(waiter, "asks")
 
     async def end(self, observer: aiolock.Client) -> None:
-        """Print the summary."""
+        """Print the summary. Cancelling it prints nothing."""
         info = await observer.lock(NAME).inspect()
         left = "nothing is left" if not info.holders and not info.waiters else f"left behind: {info}"
         self.say(

@@ -213,7 +213,7 @@ COLOURS = {Level.OK: "green", Level.NOTE: "cyan", Level.WARNING: "yellow", Level
 
 
 async def doctor(options: argparse.Namespace, output: Output) -> int:
-    """Diagnose the server, and print the result."""
+    """Diagnose the server, and print the result. Cancelling it closes the client, and changes nothing."""
     client = settings.connect(options)
     sentences: list[Sentence] = []
     trip = None

@@ -89,7 +89,7 @@ HOME, END_OF_LINE, END_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
 
 
 async def watch(options: argparse.Namespace, output: Output) -> int:
-    """Print changes until a signal or Ctrl-C."""
+    """Print changes until a signal or Ctrl-C. Cancelling it restores the terminal and closes the client."""
     async with settings.connect(options) as client:
         if output.out.isatty() and not output.json and os.environ.get("TERM") != "dumb":
             return await _live(client, options, output)

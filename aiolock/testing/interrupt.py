@@ -149,7 +149,7 @@ class _Attempt:
         self._stuck = False
 
     async def run(self) -> None:
-        """Run the attempt to its end."""
+        """Run the attempt to its end. Cancelling it cancels the work, and waits for its end for at most :data:`GRACE` seconds."""
         self._task = start(self._bounded(), "interrupted work")
         try:
             while not self._task.done():

@@ -117,6 +117,7 @@ async def swaps_sessions(one: Driver, other: Driver, statements: Statements) -> 
 
     Each has a session of its own if there is no pooler, or one that pools whole sessions. Where many programs use a pooler
     that pools transactions, all answers may happen to come from the right sessions; so reads verify it.
+    If it is cancelled, the caller has to end both connections.
     """
     if not one.pooled:
         return False
@@ -293,7 +294,7 @@ class Pipeline:
         self._calls.clear()
 
     async def quit(self) -> None:
-        """Close in good order if nothing is under way, else at once."""
+        """Close in good order if nothing is under way, else at once. Cancelling it closes at once."""
         if not self.over and not self.busy:
             self.over = True
             try:
@@ -455,7 +456,7 @@ class Connections:
             await self._backoff.pause()
 
     async def aclose(self) -> None:
-        """Close both, and end every task."""
+        """Close both, and end every task. Cancelling it stops the waiting, not the closing."""
         self.closed = True
         self._there.set()
         if self._settings.outages is not None:

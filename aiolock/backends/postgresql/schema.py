@@ -50,6 +50,7 @@ async def ensure(driver: asyncpg.Connection, statements: Statements, address: st
     """Check the table; create it first if it is missing and ``create`` is true.
 
     Raises :class:`BackendRefused` if it is missing or privileges are, :class:`UnsafeBackend` if it is another one.
+    Cancelling it leaves open whether the table was created.
     """
     if await examine(driver, statements, address):
         return
@@ -66,7 +67,10 @@ async def ensure(driver: asyncpg.Connection, statements: Statements, address: st
 
 
 async def examine(driver: asyncpg.Connection, statements: Statements, address: str) -> bool:
-    """Return whether the table is there; raises if it is not as it must be, or this role may not use it."""
+    """Return whether the table is there; raises if it is not as it must be, or this role may not use it.
+
+    Cancelling it changes nothing in the database.
+    """
     found: Mapping[str, Any] | None = await driver.fetchrow(
         statements("described"), statements.schema_name, statements.table_name
     )

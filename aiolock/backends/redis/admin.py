@@ -113,7 +113,7 @@ async def names(calls: Sequence[Call], prefix: str, pattern: str, timeout: float
     """List every lock that has a key and whose name matches a glob pattern, sorted.
 
     ``calls`` send a command to each server. Raises :class:`BackendRefused` if more than 10,000 match, and
-    :class:`BackendUnavailable` if it takes longer than ``timeout`` seconds.
+    :class:`BackendUnavailable` if it takes longer than ``timeout`` seconds. Cancelling it changes nothing.
     """
     try:
         async with asyncio.timeout(timeout):

@@ -190,6 +190,7 @@ class Format:
         """Ask for the version on a new connection; raises :class:`UnsafeBackend`.
 
         A server that refuses the question (a replica, a missing right, another node's slot) refuses every lock as well.
+        If it is cancelled, the caller has to close the connection; the server may have set the version.
         """
         await driver.send_command(*self.question)
         try:

@@ -79,6 +79,7 @@ async def probe(call: Callable[..., Awaitable[Any]], key: str) -> dict[str, str]
     """Ask for INFO in one round trip, for :func:`assess`; empty if the account may not use it.
 
     Raises :class:`BackendRefused` if the account may not use on ``key`` a command that every lock needs.
+    Cancelling it leaves nothing behind.
     """
     rights = call("EVAL", PROBE.source, "1", key), call("EVALSHA", PROBE.sha, "1", key)
     sections = [
@@ -112,7 +113,7 @@ def _check_rights(refused: Sequence[bytes], key: str) -> None:
 
 
 async def is_allowed(reply: Awaitable[Any]) -> bool:
-    """True if a command was answered rather than refused."""
+    """True if a command was answered rather than refused. Cancelling it ends the waiting; the server may still execute it."""
     try:
         await reply
     except BackendRefused:
@@ -367,7 +368,8 @@ async def examine(
 ) -> list[Finding]:
     """Collect the facts within the command timeout, and judge them; ``key`` is that of the probe where the slot matters.
 
-    Raises :class:`BackendUnavailable` or :class:`BackendRefused` if the server cannot be asked at all.
+    Raises :class:`BackendUnavailable` or :class:`BackendRefused` if the server cannot be asked at all. Cancelling it leaves
+    no connection open.
     """
     limit = settings.command_timeout
     options: Options = {"clock": settings.clock, "command_timeout": limit}

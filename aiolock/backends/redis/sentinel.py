@@ -202,7 +202,7 @@ class Sentinels(Endpoint):
             self._replaced[old] = asyncio.get_running_loop().time() + LATE
 
     async def diagnose(self, timeout: float) -> list[Finding]:
-        """Report whether all Sentinels answer soon, and name the same primary."""
+        """Report whether all Sentinels answer soon, and name the same primary. Cancelling it leaves no socket behind."""
         soon = min(timeout, SOON)
 
         async def examine(watcher: Endpoint) -> tuple[Place, bool]:
@@ -306,7 +306,7 @@ class Switching:
             subscriber.begin().add_done_callback(partial(self._begun, subscriber))
 
     async def aclose(self) -> None:
-        """End all subscriptions."""
+        """End all subscriptions. Cancelling it may leave some open, for another call."""
         self._closed = True
         await end(self._tasks)
         await asyncio.gather(*(subscriber.aclose() for subscriber in self._subscribers))

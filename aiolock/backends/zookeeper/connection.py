@@ -103,7 +103,10 @@ class Search:
         self._errors: set[type[Exception]] = set()
 
     async def once(self, seconds: float) -> bool:
-        """Try all of them within about ``seconds`` until one works; return whether one does."""
+        """Try all of them within about ``seconds`` until one works; return whether one does.
+
+        Cancelling it cancels the attempt that is under way.
+        """
         limit = max(0.3, seconds / len(self._hosts))
         self._errors.clear()
         shuffled = self._random.sample(self._hosts, len(self._hosts))
@@ -193,7 +196,10 @@ class Connection(asyncio.Protocol):
         await self._loop.create_connection(lambda: self, self.host, self.port, ssl=tls, server_hostname=name)
 
     async def handshake(self, request: aiozk_protocol.ConnectRequest) -> Any:
-        """Send the ConnectRequest and return the ConnectResponse; raises :class:`Refused` if there is none."""
+        """Send the ConnectRequest and return the ConnectResponse; raises :class:`Refused` if there is none.
+
+        If it is cancelled, the caller has to end the connection; the server may have made a session.
+        """
         payload = request.serialize()
         self._handshake = reply = self._loop.create_future()
         self._write(INT.pack(len(payload)) + payload)

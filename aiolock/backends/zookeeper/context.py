@@ -60,11 +60,17 @@ class Nodes:
         return protocol.persistent(path, data, self.acl)
 
     async def make(self, path: str, data: bytes = b"") -> None:
-        """Create the container ``path`` with this data and all containers above it, as far as they are missing."""
+        """Create the container ``path`` with this data and all containers above it, as far as they are missing.
+
+        Cancelling it leaves open which were created; it may be called again.
+        """
         await make(self._session.ask, path, self.acl, data)
 
     async def keep(self, path: str) -> bool:
-        """Keep the node of a semaphore for a day; return False if it is not there."""
+        """Keep the node of a semaphore for a day; return False if it is not there.
+
+        Cancelling it leaves open whether the server writes; it may be called again.
+        """
         keeper = f"{path}/{KEEPER}"
         try:
             try:
@@ -181,7 +187,7 @@ class Leftover(NamedTuple):
 
 
 async def find(session: Session, leftover: Leftover) -> list[str]:
-    """Return the nodes of an attempt in their order, as the leader knows them now."""
+    """Return the nodes of an attempt in their order, as the leader knows them now. Cancelling it changes nothing."""
     [listed] = await session.read(protocol.listing(leftover.path, watch=False), owner=leftover.owner)
     children: list[str] = [] if listed is None else listed.children
     begin = len(leftover.prefix)
@@ -191,7 +197,10 @@ async def find(session: Session, leftover: Leftover) -> list[str]:
 
 
 async def remove(session: Session, leftover: Leftover) -> bool:
-    """Delete what is there, and return whether anything was; unless it raises, nothing is there afterwards."""
+    """Delete what is there, and return whether anything was; unless it raises, nothing is there afterwards.
+
+    Cancelling it leaves open which nodes were deleted; it may be called again.
+    """
     if leftover.attempt:
         node = protocol.get(f"{leftover.path}/{leftover.node}", watch=False)
         [known] = await session.read(node, owner=leftover.owner)
@@ -243,7 +252,7 @@ class Cleanup:
                 await asyncio.sleep(PAUSE)
 
     async def aclose(self) -> None:
-        """Stop; what is left ends with the session."""
+        """Stop; what is left ends with the session. Cancelling it ends the waiting only."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])

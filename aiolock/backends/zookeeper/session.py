@@ -189,7 +189,10 @@ class Session:
         await self.ready()
 
     async def close(self) -> None:
-        """End the session at the server if it answers within a second, and every task and connection here."""
+        """End the session at the server if it answers within a second, and every task and connection here.
+
+        Cancelling it may leave the connection open, for another call; the session ends by its timeout at the latest.
+        """
         self.closing = True
         self._announce()
         await end(self._tasks)
@@ -274,7 +277,10 @@ class Session:
             await self._changed.wait()
 
     async def ready(self) -> int:
-        """Wait for a connection, as :meth:`until` does; return the id of the present session."""
+        """Wait for a connection, as :meth:`until` does; return the id of the present session.
+
+        Cancelling it ends the wait only.
+        """
         if not self.connected:
             await self.until(lambda: self.connected)
         assert self.session_id is not None  # noqa: S101 - connected implies it

@@ -49,7 +49,10 @@ CLOSING = 0.25
 
 
 async def run(options: argparse.Namespace, output: Output) -> int:
-    """Wait for the lock, run the command under it, and release it; return the status to end with."""
+    """Wait for the lock, run the command under it, and release it; return the status to end with.
+
+    Cancelling it leaves the queue, or kills the command and releases the lock.
+    """
     kill_after = check_kill_after(options.kill_after, options.ttl)
     if any(address.lower().startswith("memory:") for address in settings.url(options).split()):
         raise ConfigError(
@@ -118,7 +121,10 @@ class _Run:
                 await hold.release()
 
     async def under_lock(self, client: Client, limit: float) -> int:
-        """Acquire the lock, run the command and close the client, which takes at most ``limit`` seconds."""
+        """Acquire the lock, run the command and close the client, which takes at most ``limit`` seconds.
+
+        Cancelling it leaves the queue, or kills the command and releases the lock; the client is closed as well.
+        """
         held = None
         with self._queue.listen(*LEAVE):
             try:

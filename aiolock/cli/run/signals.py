@@ -57,7 +57,7 @@ class SignalQueue:
         task.add_done_callback(lambda _: self.wake.set())
 
     async def wait(self, seconds: float) -> None:
-        """Wait until :attr:`wake` is set, at most so many seconds, and clear it."""
+        """Wait until :attr:`wake` is set, at most so many seconds, and clear it. Cancelling it does not clear it."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self.wake.wait()

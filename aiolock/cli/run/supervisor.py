@@ -238,7 +238,7 @@ class Switch:
         self._write(f"complaint {text}")
 
     async def stop(self) -> None:
-        """End the guard without effect."""
+        """End the guard without effect. Cancelling it ends the waiting: the guard is already killed."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         os.close(self.pipe)

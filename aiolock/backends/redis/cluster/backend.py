@@ -305,7 +305,7 @@ WORST = (Level.ERROR, Level.WARNING, Level.NOTE, Level.OK)
 async def diagnose(seeds: Seeds, settings: Settings) -> list[Finding]:
     """Examine every primary as a single server, within the command timeout, and sum up the findings.
 
-    Raises :class:`BackendError` if the nodes cannot be discovered.
+    Raises :class:`BackendError` if the nodes cannot be discovered. Cancelling it leaves no socket behind.
     """
     limit = settings.command_timeout
     layout = await Discovery(seeds, DISCOVERY * limit).ask(())

@@ -99,7 +99,7 @@ class Node:
         self.begun = [self.connection.begin(), self.subscriber.begin()]
 
     async def aclose(self) -> None:
-        """Close both connections."""
+        """Close both connections. Cancelling it may leave some open, for another call."""
         await asyncio.gather(self.connection.aclose(), self.subscriber.aclose())
 
     @property
@@ -292,14 +292,17 @@ class Nodes:
         self.all: dict[Place, Node] = {}
 
     async def open(self) -> None:
-        """Find the nodes, and begin to connect; raises :class:`BackendError` if none of them answers."""
+        """Find the nodes, and begin to connect; raises :class:`BackendError` if none of them answers.
+
+        Cancelling it leaves no socket behind.
+        """
         self.closed = False
         self._announced.clear()
         self._importing.clear()
         self._apply(await self._discovery.ask(()))
 
     async def aclose(self) -> None:
-        """Close every connection."""
+        """Close every connection. Cancelling it may leave some open."""
         self.closed = True
         await end(self._tasks)
         nodes, self.all = list(self.all.values()), {}

@@ -97,13 +97,16 @@ class Router(OneProcess):
         return self.nodes.table[slot_of(key.encode())]
 
     async def open(self) -> None:
-        """Find the nodes, and begin to connect; see :meth:`Nodes.open`."""
+        """Find the nodes, and begin to connect; raises, and is cancelled, as :meth:`Nodes.open`."""
         self.refusal, self.trouble = None, None
         self.take_over()
         await self.nodes.open()
 
     async def aclose(self) -> None:
-        """Close every connection; callers that still wait get an error."""
+        """Close every connection; callers that still wait get an error.
+
+        Cancelling it may leave some connections open, and some callers waiting.
+        """
         await self.nodes.aclose()
         for future in list(self._rerouted):
             reject(future, not_sent(f"the connection to {self._address} was closed"))
