@@ -73,7 +73,7 @@ def shorten(name: object) -> str:
 
 def closed_error() -> RuntimeError:
     """Return the error of tasks that wait while their client is closed."""
-    return RuntimeError("the client was closed while this task waited for a lock")
+    return RuntimeError("the client was closed while this task waited")
 
 
 def copy_of(error: Exception) -> BackendError:

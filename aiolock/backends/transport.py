@@ -320,7 +320,12 @@ class Transport(asyncio.Protocol, OneProcess, ABC):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Reconnect after the server or the network closed the connection."""
-        error = BackendUnavailable(f"the connection to {self.address} broke")
+        what = (
+            "the connection was closed at its other end"
+            if exc is None
+            else f"the connection to {self.address} broke"
+        )
+        error = BackendUnavailable(what)
         error.__cause__ = exc
         self._lost(error)
 

@@ -42,7 +42,7 @@ class WakeReason(Enum):
 def log_wake(
     name: str, kind: Kind | None, reason: WakeReason, error: BaseException | None = None, *, own: bool = False
 ) -> None:
-    """Log at DEBUG that a waiter for ``name`` goes on, with the ``error`` of a request that failed.
+    """Log at DEBUG that a waiter for ``name`` goes on, with the ``error`` that it raises, if it does or if its request failed.
 
     With ``own``, that is the running task, which is named; else the client's claim, which asks for the lock again for all
     its tasks. ``kind`` is ``None`` for a client that watches a register.
@@ -75,7 +75,7 @@ class Inbox(Generic[T]):
         self._reason: WakeReason | None = None
         """The first wake-up that no waiter has seen yet."""
         self._error: BaseException | None = None
-        """The error of a request that failed, for the log."""
+        """What the waiter raises, for the log."""
         self._waiter: asyncio.Future[None] | Callable[[], None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -85,7 +85,7 @@ class Inbox(Generic[T]):
         self.wake(reason)
 
     def wake(self, reason: WakeReason, error: BaseException | None = None) -> None:
-        """Wake the waiter, or the next one if there is none now; ``error`` is that of a request that failed, for the log."""
+        """Wake the waiter, or the next one if there is none now; ``error`` is what the waiter raises, for the log."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -22,7 +22,7 @@ from typing import Any, Final, TypeVar
 from aiolock.clock import Clock
 from aiolock.core.backend import Claim, Grant, Release, Request
 from aiolock.core.capabilities import ABSENT, MOST_BYTES, Entry, Register, decode_register
-from aiolock.core.inbox import Inbox, WakeReason
+from aiolock.core.inbox import Inbox, WakeReason, log_wake
 from aiolock.core.tasks import Backoff, reject, settle, start
 from aiolock.errors import (
     BackendError,
@@ -141,7 +141,7 @@ class _Wait:
         """Wake the task with a result or an error, unless it has one."""
         if not self.ended:
             self.ended, self.result, self.error = True, result, error
-            self.inbox.wake(reason, error if reason is WakeReason.FAILED else None)
+            self.inbox.wake(reason, error if reason is not WakeReason.CLOSED else None)
 
 
 class RegisterWriter:
@@ -266,6 +266,9 @@ class RegisterWriter:
         self._hurry()
         try:
             await wait.inbox.wait()
+        except asyncio.CancelledError:
+            log_wake(self.name, self._kind, WakeReason.CANCELLED, own=True)
+            raise
         finally:
             for timer in timers:
                 timer.cancel()
@@ -490,7 +493,7 @@ class RegisterWriter:
             try:
                 result = wait.condition(body)
             except Exception as error:  # noqa: BLE001 - an error of any kind belongs to the task that waits
-                wait.end(WakeReason.FAILED, error=error)
+                wait.end(WakeReason.NOTIFIED, error=error)
             else:
                 if result is not None:
                     wait.end(WakeReason.NOTIFIED, result)

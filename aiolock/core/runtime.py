@@ -340,7 +340,7 @@ class Runtime(OneProcess):
                 if not error.retryable or self.clock() >= give_up:
                     name = claim.request.name
                     log.warning(
-                        "gave up releasing %s, it ends by its ttl at the latest: %s",
+                        "gave up releasing %s, or its request: what is left of it ends by its ttl at the latest: %s",
                         shorten(name),
                         error,
                         extra={"lock": name},

@@ -233,6 +233,11 @@ async def test_the_log_says_why_a_wait_ended(caplog):
             await waiter
             with pytest.raises(WaitTimeout):
                 await client.latch("y", 1).wait(timeout=0.01)
+            waiter = asyncio.create_task(client.latch("z", 1).wait(), name="z-1")
+            await waiting(client, 1)
+            waiter.cancel()
+            await asyncio.wait([waiter])
+    assert "task z-1 for 'z' (latch) wakes: the waiter was cancelled" in caplog.messages
     assert "waiter for 'x' (latch) wakes: the server announced a change" in caplog.messages
     assert "waiter for 'y' (latch) wakes: the timeout passed" in caplog.messages
 
