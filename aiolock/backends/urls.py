@@ -29,6 +29,7 @@ __all__ = [
     "Form",
     "Host",
     "Reader",
+    "absolute_path",
     "count",
     "direct_tls",
     "file",
@@ -260,6 +261,17 @@ def one_of(*choices: str) -> Callable[[str, object], str]:
     def read(name: str, value: object) -> str:
         if not isinstance(value, str) or value not in choices:
             raise ConfigError(f"{name} must be one of {', '.join(choices)}, not {shorten(value)}")
+        return value
+
+    return read
+
+
+def absolute_path(what: str) -> Callable[[str, object], str]:
+    """Return a reader of an absolute path, of ``what``."""
+
+    def read(name: str, value: object) -> str:
+        if not isinstance(value, str) or not value.startswith("/"):
+            raise ConfigError(f"{name} must be {what}, not {shorten(value)}")
         return value
 
     return read

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from weakref import WeakSet
 
-__all__ = ["OneProcess"]
+__all__ = ["OneProcess", "call_in_child"]
 
 
 class OneProcess:
@@ -38,5 +39,10 @@ def _mark() -> None:
         each.forked = True
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_mark)
+def call_in_child(call: Callable[[], None]) -> None:
+    """Have ``call`` called in each child process that is forked from now on, where processes fork."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=call)
+
+
+call_in_child(_mark)

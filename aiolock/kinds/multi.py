@@ -17,7 +17,7 @@ from aiolock.core.cancellation import Task, in_async_generator
 from aiolock.core.hold import Hold, HoldParent, LeaseOptions, running_task
 from aiolock.core.local_queue import ask
 from aiolock.core.runtime import Runtime
-from aiolock.core.tasks import start
+from aiolock.core.tasks import TaskSet
 from aiolock.errors import AcquireTimeout, ConfigError, LockLost, LossReason, shorten
 from aiolock.kinds.reentrant import ReentrantLock
 from aiolock.lease import Acquisition, Lease, acquires, hold_of
@@ -498,7 +498,7 @@ class LockAll(Handle):
         runtime = self._parts[0].runtime
         runtime.guard()
         asking = {
-            place: start(self._parts[place].ask(0), "aiolock-lock-all")
+            place: _attempts.spawn(self._parts[place].ask(0), "aiolock-lock-all")
             for place, hold in enumerate(got)
             if hold is None
         }
@@ -562,8 +562,8 @@ def release(holds: Iterable[Hold | None]) -> None:
             hold.abandon()
 
 
-_called_off: set[asyncio.Task[Hold | None]] = set()
-"""Attempts whose result no task waits for, until they have ended."""
+_attempts = TaskSet(awaited=True)
+"""Kept until they end: no task waits for the result of one that was called off."""
 
 
 def _call_off(tasks: Iterable[asyncio.Task[Hold | None]]) -> None:
@@ -572,12 +572,10 @@ def _call_off(tasks: Iterable[asyncio.Task[Hold | None]]) -> None:
         if task.done():
             _give_back(task)
         else:
-            _called_off.add(task)
             task.add_done_callback(_give_back)
             task.cancel()
 
 
 def _give_back(task: asyncio.Task[Hold | None]) -> None:
-    _called_off.discard(task)
     if not task.cancelled() and task.exception() is None:
         release([task.result()])

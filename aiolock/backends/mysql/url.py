@@ -9,16 +9,20 @@ from urllib.parse import unquote
 
 from aiolock.backends.mysql.protocol import Driver
 from aiolock.backends.sql import check_table
-from aiolock.backends.urls import Form, Host, count, file, one_of, optional_tls, parse, tls_mode
-from aiolock.errors import ConfigError, shorten
+from aiolock.backends.urls import (
+    Form,
+    Host,
+    absolute_path,
+    count,
+    file,
+    one_of,
+    optional_tls,
+    parse,
+    tls_mode,
+)
+from aiolock.errors import ConfigError
 
 __all__ = ["Address", "parameters"]
-
-
-def _socket(name: str, value: object) -> str:
-    if not isinstance(value, str) or not value.startswith("/"):
-        raise ConfigError(f"{name} must be the path of a socket, not {shorten(value)}")
-    return value
 
 
 _FORM = Form(
@@ -33,7 +37,7 @@ _FORM = Form(
         "connections": count(1, 10_000),
         "tls": tls_mode,
         "tls_ca": file,
-        "unix_socket": _socket,
+        "unix_socket": absolute_path("the path of a socket"),
     },
 )
 

@@ -9,8 +9,8 @@ from typing import Any
 from urllib.parse import unquote
 
 from aiolock.backends.sql import check_table
-from aiolock.backends.urls import Form, Host, file, one_of, optional_tls, parse, tls_mode
-from aiolock.errors import ConfigError, shorten
+from aiolock.backends.urls import Form, Host, absolute_path, file, one_of, optional_tls, parse, tls_mode
+from aiolock.errors import ConfigError
 
 __all__ = ["Address", "parameters"]
 
@@ -18,12 +18,6 @@ __all__ = ["Address", "parameters"]
 def _table(_: str, value: object) -> str:
     table = check_table("postgresql", value)
     return table if "." in table else f"public.{table}"
-
-
-def _socket(name: str, value: object) -> str:
-    if not isinstance(value, str) or not value.startswith("/"):
-        raise ConfigError(f"{name} must be the folder of the server's socket, not {shorten(value)}")
-    return value
 
 
 _FORM = Form(
@@ -36,7 +30,7 @@ _FORM = Form(
         "table": _table,
         "tls": tls_mode,
         "tls_ca": file,
-        "unix_socket": _socket,
+        "unix_socket": absolute_path("the folder of the server's socket"),
     },
 )
 

@@ -12,6 +12,7 @@ protocol: each calls the other."""
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -35,12 +36,13 @@ from aiolock.core.capabilities import Downgrade, Extension
 from aiolock.core.inbox import WakeReason
 from aiolock.core.logs import Log, get_logger
 from aiolock.core.tasks import Backoff, end
-from aiolock.errors import BackendError, BackendUnavailable, LockLost, LossReason, UnsupportedKind
+from aiolock.errors import BackendError, BackendUnavailable, LockLost, LossReason, UnsupportedKind, shorten
 from aiolock.types import READ
 
-__all__ = ["QuorumClaim", "Vote", "VoteAnswer"]
+__all__ = ["QuorumClaim", "Vote", "VoteState"]
 
 log: Log = get_logger("aiolock")
+_votes: Log = get_logger("aiolock.claim")
 
 POLL = 2.0
 """Seconds after which a queued vote is asked for again, even without a notification."""
@@ -55,8 +57,8 @@ GATHER = (0.25, 0.5)
 # --- votes
 
 
-class VoteAnswer(Enum):
-    """The last answer of a member about a vote."""
+class VoteState(Enum):
+    """The state of a vote: the latest answer of its member."""
 
     NONE = "not asked, or no answer yet"
     GRANTED = "granted"
@@ -70,8 +72,8 @@ class Vote(Certainty):
     """The claim at one member."""
 
     __slots__ = (
-        *("answer", "asked", "claim", "error", "extended", "extension", "grant", "member"),
-        *("owner", "queued", "reason", "sent", "task", "until"),
+        *("asked", "claim", "error", "extended", "extension", "grant", "member"),
+        *("owner", "queued", "reason", "sent", "state", "task", "until"),
     )
 
     def __init__(self, member: Member, owner: QuorumClaim) -> None:
@@ -80,7 +82,7 @@ class Vote(Certainty):
         self.claim: Claim = member.backend.claim(owner.request)
         # Events of the member's backend find the vote by this.
         self.claim.validity = self
-        self.answer = VoteAnswer.NONE
+        self.state = VoteState.NONE
         self.asked = False
         """True once a request was sent."""
         self.queued = False
@@ -105,19 +107,25 @@ class Vote(Certainty):
     @property
     def granted(self) -> bool:
         """Test whether the latest answer of the member is a grant."""
-        return self.answer is VoteAnswer.GRANTED
+        return self.state is VoteState.GRANTED
 
     @property
     def known(self) -> bool:
         """Test whether the member may know the claim: it keeps nothing of a refused request that did not queue."""
-        return self.asked and (
-            self.queued or self.answer is not VoteAnswer.REFUSED or self.pending is not None
-        )
+        return self.asked and (self.queued or self.state is not VoteState.REFUSED or self.pending is not None)
+
+    def _become(self, state: VoteState) -> None:
+        """Change the state; all transitions pass through here."""
+        if state is not self.state and _votes.logger.isEnabledFor(logging.DEBUG):
+            name, member = self.owner.request.name, repr(self.member)
+            extra = {"lock": name, "member": member, "before": self.state.value, "after": state.value}
+            _votes.debug("vote of %s for %s: %s", member, shorten(name), state.value, extra=extra)
+        self.state = state
 
     def ask(self, *, wait: bool, until_granted: bool = False) -> None:
         """Send a request in a task of the client, which with ``until_granted`` repeats it until it succeeds."""
         self.asked, self.queued = True, self.queued or wait
-        self.answer = VoteAnswer.NONE
+        self._become(VoteState.NONE)
         work = self._ask(wait=wait, until_granted=until_granted)
         self.task = self.owner.members.tasks.spawn(work, "aiolock-quorum-ask")
 
@@ -128,34 +136,37 @@ class Vote(Certainty):
             try:
                 grant = await self.member.ask(lambda: self.claim.acquire(wait))
             except Exception as error:  # noqa: BLE001 - one member's failure of any kind is outvoted by the others
-                self.answer, self.error = VoteAnswer.FAILED, error
+                self.error = error
+                self._become(VoteState.FAILED)
                 return
             if grant is not None or not until_granted:
                 break
-            if self.answer is VoteAnswer.NONE:
-                self.answer = VoteAnswer.QUEUED
+            if self.state is VoteState.NONE:
+                self._become(VoteState.QUEUED)
             await self.claim.inbox.wait(Deadline.after(POLL, clock))
         if grant is None:
-            self.answer = VoteAnswer.QUEUED if wait else VoteAnswer.REFUSED
-        elif self.answer in (VoteAnswer.NONE, VoteAnswer.QUEUED):
+            self._become(VoteState.QUEUED if wait else VoteState.REFUSED)
+        elif self.state in (VoteState.NONE, VoteState.QUEUED):
             # Otherwise an event of the loss arrived before the grant.
             self.take(grant, sent)
         self.owner.answered(self)
 
     def take(self, grant: Grant, sent: float) -> None:
         """Record a grant, the answer to a request that was sent at ``sent``."""
-        self.answer, self.grant, self.error = VoteAnswer.GRANTED, grant, None
+        self.grant, self.error = grant, None
+        self._become(VoteState.GRANTED)
         self.until, self.sent = max(self.until, grant.until), max(self.sent, sent)
 
     def lose(self, reason: LossReason) -> None:
         """Record that the member's hold is gone."""
-        self.answer, self.reason = VoteAnswer.LOST, reason
+        self.reason = reason
+        self._become(VoteState.LOST)
 
-    async def settled(self) -> VoteAnswer:
+    async def settled(self) -> VoteState:
         """Wait for the pending request and return the answer. Cancelling it leaves the request alone."""
         if (task := self.pending) is not None:
             await asyncio.wait([task])
-        return self.answer
+        return self.state
 
     def give_back(self, keep: float = 0) -> asyncio.Task[Release]:
         """Release it in the background, for at most a ttl; the task returns the member's answer."""
@@ -184,7 +195,7 @@ class Vote(Certainty):
     async def downgrade(self, sent: float) -> None:
         """Make it a read hold at the member; a failure is recorded in the vote."""
         claim = self.claim
-        if await self.settled() is not VoteAnswer.GRANTED or not isinstance(claim, Downgrade):
+        if await self.settled() is not VoteState.GRANTED or not isinstance(claim, Downgrade):
             return
         try:
             self.take(await self.member.ask(claim.downgrade), sent)
@@ -202,7 +213,7 @@ class Vote(Certainty):
         claim = self.claim
         assert isinstance(claim, Extension)  # noqa: S101 - the caller has tested it
         self.extension = number
-        if await self.settled() is not VoteAnswer.GRANTED:
+        if await self.settled() is not VoteState.GRANTED:
             return
         self.until = min(self.until, certain_until(sent, seconds))
         try:
@@ -308,11 +319,11 @@ class QuorumClaim(Downgrade, Extension):
             if vote.pending:
                 # A request of an attempt that was cancelled.
                 self._replace(number)
-        if (first := self._deciding) is not None and first.answer is VoteAnswer.QUEUED and wait:
+        if (first := self._deciding) is not None and first.state is VoteState.QUEUED and wait:
             first.ask(wait=True)
-            if (answer := await first.settled()) is VoteAnswer.QUEUED:
+            if (answer := await first.settled()) is VoteState.QUEUED:
                 return None
-            if answer is VoteAnswer.GRANTED:
+            if answer is VoteState.GRANTED:
                 return await self._gather()
         return await self._ask_all(wait=wait)
 
@@ -320,8 +331,8 @@ class QuorumClaim(Downgrade, Extension):
         """Ask all members at once; only the first may queue the claim."""
         self._deciding = None
         for number, vote in enumerate(self.votes):
-            if vote.answer in (VoteAnswer.FAILED, VoteAnswer.LOST) or (
-                vote.answer is VoteAnswer.QUEUED and (number or not wait)
+            if vote.state in (VoteState.FAILED, VoteState.LOST) or (
+                vote.state is VoteState.QUEUED and (number or not wait)
             ):
                 self._replace(number)
             self.votes[number].ask(wait=wait and number == 0)
@@ -347,10 +358,10 @@ class QuorumClaim(Downgrade, Extension):
         A member that was silent the last time is asked as well, and waited for if no other can be asked.
         """
         for vote in sorted(self.votes, key=lambda vote: vote.member.silent):
-            if await vote.settled() is VoteAnswer.REFUSED and wait:
+            if await vote.settled() is VoteState.REFUSED and wait:
                 vote.ask(wait=True)
                 await vote.settled()
-            if vote.answer is not VoteAnswer.FAILED:
+            if vote.state is not VoteState.FAILED:
                 return vote
         return None
 
@@ -359,9 +370,9 @@ class QuorumClaim(Downgrade, Extension):
         if self._give_up == math.inf:
             self._give_up = self._now + self._window(*GATHER)
         # Members that refused before the deciding one granted are asked once more.
-        for missing in ({VoteAnswer.NONE, VoteAnswer.REFUSED, VoteAnswer.QUEUED}, {VoteAnswer.REFUSED}):
+        for missing in ({VoteState.NONE, VoteState.REFUSED, VoteState.QUEUED}, {VoteState.REFUSED}):
             for vote in self.votes:
-                if not vote.pending and vote.answer in missing:
+                if not vote.pending and vote.state in missing:
                     vote.ask(wait=True)
             if await self._majority():
                 return self._grant()
@@ -388,20 +399,20 @@ class QuorumClaim(Downgrade, Extension):
                 return True
             if granted + len(pending) < self.members.needed:
                 return False
-            if any(vote.answer is VoteAnswer.QUEUED for vote in self.votes):
+            if any(vote.state is VoteState.QUEUED for vote in self.votes):
                 return False
             await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
 
     def _possible(self) -> bool:
         """Test whether enough members can be asked."""
-        return sum(vote.answer is not VoteAnswer.FAILED for vote in self.votes) >= self.members.needed
+        return sum(vote.state is not VoteState.FAILED for vote in self.votes) >= self.members.needed
 
     def _grant(self) -> Grant:
         """Return the grant of the majority, and go on asking the other members."""
         self._give_up, self._deciding, self._won = math.inf, None, True
         grants = [vote.grant for vote in self.votes if vote.granted and vote.grant is not None]
         for vote in self.votes:
-            if vote.answer in (VoteAnswer.QUEUED, VoteAnswer.REFUSED) and not vote.pending:
+            if vote.state in (VoteState.QUEUED, VoteState.REFUSED) and not vote.pending:
                 vote.ask(wait=True, until_granted=True)
         # Tokens of the deciding member rise; those of the others follow their own clocks.
         first, self.promised = grants[0], self.until
@@ -424,12 +435,12 @@ class QuorumClaim(Downgrade, Extension):
 
     def answered(self, vote: Vote) -> None:
         """Use the answer to a request that no attempt waits for: a vote that is queued during the hold is worth having."""
-        if vote.answer is VoteAnswer.QUEUED and self._won and not self.given_back and vote in self.votes:
+        if vote.state is VoteState.QUEUED and self._won and not self.given_back and vote in self.votes:
             vote.ask(wait=True, until_granted=True)
 
     def _listen(self) -> None:
         """Have the next notification or answer of a member wake the waiter, or the time after which to ask anyway."""
-        queued = [] if self._pause else [vote for vote in self.votes if vote.answer is VoteAnswer.QUEUED]
+        queued = [] if self._pause else [vote for vote in self.votes if vote.state is VoteState.QUEUED]
         pending = [] if self._pause else [task for vote in self.votes if (task := vote.pending) is not None]
         limit = POLL if queued or pending else SLACK
         self.inbox.wake_after(self._pause or min(limit, max(0.0, self._give_up - self._now)), WakeReason.POLL)
@@ -448,7 +459,7 @@ class QuorumClaim(Downgrade, Extension):
         """Return the reason of the loss if fewer votes than a majority are left."""
         if sum(vote.granted for vote in self.votes) >= self.members.needed:
             return None
-        reasons: list[LossReason] = [vote.reason for vote in self.votes if vote.answer is VoteAnswer.LOST]
+        reasons: list[LossReason] = [vote.reason for vote in self.votes if vote.state is VoteState.LOST]
         return "force-released" if "force-released" in reasons else reasons[-1] if reasons else "expired"
 
     def renewed(self, sent: float) -> Grant | None:
@@ -479,7 +490,7 @@ class QuorumClaim(Downgrade, Extension):
             return
         for number, vote in enumerate(self.votes):
             if not vote.granted and not vote.pending and vote.member.open:
-                if vote.answer is VoteAnswer.LOST:
+                if vote.state is VoteState.LOST:
                     self._replace(number)
                 self.votes[number].ask(wait=True, until_granted=True)
 
@@ -498,7 +509,7 @@ class QuorumClaim(Downgrade, Extension):
         steps = [
             self.members.tasks.spawn(vote.downgrade(sent), "aiolock-quorum-downgrade")
             for vote in self.votes
-            if vote.granted or (vote.answer is VoteAnswer.NONE and vote.pending)
+            if vote.granted or (vote.state is VoteState.NONE and vote.pending)
         ]
         try:
             await self._until(lambda: confirmed() is not None, steps, sent)
@@ -537,7 +548,7 @@ class QuorumClaim(Downgrade, Extension):
         """Extend every vote; return when a majority has answered and the others had as much time again."""
         # The vote of a member that did not belong to the first majority may be on its way, and be needed for this one.
         votes = [
-            vote for vote in self.votes if vote.granted or (vote.answer is VoteAnswer.NONE and vote.pending)
+            vote for vote in self.votes if vote.granted or (vote.state is VoteState.NONE and vote.pending)
         ]
         if not all(isinstance(vote.claim, Extension) for vote in votes):
             raise UnsupportedKind("extend()", "quorum", "one of its servers has none")

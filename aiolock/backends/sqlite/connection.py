@@ -14,6 +14,7 @@ from aiolock.backends.rows.store import Edit, Row, StoreClock
 from aiolock.backends.sql import read_schema, read_statements
 from aiolock.backends.sqlite.errors import LOCKED, code
 from aiolock.clock import system_clock, wall_clock
+from aiolock.core.forks import call_in_child
 from aiolock.errors import BackendRefused, UnsafeBackend, shorten
 
 __all__ = ["FORMAT", "MEMORY", "Connection", "machine", "mount_of"]
@@ -128,7 +129,7 @@ def _inherit() -> None:
     _opened.clear()
 
 
-os.register_at_fork(after_in_child=_inherit)
+call_in_child(_inherit)
 
 
 # --- the connection

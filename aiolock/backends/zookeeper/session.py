@@ -305,10 +305,10 @@ class Session:
         for listener in tuple(self.listeners):
             listener()
 
-    def _become(self, state: SessionState) -> None:
+    def _become(self, state: SessionState, session_id: int | None = None) -> None:
+        """Change the state of the session, the present one if none is named; all transitions pass through here."""
         if self.state is not state:
-            if self.session_id:
-                log.debug("session %#x is %s", self.session_id, state.value)
+            log.debug("session %#x is %s", session_id or self.session_id or 0, state.value)
             self.state = state
             self._announce()
 
@@ -318,12 +318,13 @@ class Session:
 
     def _forget(self) -> None:
         """Give the session up; the next attempt asks for a new one."""
+        before = self.session_id
         self.session_id, self.password, self._last_zxid = None, b"\x00", 0
         self.timeout, self._heartbeats = self._asked_timeout, None
         if self.state is SessionState.LOST:
             self._announce()
         else:
-            self._become(SessionState.LOST)
+            self._become(SessionState.LOST, before)
 
     # --- connecting
 
