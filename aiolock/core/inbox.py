@@ -75,7 +75,7 @@ class Inbox(Generic[T]):
         self._reason: WakeReason | None = None
         """The first wake-up that no waiter has seen yet."""
         self._error: BaseException | None = None
-        """What the waiter raises, for the log."""
+        """The error that the waiter raises, for the log."""
         self._waiter: asyncio.Future[None] | Callable[[], None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
