@@ -95,7 +95,7 @@ docs: .venv/docs.stamp
 	$(RUN) docs/links.py build/docs
 	@echo "build/docs/index.html"
 
-## make bench             benchmarks (30 min; BENCH_ARGS="redis --quick" less than 1 min)
+## make bench             benchmarks (40 min; BENCH_ARGS="redis --quick" less than 1 min)
 bench: .venv/bench.stamp servers
 	$(RUN) -m benchmarks $(BENCH_ARGS)
 
