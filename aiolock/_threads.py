@@ -91,7 +91,10 @@ class ThreadTask:
         return interrupted
 
     async def abandon(self, call: Call[Any]) -> None:
-        """End a call whose thread was interrupted: cancel it, and undo it if it has a result all the same."""
+        """End a call whose thread was interrupted: cancel it, and undo it if it has a result all the same.
+
+        If this is cancelled as well, it stops waiting, and a result may not be undone.
+        """
         if self._running is call and self._task is not None:
             self._running = None
             self._task.cancel()

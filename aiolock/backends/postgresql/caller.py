@@ -156,7 +156,10 @@ class PostgreSQLConnection(CallerConnection):
         raise Interrupted from failure
 
     async def interrupt(self, left: float) -> None:
-        """Cancel the statement once the server waits in it: a request that comes before it has begun is ignored."""
+        """Cancel the statement once the server waits in it: a request that comes before it has begun is ignored.
+
+        If this is cancelled, the statement goes on.
+        """
         if self._statement is None or self._statement.done():
             return
         try:

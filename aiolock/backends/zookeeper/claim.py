@@ -176,7 +176,7 @@ class QueueClaim(FencedNode):
         """Decide without the list, now that the node ``gone`` is deleted; ``None`` if that is not certain.
 
         Only a holder writes the floor, and no contender up to it comes back. The own node must still be there: those behind
-        have been waiting for another one if it is not.
+        have been waiting for another one if it is not. Cancelling it changes nothing.
         """
         last = self._verdict
         if last is None or not self._own_watched or self.request.kind.counted:
