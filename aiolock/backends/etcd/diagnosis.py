@@ -11,6 +11,7 @@ from aiolock.backends.diagnosis import failure, note, ok, round_trip, warning
 from aiolock.backends.etcd import messages
 from aiolock.backends.etcd.connection import OLDEST, NewConnection, new_connection
 from aiolock.backends.etcd.url import Address
+from aiolock.backends.urls import Host
 from aiolock.core.backend import Settings
 from aiolock.errors import BackendError
 from aiolock.types import Finding
@@ -37,14 +38,16 @@ async def diagnose(address: Address, settings: Settings) -> list[Finding]:
     Raises :class:`BackendError` if no member can be asked. Cancelling it changes nothing.
     """
     async with AsyncExitStack() as stack:
-        results = await asyncio.gather(
-            *(new_connection(host, address, settings.command_timeout) for host in address.hosts),
-            return_exceptions=True,
-        )
+
+        async def connect(host: Host) -> NewConnection:
+            made = await new_connection(host, address, settings.command_timeout)
+            if made.transport is not None:
+                # At once: a caller that is cancelled waits for the other members, and gets no results.
+                stack.callback(made.transport.abort)
+            return made
+
+        results = await asyncio.gather(*map(connect, address.hosts), return_exceptions=True)
         connections = [each for each in results if isinstance(each, NewConnection)]
-        for each in connections:
-            if each.transport is not None:
-                stack.callback(each.transport.abort)
         if not connections:
             raise next(error for error in results if isinstance(error, BaseException))
         for error in results:

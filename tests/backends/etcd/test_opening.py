@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import ssl
+import time
 
 import pytest
 
 import aiolock
 from aiolock import BackendRefused, BackendUnavailable, ConfigError, UnsafeBackend
+from aiolock.backends.etcd import diagnosis
 from aiolock.backends.etcd.url import parameters
+from aiolock.core.backend import Settings
 from tests.backends.etcd.conftest import Opened, demand_login, opened
 from tests.certificates import Certificates
 from tests.faults.staging import until
@@ -249,3 +253,24 @@ async def test_what_one_member_and_three_promise(server):
         assert "survives-failover" not in client.capabilities
     with pytest.raises(UnsafeBackend, match="survives-failover"):
         await aiolock.connect(server.url, require={"survives-failover"}).open()
+
+
+async def test_a_diagnosis_that_is_cancelled_closes_the_connections_that_it_has(monkeypatch):
+    made, connect = [], diagnosis.new_connection
+
+    async def first_only(host, *options):
+        if host.port == 1:
+            await asyncio.Event().wait()
+        made.append(await connect(host, *options))
+        return made[0]
+
+    monkeypatch.setattr(diagnosis, "new_connection", first_only)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        hosts = f"127.0.0.1:{silent.getsockname()[1]},127.0.0.1:1"
+        settings = Settings("tests", "", 5.0, 5.0, time.monotonic)
+        task = asyncio.create_task(diagnosis.diagnose(parameters(f"etcd://{hosts}", {}), settings))
+        await until(lambda: made)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert made[0].transport.is_closing()
