@@ -342,6 +342,10 @@ class Client:
         await asyncio.shield(self._end)
 
     async def _close(self, limit: float) -> None:
+        """Close, waiting at most ``limit`` seconds for releases; a task that no caller cancels runs it.
+
+        Cancelling it, as the end of ``asyncio.run`` does, ends that wait; then it closes.
+        """
         runtime = self._runtime
         try:
             claims = [contender.close() for contender in runtime.contending]

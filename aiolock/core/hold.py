@@ -267,10 +267,12 @@ class Hold:
         return None if claim is None else self._release(claim, task, error)
 
     async def _release(self, claim: Claim, task: Task, error: BaseException | None) -> None:
+        """Release at the end of a block. Cancelling it has the client release in the background."""
         if await self.parent.runtime.release(claim, self.disown):
             await self.raise_loss(task, error)
 
     async def _leave(self, task: Task, error: BaseException | None) -> None:
+        """End a block that is not :meth:`quiet`. Cancelling it has the client release in the background."""
         runtime = self.parent.runtime
         if runtime.forked:
             if error is None:

@@ -402,6 +402,10 @@ class LocalQueue:
         return waiter
 
     async def _wait(self, waiter: Waiter, timeout: float | None) -> Hold | None:
+        """Wait for a hold; return ``None`` if there is none after ``timeout`` seconds.
+
+        Cancelling it gives back a hold that was handed over in the same step; with the last waiter the claim is given up.
+        """
         # Every name in here is part of what a waiting task costs.
         timer = None
         self.runtime.stats.waited += 1

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import dis
 import importlib
 import inspect
 import re
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import aiolock
 from tests.public_api import RECORD, documented, missing_from, public
 
 WAITS = re.compile(
@@ -57,11 +62,49 @@ def test_what_waits_says_what_cancelling_does(path):
     assert silent(getattr(importlib.import_module(module), name)) == []
 
 
+PACKAGE = Path(aiolock.__file__).parent
+SERVERS = ("etcd", "memcached", "memory", "mongodb", "mysql", "quorum", "rows", "sqlite")
+FOLDERS = ("core", "kinds", *(f"backends/{name}" for name in SERVERS))
+"""The parts of the package whose functions that wait say what cancelling does, whether or not they are for programs."""
+
+
+def awaits(function: Any) -> bool:
+    """Test whether a function is a coroutine function, or an asynchronous generator, that may wait."""
+    inner = inspect.unwrap(function)
+    if not (inspect.iscoroutinefunction(inner) or inspect.isasyncgenfunction(inner)):
+        return False
+    return any(each.opname in ("GET_AWAITABLE", "GET_ANEXT") for each in dis.get_instructions(inner))
+
+
+def unsaid(module: Any) -> Iterator[str]:
+    """The functions with a public name that a module defines, which wait and do not say what cancelling does."""
+    for value in vars(module).values():
+        if getattr(value, "__module__", "") != module.__name__:
+            continue
+        if isinstance(value, type):
+            waiting = [name for name in vars(value) if name[0] != "_" and awaits(getattr(value, name, None))]
+            yield from (
+                f"{value.__name__}.{name}" for name in waiting if not any(map(says, docstrings(value, name)))
+            )
+        elif awaits(value) and value.__name__[0] != "_" and not says(value.__doc__):
+            yield value.__name__
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_what_waits_inside_the_package_says_it_as_well(folder):
+    paths = (PACKAGE / folder).rglob("*.py")
+    names = [".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts) for path in sorted(paths)]
+    modules = [importlib.import_module(name.removesuffix(".__init__")) for name in names]
+    assert modules
+    assert [f"{module.__name__}: {name}" for module in modules for name in unsaid(module)] == []
+
+
 class Quiet:
     """Nothing."""
 
     async def waits(self) -> None:
         """Wait."""
+        await asyncio.sleep(0)
 
     def iterates(self) -> AsyncIterator[int]:
         """Iterate."""
@@ -92,6 +135,7 @@ def test_a_function_that_does_not_say_it_is_found():
     assert silent(Loud) == ["iterates"]
     assert silent(Louder) == ["iterates", "waits"]
     assert silent(Quiet.waits) == ["waits"]
+    assert list(unsaid(sys.modules[__name__])) == ["Quiet.waits"]
     assert silent(Quiet.speaks) == silent(Quiet.returns) == silent(3) == []
 
 

@@ -37,7 +37,10 @@ class NewConnection(asyncio.Protocol):
         self._spoken = False
 
     async def open(self) -> None:
-        """Connect and log in. Raises what :func:`unreachable` translates."""
+        """Connect and log in. Raises what :func:`unreachable` translates.
+
+        Cancelling it leaves the transport, if there is one, to be closed by the caller.
+        """
         loop, tls = asyncio.get_running_loop(), self.address.tls
         name = None if tls is None else self.host.name
         transport, _ = await loop.create_connection(
@@ -50,7 +53,7 @@ class NewConnection(asyncio.Protocol):
             await self.login()
 
     async def login(self) -> None:
-        """Get the token that names the user in each call."""
+        """Get the token that names the user in each call. Cancelling it ends the wait; no token is kept."""
         try:
             self.channel.token = messages.token(await self._authenticate())
         except BackendError as error:
@@ -72,7 +75,7 @@ class NewConnection(asyncio.Protocol):
         return future
 
     async def status(self) -> messages.Status:
-        """Return the state of the member."""
+        """Return the state of the member. Cancelling it ends the wait only."""
         return messages.status(await self.ask(messages.STATUS))
 
     def data_received(self, data: bytes) -> None:

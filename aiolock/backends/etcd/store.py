@@ -213,7 +213,10 @@ class EtcdStore(RowStore):
     # --- fencing
 
     async def put_while_shown(self, key: str, value: bytes, row: str, revision: str) -> int | None:
-        """Set a key of an application if a row has still the version ``revision``; return the new revision, or ``None``."""
+        """Set a key of an application if a row has still the version ``revision``; return the new revision, or ``None``.
+
+        Cancelling it leaves open whether the key was set.
+        """
         condition = unchanged(row, int(revision.partition(".")[2]))
         done = written(await self._write(TXN, txn([condition], [put(key, value)])))
         return done.revision if done.made else None

@@ -116,7 +116,10 @@ class Context:
     clock: Clock
 
     async def ask(self, step: Callable[[Machine, float], T]) -> T:
-        """Run one step at the server."""
+        """Run one step at the server.
+
+        Without a transport it does not wait; cancelling it with one leaves open whether the step was run.
+        """
         if self.transport is None:
             return self.server.ask(step)
         answer: T = await self.transport(lambda: self.server.ask(step))

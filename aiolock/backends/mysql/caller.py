@@ -57,7 +57,10 @@ def check_connection(connection: object) -> None:
 
 
 async def ask_identity(context: Context, statement: str, **values: str) -> list[Sequence[tuple[Any, ...]]]:
-    """Send a packet on the main session whose last answer is the identity of the client's server; return its rows."""
+    """Send a packet on the main session whose last answer is the identity of the client's server; return its rows.
+
+    Cancelling it is cancelling :meth:`Context.execute`.
+    """
     packet = context.statements(statement, server=context.facts.server, **values)
     try:
         return [answer.rows for answer in await context.execute(packet)]

@@ -54,7 +54,10 @@ def lock_names(context: Context, name: str, family: Family) -> tuple[str, str]:
 
 
 async def kill_holder(context: Context, turnstile: str, number: int) -> None:
-    """End the session that has the turnstile, if it is still that one; a session of this client gives it back instead."""
+    """End the session that has the turnstile, if it is still that one; a session of this client gives it back instead.
+
+    Cancelling it ends the waiting; the statement is carried out if it was sent.
+    """
     ours = context.sessions.find(number)
     if ours is not None and isinstance(other := ours.locks.get(turnstile), LeaseClaim):
         other.lose_turnstile()
@@ -94,14 +97,14 @@ class LeaseMode:
         return mutex, claim.fixed, claim.request.ttl if mutex and not claim.fixed else None
 
     async def renew(self, claims: Sequence[Claim]) -> list[Renewal]:
-        """Prolong the holds of one group in a few statements."""
+        """Prolong the holds of one group in a few statements. Cancelling it leaves open whether the server has prolonged them."""
         renewals = self.renewals if isinstance(claims[0], LeaseClaim) else self.sharing.renewals
         return await renewals.renew([claim for claim in claims if isinstance(claim, RowClaim)])
 
     # --- administration
 
     async def inspect(self, name: str, family: Family) -> LockInfo:
-        """Return the holder of the row, and the statements that wait."""
+        """Return the holder of the row, and the statements that wait. Cancelling it changes nothing."""
         if family.shareable:
             return await self.sharing.inspect(name, family)
         context = self._context
@@ -115,7 +118,10 @@ class LeaseMode:
         return LockInfo(name, tuple(_holder(row) for row in holders.rows), waiting, family)
 
     async def force_release(self, name: str, family: Family) -> bool:
-        """Free the row; then end the session of the holder, so that it learns of it at once and the next waiter wakes."""
+        """Free the row; then end the session of the holder, so that it learns of it at once and the next waiter wakes.
+
+        Cancelling it leaves open how much of that the server does.
+        """
         if family.shareable:
             return await self.sharing.force_release(name, family)
         key, turnstile = lock_names(self._context, name, family)
@@ -129,7 +135,10 @@ class LeaseMode:
         return True
 
     async def request_release(self, name: str, family: Family, reason: str) -> bool:
-        """Write the reason to the row, which the renewals of its holder read."""
+        """Write the reason to the row, which the renewals of its holder read.
+
+        Cancelling it leaves open whether the server writes it.
+        """
         statement = "request_release_shared" if family.shareable else "request_release"
         key = quote(self._context.key(name, family))
         packet = self._context.statements(statement, id=key, reason=hexed(reason))
@@ -137,7 +146,7 @@ class LeaseMode:
         return bool(int(answers[-1].rows[0][0]))
 
     async def names(self, pattern: str) -> list[tuple[str, Family]]:
-        """Return every lock of the namespace that is held or waited for, if its name matches."""
+        """Return every lock of the namespace that is held or waited for, if its name matches. Cancelling it changes nothing."""
         [found] = await self._context.execute(self._context.statements("names"))
         return sorted(
             (str(name), Family(family)) for name, family in found.rows if fnmatchcase(str(name), pattern)

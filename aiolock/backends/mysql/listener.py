@@ -79,7 +79,10 @@ class Sleep:
         return f"aiolock:l:{client}"
 
     async def prepare(self, session: MySQLSession) -> None:
-        """Take the wake lock, so that other clients can end the sleep, and the sleep lock, so that it blocks."""
+        """Take the wake lock, so that other clients can end the sleep, and the sleep lock, so that it blocks.
+
+        Cancelling it leaves open which of them the server gives; another call takes again what was not answered.
+        """
         context = self._context
         if self._findable is not session:
             packet = context.statements("take_wake_lock", wake_lock=quote(self.wake_lock(context.client)))
@@ -96,7 +99,8 @@ class Sleep:
     async def sleep(self, session: MySQLSession, timeout: float, changed: str) -> bool:
         """Sleep until there may be news, for ``timeout`` seconds at most; return whether the sleep was not ended by another client.
 
-        ``changed`` is the condition that a watched register has changed.
+        ``changed`` is the condition that a watched register has changed. Cancelling it does not end the statement at the
+        server, which may sleep on for the rest of ``timeout``.
         """
         context = self._context
         packet = context.statements(
@@ -254,7 +258,10 @@ class Listener:
         self._context.sessions.tasks.spawn(self.wake({self._context.client}), "aiolock-mysql-wake")
 
     async def wake(self, clients: Iterable[str]) -> None:
-        """End the sleep of these clients' listeners, if they sleep; the answers are not waited for."""
+        """End the sleep of these clients' listeners, if they sleep; the answers are not waited for.
+
+        Cancelling it sends nothing; an opening of the main session goes on.
+        """
         session = await self._context.sessions.main()
         for client in clients:
             session.send(self._context.statements("wake", wake_lock=quote(self._sleep.wake_lock(client))))

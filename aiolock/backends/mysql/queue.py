@@ -47,8 +47,8 @@ async def in_queue(context: Context, rows: Sequence[Sequence[Any]]) -> tuple[Wai
     """Return the statements in a list of processes as waiters, in the order of their arrival.
 
     A row begins with ID, USER, HOST, DB, COMMAND, TIME, STATE, INFO; on MariaDB TIME_MS follows. The list of a MySQL counts
-    whole seconds; the times of arrival are asked for, which an account may see that may SELECT from
-    `performance_schema`. Else those with the same time are in the order of their connections.
+    whole seconds; the times of arrival are asked for, which an account may see that may SELECT from `performance_schema`.
+    Else those with the same time are in the order of their connections. Cancelling it changes nothing.
     """
     began: Mapping[int, int] = {}
     if len(rows) > 1 and not context.facts.fine_times:

@@ -100,6 +100,7 @@ class Renewals:
         """Prolong holds in one statement, or verify those that are fixed; if some are gone, a second finds which.
 
         Rows that are locked are passed over, and asked for again for as long as the other holds can wait for the answer.
+        Cancelling it leaves open which of them the server has prolonged.
         """
         if claims[0].fixed:
             found = await self._verify(claims, prolonged=False)

@@ -26,7 +26,8 @@ does not notice when a waiter's client is gone."""
 async def make_row(context: Context, request: Request, key: str) -> BackendUnavailable | None:
     """Make the row of a lock, which is missing; return why that is not possible now, if it is not there already.
 
-    If another client has made it in the meantime, it may have it locked, which is the same answer of the server.
+    If another client has made it in the meantime, it may have it locked, which is the same answer of the server. Cancelling
+    it leaves open whether the server makes the row.
     """
     family, name = quote(request.kind.family.value), hexed(request.name)
     try:
@@ -46,7 +47,7 @@ class RowMode(HoldingMode):
         return RowModeClaim(self._context, request, self._lock(request.name, request.kind.family))
 
     async def inspect(self, name: str, family: Family) -> LockInfo:
-        """Return the holder, as far as it can be known, and the statements that wait."""
+        """Return the holder, as far as it can be known, and the statements that wait. Cancelling it changes nothing."""
         context, key = self._context, self._context.key(name, family)
         await left(context, key)
         pattern = hexed(context.statements("lock_row", id=quote(key), who="%"))

@@ -91,7 +91,10 @@ async def ensure(context: Context, *, create: bool) -> None:
 
 
 async def check_tables(context: Context, session: MySQLSession) -> None:
-    """Raise :class:`UnsafeBackend` if tables are there that have another data format, as ``session`` sees it."""
+    """Raise :class:`UnsafeBackend` if tables are there that have another data format, as ``session`` sees it.
+
+    Cancelling it changes nothing.
+    """
     packet = context.statements("comments", named=_named(context.statements))
     [found] = await context.execute(packet, session)
     comments = {str(table): str(comment) for table, comment in found.rows}
@@ -104,7 +107,7 @@ async def examine(
     """Raise :class:`UnsafeBackend` if tables have another data format, or cannot keep all values.
 
     An administrator may have made them, or the server with other defaults: without the primary key, for example, no lock
-    would ever be free again, and without transactions two would have one row lock.
+    would ever be free again, and without transactions two would have one row lock. Cancelling it is cancelling ``ask``.
     """
     columns, indexes, tables = await ask(statements("schema_whole", named=_named(statements)))
     described = {
@@ -195,7 +198,10 @@ def _fits(definition: str, kind: str, collation: str, null: bool) -> bool:
 
 
 async def purge(context: Context, idle: int) -> int:
-    """Delete rows that were not needed for ``idle`` µs, whichever mode made them; return the number of rows of locks."""
+    """Delete rows that were not needed for ``idle`` µs, whichever mode made them; return the number of rows of locks.
+
+    Cancelling it ends it; the statement under way is carried out if it was sent.
+    """
     statements = context.statements
     values = {"idle": idle, "long_ago": statements("long_ago", idle=idle, block=BLOCK), "count": PAGE}
     gone = 0

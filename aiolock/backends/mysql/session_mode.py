@@ -188,7 +188,10 @@ class HoldingMode(ABC):
         return claim.session if isinstance(claim, HoldingClaim) else None
 
     async def renew(self, claims: Sequence[Claim]) -> list[Renewal]:
-        """Ask a session in one statement which of its user locks it still has."""
+        """Ask a session in one statement which of its user locks it still has.
+
+        Cancelling it ends the waiting; the session is kept alive by the statement all the same if it was sent.
+        """
         held = [claim for claim in claims if isinstance(claim, HoldingClaim)]
         session = next((claim.session for claim in held if claim.session is not None), None)
         if session is None:
@@ -227,7 +230,11 @@ class HoldingMode(ABC):
         return Holder(label, 0, datetime.now(UTC), left)
 
     async def force_release(self, name: str, family: Family) -> bool:
-        """Release a hold of this client; of another client, end it if that can be done."""
+        """Release a hold of this client; of another client, end it if that can be done.
+
+        Cancelling it ends the waiting: a hold of this client is released all the same, and the statement that ends
+        that of another client is carried out if it was sent.
+        """
         lock = self._lock(name, family)
         if (claim := self._own(lock)) is None:
             return await self._force(lock)
@@ -254,7 +261,10 @@ class SessionMode(HoldingMode):
         return user_lock(self._context, name, family)
 
     async def inspect(self, name: str, family: Family) -> LockInfo:
-        """Return the session that has it, and those that wait; labels and tokens are not at the server."""
+        """Return the session that has it, and those that wait; labels and tokens are not at the server.
+
+        Cancelling it changes nothing.
+        """
         context, lock = self._context, self._lock(name, family)
         await left(context, lock)
         packet = context.statements(

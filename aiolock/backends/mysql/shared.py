@@ -136,16 +136,19 @@ class Sharing:
         )
 
     async def advance(self, key: str, family: str, name: str) -> None:
-        """Serve the next waiters: a hold or a position may be over."""
+        """Serve the next waiters: a hold or a position may be over. Cancelling it is cancelling :meth:`decide`."""
         await self.decide(key, Transaction([], [], self.values(key, family, name), []))
 
     async def reclaim(self, owner: str, key: str, family: str, name: str) -> None:
-        """Give a grant without a claim to the next waiter; one that has been confirmed in the meantime stays."""
+        """Give a grant without a claim to the next waiter; one that has been confirmed in the meantime stays.
+
+        Cancelling it is cancelling :meth:`decide`.
+        """
         values = self.values(key, family, name) | {"owner": quote(owner)}
         await self.decide(key, Transaction(["reclaim"], [], values, []))
 
     async def notify(self, granted: set[str]) -> None:
-        """Wake the clients whose requests were granted while they waited."""
+        """Wake the clients whose requests were granted while they waited. Cancelling it is cancelling :meth:`Listener.wake`."""
         if self.context.client in granted:
             self.listener.end_sleep()
         if others := granted - {self.context.client}:
@@ -158,7 +161,7 @@ class Sharing:
         return {"id": quote(key), "family": quote(family), "name": hexed(name), "limit": 0}
 
     async def inspect(self, name: str, family: Family) -> LockInfo:
-        """Return the holders and waiters by the rows of its requests."""
+        """Return the holders and waiters by the rows of its requests. Cancelling it changes nothing."""
         key = self.context.key(name, family)
         await self.left(key)
         packet = self.context.statements("inspect_shared", id=quote(key))
@@ -170,7 +173,10 @@ class Sharing:
         return LockInfo(name, tuple(holders), tuple(waiters), family, limit)
 
     async def force_release(self, name: str, family: Family) -> bool:
-        """Take it from its holders, and end a session of their clients, so that they learn it at once."""
+        """Take it from its holders, and end a session of their clients, so that they learn it at once.
+
+        Cancelling it leaves open how much of that the server does.
+        """
         key = self.context.key(name, family)
         await self.left(key)
         values = self.values(key, family.value, name)
@@ -190,7 +196,7 @@ class Sharing:
         return True
 
     async def set_limit(self, name: str, limit: int) -> None:
-        """Change the capacity, and let in whom it has room for."""
+        """Change the capacity, and let in whom it has room for. Cancelling it is cancelling :meth:`decide`."""
         key = self.context.key(name, Family.SEMAPHORE)
         values = self.values(key, Family.SEMAPHORE.value, name) | {"capacity": limit}
         await self.decide(key, Transaction(["resize"], [], values, []))

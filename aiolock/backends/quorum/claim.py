@@ -193,7 +193,10 @@ class Vote(Certainty):
             await backoff.pause()
 
     async def downgrade(self, sent: float) -> None:
-        """Make it a read hold at the member; a failure is recorded in the vote."""
+        """Make it a read hold at the member; a failure is recorded in the vote.
+
+        Cancelling it records nothing: the member may have received the request.
+        """
         claim = self.claim
         if await self.settled() is not VoteState.GRANTED or not isinstance(claim, Downgrade):
             return
@@ -208,7 +211,8 @@ class Vote(Certainty):
         """Give the hold at the member another life; a failure is recorded in the vote.
 
         Once it was asked, a vote that was certain for longer than that is certain for no longer. The answer to a request
-        that another one has followed prolongs nothing: the end that counts is the earliest of those asked for.
+        that another one has followed prolongs nothing: the end that counts is the earliest of those asked for. Cancelling it
+        records no answer: the member may have received the request.
         """
         claim = self.claim
         assert isinstance(claim, Extension)  # noqa: S101 - the caller has tested it

@@ -216,7 +216,10 @@ class Members:
             await asyncio.wait(limits, timeout=limit)
 
     async def aclose(self) -> None:
-        """End all tasks and close every member."""
+        """End all tasks and close every member.
+
+        Cancelling it leaves the members open, for another call, or lets the closing that has begun go on.
+        """
         await end(self.tasks)
         closing = [asyncio.ensure_future(member.backend.aclose()) for member in self.all if member.open]
         for member in self.all:

@@ -267,7 +267,7 @@ class Engine:
             await asyncio.wait(leaves, timeout=timeout)
 
     async def close(self) -> None:
-        """End all sessions and tasks. Never raises."""
+        """End all sessions and tasks. Never raises. Cancelling it may leave some of them, for another call."""
         context = self.context
         closing = [context.begin(session.close(), "aiolock-close") for session in self.sessions.open.values()]
         context.closed = True

@@ -159,14 +159,17 @@ class RowSession:
                 await self._heartbeat()
 
     async def extend(self, ttl: float) -> None:
-        """Send a heartbeat with another ttl, after those that were begun before. Raises and is to be called as :meth:`heartbeat`."""
+        """Send a heartbeat with another ttl, after those that were begun before. Raises and is to be called as :meth:`heartbeat`.
+
+        Cancelling it leaves the answer unknown; later heartbeats may have that ttl.
+        """
         async with self._turn:
             self._next_ttl = ttl
             if not self.dead:
                 await self._heartbeat()
 
     async def check(self) -> None:
-        """Find out whether it is alive, and its version. To be called as :meth:`heartbeat`."""
+        """Find out whether it is alive, and its version. To be called as :meth:`heartbeat`. Cancelling it changes nothing."""
         async with self._turn:
             if not self.dead:
                 await self._read()

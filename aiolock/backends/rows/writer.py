@@ -358,7 +358,7 @@ class RowWriter:
     # --- reading
 
     async def read(self) -> None:
-        """Read the row."""
+        """Read the row. Cancelling it ends the wait, and nothing is recorded."""
         [row], flight = await self.context.get([self.key])
         self.learn(row, flight)
 
