@@ -201,7 +201,10 @@ class Tasks:
 
 
 class Processes:
-    """Workers in processes of their own, with the methods of :class:`Tasks`."""
+    """Workers in processes of their own, with the methods of :class:`Tasks`.
+
+    Cancelling one may leave processes, which end when their input does, unless they are stopped.
+    """
 
     accidents: Mapping[Accident, str] = {
         "dies": "is killed with SIGKILL, without a message to the server",

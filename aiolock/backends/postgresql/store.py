@@ -184,7 +184,7 @@ class PostgreSQLStore(RowStore):
     # --- other statements
 
     async def ask(self, name: str, *arguments: Any) -> list[Any]:
-        """Execute a statement on the connection for reads; return its records."""
+        """Execute a statement on the connection for reads; return its records. Cancelling it changes nothing."""
         reader = await self._open().reader(self._deadline())
         return await reader.fetch(self._statements(name), *arguments)
 

@@ -339,6 +339,7 @@ class Connection(asyncio.Protocol):
         return self.dead or self.transport is None or self.transport.is_closing()
 
     async def closed(self) -> None:
+        """Wait for the end of the connection. Cancelling it ends the wait only."""
         if self.transport is not None:
             await asyncio.wait([self._ended])
 
