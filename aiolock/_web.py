@@ -194,8 +194,8 @@ class Block:
             raise self._refusal(loss) from loss
 
     def _refusal(self, error: Exception) -> Exception:
-        said = answer(error, self._retry_after)
-        return error if said is None else self._refuse(said)
+        response = answer(error, self._retry_after)
+        return error if response is None else self._refuse(response)
 
 
 def around_handlers(

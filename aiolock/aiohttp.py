@@ -112,13 +112,13 @@ def _refusal(request: web.Request) -> Refuse:
     return functools.partial(_refused, request)
 
 
-def _refused(request: web.Request, said: ErrorResponse) -> Exception:
+def _refused(request: web.Request, response: ErrorResponse) -> Exception:
     if request.writer.output_size > 0:
         # A second response in the middle of the first would be read as part of it.
-        return ConnectionError(said.text)
+        return ConnectionError(response.text)
     answers: dict[int, type[web.HTTPError]] = {
         409: web.HTTPConflict,
         422: web.HTTPUnprocessableEntity,
         503: web.HTTPServiceUnavailable,
     }
-    return answers[said.status](text=said.text, headers=said.headers)
+    return answers[response.status](text=response.text, headers=response.headers)

@@ -57,7 +57,7 @@ class Distribution:
 
     @property
     def cumulative(self) -> tuple[tuple[float, int], ...]:
-        """The number of values up to each bound and infinity, as Prometheus wants it."""
+        """The number of values up to each bound and infinity, in the form of Prometheus."""
         sums, seen = [], 0
         for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
             seen += count
@@ -122,7 +122,7 @@ class Histogram:
 
 
 def no_losses() -> dict[LossReason, int]:
-    """Return a counter for each reason of a loss: exporters want the zeros as well."""
+    """Return a counter for each reason of a loss: exporters need the zeros as well."""
     return dict.fromkeys(get_args(LossReason), 0)
 
 

@@ -118,8 +118,8 @@ def client_of(connection: HTTPConnection) -> Client:
 def refusal(connection: HTTPConnection) -> Refuse:
     """Return a function that makes the exception that answers this request, or closes this WebSocket."""
     if connection.scope["type"] == "websocket":
-        return lambda said: WebSocketException(TRY_AGAIN_LATER, said.text)
-    return lambda said: HTTPException(said.status, said.text, said.headers)
+        return lambda response: WebSocketException(TRY_AGAIN_LATER, response.text)
+    return lambda response: HTTPException(response.status, response.text, response.headers)
 
 
 def locked(
@@ -156,10 +156,10 @@ def _values_of(request: HTTPConnection) -> dict[str, object]:
 
 
 async def _respond(_: Request, error: Exception) -> Response:
-    said = answer(error)
-    if said is None:
+    response = answer(error)
+    if response is None:
         raise error
-    return JSONResponse({"detail": said.text}, said.status, said.headers)
+    return JSONResponse({"detail": response.text}, response.status, response.headers)
 
 
 exception_handlers: dict[Any, Callable[[Request, Any], Coroutine[Any, Any, Response]]] = dict.fromkeys(

@@ -58,7 +58,7 @@ class TransactionLock(NamedLock):
             one.
 
         Raises :class:`AcquireTimeout` when the time is over, and :class:`DeadlockDetected` if transactions wait for each other,
-        or (MySQL, MariaDB) this one is older than what it wants to lock: end the transaction, which MySQL and MariaDB have
+        or (MySQL, MariaDB) this one is older than the row that it requests: end the transaction, which MySQL and MariaDB have
         rolled back already, and begin it again. Before anything is waited for it raises :class:`RuntimeError` if no
         transaction is open on the connection, :class:`ConfigError` if that is to another server than the client's (on
         PostgreSQL also to another database), :class:`BackendRefused` if it has another account, so that the wait could not

@@ -22,12 +22,13 @@ PRONOUNS = re.compile(
 
 TERMS = re.compile(
     r"\b(?:a|an|the|one|two|each|every|another|last|first|next|latest|between) looks?\b|\blooks? again\b"
-    r"|(?<!`)\bbeats?\b(?!`)|\b(?:hears?|heard)\b",
+    r"|(?<!`)\bbeats?\b(?!`)|\bwants?\b|\b(?:hears?|heard)\b",
     re.IGNORECASE,
 )
 """Words for which the field has a term: read, check, poll, heartbeat, receive. A name in backticks is one of data."""
 
-PARTS = frozenset({"beat", "beats", "hear", "heard", "hears", "look", "looked", "looking", "looks"})
+PARTS = {"beat", "beats", "bury", "hear", "heard", "hears", "placed", "said", "wants"}
+PARTS |= {"look", "looked", "looking", "looks"}
 """The same as parts of a name in the code."""
 
 OPENINGS = re.compile(r"(?:What|Who|Whether|How)\b")

@@ -83,21 +83,25 @@ class Order(NamedTuple):
     seconds: float
 
 
-Inbox = asyncio.Queue[Order | None]
+Messages = asyncio.Queue[Order | None]
 """Messages to a worker: an order, or ``None`` after each write: the write was decided."""
 
 
 async def _work(
-    who: str, client: aiolock.Client, inbox: Inbox, report: Callable[[Event], None], online: asyncio.Event
+    who: str,
+    client: aiolock.Client,
+    messages: Messages,
+    report: Callable[[Event], None],
+    online: asyncio.Event,
 ) -> None:
     """Carry out orders until it is cancelled; writes wait until the worker is ``online``."""
 
     async def write(token: int) -> None:
         await online.wait()
         report(Event(who, "writes", token))
-        await inbox.get()
+        await messages.get()
 
-    while (order := await inbox.get()) is not None:
+    while (order := await messages.get()) is not None:
         for _ in range(order.turns):
             token = 0
             report(Event(who, "asks"))
@@ -123,15 +127,15 @@ async def _worker(url: str, who: str, namespace: str) -> None:
         sys.stdout.write(json.dumps(event) + "\n")
         sys.stdout.flush()
 
-    online, inbox, lines = asyncio.Event(), Inbox(), asyncio.StreamReader()
+    online, messages, lines = asyncio.Event(), Messages(), asyncio.StreamReader()
     online.set()
     loop = asyncio.get_running_loop()
     pipe, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
     async with aiolock.connect(url, namespace=namespace, ttl=TTL, label=who) as client:
-        working = asyncio.create_task(_work(who, client, inbox, report, online))
+        working = asyncio.create_task(_work(who, client, messages, report, online))
         while line := await lines.readline():
             message = json.loads(line)
-            inbox.put_nowait(None if message is None else Order(*message))
+            messages.put_nowait(None if message is None else Order(*message))
         working.cancel()
         await asyncio.wait([working])
     pipe.close()
@@ -141,7 +145,7 @@ class _Task(NamedTuple):
     client: aiolock.Client
     online: asyncio.Event
     running: asyncio.Task[None]
-    inbox: Inbox
+    messages: Messages
 
 
 class Tasks:
@@ -164,7 +168,7 @@ class Tasks:
 
     async def hire(self, who: str) -> None:
         """Start a worker. Cancelling it starts none."""
-        online, inbox = asyncio.Event(), Inbox()
+        online, messages = asyncio.Event(), Messages()
         online.set()
 
         async def travel(step: Callable[[], T]) -> T:
@@ -174,12 +178,12 @@ class Tasks:
 
         backend = MemoryBackend(server=self._server, transport=travel)
         client = await aiolock.Client(backend, ttl=TTL, label=who).open()
-        running = asyncio.create_task(_work(who, client, inbox, self.events.put_nowait, online))
-        self._workers[who] = _Task(client, online, running, inbox)
+        running = asyncio.create_task(_work(who, client, messages, self.events.put_nowait, online))
+        self._workers[who] = _Task(client, online, running, messages)
 
     def send(self, who: str, message: Order | None) -> None:
-        """Put a message into a worker's inbox."""
-        self._workers[who].inbox.put_nowait(message)
+        """Put a message into the queue of messages to a worker."""
+        self._workers[who].messages.put_nowait(message)
 
     def strike(self, who: str, accident: Accident) -> None:
         """Let an accident befall a worker."""
@@ -327,7 +331,7 @@ class Story:
         for who in workers:
             await self._stage.hire(who)
 
-        self.say(f"\n1. Three workers want the lock {NAME!r}, twice each. One at a time is inside.")
+        self.say(f"\n1. Three workers request the lock {NAME!r}, twice each. One at a time is inside.")
         self.say("   Every turn has a fencing token, greater than all before it; gaps mean nothing.")
         for who in workers:
             self._stage.send(who, Order(2, 0.15))

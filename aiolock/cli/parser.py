@@ -84,7 +84,7 @@ def split(words: Sequence[str], takes_value: Collection[str]) -> tuple[list[str]
             # A NAME that begins with a dash follows a -- of its own.
             names, rest = rest[:1], rest[1:]
         elif word.startswith("-") and word != "-":
-            count = 2 if _wants_next(word, takes_value) else 1
+            count = 2 if _takes_next(word, takes_value) else 1
             options += rest[:count]
             del rest[:count]
         elif names:
@@ -94,7 +94,7 @@ def split(words: Sequence[str], takes_value: Collection[str]) -> tuple[list[str]
     return options, names, []
 
 
-def _wants_next(word: str, takes_value: Collection[str]) -> bool:
+def _takes_next(word: str, takes_value: Collection[str]) -> bool:
     if word.startswith("--"):
         return word in takes_value
     # -nw3 is -n -w 3, and -nw takes the next word.

@@ -1,6 +1,6 @@
-"""The local queue: tasks of one client that want one lock share a claim and hand it over (lock cohorting).
+"""The local queue: tasks of one client that request one lock share a claim and hand it over (lock cohorting).
 
-A :class:`LocalQueue` exists for each name, kind and ttl while tasks of this client hold or want them. Its first task sends
+A :class:`LocalQueue` exists for each name, kind and ttl while tasks of this client hold or request them. Its first task sends
 the request itself. If the server answers with a position in its queue, the inbox of the claim wakes the local queue, so that
 a waiter costs a future, and nothing at the server when it gives up. The next holder is the next waiter as long as
 :func:`may_hand_over` allows; then the claim goes back, and the next request of the local queue stands behind the other clients.

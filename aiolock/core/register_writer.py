@@ -151,7 +151,7 @@ class RegisterWriter:
     :param keep: seconds for which the server keeps the register after its last write.
     :param timeout: seconds after which an update fails, or a condition that could not be evaluated once.
 
-    :meth:`run` does the work, until no task wants anything; a writer that has ended is not used again.
+    :meth:`run` does the work, until no task has a request; a writer that has ended is not used again.
     """
 
     def __init__(
@@ -338,7 +338,7 @@ class RegisterWriter:
     # --- work
 
     async def run(self) -> None:
-        """Work until no task wants anything, or until an error that no retry can change, which all tasks get.
+        """Work until no task has a request, or until an error that no retry can change, which all tasks get.
 
         Cancelling it leaves it open whether the write under way counts; every task gets the error of a closed client.
         """
@@ -358,7 +358,7 @@ class RegisterWriter:
             settle(self._finished, None)
 
     async def _serve(self) -> None:
-        """Read, write and watch for as long as a task wants anything. Cancelling it leaves open whether the write under way counts."""
+        """Read, write and watch for as long as a task has a request. Cancelling it leaves open whether the write under way counts."""
         entry, own, failing, lost, rest = ABSENT, False, Backoff(self._random, *PAUSES), 0, 0.0
         while self._updates or self._waits:
             self._news = asyncio.get_running_loop().create_future()
@@ -409,7 +409,7 @@ class RegisterWriter:
                 await asyncio.wait({self._news}, timeout=rest * self._random.uniform(0.5, 1.0))
 
     async def _watch(self, stamp: str) -> bool:
-        """Wait for a change of the register, or for a task that wants something else; return False after an error.
+        """Wait for a change of the register, or for a new request of a task; return False after an error.
 
         Cancelling it ends the watch.
         """

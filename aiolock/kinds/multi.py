@@ -339,7 +339,7 @@ def lock_all(
         once; default: the shortest of the locks' own).
     :param on_loss: ``"cancel"`` or ``"signal"`` (default: ``"cancel"`` if that is the option of any of them).
 
-    They are sorted by name and family, so that two programs that want the same locks never wait for each other. The
+    They are sorted by name and family, so that two programs that request the same locks never wait for each other. The
     same lock twice is one lock: write absorbs read, permits add up, the shortest ttl and ``max_hold`` count, the longest
     ``grace``, and ``renew=False``. Different locks keep their own: the lease is lost with the first of them that ends.
 

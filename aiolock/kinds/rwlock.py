@@ -157,7 +157,7 @@ class WriteLock(_Side):
         if self._waits_to_write():
             raise RuntimeError(
                 f"this task is inside its own read block of {shorten(self.name)}, and a read lock cannot become a write "
-                "lock: two readers that want that wait for each other for ever. Leave the read block and take write(); "
+                "lock: two readers that do so wait for each other for ever. Leave the read block and take write(); "
                 "or take write() at once, and `await lease.downgrade()` when only reading is left"
             )
         if self._writing():

@@ -199,8 +199,8 @@ class Channel:
                 call.error = RpcError(UNAVAILABLE, f"the stream was reset with the code {event.error_code}")
             self._end(event.stream_id or 0)
         elif isinstance(event, h2.events.ConnectionTerminated):
-            said = bytes(event.additional_data or b"").decode(errors="replace")
-            self.ended = f"the server ends the connection with the code {event.error_code} {said}".rstrip()
+            detail = bytes(event.additional_data or b"").decode(errors="replace")
+            self.ended = f"the server ends the connection with the code {event.error_code} {detail}".rstrip()
         elif isinstance(event, h2.events.WindowUpdated | h2.events.RemoteSettingsChanged):
             for call in list(self._calls.values()):
                 if call.out:

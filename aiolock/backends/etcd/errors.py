@@ -102,7 +102,7 @@ def unreachable(host: Host, error: BaseException, *, tls: bool) -> BackendError:
         )
     if isinstance(error, ConnectionResetError | ssl.SSLEOFError | EOFError):
         hint = (
-            "it may serve no TLS, or want a certificate: tls_cert"
+            "it may serve no TLS, or require a certificate: tls_cert"
             if tls
             else "it may demand TLS: tls=true, or be no etcd"
         )

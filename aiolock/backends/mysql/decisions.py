@@ -36,7 +36,7 @@ class Transaction(NamedTuple):
     """Statements between that and the end."""
     values: dict[str, Any]
     asking: Sequence[str]
-    """The owners of the claims that want to know the state of their requests."""
+    """The owners of the claims that ask for the state of their requests."""
 
 
 class Outcome(NamedTuple):
@@ -117,11 +117,11 @@ class Action(Enum):
     """The outcome that a claim asks for."""
 
     WAIT = auto()
-    """It wants to hold the lock, or a position in the queue."""
+    """To hold the lock, or to have a position in the queue."""
     TRY = auto()
-    """It wants to hold the lock, or nothing."""
+    """To hold the lock, or nothing."""
     LEAVE = auto()
-    """It gives up whatever it has."""
+    """To give up what it has."""
 
 
 @dataclass(slots=True, eq=False)

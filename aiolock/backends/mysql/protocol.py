@@ -245,7 +245,7 @@ class Wire(asyncio.Protocol):
             sent.results.append(Result((), changed or 0))
             self._next(sent, packet[start] | packet[start + 1] << 8)
         elif first == NULL:
-            raise ValueError(first)  # it wants a local file
+            raise ValueError(first)  # it requests a local file
         else:
             self._left = _number_at(packet, 0)[0] or 0
 

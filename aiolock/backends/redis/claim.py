@@ -289,20 +289,20 @@ class RedisClaim(Extension):
         if self._state in (HELD, RELEASING):
             # Later answers to the release may be due to this one.
             self._become(LEAVING)
-        self._send_leave(bury=False, keep=keep)
+        self._send_leave(tombstone=False, keep=keep)
 
     def _leave(self, keep: float) -> Begun:
         """Send the release of a hold, a position, and a request that may still arrive."""
         self._leave_queue()
         if self._state is not DENIED:
             self._become(RELEASING if self._state is HELD else LEAVING)
-        return self._send_leave(bury=self._doubts > 0, keep=keep), False, 0.0
+        return self._send_leave(tombstone=self._doubts > 0, keep=keep), False, 0.0
 
-    def _send_leave(self, *, bury: bool, keep: float) -> asyncio.Future[int]:
+    def _send_leave(self, *, tombstone: bool, keep: float) -> asyncio.Future[int]:
         context = self._context
         if context.released is not None:
             context.released.add(self, keep)
-        return context.commands.leave(self.request, self.number, bury=bury, keep=keep)
+        return context.commands.leave(self.request, self.number, tombstone=tombstone, keep=keep)
 
     async def _in_time(self, answer: asyncio.Future[int], deadline: Deadline) -> int:
         """Return the answer to the second step of a call, which shares the deadline of the first.

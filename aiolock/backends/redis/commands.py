@@ -260,9 +260,9 @@ class Commands:
         """Give up a hold that is certainly this claim's, or certainly gone."""
         return self._send("release", request, self.request_id(number), self.tokens.highest)
 
-    def leave(self, request: Request, number: int, *, bury: bool, keep: float) -> Reply:
-        """Give up the hold, the position in the queue, and with ``bury`` a request that may still arrive."""
-        arguments = self.request_id(number), self.tokens.highest, int(bury), round(keep * 1000)
+    def leave(self, request: Request, number: int, *, tombstone: bool, keep: float) -> Reply:
+        """Give up the hold, the position in the queue, and with ``tombstone`` a request that may still arrive."""
+        arguments = self.request_id(number), self.tokens.highest, int(tombstone), round(keep * 1000)
         return self._send("leave", request, *arguments)
 
     def renew(self, keys: Sequence[str], arguments: Sequence[Arg]) -> Reply:

@@ -105,16 +105,16 @@ async def _asked(sentinel: Endpoint, timeout: float, *arguments: str) -> Any:
     try:
         return await sentinel.ask(timeout, *arguments)
     except BackendError as error:
-        said = str(error)
-        if "unknown command" in said:
-            said = f"{sentinel} {_NO_SENTINEL}"
-        elif "NOAUTH: " in said:
-            said = f"{sentinel}: NOAUTH: it asks for a password: {_LOGIN}"
-        elif "WRONGPASS: " in said:
-            said = f"{sentinel}: WRONGPASS: it knows no enabled user with this name and password: {_LOGIN}"
-        elif "NOPERM: " in said:
-            said = f"{sentinel}: NOPERM: this account may not ask it: grant it {RIGHTS}"
-        raise type(error)(said, retryable=error.retryable) from error.__cause__
+        message = str(error)
+        if "unknown command" in message:
+            message = f"{sentinel} {_NO_SENTINEL}"
+        elif "NOAUTH: " in message:
+            message = f"{sentinel}: NOAUTH: it asks for a password: {_LOGIN}"
+        elif "WRONGPASS: " in message:
+            message = f"{sentinel}: WRONGPASS: it knows no enabled user with this name and password: {_LOGIN}"
+        elif "NOPERM: " in message:
+            message = f"{sentinel}: NOPERM: this account may not ask it: grant it {RIGHTS}"
+        raise type(error)(message, retryable=error.retryable) from error.__cause__
 
 
 # --- all of them
@@ -214,20 +214,20 @@ class Sentinels(Endpoint):
         places, count = {place for place, _ in found}, len(tasks)
         if len(places) > 1:
             them = ", ".join(sorted(f"{host} {port}" for host, port in places))
-            said = f"they name {len(places)} different primaries ({them}): there is a failover, or some of them are cut off"
+            problem = f"they name {len(places)} different primaries ({them}): there is a failover, or some of them are cut off"
             advice = "repeat the diagnosis; if it stays so, see SENTINEL CKQUORUM"
         elif silent:
-            said = f"{len(silent)} of {count} cannot be asked: {silent[0]}"
+            problem = f"{len(silent)} of {count} cannot be asked: {silent[0]}"
             advice = "bring it back, or take it out of the address"
         elif not all(announced for _, announced in found):
-            said = f"an account may not subscribe to {CHANNEL}: a failover is noticed only when the old primary learns of it"
+            problem = f"an account may not subscribe to {CHANNEL}: a failover is noticed only when the old primary learns of it"
             advice = f"grant it {RIGHTS} at all of them"
         elif count < FEWEST:
-            said = f"the address names {count}: if it is away, the primary cannot be found"
+            problem = f"the address names {count}: if it is away, the primary cannot be found"
             advice = "name all of them, which should be three or more"
         else:
             return [ok("sentinels", f"all {count} answer, and name the same primary")]
-        return [warning("sentinels", said, advice)]
+        return [warning("sentinels", problem, advice)]
 
     async def primary(self, timeout: float) -> Place:
         """Return the place that a majority names, or else most of the Sentinels that answer in time.
@@ -236,26 +236,26 @@ class Sentinels(Endpoint):
         :class:`BackendRefused` if all of them refuse. Cancelling it leaves no socket behind.
         """
 
-        def majority(said: list[Place]) -> bool | None:
-            votes = self._votes(said)
+        def majority(replies: list[Place]) -> bool | None:
+            votes = self._votes(replies)
             return 2 * max(votes.values()) > len(self.watchers) if votes else None
 
         tasks = await survey(
             (_named(watcher, self.service, timeout) for watcher in self.watchers), enough=majority
         )
-        said = answers(tasks)
-        if votes := self._votes(said):
+        replies = answers(tasks)
+        if votes := self._votes(replies):
             # Of two places with as many votes, one may be gone.
             return max(votes, key=lambda place: (votes[place], place != self._failed))
-        if said:
+        if replies:
             raise BackendUnavailable(f"{self.address}: no Sentinel that answers knows the new primary yet")
         raise why_none(tasks, f"{self.address}: no Sentinel names the primary")
 
-    def _votes(self, said: list[Place]) -> Counter[Place]:
+    def _votes(self, replies: list[Place]) -> Counter[Place]:
         """Count the places that were named, without those that were replaced a moment ago."""
         now = asyncio.get_running_loop().time()
         self._replaced = {place: until for place, until in self._replaced.items() if now < until}
-        return Counter(place for place in said if place not in self._replaced)
+        return Counter(place for place in replies if place not in self._replaced)
 
 
 class _Primary(Endpoint):

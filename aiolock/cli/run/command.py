@@ -262,8 +262,8 @@ class _Run:
         options, output, terminal, switch = self._options, self._output, Terminal(), None
         try:
             if options.on_loss != "warn":
-                said = {"event": "lost", "unstoppable": True, "message": UNSTOPPABLE}
-                complaint = json.dumps(said) if output.json else f"aiolock: {UNSTOPPABLE}"
+                event = {"event": "lost", "unstoppable": True, "message": UNSTOPPABLE}
+                complaint = json.dumps(event) if output.json else f"aiolock: {UNSTOPPABLE}"
                 keep = (lease.connection,) if isinstance(lease, OuterHold) else ()
                 switch = await Switch.start(complaint, keep)
                 # Also for a command that begins while aiolock stands still.

@@ -424,7 +424,7 @@ class Supervisor:
     def _stop_job(self, number: int) -> None:
         """Stop aiolock after the terminal has stopped the command: of the job, the shell sees only aiolock."""
         if number != Signals.SIGTSTP and self._terminal.foreground:
-            # The command wants the terminal, which the group of aiolock has and does not need.
+            # The command asks for the terminal, which the group of aiolock has and does not need.
             self._lent = True
             self._resume()
             return

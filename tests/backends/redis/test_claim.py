@@ -79,8 +79,8 @@ class Server:
         self.story.append("release")
         return self._answered()
 
-    def leave(self, request: Request, number: int, *, bury: bool, keep: float) -> asyncio.Future[Any]:
-        self.story.append(("leave", bury, keep))
+    def leave(self, request: Request, number: int, *, tombstone: bool, keep: float) -> asyncio.Future[Any]:
+        self.story.append(("leave", tombstone, keep))
         return self._answered()
 
     def key(self, name: str, family: Family) -> str:
@@ -210,7 +210,7 @@ async def test_a_cancelled_acquire_is_buried():
     assert server.given_up == [("leave", True, 0)]
 
 
-LEFT, BURIED = ("leave", False, 0), ("leave", True, 0)
+LEFT, TOMBSTONE = ("leave", False, 0), ("leave", True, 0)
 
 
 async def test_keeping_a_hold_is_leaving_it():
@@ -222,7 +222,7 @@ async def test_keeping_a_hold_is_leaving_it():
 
 @pytest.mark.parametrize(
     ("answers", "first", "then"),
-    [([GRANT], "release", LEFT), ([POSITION], LEFT, LEFT), ([UNKNOWN], BURIED, BURIED)],
+    [([GRANT], "release", LEFT), ([POSITION], LEFT, LEFT), ([UNKNOWN], TOMBSTONE, TOMBSTONE)],
     ids=["held", "in line", "unknown"],
 )
 async def test_giving_up_goes_on_until_it_was_heard(answers, first, then):

@@ -44,8 +44,8 @@ class Lock:
     async def release(self, request: str, floor: int = 0) -> int:
         return await self.call(SCRIPTS["release"], request, floor)
 
-    async def leave(self, request: str, *, bury: bool = False, keep: int = 0) -> int:
-        return await self.call(SCRIPTS["leave"], request, 0, int(bury), keep)
+    async def leave(self, request: str, *, tombstone: bool = False, keep: int = 0) -> int:
+        return await self.call(SCRIPTS["leave"], request, 0, int(tombstone), keep)
 
     async def renew(self, request: str, ttl: int = TTL, present: str = "") -> int:
         return (await self.call(SCRIPTS["renew"], request, ttl, present))[1]
@@ -455,29 +455,29 @@ async def test_a_hold_that_is_kept_is_nobodys_until_it_ends(lock, admin):
 async def test_a_buried_request_gets_nothing_when_it_arrives(lock, admin, held):
     if held:
         await lock.enter(C, ttl=300_000)
-    await lock.leave(A, bury=True)
+    await lock.leave(A, tombstone=True)
     granted, ticket, _, _, _ = await lock.enter(A)
     assert (granted, ticket) == (0, -1)
     assert await lock.owner() == (C if held else None)
     # As long as a packet can be late; a hold that is longer is not made shorter.
     assert await admin.pttl(lock.key) > (300_000 if held else 110_000)
-    await lock.leave(A, bury=True)
+    await lock.leave(A, tombstone=True)
     assert (await lock.enter(A))[0] == 0
 
 
 async def test_graves_are_cleared_when_they_are_old(lock, admin):
     for n in range(5):
-        await lock.leave(f"a:{n}", bury=True)
+        await lock.leave(f"a:{n}", tombstone=True)
     for n in range(4):
         await admin.hset(lock.key, f"y:{n}", f"a:{n} 1")
-    await lock.leave(B, bury=True)
+    await lock.leave(B, tombstone=True)
     graves = {field for field in await lock.fields() if field.startswith("x:")}
     assert graves == {"x:a:4", "x:b:1"}
 
 
 async def test_so_many_graves_stand_at_most_and_the_oldest_go_first(lock):
     for n in range(400):
-        await lock.leave(f"a:{n:x}", bury=True)
+        await lock.leave(f"a:{n:x}", tombstone=True)
     graves = {field[2:] for field in await lock.fields() if field.startswith("x:")}
     assert graves == {f"a:{n:x}" for n in range(150, 400)}
     assert len(await lock.fields()) <= 2 * 250 + 2
@@ -539,9 +539,9 @@ async def test_who_only_asks_and_died_before_the_clock_was_set_back_is_passed_ov
 
 async def test_graves_from_before_the_clock_was_set_back_are_cleared(lock):
     for n in range(4):
-        await lock.leave(f"a:{n}", bury=True)
+        await lock.leave(f"a:{n}", tombstone=True)
         await lock.admin.hset(lock.key, f"y:{n}", f"a:{n} {10**18}")
-    await lock.leave(B, bury=True)
+    await lock.leave(B, tombstone=True)
     assert {field for field in await lock.fields() if field.startswith("x:")} == {"x:b:1"}
 
 
@@ -706,7 +706,7 @@ async def test_the_books_balance_after_any_sequence_of_steps(lock, admin, seed):
         elif what <= 5:
             await lock.release(request)
         elif what == 6:
-            await lock.leave(request, bury=choose.random() < 0.1, keep=choose.choice((0, 0, 0, 5000)))
+            await lock.leave(request, tombstone=choose.random() < 0.1, keep=choose.choice((0, 0, 0, 5000)))
         elif what == 7:
             await lock.renew(request)
         elif what == 8:

@@ -42,8 +42,8 @@ class ManyLock(Lock):
     async def release(self, request: str, floor: int = 0) -> int:
         return await self.call(SCRIPTS["many_release"], request, floor)
 
-    async def leave(self, request: str, *, bury: bool = False, keep: int = 0) -> int:
-        return await self.call(SCRIPTS["many_leave"], request, 0, int(bury), keep)
+    async def leave(self, request: str, *, tombstone: bool = False, keep: int = 0) -> int:
+        return await self.call(SCRIPTS["many_leave"], request, 0, int(tombstone), keep)
 
     async def renew(self, request: str, ttl: int = TTL, present: str = "") -> Any:
         return (await self.call(SCRIPTS["many_renew"], request, ttl, present))[1]
@@ -224,7 +224,7 @@ async def test_nobody_releases_renews_downgrades_or_leaves_what_is_not_his(lock,
 
 async def test_a_buried_request_gets_nothing_when_it_arrives(lock, admin):
     await lock.enter(A)
-    await lock.leave(B, bury=True)
+    await lock.leave(B, tombstone=True)
     assert (await lock.enter(B))[:2] == [0, -1]
     assert await lock.inside() == {A}
     assert await lock.line() == []
@@ -644,9 +644,9 @@ async def test_everybody_is_let_in_as_the_model_says(admin, namespace, seed, fam
             answer = await lock.enter(name, kind, position=POSITION if wait else "")
             assert (answer[0] == 1) is granted, what
         elif what == "leave":
-            bury = choose.random() < 0.1
-            machine.leave(key, request, now, tombstone=bury)
-            await lock.leave(name, bury=bury)
+            tombstone = choose.random() < 0.1
+            machine.leave(key, request, now, tombstone=tombstone)
+            await lock.leave(name, tombstone=tombstone)
         elif what == "release":
             inside = name in (await state())[0]
             assert (await lock.release(name) == -2) is not inside
@@ -698,7 +698,9 @@ async def test_the_books_balance_after_any_sequence_of_steps(lock, admin, seed):
         elif what <= 5:
             await lock.release(request)
         elif what == 6:
-            await lock.leave(request, bury=choose.random() < 0.05, keep=choose.choice((0, 0, 0, 0, 0, 50)))
+            await lock.leave(
+                request, tombstone=choose.random() < 0.05, keep=choose.choice((0, 0, 0, 0, 0, 50))
+            )
         elif what == 7:
             await lock.renew(request)
         elif what == 8:

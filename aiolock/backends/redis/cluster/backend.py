@@ -357,14 +357,14 @@ def summed_up(found: dict[Place, list[Finding]]) -> list[Finding]:
     """Return one finding per subject: the worst, with the nodes that it is about if it is not about all."""
     summary = []
     for subject in dict.fromkeys(finding.subject for findings in found.values() for finding in findings):
-        said = [
+        matching = [
             (place, finding)
             for place, findings in found.items()
             for finding in findings
             if finding.subject == subject
         ]
-        level = min((finding.level for _, finding in said), key=WORST.index)
-        worst = [(place, finding) for place, finding in said if finding.level is level]
+        level = min((finding.level for _, finding in matching), key=WORST.index)
+        worst = [(place, finding) for place, finding in matching if finding.level is level]
         _, first = worst[0]
         if len(worst) < len(found):
             places = ", ".join(shown(place) for place, _ in worst)

@@ -207,20 +207,20 @@ class Discovery:
         return await self._most([_unconnected(each, timeout) for each in endpoints.values()], timeout)
 
     async def _most(self, asking: Sequence[Coroutine[Any, Any, Layout]], timeout: float) -> Layout:
-        def majority(said: list[Layout]) -> bool | None:
-            return 2 * max(_votes(said).values()) > len(asking) if said else None
+        def majority(layouts: list[Layout]) -> bool | None:
+            return 2 * max(_votes(layouts).values()) > len(asking) if layouts else None
 
         tasks = await survey(asking, timeout, majority)
-        said = answers(tasks)
-        if not said:
+        layouts = answers(tasks)
+        if not layouts:
             raise why_none(tasks, f"{self._seeds}: no node says who serves what")
-        votes = _votes(said)
-        return max(said, key=lambda layout: (votes[layout.ranges], layout.covered))
+        votes = _votes(layouts)
+        return max(layouts, key=lambda layout: (votes[layout.ranges], layout.covered))
 
 
-def _votes(said: Iterable[Layout]) -> Counter[tuple[tuple[int, int, Place], ...]]:
+def _votes(layouts: Iterable[Layout]) -> Counter[tuple[tuple[int, int, Place], ...]]:
     """Count the nodes that agree about the slots; about replicas they may differ for a while."""
-    return Counter(layout.ranges for layout in said)
+    return Counter(layout.ranges for layout in layouts)
 
 
 async def _connected(node: Node) -> Layout:

@@ -1,5 +1,5 @@
 -- leave: give up what a request has or may still get: its hold, its position, or its arrival.
--- KEYS[1] the lock. ARGV: 1 request, 2 floor, 3 bury (1: an earlier copy may still arrive, and must then change nothing),
+-- KEYS[1] the lock. ARGV: 1 request, 2 floor, 3 tombstone (1: an earlier copy may still arrive, and must then change nothing),
 -- 4 keep (ms for which the lock stays taken without a holder).
 -- Returns -2 if the request had no hold, else 0, ms of the confirmation window of the waiter that was granted the lock, or -1 to go on (by a
 -- heartbeat).

@@ -1,5 +1,5 @@
 -- many_leave: give up what a request has or may still get: its hold, its position, or its arrival.
--- KEYS[1] the lock. ARGV: 1 request, 2 floor, 3 bury (as for leave), 4 keep (ms for which the hold stays without a holder).
+-- KEYS[1] the lock. ARGV: 1 request, 2 floor, 3 tombstone (as for leave), 4 keep (ms for which the hold stays without a holder).
 -- Returns ms of the shortest confirmation window of the waiters that were granted, or -1 to go on; else 0, or -2 if the request had no hold.
 -- Safe: takes only its own fields, in one atomic step, idempotent. The position that is left may be one that others could
 -- not pass, so the queue is examined as well. Every write comes after one that needs no memory.
