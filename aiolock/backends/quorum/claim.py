@@ -359,7 +359,8 @@ class QuorumClaim(Downgrade, Extension):
     async def _first(self, *, wait: bool) -> Vote | None:
         """Return the vote of the deciding member: the first in order that answers.
 
-        A member that was silent the last time is asked as well, and waited for if no other can be asked.
+        A member that was silent the last time is asked as well, and waited for if no other can be asked. Cancelling it leaves
+        the requests alone.
         """
         for vote in sorted(self.votes, key=lambda vote: vote.member.silent):
             if await vote.settled() is VoteState.REFUSED and wait:
@@ -393,7 +394,8 @@ class QuorumClaim(Downgrade, Extension):
     async def _majority(self) -> bool:
         """Wait until a majority has granted, until it no longer can, or until a member has queued the claim.
 
-        A queued vote may be granted before a silent member answers, so :meth:`_listen` waits for both together.
+        A queued vote may be granted before a silent member answers, so :meth:`_listen` waits for both together. Cancelling it
+        leaves the requests alone.
         """
         while True:
             now = self._now

@@ -189,7 +189,8 @@ class Members:
         """Raise :class:`ConfigError` if two of these reached members are one server, which would have two votes.
 
         A lock of a random name is requested from all of them at once: a member that refuses has given it to another one.
-        Several databases of one server count as several servers here. A member that stays silent passes.
+        Several databases of one server count as several servers here. A member that stays silent passes. Cancelling it has the
+        locks released in the background.
         """
         name = f"aiolock-quorum-{secrets.token_hex(16)}"
         claims = [

@@ -165,6 +165,8 @@ class Engine:
     async def _verify(self, sessions: Collection[RowSession], rows_of: Collection[RowSession] = ()) -> None:
         """Read the versions of all rows in which the sessions have claims, and the rows that have changed.
 
+        Cancelling it changes nothing at the server.
+
         :param rows_of: the sessions whose own rows are read as well.
         """
         writers = [
