@@ -90,9 +90,9 @@ def numberless(text: str) -> str:
 
 def test_an_example_that_prints_something_else_is_noticed():
     page = ROOT / "docs/tutorial.md"
-    said = [prints(page, line, text) for line, text in blocks(page)]
-    assert len([text for text in said if text]) >= 5
-    assert said[0] == "balance: 42\n"
+    printed = [prints(page, line, text) for line, text in blocks(page)]
+    assert len([text for text in printed if text]) >= 5
+    assert printed[0] == "balance: 42\n"
 
 
 def test_an_example_that_is_wrong_is_noticed(tmp_path):

@@ -120,12 +120,12 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize(("code", "value", "said"), WRONG.values(), ids=WRONG)
-def test_what_is_wrong_is_said_with_the_package_and_its_version(register, monkeypatch, code, value, said):
+@pytest.mark.parametrize(("code", "value", "message"), WRONG.values(), ids=WRONG)
+def test_what_is_wrong_is_said_with_the_package_and_its_version(register, monkeypatch, code, value, message):
     monkeypatch.delitem(sys.modules, "broken", raising=False)
     register("broken", code, broken=value)
     with pytest.raises(
-        ConfigError, match=f"broken:// is registered by broken 1.5 as {value}, which .*{said}"
+        ConfigError, match=f"broken:// is registered by broken 1.5 as {value}, which .*{message}"
     ):
         connect("broken://host:1")
     # Other schemes do not suffer.

@@ -250,8 +250,8 @@ async def test_an_error_of_a_callback_is_logged_and_harms_nothing(client, caplog
         await client.lock("x").force_release()
         await lease.wait_lost()
     assert len(seen) == 4
-    said = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
-    assert said == [
+    messages = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert messages == [
         f"a callback of {moment} raised {error.__name__} for lock 'x'"
         for moment in ("on_acquired", "on_released", "on_acquired", "on_lost")
     ]

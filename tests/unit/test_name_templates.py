@@ -61,11 +61,11 @@ def test_what_is_missing_is_named_with_what_there_is():
     ],
 )
 def test_errors_have_answers_that_name_no_lock(error, status):
-    said = answer(error, 0.5)
-    assert (said and said.status) == status
-    if said:
-        assert "secret" not in said.text
-        assert said.headers == ({} if status == 422 else {"Retry-After": "1"})
+    response = answer(error, 0.5)
+    assert (response and response.status) == status
+    if response:
+        assert "secret" not in response.text
+        assert response.headers == ({} if status == 422 else {"Retry-After": "1"})
 
 
 @pytest.mark.parametrize("package", ["fastapi", "starlette", "aiohttp"])

@@ -151,7 +151,7 @@ def staged(test: Callable[[Stage], Coroutine[Any, Any, None]]) -> Callable[[], N
 
 
 @contextlib.contextmanager
-def said(name: str) -> Iterator[list[Any]]:
+def logged(name: str) -> Iterator[list[Any]]:
     """What a logger says meanwhile."""
     records: list[Any] = []
     handler = logging.Handler()
@@ -268,7 +268,7 @@ async def test_one_line_is_logged_for_all_batches_that_failed_alike(stage):
     stage.renew = renew
     for _ in range(100):
         stage.hold()
-    with said("aiolock.renew") as records:
+    with logged("aiolock.renew") as records:
         await asyncio.sleep(TTL / 3 + SOON)
     assert [record.getMessage() for record in records] == ["renewal of 'x' and 99 more failed: no answer"]
 
@@ -299,7 +299,7 @@ async def test_an_outage_says_one_line_a_round_however_many_leases_there_are(sta
     stage.answer = lambda claim: BackendUnavailable("not now")
     for _ in range(1_000):
         stage.hold()
-    with said("aiolock.renew") as records:
+    with logged("aiolock.renew") as records:
         await asyncio.sleep(TTL)
     assert len(stage.lost) == 1_000
     assert {count for _, count in stage.asked} == {1_000}
@@ -601,7 +601,7 @@ async def test_a_report_that_raises_costs_no_other_lease_its_renewal(stage):
     stage.events.put_nowait(Event(EventKind.REQUESTED, asked.claim))
     await asyncio.sleep(2)
     stage.events.put_nowait(Event(EventKind.LOST, lost.claim))
-    with said("aiolock.renew") as records:
+    with logged("aiolock.renew") as records:
         await asyncio.sleep(10 * TTL)
     assert kept.until > stage.clock()
     assert lost.until <= stage.clock(), "it is not held, although nobody was told"
@@ -629,7 +629,7 @@ async def test_a_task_factory_that_raises_is_an_error_of_that_renewal(stage):
 async def test_leases_are_lost_loudly_when_the_program_cancels_the_task_that_listens(stage):
     validities = [stage.hold() for _ in range(3)]
     await asyncio.sleep(TTL)
-    with said("aiolock.renew") as records:
+    with logged("aiolock.renew") as records:
         for task in stage.tasks:
             task.cancel()
         await asyncio.sleep(SOON)
@@ -657,7 +657,7 @@ async def test_a_defect_of_the_renewal_loses_every_lease_loudly(stage):
         raise ZeroDivisionError
 
     stage.scheduler._ask = fail
-    with said("aiolock.renew") as records:
+    with logged("aiolock.renew") as records:
         await asyncio.sleep(TTL)
     assert [(validity, reason) for _, validity, reason in stage.lost] == [
         (validity, "closed") for validity in validities

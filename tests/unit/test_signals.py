@@ -79,10 +79,12 @@ async def is_free(url: str, namespace: str) -> bool:
 @pytest.mark.filterwarnings("ignore:a lease of:ResourceWarning")
 @pytest.mark.parametrize("run", ["asyncio.run", "__import__('uvloop').run"])
 @pytest.mark.parametrize(
-    ("sent", "status", "said"),
+    ("sent", "status", "message"),
     [(signal.SIGTERM, 143, ""), (signal.SIGINT, -signal.SIGINT, "KeyboardInterrupt")],
 )
-async def test_a_program_that_is_ended_by_a_signal_gives_its_lock_back_at_once(url, sent, status, said, run):
+async def test_a_program_that_is_ended_by_a_signal_gives_its_lock_back_at_once(
+    url, sent, status, message, run
+):
     namespace = secrets.token_hex(4)
     with started(url, namespace, run=run) as process:
         process.send_signal(sent)
@@ -90,8 +92,8 @@ async def test_a_program_that_is_ended_by_a_signal_gives_its_lock_back_at_once(u
         assert await is_free(url, namespace)
     assert process.returncode == status
     assert out == "cleaning up\n"
-    assert said in err
-    assert bool(said) == bool(err), err
+    assert message in err
+    assert bool(message) == bool(err), err
 
 
 async def test_without_it_the_lock_stays_taken(url):

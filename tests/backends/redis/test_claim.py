@@ -242,18 +242,18 @@ async def test_giving_up_goes_on_until_it_was_heard(answers, first, then):
 async def test_a_hold_that_is_gone_is_left_within_the_time_of_one_step():
     server = Server(GRANT)
     await server.claim.acquire(wait=True)
-    said: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    reply: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     def release(request: Request, number: int) -> asyncio.Future[int]:
         server.story.append("release")
-        return said
+        return reply
 
     server.release = release  # type: ignore[method-assign]
     releasing = asyncio.create_task(server.claim.release())
     await asyncio.sleep(0)
     # It has used up its time, and the server is silent from now on.
     server.now += 1.0
-    said.set_result(-2)
+    reply.set_result(-2)
     async with asyncio.timeout(20):
         with pytest.raises(BackendUnavailable, match="within 1 s"):
             await releasing
