@@ -22,7 +22,7 @@ trap 'rm -f "$output"' EXIT
 started=$SECONDS
 # Planting bugs, playing thousands of schedules, exploring models, and running `make test` itself takes minutes: `make test`
 # has it.
-"$python" -m pytest -q -m "not slow" --numprocesses "${WORKERS:-4}" --dist worksteal tests/unit tests/contract \
+"$python" -m pytest -q -m "not slow" --numprocesses "${WORKERS:-8}" --dist worksteal tests/unit tests/contract \
     --ignore tests/unit/test_mutants.py --ignore tests/unit/test_schedules.py --ignore tests/unit/test_rows_schedules.py \
     --ignore tests/unit/test_rows_model.py --ignore tests/unit/test_quiet.py "$@" | tee "$output"
 [ "${PIPESTATUS[0]}" -eq 0 ] || status=1
