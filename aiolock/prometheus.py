@@ -43,7 +43,7 @@ def export(client: Client | SyncClient, registry: CollectorRegistry = REGISTRY) 
     :param registry: the registry to which the metrics are added; by default that of ``prometheus_client``.
 
     Exporting a client to the same registry again changes nothing. Does no I/O. Raises :class:`ConfigError` for anything but
-    a client and a registry, and ``ValueError`` if the registry has metrics of the same names from elsewhere.
+    a client and a registry, and ``ValueError`` if the registry has metrics of the same names from elsewhere; it keeps none of these then.
     """
     if not isinstance(client, Client | SyncClient):
         raise ConfigError(f"export() must be given a client, not {shorten(client)}")
@@ -78,8 +78,15 @@ class _Metrics(Collector):
             registry=None,
         )
         self._lost = Counter("aiolock_lost", "Leases lost", (*LABELS, "reason"), registry=None)
-        for collector in (self._waits, self._holds, self._lost, self):
-            registry.register(collector)
+        registered: list[Collector] = []
+        try:
+            for collector in (self._waits, self._holds, self._lost, self):
+                registry.register(collector)
+                registered.append(collector)
+        except ValueError:
+            for known in registered:
+                registry.unregister(known)
+            raise
 
     def add(self, client: Client | SyncClient) -> None:
         """Count the leases of a client."""

@@ -152,7 +152,9 @@ def lose(lease: Lease, reason: LossReason = "expired") -> None:
     hold = hold_of(lease)
     runtime = hold.parent.runtime
     runtime.guard()
-    runtime.scheduler.lose(hold.validity, reason)
+    if hold.open:
+        # One that has ended may share its validity with the hold of the next task.
+        runtime.scheduler.lose(hold.validity, reason)
 
 
 class _Server(MemoryServer):

@@ -12,7 +12,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 import aiolock
@@ -78,6 +78,16 @@ async def test_prometheus_has_waits_and_holds_by_family_and_template():
     assert found["aiolock_renewal_slack_ratio_count",] == 1
     assert found["aiolock_renewal_slack_ratio_bucket", ("le", "+Inf")] == 1
     assert "order:42" not in generate_latest(registry).decode()
+
+
+def test_metrics_of_the_same_name_from_elsewhere_are_refused_and_nothing_is_kept():
+    registry = CollectorRegistry()
+    other = Counter("aiolock_lost", "Of another program", registry=registry)
+    client = aiolock.connect("memory://prometheus")
+    with pytest.raises(ValueError, match="aiolock_lost"):
+        export(client, registry)
+    registry.unregister(other)
+    export(client, registry)
 
 
 async def test_prometheus_has_what_is_held_and_waits_at_this_moment():

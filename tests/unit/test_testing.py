@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import aiolock
+from aiolock.lease import hold_of
 from aiolock.testing import Deadlock, World, interrupt_everywhere, lose, run
 from tests.faults.staging import until
 
@@ -124,6 +125,21 @@ async def test_several_locks_are_lost_with_one_of_them(world):
             async with aiolock.lock_all(client.lock("a"), client.lock("b")) as lease:
                 lose(lease)
                 await asyncio.Event().wait()
+
+
+async def test_a_lease_that_was_released_takes_no_other_lease_with_it(world):
+    async with world.connect() as client:
+        first = await client.lock("x").acquire()
+        waiting = asyncio.create_task(client.lock("x").acquire())
+        await until(lambda: client.stats()["waiting"])
+        await first.release()
+        second = await waiting
+        assert hold_of(first).validity is hold_of(second).validity
+        lose(first)
+        assert not first.lost
+        assert second.held
+        lose(second)
+        assert second.lost
 
 
 async def test_bad_arguments_are_named(world):

@@ -339,7 +339,7 @@ class SharedClaim(ListeningClaim, Downgrade, Extension):
         if state is None and limit not in outcome.limits:
             raise ConfigError(
                 f"semaphore {shorten(self.request.name)} has {outcome.limits[1]} permits, not {limit}: "
-                "all clients have to name the same limit; set_limit() changes it"
+                "every client has to name the same limit; set_limit() changes it"
             )
         return None
 

@@ -210,9 +210,9 @@ class Vote(Certainty):
     async def extend(self, seconds: float, number: int, sent: float) -> None:
         """Give the hold at the member another life; a failure is recorded in the vote.
 
-        Once it was asked, a vote that was certain for longer than that is certain for no longer. The answer to a request
-        that another one has followed prolongs nothing: the end that counts is the earliest of those asked for. Cancelling it
-        records no answer: the member may have received the request.
+        Until the latest request is answered, the earliest end of those asked for counts. The answer to the latest sets the end;
+        the answer to a request that another one has followed prolongs nothing. Cancelling it records no answer: the member
+        may have received the request.
         """
         claim = self.claim
         assert isinstance(claim, Extension)  # noqa: S101 - the caller has tested it

@@ -43,8 +43,10 @@ class ClaimState(Enum):
     ASKED = "requested"
     QUEUED = "in the queue"
     HELD = "held"
-    RELEASING = "held, and a first copy of the release may have been sent"
-    DENIED = "not held any more, by the answer to the first copy; a position may be left"
+    RELEASING = "releasing"
+    """Held, and a first copy of the release may have been sent."""
+    DENIED = "not held any more"
+    """By the answer to the first copy of the release; a position in the queue may be left."""
     LEAVING = "being given up"
     OVER = "given up"
 
@@ -161,7 +163,7 @@ class RedisClaim(Extension):
         if answer[0] == 2:
             raise ConfigError(
                 f"semaphore {shorten(self.request.name)} has {answer[1]} permits, not {self.request.kind.limit}: "
-                "all clients have to name the same limit; set_limit() changes it"
+                "every client has to name the same limit; set_limit() changes it"
             )
         if (pairing := context.pairing) is not None:
             pairing.latest = answer[2], sent, pairing.received

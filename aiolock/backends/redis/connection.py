@@ -83,7 +83,9 @@ class Pairing:
 
 
 class Connection(Transport):
-    """A pipelined connection: commands of one loop iteration leave in one write, replies come back in order.
+    """A pipelined connection: commands of one loop iteration leave in few writes, replies come back in order.
+
+    The first command on an idle connection is written at once, the others of that iteration together.
 
     There is no task per command: each has a slot with a future that the connection owns. A caller that stops waiting
     orphans its slot, whose reply is then discarded, and the others stay in step. Commands that block in the server must

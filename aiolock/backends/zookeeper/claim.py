@@ -505,7 +505,7 @@ class QueueClaim(FencedNode):
         return False if isinstance(problem, exc.NoNode) else None
 
     def _end(self) -> None:
-        """Stop to watch and wait: nothing at the server concerns this claim any more."""
+        """Stop watching and waiting: nothing at the server concerns this claim any more."""
         self.held, self._verdict = False, None
         self._unwatch()
         self._session.listeners.discard(self._session_changed)

@@ -240,10 +240,10 @@ class ClusterBackend(BaseBackend):
         return self._router.node(claim.key) if isinstance(claim, RedisClaim) else None
 
     async def renew(self, claims: Sequence[Claim]) -> list[Renewal]:
-        """Send one call for each hold; those of one node leave in one write.
+        """Send one call for each hold, those of one node together.
 
-        Of a hold whose slot moves, the call may be on its way to a node that does not answer: once others have their
-        answers, it is reported as unknown, and the renewal scheduler asks for it again.
+        A twelfth of the shortest ttl after the first answer, each hold without an answer is reported as unknown, and the
+        renewal scheduler asks for it again: its slot may move, and the call be on its way to a node that does not answer.
         """
         mine = [claim for claim in claims if isinstance(claim, RedisClaim)]
         sent = self.settings.clock()
