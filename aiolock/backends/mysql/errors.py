@@ -68,7 +68,7 @@ class Outdated(DeadlockDetected):
     def __str__(self) -> str:
         [what] = self.cycle
         return (
-            f"{shorten(what)}: the server rolled the whole transaction back, because a row that it requested is younger "
+            f"{shorten(what)}: the server rolled the whole transaction back, because a row that it was to lock is younger "
             "than what it had read before (innodb_snapshot_isolation): begin it again, as retry_on_conflict() does, and "
             "take the lock before anything else"
         )
