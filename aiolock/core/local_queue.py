@@ -25,7 +25,7 @@ from aiolock.core.backend import Claim, Event, EventKind, Grant, Request, margin
 from aiolock.core.cancellation import Task
 from aiolock.core.hold import Hold, LeaseOptions
 from aiolock.core.inbox import WakeReason, log_wake
-from aiolock.core.logs import Log, get_logger
+from aiolock.core.logs import Log, get_logger, log_change
 from aiolock.core.present import PresentLease
 from aiolock.core.renewal import Validity
 from aiolock.core.runtime import Runtime
@@ -267,11 +267,7 @@ class LocalQueue:
     def _become(self, state: QueueState) -> None:
         """Change the state; all transitions pass through here."""
         if _logger.isEnabledFor(logging.DEBUG):
-            name = self._request.name
-            extra = {"lock": name, "before": self._state.value, "after": state.value}
-            log.debug(
-                "local queue of %s: %s -> %s", shorten(name), extra["before"], extra["after"], extra=extra
-            )
+            log_change(log, "local queue", self._request.name, self._state, state)
         self._state = state
 
     def _log_wake(self, reason: WakeReason, error: BaseException | None = None, *, own: bool = False) -> None:

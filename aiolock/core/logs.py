@@ -7,11 +7,13 @@ import logging
 import sys
 import traceback
 from collections.abc import Callable
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from aiolock.clock import Clock
+from aiolock.errors import shorten
 
-__all__ = ["PREFIX", "Log", "Outages", "get_logger", "hide_debug"]
+__all__ = ["PREFIX", "Log", "Outages", "get_logger", "hide_debug", "log_change"]
 
 # --- logs
 # Loggers of the package: a log call never raises, and the fields of its records have a prefix.
@@ -57,6 +59,12 @@ def hide_debug(name: str) -> None:
 def get_logger(name: str) -> Log:
     """Return the logger of that name."""
     return Log(logging.getLogger(name), None)
+
+
+def log_change(log: Log, what: str, lock: str, before: Enum, after: Enum, **fields: object) -> None:
+    """Log at DEBUG that the state of something of a lock has changed; the record has ``fields`` and the two states."""
+    extra = {"lock": lock, "before": before.value, "after": after.value, **fields}
+    log.debug("%s of %s: %s -> %s", what, shorten(lock), before.value, after.value, extra=extra)
 
 
 # --- outages

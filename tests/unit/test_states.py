@@ -28,7 +28,7 @@ def assignments(tree: ast.AST, function: ast.AST | None = None) -> Iterator[tupl
 def logs(function: ast.AST) -> bool:
     """Test whether the function logs at DEBUG."""
     return any(
-        isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".debug")
+        isinstance(node, ast.Call) and ast.unparse(node.func).endswith((".debug", "log_change"))
         for node in ast.walk(function)
     )
 

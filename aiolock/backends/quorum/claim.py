@@ -34,9 +34,9 @@ from aiolock.core.backend import (
 )
 from aiolock.core.capabilities import Downgrade, Extension
 from aiolock.core.inbox import WakeReason
-from aiolock.core.logs import Log, get_logger
+from aiolock.core.logs import Log, get_logger, log_change
 from aiolock.core.tasks import Backoff, end
-from aiolock.errors import BackendError, BackendUnavailable, LockLost, LossReason, UnsupportedKind, shorten
+from aiolock.errors import BackendError, BackendUnavailable, LockLost, LossReason, UnsupportedKind
 from aiolock.types import READ
 
 __all__ = ["QuorumClaim", "Vote", "VoteState"]
@@ -117,9 +117,9 @@ class Vote(Certainty):
     def _become(self, state: VoteState) -> None:
         """Change the state; all transitions pass through here."""
         if state is not self.state and _votes.logger.isEnabledFor(logging.DEBUG):
-            name, member = self.owner.request.name, repr(self.member)
-            extra = {"lock": name, "member": member, "before": self.state.value, "after": state.value}
-            _votes.debug("vote of %s for %s: %s", member, shorten(name), state.value, extra=extra)
+            member = repr(self.member)
+            name = self.owner.request.name
+            log_change(_votes, f"vote of {member} for a claim", name, self.state, state, member=member)
         self.state = state
 
     def ask(self, *, wait: bool, until_granted: bool = False) -> None:

@@ -16,7 +16,7 @@ from aiolock.backends.redis.waiting import Waiter, Wakeups
 from aiolock.clock import Clock, Deadline
 from aiolock.core.backend import NEVER, Grant, Release, Request, certain_until
 from aiolock.core.capabilities import Downgrade, Extension
-from aiolock.core.logs import Log, get_logger
+from aiolock.core.logs import Log, get_logger, log_change
 from aiolock.errors import (
     BackendError,
     BackendRefused,
@@ -204,16 +204,8 @@ class RedisClaim(Extension):
     def _become(self, state: ClaimState) -> None:
         """Change the state; all transitions pass through here."""
         if _logger.isEnabledFor(logging.DEBUG):
-            name = self.request.name
-            extra = {"lock": name, "claim": self.number, "before": self._state.value, "after": state.value}
-            log.debug(
-                "claim %d of %s: %s -> %s",
-                self.number,
-                shorten(name),
-                extra["before"],
-                extra["after"],
-                extra=extra,
-            )
+            what = f"claim {self.number}"
+            log_change(log, what, self.request.name, self._state, state, claim=self.number)
         self._state = state
 
     def _leave_queue(self) -> None:

@@ -37,7 +37,7 @@ from aiolock.backends.rows.store import MOST_VALUE, Edit, Entry, Row
 from aiolock.clock import Deadline
 from aiolock.core.backend import Claim, Event, EventKind, Grant
 from aiolock.core.inbox import WakeReason
-from aiolock.core.logs import Log, get_logger
+from aiolock.core.logs import Log, get_logger, log_change
 from aiolock.core.tasks import Backoff, reject, settle
 from aiolock.errors import BackendError, BackendUnavailable, LossReason, shorten
 
@@ -110,16 +110,7 @@ class Member:
     def become(self, state: MemberState) -> None:
         """Change the state, if it is another one; all transitions pass through here."""
         if state is not self.state and _logger.isEnabledFor(logging.DEBUG):
-            name = self.claim.request.name
-            extra = {"lock": name, "claim": self.id, "before": self.state.value, "after": state.value}
-            log.debug(
-                "claim %s of %s: %s -> %s",
-                self.id,
-                shorten(name),
-                extra["before"],
-                extra["after"],
-                extra=extra,
-            )
+            log_change(log, f"claim {self.id}", self.claim.request.name, self.state, state, claim=self.id)
         self.state = state
 
 
