@@ -226,11 +226,11 @@ def around_handlers(
 
         @functools.wraps(handler)
         async def hold(*args: Any, **kwargs: Any) -> R:
-            for place, argument in enumerate(args, 1):
+            for index, argument in enumerate(args, 1):
                 if (request := request_of(argument)) is not None:
                     block = route_lock.block(client_of(request), name_of(request), refusal(request))
                     async with block as lease:
-                        return await handler(*args[:place], lease, *args[place:], **kwargs)
+                        return await handler(*args[:index], lease, *args[index:], **kwargs)
             raise ConfigError(
                 f"locked() is for functions that are called with a request, not {shorten(args)}"
             )

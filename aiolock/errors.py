@@ -102,11 +102,11 @@ def redact(url: str) -> str:
     if not mark:
         scheme, rest = "", url
     # A password may contain what would end it in a correct URL: everything up to the last @ may belong to it.
-    user, at, place = rest.rpartition("@")
+    user, at, address = rest.rpartition("@")
     if at and (":" in user or "?" in user):
         user = user.partition("?")[0].partition(":")[0] + ":***"
-    place, question, query = place.partition("?")
-    return scheme + mark + user + at + place + (question + "…" if query else "")
+    address, question, query = address.partition("?")
+    return scheme + mark + user + at + address + (question + "…" if query else "")
 
 
 class Redacted(str):

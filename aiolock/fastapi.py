@@ -187,7 +187,7 @@ class _Parameter(NamedTuple):
     """A parameter of a function, or a field of its model of query parameters; FastAPI validates ``field``."""
 
     function: object
-    place: str
+    location: str
     field: Any
     name: str
     kind: Any
@@ -205,7 +205,7 @@ def _name_from_route(template: Template) -> Callable[..., Any]:
             route = included
         values = dict(connection.path_params)
         for name, one in _find(template, getattr(route, "dependant", Dependant()), connection.path_params):
-            got, errors = request_params_to_args([one.field], getattr(connection, f"{one.place}_params"))
+            got, errors = request_params_to_args([one.field], getattr(connection, f"{one.location}_params"))
             if errors:
                 raise RequestValidationError(errors)
             value = got[one.field.name]
@@ -227,7 +227,7 @@ def _find(template: Template, dependant: Any, path: Collection[str]) -> Iterator
 
     known = [one for each in _functions(dependant) for one in _declared(each)]
     for name in template.fields:
-        found = [one for one in known if one.place in ("path", "query") and name in one.aliases]
+        found = [one for one in known if one.location in ("path", "query") and name in one.aliases]
         if not found and name in path:
             continue
         if not (found := found or [one for one in known if name in (one.name, *one.aliases)]):
@@ -235,11 +235,13 @@ def _find(template: Template, dependant: Any, path: Collection[str]) -> Iterator
             raise wrong(f"there is no {name} to make a name of; there is {there}")
         # The function's own declaration counts; those of dependencies must agree: 7 and 07 would be one order or two.
         first, *others = [one for one in found if one.function is dependant.call] or found
-        if first.place not in ("path", "query"):
-            raise wrong(f"{name} is in the {first.place}; names are made of path and query")
+        if first.location not in ("path", "query"):
+            raise wrong(f"{name} is in the {first.location}; names are made of path and query")
         if any(issubclass(each, Collection | BaseModel) for each in _types(first.kind)):
             raise wrong(f"{name} is more than one value ({first.kind})")
-        if other := next((one for one in others if (one.place, one.kind) != (first.place, first.kind)), None):
+        if other := next(
+            (one for one in others if (one.location, one.kind) != (first.location, first.kind)), None
+        ):
             both = f"{name_of(first.function)} and {name_of(other.function)}"
             raise wrong(f"{both} declare {name} differently; declare it in {name_of(dependant.call)} as well")
         yield name, first
@@ -251,15 +253,15 @@ def _functions(dependant: Any) -> list[Any]:
 
 
 def _declared(dependant: Any) -> Iterator[_Parameter]:
-    for place in ("path", "query", "header", "cookie", "body"):
-        for field in getattr(dependant, f"{place}_params"):
+    for location in ("path", "query", "header", "cookie", "body"):
+        for field in getattr(dependant, f"{location}_params"):
             info = field.field_info
             models = [each for each in _types(info.annotation) if issubclass(each, BaseModel)]
-            fields = models[0].model_fields if models and place == "query" else {field.name: info}
+            fields = models[0].model_fields if models and location == "query" else {field.name: info}
             for name, part in fields.items():
                 alias = part.validation_alias or part.alias or name
                 aliases = getattr(alias, "choices", [alias])
-                yield _Parameter(dependant.call, place, field, name, part.annotation, aliases)
+                yield _Parameter(dependant.call, location, field, name, part.annotation, aliases)
 
 
 def _types(annotation: Any) -> list[type]:

@@ -27,7 +27,7 @@ TERMS = re.compile(
 )
 """Words for which the field has a term: read, check, poll, heartbeat, receive. A name in backticks is one of data."""
 
-PARTS = {"beat", "beats", "bury", "hear", "heard", "hears", "placed", "said", "wants"}
+PARTS = {"beat", "beats", "bury", "hear", "heard", "hears", "place", "placed", "places", "said", "wants"}
 PARTS |= {"look", "looked", "looking", "looks"}
 """The same as parts of a name in the code."""
 

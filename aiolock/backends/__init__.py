@@ -110,17 +110,17 @@ def from_urls(urls: Sequence[object], options: dict[str, Any]) -> Backend:
 
     Raises what :func:`from_url` raises, and :class:`ConfigError` if the servers cannot form a quorum.
     """
-    places = [_place(url) for url in urls]
-    if len(set(places)) < len(places):
+    servers = [_server(url) for url in urls]
+    if len(set(servers)) < len(servers):
         raise ConfigError("a quorum is made of independent servers: one of these is named twice")
-    backends = [from_url(url, options) for _, url in sorted(zip(places, urls, strict=True))]
+    backends = [from_url(url, options) for _, url in sorted(zip(servers, urls, strict=True))]
     cls = _load(_QUORUM)
     quorum: Backend = cls(backends)
     return quorum
 
 
-def _place(url: object) -> str:
-    """The host and path of a server of a quorum, without the account."""
+def _server(url: object) -> str:
+    """Return the host and path of a server of a quorum, without the account."""
     scheme, mark, rest = url.partition("://") if isinstance(url, str) else ("", "", "")
     scheme = scheme.lower()
     entry = SCHEMES.get(scheme)

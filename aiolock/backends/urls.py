@@ -104,7 +104,7 @@ class Address:
     """``None`` if the URL has no colon behind its user name."""
     hosts: tuple[Host, ...]
     """Empty if the URL names no host."""
-    place: str
+    host_list: str
     """The hosts as the URL writes them."""
     path: str
     """The path as the URL writes it, percent-encoded, with its leading slash."""
@@ -135,21 +135,21 @@ def parse(form: Form, url: object, given: Mapping[str, Any]) -> Address:
     if set(form.reserved) & set(login) or (form.several and "@" in login):
         raise form.error("user name and password stand once, before the first host")
     user, colon, password = login.partition(":")
-    place, slash, path = rest.partition("/")
-    hosts = tuple(_hosts(form, place)) if place or form.several else ()
+    host_list, slash, path = rest.partition("/")
+    hosts = tuple(_hosts(form, host_list)) if host_list or form.several else ()
     return Address(
         scheme,
         _decoded(user),
         _decoded(password) if colon else None,
         hosts,
-        ",".join(each.strip() for each in place.split(",")),
+        ",".join(each.strip() for each in host_list.split(",")),
         slash + path,
         _options(form, query, given),
     )
 
 
-def _hosts(form: Form, place: str) -> Iterable[Host]:
-    for number, each in enumerate(place.split(",") if form.several else [place], 1):
+def _hosts(form: Form, host_list: str) -> Iterable[Host]:
+    for number, each in enumerate(host_list.split(",") if form.several else [host_list], 1):
         which = f"host {number}" if form.several else "its host"
         if not each.strip() or each.startswith(":"):
             raise form.error(f"{which} is missing: it names no host" if form.several else "it names no host")

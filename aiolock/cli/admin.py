@@ -153,9 +153,9 @@ def _describe(info: LockInfo, output: Output) -> list[str]:
         )
     if not info.holders:
         lines.append(f"  {clean(info.unreadable) or 'not held'}")
-    for place, waiting in enumerate(info.waiters, start=1):
+    for position, waiting in enumerate(info.waiters, start=1):
         what = f" ({waiting.permits} permits)" if waiting.permits > 1 else ""
-        lines.append(f"  {place}. in the queue: {clean(waiting.label)}{what}")
+        lines.append(f"  {position}. in the queue: {clean(waiting.label)}{what}")
     return lines
 
 
@@ -249,6 +249,6 @@ async def purge(options: argparse.Namespace, output: Output) -> int:
     else:
         count = f"1 {backend.purges}" if gone == 1 else f"{gone} {backend.purges}s"
         output.line(
-            f"purged from {settings.place(options)}: {count} that had not been used for {options.idle:.15g} s"
+            f"purged from {settings.server(options)}: {count} that had not been used for {options.idle:.15g} s"
         )
     return 0

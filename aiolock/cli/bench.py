@@ -95,9 +95,9 @@ async def bench(options: argparse.Namespace, output: Output) -> int:
         _figures(f"{options.tasks} clients on {options.locks} lock(s): wait for a turn", waits, seconds),
     ]
     if output.json:
-        output.document({"server": settings.place(options), "version": aiolock.__version__, "figures": rows})
+        output.document({"server": settings.server(options), "version": aiolock.__version__, "figures": rows})
         return 0
-    output.line(f"{settings.place(options)}, {seconds:g} s each, one process, aiolock {aiolock.__version__}")
+    output.line(f"{settings.server(options)}, {seconds:g} s each, one process, aiolock {aiolock.__version__}")
     head = ("", "PER SECOND", "P50 ms", "P99 ms", "MAX ms")
     cells = [
         (

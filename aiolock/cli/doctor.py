@@ -235,7 +235,7 @@ async def doctor(options: argparse.Namespace, output: Output) -> int:
     if output.json:
         output.document(
             {
-                "server": settings.place(options),
+                "server": settings.server(options),
                 "version": aiolock.__version__,
                 "healthy": not bad,
                 "round_trip_ms": trip,
@@ -278,7 +278,7 @@ def _say(
     sentences: list[Sentence],
     findings: list[Finding],
 ) -> None:
-    title = f"{settings.place(options)}, seen from here by aiolock {aiolock.__version__}"
+    title = f"{settings.server(options)}, seen from here by aiolock {aiolock.__version__}"
     output.line(output.style(title, "bold"))
     if trip is not None:
         output.line(f"A round trip takes {trip:g} ms (median of {TRIPS}).")

@@ -101,24 +101,24 @@ def lay_out(
     """
     if not rows:
         return []
-    widths = {place: max(width(row[place]) for row in rows) for place in range(len(rows[0]))}
+    widths = {column: max(width(row[column]) for row in rows) for column in range(len(rows[0]))}
 
     def total() -> int:
         return sum(widths.values()) + len(GAP) * (len(widths) - 1)
 
     if most is not None:
-        for place in spare:
+        for column in spare:
             if total() > most:
-                del widths[place]
+                del widths[column]
         while total() > most and max(widths.values()) > SLIM:
-            widths[max(widths, key=lambda place: widths[place])] -= 1
+            widths[max(widths, key=lambda column: widths[column])] -= 1
     lines = []
     for row in rows:
         cells = []
-        for place, columns in widths.items():
-            text = cut(row[place], columns)
+        for column, columns in widths.items():
+            text = cut(row[column], columns)
             pad = " " * (columns - width(text))
-            cells.append(pad + text if place in right else text + pad)
+            cells.append(pad + text if column in right else text + pad)
         line = GAP.join(cells).rstrip()
         lines.append(line if most is None else cut(line, most))
     return lines

@@ -98,9 +98,9 @@ def _takes_next(word: str, takes_value: Collection[str]) -> bool:
     if word.startswith("--"):
         return word in takes_value
     # -nw3 is -n -w 3, and -nw takes the next word.
-    for place, letter in enumerate(word[1:], start=2):
+    for position, letter in enumerate(word[1:], start=2):
         if f"-{letter}" in takes_value:
-            return place == len(word)
+            return position == len(word)
     return False
 
 
@@ -168,15 +168,15 @@ def _common(parser: Parser, *, server: bool = True) -> None:
     group = parser.add_argument_group("common options")
     add = group.add_argument
     if server:
-        place = group.add_mutually_exclusive_group().add_argument
-        place(
+        add = group.add_mutually_exclusive_group().add_argument
+        add(
             "--url",
             type=_checked(Redacted, bool, EMPTY),
             help="the server, as redis://127.0.0.1:6379/0; several Redis servers as one, separated by spaces "
             "(default: $AIOLOCK_URL, which also hides a password)",
         )
         about = "a file for the processes of this user on this machine: locks.db in $AIOLOCK_DIR, or in ~/.local/state/aiolock"
-        place("--local", action="store_true", help=about)
+        add("--local", action="store_true", help=about)
         add(
             "--namespace",
             type=_given,

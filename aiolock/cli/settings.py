@@ -16,7 +16,7 @@ from aiolock.backends import redact
 from aiolock.errors import ConfigError, Redacted, forgets_arguments, shorten
 from aiolock.lock import Lock
 
-__all__ = ["connect", "label", "local_file", "lock", "locks", "namespace", "place", "url"]
+__all__ = ["connect", "label", "local_file", "lock", "locks", "namespace", "server", "url"]
 
 
 def url(options: argparse.Namespace, default: str | None = None) -> Redacted:
@@ -68,7 +68,7 @@ def label(options: argparse.Namespace) -> str:
     return f"{socket.gethostname()}:{os.getpid()}" if options.label is None else options.label
 
 
-def place(options: argparse.Namespace) -> str:
+def server(options: argparse.Namespace) -> str:
     """Return the address of the server without its password."""
     return " ".join(map(redact, url(options).split()))
 

@@ -171,7 +171,7 @@ async def _live(client: Client, options: argparse.Namespace, output: Output) -> 
 
 def _paint(output: Output, options: argparse.Namespace, infos: Sequence[LockInfo], trouble: str) -> None:
     columns, rows = size(output.out)
-    title = f"{settings.place(options)}  {settings.namespace(options)}  {options.pattern}"
+    title = f"{settings.server(options)}  {settings.namespace(options)}  {options.pattern}"
     lines = picture(infos, title, trouble, columns, rows)
     styles = chain(("dim", "red" if trouble else "", "bold"), repeat(""))
     styled = [output.style(line, style) for line, style in zip(lines, styles, strict=False)]

@@ -458,12 +458,12 @@ class LockAll(Handle):
                 missing = await self._at_once(got, timeout, end)
                 if missing is not None and (timeout == 0 or (end is not None and clock() >= end)):
                     self._in_vain(missing, timeout)
-            for place, part in enumerate(self._parts):
-                if got[place] is None:
+            for index, part in enumerate(self._parts):
+                if got[index] is None:
                     # Only `timeout=0` may take a command timeout: a timeout that passed in between stays a timeout.
                     left = timeout if not timeout or end is None else max(1e-9, end - clock())
-                    got[place] = self._won(place, await part.ask(left))
-                    if got[place] is None:
+                    got[index] = self._won(index, await part.ask(left))
+                    if got[index] is None:
                         self._in_vain(part.request.name, timeout)
         except BaseException:
             release(got)
@@ -498,8 +498,8 @@ class LockAll(Handle):
         runtime = self._parts[0].runtime
         runtime.guard()
         asking = {
-            place: _attempts.spawn(self._parts[place].ask(0), "aiolock-lock-all")
-            for place, hold in enumerate(got)
+            index: _attempts.spawn(self._parts[index].ask(0), "aiolock-lock-all")
+            for index, hold in enumerate(got)
             if hold is None
         }
         try:
@@ -512,11 +512,11 @@ class LockAll(Handle):
         except BaseException:
             _call_off(asking.values())
             raise
-        for place, task in asking.items():
+        for index, task in asking.items():
             if not task.done() or task.result() is None:
-                name = self._parts[place].request.name
+                name = self._parts[index].request.name
                 away = None if task.done() else runtime.unanswered(name, timeout or 0.0, whole=True)
-                late = [asking[later] for later in asking if later >= place]
+                late = [asking[later] for later in asking if later >= index]
                 unanswered = any(not other.done() for other in late)
                 _call_off(late)
                 if unanswered:
@@ -525,11 +525,11 @@ class LockAll(Handle):
                 if away is not None:
                     raise away
                 return name
-            got[place] = self._won(place, task.result())
+            got[index] = self._won(index, task.result())
         return None
 
-    def _won(self, place: int, hold: Hold | None) -> Hold | None:
-        return None if hold is None else self._parts[place].lock._won(hold)  # noqa: SLF001 - as above
+    def _won(self, index: int, hold: Hold | None) -> Hold | None:
+        return None if hold is None else self._parts[index].lock._won(hold)  # noqa: SLF001 - as above
 
     def _joint(self, got: Iterable[Hold | None]) -> JointHold:
         return JointHold([hold for hold in got if hold is not None], self._on_loss)

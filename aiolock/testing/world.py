@@ -72,8 +72,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """Return the list of tasks and where they wait."""
         lines = ["nothing is ready and no timer is set, and there wait"]
         for task in sorted(asyncio.all_tasks(self), key=lambda task: task.get_name()):
-            places = [f"{frame.f_code.co_filename}:{frame.f_lineno}" for frame in task.get_stack(limit=1)]
-            lines.append(f"  {task.get_name()} at {places[-1] if places else '?'}")
+            frames = [f"{frame.f_code.co_filename}:{frame.f_lineno}" for frame in task.get_stack(limit=1)]
+            lines.append(f"  {task.get_name()} at {frames[-1] if frames else '?'}")
         return "\n".join(lines)
 
 

@@ -6,26 +6,27 @@ import json
 import sys
 from urllib.parse import parse_qs, urlsplit
 
-from aiolock.backends.redis.cluster.slots import NodeEndpoint, Place, Seeds
+from aiolock.backends.redis.cluster.slots import NodeEndpoint, Seeds
+from aiolock.backends.urls import Host
 from tests.faults import worker
 
 
 def main() -> None:
     """As the usual worker's, with addresses such as ``redis://user@proxy:port?real=port`` instead of one."""
     settings = json.loads(sys.argv[1])
-    ways: dict[int, Place] = {}
+    ways: dict[int, Host] = {}
     account = ""
     for url in settings["url"]:
         parts = urlsplit(url)
         assert parts.hostname
         assert parts.port
-        ways[int(parse_qs(parts.query)["real"][0])] = parts.hostname, parts.port
+        ways[int(parse_qs(parts.query)["real"][0])] = Host(parts.hostname, parts.port)
         account = "".join(parts.netloc.rpartition("@")[:2])
     settings["url"] = f"redis+cluster://{account}{','.join(f'127.0.0.1:{port}' for port in ways)}"
     straight = Seeds.at
 
-    def at(self: Seeds, place: Place) -> NodeEndpoint:
-        return straight(self, ways[place[1]])
+    def at(self: Seeds, host: Host) -> NodeEndpoint:
+        return straight(self, ways[host.port])
 
     Seeds.at = at  # type: ignore[method-assign]  # of this process alone
     sys.argv[1] = json.dumps(settings)

@@ -31,7 +31,7 @@ def test_an_address_is_taken_apart():
     assert (address.scheme, address.user, address.password) == ("tests", "me@x", "p:w")
     assert address.hosts == (Host("h1", 99), Host("::1", 7))
     assert [str(host) for host in address.hosts] == ["h1:99", "[::1]:7"]
-    assert (address.place, address.path) == ("H1,[::1]:7", "/a%2Fb")
+    assert (address.host_list, address.path) == ("H1,[::1]:7", "/a%2Fb")
     assert address.options == {"mode": "slow", "provider": "x"}
     assert "p:w" not in repr(address)
     assert "slow" not in repr(address)

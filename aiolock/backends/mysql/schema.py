@@ -41,9 +41,9 @@ COLLATION = re.compile(r"COLLATE (\w+)")
 COMMENT = re.compile(r"aiolock data format (\d+)")
 
 WIDER = {
-    kind: names[place:]
+    kind: names[index:]
     for names in (("tinyint", "smallint", "mediumint", "int", "bigint"), ("mediumblob", "longblob"))
-    for place, kind in enumerate(names)
+    for index, kind in enumerate(names)
 }
 """The types that hold every value of a type."""
 

@@ -56,8 +56,8 @@ class PostgreSQLStore(RowStore):
         """Connect, check the server, create or check the table, and listen."""
         self._settings, self._listener = settings, listener
         # Clients of other namespaces and tables have channels of their own.
-        place = "\0".join((self._statements.table, settings.namespace)).encode()
-        self._channel = f"aiolock_{hashlib.sha256(place).hexdigest()[:16]}_"
+        owner = "\0".join((self._statements.table, settings.namespace)).encode()
+        self._channel = f"aiolock_{hashlib.sha256(owner).hexdigest()[:16]}_"
         self._connections = Connections(
             self._address,
             self._statements,

@@ -27,10 +27,11 @@ from aiolock.backends.redis.diagnosis import assess, examine, is_allowed, probe
 from aiolock.backends.redis.pubsub import Messages, Subscriber
 from aiolock.backends.redis.register import RedisRegister, Registers
 from aiolock.backends.redis.sentinel import SCHEMES as SENTINELS
-from aiolock.backends.redis.sentinel import Place, Sentinels, Switching
+from aiolock.backends.redis.sentinel import Sentinels, Switching
 from aiolock.backends.redis.url import Endpoint
 from aiolock.backends.redis.waiting import BATCH, Wakeups
 from aiolock.backends.transport import Options, Transport
+from aiolock.backends.urls import Host
 from aiolock.core.backend import (
     NEVER,
     Claim,
@@ -330,9 +331,9 @@ class RedisBackend(BaseBackend):
         self.events.put(Event(EventKind.DOUBT))
         self._check_all()
 
-    def _switched(self, endpoint: Sentinels, place: Place) -> None:
+    def _switched(self, endpoint: Sentinels, primary: Host) -> None:
         for transport in self._transports():
-            if endpoint.places.get(transport) != place:
+            if endpoint.primaries.get(transport) != primary:
                 transport.leave()
 
     def _verified(self, error: UnsafeBackend | None) -> None:

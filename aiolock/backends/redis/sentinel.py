@@ -34,13 +34,13 @@ from aiolock.backends.redis.url import (
     why_none,
 )
 from aiolock.backends.transport import Options
-from aiolock.backends.urls import Form, parse, text
+from aiolock.backends.urls import Form, Host, parse, text
 from aiolock.core.logs import Log, get_logger
 from aiolock.core.tasks import TaskSet, end
 from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, ConfigError, shorten
 from aiolock.types import Finding
 
-__all__ = ["CHANNEL", "RIGHTS", "SCHEMES", "Place", "Sentinels", "Switching"]
+__all__ = ["CHANNEL", "RIGHTS", "SCHEMES", "Sentinels", "Switching"]
 
 log: Log = get_logger("aiolock")
 
@@ -70,23 +70,20 @@ _FORM = Form(
     reserved="/",
 )
 
-Place = tuple[str, int]
-"""A host and a port."""
-
 # --- one Sentinel
 
 _LOGIN = "Sentinels have passwords of their own, sentinel_password= and perhaps sentinel_username="
 _NO_SENTINEL = "is no Sentinel: the address names those, which know where the servers are"
 
 
-async def _named(sentinel: Endpoint, service: str, timeout: float) -> Place:
+async def _named(sentinel: Endpoint, service: str, timeout: float) -> Host:
     """Return the primary that one Sentinel names, within ``timeout`` seconds; raises :class:`BackendError`."""
     reply = await _asked(sentinel, timeout, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", service)
     if reply is None:
         raise BackendRefused(f"{sentinel} watches no service that is called {shorten(service)}")
     try:
-        host, port = (part.decode() for part in reply)
-        return host, int(port)
+        name, port = (part.decode() for part in reply)
+        return Host(name, int(port))
     except (AttributeError, TypeError, ValueError) as error:
         raise BackendRefused(f"{sentinel} {_NO_SENTINEL}") from error
 
@@ -152,22 +149,22 @@ class Sentinels(Endpoint):
         kind = SSLConnection if address.scheme == "rediss+sentinel" else Connection
         self._set(kind, credentials(address, db))
         self.service = unquote(service)
-        self.places: WeakKeyDictionary[asyncio.Protocol, Place] = WeakKeyDictionary()
+        self.primaries: WeakKeyDictionary[asyncio.Protocol, Host] = WeakKeyDictionary()
         """The address that each connection leads to, as the Sentinels name it."""
-        self._failed: Place | None = None
-        """The latest place that could not be connected to."""
-        self._latest: Place | None = None
+        self._failed: Host | None = None
+        """The latest one that could not be connected to."""
+        self._latest: Host | None = None
         """The latest primary that was announced."""
-        self._replaced: dict[Place, float] = {}
+        self._replaced: dict[Host, float] = {}
         """Earlier primaries, and until when (by the loop's clock) a Sentinel that names one is late."""
         self.watchers = [
-            self.elsewhere(Endpoint, *host, **theirs, db=0, client_name=None, credential_provider=None)
+            self.elsewhere(Endpoint, host, **theirs, db=0, client_name=None, credential_provider=None)
             for host in address.hosts
         ]
         if len({watcher.address for watcher in self.watchers}) < len(address.hosts):
             raise ConfigError("one of the Sentinels is named twice in the address")
         self.address = (
-            f"{address.scheme}://{self.user}{address.place}/{service}/{self._kwargs.get('db') or 0}"
+            f"{address.scheme}://{self.user}{address.host_list}/{service}/{self._kwargs.get('db') or 0}"
         )
 
     async def connect(
@@ -176,25 +173,25 @@ class Sentinels(Endpoint):
         """Connect to the server that most Sentinels name, if its own ``ROLE`` is that of a primary."""
         loop = asyncio.get_running_loop()
         end, latest = loop.time() + timeout, self._latest
-        place = await self.primary(SHARE * timeout)
-        primary = self.elsewhere(_Primary, *place)
+        host = await self.primary(SHARE * timeout)
+        primary = self.elsewhere(_Primary, host)
         try:
             transport = await primary.connect(max(0.0, end - loop.time()), protocol, verify)
         except BackendError as error:
-            self._failed = place
+            self._failed = host
             # An earlier primary may still be named for a while.
             kind = BackendUnavailable if isinstance(error.__cause__, ReadOnlyError) else type(error)
             failure = kind(f"{self.address}: {error}", retryable=error.retryable)
             raise failure from error.__cause__
-        if self._latest is not latest and self._latest != place:
+        if self._latest is not latest and self._latest != host:
             # Announced while this connection was being made, so that it was not among those that were dropped.
             transport.set_protocol(asyncio.Protocol())
             transport.abort()
             raise BackendUnavailable(f"{self.address}: another server has taken over")
-        self.places[protocol] = place
+        self.primaries[protocol] = host
         return transport
 
-    def learn(self, new: Place, old: Place | None = None) -> None:
+    def learn(self, new: Host, old: Host | None = None) -> None:
         """Note that ``new`` is the primary; Sentinels may name ``old`` for a while."""
         self._latest = new
         self._replaced.pop(new, None)
@@ -205,16 +202,16 @@ class Sentinels(Endpoint):
         """Report whether all Sentinels answer soon, and name the same primary. Cancelling it leaves no socket behind."""
         soon = min(timeout, SOON)
 
-        async def examine(watcher: Endpoint) -> tuple[Place, bool]:
+        async def examine(watcher: Endpoint) -> tuple[Host, bool]:
             return await _named(watcher, self.service, soon), await _announces(watcher, soon)
 
         tasks = await survey(map(examine, self.watchers))
         silent = [error for task in tasks if (error := task.exception()) is not None]
         found = answers(tasks)
-        places, count = {place for place, _ in found}, len(tasks)
-        if len(places) > 1:
-            them = ", ".join(sorted(f"{host} {port}" for host, port in places))
-            problem = f"they name {len(places)} different primaries ({them}): there is a failover, or some of them are cut off"
+        hosts, count = {host for host, _ in found}, len(tasks)
+        if len(hosts) > 1:
+            them = ", ".join(sorted(f"{name} {port}" for name, port in hosts))
+            problem = f"they name {len(hosts)} different primaries ({them}): there is a failover, or some of them are cut off"
             advice = "repeat the diagnosis; if it stays so, see SENTINEL CKQUORUM"
         elif silent:
             problem = f"{len(silent)} of {count} cannot be asked: {silent[0]}"
@@ -229,14 +226,14 @@ class Sentinels(Endpoint):
             return [ok("sentinels", f"all {count} answer, and name the same primary")]
         return [warning("sentinels", problem, advice)]
 
-    async def primary(self, timeout: float) -> Place:
-        """Return the place that a majority names, or else most of the Sentinels that answer in time.
+    async def primary(self, timeout: float) -> Host:
+        """Return the primary that a majority names, or else most of the Sentinels that answer in time.
 
         An earlier primary of a moment ago does not count. Raises :class:`BackendUnavailable`, or
         :class:`BackendRefused` if all of them refuse. Cancelling it leaves no socket behind.
         """
 
-        def majority(replies: list[Place]) -> bool | None:
+        def majority(replies: list[Host]) -> bool | None:
             votes = self._votes(replies)
             return 2 * max(votes.values()) > len(self.watchers) if votes else None
 
@@ -245,17 +242,17 @@ class Sentinels(Endpoint):
         )
         replies = answers(tasks)
         if votes := self._votes(replies):
-            # Of two places with as many votes, one may be gone.
-            return max(votes, key=lambda place: (votes[place], place != self._failed))
+            # Of two with as many votes, one may be gone.
+            return max(votes, key=lambda host: (votes[host], host != self._failed))
         if replies:
             raise BackendUnavailable(f"{self.address}: no Sentinel that answers knows the new primary yet")
         raise why_none(tasks, f"{self.address}: no Sentinel names the primary")
 
-    def _votes(self, replies: list[Place]) -> Counter[Place]:
-        """Count the places that were named, without those that were replaced a moment ago."""
+    def _votes(self, replies: list[Host]) -> Counter[Host]:
+        """Count the primaries that were named, without those that were replaced a moment ago."""
         now = asyncio.get_running_loop().time()
-        self._replaced = {place: until for place, until in self._replaced.items() if now < until}
-        return Counter(place for place in replies if place not in self._replaced)
+        self._replaced = {host: until for host, until in self._replaced.items() if now < until}
+        return Counter(host for host in replies if host not in self._replaced)
 
 
 class _Primary(Endpoint):
@@ -275,17 +272,17 @@ class _Primary(Endpoint):
 
 
 class Switching:
-    """A subscription at each Sentinel; ``switched(place)`` is called with a primary that took over.
+    """A subscription at each Sentinel; ``switched(host)`` is called with a primary that took over.
 
     It is also called when a subscription is back and that Sentinel names another server than the one in use: then with the
-    place that most Sentinels name now.
+    primary that most Sentinels name now.
     """
 
     def __init__(
         self,
         endpoint: Sentinels,
         *,
-        switched: Callable[[Place], object],
+        switched: Callable[[Host], object],
         **options: Unpack[Options],
     ) -> None:
         self._endpoint = endpoint
@@ -325,7 +322,7 @@ class Switching:
         if len(fields) != 5 or fields[0] != self._endpoint.service:
             return
         with contextlib.suppress(ValueError):
-            old, new = (fields[1], int(fields[2])), (fields[3], int(fields[4]))
+            old, new = Host(fields[1], int(fields[2])), Host(fields[3], int(fields[4]))
             self._endpoint.learn(new, old)
             self._switched(new)
 
@@ -337,9 +334,9 @@ class Switching:
     async def _ask(self, sentinel: Endpoint) -> None:
         # The announcements of the others count as well, so this Sentinel need not be asked until it answers.
         with contextlib.suppress(BackendError):
-            place = await _named(sentinel, self._endpoint.service, self._timeout)
-            if any(place != other for other in list(self._endpoint.places.values())):
+            host = await _named(sentinel, self._endpoint.service, self._timeout)
+            if any(host != other for other in list(self._endpoint.primaries.values())):
                 # A Sentinel that was away itself may name an earlier primary.
-                place = await self._endpoint.primary(self._timeout)
-                self._endpoint.learn(place)
-                self._switched(place)
+                host = await self._endpoint.primary(self._timeout)
+                self._endpoint.learn(host)
+                self._switched(host)

@@ -174,7 +174,7 @@ class Endpoint:
             kind = SSLConnection if address.scheme == "rediss" else Connection
             self._set(kind, credentials(address, address.path) | {"host": host, "port": port})
             return
-        if address.place:
+        if address.host_list:
             raise ConfigError(
                 f"the path of a socket begins with a slash, as in unix:///run/redis.sock; {QUOTE}"
             )
@@ -205,10 +205,10 @@ class Endpoint:
         endpoint._set(pool.connection_class, dict(pool.connection_kwargs))  # noqa: SLF001 - its own class
         return endpoint
 
-    def elsewhere(self, kind: type[E], host: str, port: int, **changed: Any) -> E:
-        """The server at another host and port; account, database and TLS are the same but for what is ``changed``."""
+    def elsewhere(self, kind: type[E], host: Host, **changed: Any) -> E:
+        """Return the server at another host and port; account, database and TLS are the same but for what is ``changed``."""
         endpoint = kind.__new__(kind)
-        endpoint._set(self._kind, self._kwargs | {"host": host, "port": port} | changed)  # noqa: SLF001 - its own class
+        endpoint._set(self._kind, self._kwargs | {"host": host.name, "port": host.port} | changed)  # noqa: SLF001 - its own class
         return endpoint
 
     def _set(self, kind: type[AbstractConnection], kwargs: dict[str, Any]) -> None:
@@ -225,12 +225,12 @@ class Endpoint:
         """True for a socket in the file system."""
         scheme = "unix" if self.local else "rediss" if self.tls else "redis"
         db = kwargs.get("db") or 0
-        place = (
+        rest = (
             f"{kwargs.get('path', '')}?db={db}"
             if self.local
             else f"{Host(str(kwargs.get('host', 'localhost')), kwargs.get('port', 6379))}/{db}"
         )
-        self.address = f"{scheme}://{self.user}{place}"
+        self.address = f"{scheme}://{self.user}{rest}"
 
     @property
     def user(self) -> str:

@@ -83,8 +83,8 @@ def machine() -> tuple[str, str] | None:
     )
 
 
-def check_place(path: Path) -> None:
-    """Refuse a place at which no file of locks can be."""
+def check_path(path: Path) -> None:
+    """Refuse a path at which no file of locks can be."""
     point, kind = mount_of(path)
     problem = ""
     if _SHARED.fullmatch(kind):
@@ -150,7 +150,7 @@ class Connection:
         self._known: dict[str, str] = {}
         """The versions in the latest answers, for :meth:`changed`."""
         self._flush: bool | None = None
-        check_place(path)
+        check_path(path)
         while not (file := _identity([path])):
             # Made first, so that it is known which file is opened below.
             sqlite3.connect(path).close()

@@ -11,7 +11,7 @@ from aiolock.backends.sqlite.connection import MEMORY, Connection, machine, moun
 from aiolock.backends.sqlite.errors import writer
 from aiolock.types import Finding
 
-__all__ = ["examine", "examine_place"]
+__all__ = ["examine", "examine_path"]
 
 ROOM = 16_000_000
 """Bytes that should be free: the -wal file grows to a fourth of that before it is used again."""
@@ -28,11 +28,11 @@ def examine(connection: Connection) -> list[Finding]:
     else:
         advice = "end all programs that use the file, move it, its -wal and its -shm away, and begin with a new one"
         found = failure("content", f"SQLite finds damage: {problems}", advice)
-    return [found, *examine_place(connection.path)]
+    return [found, *examine_path(connection.path)]
 
 
-def examine_place(path: Path) -> list[Finding]:
-    """Examine the place of a file, without opening it."""
+def examine_path(path: Path) -> list[Finding]:
+    """Examine the path of a file, without opening it."""
     text = f"SQLite {sqlite3.sqlite_version}"
     found = [ok("version", text)]
     if sqlite3.sqlite_version_info < SOUND:

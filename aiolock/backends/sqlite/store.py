@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from aiolock.backends.rows.store import Edit, Listener, Row, RowStore
 from aiolock.backends.sqlite.connection import Connection
-from aiolock.backends.sqlite.diagnosis import examine, examine_place
+from aiolock.backends.sqlite.diagnosis import examine, examine_path
 from aiolock.backends.sqlite.errors import FAILED, code, late, translate
 from aiolock.clock import system_clock
 from aiolock.core.backend import Settings
@@ -264,7 +264,7 @@ class SqliteStore(RowStore):
 
     async def diagnose(self) -> list[Finding]:
         """Examine the file, or only its place if it is not open."""
-        return examine_place(_real(self.path)) if self._worker is None else await self._ask(examine)
+        return examine_path(_real(self.path)) if self._worker is None else await self._ask(examine)
 
     def abandon(self) -> None:
         """End the thread, which may hold on to the client otherwise."""

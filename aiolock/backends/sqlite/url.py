@@ -17,7 +17,7 @@ def path_of(url: object) -> str:
     address = parse(_FORM, url, {})
     # SQLAlchemy writes an absolute path with four slashes.
     path = "/" + unquote(address.path, errors="surrogateescape").lstrip("/")
-    if address.place or address.user or address.password is not None:
+    if address.host_list or address.user or address.password is not None:
         raise ConfigError(f"a file has no host and no user: write three slashes, as in {_FORM.example}")
     if "\0" in path or path.endswith(("/", "/:memory:")):
         raise ConfigError(

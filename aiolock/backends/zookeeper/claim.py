@@ -281,7 +281,7 @@ class QueueClaim(FencedNode):
 
     async def _watch(self, verdict: Verdict) -> bool:
         """Watch the contenders that the verdict names and the own node; return whether all of them are still there."""
-        paths = [f"{self._path}/{place.name}" for place in verdict.watch]
+        paths = [f"{self._path}/{node.name}" for node in verdict.watch]
         known = [path for path in paths if path in self._watches] if len(paths) > 1 else []
         self._verdict = verdict
         self._watches.off(self._path, self.own, *known)

@@ -15,7 +15,6 @@ from aiolock.backends.redis.cluster.backend import ClusterBackend, summed_up
 from aiolock.backends.redis.cluster.nodes import Discovery
 from aiolock.backends.redis.cluster.slots import (
     Layout,
-    Place,
     Seeds,
     key_in,
     key_of,
@@ -25,6 +24,7 @@ from aiolock.backends.redis.cluster.slots import (
 )
 from aiolock.backends.redis.commands import Script, encode
 from aiolock.backends.redis.errors import was_sent
+from aiolock.backends.urls import Host
 from aiolock.types import Finding, Level
 from tests.contract.deployments import least_rights
 from tests.faults.cluster_slots import Move, named
@@ -94,8 +94,8 @@ def test_where_a_node_sends_us(text, where):
 
 
 async def test_what_most_say_of_the_slots_counts_whatever_they_know_of_replicas():
-    async def says(place: Place, replicas: int) -> Layout:
-        return Layout(((0, 16383, place),), ((place, replicas),))
+    async def says(host: Host, replicas: int) -> Layout:
+        return Layout(((0, 16383, host),), ((host, replicas),))
 
     old, new = ("h", 1), ("h", 2)
     discovery = Discovery(Seeds("redis+cluster://h1"), 1.0)
@@ -218,7 +218,7 @@ def test_findings_of_many_nodes_are_summed_up():
     def say(level: Level, text: str) -> list[Finding]:
         return [Finding(level, "clock", text)]
 
-    a, b, c = (("h", port) for port in (1, 2, 3))
+    a, b, c = (Host("h", port) for port in (1, 2, 3))
     same = summed_up({a: say(Level.OK, "fine"), b: say(Level.OK, "fine too")})
     assert [(finding.level, finding.text) for finding in same] == [(Level.OK, "fine")]
     [worst] = summed_up({a: say(Level.OK, "x"), b: say(Level.WARNING, "bad"), c: say(Level.WARNING, "worse")})
@@ -286,7 +286,7 @@ async def test_every_push_is_heard_once_from_the_node_that_sends_it(cluster, con
         for node in backend._router.nodes.all.values():
             take = node.subscriber._on_message
 
-            def listen(payload: bytes, port: int = node.place[1], take=take) -> None:
+            def listen(payload: bytes, port: int = node.host.port, take=take) -> None:
                 heard.append((port, payload))
                 take(payload)
 

@@ -19,17 +19,16 @@ from hiredis import Reader
 import aiolock
 from aiolock import BackendError, BackendUnavailable
 from aiolock.backends.redis.claim import MOST, Released
+from aiolock.backends.urls import Host
 from tests.backends.redis.test_sentinel import QUICKLY, SERVICE, Watched, answers, ask, staged, until_now
 from tests.faults.staging import PATIENCE, until
 from tests.servers import Redis
-
-Place = tuple[str, int]
 
 
 class Oracle:
     """A Sentinel that says what it is told to say, when it is told to."""
 
-    def __init__(self, primary: Place) -> None:
+    def __init__(self, primary: Host) -> None:
         self.primary = primary
         self.speaks = asyncio.Event()
         self.speaks.set()
@@ -57,7 +56,7 @@ class Oracle:
                 writer.transport.abort()
             await until(lambda: not self.open)
 
-    def say(self, old: Place, new: Place) -> None:
+    def say(self, old: Host, new: Host) -> None:
         """That another server has become the primary."""
         text = f"{SERVICE} {old[0]} {old[1]} {new[0]} {new[1]}"
         for writer in self._listeners:
@@ -115,8 +114,8 @@ def two() -> Iterator[tuple[Redis, Redis]]:
         yield first, second
 
 
-def place(server: Redis) -> Place:
-    return "127.0.0.1", server.port
+def host_of(server: Redis) -> Host:
+    return Host("127.0.0.1", server.port)
 
 
 def at(client: aiolock.Client, server: Redis) -> bool:
@@ -124,7 +123,7 @@ def at(client: aiolock.Client, server: Redis) -> bool:
     backend = client._backend
     links = backend._connection, backend._subscriber
     return all(
-        link.state.value == "ready" and backend._endpoint.places[link] == place(server) for link in links
+        link.state.value == "ready" and backend._endpoint.primaries[link] == host_of(server) for link in links
     )
 
 
@@ -135,15 +134,15 @@ def drop_everybody(server: Redis) -> None:
 
 async def test_whoever_is_on_the_way_to_the_old_primary_turns_round(two, connect):
     old, new = two
-    oracle = Oracle(place(old))
+    oracle = Oracle(host_of(old))
     async with oracle.running(), connect(_url(oracle)) as client:
         await until(lambda: not oracle.deaf and not oracle.asked)
         oracle.speaks.clear()
         drop_everybody(old)
         await until(lambda: oracle.asked == 2)
         # What it was asked before this is answered as it was then.
-        oracle.primary = place(new)
-        oracle.say(place(old), place(new))
+        oracle.primary = host_of(new)
+        oracle.say(host_of(old), host_of(new))
         await asyncio.sleep(0.05)
         oracle.speaks.set()
         await answers(client)
@@ -153,33 +152,33 @@ async def test_whoever_is_on_the_way_to_the_old_primary_turns_round(two, connect
 
 async def test_one_sentinel_that_has_heard_of_it_is_right_and_two_are_late(two, connect):
     old, new = two
-    oracles = [Oracle(place(old)) for _ in range(3)]
+    oracles = [Oracle(host_of(old)) for _ in range(3)]
     async with contextlib.AsyncExitStack() as stack:
         for oracle in oracles:
             await stack.enter_async_context(oracle.running())
         client = await stack.enter_async_context(connect(_url(*oracles)))
         await until(lambda: not any(oracle.deaf for oracle in oracles))
-        oracles[0].primary = place(new)
-        oracles[0].say(place(old), place(new))
+        oracles[0].primary = host_of(new)
+        oracles[0].say(host_of(old), host_of(new))
         await until(lambda: at(client, new))
         assert client._backend._connection.generation == 2
         assert _count(old) == 0
         # Back again: who was replaced may take over from its replacement.
         for oracle in oracles:
-            oracle.primary = place(old)
-        oracles[1].say(place(new), place(old))
+            oracle.primary = host_of(old)
+        oracles[1].say(host_of(new), host_of(old))
         await until(lambda: at(client, old))
 
 
 async def test_a_sentinel_that_was_away_and_names_the_old_primary_disturbs_nobody(two, connect):
     old, new = two
-    oracles = [Oracle(place(new)) for _ in range(3)]
+    oracles = [Oracle(host_of(new)) for _ in range(3)]
     async with contextlib.AsyncExitStack() as stack:
         for oracle in oracles[:2]:
             await stack.enter_async_context(oracle.running())
         with Redis(sentinel=True) as gone:
             port = gone.port
-        oracles[2].port, oracles[2].primary = port, place(old)
+        oracles[2].port, oracles[2].primary = port, host_of(old)
         client = await stack.enter_async_context(connect(_url(*oracles)))
         await until(lambda: not any(oracle.deaf for oracle in oracles[:2]))
         await stack.enter_async_context(oracles[2].running(port))
@@ -194,15 +193,15 @@ async def test_a_sentinel_that_was_away_and_names_the_old_primary_disturbs_nobod
 async def test_of_two_that_contradict_each_other_the_second_is_tried_as_well(two, connect):
     _, alive = two
     with Redis() as dead:
-        nobody = place(dead)
-    lost, right = Oracle(nobody), Oracle(place(alive))
+        nobody = host_of(dead)
+    lost, right = Oracle(nobody), Oracle(host_of(alive))
     async with lost.running(), right.running(), connect(_url(lost, right)) as client, client.lock("x"):
         pass
 
 
 async def test_sentinels_that_hang_hold_up_nobody_for_longer_than_the_command_timeout(two, connect):
     server, _ = two
-    oracle = Oracle(place(server))
+    oracle = Oracle(host_of(server))
     async with oracle.running():
         client = await connect(_url(oracle), command_timeout=1).open()
         await until(lambda: not oracle.deaf and not oracle.asked)
@@ -223,7 +222,7 @@ async def test_sentinels_that_hang_hold_up_nobody_for_longer_than_the_command_ti
 
 async def test_who_is_cancelled_while_sentinels_hang_leaves_no_connection(two, connect):
     server, _ = two
-    oracles = [Oracle(place(server)) for _ in range(2)]
+    oracles = [Oracle(host_of(server)) for _ in range(2)]
     async with oracles[0].running(), oracles[1].running():
         client = connect(_url(*oracles))
         oracles[1].speaks.clear()
@@ -241,7 +240,7 @@ async def test_who_is_cancelled_while_sentinels_hang_leaves_no_connection(two, c
 
 async def test_while_there_is_no_primary_sentinels_are_asked_now_and_then(two, connect):
     server, _ = two
-    oracle = Oracle(place(server))
+    oracle = Oracle(host_of(server))
     async with oracle.running(), connect(_url(oracle)) as client:
         await until(lambda: not oracle.deaf and not oracle.asked)
         server.kill()
@@ -318,7 +317,7 @@ def test_what_was_released_is_remembered_for_a_ttl_and_not_without_bounds():
 
 async def test_the_least_rights_at_a_sentinel_suffice(connect, caplog):
     with Redis() as server, Redis(sentinel=True) as sentinel:
-        ask(sentinel, "SENTINEL", "MONITOR", SERVICE, *place(server), 1)
+        ask(sentinel, "SENTINEL", "MONITOR", SERVICE, *host_of(server), 1)
         rights = ("+ping", "+sentinel|get-master-addr-by-name", "+subscribe", "&+switch-master")
         for user, granted in (("enough", rights), ("deaf", rights[:2]), ("nobody", rights[:1])):
             ask(sentinel, "ACL", "SETUSER", user, "on", ">pw", "resetchannels", "nocommands", *granted)
@@ -339,16 +338,16 @@ async def test_the_least_rights_at_a_sentinel_suffice(connect, caplog):
 
 async def test_a_server_that_has_become_a_replica_is_left_at_its_first_refusal(connect, caplog):
     with Redis(extra=QUICKLY) as server, Redis(extra=QUICKLY) as other:
-        oracle = Oracle(place(server))
+        oracle = Oracle(host_of(server))
         async with oracle.running(), connect(_url(oracle)) as client:
             # By hand, so that nobody ends its connections.
-            ask(server, "REPLICAOF", *place(other))
+            ask(server, "REPLICAOF", *host_of(other))
             with pytest.raises(BackendError, match="READONLY"):
                 await client.lock("x").try_acquire()
             assert not at(client, server)
-            oracle.primary = place(other)
+            oracle.primary = host_of(other)
             async with client.lock("x"):
-                assert client._backend._endpoint.places[client._backend._connection] == place(other)
+                assert client._backend._endpoint.primaries[client._backend._connection] == host_of(other)
 
 
 async def test_what_is_no_sentinel_and_whose_password_is_wrong_is_said(connect):
@@ -393,13 +392,13 @@ async def test_host_names_that_sentinels_announce_and_ipv6(connect):
                 connect(f"redis+sentinel://[::1]:{sentinel.port}/{service}") as client,
                 client.lock("x"),
             ):
-                assert set(client._backend._endpoint.places.values()) == {(host, server.port)}
+                assert set(client._backend._endpoint.primaries.values()) == {(host, server.port)}
 
 
 async def test_tls_to_sentinels_and_servers(connect):
     with Redis(tls=True) as server, Redis(tls=server.certificates, sentinel=True) as sentinel:
         with redis.Redis(port=sentinel.port, ssl=True, ssl_ca_certs=str(server.certificates.ca)) as admin:
-            admin.execute_command("SENTINEL", "MONITOR", "s", *place(server), 1)
+            admin.execute_command("SENTINEL", "MONITOR", "s", *host_of(server), 1)
         url = f"rediss+sentinel://127.0.0.1:{sentinel.port}/s"
         async with connect(url, ssl_ca_certs=server.certificates.ca) as client, client.lock("x"):
             pass
@@ -499,7 +498,7 @@ async def test_failovers_under_load_serve_everybody_and_grant_nothing_twice_that
         old.thaw()
         sleeper.thaw()
         # Sentinels take ten seconds for that.
-        ask(old, "REPLICAOF", *place(new))
+        ask(old, "REPLICAOF", *host_of(new))
 
     with staged() as watched:
         async with connect(watched.url, ttl=10) as one, connect(watched.url, ttl=10) as other:

@@ -15,11 +15,12 @@ from aiolock.backends.redis.backend import BaseBackend
 from aiolock.backends.redis.claim import RedisClaim, renewal
 from aiolock.backends.redis.cluster.nodes import Discovery, Node, NodeContext
 from aiolock.backends.redis.cluster.router import Router
-from aiolock.backends.redis.cluster.slots import SLOTS, Layout, Place, Seeds, key_in, shown, slot_of
+from aiolock.backends.redis.cluster.slots import SLOTS, Layout, Seeds, key_in, slot_of
 from aiolock.backends.redis.commands import LOADED, Issue, Scripts, encode, load
 from aiolock.backends.redis.diagnosis import Verdict, assess, examine, is_allowed, probe
 from aiolock.backends.redis.url import survey
 from aiolock.backends.transport import Transport
+from aiolock.backends.urls import Host
 from aiolock.core.backend import Claim, Event, EventKind, Renewal, Settings
 from aiolock.core.logs import Log, get_logger
 from aiolock.errors import (
@@ -99,7 +100,7 @@ class ClusterBackend(BaseBackend):
         await self._check_format(version, wait=not away)
         for node, why in away:
             text = "%s: %s cannot be used, and its locks cannot be had until it can: %s"
-            log.warning(text, self._endpoint, shown(node.place), why or "it does not answer")
+            log.warning(text, self._endpoint, node.host, why or "it does not answer")
         # Of an unknown node only that is promised which is true of every server.
         self.capabilities = promised - SETTINGS if away else promised
         self._opened = True
@@ -154,13 +155,13 @@ class ClusterBackend(BaseBackend):
         try:
             missing = self.capabilities - (await self._judged(node)).capabilities
         except BackendRefused as error:
-            log.warning(text, self._endpoint, shown(node.place), f"refuses them: {error}")
+            log.warning(text, self._endpoint, node.host, f"refuses them: {error}")
         except BackendUnavailable:
             pass
         else:
             if missing:
                 what = f"does not promise {', '.join(sorted(missing))} as the others do"
-                log.warning(text, self._endpoint, shown(node.place), what)
+                log.warning(text, self._endpoint, node.host, what)
 
     async def _check_format(self, version: asyncio.Future[Any], *, wait: bool) -> None:
         """Refuse a cluster with data of another format; raises :class:`UnsafeBackend`.
@@ -312,27 +313,27 @@ async def diagnose(seeds: Seeds, settings: Settings) -> list[Finding]:
     settings = replace(settings, command_timeout=(1 - DISCOVERY) * limit)
     prefix = f"{settings.namespace}:1:probe:"
     asked = await survey(
-        examine(seeds.at(place), settings, key_in(layout.slots(place), prefix), cluster=True)
-        for place in layout.primaries
+        examine(seeds.at(host), settings, key_in(layout.slots(host), prefix), cluster=True)
+        for host in layout.primaries
     )
-    found: dict[Place, list[Finding]] = {}
-    silent: dict[Place, BackendError] = {}
-    for place, task in zip(layout.primaries, asked, strict=True):
+    found: dict[Host, list[Finding]] = {}
+    silent: dict[Host, BackendError] = {}
+    for host, task in zip(layout.primaries, asked, strict=True):
         error = task.exception()
         if error is None:
-            found[place] = task.result()
+            found[host] = task.result()
         elif isinstance(error, BackendError):
-            silent[place] = error
+            silent[host] = error
         else:
             raise error
     return [*_of_layout(layout, silent), *summed_up(found)]
 
 
-def _of_layout(layout: Layout, silent: dict[Place, BackendError]) -> Iterator[Finding]:
+def _of_layout(layout: Layout, silent: dict[Host, BackendError]) -> Iterator[Finding]:
     count = len(layout.primaries)
     if silent:
-        [place, error], *_ = silent.items()
-        text = f"{len(silent)} of {count} primaries cannot be asked, so their locks cannot be had: {shown(place)}: {error}"
+        [host, error], *_ = silent.items()
+        text = f"{len(silent)} of {count} primaries cannot be asked, so their locks cannot be had: {host}: {error}"
         yield failure("nodes", text, "bring it back, or have a replica take over")
     else:
         text = f"all {count} primaries answer" if count > 1 else "the one primary answers"
@@ -342,32 +343,32 @@ def _of_layout(layout: Layout, silent: dict[Place, BackendError]) -> Iterator[Fi
         yield failure("slots", text, "see CLUSTER SLOTS, and redis-cli --cluster fix")
     else:
         yield ok("slots", f"all {SLOTS} are served")
-    alone = [place for place, replicas in layout.replicas if not replicas]
+    alone = [host for host, replicas in layout.replicas if not replicas]
     if alone:
-        who = "no primary has" if len(alone) == count else f"{', '.join(map(shown, alone))} has no"
+        who = "no primary has" if len(alone) == count else f"{', '.join(map(str, alone))} has no"
         if 1 < len(alone) < count:
-            who = f"{', '.join(map(shown, alone))} have no"
+            who = f"{', '.join(map(str, alone))} have no"
         text = f"{who} replica: when it is away, so are the locks of its slots"
         yield note("failover", text, "give each primary a replica")
     else:
         yield ok("failover", "every primary has a replica that can take over")
 
 
-def summed_up(found: dict[Place, list[Finding]]) -> list[Finding]:
+def summed_up(found: dict[Host, list[Finding]]) -> list[Finding]:
     """Return one finding per subject: the worst, with the nodes that it is about if it is not about all."""
     summary = []
     for subject in dict.fromkeys(finding.subject for findings in found.values() for finding in findings):
         matching = [
-            (place, finding)
-            for place, findings in found.items()
+            (host, finding)
+            for host, findings in found.items()
             for finding in findings
             if finding.subject == subject
         ]
         level = min((finding.level for _, finding in matching), key=WORST.index)
-        worst = [(place, finding) for place, finding in matching if finding.level is level]
+        worst = [(host, finding) for host, finding in matching if finding.level is level]
         _, first = worst[0]
         if len(worst) < len(found):
-            places = ", ".join(shown(place) for place, _ in worst)
-            first = replace(first, text=f"at {places}: {first.text}")
+            hosts = ", ".join(str(host) for host, _ in worst)
+            first = replace(first, text=f"at {hosts}: {first.text}")
         summary.append(first)
     return summary

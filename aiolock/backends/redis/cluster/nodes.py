@@ -14,12 +14,13 @@ from typing import Any
 
 from hiredis import ReplyError
 
-from aiolock.backends.redis.cluster.slots import SLOTS, Layout, NodeEndpoint, Place, Seeds, parse, shown
+from aiolock.backends.redis.cluster.slots import SLOTS, Layout, NodeEndpoint, Seeds, parse
 from aiolock.backends.redis.commands import Reply, Script
 from aiolock.backends.redis.connection import Connection, Pairing
 from aiolock.backends.redis.pubsub import Subscriber
 from aiolock.backends.redis.url import Verify, answers, survey, why_none
 from aiolock.backends.transport import ConnectionState, Hook, Options
+from aiolock.backends.urls import Host
 from aiolock.core.logs import Log, get_logger
 from aiolock.core.tasks import Backoff, TaskSet, end
 from aiolock.errors import BackendError, BackendRefused, BackendUnavailable
@@ -61,15 +62,15 @@ class Node:
     this node; the answers to scripts may come from wherever a lock has moved to.
     """
 
-    def __init__(self, seeds: Seeds, place: Place, context: NodeContext, redirect: Redirect) -> None:
-        self.place = place
+    def __init__(self, seeds: Seeds, host: Host, context: NodeContext, redirect: Redirect) -> None:
+        self.host = host
         self.slots: set[int] = set()
         """Slots that it serves."""
         self._clock = context.options["clock"]
         self._paired = -math.inf
         self._on_up = context.on_up
         self._on_change = context.on_change
-        self._endpoints = seeds.at(place), seeds.at(place)
+        self._endpoints = seeds.at(host), seeds.at(host)
         self.connection = _Connection(
             self._endpoints[0],
             scripts=context.scripts,
@@ -92,7 +93,7 @@ class Node:
         """Done when a connection stands for the first time, or is refused."""
 
     def __repr__(self) -> str:
-        return f"<Node {shown(self.place)}, {self.connection.state.value}>"
+        return f"<Node {self.host}, {self.connection.state.value}>"
 
     def begin(self) -> None:
         """Connect in the background."""
@@ -201,7 +202,7 @@ class Discovery:
             some = self._random.sample(ready, min(SOME, len(ready)))
             with contextlib.suppress(BackendError):
                 return await self._most([_connected(node) for node in some], min(SOON, self._timeout))
-        others = {node.place: self._seeds.at(node.place) for node in known}
+        others = {node.host: self._seeds.at(node.host) for node in known}
         endpoints = {endpoint.address: endpoint for endpoint in (*self._seeds.seeds, *others.values())}
         timeout = self._timeout
         return await self._most([_unconnected(each, timeout) for each in endpoints.values()], timeout)
@@ -218,13 +219,13 @@ class Discovery:
         return max(layouts, key=lambda layout: (votes[layout.ranges], layout.covered))
 
 
-def _votes(layouts: Iterable[Layout]) -> Counter[tuple[tuple[int, int, Place], ...]]:
+def _votes(layouts: Iterable[Layout]) -> Counter[tuple[tuple[int, int, Host], ...]]:
     """Count the nodes that agree about the slots; about replicas they may differ for a while."""
     return Counter(layout.ranges for layout in layouts)
 
 
 async def _connected(node: Node) -> Layout:
-    return _layout(await node.connection.call(*QUESTION), node.place[0], node)
+    return _layout(await node.connection.call(*QUESTION), node.host.name, node)
 
 
 async def _unconnected(node: NodeEndpoint, timeout: float) -> Layout:
@@ -282,14 +283,14 @@ class Nodes:
         self._random = Random()
         self._discovery = Discovery(seeds, self._timeout)
         self._announced: dict[int, tuple[Node, float]] = {}
-        self._importing: dict[Place, float] = {}
+        self._importing: dict[Host, float] = {}
         self._tasks = TaskSet()
         self._discovering: asyncio.Task[None] | None = None
         self._wanted = False
         self.closed = True
         self.table: list[Node | None] = [None] * SLOTS
         """The node of each slot, as far as is known."""
-        self.all: dict[Place, Node] = {}
+        self.all: dict[Host, Node] = {}
 
     async def open(self) -> None:
         """Find the nodes, and begin to connect; raises :class:`BackendError` if none of them answers.
@@ -313,18 +314,18 @@ class Nodes:
         """Run a task until it ends, or everything is closed."""
         return self._tasks.spawn(work, "aiolock-redis-cluster")
 
-    def announced(self, slot: int, place: Place) -> Node | None:
-        """Assign a slot to the node at ``place``, as another node announced; return that node if it is known."""
-        node = self.all.get(place)
+    def announced(self, slot: int, host: Host) -> Node | None:
+        """Assign a slot to the node at ``host``, as another node announced; return that node if it is known."""
+        node = self.all.get(host)
         if node is not None:
             self._announced[slot] = node, self._clock() + BELIEVED
             self._assign({slot: node})
         return node
 
-    def importing(self, place: Place) -> Node:
+    def importing(self, host: Host) -> Node:
         """Return a node that has a key of a slot which is not yet its own."""
-        self._importing[place] = self._clock() + IMPORTING
-        return self.all.get(place) or self._add(place)
+        self._importing[host] = self._clock() + IMPORTING
+        return self.all.get(host) or self._add(host)
 
     def discover(self) -> None:
         """Start a discovery of the layout in the background, or have the one under way followed by another."""
@@ -358,17 +359,17 @@ class Nodes:
         now = self._clock()
         self._announced = {slot: (node, end) for slot, (node, end) in self._announced.items() if now < end}
         owners: dict[int, Node | None] = dict.fromkeys(range(SLOTS))
-        for first, last, place in layout.ranges:
-            node = self.all.get(place) or self._add(place)
+        for first, last, host in layout.ranges:
+            node = self.all.get(host) or self._add(host)
             owners.update(dict.fromkeys(range(first, last + 1), node))
         for slot, (node, _) in self._announced.items():
-            if self.all.get(node.place) is node:
+            if self.all.get(node.host) is node:
                 owners[slot] = node
         self._assign(owners)
-        self._importing = {place: end for place, end in self._importing.items() if now < end}
-        for place, node in list(self.all.items()):
-            if not node.slots and place not in self._importing:
-                del self.all[place]
+        self._importing = {host: end for host, end in self._importing.items() if now < end}
+        for host, node in list(self.all.items()):
+            if not node.slots and host not in self._importing:
+                del self.all[host]
                 self.spawn(self._retire(node))
             elif not node.ready:
                 self._reclaim(node)
@@ -388,8 +389,8 @@ class Nodes:
         if moved:
             self._context.on_moved(moved)
 
-    def _add(self, place: Place) -> Node:
-        node = self.all[place] = Node(self._seeds, place, self._of_nodes, self._redirect)
+    def _add(self, host: Host) -> Node:
+        node = self.all[host] = Node(self._seeds, host, self._of_nodes, self._redirect)
         node.begin()
         return node
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from random import Random
 
 from aiolock.backends.redis.cluster.nodes import Node, NodeContext, Nodes
-from aiolock.backends.redis.cluster.slots import Seeds, key_of, redirection, shown, slot_of
+from aiolock.backends.redis.cluster.slots import Seeds, key_of, redirection, slot_of
 from aiolock.backends.redis.commands import Reply, encode
 from aiolock.backends.redis.connection import LIMIT
 from aiolock.backends.redis.errors import from_reply, not_sent
@@ -124,19 +124,17 @@ class Router(OneProcess):
             return
         entry.command, entry.hops = command, entry.hops + 1
         code = text.partition(" ")[0]
-        where = redirection(text, node.place[0])
+        where = redirection(text, node.host.name)
         target: Node | None = None
         if where is None:
             entry.error = from_reply(text)
         else:
-            slot, place = where
-            entry.error = BackendUnavailable(
-                f"{shown(node.place)} says that slot {slot} is at {shown(place)} ({code})"
-            )
+            slot, host = where
+            entry.error = BackendUnavailable(f"{node.host} says that slot {slot} is at {host} ({code})")
             if code == "ASK":
-                target = self.nodes.importing(place)
+                target = self.nodes.importing(host)
             elif code == "MOVED":
-                target = self.nodes.announced(slot, place)
+                target = self.nodes.announced(slot, host)
         self.trouble = entry.error
         if code != "ASK" or where is None:
             self.nodes.discover()

@@ -17,44 +17,39 @@ __all__ = [
     "SLOTS",
     "Layout",
     "NodeEndpoint",
-    "Place",
     "Seeds",
     "key_in",
     "key_of",
     "parse",
     "redirection",
-    "shown",
     "slot_of",
 ]
 
 SLOTS = 16384
 
-Place = tuple[str, int]
-"""A host and a port."""
-
 
 class Layout(NamedTuple):
     """The nodes of all slots, as reported by one node."""
 
-    ranges: tuple[tuple[int, int, Place], ...]
+    ranges: tuple[tuple[int, int, Host], ...]
     """First and last slot, and the primary; sorted."""
-    replicas: tuple[tuple[Place, int], ...]
+    replicas: tuple[tuple[Host, int], ...]
     """Number of replicas of each primary."""
 
     @property
-    def primaries(self) -> tuple[Place, ...]:
+    def primaries(self) -> tuple[Host, ...]:
         """Every primary, in the order of their slots."""
-        return tuple(dict.fromkeys(place for _, _, place in self.ranges))
+        return tuple(dict.fromkeys(host for _, _, host in self.ranges))
 
     @property
     def covered(self) -> int:
         """Number of slots that are served."""
         return sum(last - first + 1 for first, last, _ in self.ranges)
 
-    def slots(self, place: Place) -> list[int]:
+    def slots(self, host: Host) -> list[int]:
         """Return the slots of a primary."""
         return [
-            slot for first, last, owner in self.ranges if owner == place for slot in range(first, last + 1)
+            slot for first, last, owner in self.ranges if owner == host for slot in range(first, last + 1)
         ]
 
 
@@ -86,36 +81,31 @@ def parse(reply: Any, asked: str) -> Layout:
     ranges, replicas = [], {}
     try:
         for first, last, primary, *others in reply:
-            place = _text(primary[0]) or asked, int(primary[1])
-            ranges.append((int(first), int(last), place))
-            replicas[place] = len(others)
+            host = Host(_text(primary[0]) or asked, int(primary[1]))
+            ranges.append((int(first), int(last), host))
+            replicas[host] = len(others)
     except (AttributeError, IndexError, TypeError, ValueError) as error:
         raise ValueError("this is no answer to CLUSTER SLOTS") from error
     return Layout(tuple(sorted(ranges)), tuple(sorted(replicas.items())))
 
 
-def redirection(text: str, asked: str) -> tuple[int, Place] | None:
-    """Return slot and place that ``MOVED 3999 host:port`` or ``ASK …`` names; ``None`` if it names none."""
+def redirection(text: str, asked: str) -> tuple[int, Host] | None:
+    """Return slot and host that ``MOVED 3999 host:port`` or ``ASK …`` names; ``None`` if it names none."""
     try:
-        _, slot, place = text.split(" ")[:3]
-        host, _, port = place.rpartition(":")
-        return (int(slot), (_known(host) or asked, int(port))) if host != "?" else None
+        _, slot, address = text.split(" ")[:3]
+        name, _, port = address.rpartition(":")
+        return (int(slot), Host(_known(name) or asked, int(port))) if name != "?" else None
     except ValueError:
         return None
-
-
-def shown(place: Place) -> str:
-    """Format a place for messages."""
-    return str(Host(*place))
 
 
 def _text(value: bytes | str | None) -> str:
     return _known(value.decode() if isinstance(value, bytes) else value or "")
 
 
-def _known(host: str) -> str:
+def _known(name: str) -> str:
     # A node that does not know its name reports nothing, or a question mark.
-    return "" if host == "?" else host
+    return "" if name == "?" else name
 
 
 # --- seeds
@@ -155,12 +145,12 @@ class Seeds(Endpoint):
         """The nodes that the address names."""
         if len({seed.address for seed in self.seeds}) < len(self.seeds):
             raise ConfigError("one of the nodes is named twice in the address")
-        self.address = f"{address.scheme}://{self.user}{address.place}"
+        self.address = f"{address.scheme}://{self.user}{address.host_list}"
 
-    def at(self, place: Place) -> NodeEndpoint:
+    def at(self, host: Host) -> NodeEndpoint:
         """Return the endpoint of one node."""
-        node = self.elsewhere(NodeEndpoint, *place)
-        node.host, node.node = place[0], None
+        node = self.elsewhere(NodeEndpoint, host)
+        node.host, node.node = host.name, None
         return node
 
 
