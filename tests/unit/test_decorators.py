@@ -259,7 +259,8 @@ async def test_a_job_that_fails_counts_as_done(client, rival):
 
 
 async def test_a_job_that_takes_too_long_is_cancelled(client, rival):
-    @client.once("a", at_most=0.2)
+    # Of less, a grant that a busy machine delivers late is not nearly all, and is asked for once more.
+    @client.once("a", at_most=1)
     async def run() -> None:
         await asyncio.sleep(60)
 

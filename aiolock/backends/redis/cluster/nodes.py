@@ -303,12 +303,12 @@ class Nodes:
         self._apply(await self._discovery.ask(()))
 
     async def aclose(self) -> None:
-        """Close every connection. Cancelling it may leave some open."""
+        """Close every connection. Cancelling it may leave some open, for another call."""
         self.closed = True
         await end(self._tasks)
-        nodes, self.all = list(self.all.values()), {}
         self.table = [None] * SLOTS
-        await asyncio.gather(*(node.aclose() for node in nodes))
+        await asyncio.gather(*(node.aclose() for node in self.all.values()))
+        self.all.clear()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run a task until it ends, or everything is closed."""
