@@ -90,13 +90,13 @@ def mysqld() -> str:
         )
     except OSError as error:
         raise ServerMissing(f"AIOLOCK_MYSQLD={MYSQLD} cannot be run: {error}") from error
-    said = done.stdout.strip()
-    if done.returncode or not re.search(r" Ver \d+\.\d+", said):
+    output = done.stdout.strip()
+    if done.returncode or not re.search(r" Ver \d+\.\d+", output):
         raise ServerMissing(
             f"AIOLOCK_MYSQLD={MYSQLD} must be the server program of a MySQL or MariaDB, but it says: "
-            f"{said or done.stderr!r}"
+            f"{output or done.stderr!r}"
         )
-    return said
+    return output
 
 
 def is_mysql() -> bool:
@@ -123,12 +123,12 @@ def redis_server() -> str:
         done = subprocess.run([REDIS, "--version"], capture_output=True, text=True, check=False)
     except OSError as error:
         raise ServerMissing(f"AIOLOCK_REDIS={REDIS} cannot be run: {error}") from error
-    said = done.stdout.strip()
-    if done.returncode or not said.startswith(("Redis server v=", "Valkey server v=")):
+    output = done.stdout.strip()
+    if done.returncode or not output.startswith(("Redis server v=", "Valkey server v=")):
         raise ServerMissing(
-            f"AIOLOCK_REDIS={REDIS} must be the server of a Redis or Valkey, but it says: {said or done.stderr!r}"
+            f"AIOLOCK_REDIS={REDIS} must be the server of a Redis or Valkey, but it says: {output or done.stderr!r}"
         )
-    return said
+    return output
 
 
 class Redis(Server):
@@ -665,10 +665,10 @@ class PostgreSQL(Server):
     def _run(self, name: str, *words: str, text: str = "") -> str:
         argv = [*self._as_user(), str(self._programs / name), *words]
         done = subprocess.run(argv, input=text.encode(), capture_output=True, check=False, cwd=self.folder)
-        said = (done.stdout + done.stderr).decode(errors="replace")
-        if done.returncode or "ERROR:" in said:
+        output = (done.stdout + done.stderr).decode(errors="replace")
+        if done.returncode or "ERROR:" in output:
             raise ServerFailed(
-                f"{name} ended with status {done.returncode}; its output ends:\n{said[-2000:]}"
+                f"{name} ended with status {done.returncode}; its output ends:\n{output[-2000:]}"
             )
         return done.stdout.decode(errors="replace")
 
@@ -678,8 +678,8 @@ class PostgreSQL(Server):
         place = ["-h", str(self.folder), "-p", str(self.port), "-U", "postgres"]
         # Whatever limit a test has set: on a busy machine each statement takes its time.
         place += ["-d", f"dbname={database} options='-c statement_timeout=0'"]
-        said = self._run("psql", "-XqAt", "-F", "\t", "-v", "ON_ERROR_STOP=1", *place, *words)
-        return [line.split("\t") for line in said.splitlines()]
+        output = self._run("psql", "-XqAt", "-F", "\t", "-v", "ON_ERROR_STOP=1", *place, *words)
+        return [line.split("\t") for line in output.splitlines()]
 
     def _processes(self) -> list[int]:
         """Return the processes of the server but the first."""

@@ -339,10 +339,10 @@ def stopper():
 def test_a_command_that_cannot_be_killed_is_said_loudly(alone, stopper, options):
     process = beyond_us(alone, stopper, *options)
     alone.redis.freeze()
-    while "CANNOT BE KILLED" not in (said := process.complaint()):
+    while "CANNOT BE KILLED" not in (output := process.complaint()):
         pass
     if options == ["--json"]:
-        told = json.loads(said)
+        told = json.loads(output)
         assert (told["event"], told["unstoppable"], told["name"]) == ("lost", True, "x")
     # It is waited for all the same.
     assert process.process.poll() is None

@@ -121,13 +121,13 @@ def test_force_release_asks_on_a_terminal(shell):
 
 def test_the_question_is_asked_in_the_terminal_and_not_in_a_file(shell, tmp_path):
     holder = hold(shell, "x")
-    said = tmp_path / "said"
-    command = f"{shlex.join(program())} force-release x --json 2>{shlex.quote(str(said))}"
+    output = tmp_path / "said"
+    command = f"{shlex.join(program())} force-release x --json 2>{shlex.quote(str(output))}"
     screen = shell.screen(command=["sh", "-c", command])
     screen.until(r"\[y/N\] ")
     screen.type("no\n")
     assert screen.end()[0] == 1
-    assert json.loads(said.read_text())["message"] == "nothing was done"
+    assert json.loads(output.read_text())["message"] == "nothing was done"
     let_go(holder)
 
 

@@ -30,7 +30,7 @@ single = pytest.mark.parametrize(
 """Those of them that do nothing without it."""
 
 
-class Said:
+class Records:
     """What the client said of its connection."""
 
     def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
@@ -43,8 +43,8 @@ class Said:
 
 
 @pytest.fixture
-def said(caplog) -> Said:
-    return Said(caplog)
+def records(caplog) -> Records:
+    return Records(caplog)
 
 
 def addresses(records: list[logging.LogRecord]) -> list[str]:
@@ -52,19 +52,19 @@ def addresses(records: list[logging.LogRecord]) -> list[str]:
 
 
 @there
-async def test_an_outage_is_told_once_and_so_is_its_end(deployment, said):
+async def test_an_outage_is_told_once_and_so_is_its_end(deployment, records):
     async with deployment.over(ttl=60, command_timeout=5) as (client, way):
         for number in (1, 2):
             lease = await client.lock("x").acquire()
             way.cut(refused=True)
-            await until(lambda number=number: len(said(logging.WARNING)) >= number)
+            await until(lambda number=number: len(records(logging.WARNING)) >= number)
             await asyncio.sleep(0.5)
             way.mend()
             # Some reconnect at once, others when there is something to ask.
-            await until(lambda number=number: _asked(client, said, number))
+            await until(lambda number=number: _asked(client, records, number))
             # Where a lock lives in a session, it is lost.
             await lease.release()
-    lost, back = said(logging.WARNING), said(logging.INFO)
+    lost, back = records(logging.WARNING), records(logging.INFO)
     # Once for each outage and each server of the deployment that was away.
     assert addresses(lost) == addresses(back)
     assert len(lost) == 2 * len(set(addresses(lost)))
@@ -77,29 +77,29 @@ async def test_an_outage_is_told_once_and_so_is_its_end(deployment, said):
         assert "password" not in record.getMessage()
 
 
-async def _asked(client, said, number) -> bool:
+async def _asked(client, records, number) -> bool:
     try:
         await client.lock("x").locked()
     except Exception:
         return False
-    lost, back = said(logging.WARNING), said(logging.INFO)
+    lost, back = records(logging.WARNING), records(logging.INFO)
     return addresses(lost) == addresses(back) and len(back) >= number
 
 
 @there
-async def test_a_client_that_waits_says_it_as_well(deployment, rival, said):
+async def test_a_client_that_waits_says_it_as_well(deployment, rival, records):
     async with deployment.over(ttl=60, command_timeout=5) as (client, way), rival.lock("x"):
         attempt = asyncio.ensure_future(client.lock("x").acquire())
         await waiting(client, 1)
         way.cut(refused=True)
-        await until(lambda: said(logging.WARNING))
+        await until(lambda: records(logging.WARNING))
         attempt.cancel()
         way.mend()
         await asyncio.wait([attempt])
 
 
 @there
-async def test_a_client_that_neither_holds_nor_waits_says_nothing(deployment, said):
+async def test_a_client_that_neither_holds_nor_waits_says_nothing(deployment, records):
     async with deployment.over(ttl=60, command_timeout=5) as (client, way):
         async with client.lock("x"):
             pass
@@ -108,7 +108,7 @@ async def test_a_client_that_neither_holds_nor_waits_says_nothing(deployment, sa
         await asyncio.sleep(0.3)
         way.mend()
         await until(lambda: _reaches(client))
-    assert said(logging.WARNING) == said(logging.INFO) == []
+    assert records(logging.WARNING) == records(logging.INFO) == []
 
 
 async def _reaches(client) -> bool:
@@ -120,37 +120,37 @@ async def _reaches(client) -> bool:
 
 
 @single
-async def test_a_client_that_begins_to_wait_during_an_outage_says_it_once(deployment, said):
+async def test_a_client_that_begins_to_wait_during_an_outage_says_it_once(deployment, records):
     async with deployment.over(ttl=60, command_timeout=5) as (client, way):
         assert await client.lock("x").locked() is False
         way.cut(refused=True)
         if not isinstance(deployment, LocalRows):
             # A file that cannot be used is noticed by those who ask for something.
             await until(client._runtime.outages.describe)
-        assert said(logging.WARNING) == []
+        assert records(logging.WARNING) == []
         for _ in range(4):
             with pytest.raises(BackendUnavailable):
                 await client.lock("x").acquire(timeout=0.2)
-            assert said(logging.WARNING)
-        lost = said(logging.WARNING)
+            assert records(logging.WARNING)
+        lost = records(logging.WARNING)
         assert lost
         assert len(lost) == len(set(addresses(lost)))
-        assert said(logging.INFO) == []
+        assert records(logging.INFO) == []
         way.mend()
         await until(lambda: _gets(client))
-        await until(lambda: _asked(client, said, 1))
+        await until(lambda: _asked(client, records, 1))
         # Also if its request is answered in the end.
         way.cut(refused=True)
         if not isinstance(deployment, LocalRows):
             await until(client._runtime.outages.describe)
             waiter = asyncio.ensure_future(client.lock("x").acquire(timeout=30))
-            await until(lambda: len(said(logging.WARNING)) > len(lost))
+            await until(lambda: len(records(logging.WARNING)) > len(lost))
             waiter.cancel()
             await asyncio.wait([waiter])
         way.mend()
         await until(lambda: _gets(client))
-        await until(lambda: _asked(client, said, 1))
-    assert addresses(said(logging.INFO)) == addresses(said(logging.WARNING))
+        await until(lambda: _asked(client, records, 1))
+    assert addresses(records(logging.INFO)) == addresses(records(logging.WARNING))
 
 
 @single
@@ -202,7 +202,7 @@ async def _gets(client) -> bool:
 
 
 @there
-async def test_a_lock_that_is_known_to_be_taken_is_not_a_server_that_is_away(deployment, rival, said):
+async def test_a_lock_that_is_known_to_be_taken_is_not_a_server_that_is_away(deployment, rival, records):
     async with deployment.over(ttl=60, command_timeout=5) as (client, way), rival.lock("x"):
         lease = await client.lock("mine").acquire()
         attempts = [client.lock(name).acquire(timeout=3) for name in ("x", "mine")]
@@ -211,7 +211,7 @@ async def test_a_lock_that_is_known_to_be_taken_is_not_a_server_that_is_away(dep
         await queued(rival.lock("x"), 1)
         await in_line(client)
         way.cut(refused=True)
-        await until(lambda: said(logging.WARNING))
+        await until(lambda: records(logging.WARNING))
         outcomes = await asyncio.gather(*waiters, return_exceptions=True)
         if isinstance(deployment, RedisQuorum):
             # The majority has answered.
@@ -225,8 +225,8 @@ async def test_a_lock_that_is_known_to_be_taken_is_not_a_server_that_is_away(dep
 
 
 @there
-async def test_closing_is_no_outage(deployment, said):
+async def test_closing_is_no_outage(deployment, records):
     async with deployment.connect() as client:
         lease = await client.lock("x").acquire()
     assert lease.lost
-    assert said(logging.WARNING) == said(logging.INFO) == []
+    assert records(logging.WARNING) == records(logging.INFO) == []

@@ -83,9 +83,9 @@ def test_the_cron_job_is_done_by_one_of_many(redis):
         )
         for _ in range(3)
     ]
-    said = [program.communicate(timeout=60)[0] for program in started]
-    assert sum("done by" in text for text in said) == 1
-    assert sum("somebody else" in text for text in said) == 2
+    output = [program.communicate(timeout=60)[0] for program in started]
+    assert sum("done by" in text for text in output) == 1
+    assert sum("somebody else" in text for text in output) == 2
 
 
 async def test_the_cron_job_on_memory_runs(monkeypatch):

@@ -125,7 +125,7 @@ async def test_a_server_that_is_not_installed_is_left_out_with_one_sentence(monk
         monkeypatch.setattr(f"tests.servers.{server}", nothing)
     with contextlib.ExitStack() as stack:
         assert list(dict(flash_sale.started(stack))) == ["sqlite"]
-    said = capsys.readouterr().out.splitlines()
-    assert said == [
+    output = capsys.readouterr().out.splitlines()
+    assert output == [
         f"{store} is left out: there is no such program; install it" for store in STORES if store != "sqlite"
     ]

@@ -879,10 +879,10 @@ class Caller:
 
     def __init__(self, app: FastAPI, path: str) -> None:
         self.told: asyncio.Queue[dict] = asyncio.Queue()
-        self.said: asyncio.Queue[dict] = asyncio.Queue()
+        self.sent: asyncio.Queue[dict] = asyncio.Queue()
         self.told.put_nowait({"type": "websocket.connect"})
         scope = {"type": "websocket", "path": path, "headers": [], "query_string": b"", "state": {}}
-        self.running = asyncio.create_task(app(scope, self.told.get, self.said.put))
+        self.running = asyncio.create_task(app(scope, self.told.get, self.sent.put))
 
 
 async def test_a_websocket_is_closed_when_the_lock_is_taken_or_lost(app, rival):
@@ -896,11 +896,11 @@ async def test_a_websocket_is_closed_when_the_lock_is_taken_or_lost(app, rival):
     async with rival.lock("room:2"):
         app.dependency_overrides[client] = lambda: rival
         first, second = Caller(app, "/rooms/1"), Caller(app, "/rooms/2")
-        assert (await first.said.get())["type"] == "websocket.accept"
-        refused = await second.said.get()
+        assert (await first.sent.get())["type"] == "websocket.accept"
+        refused = await second.sent.get()
         assert (refused["type"], refused["code"]) == ("websocket.close", 1013)
         await rival.lock("room:1").force_release()
-        closed = await first.said.get()
+        closed = await first.sent.get()
         assert (closed["type"], closed["code"]) == ("websocket.close", 1013)
         await asyncio.gather(first.running, second.running)
     await nothing_remains(rival, "room:1")

@@ -37,7 +37,7 @@ def mariadb() -> Iterator[servers.MariaDB | servers.ExternalMariaDB]:
         yield server
 
 
-class Place:
+class Deployment:
     """A server in a namespace of the test's own."""
 
     def __init__(self, server: servers.MariaDB | servers.ExternalMariaDB) -> None:
@@ -55,5 +55,5 @@ class Place:
 
 
 @pytest.fixture
-def place(mariadb) -> Place:
-    return Place(mariadb)
+def deployment(mariadb) -> Deployment:
+    return Deployment(mariadb)

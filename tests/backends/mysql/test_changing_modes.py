@@ -17,23 +17,24 @@ from tests.faults.staging import PATIENCE, gets_the_lock
 MODES = ("lease", "session", "row")
 
 
-async def rows(place, what: str = "name") -> tuple:
+async def rows(deployment, what: str = "name") -> tuple:
     return await as_root(
-        place.server, f"SELECT {what} FROM aiolock WHERE namespace = '{place.namespace}' ORDER BY name"
+        deployment.server,
+        f"SELECT {what} FROM aiolock WHERE namespace = '{deployment.namespace}' ORDER BY name",
     )
 
 
 @pytest.mark.parametrize("order", list(permutations(MODES)), ids="-".join)
-async def test_tokens_rise_from_mode_to_mode_also_over_a_purge(place, order, monkeypatch):
+async def test_tokens_rise_from_mode_to_mode_also_over_a_purge(deployment, order, monkeypatch):
     monkeypatch.setattr(validation, "LEAST_IDLE", 0)
     tokens: list[int] = []
     for purged in (False, True):
         for mode in order:
-            async with place.connect(mode) as client:
+            async with deployment.connect(mode) as client:
                 if purged and mode != "session":
                     # A row is not long ago in the microsecond in which it was left.
                     async with asyncio.timeout(PATIENCE):
-                        while len(await rows(place)):
+                        while len(await rows(deployment)):
                             await purge(client, idle=0)
                 for fair in (False, True, False):
                     lease = await client.lock("x", fair=fair).acquire()
@@ -48,21 +49,22 @@ async def test_tokens_rise_from_mode_to_mode_also_over_a_purge(place, order, mon
     assert tokens == sorted(set(tokens))
 
 
-async def test_tokens_of_an_earlier_version_are_followed_by_greater_ones_in_every_mode(place):
-    async with place.connect() as client:
+async def test_tokens_of_an_earlier_version_are_followed_by_greater_ones_in_every_mode(deployment):
+    async with deployment.connect() as client:
         await gets_the_lock(client, "x")
         # Before, they were the clock alone.
         await as_root(
-            place.server, f"UPDATE aiolock SET token = token DIV 64 WHERE namespace = '{place.namespace}'"
+            deployment.server,
+            f"UPDATE aiolock SET token = token DIV 64 WHERE namespace = '{deployment.namespace}'",
         )
-        [[old]] = await rows(place, "token")
+        [[old]] = await rows(deployment, "token")
         last = await gets_the_lock(client, "x")
-    async with place.connect("session") as client:
+    async with deployment.connect("session") as client:
         assert old < last < await gets_the_lock(client, "x")
 
 
-async def test_locks_of_the_row_mode_are_not_listed_as_held_in_the_lease_mode(place):
-    async with place.connect("row") as other, place.connect() as client:
+async def test_locks_of_the_row_mode_are_not_listed_as_held_in_the_lease_mode(deployment):
+    async with deployment.connect("row") as other, deployment.connect() as client:
         held = await other.lock("held").acquire()
         await gets_the_lock(other, "old")
         async with client.lock("mine"), client.lock("held"):
@@ -74,28 +76,30 @@ async def test_locks_of_the_row_mode_are_not_listed_as_held_in_the_lease_mode(pl
 
 
 @pytest.mark.parametrize("mode", ["lease", "row"])
-async def test_purging_deletes_what_either_mode_has_left_and_waits_for_no_hold(place, mode):
-    backend = MySQLBackend(place.url(query=f"?mode={mode}"))
+async def test_purging_deletes_what_either_mode_has_left_and_waits_for_no_hold(deployment, mode):
+    backend = MySQLBackend(deployment.url(query=f"?mode={mode}"))
     async with (
-        place.connect("row") as other,
-        place.connect() as one,
-        aiolock.Client(backend, namespace=place.namespace) as client,
+        deployment.connect("row") as other,
+        deployment.connect() as one,
+        aiolock.Client(backend, namespace=deployment.namespace) as client,
     ):
         for each in (other, one):
             await gets_the_lock(each, "old")
         held = [await each.lock("held").acquire() for each in (other, one)]
-        keys = await rows(place, "id")
+        keys = await rows(deployment, "id")
         assert len(keys) == 4
         for (key,) in keys:
-            if (await as_root(place.server, f"SELECT name FROM aiolock WHERE id = '{key}'"))[0][0] == "old":
+            if (await as_root(deployment.server, f"SELECT name FROM aiolock WHERE id = '{key}'"))[0][
+                0
+            ] == "old":
                 await as_root(
-                    place.server,
+                    deployment.server,
                     "UPDATE aiolock SET since = since - INTERVAL 2 HOUR, expires_at = "
                     "IF(expires_at > '9999-01-01', expires_at, expires_at - INTERVAL 2 HOUR), "
                     f"token = IF(token, token - 7200000000 * 64, 0) WHERE id = '{key}'",
                 )
         assert await purge(client, idle=3600) == 2
-        assert [name for (name,) in await rows(place)] == ["held", "held"]
+        assert [name for (name,) in await rows(deployment)] == ["held", "held"]
         for lease in held:
             lease.check()
             await lease.release()

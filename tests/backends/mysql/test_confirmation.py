@@ -25,34 +25,39 @@ from tests.faults.staging import PATIENCE, until
 
 
 @pytest.fixture
-async def connect(place):
+async def connect(deployment):
     """Connections of the application, whose table is empty."""
     opened = []
 
     async def one(user: str = "app", **options):
         password = "" if user == "root" else PASSWORD
         connection = await aiomysql.connect(
-            host=place.server.host, port=place.server.port, user=user, password=password, db="test", **options
+            host=deployment.server.host,
+            port=deployment.server.port,
+            user=user,
+            password=password,
+            db="test",
+            **options,
         )
         opened.append(connection)
         return connection
 
-    await as_root(place.server, "CREATE TABLE IF NOT EXISTS work (n INT)")
-    await as_root(place.server, "DELETE FROM work")
+    await as_root(deployment.server, "CREATE TABLE IF NOT EXISTS work (n INT)")
+    await as_root(deployment.server, "DELETE FROM work")
     yield one
     for connection in opened:
         connection.close()
 
 
 @pytest.fixture
-async def client(place):
-    async with place.connect(ttl=30, on_loss="signal") as opened:
+async def client(deployment):
+    async with deployment.connect(ttl=30, on_loss="signal") as opened:
         yield opened
 
 
 @pytest.fixture
-async def rival(place):
-    async with place.connect(ttl=30) as opened:
+async def rival(deployment):
+    async with deployment.connect(ttl=30) as opened:
         yield opened
 
 
@@ -112,7 +117,7 @@ async def test_no_other_client_enters_before_the_commit(client, rival, connect, 
 
 @pytest.mark.parametrize("kind", ["mutex", "write", "permit"])
 async def test_a_transaction_that_outlasts_the_ttl_is_still_before_the_next_holder(
-    place, rival, connect, kind
+    deployment, rival, connect, kind
 ):
     """Its hold was not renewed, and the time of the server is over: others wait for the row all the same."""
     mine, other = await connect(), await connect()
@@ -124,7 +129,7 @@ async def test_a_transaction_that_outlasts_the_ttl_is_still_before_the_next_hold
             "permit": lambda: client.semaphore("x", 1),
         }[kind]()
 
-    async with place.connect(ttl=2.5, on_loss="signal") as client:
+    async with deployment.connect(ttl=2.5, on_loss="signal") as client:
         lease = await lock(client).acquire()
         await mine.begin()
         await lease.confirm(mine)
@@ -183,10 +188,10 @@ async def test_what_the_transaction_cannot_do_is_told(client, connect):
 
 
 @pytest.mark.parametrize(("mode", "advice"), [("row", "connection="), ("session", "mode=lease")])
-async def test_other_modes_have_no_row_to_confirm(place, connect, mode, advice):
+async def test_other_modes_have_no_row_to_confirm(deployment, connect, mode, advice):
     mine = await connect()
     await mine.begin()
-    async with place.connect(mode) as client, client.lock("x") as lease:
+    async with deployment.connect(mode) as client, client.lock("x") as lease:
         with pytest.raises(UnsupportedKind, match=advice):
             await lease.confirm(mine)
 
@@ -205,15 +210,15 @@ async def test_a_node_of_a_cluster_refuses(client, connect, monkeypatch):
 
 
 @pytest.mark.parametrize("how", ["cancel", "timeout"])
-async def test_a_row_that_is_locked_is_waited_for_and_the_wait_can_be_given_up(place, connect, how):
+async def test_a_row_that_is_locked_is_waited_for_and_the_wait_can_be_given_up(deployment, connect, how):
     mine, admin = await connect(), await connect("root")
 
     async def blocked() -> bool:
-        rows = await as_root(place.server, "SELECT info FROM information_schema.processlist")
+        rows = await as_root(deployment.server, "SELECT info FROM information_schema.processlist")
         return any("LOCK IN SHARE MODE" in (row[0] or "") for row in rows)
 
     options = {"ttl": 60, "command_timeout": 20 if how == "cancel" else 2}
-    async with place.connect(**options) as client, client.lock("x") as lease:
+    async with deployment.connect(**options) as client, client.lock("x") as lease:
         for give_up in (True, False):
             await admin.begin()
             await run(admin, "SELECT * FROM aiolock FOR UPDATE")
@@ -239,12 +244,12 @@ async def test_a_row_that_is_locked_is_waited_for_and_the_wait_can_be_given_up(p
             await mine.rollback()
 
 
-async def test_it_ends_in_time_on_a_server_that_does_not_end_the_wait(place, connect, monkeypatch):
+async def test_it_ends_in_time_on_a_server_that_does_not_end_the_wait(deployment, connect, monkeypatch):
     monkeypatch.setattr(callers, "GIVE_UP", 10 * PATIENCE)
     monkeypatch.setattr(MySQLConnection, "interrupt", lambda _, left: asyncio.sleep(0.01))
     mine, admin = await connect(), await connect("root")
     options = {"ttl": 2 * PATIENCE, "command_timeout": 2, "on_loss": "signal"}
-    async with place.connect(**options) as client, client.lock("x") as lease:
+    async with deployment.connect(**options) as client, client.lock("x") as lease:
         await admin.begin()
         await run(admin, "SELECT * FROM aiolock FOR UPDATE")
         await mine.begin()
@@ -256,7 +261,7 @@ async def test_it_ends_in_time_on_a_server_that_does_not_end_the_wait(place, con
 
 
 @pytest.mark.parametrize("kind", ["mutex", "write"])
-async def test_a_deadlock_costs_the_transaction_and_not_the_lease(place, client, connect, kind):
+async def test_a_deadlock_costs_the_transaction_and_not_the_lease(deployment, client, connect, kind):
     mine, admin = await connect(), await connect("root")
     lease = await (client.lock("x") if kind == "mutex" else client.rwlock("x").write()).acquire()
     await run(mine, "INSERT INTO work VALUES (1)")
@@ -273,7 +278,8 @@ async def test_a_deadlock_costs_the_transaction_and_not_the_lease(place, client,
         # The server does not renew this table while it is read more often than every 0.1 s.
         await asyncio.sleep(0.15)
         [[count]] = await as_root(
-            place.server, "SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'"
+            deployment.server,
+            "SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'",
         )
         return int(count) > 0
 

@@ -119,15 +119,15 @@ async def one_attempt(
 @pytest.mark.parametrize("busy", [False, True], ids=["free", "locked"])
 @pytest.mark.parametrize("kind", LOCKS)
 async def test_a_confirmation_interrupted_anywhere_leaves_everything_as_it_was(
-    place, kind, busy, mode, no_error_is_logged
+    deployment, kind, busy, mode, no_error_is_logged
 ):
-    server = place.server
+    server = deployment.server
     await as_root(server, "CREATE TABLE IF NOT EXISTS work (n INT)")
     connection, other = [
         await aiomysql.connect(host=server.host, port=server.port, user="app", password=PASSWORD, db="test")
         for _ in range(2)
     ]
-    async with place.connect(ttl=100) as client, place.connect(ttl=100) as rival:
+    async with deployment.connect(ttl=100) as client, deployment.connect(ttl=100) as rival:
         # So that the tasks of a client that stay are there before.
         async with LOCKS[kind](client, "warm"), LOCKS[kind](rival, "warmer"):
             pass

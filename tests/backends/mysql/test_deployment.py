@@ -31,34 +31,34 @@ def granted() -> list[str]:
     return re.findall(r"^GRANT .*?;$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 
 
-async def count(place) -> int:
-    return len(await sessions(place.server))
+async def count(deployment) -> int:
+    return len(await sessions(deployment.server))
 
 
 # --- connections
 
 
 @pytest.mark.parametrize("mode", ["lease", "session"])
-async def test_five_thousand_waiting_tasks_cost_two_connections(place, mode):
-    async with place.connect(mode) as client, place.connect(mode) as rival:
+async def test_five_thousand_waiting_tasks_cost_two_connections(deployment, mode):
+    async with deployment.connect(mode) as client, deployment.connect(mode) as rival:
         lease = await rival.lock("x").acquire()
-        assert await count(place) == 2
+        assert await count(deployment) == 2
         waiters = [asyncio.create_task(client.lock("x").acquire()) for _ in range(5000)]
         await waiting(client, 5000)
         await queued(rival.lock("x"), 1)
-        assert await count(place) == 3
+        assert await count(deployment) == 3
         for waiter in waiters[::2]:
             waiter.cancel()
         await waiting(client, 2500)
         await asyncio.wait(waiters[::2])
-        assert await count(place) == 3
+        assert await count(deployment) == 3
         for waiter in waiters:
             waiter.cancel()
         await asyncio.wait(waiters)
         await nothing_queued(rival)
-        assert await count(place) <= 4
+        assert await count(deployment) <= 4
         await lease.release()
-    await until_none(place)
+    await until_none(deployment)
 
 
 async def nothing_queued(client) -> None:
@@ -68,34 +68,37 @@ async def nothing_queued(client) -> None:
     await until(empty)
 
 
-async def until_none(place) -> None:
+async def until_none(deployment) -> None:
     async def none() -> bool:
-        return await count(place) == 0
+        return await count(deployment) == 0
 
     await until(none)
 
 
 @pytest.mark.parametrize("mode", ["lease", "session"])
-async def test_any_number_of_free_locks_cost_one_connection(place, mode):
+async def test_any_number_of_free_locks_cost_one_connection(deployment, mode):
     # A hundred requests at once go out one after the other; on a loaded machine that takes its time.
-    async with place.connect(mode, ttl=60, command_timeout=20) as client:
+    async with deployment.connect(mode, ttl=60, command_timeout=20) as client:
         leases = [await client.lock(f"x{number}").acquire() for number in range(100)]
         await asyncio.gather(*(lease.renew() for lease in leases))
-        assert await count(place) == 1
+        assert await count(deployment) == 1
         for lease in leases:
             await lease.release()
-    await until_none(place)
+    await until_none(deployment)
 
 
 @pytest.mark.parametrize("mode", ["lease", "session", "row"])
-async def test_beyond_the_cap_waiters_try_again_and_again(place, mode):
-    async with place.connect(mode, connections=12) as client, place.connect(mode, connections=3) as rival:
+async def test_beyond_the_cap_waiters_try_again_and_again(deployment, mode):
+    async with (
+        deployment.connect(mode, connections=12) as client,
+        deployment.connect(mode, connections=3) as rival,
+    ):
         held = [await client.lock(f"x{number}").acquire() for number in range(10)]
         waiters = [asyncio.create_task(rival.lock(f"x{number}").acquire()) for number in range(10)]
         await waiting(rival, 10)
         await asyncio.sleep(0.3)
         own = 11 if mode == "row" else 1
-        assert await count(place) <= own + 5
+        assert await count(deployment) <= own + 5
 
         async def pass_on(waiter) -> None:
             await (await waiter).release()
@@ -106,8 +109,8 @@ async def test_beyond_the_cap_waiters_try_again_and_again(place, mode):
             await asyncio.gather(*map(pass_on, waiters))
 
 
-async def test_sessions_that_nobody_needs_are_ended_by_the_server(place):
-    async with place.connect(ttl=1, command_timeout=10) as client, place.connect(ttl=60) as rival:
+async def test_sessions_that_nobody_needs_are_ended_by_the_server(deployment):
+    async with deployment.connect(ttl=1, command_timeout=10) as client, deployment.connect(ttl=60) as rival:
         lease = await rival.lock("x").acquire()
         waiter = asyncio.create_task(client.lock("x").acquire())
         await queued(rival.lock("x"), 1)
@@ -116,18 +119,18 @@ async def test_sessions_that_nobody_needs_are_ended_by_the_server(place):
 
         async def few() -> bool:
             # The main sessions, and the one that ends statements.
-            return await count(place) <= 3
+            return await count(deployment) <= 3
 
         await until(few)
         await lease.release()
         await gets_the_lock(client, "x")
 
 
-async def test_an_idle_client_keeps_its_session(place):
-    async with place.connect(ttl=4, command_timeout=10) as client:
-        [before] = await sessions(place.server)
+async def test_an_idle_client_keeps_its_session(deployment):
+    async with deployment.connect(ttl=4, command_timeout=10) as client:
+        [before] = await sessions(deployment.server)
         await asyncio.sleep(6)
-        [after] = await sessions(place.server)
+        [after] = await sessions(deployment.server)
         assert before[0] == after[0]
         await gets_the_lock(client, "x")
 
@@ -135,7 +138,7 @@ async def test_an_idle_client_keeps_its_session(place):
 # --- the schema and the account
 
 
-async def test_the_least_rights_are_enough(place, mariadb):
+async def test_the_least_rights_are_enough(deployment, mariadb):
     """With the tables made by an administrator, in an account that has the rights that the page gives and no others."""
     await as_root(mariadb, ddl("given"))
     grants = [grant for grant in granted() if "`database`" in grant]
@@ -145,9 +148,9 @@ async def test_the_least_rights_are_enough(place, mariadb):
             mariadb,
             grant.replace("`database`", "test").replace("`aiolock", "`given").replace("app@", "bare@"),
         )
-    url = place.url().replace("//app", "//bare")
+    url = deployment.url().replace("//app", "//bare")
     for mode in ("lease", "session", "row"):
-        options = {"mode": mode, "table": "given", "schema": "manual", "namespace": place.namespace}
+        options = {"mode": mode, "table": "given", "schema": "manual", "namespace": deployment.namespace}
         async with aiolock.connect(url, **options) as client, aiolock.connect(url, **options) as rival:
             lease = await client.lock("x").acquire()
             waiter = asyncio.create_task(rival.lock("x").acquire())
@@ -161,10 +164,10 @@ async def test_the_least_rights_are_enough(place, mariadb):
             await asyncio.wait([gone])
 
 
-async def test_the_session_mode_needs_the_right_to_name_a_database_and_no_other(place, mariadb):
+async def test_the_session_mode_needs_the_right_to_name_a_database_and_no_other(deployment, mariadb):
     await as_root(mariadb, f"CREATE USER stranger@'%' IDENTIFIED BY '{PASSWORD}'")
     try:
-        url = place.url(query="?mode=session").replace("//app", "//stranger")
+        url = deployment.url(query="?mode=session").replace("//app", "//stranger")
         with pytest.raises(BackendRefused, match="denied"):
             await aiolock.connect(url).open()
         async with aiolock.connect(url.replace("/test?", "/information_schema?")) as client:
@@ -173,13 +176,13 @@ async def test_the_session_mode_needs_the_right_to_name_a_database_and_no_other(
         await as_root(mariadb, "DROP USER stranger@'%'")
 
 
-async def test_a_missing_table_is_refused_with_the_statement_that_makes_it(place):
-    client = aiolock.connect(place.url(), table="absent", schema="manual")
+async def test_a_missing_table_is_refused_with_the_statement_that_makes_it(deployment):
+    client = aiolock.connect(deployment.url(), table="absent", schema="manual")
     with pytest.raises(BackendRefused, match="CREATE TABLE IF NOT EXISTS `absent`"):
         await client.open()
     # An account that may not make it.
     with pytest.raises(BackendRefused, match="denied"):
-        await aiolock.connect(place.url().replace("//app", "//bare"), table="absent").open()
+        await aiolock.connect(deployment.url().replace("//app", "//bare"), table="absent").open()
 
 
 BROKEN = {
@@ -254,37 +257,37 @@ async def given(mariadb) -> AsyncIterator[None]:
     await as_root(mariadb, drop)
 
 
-async def test_what_stands_in_tables_beside_does_not_matter(place, mariadb, given):
+async def test_what_stands_in_tables_beside_does_not_matter(deployment, mariadb, given):
     label = "label VARCHAR(300) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL"
     await as_root(mariadb, f"ALTER TABLE given ADD COLUMN note TEXT, MODIFY {label}, ADD KEY name (name(50))")
     for mode in ("lease", "row"):
         for schema in ("manual", "auto"):
-            async with place.connect(mode, table="given", schema=schema) as client:
+            async with deployment.connect(mode, table="given", schema=schema) as client:
                 await gets_the_lock(client, "x")
 
 
 @pytest.mark.parametrize("schema", ["auto", "manual"])
 @pytest.mark.parametrize("what", BROKEN)
 async def test_tables_must_be_whole_and_the_statement_that_is_named_makes_them_so(
-    place, mariadb, given, what, schema
+    deployment, mariadb, given, what, schema
 ):
     statement, named = BROKEN[what]
     await as_root(mariadb, statement)
     for mode in ("lease", "row"):
         with pytest.raises(UnsafeBackend) as caught:
-            await place.connect(mode, table="given", schema=schema).open()
+            await deployment.connect(mode, table="given", schema=schema).open()
     [alter] = re.findall(r"^ALTER TABLE `given\w*` .*;$", str(caught.value), re.MULTILINE)
     assert named in alter
-    [found] = [one for one in await place.connect(table="given").diagnose() if one.subject == "tables"]
+    [found] = [one for one in await deployment.connect(table="given").diagnose() if one.subject == "tables"]
     assert found.level is Level.ERROR
     assert alter in found.text
     await as_root(mariadb, alter)
     for mode in ("lease", "row"):
-        async with place.connect(mode, table="given", schema=schema) as client:
+        async with deployment.connect(mode, table="given", schema=schema) as client:
             await gets_the_lock(client, "x")
 
 
-async def test_tables_of_an_engine_without_transactions_are_refused(place, mariadb, given):
+async def test_tables_of_an_engine_without_transactions_are_refused(deployment, mariadb, given):
     """Aria is MariaDB's alone."""
     if "MariaDB" not in str(await as_root(mariadb, "SELECT VERSION()")):
         pytest.skip("MySQL has no engine Aria")
@@ -294,38 +297,38 @@ async def test_tables_of_an_engine_without_transactions_are_refused(place, maria
         with pytest.raises(
             UnsafeBackend, match="ALTER TABLE `given` ENGINE=InnoDB;\nALTER TABLE `given_requests`"
         ):
-            await place.connect(mode, table="given").open()
+            await deployment.connect(mode, table="given").open()
 
 
-async def test_purging_forgets_rows_and_tokens_go_on_rising(place, mariadb):
-    async with place.connect() as client, place.connect() as other:
+async def test_purging_forgets_rows_and_tokens_go_on_rising(deployment, mariadb):
+    async with deployment.connect() as client, deployment.connect() as other:
         last = await gets_the_lock(client, "x")
         held = await client.lock("held").acquire()
         assert await purge(client, idle=3600) == 0
         await as_root(
             mariadb,
-            f"UPDATE aiolock SET expires_at = expires_at - INTERVAL 2 HOUR WHERE namespace = '{place.namespace}' AND name = 'x'",
+            f"UPDATE aiolock SET expires_at = expires_at - INTERVAL 2 HOUR WHERE namespace = '{deployment.namespace}' AND name = 'x'",
         )
         # A row stays for some milliseconds, until the clock is certainly ahead of its token.
         async with asyncio.timeout(PATIENCE):
             while (gone := await purge(client, idle=3600)) == 0:  # noqa: ASYNC110 - nothing tells of it
                 await asyncio.sleep(0.001)
         assert gone == 1
-        rows = await as_root(mariadb, f"SELECT name FROM aiolock WHERE namespace = '{place.namespace}'")
+        rows = await as_root(mariadb, f"SELECT name FROM aiolock WHERE namespace = '{deployment.namespace}'")
         assert rows == (("held",),)
         assert await gets_the_lock(other, "x") > last
         held.check()
         await held.release()
 
 
-async def test_purging_finds_any_number_of_rows_and_spares_those_of_others(place, mariadb):
+async def test_purging_finds_any_number_of_rows_and_spares_those_of_others(deployment, mariadb):
     """A statement is about some hundred of them."""
     count = 1201
-    async with place.connect() as client:
+    async with deployment.connect() as client:
         held = await client.lock("held").acquire()
-        for namespace in (place.namespace, "others"):
+        for namespace in (deployment.namespace, "others"):
             rows = ", ".join(
-                f"(LEFT(SHA2('{place.namespace}/{namespace}/{number}', 256), 40), '{namespace}', 'lock', '{number}', '', {number}, "
+                f"(LEFT(SHA2('{deployment.namespace}/{namespace}/{number}', 256), 40), '{namespace}', 'lock', '{number}', '', {number}, "
                 "'2020-01-01', '2020-01-01')"
                 for number in range(count)
             )
@@ -340,13 +343,13 @@ async def test_purging_finds_any_number_of_rows_and_spares_those_of_others(place
         await as_root(
             mariadb,
             "INSERT INTO aiolock_requests SELECT REPEAT('0', 32), id, '', 5, 0, '', 0, 0, '', 1, 0, 0, expires_at, expires_at, "
-            f"NULL, NULL, 0 FROM aiolock_registers WHERE namespace = '{place.namespace}' AND name = '7'",
+            f"NULL, NULL, 0 FROM aiolock_registers WHERE namespace = '{deployment.namespace}' AND name = '7'",
         )
         assert await purge(client, idle=3600) == count
         for table, namespace, left in (
-            ("aiolock", place.namespace, 1),
+            ("aiolock", deployment.namespace, 1),
             ("aiolock", "others", count),
-            ("aiolock_registers", place.namespace, 0),
+            ("aiolock_registers", deployment.namespace, 0),
             ("aiolock_registers", "others", count),
         ):
             where = f"FROM {table} WHERE namespace = '{namespace}'"
@@ -358,21 +361,21 @@ async def test_purging_finds_any_number_of_rows_and_spares_those_of_others(place
         await held.release()
 
 
-async def test_the_example_of_the_page_purges(place, mariadb):
+async def test_the_example_of_the_page_purges(deployment, mariadb):
     [example] = re.findall(
         r"^```python\n(from aiolock.mysql import purge.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL
     )
     names = {"aiolock": aiolock}
     exec(example, names)
-    async with place.connect() as client:
+    async with deployment.connect() as client:
         await gets_the_lock(client, "x")
-    assert await names["once_a_day"](place.url(), place.namespace) == 0
+    assert await names["once_a_day"](deployment.url(), deployment.namespace) == 0
     await as_root(
         mariadb,
         "UPDATE aiolock SET expires_at = expires_at - INTERVAL 2 DAY, token = 1 "
-        f"WHERE namespace = '{place.namespace}'",
+        f"WHERE namespace = '{deployment.namespace}'",
     )
-    assert await names["once_a_day"](place.url(), place.namespace) == 1
+    assert await names["once_a_day"](deployment.url(), deployment.namespace) == 1
 
 
 @pytest.mark.parametrize("idle", [60, 3599.9, "86400", None, True, float("inf"), float("nan"), -1, 1e12])
@@ -400,30 +403,34 @@ async def test_purging_is_for_open_clients_of_servers_that_have_rows():
         await purge("mysql://u@127.0.0.1:1/db", idle=3600)
 
 
-async def test_a_token_goes_on_from_the_row_when_the_clock_does_not(place, mariadb):
-    async with place.connect() as client:
+async def test_a_token_goes_on_from_the_row_when_the_clock_does_not(deployment, mariadb):
+    async with deployment.connect() as client:
         await gets_the_lock(client, "x")
         future = 1 << 60
         await as_root(
             mariadb,
-            f"UPDATE aiolock SET token = {future} WHERE namespace = '{place.namespace}' AND name = 'x'",
+            f"UPDATE aiolock SET token = {future} WHERE namespace = '{deployment.namespace}' AND name = 'x'",
         )
         tokens = [await gets_the_lock(client, "x") for _ in range(3)]
         assert future < tokens[0] < tokens[1] < tokens[2]
 
 
-async def test_the_time_zone_of_the_server_does_not_matter(place, mariadb):
+async def test_the_time_zone_of_the_server_does_not_matter(deployment, mariadb):
     for zone in ("+00:00", "+08:00", "-11:00"):
         await as_root(mariadb, f"SET GLOBAL time_zone = '{zone}'")
-        async with place.connect() as client, place.connect() as rival:
+        async with deployment.connect() as client, deployment.connect() as rival:
             lease = await client.lock("x").acquire()
             assert await rival.lock("x").try_acquire() is None
             await lease.release()
     await as_root(mariadb, "SET GLOBAL time_zone = 'SYSTEM'")
 
 
-async def test_modes_do_not_share_locks(place):
-    async with place.connect("lease") as one, place.connect("session") as two, place.connect("row") as three:
+async def test_modes_do_not_share_locks(deployment):
+    async with (
+        deployment.connect("lease") as one,
+        deployment.connect("session") as two,
+        deployment.connect("row") as three,
+    ):
         async with one.lock("x"), two.lock("x"), three.lock("x"):
             pass
         await nothing_remains(one, "x")
@@ -545,7 +552,7 @@ def test_the_table_of_sessions_is_the_one_that_no_statement_makes_unreadable(ver
 
 @pytest.mark.parametrize("user", ["app", "root"])
 @pytest.mark.parametrize("mode", ["lease", "session", "row"])
-async def test_looks_are_answered_while_a_statement_with_an_emoji_runs(place, mariadb, mode, user):
+async def test_looks_are_answered_while_a_statement_with_an_emoji_runs(deployment, mariadb, mode, user):
     """MySQL's information_schema.processlist is refused then, if the account may see that statement."""
     statement = "SELECT GET_LOCK('elsewhere', 30) /* \U0001f512 */"
     login = {**mariadb.admin, "db": "test", "charset": "utf8mb4"}
@@ -553,8 +560,8 @@ async def test_looks_are_answered_while_a_statement_with_an_emoji_runs(place, ma
         login |= {"user": "app", "password": PASSWORD}
     holder, other = await aiomysql.connect(**login), await aiomysql.connect(**login)
     async with (
-        place.connect(mode) as client,
-        place.connect(mode, label="\U0001f511") as rival,
+        deployment.connect(mode) as client,
+        deployment.connect(mode, label="\U0001f511") as rival,
         holder.cursor() as cursor,
         other.cursor() as busy,
     ):
@@ -580,7 +587,7 @@ async def test_looks_are_answered_while_a_statement_with_an_emoji_runs(place, ma
 
 @pytest.mark.parametrize("mode", ["lease", "session"])
 async def test_with_the_rights_of_the_page_waiters_are_shown_in_the_order_of_their_coming(
-    place, mariadb, mode
+    deployment, mariadb, mode
 ):
     """Also those that came within one second, on connections that are in another order."""
     await as_root(mariadb, "CREATE USER seer@'%'")
@@ -589,9 +596,9 @@ async def test_with_the_rights_of_the_page_waiters_are_shown_in_the_order_of_the
             if "`database`" not in grant:
                 await as_root(mariadb, grant.replace("app@", "seer@"))
         url = f"mysql://seer@{mariadb.host}:{mariadb.port}/test?mode={mode}"
-        options = {"namespace": place.namespace, "ttl": 10}
+        options = {"namespace": deployment.namespace, "ttl": 10}
         async with (
-            place.connect(mode) as holder,
+            deployment.connect(mode) as holder,
             aiolock.connect(url, label="0", **options) as first,
             aiolock.connect(url, label="1", **options) as second,
             aiolock.connect(url, label="2", **options) as third,

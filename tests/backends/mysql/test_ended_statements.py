@@ -38,7 +38,7 @@ async def end_statements(server, seed: int, ended: list[int]) -> None:
 
 
 @pytest.mark.parametrize("mode", ["lease", "session", "row"])
-async def test_statements_that_are_ended_at_random_cost_time_and_nothing_else(place, mode):
+async def test_statements_that_are_ended_at_random_cost_time_and_nothing_else(deployment, mode):
     inside: dict[str, int] = {}
 
     async def rounds(make, name: str, most: int) -> None:
@@ -51,8 +51,8 @@ async def test_statements_that_are_ended_at_random_cost_time_and_nothing_else(pl
                 lease.check()
 
     async with (
-        place.connect(mode, connections=24) as one,
-        place.connect(mode, connections=24) as other,
+        deployment.connect(mode, connections=24) as one,
+        deployment.connect(mode, connections=24) as other,
     ):
         kept = [await one.lock("kept by one").acquire(), await other.lock("kept by other").acquire()]
         if mode == "lease":
@@ -60,7 +60,7 @@ async def test_statements_that_are_ended_at_random_cost_time_and_nothing_else(pl
             kept += [await client.rwlock("kept").read().acquire() for client in (one, other)]
         mains = [await client._backend.sessions.main() for client in (one, other)]
         ended: list[int] = []
-        ending = asyncio.create_task(end_statements(place.server, 7, ended))
+        ending = asyncio.create_task(end_statements(deployment.server, 7, ended))
         try:
             async with asyncio.timeout(60), asyncio.TaskGroup() as group:
                 for client, free in ((one, "free for one"), (other, "free for other")):
@@ -90,17 +90,17 @@ async def test_statements_that_are_ended_at_random_cost_time_and_nothing_else(pl
         assert [client.stats()["lost"] for client in (one, other)] == [0, 0]
 
     async def nobody() -> bool:
-        return not await sessions(place.server)
+        return not await sessions(deployment.server)
 
     await until(nobody)
     if mode == "lease":
         held = "expires_at > UTC_TIMESTAMP(6)"
-        where = f"namespace = '{place.namespace}'"
+        where = f"namespace = '{deployment.namespace}'"
         assert not await as_root(
-            place.server, f"SELECT name FROM aiolock WHERE {where} AND owner IS NOT NULL AND {held}"
+            deployment.server, f"SELECT name FROM aiolock WHERE {where} AND owner IS NOT NULL AND {held}"
         )
         assert not await as_root(
-            place.server,
+            deployment.server,
             "SELECT b.mode, b.state FROM aiolock_requests AS b JOIN aiolock AS t ON t.id = b.lock_id "
             f"WHERE t.{where} AND b.{held}",
         )

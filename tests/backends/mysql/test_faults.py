@@ -33,12 +33,12 @@ def session_of(lease):
     return getattr(claim, "session", None) or claim._turn
 
 
-async def one_blocked(place) -> tuple[int, str]:
+async def one_blocked(deployment) -> tuple[int, str]:
     """The session of the one waiter and its statement, once it waits."""
     found: list = []
 
     async def waits() -> bool:
-        found[:] = await blocked(place)
+        found[:] = await blocked(deployment)
         return bool(found)
 
     await until(waits)
@@ -46,11 +46,11 @@ async def one_blocked(place) -> tuple[int, str]:
     return number, statement
 
 
-async def blocked(place) -> list:
+async def blocked(deployment) -> list:
     """The sessions that wait: any statement passes through these states, so only one that is found at it twice."""
 
     async def found() -> list:
-        rows = await sessions(place.server)
+        rows = await sessions(deployment.server)
         return [row for row in rows if row[2] and row[1].lower() in ("user lock", "statistics")]
 
     before = await found()
@@ -61,22 +61,22 @@ async def blocked(place) -> list:
 
 
 @pytest.mark.parametrize("mode", ["session", "row"])
-async def test_a_killed_session_is_a_lost_lock_at_once(place, mode):
-    async with place.connect(mode, ttl=60) as client:
+async def test_a_killed_session_is_a_lost_lock_at_once(deployment, mode):
+    async with deployment.connect(mode, ttl=60) as client:
         lease = await client.lock("x").acquire()
-        await as_root(place.server, f"KILL {session_of(lease).id}")
+        await as_root(deployment.server, f"KILL {session_of(lease).id}")
         async with asyncio.timeout(PATIENCE):
             assert await lease.wait_lost() == "session"
         await gets_the_lock(client, "x")
 
 
-async def test_a_lease_survives_its_session(place):
-    async with place.connect(ttl=60) as client, place.connect() as rival:
+async def test_a_lease_survives_its_session(deployment):
+    async with deployment.connect(ttl=60) as client, deployment.connect() as rival:
         lease = await client.lock("x").acquire()
         waiter = asyncio.create_task(rival.lock("x").acquire())
         await queued(client.lock("x"), 1)
         before = client.stats()["renewals"]
-        await as_root(place.server, f"KILL {session_of(lease).id}")
+        await as_root(deployment.server, f"KILL {session_of(lease).id}")
         await until(lambda: client.stats()["renewals"] > before)
         lease.check()
         assert not waiter.done()
@@ -90,44 +90,44 @@ async def test_a_lease_survives_its_session(place):
 
 
 @every_mode
-async def test_a_waiter_whose_statement_is_killed_goes_on_waiting(place, mode):
-    async with place.connect(mode) as client, place.connect(mode) as rival:
+async def test_a_waiter_whose_statement_is_killed_goes_on_waiting(deployment, mode):
+    async with deployment.connect(mode) as client, deployment.connect(mode) as rival:
         lease = await client.lock("x").acquire()
         waiter = asyncio.create_task(rival.lock("x").acquire())
         for _ in range(3):
-            await as_root(place.server, f"KILL QUERY {(await one_blocked(place))[0]}")
-        await until(lambda: blocked(place))
+            await as_root(deployment.server, f"KILL QUERY {(await one_blocked(deployment))[0]}")
+        await until(lambda: blocked(deployment))
         assert not waiter.done()
         await lease.release()
         await (await waiter).release()
 
 
 @every_mode
-async def test_a_waiter_whose_session_is_killed_lines_up_again(place, mode):
-    async with place.connect(mode) as client, place.connect(mode) as rival:
+async def test_a_waiter_whose_session_is_killed_lines_up_again(deployment, mode):
+    async with deployment.connect(mode) as client, deployment.connect(mode) as rival:
         lease = await client.lock("x").acquire()
         waiter = asyncio.create_task(rival.lock("x").acquire())
-        await as_root(place.server, f"KILL {(await one_blocked(place))[0]}")
-        await until(lambda: blocked(place))
+        await as_root(deployment.server, f"KILL {(await one_blocked(deployment))[0]}")
+        await until(lambda: blocked(deployment))
         await lease.release()
         await (await waiter).release()
 
 
 @every_mode
-async def test_a_cancelled_waiter_ends_its_statement_and_its_session_is_used_again(place, mode):
-    async with place.connect(mode) as client, place.connect(mode) as rival:
+async def test_a_cancelled_waiter_ends_its_statement_and_its_session_is_used_again(deployment, mode):
+    async with deployment.connect(mode) as client, deployment.connect(mode) as rival:
         lease = await client.lock("x").acquire()
         numbers = set()
         for _ in range(20):
             waiter = asyncio.create_task(rival.lock("x").acquire())
-            number, _ = await one_blocked(place)
+            number, _ = await one_blocked(deployment)
             numbers.add(number)
             waiter.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await waiter
 
             async def nobody() -> bool:
-                return not await blocked(place)
+                return not await blocked(deployment)
 
             await until(nobody)
         # In the row mode a try needs a session as well, and either may come first.
@@ -136,13 +136,13 @@ async def test_a_cancelled_waiter_ends_its_statement_and_its_session_is_used_aga
         await gets_the_lock(rival, "x")
 
 
-async def test_a_cancellation_that_races_a_grant_leaves_no_ghost(place):
+async def test_a_cancellation_that_races_a_grant_leaves_no_ghost(deployment):
     for mode in MODES:
-        async with place.connect(mode) as client, place.connect(mode) as rival:
+        async with deployment.connect(mode) as client, deployment.connect(mode) as rival:
             for number in range(40):
                 lease = await client.lock("x").acquire(timeout=PATIENCE)
                 waiter = asyncio.create_task(rival.lock("x").acquire())
-                await until(lambda: blocked(place))
+                await until(lambda: blocked(deployment))
                 if number % 2:
                     await asyncio.gather(lease.release(), asyncio.sleep(number * 0.00005))
                     waiter.cancel()
@@ -155,9 +155,9 @@ async def test_a_cancellation_that_races_a_grant_leaves_no_ghost(place):
 
 
 @every_mode
-async def test_locks_taken_in_opposite_orders_end_by_their_timeouts_and_leave_nothing(place, mode):
+async def test_locks_taken_in_opposite_orders_end_by_their_timeouts_and_leave_nothing(deployment, mode):
     """Waiting happens on other sessions than holding, so the server sees no cycle; `lock_all` has none to begin with."""
-    async with place.connect(mode) as one, place.connect(mode) as other:
+    async with deployment.connect(mode) as one, deployment.connect(mode) as other:
         met = asyncio.Barrier(2)
 
         async def both(client, first: str, second: str) -> None:
@@ -174,15 +174,15 @@ async def test_locks_taken_in_opposite_orders_end_by_their_timeouts_and_leave_no
 
 
 @pytest.mark.parametrize("mode", ["lease", "session"])
-async def test_a_cycle_of_user_locks_that_the_server_breaks_costs_nothing(place, mode):
+async def test_a_cycle_of_user_locks_that_the_server_breaks_costs_nothing(deployment, mode):
     """Somebody waits, with a turnstile or lock in hand, for one that our waiter has: the server ends one of the waits."""
-    async with place.connect(mode) as client, place.connect(mode) as rival:
+    async with deployment.connect(mode) as client, deployment.connect(mode) as rival:
         # A lock that was won by waiting lives in a session that may wait again.
         lease = await rival.lock("x").acquire()
         waiter = asyncio.create_task(client.lock("x").acquire())
-        _, statement = await one_blocked(place)
+        _, statement = await one_blocked(deployment)
         name = statement.split("'")[1]
-        admin = await aiomysql.connect(**{**place.server.admin, "db": "test"})
+        admin = await aiomysql.connect(**{**deployment.server.admin, "db": "test"})
         try:
             async with admin.cursor() as cursor:
                 await cursor.execute("SELECT GET_LOCK('mine', 0)")
@@ -203,8 +203,8 @@ async def test_a_cycle_of_user_locks_that_the_server_breaks_costs_nothing(place,
         await nothing_remains(client, "x")
 
 
-async def test_a_session_that_lets_go_of_all_user_locks_costs_a_lease_nothing(place):
-    async with place.connect() as client, place.connect() as rival:
+async def test_a_session_that_lets_go_of_all_user_locks_costs_a_lease_nothing(deployment):
+    async with deployment.connect() as client, deployment.connect() as rival:
         lease = await client.lock("x").acquire()
         await session_of(lease).run("DO RELEASE_ALL_LOCKS()")
         assert await rival.lock("x").try_acquire() is None
@@ -217,8 +217,8 @@ async def test_a_session_that_lets_go_of_all_user_locks_costs_a_lease_nothing(pl
             await (await waiter).release()
 
 
-async def test_a_session_that_lets_go_of_all_user_locks_is_noticed_by_the_next_renewal(place):
-    async with place.connect("session") as client, place.connect("session") as rival:
+async def test_a_session_that_lets_go_of_all_user_locks_is_noticed_by_the_next_renewal(deployment):
+    async with deployment.connect("session") as client, deployment.connect("session") as rival:
         leases = [await client.lock(f"x{number}").acquire() for number in range(3)]
         await session_of(leases[0]).run("DO RELEASE_ALL_LOCKS()")
         kept = await client.lock("y").acquire()
@@ -230,19 +230,19 @@ async def test_a_session_that_lets_go_of_all_user_locks_is_noticed_by_the_next_r
 
 
 @every_mode
-async def test_a_cancelled_waiter_ends_its_wait_at_the_server_in_milliseconds(place, mode):
-    async with place.connect(mode) as client, place.connect(mode) as rival:
+async def test_a_cancelled_waiter_ends_its_wait_at_the_server_in_milliseconds(deployment, mode):
+    async with deployment.connect(mode) as client, deployment.connect(mode) as rival:
         lease = await client.lock("x").acquire()
         clock = asyncio.get_running_loop().time
         times = []
         for _ in range(20):
             waiter = asyncio.create_task(rival.lock("x").acquire())
-            await until(lambda: blocked(place))
+            await until(lambda: blocked(deployment))
             begin = clock()
             waiter.cancel()
 
             async def nobody() -> bool:
-                return not await blocked(place)
+                return not await blocked(deployment)
 
             await until(nobody)
             times.append(clock() - begin)
@@ -255,15 +255,15 @@ async def test_a_cancelled_waiter_ends_its_wait_at_the_server_in_milliseconds(pl
 # --- processes that end
 
 
-async def spawn(place, mode: str, name: str, ttl: float, own: float | None = None):
+async def spawn(deployment, mode: str, name: str, ttl: float, own: float | None = None):
     process = await asyncio.create_subprocess_exec(
         *(
             sys.executable,
             "-m",
             "tests.backends.mysql.holder",
-            place.url(),
+            deployment.url(),
             mode,
-            place.namespace,
+            deployment.namespace,
             name,
             str(ttl),
             str(own or ttl),
@@ -276,10 +276,10 @@ async def spawn(place, mode: str, name: str, ttl: float, own: float | None = Non
 
 
 @every_mode
-async def test_a_stopped_holder_loses_the_lock_and_learns_it_on_waking(place, mode):
+async def test_a_stopped_holder_loses_the_lock_and_learns_it_on_waking(deployment, mode):
     ttl = 2.0
-    async with place.connect(mode, ttl=ttl) as client:
-        process = await spawn(place, mode, "x", ttl)
+    async with deployment.connect(mode, ttl=ttl) as client:
+        process = await spawn(deployment, mode, "x", ttl)
         clock = asyncio.get_running_loop().time
         try:
             process.send_signal(signal.SIGSTOP)
@@ -299,12 +299,12 @@ async def test_a_stopped_holder_loses_the_lock_and_learns_it_on_waking(place, mo
 
 
 @every_mode
-async def test_a_killed_holder_is_succeeded(place, mode):
+async def test_a_killed_holder_is_succeeded(deployment, mode):
     ttl = 2.0
-    async with place.connect(mode, ttl=ttl) as client:
-        process = await spawn(place, mode, "x", ttl)
+    async with deployment.connect(mode, ttl=ttl) as client:
+        process = await spawn(deployment, mode, "x", ttl)
         waiter = asyncio.create_task(client.lock("x").acquire(timeout=30))
-        await until(lambda: blocked(place))
+        await until(lambda: blocked(deployment))
         process.kill()
         await process.wait()
         process._transport.close()
@@ -317,16 +317,16 @@ async def test_a_killed_holder_is_succeeded(place, mode):
 @pytest.mark.ends_server
 @pytest.mark.slow
 @every_mode
-async def test_a_restart_with_many_who_hold_and_wait(mariadb, place, mode):
+async def test_a_restart_with_many_who_hold_and_wait(mariadb, deployment, mode):
     options = {"connections": 60} if mode == "row" else {}
     async with (
-        place.connect(mode, ttl=20, **options) as client,
-        place.connect(mode, ttl=20, **options) as rival,
+        deployment.connect(mode, ttl=20, **options) as client,
+        deployment.connect(mode, ttl=20, **options) as rival,
     ):
         held = [await client.lock(f"x{number}").acquire() for number in range(50)]
         waiters = [asyncio.create_task(rival.lock(f"x{number % 10}").acquire()) for number in range(50)]
         await waiting(rival, 50)
-        await until(lambda: blocked(place))
+        await until(lambda: blocked(deployment))
         mariadb.kill()
         mariadb.start()
         if mode == "lease":
@@ -347,8 +347,8 @@ async def test_a_restart_with_many_who_hold_and_wait(mariadb, place, mode):
 
 
 @pytest.mark.ends_server
-async def test_a_server_that_stands_still_is_unavailable_in_time(mariadb, place):
-    async with place.connect(ttl=30, command_timeout=0.5) as client:
+async def test_a_server_that_stands_still_is_unavailable_in_time(mariadb, deployment):
+    async with deployment.connect(ttl=30, command_timeout=0.5) as client:
         lease = await client.lock("y").acquire()
         mariadb.freeze()
         try:
@@ -368,25 +368,25 @@ async def test_a_server_that_stands_still_is_unavailable_in_time(mariadb, place)
         await gets_the_lock(client, "x")
 
 
-async def test_a_server_that_takes_no_writes_is_refused(mariadb, place):
+async def test_a_server_that_takes_no_writes_is_refused(mariadb, deployment):
     await as_root(mariadb, "SET GLOBAL read_only = 1")
     try:
         for mode in MODES:
             with pytest.raises(BackendRefused, match="read_only"):
-                await place.connect(mode).open()
+                await deployment.connect(mode).open()
     finally:
         await as_root(mariadb, "SET GLOBAL read_only = 0")
 
 
-async def test_too_many_connections_is_unavailable_and_waiters_try_instead(mariadb, place):
-    async with place.connect() as client, place.connect() as rival:
+async def test_too_many_connections_is_unavailable_and_waiters_try_instead(mariadb, deployment):
+    async with deployment.connect() as client, deployment.connect() as rival:
         lease = await client.lock("x").acquire()
         await as_root(mariadb, "SET GLOBAL max_connections = 10")
         crowd = []
         try:
             with pytest.raises(BackendUnavailable, match="1040"):
                 while len(crowd) < 20:
-                    crowd.append(await place.connect().open())
+                    crowd.append(await deployment.connect().open())
             waiter = asyncio.create_task(rival.lock("x").acquire())
             await waiting(rival, 1)
             await asyncio.sleep(0.3)
@@ -401,7 +401,7 @@ async def test_too_many_connections_is_unavailable_and_waiters_try_instead(maria
 
 
 @pytest.mark.parametrize("how", ["acquire", "try"])
-async def test_an_account_with_one_connection_hears_why_the_row_mode_cannot_lock(mariadb, place, how):
+async def test_an_account_with_one_connection_hears_why_the_row_mode_cannot_lock(mariadb, deployment, how):
     """The other modes need no more than one."""
     await as_root(mariadb, "CREATE USER one@'%' WITH MAX_USER_CONNECTIONS 1")
     try:
@@ -409,8 +409,8 @@ async def test_an_account_with_one_connection_hears_why_the_row_mode_cannot_lock
         for mode in MODES:
             url = f"mysql://one@{mariadb.host}:{mariadb.port}/test?mode={mode}"
             async with (
-                place.connect(mode) as rival,
-                aiolock.connect(url, namespace=place.namespace, ttl=5) as client,
+                deployment.connect(mode) as rival,
+                aiolock.connect(url, namespace=deployment.namespace, ttl=5) as client,
             ):
                 held = await rival.lock("x").acquire()
                 if mode == "row":
@@ -439,10 +439,10 @@ def _write(client):
 
 
 @pytest.mark.parametrize("kind", [_lock, _semaphore, _write])
-async def test_a_waiter_whose_table_is_dropped_hears_the_reason(mariadb, place, kind):
+async def test_a_waiter_whose_table_is_dropped_hears_the_reason(mariadb, deployment, kind):
     async with (
-        place.connect(table="absent", ttl=3) as holder,
-        place.connect(table="absent", ttl=3) as client,
+        deployment.connect(table="absent", ttl=3) as holder,
+        deployment.connect(table="absent", ttl=3) as client,
     ):
         try:
             lease = await kind(holder).acquire()
@@ -459,8 +459,8 @@ async def has_waiter(lock) -> bool:
     return bool((await lock.inspect()).waiters)
 
 
-async def test_who_waits_for_a_latch_whose_table_is_dropped_hears_the_reason(mariadb, place):
-    async with place.connect(table="absent", ttl=3) as client:
+async def test_who_waits_for_a_latch_whose_table_is_dropped_hears_the_reason(mariadb, deployment):
+    async with deployment.connect(table="absent", ttl=3) as client:
         try:
             await client.latch("x", 2).count_down()
             waiter = asyncio.create_task(client.latch("x", 2).wait(timeout=PATIENCE))
@@ -475,7 +475,9 @@ async def test_who_waits_for_a_latch_whose_table_is_dropped_hears_the_reason(mar
 
 
 @pytest.mark.parametrize("query", ["?tls=encrypt", "?tls=verify"])
-async def test_tls_that_is_not_offered_is_an_error_before_the_password_is_sent(place, query, monkeypatch):
+async def test_tls_that_is_not_offered_is_an_error_before_the_password_is_sent(
+    deployment, query, monkeypatch
+):
     real = aiomysql.Connection._get_server_information
 
     async def greeted(driver) -> None:
@@ -486,13 +488,13 @@ async def test_tls_that_is_not_offered_is_an_error_before_the_password_is_sent(p
     monkeypatch.setattr(aiomysql.Connection, "_get_server_information", greeted)
     seen: list[bytes] = []
     async with Proxy(
-        place.server.host,
-        place.server.port,
+        deployment.server.host,
+        deployment.server.port,
         framing=mysql_frames,
         on_frame=lambda way, frame: seen.append(frame) if way == "up" else None,
     ) as proxy:
         with pytest.raises(BackendRefused, match="does not offer TLS"):
-            await aiolock.connect(place.url(proxy.port, query)).open()
+            await aiolock.connect(deployment.url(proxy.port, query)).open()
     assert seen == []
 
 
@@ -512,8 +514,8 @@ async def test_tls_is_used_when_it_is_asked_for(tmp_path):
                 await aiolock.connect(server.url + query).open()
 
 
-async def test_a_wrong_password_is_refused_and_not_shown(place):
-    url = f"mysql://app:wrong-{PASSWORD[:6]}@{place.server.host}:{place.server.port}/test"
+async def test_a_wrong_password_is_refused_and_not_shown(deployment):
+    url = f"mysql://app:wrong-{PASSWORD[:6]}@{deployment.server.host}:{deployment.server.port}/test"
     with pytest.raises(BackendRefused, match="1045") as caught:
         await aiolock.connect(url).open()
     link = caught.value
@@ -522,52 +524,52 @@ async def test_a_wrong_password_is_refused_and_not_shown(place):
         link = link.__cause__ or link.__context__
 
 
-async def test_a_password_of_any_letters_is_sent_as_the_server_keeps_it(place, mariadb):
+async def test_a_password_of_any_letters_is_sent_as_the_server_keeps_it(deployment, mariadb):
     password = "pässword/пароль/合言葉"
     await as_root(mariadb, f"CREATE USER letters@'%' IDENTIFIED BY '{password}'")
     try:
         await as_root(mariadb, "GRANT ALL ON test.* TO letters@'%'")
-        url = f"mysql://letters:{quote(password, safe='')}@{place.server.host}:{place.server.port}/test"
+        url = f"mysql://letters:{quote(password, safe='')}@{deployment.server.host}:{deployment.server.port}/test"
         async with aiolock.connect(url) as client:
             await gets_the_lock(client, "x")
     finally:
         await as_root(mariadb, "DROP USER letters@'%'")
 
 
-async def test_a_password_that_needs_a_missing_package_is_refused_with_what_to_do(place, monkeypatch):
+async def test_a_password_that_needs_a_missing_package_is_refused_with_what_to_do(deployment, monkeypatch):
     async def asked_for_rsa(driver) -> None:
         _auth.sha2_rsa_encrypt(b"password", b"salt", b"key")
 
     monkeypatch.setattr(_auth, "_have_cryptography", False)
     monkeypatch.setattr(aiomysql.Connection, "_request_authentication", asked_for_rsa)
     with pytest.raises(BackendRefused, match="install cryptography"):
-        await place.connect().open()
+        await deployment.connect().open()
 
 
-async def test_nobody_there_is_unavailable(place):
-    async with Proxy(place.server.host, place.server.port) as proxy:
+async def test_nobody_there_is_unavailable(deployment):
+    async with Proxy(deployment.server.host, deployment.server.port) as proxy:
         proxy.stop_listening()
         with pytest.raises(BackendUnavailable, match="2003"):
-            await place.connect(port=proxy.port).open()
+            await deployment.connect(port=proxy.port).open()
 
 
-async def test_a_proxy_that_numbers_sessions_itself_is_refused(place, monkeypatch):
+async def test_a_proxy_that_numbers_sessions_itself_is_refused(deployment, monkeypatch):
     # The greeting carries the number of the session; whoever sits in between gives one of its own.
     monkeypatch.setattr(Driver, "thread_id", lambda self: 1 << 31)
     with pytest.raises(UnsafeBackend, match="proxy"):
-        await place.connect().open()
+        await deployment.connect().open()
 
 
 # --- links
 
 
 @every_mode
-async def test_a_black_hole_ends_the_hold_in_time(place, mode):
+async def test_a_black_hole_ends_the_hold_in_time(deployment, mode):
     async with (
-        Proxy(place.server.host, place.server.port, framing=mysql_frames) as proxy,
-        place.connect(mode, ttl=60) as watcher,
+        Proxy(deployment.server.host, deployment.server.port, framing=mysql_frames) as proxy,
+        deployment.connect(mode, ttl=60) as watcher,
     ):
-        async with place.connect(mode, port=proxy.port, ttl=1.5) as client:
+        async with deployment.connect(mode, port=proxy.port, ttl=1.5) as client:
             lease = await client.lock("x").acquire()
             proxy.blackhole()
             with pytest.raises(LockLost) as caught:
@@ -578,11 +580,11 @@ async def test_a_black_hole_ends_the_hold_in_time(place, mode):
         await gets_the_lock(watcher, "x")
 
 
-async def test_an_answer_that_is_lost_is_found_again(place):
+async def test_an_answer_that_is_lost_is_found_again(deployment):
     async with (
-        Proxy(place.server.host, place.server.port, framing=mysql_frames) as proxy,
-        place.connect(port=proxy.port) as client,
-        place.connect() as rival,
+        Proxy(deployment.server.host, deployment.server.port, framing=mysql_frames) as proxy,
+        deployment.connect(port=proxy.port) as client,
+        deployment.connect() as rival,
     ):
         for _ in range(5):
             cut = proxy.down.drop_next(1, reset=True)
@@ -595,16 +597,16 @@ async def test_an_answer_that_is_lost_is_found_again(place):
 
 
 @pytest.mark.parametrize("mode", ["lease", "session"])
-async def test_a_turn_whose_message_is_lost_is_noticed(place, mode):
+async def test_a_turn_whose_message_is_lost_is_noticed(deployment, mode):
     """The server made us the first in line, and we never heard of it."""
     async with (
-        Proxy(place.server.host, place.server.port, framing=mysql_frames) as proxy,
-        place.connect(mode, port=proxy.port, ttl=2) as client,
-        place.connect(mode) as rival,
+        Proxy(deployment.server.host, deployment.server.port, framing=mysql_frames) as proxy,
+        deployment.connect(mode, port=proxy.port, ttl=2) as client,
+        deployment.connect(mode) as rival,
     ):
         lease = await rival.lock("x", ttl=2).acquire()
         waiter = asyncio.create_task(client.lock("x").acquire())
-        await until(lambda: blocked(place))
+        await until(lambda: blocked(deployment))
         lost = proxy.down.drop_next(3, lambda frame: b"GET_LOCK" not in frame)
         await lease.release()
         await lost.wait()
@@ -612,9 +614,9 @@ async def test_a_turn_whose_message_is_lost_is_noticed(place, mode):
             await (await waiter).release()
 
 
-async def test_a_session_that_is_silent_keeps_nobody_waiting_who_comes_later(place):
+async def test_a_session_that_is_silent_keeps_nobody_waiting_who_comes_later(deployment):
     """One that has locks is not given up before its term, and its renewals must not hold up those of others."""
-    async with place.connect("session", ttl=20) as client:
+    async with deployment.connect("session", ttl=20) as client:
         lease = await client.lock("x").acquire()
         session = await client._backend.sessions.main()
         asked = [asyncio.create_task(session.run("DO SLEEP(60)", blocks=True, limit=0.3))]
@@ -629,7 +631,7 @@ async def test_a_session_that_is_silent_keeps_nobody_waiting_who_comes_later(pla
         # Long before the server has answered.
         assert loop.time() - begun < 15
         assert session.alive
-        await as_root(place.server, f"KILL QUERY {session.id}")
+        await as_root(deployment.server, f"KILL QUERY {session.id}")
 
         async def answers() -> bool:
             try:

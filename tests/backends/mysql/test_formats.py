@@ -31,7 +31,7 @@ async def _tables(mariadb):
 
 
 @pytest.fixture
-def of_format(monkeypatch, place):
+def of_format(monkeypatch, deployment):
     """Makes clients of a version of the format, which are not open yet."""
 
     def make(version: int, mode: str, **options) -> aiolock.Client:
@@ -42,7 +42,7 @@ def of_format(monkeypatch, place):
                 "SCHEMA",
                 context.SCHEMA.replace(f"data format {FORMAT}", f"data format {version}"),
             )
-            return place.connect(mode, table=TABLE, **options)
+            return deployment.connect(mode, table=TABLE, **options)
 
     return make
 
@@ -50,7 +50,7 @@ def of_format(monkeypatch, place):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("others", [1, FORMAT + 1, 57])
 @pytest.mark.parametrize("first", ["ours", "theirs"])
-async def test_a_client_of_another_version_is_refused(of_format, place, mode, others, first):
+async def test_a_client_of_another_version_is_refused(of_format, deployment, mode, others, first):
     versions = (FORMAT, others) if first == "ours" else (others, FORMAT)
     async with of_format(versions[0], mode) as one, of_format(versions[0], mode) as two:
         lease = await one.lock("x").acquire()
@@ -67,14 +67,14 @@ async def test_a_client_of_another_version_is_refused(of_format, place, mode, ot
         await gets_the_lock(two, "x")
 
     async def none() -> bool:
-        return not await sessions(place.server)
+        return not await sessions(deployment.server)
 
     # Those that were refused have closed theirs.
     await until(none)
 
 
 @pytest.mark.parametrize("mode", ["lease", "row"])
-async def test_tables_keep_their_version_when_nobody_uses_them(of_format, place, mariadb, mode):
+async def test_tables_keep_their_version_when_nobody_uses_them(of_format, deployment, mariadb, mode):
     async with of_format(FORMAT + 1, mode) as client:
         await gets_the_lock(client, "x")
     for way in ("auto", "manual"):
@@ -129,7 +129,7 @@ async def test_a_client_that_reconnects_looks_again(of_format, mariadb, mode):
         await until(refused)
 
 
-async def test_in_session_mode_every_client_is_seen(of_format, place, mariadb):
+async def test_in_session_mode_every_client_is_seen(of_format, deployment, mariadb):
     """However many there are, and whichever of them leave."""
     async with AsyncExitStack() as stack, AsyncExitStack() as early:
         for _ in range(20):
@@ -150,7 +150,7 @@ async def test_in_session_mode_every_client_is_seen(of_format, place, mariadb):
         with pytest.raises(UnsafeBackend, match=f"data format {FORMAT} uses"):
             await of_format(FORMAT + 1, "session").open()
         # Other namespaces are others'.
-        async with of_format(FORMAT + 1, "session", namespace=f"{place.namespace}-other") as client:
+        async with of_format(FORMAT + 1, "session", namespace=f"{deployment.namespace}-other") as client:
             await gets_the_lock(client, "x")
     async with of_format(FORMAT + 1, "session") as client:
         await gets_the_lock(client, "x")

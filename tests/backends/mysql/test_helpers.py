@@ -322,9 +322,9 @@ async def test_a_conflict_is_told_from_any_other_failure():
         assert len(tries) == attempts
 
 
-async def test_a_holder_that_lost_its_lock_writes_nothing(connect, place):
+async def test_a_holder_that_lost_its_lock_writes_nothing(connect, deployment):
     connection = await connect()
-    async with place.connect() as client, place.connect() as rival:
+    async with deployment.connect() as client, deployment.connect() as rival:
         old = await client.lock("orders:1").acquire()
         assert await rival.lock("orders:1").force_release()
         new = await rival.lock("orders:1").acquire()

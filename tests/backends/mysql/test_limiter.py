@@ -15,7 +15,7 @@ from tests.faults.staging import PATIENCE
 from tests.pace import pace
 
 
-async def test_a_crowd_is_not_kept_longer_than_it_wants_to_wait(place, monkeypatch):
+async def test_a_crowd_is_not_kept_longer_than_it_wants_to_wait(deployment, monkeypatch):
     """Their timeout is longer than that of a command, and shorter than their line."""
     real = QueuedClaim._attempt
 
@@ -24,7 +24,7 @@ async def test_a_crowd_is_not_kept_longer_than_it_wants_to_wait(place, monkeypat
         return await real(claim, wait=wait)
 
     monkeypatch.setattr(QueuedClaim, "_attempt", slow)
-    async with place.connect(ttl=10, command_timeout=0.5) as client:
+    async with deployment.connect(ttl=10, command_timeout=0.5) as client:
         client._runtime.limiter.room = 1
 
         async def ask(number: int) -> float:
@@ -40,14 +40,14 @@ async def test_a_crowd_is_not_kept_longer_than_it_wants_to_wait(place, monkeypat
 
 
 @pytest.mark.parametrize("mode", ["lease", "session"])
-async def test_a_crowd_gets_its_locks_and_the_others_of_its_client_are_kept(place, mode):
+async def test_a_crowd_gets_its_locks_and_the_others_of_its_client_are_kept(deployment, mode):
     """More than the server does within a command timeout, however busy the machine is."""
-    async with place.connect(mode, ttl=60, command_timeout=20) as client:
+    async with deployment.connect(mode, ttl=60, command_timeout=20) as client:
         begun = time.monotonic()
         few = await asyncio.gather(*(client.lock(f"few {number}").acquire() for number in range(64)))
         timeout = max(pace() ** 2, 8 * (time.monotonic() - begun))
         await asyncio.gather(*(lease.release() for lease in few))
-    async with place.connect(mode, ttl=max(10.0, 3 * timeout), command_timeout=timeout) as client:
+    async with deployment.connect(mode, ttl=max(10.0, 3 * timeout), command_timeout=timeout) as client:
         kept = [await client.lock(f"kept {number}").acquire() for number in range(3)]
         leases = await asyncio.gather(*(client.lock(f"x{number}").acquire() for number in range(2000)))
         assert all(lease.held for lease in kept)
@@ -55,10 +55,10 @@ async def test_a_crowd_gets_its_locks_and_the_others_of_its_client_are_kept(plac
         await asyncio.gather(*(lease.release() for lease in [*leases, *kept]))
 
 
-async def test_a_server_that_is_gone_refuses_a_crowd_at_once(place):
+async def test_a_server_that_is_gone_refuses_a_crowd_at_once(deployment):
     async with (
-        Proxy(place.server.host, place.server.port) as proxy,
-        place.connect(port=proxy.port, command_timeout=0.5) as client,
+        Proxy(deployment.server.host, deployment.server.port) as proxy,
+        deployment.connect(port=proxy.port, command_timeout=0.5) as client,
     ):
         lock = client.lock("first")
         await (await lock.acquire()).release()

@@ -18,9 +18,9 @@ SHORT = 3
 
 
 @asynccontextmanager
-async def locked(place, statement: str) -> AsyncIterator[None]:
+async def locked(deployment, statement: str) -> AsyncIterator[None]:
     """What `statement` selects, in an administrator's transaction that is open until the block ends."""
-    admin = await aiomysql.connect(**{**place.server.admin, "db": "test"})
+    admin = await aiomysql.connect(**{**deployment.server.admin, "db": "test"})
     try:
         async with admin.cursor() as cursor:
             await cursor.execute(f"{statement} FOR UPDATE")
@@ -30,20 +30,20 @@ async def locked(place, statement: str) -> AsyncIterator[None]:
         await admin.ensure_closed()
 
 
-async def row(place, name: str) -> str:
+async def row(deployment, name: str) -> str:
     """The row of a lock, by its key, so that nothing else is locked."""
-    where = f"namespace = '{place.namespace}' AND name = '{name}'"
-    [[key]] = await as_root(place.server, f"SELECT id FROM aiolock WHERE {where}")
+    where = f"namespace = '{deployment.namespace}' AND name = '{name}'"
+    [[key]] = await as_root(deployment.server, f"SELECT id FROM aiolock WHERE {where}")
     return f"SELECT id FROM aiolock WHERE id = '{key}'"
 
 
-async def request(place, name: str) -> str:
+async def request(deployment, name: str) -> str:
     """The row of the only one who is in line, else of the only one who is inside."""
     look = (
         "SELECT b.owner FROM aiolock_requests AS b JOIN aiolock AS t ON t.id = b.lock_id "
-        f"WHERE t.namespace = '{place.namespace}' AND t.name = '{name}' ORDER BY b.state"
+        f"WHERE t.namespace = '{deployment.namespace}' AND t.name = '{name}' ORDER BY b.state"
     )
-    [owner, *_] = [row[0] for row in await as_root(place.server, look)]
+    [owner, *_] = [row[0] for row in await as_root(deployment.server, look)]
     return f"SELECT owner FROM aiolock_requests WHERE owner = '{owner}'"
 
 
@@ -58,8 +58,8 @@ async def in_vain(lock) -> None:
 
 
 @pytest.mark.parametrize("what", ["row of a mutex", "row of another", "request", "gap"])
-async def test_whoever_asks_for_a_locked_row_holds_up_nobody_else(place, what):
-    async with place.connect(ttl=SHORT) as client, place.connect(ttl=SHORT) as rival:
+async def test_whoever_asks_for_a_locked_row_holds_up_nobody_else(deployment, what):
+    async with deployment.connect(ttl=SHORT) as client, deployment.connect(ttl=SHORT) as rival:
         # The rows of all locks are there.
         asked, other = client.rwlock("x").read(), client.semaphore("free", 2)
         if what == "row of a mutex":
@@ -71,8 +71,10 @@ async def test_whoever_asks_for_a_locked_row_holds_up_nobody_else(place, what):
             kept += [await client.semaphore(f"kept{number}", 2).acquire() for number in range(5, 10)]
         held = await rival.rwlock("x").read().acquire() if what == "request" else None
         main = await client._backend.sessions.main()
-        statement = EVERYTHING if what == "gap" else await (request if what == "request" else row)(place, "x")
-        async with locked(place, statement):
+        statement = (
+            EVERYTHING if what == "gap" else await (request if what == "request" else row)(deployment, "x")
+        )
+        async with locked(deployment, statement):
             before = client.stats()["renewals"]
             while client.stats()["renewals"] < before + 2 * len(kept):
                 await asyncio.gather(*(in_vain(asked) for _ in range(3)))
@@ -92,15 +94,15 @@ async def test_whoever_asks_for_a_locked_row_holds_up_nobody_else(place, what):
         assert not (await asked.inspect()).locked
 
 
-async def test_a_place_in_line_that_is_locked_holds_up_no_other_of_its_client(place):
-    async with place.connect(ttl=SHORT) as client, place.connect(ttl=60) as rival:
+async def test_a_place_in_line_that_is_locked_holds_up_no_other_of_its_client(deployment):
+    async with deployment.connect(ttl=SHORT) as client, deployment.connect(ttl=60) as rival:
         held = {name: await rival.rwlock(name).write().acquire() for name in "xyz"}
         waiters = {name: asyncio.create_task(client.rwlock(name).write().acquire()) for name in "xyz"}
         for name in "xyz":
             await queued(rival.rwlock(name).write(), 1)
         session = await client._backend.sessions.listener()
         owners = {claim.owner for claim in client._backend.mode.sharing.listener._claims.values()}
-        async with locked(place, await request(place, "x")):
+        async with locked(deployment, await request(deployment, "x")):
             # Long enough for places that nobody prolongs to be over.
             clock = client._backend.settings.clock
             late = clock() + 2 * SHORT
@@ -118,16 +120,16 @@ async def test_a_place_in_line_that_is_locked_holds_up_no_other_of_its_client(pl
             await (await waiters["x"]).release()
 
 
-async def test_a_grant_that_is_locked_holds_up_no_other_of_its_client(place):
+async def test_a_grant_that_is_locked_holds_up_no_other_of_its_client(deployment):
     """Two were let in by another client, and somebody has one of them locked before it is confirmed."""
-    async with place.connect(ttl=SHORT) as client, place.connect(ttl=60) as rival:
+    async with deployment.connect(ttl=SHORT) as client, deployment.connect(ttl=60) as rival:
         held = [await rival.semaphore(name, 1).acquire() for name in "xy"]
         waiters = [asyncio.create_task(client.semaphore(name, 1).acquire()) for name in "xy"]
         for name in "xy":
             await queued(rival.semaphore(name, 1), 1)
         sharing = client._backend.mode.sharing
         owners = {claim.request.name: claim.owner for claim in sharing.listener._claims.values()}
-        admin = await aiomysql.connect(**{**place.server.admin, "db": "test"}, autocommit=True)
+        admin = await aiomysql.connect(**{**deployment.server.admin, "db": "test"}, autocommit=True)
         try:
             async with admin.cursor() as cursor:
                 # As a decision does that lets them in, but the one of them stays locked.

@@ -45,8 +45,8 @@ class Line:
 
 def packets(*payloads: bytes, first: int = 1) -> bytes:
     return b"".join(
-        len(payload).to_bytes(3, "little") + bytes([(first + place) & 255]) + payload
-        for place, payload in enumerate(payloads)
+        len(payload).to_bytes(3, "little") + bytes([(first + index) & 255]) + payload
+        for index, payload in enumerate(payloads)
     )
 
 

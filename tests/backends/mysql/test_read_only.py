@@ -11,7 +11,7 @@ import pytest
 import aiolock
 from aiolock import BackendError, BackendRefused
 from tests import servers
-from tests.backends.mysql.conftest import ACCOUNT, Place
+from tests.backends.mysql.conftest import ACCOUNT, Deployment
 from tests.backends.mysql.tools import as_root
 from tests.faults.staging import PATIENCE, gets_the_lock, waiting
 
@@ -34,8 +34,8 @@ async def demoted(server) -> AsyncIterator[None]:
 
 @pytest.mark.parametrize("mode", ["session", "row"])
 async def test_holds_end_with_their_terms_and_no_new_ones_are_given(own, mode):
-    place = Place(own)
-    async with place.connect(mode, ttl=1.5) as client:
+    deployment = Deployment(own)
+    async with deployment.connect(mode, ttl=1.5) as client:
         lease = await client.lock("held").acquire()
         await gets_the_lock(client, "known")
         async with demoted(own):
@@ -53,8 +53,8 @@ async def test_holds_end_with_their_terms_and_no_new_ones_are_given(own, mode):
 @pytest.mark.parametrize("mode", ["session", "row"])
 async def test_a_term_that_the_setting_outlives_not_goes_on(own, mode):
     """An administrator who is quick."""
-    place = Place(own)
-    async with place.connect(mode, ttl=6) as client:
+    deployment = Deployment(own)
+    async with deployment.connect(mode, ttl=6) as client:
         lease = await client.lock("held").acquire()
         async with demoted(own):
             with pytest.raises(BackendRefused, match=r"read.only"):
@@ -66,8 +66,8 @@ async def test_a_term_that_the_setting_outlives_not_goes_on(own, mode):
 
 @pytest.mark.parametrize("mode", ["session", "row"])
 async def test_whoever_waits_is_told_instead_of_let_in(own, mode):
-    place = Place(own)
-    async with place.connect(mode) as client, place.connect(mode) as rival:
+    deployment = Deployment(own)
+    async with deployment.connect(mode) as client, deployment.connect(mode) as rival:
         lease = await rival.lock("x").acquire()
         waiters = [asyncio.create_task(client.lock("x").acquire()) for _ in range(3)]
         await waiting(client, 3)
@@ -83,7 +83,7 @@ async def test_whoever_waits_is_told_instead_of_let_in(own, mode):
 @pytest.mark.parametrize("mode", ["session", "row"])
 async def test_an_account_that_may_write_all_the_same_gets_none_either(own, mode):
     url = f"{own.url}?mode={mode}"
-    async with aiolock.connect(url, namespace=Place(own).namespace, ttl=5) as client:
+    async with aiolock.connect(url, namespace=Deployment(own).namespace, ttl=5) as client:
         await gets_the_lock(client, "x")
         async with demoted(own):
             with pytest.raises(BackendRefused, match=r"read.only"):
@@ -93,8 +93,8 @@ async def test_an_account_that_may_write_all_the_same_gets_none_either(own, mode
 
 async def test_waiters_of_leases_get_their_turn_when_the_setting_is_taken_back(own):
     """The statement of a waiter is refused by the server, with number 1290: the same one may succeed later."""
-    place = Place(own)
-    async with place.connect("lease") as client, place.connect("lease") as rival:
+    deployment = Deployment(own)
+    async with deployment.connect("lease") as client, deployment.connect("lease") as rival:
         lease = await rival.lock("x").acquire()
         waiter = asyncio.create_task(client.lock("x").acquire(timeout=PATIENCE))
         await waiting(client, 1)

@@ -17,15 +17,15 @@ from tests.faults.staging import PATIENCE, gets_the_lock, until
 
 
 @asynccontextmanager
-async def locked_by_an_administrator(place, name: str, *, shared: bool = False):
+async def locked_by_an_administrator(deployment, name: str, *, shared: bool = False):
     """The row of a lock, or that of the only request for it, in a transaction that is open until the block ends."""
     table, column = ("aiolock_requests", "owner") if shared else ("aiolock", "id")
     [[key]] = await as_root(
-        place.server,
+        deployment.server,
         f"SELECT {column} FROM {table} WHERE {'lock_id' if shared else 'id'} = "
-        f"(SELECT id FROM aiolock WHERE namespace = '{place.namespace}' AND name = '{name}')",
+        f"(SELECT id FROM aiolock WHERE namespace = '{deployment.namespace}' AND name = '{name}')",
     )
-    admin = await aiomysql.connect(**{**place.server.admin, "db": "test"})
+    admin = await aiomysql.connect(**{**deployment.server.admin, "db": "test"})
     try:
         async with admin.cursor() as cursor:
             await cursor.execute(f"SELECT {column} FROM {table} WHERE {column} = '{key}' FOR UPDATE")
@@ -49,11 +49,11 @@ def kinds(client) -> list:
 
 @pytest.mark.parametrize("ttl", [3, 7])
 @pytest.mark.parametrize("of", [mutexes, kinds])
-async def test_a_row_that_stays_locked_loses_its_own_lease_alone(place, of, ttl):
-    async with place.connect(ttl=ttl) as client:
+async def test_a_row_that_stays_locked_loses_its_own_lease_alone(deployment, of, ttl):
+    async with deployment.connect(ttl=ttl) as client:
         leases = [await lock.acquire() for lock in of(client)]
         main = await client._backend.sessions.main()
-        async with locked_by_an_administrator(place, "x7", shared=of is kinds):
+        async with locked_by_an_administrator(deployment, "x7", shared=of is kinds):
             async with asyncio.timeout(PATIENCE):
                 await leases[7].wait_lost()
             # By its term: nobody has said that it is gone.
@@ -69,10 +69,10 @@ async def test_a_row_that_stays_locked_loses_its_own_lease_alone(place, of, ttl)
             await lease.release()
 
 
-async def test_a_bid_that_is_locked_for_a_while_keeps_its_lease(place):
-    async with place.connect(ttl=7) as client:
+async def test_a_bid_that_is_locked_for_a_while_keeps_its_lease(deployment):
+    async with deployment.connect(ttl=7) as client:
         lease, other = await client.semaphore("x", 2).acquire(), await client.rwlock("y").read().acquire()
-        async with locked_by_an_administrator(place, "x", shared=True):
+        async with locked_by_an_administrator(deployment, "x", shared=True):
             await until(lambda: client.stats()["renewal_failures"] >= 2)
         lease.check()
         await until(lambda: lease.remaining() > FRESH * 7)
@@ -82,10 +82,10 @@ async def test_a_bid_that_is_locked_for_a_while_keeps_its_lease(place):
             await each.release()
 
 
-async def test_a_row_that_is_locked_for_a_while_keeps_its_lease(place):
-    async with place.connect(ttl=6) as client, place.connect() as rival:
+async def test_a_row_that_is_locked_for_a_while_keeps_its_lease(deployment):
+    async with deployment.connect(ttl=6) as client, deployment.connect() as rival:
         lease, other = await client.lock("x").acquire(), await client.lock("y").acquire()
-        async with locked_by_an_administrator(place, "x"):
+        async with locked_by_an_administrator(deployment, "x"):
             # Unknown is not lost.
             await until(lambda: client.stats()["renewal_failures"] >= 2)
         lease.check()
@@ -97,12 +97,12 @@ async def test_a_row_that_is_locked_for_a_while_keeps_its_lease(place):
         await other.release()
 
 
-async def test_a_renewal_of_a_locked_row_holds_up_nothing_else(place, monkeypatch):
+async def test_a_renewal_of_a_locked_row_holds_up_nothing_else(deployment, monkeypatch):
     monkeypatch.setattr(renewal_module, "FRESH", 2.0)
     # So long that it is still asked for when the row is free, also on a busy machine.
-    async with place.connect(ttl=60 * PATIENCE) as client:
+    async with deployment.connect(ttl=60 * PATIENCE) as client:
         lease = await client.lock("x").acquire()
-        async with locked_by_an_administrator(place, "x"):
+        async with locked_by_an_administrator(deployment, "x"):
             renewal = asyncio.create_task(lease.renew())
             await gets_the_lock(client, "y")
             assert not renewal.done()
@@ -113,11 +113,11 @@ async def test_a_renewal_of_a_locked_row_holds_up_nothing_else(place, monkeypatc
         await lease.release()
 
 
-async def test_a_renewal_of_a_row_that_stays_locked_is_not_known(place, monkeypatch):
+async def test_a_renewal_of_a_row_that_stays_locked_is_not_known(deployment, monkeypatch):
     monkeypatch.setattr(renewal_module, "FRESH", 2.0)
-    async with place.connect(ttl=10) as client:
+    async with deployment.connect(ttl=10) as client:
         lease = await client.lock("x").acquire()
-        async with locked_by_an_administrator(place, "x"):
+        async with locked_by_an_administrator(deployment, "x"):
             with pytest.raises(BackendUnavailable, match="has its row locked"):
                 await lease.renew()
         await lease.renew()
@@ -125,11 +125,11 @@ async def test_a_renewal_of_a_row_that_stays_locked_is_not_known(place, monkeypa
         await lease.release()
 
 
-async def test_cancelling_a_renewal_that_waits_leaves_nothing_behind(place, monkeypatch):
+async def test_cancelling_a_renewal_that_waits_leaves_nothing_behind(deployment, monkeypatch):
     monkeypatch.setattr(renewal_module, "FRESH", 2.0)
-    async with place.connect(ttl=60 * PATIENCE) as client:
+    async with deployment.connect(ttl=60 * PATIENCE) as client:
         lease = await client.lock("x").acquire()
-        async with locked_by_an_administrator(place, "x"):
+        async with locked_by_an_administrator(deployment, "x"):
             renewal = asyncio.create_task(lease.renew())
             await gets_the_lock(client, "y")
             assert not renewal.done()
@@ -138,7 +138,7 @@ async def test_cancelling_a_renewal_that_waits_leaves_nothing_behind(place, monk
                 await renewal
         await lease.renew()
         await lease.release()
-        assert len(await sessions(place.server)) == 1
+        assert len(await sessions(deployment.server)) == 1
 
 
 def test_a_row_says_what_has_become_of_a_hold():

@@ -31,15 +31,15 @@ async def silence_of(lease) -> int:
 
 
 @by_session
-async def test_a_session_may_be_silent_for_as_long_as_its_hold_however_it_was_won(place, mode):
-    async with place.connect(mode, ttl=5) as client, place.connect(mode) as rival:
+async def test_a_session_may_be_silent_for_as_long_as_its_hold_however_it_was_won(deployment, mode):
+    async with deployment.connect(mode, ttl=5) as client, deployment.connect(mode) as rival:
         for ttl, seconds in ((1, 1), (60, 60), (2.5, 3), (5, 5), (1, 1)):
             lease = await client.lock("x", ttl=ttl).acquire()
             assert await silence_of(lease) == seconds
             await lease.release()
             held = await rival.lock("x").acquire()
             waiter = asyncio.create_task(client.lock("x", ttl=ttl).acquire())
-            await until(lambda: blocked(place))
+            await until(lambda: blocked(deployment))
             await held.release()
             lease = await waiter
             assert await silence_of(lease) == seconds
@@ -47,8 +47,8 @@ async def test_a_session_may_be_silent_for_as_long_as_its_hold_however_it_was_wo
 
 
 @by_session
-async def test_a_claim_that_was_cancelled_before_it_was_sent_leaves_no_wrong_belief(place, mode):
-    async with place.connect(mode, ttl=1, command_timeout=10) as client:
+async def test_a_claim_that_was_cancelled_before_it_was_sent_leaves_no_wrong_belief(deployment, mode):
+    async with deployment.connect(mode, ttl=1, command_timeout=10) as client:
         await gets_the_lock(client, "x")
         for passes in range(1, 8):
             look = asyncio.create_task(client.lock("other").inspect())
@@ -66,14 +66,14 @@ async def test_a_claim_that_was_cancelled_before_it_was_sent_leaves_no_wrong_bel
             await lease.release()
 
 
-async def test_holds_of_one_ttl_share_a_session_and_the_cap_holds(place):
-    async with place.connect("session", ttl=5, connections=2) as client:
+async def test_holds_of_one_ttl_share_a_session_and_the_cap_holds(deployment):
+    async with deployment.connect("session", ttl=5, connections=2) as client:
         leases = [
             await client.lock(f"{ttl}-{number}", ttl=ttl).acquire()
             for number in range(10)
             for ttl in (30, 60)
         ]
-        assert len(await sessions(place.server)) == 3
+        assert len(await sessions(deployment.server)) == 3
         with pytest.raises(BackendUnavailable, match="connections="):
             await client.lock("third", ttl=90).try_acquire()
         for lease in leases[::2]:
@@ -87,9 +87,11 @@ async def test_holds_of_one_ttl_share_a_session_and_the_cap_holds(place):
 
 
 @by_session
-async def test_a_stopped_holder_of_a_short_ttl_is_succeeded_soon_though_its_client_s_is_long(place, mode):
-    async with place.connect(mode, ttl=30) as client:
-        process = await spawn(place, mode, "x", 30, 1)
+async def test_a_stopped_holder_of_a_short_ttl_is_succeeded_soon_though_its_client_s_is_long(
+    deployment, mode
+):
+    async with deployment.connect(mode, ttl=30) as client:
+        process = await spawn(deployment, mode, "x", 30, 1)
         try:
             process.send_signal(signal.SIGSTOP)
             async with asyncio.timeout(15):
@@ -104,11 +106,11 @@ async def test_a_stopped_holder_of_a_short_ttl_is_succeeded_soon_though_its_clie
 
 
 @pytest.mark.ends_server
-async def test_a_release_that_could_not_be_sent_is_sent_later(mariadb, place):
+async def test_a_release_that_could_not_be_sent_is_sent_later(mariadb, deployment):
     """The server stands still for longer than the ttl, and for longer than anybody tries."""
     async with (
-        place.connect("session", ttl=30, command_timeout=0.3) as client,
-        place.connect("session", ttl=30) as rival,
+        deployment.connect("session", ttl=30, command_timeout=0.3) as client,
+        deployment.connect("session", ttl=30) as rival,
     ):
         leases = [await client.lock(name, ttl=ttl).acquire() for name, ttl in (("x", 1), ("y", 30))]
         kept = await client.lock("z", ttl=30).acquire()
@@ -129,8 +131,8 @@ async def test_a_release_that_could_not_be_sent_is_sent_later(mariadb, place):
         await kept.release()
 
 
-async def test_a_release_that_was_cancelled_before_it_was_sent_is_sent(place):
-    async with place.connect("session", ttl=30) as client, place.connect("session") as rival:
+async def test_a_release_that_was_cancelled_before_it_was_sent_is_sent(deployment):
+    async with deployment.connect("session", ttl=30) as client, deployment.connect("session") as rival:
         for passes in range(1, 7):
             lease = await client.lock("x").acquire()
             look = asyncio.create_task(session_of(lease).run("SELECT SLEEP(0.05)"))
@@ -147,8 +149,8 @@ async def test_a_release_that_was_cancelled_before_it_was_sent_is_sent(place):
 
 
 @every_mode
-async def test_a_release_that_the_server_undoes_once_is_done_all_the_same(place, mode, monkeypatch):
-    async with place.connect(mode, ttl=60) as client, place.connect(mode) as rival:
+async def test_a_release_that_the_server_undoes_once_is_done_all_the_same(deployment, mode, monkeypatch):
+    async with deployment.connect(mode, ttl=60) as client, deployment.connect(mode) as rival:
         lease = await client.lock("x").acquire()
         undone = undo(monkeypatch, "owner = NULL" if mode == "lease" else ("RELEASE_LOCK", "ROLLBACK"))
         await lease.release()
@@ -177,8 +179,8 @@ def undo(monkeypatch, words: str | tuple[str, ...], times: int = 1) -> list[str]
     return undone
 
 
-async def test_an_entry_that_the_server_undoes_is_tried_again(place, monkeypatch):
-    async with place.connect() as client, place.connect() as rival:
+async def test_an_entry_that_the_server_undoes_is_tried_again(deployment, monkeypatch):
+    async with deployment.connect() as client, deployment.connect() as rival:
         undone = undo(monkeypatch, "ON DUPLICATE KEY", times=3)
         lease = await client.lock("x").acquire(timeout=PATIENCE)
         assert len(undone) == 3
@@ -191,11 +193,11 @@ async def test_an_entry_that_the_server_undoes_is_tried_again(place, monkeypatch
             await (await waiter).release()
         assert len(undone) == 3
         # A user lock that was got twice would have to be given back twice.
-        assert await as_root(place.server, f"SELECT IS_USED_LOCK('{turnstile}')") == ((None,),)
+        assert await as_root(deployment.server, f"SELECT IS_USED_LOCK('{turnstile}')") == ((None,),)
 
 
-async def test_an_entry_that_is_undone_for_ever_is_unavailable(place, monkeypatch):
-    async with place.connect(command_timeout=0.3) as client:
+async def test_an_entry_that_is_undone_for_ever_is_unavailable(deployment, monkeypatch):
+    async with deployment.connect(command_timeout=0.3) as client:
         with monkeypatch.context() as patch:
             undo(patch, "ON DUPLICATE KEY", times=1_000_000)
             with pytest.raises(BackendUnavailable) as caught:
@@ -207,11 +209,11 @@ async def test_an_entry_that_is_undone_for_ever_is_unavailable(place, monkeypatc
 # --- rows that are gone
 
 
-async def test_a_row_that_was_deleted_is_made_anew_and_excludes(place):
-    async with place.connect("row") as client, place.connect("row") as rival:
+async def test_a_row_that_was_deleted_is_made_anew_and_excludes(deployment):
+    async with deployment.connect("row") as client, deployment.connect("row") as rival:
         for one in (client, rival):
             await gets_the_lock(one, "x")
-        await delete_rows(place)
+        await delete_rows(deployment)
         lease = await client.lock("x").try_acquire()
         assert lease is not None
         assert await rival.lock("x").try_acquire() is None
@@ -219,12 +221,16 @@ async def test_a_row_that_was_deleted_is_made_anew_and_excludes(place):
         await gets_the_lock(rival, "x")
 
 
-async def test_a_row_that_is_deleted_under_its_waiters_lets_in_one_after_the_other(place):
-    async with place.connect("row") as client, place.connect("row") as rival, place.connect("row") as third:
+async def test_a_row_that_is_deleted_under_its_waiters_lets_in_one_after_the_other(deployment):
+    async with (
+        deployment.connect("row") as client,
+        deployment.connect("row") as rival,
+        deployment.connect("row") as third,
+    ):
         inside, most = 0, 0
 
         async def one_row() -> bool:
-            return await rows(place) == 1
+            return await rows(deployment) == 1
 
         async def enter(one: aiolock.Client) -> None:
             nonlocal inside, most
@@ -237,45 +243,45 @@ async def test_a_row_that_is_deleted_under_its_waiters_lets_in_one_after_the_oth
                 inside -= 1
 
         lease = await client.lock("x").acquire()
-        deletion = asyncio.create_task(delete_rows(place))
-        await until(lambda: deleting(place))
+        deletion = asyncio.create_task(delete_rows(deployment))
+        await until(lambda: deleting(deployment))
         # Behind it: what they wait for is gone when it is their turn.
         waiters = [asyncio.create_task(enter(one)) for one in (rival, third)]
-        await until(lambda: two_blocked(place))
+        await until(lambda: two_blocked(deployment))
         await lease.release()
         await deletion
         await asyncio.gather(*waiters)
         assert most == 1
 
 
-async def two_blocked(place) -> bool:
-    return len(await blocked(place)) == 2
+async def two_blocked(deployment) -> bool:
+    return len(await blocked(deployment)) == 2
 
 
-async def deleting(place) -> bool:
-    rows = await sessions(place.server, "root")
+async def deleting(deployment) -> bool:
+    rows = await sessions(deployment.server, "root")
     return any(row[2] and row[2].startswith("DELETE") for row in rows)
 
 
-async def rows(place) -> int:
+async def rows(deployment) -> int:
     [[count]] = await as_root(
-        place.server, f"SELECT COUNT(*) FROM aiolock WHERE namespace = '{place.namespace}'"
+        deployment.server, f"SELECT COUNT(*) FROM aiolock WHERE namespace = '{deployment.namespace}'"
     )
     return count
 
 
-async def delete_rows(place) -> None:
-    await as_root(place.server, f"DELETE FROM aiolock WHERE namespace = '{place.namespace}'")
+async def delete_rows(deployment) -> None:
+    await as_root(deployment.server, f"DELETE FROM aiolock WHERE namespace = '{deployment.namespace}'")
 
 
-async def test_sessions_that_the_server_ended_unnoticed_are_replaced(place):
+async def test_sessions_that_the_server_ended_unnoticed_are_replaced(deployment):
     """The loop was blocked in the meantime: nobody has heard of the ends yet."""
-    async with place.connect("row") as client:
+    async with deployment.connect("row") as client:
         leases = [await client.lock(f"x{number}").acquire() for number in range(3)]
         numbers = [session_of(lease).id for lease in leases]
         for lease in leases:
             await lease.release()
-        server = place.server.admin
+        server = deployment.server.admin
         options = {"database" if word == "db" else word: value for word, value in server.items()}
         with pymysql.connect(**options) as admin, admin.cursor() as cursor:
             for number in numbers:
@@ -286,10 +292,10 @@ async def test_sessions_that_the_server_ended_unnoticed_are_replaced(place):
         await lease.release()
 
 
-async def test_a_server_that_is_away_is_named_also_by_a_lock_that_was_used_before(place):
+async def test_a_server_that_is_away_is_named_also_by_a_lock_that_was_used_before(deployment):
     async with (
-        Proxy(place.server.host, place.server.port) as proxy,
-        place.connect("row", port=proxy.port) as client,
+        Proxy(deployment.server.host, deployment.server.port) as proxy,
+        deployment.connect("row", port=proxy.port) as client,
     ):
         await gets_the_lock(client, "x")
         proxy.stop_listening()
@@ -303,14 +309,14 @@ async def test_a_server_that_is_away_is_named_also_by_a_lock_that_was_used_befor
 # --- purging
 
 
-async def test_the_session_mode_has_no_rows_to_purge(place):
-    async with place.connect("session") as client:
+async def test_the_session_mode_has_no_rows_to_purge(deployment):
+    async with deployment.connect("session") as client:
         with pytest.raises(aiolock.UnsupportedKind, match="mode=session"):
             await client._backend.purge(3600)
 
 
 @pytest.mark.parametrize("mode", ["lease", "row"])
-async def test_rows_are_purged_while_their_locks_go_from_hand_to_hand(place, mode, monkeypatch):
+async def test_rows_are_purged_while_their_locks_go_from_hand_to_hand(deployment, mode, monkeypatch):
     monkeypatch.setattr(validation, "LEAST_IDLE", 0)
     inside: dict[str, int] = {}
     tokens: dict[str, list[int]] = {}
@@ -327,7 +333,11 @@ async def test_rows_are_purged_while_their_locks_go_from_hand_to_hand(place, mod
                 inside[name] -= 1
             await asyncio.sleep(0.03)
 
-    async with place.connect(mode) as one, place.connect(mode) as other, place.connect(mode) as third:
+    async with (
+        deployment.connect(mode) as one,
+        deployment.connect(mode) as other,
+        deployment.connect(mode) as third,
+    ):
         workers = [
             asyncio.create_task(worker(client, f"x{number}"))
             for client in (one, other)
@@ -343,10 +353,10 @@ async def test_rows_are_purged_while_their_locks_go_from_hand_to_hand(place, mod
         assert given == sorted(set(given))
 
 
-async def test_a_row_that_cannot_be_made_is_an_error_and_not_taken_for_a_held_lock(place):
-    async with place.connect("row", command_timeout=PATIENCE) as client:
+async def test_a_row_that_cannot_be_made_is_an_error_and_not_taken_for_a_held_lock(deployment):
+    async with deployment.connect("row", command_timeout=PATIENCE) as client:
         await gets_the_lock(client, "y")
-        admin = await aiomysql.connect(**{**place.server.admin, "db": "test"})
+        admin = await aiomysql.connect(**{**deployment.server.admin, "db": "test"})
         try:
             async with admin.cursor() as cursor:
                 await cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")

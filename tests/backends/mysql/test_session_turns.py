@@ -48,52 +48,52 @@ async def drain(clients, turns: int, tasks: int = 3, **options) -> list[int]:
     return tokens
 
 
-async def is_free(place, client) -> bool:
+async def is_free(deployment, client) -> bool:
     lock = user_lock(client._backend._context, "hot", Family.LOCK)
-    return (await as_root(place.server, f"SELECT IS_USED_LOCK('{lock}')"))[0][0] is None
+    return (await as_root(deployment.server, f"SELECT IS_USED_LOCK('{lock}')"))[0][0] is None
 
 
-async def test_whoever_ends_the_statement_leaves_the_lock_to_one(place):
+async def test_whoever_ends_the_statement_leaves_the_lock_to_one(deployment):
     """The lock may have come in the same moment; it goes to one waiter all the same."""
     over = False
 
     async def killer() -> None:
         while not over:
-            for number, _, statement in await sessions(place.server):
+            for number, _, statement in await sessions(deployment.server):
                 if statement and "GET_LOCK" in statement:
                     with contextlib.suppress(pymysql.err.MySQLError):
-                        await as_root(place.server, f"KILL QUERY {number}")
+                        await as_root(deployment.server, f"KILL QUERY {number}")
             await asyncio.sleep(0.005)
 
-    async with place.connect("session", ttl=30) as one, place.connect("session", ttl=30) as other:
+    async with deployment.connect("session", ttl=30) as one, deployment.connect("session", ttl=30) as other:
         killing = asyncio.create_task(killer())
         tokens = await drain([one, other], 20)
         over = True
         await killing
         assert len(tokens) == 120
         assert tokens == sorted(set(tokens))
-        assert await is_free(place, one)
+        assert await is_free(deployment, one)
 
 
-async def test_waiters_that_give_up_leave_nothing(place):
+async def test_waiters_that_give_up_leave_nothing(deployment):
     async with (
-        place.connect("session", ttl=30) as one,
-        place.connect("session", ttl=30) as other,
-        place.connect("session", ttl=30) as third,
+        deployment.connect("session", ttl=30) as one,
+        deployment.connect("session", ttl=30) as other,
+        deployment.connect("session", ttl=30) as third,
     ):
         await drain([one, other], 40, timeout=0.002)
         assert await gets_the_lock(third, "hot") > 0
 
         async def freed() -> None:
-            while not await is_free(place, one):  # noqa: ASYNC110 - another server's state
+            while not await is_free(deployment, one):  # noqa: ASYNC110 - another server's state
                 await asyncio.sleep(0.01)
 
         async with asyncio.timeout(PATIENCE):
             await freed()
 
 
-async def test_a_cancelled_release_is_carried_out_by_whoever_follows(place):
-    async with place.connect("session", ttl=30) as one, place.connect("session", ttl=30) as other:
+async def test_a_cancelled_release_is_carried_out_by_whoever_follows(deployment):
+    async with deployment.connect("session", ttl=30) as one, deployment.connect("session", ttl=30) as other:
         await drain([one, other], 2)
 
         async def worker(client) -> None:
@@ -120,14 +120,14 @@ async def test_tokens_rise_on_a_server_whose_sysdate_is_now():
             assert tokens == sorted(set(tokens))
 
 
-async def test_a_turn_whose_message_is_lost_is_found(place, monkeypatch):
+async def test_a_turn_whose_message_is_lost_is_found(deployment, monkeypatch):
     monkeypatch.setattr(session_mode, "POLL", 0.2)
     monkeypatch.setattr(queue, "GRACE", 0.1)
     monkeypatch.setattr(session_mode, "GRACE", 0.1)
     async with (
-        Proxy(place.server.host, place.server.port, framing=mysql_frames) as proxy,
-        place.connect("session", port=proxy.port, ttl=30) as client,
-        place.connect("session", ttl=30) as rival,
+        Proxy(deployment.server.host, deployment.server.port, framing=mysql_frames) as proxy,
+        deployment.connect("session", port=proxy.port, ttl=30) as client,
+        deployment.connect("session", ttl=30) as rival,
     ):
         lease = await rival.lock("hot").acquire()
         waiter = asyncio.create_task(client.lock("hot").acquire(timeout=PATIENCE))
@@ -138,4 +138,4 @@ async def test_a_turn_whose_message_is_lost_is_found(place, monkeypatch):
         async with asyncio.timeout(PATIENCE):
             await lost.wait()
             await (await waiter).release()
-        assert await is_free(place, rival)
+        assert await is_free(deployment, rival)

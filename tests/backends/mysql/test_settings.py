@@ -15,7 +15,7 @@ from aiolock import BackendRefused, ConfigError, UnsafeBackend
 from aiolock.mysql import compare_and_set, fenced_update
 from aiolock.types import Level
 from tests import servers
-from tests.backends.mysql.conftest import ACCOUNT, PASSWORD, Place
+from tests.backends.mysql.conftest import ACCOUNT, PASSWORD, Deployment
 from tests.backends.mysql.tools import Deaf, as_root
 from tests.faults.proxy import Proxy, mysql_frames
 from tests.faults.staging import PATIENCE, gets_the_lock, queued, until
@@ -104,21 +104,24 @@ async def is_mariadb(server) -> bool:
     return "MariaDB" in str(await as_root(server, "SELECT VERSION()"))
 
 
-async def transactions(place: Place) -> list[tuple]:
+async def transactions(deployment: Deployment) -> list[tuple]:
     # The server copies what this view shows only after 0.1 s in which nobody read it: who asks more often
     # sees the first answer for ever.
     await asyncio.sleep(0.15)
     rows = await as_root(
-        place.server,
+        deployment.server,
         "SELECT t.trx_mysql_thread_id, t.trx_query FROM information_schema.innodb_trx AS t JOIN "
         "information_schema.processlist AS p ON p.ID = t.trx_mysql_thread_id WHERE p.USER = 'app'",
     )
     return list(rows)
 
 
-async def works(place: Place, mode: str) -> None:
+async def works(deployment: Deployment, mode: str) -> None:
     """Exclusion, waiting and every kind of session, seen by others than the client."""
-    async with place.connect(mode, command_timeout=15) as one, place.connect(mode, command_timeout=15) as two:
+    async with (
+        deployment.connect(mode, command_timeout=15) as one,
+        deployment.connect(mode, command_timeout=15) as two,
+    ):
         lease = await one.lock("x").acquire(timeout=PATIENCE)
         assert await two.lock("x").try_acquire() is None
         waiter = asyncio.create_task(two.lock("x").acquire())
@@ -129,8 +132,8 @@ async def works(place: Place, mode: str) -> None:
         await lease.renew()
         if mode == "lease":
             rows = await as_root(
-                place.server,
-                f"SELECT owner IS NULL FROM aiolock WHERE namespace = '{place.namespace}' AND name = 'x'",
+                deployment.server,
+                f"SELECT owner IS NULL FROM aiolock WHERE namespace = '{deployment.namespace}' AND name = 'x'",
             )
             assert rows == ((0,),)
         await lease.release()
@@ -139,16 +142,16 @@ async def works(place: Place, mode: str) -> None:
         assert await one.lock("x").try_acquire() is None
         await lease.release()
         if mode == "lease":
-            await shares(place, one, two)
+            await shares(deployment, one, two)
         if mode != "row":
             # Nothing of ours goes on that others cannot see.
             async def none() -> bool:
-                return not await transactions(place)
+                return not await transactions(deployment)
 
             await until(none)
 
 
-async def shares(place: Place, one: aiolock.Client, two: aiolock.Client) -> None:
+async def shares(deployment: Deployment, one: aiolock.Client, two: aiolock.Client) -> None:
     async with one.semaphore("s", 2), two.semaphore("s", 2):
         assert await one.semaphore("s", 2).try_acquire() is None
         waiter = asyncio.create_task(one.semaphore("s", 2).acquire())
@@ -161,8 +164,8 @@ async def shares(place: Place, one: aiolock.Client, two: aiolock.Client) -> None
     lease = await one.lock("after").acquire()
     assert await two.lock("after").try_acquire() is None
     [[count]] = await as_root(
-        place.server,
-        f"SELECT COUNT(*) FROM aiolock WHERE namespace = '{place.namespace}' AND name = 'after' AND owner IS NOT NULL",
+        deployment.server,
+        f"SELECT COUNT(*) FROM aiolock WHERE namespace = '{deployment.namespace}' AND name = 'after' AND owner IS NOT NULL",
     )
     assert count == 1
     await lease.release()
@@ -174,12 +177,12 @@ async def shares(place: Place, one: aiolock.Client, two: aiolock.Client) -> None
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("what", EVERYWHERE | MARIADB | MYSQL)
-async def test_sessions_do_not_begin_as_the_server_has_it(place, mariadb, what, mode):
+async def test_sessions_do_not_begin_as_the_server_has_it(deployment, mariadb, what, mode):
     own = MARIADB if await is_mariadb(mariadb) else MYSQL
     if what not in EVERYWHERE | own:
         pytest.skip(f"there is no such setting on this server: {what}")
     async with beginning(mariadb, (own | EVERYWHERE)[what]):
-        await works(place, mode)
+        await works(deployment, mode)
 
 
 GLOBALS = {
@@ -192,12 +195,12 @@ GLOBALS = {
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_settings_of_the_whole_server_do_not_matter_either(place, mariadb, mode):
+async def test_settings_of_the_whole_server_do_not_matter_either(deployment, mariadb, mode):
     for name, (value, _) in GLOBALS.items():
         await as_root(mariadb, f"SET GLOBAL {name}={value}")
     try:
-        await works(place, mode)
-        found = {one.subject: one for one in await place.connect(mode).diagnose()}
+        await works(deployment, mode)
+        found = {one.subject: one for one in await deployment.connect(mode).diagnose()}
         for name in ("completion_type", "autocommit", "sql_safe_updates"):
             assert found[name].level is Level.OK
             assert "overridden" in found[name].text
@@ -206,20 +209,24 @@ async def test_settings_of_the_whole_server_do_not_matter_either(place, mariadb,
             await as_root(mariadb, f"SET GLOBAL {name}={usual}")
 
 
-async def test_doctor_names_what_sessions_begin_with(place, mariadb):
+async def test_doctor_names_what_sessions_begin_with(deployment, mariadb):
     async with beginning(mariadb, "SET autocommit=0, sql_select_limit=0"):
-        found = {one.subject: one for one in await place.connect().diagnose()}
+        found = {one.subject: one for one in await deployment.connect().diagnose()}
         assert "SET autocommit=0" in found["init_connect"].text
         assert "overridden" in found["init_connect"].text
         assert "tables" in found
-    found = {one.subject for one in await place.connect().diagnose()}
+    found = {one.subject for one in await deployment.connect().diagnose()}
     assert "init_connect" not in found
     assert "session settings" in found
 
 
-async def test_a_lost_connection_leaves_the_lease_where_nothing_is_committed_by_itself(place, mariadb):
+async def test_a_lost_connection_leaves_the_lease_where_nothing_is_committed_by_itself(deployment, mariadb):
     """The grant is durable when it has been told: what the server undoes with a connection is not it."""
-    async with beginning(mariadb, "SET autocommit=0"), place.connect() as one, place.connect() as two:
+    async with (
+        beginning(mariadb, "SET autocommit=0"),
+        deployment.connect() as one,
+        deployment.connect() as two,
+    ):
         lease = await one.lock("x").acquire()
         for number, *_ in await as_root(
             mariadb, "SELECT ID FROM information_schema.processlist WHERE USER = 'app'"
@@ -246,16 +253,18 @@ async def test_a_lost_connection_leaves_the_lease_where_nothing_is_committed_by_
 async def test_a_binary_log_of_statements_is_refused_where_rows_are_written(form):
     extra = ["--log-bin=b", "--server-id=7", f"--binlog-format={form}"]
     with servers.MariaDB(init=ACCOUNT, extra=extra) as server:
-        place = Place(server)
+        deployment = Deployment(server)
         for mode in MODES:
             if form == "STATEMENT" and mode != "session":
                 with pytest.raises(UnsafeBackend, match=r"binlog_format is STATEMENT.*set binlog_format=ROW"):
-                    await place.connect(mode).open()
+                    await deployment.connect(mode).open()
                 level = Level.ERROR
             else:
-                await works(place, mode)
+                await works(deployment, mode)
                 level = Level.OK
-            [found] = [one for one in await place.connect(mode).diagnose() if one.subject == "binlog_format"]
+            [found] = [
+                one for one in await deployment.connect(mode).diagnose() if one.subject == "binlog_format"
+            ]
             assert found.level is level
             assert form in found.text
 
@@ -281,16 +290,16 @@ async def tables(server) -> set[str]:
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_hostile_names_are_names_in_every_character_set(place, mariadb, mode):
-    async with place.connect(mode, namespace=place.namespace):
+async def test_hostile_names_are_names_in_every_character_set(deployment, mariadb, mode):
+    async with deployment.connect(mode, namespace=deployment.namespace):
         before = await tables(mariadb)
     for charset in await charsets(mariadb):
-        own = f"{place.namespace}-{charset}"
+        own = f"{deployment.namespace}-{charset}"
         options = {"mode": mode, "namespace": own, "connections": len(NAMES) + 2, "ttl": 60}
         async with (
             beginning(mariadb, f"SET NAMES {charset}"),
-            place.connect(**options, label="Björn 🔒 €' \\'") as one,
-            place.connect(**options) as two,
+            deployment.connect(**options, label="Björn 🔒 €' \\'") as one,
+            deployment.connect(**options) as two,
         ):
             leases = [await one.lock(name).try_acquire() for name in NAMES]
             # Each is a lock of its own.
@@ -321,15 +330,15 @@ async def asked(leases) -> bool:
     return [lease.release_requested.reason for lease in leases] == [printable(name) for name in NAMES]
 
 
-async def test_hostile_names_of_every_kind_are_names(place, mariadb):
-    async with place.connect():
+async def test_hostile_names_of_every_kind_are_names(deployment, mariadb):
+    async with deployment.connect():
         before = await tables(mariadb)
     for charset in ("gbk", "sjis", "big5", "utf8mb4"):
-        own = f"{place.namespace}-{charset}"
+        own = f"{deployment.namespace}-{charset}"
         async with (
             beginning(mariadb, f"SET NAMES {charset}"),
-            place.connect(namespace=own, label="€'") as one,
-            place.connect(namespace=own, label="€\\'") as two,
+            deployment.connect(namespace=own, label="€'") as one,
+            deployment.connect(namespace=own, label="€\\'") as two,
         ):
             for name in NAMES:
                 async with one.semaphore(name, 1), one.rwlock(name).write(), one.lock(name):
@@ -357,8 +366,8 @@ async def test_hostile_names_are_names_where_the_server_does_not_ask_for_the_cha
         pytest.skip("MySQL 9 has no such option")
     extra = ["--skip-character-set-client-handshake", "--character-set-server=gbk"]
     with servers.MariaDB(init=ACCOUNT, extra=extra) as server:
-        place = Place(server)
-        async with place.connect(mode, connections=40) as one, place.connect(mode) as two:
+        deployment = Deployment(server)
+        async with deployment.connect(mode, connections=40) as one, deployment.connect(mode) as two:
             before = await tables(server)
             leases = [await one.lock(name).try_acquire() for name in NAMES]
             assert None not in leases
@@ -381,9 +390,9 @@ async def test_no_statement_contains_a_text_of_a_user_as_it_is(mariadb, mode):
             statements.append(frame[5:])
 
     async with Proxy(mariadb.host, mariadb.port, framing=mysql_frames, on_frame=sent) as proxy:
-        place, text = Place(mariadb), f"{mark.decode()}'\"\\`%_\0 🔒"
+        deployment, text = Deployment(mariadb), f"{mark.decode()}'\"\\`%_\0 🔒"
         options = {"mode": mode, "port": proxy.port, "label": printable(text)}
-        async with place.connect(**options) as one, place.connect(**options) as two:
+        async with deployment.connect(**options) as one, deployment.connect(**options) as two:
             lock = one.lock(text)
             async with lock:
                 waiter = asyncio.create_task(two.lock(text).acquire(timeout=PATIENCE))
@@ -406,14 +415,14 @@ async def test_no_statement_contains_a_text_of_a_user_as_it_is(mariadb, mode):
 
 
 @pytest.fixture
-async def borrow(place):
+async def borrow(deployment):
     """Connections of the application, in the account of the client."""
     opened = []
 
     async def one(**options):
         connection = await aiomysql.connect(
-            host=place.server.host,
-            port=place.server.port,
+            host=deployment.server.host,
+            port=deployment.server.port,
             user="app",
             password=PASSWORD,
             **{"db": "test", **options},
@@ -460,8 +469,8 @@ THEIRS = {
 
 
 @pytest.mark.parametrize("what", THEIRS)
-async def test_a_lock_in_a_transaction_needs_no_settings_and_changes_none(place, mariadb, borrow, what):
-    async with place.connect("row") as client:
+async def test_a_lock_in_a_transaction_needs_no_settings_and_changes_none(deployment, mariadb, borrow, what):
+    async with deployment.connect("row") as client:
         for name in NAMES[:5]:
             # Newer MariaDBs refuse a SERIALIZABLE transaction the rows that were made since its first lock.
             async with client.lock(name):
@@ -482,8 +491,8 @@ async def test_a_lock_in_a_transaction_needs_no_settings_and_changes_none(place,
         await other.rollback()
 
 
-async def test_a_lock_in_a_transaction_has_its_name_in_every_character_set(place, mariadb, borrow):
-    async with place.connect("row") as client:
+async def test_a_lock_in_a_transaction_has_its_name_in_every_character_set(deployment, mariadb, borrow):
+    async with deployment.connect("row") as client:
         before = await tables(mariadb)
         mine, other = await borrow(), await borrow()
         for charset in await charsets(mariadb):
@@ -502,9 +511,9 @@ async def test_a_database_beyond_ascii_needs_a_connection_that_can_say_its_name(
     await as_root(mariadb, "CREATE DATABASE IF NOT EXISTS `läger`")
     await as_root(mariadb, "GRANT ALL ON `läger`.* TO app@'%'")
     try:
-        place = Place(mariadb)
-        url = place.url().replace("/test", "/l%C3%A4ger")
-        async with aiolock.connect(url, mode="row", namespace=place.namespace) as client:
+        deployment = Deployment(mariadb)
+        url = deployment.url().replace("/test", "/l%C3%A4ger")
+        async with aiolock.connect(url, mode="row", namespace=deployment.namespace) as client:
             await gets_the_lock(client, "x")
             for options, init, message in (
                 ({"charset": "utf8mb4"}, "SET NAMES gbk", "its character set is gbk"),
@@ -521,7 +530,7 @@ async def test_a_database_beyond_ascii_needs_a_connection_that_can_say_its_name(
             async with client.lock("x", connection=connection):
                 assert await client.lock("x").try_acquire() is None
             connection.close()
-        async with aiolock.connect(url, mode="lease", namespace=place.namespace) as client:
+        async with aiolock.connect(url, mode="lease", namespace=deployment.namespace) as client:
             await gets_the_lock(client, "x")
     finally:
         await as_root(mariadb, "DROP DATABASE `läger`")
@@ -588,17 +597,19 @@ async def test_values_that_only_a_driver_could_write_are_refused():
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_databases_and_tables_of_one_server_have_nothing_to_do_with_each_other(place, mariadb, mode):
+async def test_databases_and_tables_of_one_server_have_nothing_to_do_with_each_other(
+    deployment, mariadb, mode
+):
     await as_root(mariadb, "CREATE DATABASE IF NOT EXISTS elsewhere")
     await as_root(mariadb, "GRANT ALL ON elsewhere.* TO app@'%'")
-    there = place.url().replace("/test", "/elsewhere")
-    options = {"namespace": place.namespace, "mode": mode, "ttl": 5}
+    there = deployment.url().replace("/test", "/elsewhere")
+    options = {"namespace": deployment.namespace, "mode": mode, "ttl": 5}
     try:
         async with (
-            place.connect(mode) as here,
+            deployment.connect(mode) as here,
             aiolock.connect(there, **options) as other,
             aiolock.connect(there, **options) as rival,
-            aiolock.connect(place.url(), table="given", **options) as beside,
+            aiolock.connect(deployment.url(), table="given", **options) as beside,
         ):
             held = await here.lock("x").acquire()
             for _ in range(3):
@@ -626,11 +637,11 @@ async def test_databases_and_tables_of_one_server_have_nothing_to_do_with_each_o
 @pytest.mark.parametrize("mode", MODES)
 async def test_a_server_that_is_blind_to_case_has_one_lock_for_all_spellings(mode):
     with servers.MariaDB(init=ACCOUNT, extra=["--lower-case-table-names=1"]) as server:
-        place = Place(server)
-        shouting = place.url().replace("/test", "/TEST")
-        options = {"namespace": place.namespace, "mode": mode, "ttl": 5}
+        deployment = Deployment(server)
+        shouting = deployment.url().replace("/test", "/TEST")
+        options = {"namespace": deployment.namespace, "mode": mode, "ttl": 5}
         async with (
-            aiolock.connect(place.url(), table="locks", **options) as one,
+            aiolock.connect(deployment.url(), table="locks", **options) as one,
             aiolock.connect(shouting, table="Locks", **options) as two,
         ):
             async with one.lock("x"):
@@ -643,17 +654,17 @@ async def test_a_server_that_is_blind_to_case_has_one_lock_for_all_spellings(mod
             await lease.release()
 
 
-async def test_tables_that_differ_in_case_are_told_apart(place, mariadb):
+async def test_tables_that_differ_in_case_are_told_apart(deployment, mariadb):
     if str((await as_root(mariadb, "SELECT @@lower_case_table_names"))[0][0]) != "0":
         pytest.skip("this server is blind to case")
     try:
-        async with place.connect(table="given") as one:
+        async with deployment.connect(table="given") as one:
             await as_root(mariadb, "CREATE TABLE Given (a INT) ENGINE=MyISAM COMMENT='not for locks'")
             await gets_the_lock(one, "x")
-            async with place.connect(table="given") as two:
+            async with deployment.connect(table="given") as two:
                 await gets_the_lock(two, "x")
             with pytest.raises((UnsafeBackend, BackendRefused)):
-                await place.connect(table="Given", schema="manual").open()
+                await deployment.connect(table="Given", schema="manual").open()
     finally:
         await as_root(
             mariadb,

@@ -18,10 +18,10 @@ async def counted(server, name: str) -> int:
     return int((await as_root(server, f"SHOW GLOBAL STATUS LIKE '{name}'"))[0][1])
 
 
-async def no_requests(place) -> bool:
+async def no_requests(deployment) -> bool:
     rows = await as_root(
-        place.server,
-        f"SELECT COUNT(*) FROM aiolock_requests b JOIN aiolock t ON t.id = b.lock_id WHERE t.namespace = '{place.namespace}'",
+        deployment.server,
+        f"SELECT COUNT(*) FROM aiolock_requests b JOIN aiolock t ON t.id = b.lock_id WHERE t.namespace = '{deployment.namespace}'",
     )
     return rows[0][0] == 0
 
@@ -58,8 +58,8 @@ async def test_a_decision_takes_no_more_than_it_should_and_nothing_that_nobody_w
     assert together(requests) == taken[3:]
 
 
-async def test_many_who_come_and_go_at_once_cost_a_few_transactions(place, mariadb):
-    async with place.connect() as client:
+async def test_many_who_come_and_go_at_once_cost_a_few_transactions(deployment, mariadb):
+    async with deployment.connect() as client:
         lock = client.semaphore("x", 40)
         await (await lock.acquire()).release()
         before = await counted(mariadb, "Com_begin")
@@ -70,11 +70,11 @@ async def test_many_who_come_and_go_at_once_cost_a_few_transactions(place, maria
         # Each of the 81 by itself would be one.
         assert await counted(mariadb, "Com_begin") - before <= 12
         assert await lock.available() == 40
-    assert await no_requests(place)
+    assert await no_requests(deployment)
 
 
-async def test_tries_of_one_client_have_the_answers_that_each_alone_would_have(place):
-    async with place.connect() as client:
+async def test_tries_of_one_client_have_the_answers_that_each_alone_would_have(deployment):
+    async with deployment.connect() as client:
         lock = client.semaphore("x", 5)
         held = await lock.acquire()
         many, few, none = await asyncio.gather(
@@ -84,11 +84,11 @@ async def test_tries_of_one_client_have_the_answers_that_each_alone_would_have(p
         assert few is not None
         await few.release()
         await held.release()
-    assert await no_requests(place)
+    assert await no_requests(deployment)
 
 
-async def test_a_wish_that_is_taken_back_in_time_is_never_sent(place):
-    async with place.connect() as client, place.connect() as rival:
+async def test_a_wish_that_is_taken_back_in_time_is_never_sent(deployment):
+    async with deployment.connect() as client, deployment.connect() as rival:
         lock = client.semaphore("x", 1)
         first = await lock.acquire()
         # The second waits for the answer to the decision that takes the first.
@@ -106,14 +106,14 @@ async def test_a_wish_that_is_taken_back_in_time_is_never_sent(place):
         async with asyncio.timeout(PATIENCE):
             await (await waiters[0]).release()
         await until(lambda: not client._runtime.cleanups)
-    assert await no_requests(place)
+    assert await no_requests(deployment)
 
 
 # --- those of ours who wait
 
 
-async def test_order_holds_between_clients_whose_requests_are_decided_together(place):
-    async with place.connect() as one, place.connect() as other:
+async def test_order_holds_between_clients_whose_requests_are_decided_together(deployment):
+    async with deployment.connect() as one, deployment.connect() as other:
         tokens: dict[int, int] = {}
 
         async def turn(client, number: int) -> None:
@@ -131,13 +131,13 @@ async def test_order_holds_between_clients_whose_requests_are_decided_together(p
         # Tokens rise in the order in which they were let in.
         rising = [first.token, *(tokens[number] for number in range(12))]
         assert rising == sorted(set(rising))
-    assert await no_requests(place)
+    assert await no_requests(deployment)
 
 
-async def test_a_waiter_that_was_let_in_by_a_decision_without_an_answer_gets_its_hold(place):
+async def test_a_waiter_that_was_let_in_by_a_decision_without_an_answer_gets_its_hold(deployment):
     async with (
-        Proxy(place.server.host, place.server.port, framing=mysql_frames) as proxy,
-        place.connect(port=proxy.port, ttl=60) as client,
+        Proxy(deployment.server.host, deployment.server.port, framing=mysql_frames) as proxy,
+        deployment.connect(port=proxy.port, ttl=60) as client,
     ):
         lock = client.semaphore("x", 1)
         for _ in range(5):
@@ -153,12 +153,12 @@ async def test_a_waiter_that_was_let_in_by_a_decision_without_an_answer_gets_its
             successor.check()
             assert successor.token > lease.token
             await successor.release()
-    assert await no_requests(place)
+    assert await no_requests(deployment)
 
 
 @pytest.mark.parametrize("pass_", range(1, 7))
-async def test_waiters_that_were_let_in_by_a_call_that_was_cancelled_get_their_holds(place, pass_):
-    async with place.connect(ttl=60) as client:
+async def test_waiters_that_were_let_in_by_a_call_that_was_cancelled_get_their_holds(deployment, pass_):
+    async with deployment.connect(ttl=60) as client:
         lock = client.semaphore("x", 1)
         held = await lock.acquire()
         waiters = [asyncio.create_task(lock.acquire()) for _ in range(3)]
@@ -174,7 +174,7 @@ async def test_waiters_that_were_let_in_by_a_call_that_was_cancelled_get_their_h
         for lease in (held, *leases):
             lease.check()
             await lease.release()
-    assert await no_requests(place)
+    assert await no_requests(deployment)
 
 
 # --- the listener's sleep
@@ -188,9 +188,9 @@ async def asleep(mariadb, client) -> bool:
     return any(found[:2] == (listener.id, state) for found in await sessions(mariadb))
 
 
-async def test_the_listener_sleeps_so_that_waking_it_never_takes_seconds(place, mariadb):
+async def test_the_listener_sleeps_so_that_waking_it_never_takes_seconds(deployment, mariadb):
     """On MariaDB KILL QUERY and a SLEEP that begins may wait for each other for 2 s, which no test can stage."""
-    async with place.connect(ttl=30) as client, place.connect(ttl=30) as rival:
+    async with deployment.connect(ttl=30) as client, deployment.connect(ttl=30) as rival:
         lease = await rival.semaphore("x", 1).acquire()
         waiter = asyncio.create_task(client.semaphore("x", 1).acquire())
         await queued(rival.semaphore("x", 1), 1)
@@ -200,8 +200,8 @@ async def test_the_listener_sleeps_so_that_waking_it_never_takes_seconds(place, 
             await (await waiter).release()
 
 
-async def test_the_listener_goes_on_sleeping_when_the_main_session_is_gone(place, mariadb):
-    async with place.connect(ttl=30) as client, place.connect(ttl=30) as rival:
+async def test_the_listener_goes_on_sleeping_when_the_main_session_is_gone(deployment, mariadb):
+    async with deployment.connect(ttl=30) as client, deployment.connect(ttl=30) as rival:
         lease = await rival.semaphore("x", 1).acquire()
         waiter = asyncio.create_task(client.semaphore("x", 1).acquire())
         await queued(rival.semaphore("x", 1), 1)
@@ -218,4 +218,4 @@ async def test_the_listener_goes_on_sleeping_when_the_main_session_is_gone(place
         await lease.release()
         async with asyncio.timeout(PATIENCE):
             await (await waiter).release()
-    assert await no_requests(place)
+    assert await no_requests(deployment)

@@ -28,10 +28,10 @@ async def gets(lock) -> int:
     return lease.token
 
 
-async def no_requests(place) -> bool:
+async def no_requests(deployment) -> bool:
     rows = await as_root(
-        place.server,
-        f"SELECT COUNT(*) FROM aiolock_requests b JOIN aiolock t ON t.id = b.lock_id WHERE t.namespace = '{place.namespace}'",
+        deployment.server,
+        f"SELECT COUNT(*) FROM aiolock_requests b JOIN aiolock t ON t.id = b.lock_id WHERE t.namespace = '{deployment.namespace}'",
     )
     return rows[0][0] == 0
 
@@ -39,9 +39,9 @@ async def no_requests(place) -> bool:
 # --- decisions
 
 
-async def test_a_decision_that_fails_half_way_leaves_no_transaction_open(place, mariadb):
+async def test_a_decision_that_fails_half_way_leaves_no_transaction_open(deployment, mariadb):
     """What is done next on the same connection must not be a part of it, and undone with it."""
-    async with place.connect() as client, place.connect() as rival:
+    async with deployment.connect() as client, deployment.connect() as rival:
         reader = await client.rwlock("x").read().acquire()
         admin = await aiomysql.connect(**{**mariadb.admin, "db": "test"})
         try:
@@ -55,7 +55,7 @@ async def test_a_decision_that_fails_half_way_leaves_no_transaction_open(place, 
                 assert await rival.lock("y").try_acquire() is None
                 rows = await as_root(
                     mariadb,
-                    f"SELECT owner FROM aiolock WHERE namespace = '{place.namespace}' AND name = 'y'",
+                    f"SELECT owner FROM aiolock WHERE namespace = '{deployment.namespace}' AND name = 'y'",
                 )
                 assert rows[0][0] is not None
             await admin.rollback()
@@ -65,7 +65,7 @@ async def test_a_decision_that_fails_half_way_leaves_no_transaction_open(place, 
         async with asyncio.timeout(PATIENCE):
             await (await writer).release()
         await lease.release()
-    assert await no_requests(place)
+    assert await no_requests(deployment)
 
 
 def undo_before(monkeypatch, words: str) -> list[str]:
@@ -92,8 +92,8 @@ of_a_cluster = pytest.mark.skipif(
     ("words", "keep"),
     [("SELECT owner FROM `aiolock_requests` FORCE", 0), ("UPDATE `aiolock_requests` SET state = 4", 0.2)],
 )
-async def test_a_release_that_a_node_carried_out_in_part_is_no_loss(place, monkeypatch, words, keep):
-    async with place.connect() as client, place.connect() as rival:
+async def test_a_release_that_a_node_carried_out_in_part_is_no_loss(deployment, monkeypatch, words, keep):
+    async with deployment.connect() as client, deployment.connect() as rival:
         async with client.semaphore("x", 2) as lease:
             undone = undo_before(monkeypatch, words)
             if keep:
@@ -104,8 +104,8 @@ async def test_a_release_that_a_node_carried_out_in_part_is_no_loss(place, monke
 
 
 @of_a_cluster
-async def test_a_forced_release_that_a_node_carried_out_in_part_is_told(place, monkeypatch):
-    async with place.connect() as client, place.connect() as rival:
+async def test_a_forced_release_that_a_node_carried_out_in_part_is_told(deployment, monkeypatch):
+    async with deployment.connect() as client, deployment.connect() as rival:
         lease = await client.semaphore("x", 2).acquire(permits=2)
         undone = undo_before(monkeypatch, "UPDATE `aiolock_requests` FORCE INDEX (lock_id) SET state = 3")
         assert await rival.semaphore("x", 2).force_release()
@@ -114,11 +114,11 @@ async def test_a_forced_release_that_a_node_carried_out_in_part_is_told(place, m
             assert await lease.wait_lost() == "force-released"
 
 
-async def test_the_answer_to_a_bid_that_is_lost_is_found_again(place):
+async def test_the_answer_to_a_bid_that_is_lost_is_found_again(deployment):
     async with (
-        Proxy(place.server.host, place.server.port, framing=mysql_frames) as proxy,
-        place.connect(port=proxy.port) as client,
-        place.connect() as rival,
+        Proxy(deployment.server.host, deployment.server.port, framing=mysql_frames) as proxy,
+        deployment.connect(port=proxy.port) as client,
+        deployment.connect() as rival,
     ):
         for _ in range(5):
             cut = proxy.down.drop_next(1, reset=True)
@@ -128,11 +128,11 @@ async def test_the_answer_to_a_bid_that_is_lost_is_found_again(place):
             assert await rival.semaphore("x", 2).available() == 0
             await lease.release()
             assert await rival.semaphore("x", 2).available() == 2
-    assert await no_requests(place)
+    assert await no_requests(deployment)
 
 
-async def test_holds_survive_the_end_of_every_session(place, mariadb):
-    async with place.connect(ttl=60) as client, place.connect() as rival:
+async def test_holds_survive_the_end_of_every_session(deployment, mariadb):
+    async with deployment.connect(ttl=60) as client, deployment.connect() as rival:
         leases = [await client.rwlock("x").read().acquire() for _ in range(3)]
         writer = asyncio.create_task(rival.rwlock("x").write().acquire())
         await queued(client.rwlock("x").read(), 1)
@@ -150,10 +150,10 @@ async def test_holds_survive_the_end_of_every_session(place, mariadb):
 
 @pytest.mark.ends_server
 @pytest.mark.slow
-async def test_a_restart_with_readers_writers_and_permits(place, mariadb):
+async def test_a_restart_with_readers_writers_and_permits(deployment, mariadb):
     # What is committed survives the kill; the next start has the old value again.
     await as_root(mariadb, "SET GLOBAL innodb_flush_log_at_trx_commit = 2")
-    async with place.connect(ttl=20) as client, place.connect(ttl=20) as rival:
+    async with deployment.connect(ttl=20) as client, deployment.connect(ttl=20) as rival:
         held = [await client.rwlock(f"x{number}").read().acquire() for number in range(20)]
         held += [await client.semaphore("s", 20).acquire() for _ in range(20)]
         waiters = [asyncio.create_task(gets(rival.rwlock(f"x{number}").write())) for number in range(20)]
@@ -167,14 +167,14 @@ async def test_a_restart_with_readers_writers_and_permits(place, mariadb):
             await lease.release()
         async with asyncio.timeout(60):
             await asyncio.gather(*waiters)
-    assert await no_requests(place)
+    assert await no_requests(deployment)
 
 
 # --- waiting
 
 
-async def test_a_wake_up_that_is_lost_costs_time_and_no_grant(place, mariadb):
-    async with place.connect(ttl=3) as client, place.connect(ttl=3) as rival:
+async def test_a_wake_up_that_is_lost_costs_time_and_no_grant(deployment, mariadb):
+    async with deployment.connect(ttl=3) as client, deployment.connect(ttl=3) as rival:
         lease = await client.semaphore("x", 1).acquire()
         waiter = asyncio.create_task(rival.semaphore("x", 1).acquire())
         await queued(client.semaphore("x", 1), 1)
@@ -190,12 +190,12 @@ async def test_a_wake_up_that_is_lost_costs_time_and_no_grant(place, mariadb):
             await (await waiter).release()
 
 
-async def test_a_waiter_that_died_holds_the_queue_up_for_its_claim_only(place):
+async def test_a_waiter_that_died_holds_the_queue_up_for_its_claim_only(deployment):
     async with (
-        Proxy(place.server.host, place.server.port, framing=mysql_frames) as proxy,
-        place.connect(ttl=30) as client,
-        place.connect(ttl=30) as third,
-        place.connect(port=proxy.port, ttl=2) as rival,
+        Proxy(deployment.server.host, deployment.server.port, framing=mysql_frames) as proxy,
+        deployment.connect(ttl=30) as client,
+        deployment.connect(ttl=30) as third,
+        deployment.connect(port=proxy.port, ttl=2) as rival,
     ):
         lease = await client.semaphore("x", 1).acquire()
         dead = asyncio.create_task(rival.semaphore("x", 1).acquire())
@@ -212,11 +212,11 @@ async def test_a_waiter_that_died_holds_the_queue_up_for_its_claim_only(place):
         await successor.release()
         async with asyncio.timeout(PATIENCE):
             await (await dead).release()
-    assert await no_requests(place)
+    assert await no_requests(deployment)
 
 
-async def test_a_request_that_arrives_after_it_was_given_up_is_deleted(place, mariadb):
-    async with place.connect() as client, place.connect() as rival:
+async def test_a_request_that_arrives_after_it_was_given_up_is_deleted(deployment, mariadb):
+    async with deployment.connect() as client, deployment.connect() as rival:
         lease = await client.semaphore("x", 2).acquire()
         waiter = asyncio.create_task(client.semaphore("x", 2).acquire(permits=2))
         await queued(rival.semaphore("x", 2), 1)
@@ -225,7 +225,7 @@ async def test_a_request_that_arrives_after_it_was_given_up_is_deleted(place, ma
             mariadb,
             "INSERT INTO aiolock_requests SELECT REVERSE(owner), lock_id, client, 1, arrival + 1, mode, 1, block, label, ttl, "
             f"confirmation_window, token + 7, since, expires_at, requested, present, extension FROM aiolock_requests WHERE state = 2 "
-            f"AND lock_id = (SELECT id FROM aiolock WHERE namespace = '{place.namespace}' AND name = 'x')",
+            f"AND lock_id = (SELECT id FROM aiolock WHERE namespace = '{deployment.namespace}' AND name = 'x')",
         )
 
         async def deleted() -> bool:
@@ -235,11 +235,11 @@ async def test_a_request_that_arrives_after_it_was_given_up_is_deleted(place, ma
         await lease.release()
         async with asyncio.timeout(PATIENCE):
             await (await waiter).release()
-    assert await no_requests(place)
+    assert await no_requests(deployment)
 
 
-async def test_a_waiter_that_was_away_for_long_asks_again(place, mariadb):
-    async with place.connect(ttl=2, command_timeout=10) as client, place.connect(ttl=30) as rival:
+async def test_a_waiter_that_was_away_for_long_asks_again(deployment, mariadb):
+    async with deployment.connect(ttl=2, command_timeout=10) as client, deployment.connect(ttl=30) as rival:
         lease = await rival.semaphore("x", 1).acquire()
         waiter = asyncio.create_task(client.semaphore("x", 1).acquire())
         await queued(rival.semaphore("x", 1), 1)
@@ -250,8 +250,8 @@ async def test_a_waiter_that_was_away_for_long_asks_again(place, mariadb):
             await (await waiter).release()
 
 
-async def test_many_who_wait_for_many_locks_cost_one_connection(place, mariadb):
-    async with place.connect(ttl=30) as client, place.connect(ttl=30) as rival:
+async def test_many_who_wait_for_many_locks_cost_one_connection(deployment, mariadb):
+    async with deployment.connect(ttl=30) as client, deployment.connect(ttl=30) as rival:
         held = [await rival.rwlock(f"x{number}").write().acquire() for number in range(20)]
         before = len(await sessions(mariadb))
         waiters = [
@@ -266,12 +266,12 @@ async def test_many_who_wait_for_many_locks_cost_one_connection(place, mariadb):
             tokens = await asyncio.gather(*waiters)
         assert len(set(tokens)) == 200
         assert len(await sessions(mariadb)) <= before + 1
-    assert await no_requests(place)
+    assert await no_requests(deployment)
 
 
-async def test_a_waiting_client_asks_the_server_seldom(place, mariadb):
+async def test_a_waiting_client_asks_the_server_seldom(deployment, mariadb):
     """It sleeps at the server: no busy polling."""
-    async with place.connect(ttl=30) as client, place.connect(ttl=30) as rival:
+    async with deployment.connect(ttl=30) as client, deployment.connect(ttl=30) as rival:
         lease = await rival.semaphore("x", 1).acquire()
         waiters = [asyncio.create_task(gets(client.semaphore("x", 1))) for _ in range(20)]
         await queued(rival.semaphore("x", 1), 20)
@@ -291,14 +291,14 @@ async def test_a_waiting_client_asks_the_server_seldom(place, mariadb):
 # --- what is remembered, and for how long
 
 
-async def test_a_limit_is_forgotten_when_nobody_has_used_it_for_long(place, mariadb):
+async def test_a_limit_is_forgotten_when_nobody_has_used_it_for_long(deployment, mariadb):
     async def age(seconds: int) -> None:
         await as_root(
             mariadb,
-            f"UPDATE aiolock SET since = since - INTERVAL {seconds} SECOND WHERE namespace = '{place.namespace}'",
+            f"UPDATE aiolock SET since = since - INTERVAL {seconds} SECOND WHERE namespace = '{deployment.namespace}'",
         )
 
-    async with place.connect() as client:
+    async with deployment.connect() as client:
         await gets(client.semaphore("x", 3))
         with pytest.raises(ConfigError, match="has 3 permits, not 4"):
             await client.semaphore("x", 4).acquire()
@@ -322,9 +322,9 @@ async def test_a_limit_is_forgotten_when_nobody_has_used_it_for_long(place, mari
         assert (await client.semaphore("x", 5).inspect()).limit == 5
 
 
-async def test_purging_spares_what_is_in_use(place, mariadb):
-    backend = MySQLBackend(place.url())
-    async with aiolock.Client(backend, namespace=place.namespace) as client:
+async def test_purging_spares_what_is_in_use(deployment, mariadb):
+    backend = MySQLBackend(deployment.url())
+    async with aiolock.Client(backend, namespace=deployment.namespace) as client:
         held = await client.rwlock("held").read().acquire()
         last = await gets(client.rwlock("old").write())
         register = backend.register("old", Family.LATCH)
@@ -332,17 +332,17 @@ async def test_purging_spares_what_is_in_use(place, mariadb):
         await as_root(
             mariadb,
             "UPDATE aiolock SET expires_at = expires_at - INTERVAL 2 HOUR, token = token - 7200000000 * 64 "
-            f"WHERE namespace = '{place.namespace}'",
+            f"WHERE namespace = '{deployment.namespace}'",
         )
         await as_root(
             mariadb,
-            f"UPDATE aiolock_registers SET expires_at = expires_at - INTERVAL 2 HOUR WHERE namespace = '{place.namespace}'",
+            f"UPDATE aiolock_registers SET expires_at = expires_at - INTERVAL 2 HOUR WHERE namespace = '{deployment.namespace}'",
         )
         await backend.purge(3600)
-        rows = await as_root(mariadb, f"SELECT name FROM aiolock WHERE namespace = '{place.namespace}'")
+        rows = await as_root(mariadb, f"SELECT name FROM aiolock WHERE namespace = '{deployment.namespace}'")
         assert rows == (("held",),)
         rows = await as_root(
-            mariadb, f"SELECT COUNT(*) FROM aiolock_registers WHERE namespace = '{place.namespace}'"
+            mariadb, f"SELECT COUNT(*) FROM aiolock_registers WHERE namespace = '{deployment.namespace}'"
         )
         assert rows == ((0,),)
         held.check()
@@ -354,16 +354,16 @@ async def test_purging_spares_what_is_in_use(place, mariadb):
         await held.release()
 
 
-async def test_tables_of_an_earlier_version_are_refused_with_what_to_do(place, mariadb):
+async def test_tables_of_an_earlier_version_are_refused_with_what_to_do(deployment, mariadb):
     tables = ("early", "early_requests")
     for table in tables:
         await as_root(mariadb, f"CREATE TABLE {table} (id CHAR(40) PRIMARY KEY, name VARCHAR(1024))")
     with pytest.raises(UnsafeBackend, match="data format 1, and this client has format 5") as caught:
-        await aiolock.connect(place.url(), table="early").open()
+        await aiolock.connect(deployment.url(), table="early").open()
     assert "DROP TABLE `early`, `early_requests`;\nCREATE TABLE" in str(caught.value)
     for table in tables:
         await as_root(mariadb, f"ALTER TABLE {table} COMMENT='aiolock data format 2'")
-    client = aiolock.connect(place.url(), table="early")
+    client = aiolock.connect(deployment.url(), table="early")
     with pytest.raises(UnsafeBackend, match="data format 2, and this client has format 5") as caught:
         await client.open()
     [found] = [one for one in await client.diagnose() if one.subject == "tables"]
@@ -379,19 +379,19 @@ async def test_tables_of_an_earlier_version_are_refused_with_what_to_do(place, m
 # --- what is found out
 
 
-async def test_a_server_that_is_refused_can_be_diagnosed(place, mariadb):
+async def test_a_server_that_is_refused_can_be_diagnosed(deployment, mariadb):
     await as_root(mariadb, "SET GLOBAL read_only = 1")
     try:
-        client = place.connect()
+        client = deployment.connect()
         with pytest.raises(BackendRefused):
             await client.open()
-        found = await place.connect().diagnose()
+        found = await deployment.connect().diagnose()
     finally:
         await as_root(mariadb, "SET GLOBAL read_only = 0")
     [writes] = [finding for finding in found if finding.subject == "read_only"]
     assert writes.level is Level.ERROR
     assert "takes writes" in writes.advice
-    async with place.connect() as client:
+    async with deployment.connect() as client:
         found = await client.diagnose()
     assert {finding.subject for finding in found} >= {"version", "read_only", "cluster", "tls", "tables"}
     # Private servers do not flush each commit.
@@ -429,9 +429,9 @@ def test_settings_lead_to_findings():
         "sql_safe_updates": "ON",
         "transaction_isolation": "SERIALIZABLE",
     }.items():
-        [said] = [one for one in findings({name: value}, "lease") if one.subject == name]
-        assert value in said.text
-        assert "overridden" in said.text
+        [finding] = [one for one in findings({name: value}, "lease") if one.subject == name]
+        assert value in finding.text
+        assert "overridden" in finding.text
     logged = {"log_bin": "ON", "binlog_format": "STATEMENT"}
     assert level(logged, "binlog_format") is Level.ERROR
     assert level(logged, "binlog_format", "row") is Level.ERROR
@@ -450,9 +450,9 @@ def test_weights_make_one_rule_of_all_kinds():
     assert permits(3, 10).weigh(ALL) == (3, 10)
 
 
-async def test_two_that_arrived_with_one_number_have_tokens_of_their_own(place, mariadb):
+async def test_two_that_arrived_with_one_number_have_tokens_of_their_own(deployment, mariadb):
     """Two nodes of a cluster may have given them that."""
-    async with place.connect() as client, place.connect() as other:
+    async with deployment.connect() as client, deployment.connect() as other:
         first = await client.semaphore("x", 2).acquire(permits=2)
         waiters = [asyncio.create_task(each.semaphore("x", 2).acquire()) for each in (client, other)]
         await queued(client.semaphore("x", 2), 2)
@@ -464,18 +464,19 @@ async def test_two_that_arrived_with_one_number_have_tokens_of_their_own(place, 
         await two.release()
 
 
-async def test_a_hold_that_was_taken_away_before_it_was_known_is_asked_for_anew(place):
+async def test_a_hold_that_was_taken_away_before_it_was_known_is_asked_for_anew(deployment):
     """Between the grant and its arrival; the row says so until its term is over, and that is long."""
-    async with place.connect(ttl=120) as client, place.connect(ttl=120) as rival:
+    async with deployment.connect(ttl=120) as client, deployment.connect(ttl=120) as rival:
         lease = await rival.rwlock("x").write().acquire()
         waiter = asyncio.create_task(client.rwlock("x").write().acquire())
         await queued(rival.rwlock("x").write(), 1)
         sharing = client._backend.mode.sharing
         client_id = sharing.context.client
         await as_root(
-            place.server, f"UPDATE aiolock_requests SET state = 3 WHERE client = '{client_id}' AND state = 0"
+            deployment.server,
+            f"UPDATE aiolock_requests SET state = 3 WHERE client = '{client_id}' AND state = 0",
         )
-        await as_root(place.server, f"KILL IFNULL(IS_USED_LOCK('{presence(client_id)}'), 0)")
+        await as_root(deployment.server, f"KILL IFNULL(IS_USED_LOCK('{presence(client_id)}'), 0)")
         await queued(rival.rwlock("x").write(), 1)
         await lease.release()
         async with asyncio.timeout(PATIENCE):

@@ -36,14 +36,19 @@ from tests.faults.staging import PATIENCE, until
 
 
 @pytest.fixture
-async def connect(place):
+async def connect(deployment):
     """Connections of the application, which has the account of the client unless it says otherwise."""
     opened = []
 
     async def one(user: str = "app", **options):
         password = "" if user == "root" else PASSWORD
         connection = await aiomysql.connect(
-            host=place.server.host, port=place.server.port, user=user, password=password, db="test", **options
+            host=deployment.server.host,
+            port=deployment.server.port,
+            user=user,
+            password=password,
+            db="test",
+            **options,
         )
         opened.append(connection)
         return connection
@@ -54,17 +59,17 @@ async def connect(place):
 
 
 @pytest.fixture
-async def client(place):
-    async with place.connect("row", connections=40) as opened:
+async def client(deployment):
+    async with deployment.connect("row", connections=40) as opened:
         yield opened
 
 
-async def blocked(place, user: str = "app") -> list:
-    return [row for row in await sessions(place.server, user) if row[2] and "FOR UPDATE /*" in row[2]]
+async def blocked(deployment, user: str = "app") -> list:
+    return [row for row in await sessions(deployment.server, user) if row[2] and "FOR UPDATE /*" in row[2]]
 
 
-async def none_blocked(place) -> bool:
-    return not await blocked(place)
+async def none_blocked(deployment) -> bool:
+    return not await blocked(deployment)
 
 
 async def run(connection, statement: str) -> tuple:
@@ -101,32 +106,34 @@ async def test_the_lock_is_the_transaction_s_until_it_ends(client, connect, end,
     assert not await client.lock("x", connection=other).locked()
 
 
-async def test_work_of_the_transaction_stays_when_the_wait_is_over(client, connect, place):
+async def test_work_of_the_transaction_stays_when_the_wait_is_over(client, connect, deployment):
     holder, mine = await connect(), await connect()
-    await as_root(place.server, "CREATE TABLE IF NOT EXISTS work (n INT)")
+    await as_root(deployment.server, "CREATE TABLE IF NOT EXISTS work (n INT)")
     async with client.lock("x", connection=holder):
         await mine.begin()
         await run(mine, "INSERT INTO work VALUES (1)")
         with pytest.raises(AcquireTimeout):
             await client.lock("x", timeout=0.1, connection=mine).acquire()
         waiter = asyncio.create_task(client.lock("x", connection=mine).acquire())
-        await until(lambda: blocked(place))
+        await until(lambda: blocked(deployment))
         waiter.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiter
-        assert not await blocked(place)
+        assert not await blocked(deployment)
         assert await run(mine, "SELECT COUNT(*) FROM work") == ((1,),)
         await mine.commit()
         assert await run(mine, "SELECT COUNT(*) FROM work") == ((1,),)
     await holder.rollback()
 
 
-async def test_a_cancellation_that_races_the_commit_leaves_the_connection_in_step(client, connect, place):
+async def test_a_cancellation_that_races_the_commit_leaves_the_connection_in_step(
+    client, connect, deployment
+):
     holder, mine = await connect(), await connect()
     for number in range(30):
         await client.lock("x", connection=holder).acquire()
         waiter = asyncio.create_task(client.lock("x", connection=mine).acquire())
-        await until(lambda: blocked(place))
+        await until(lambda: blocked(deployment))
         ending = asyncio.create_task(holder.commit())
         await asyncio.sleep(number * 0.00005)
         waiter.cancel()
@@ -214,17 +221,17 @@ async def test_a_transaction_that_is_read_only_is_told_so(client, connect):
     await mine.rollback()
 
 
-async def test_an_xa_transaction_has_the_lock_until_its_end(client, connect, place):
+async def test_an_xa_transaction_has_the_lock_until_its_end(client, connect, deployment):
     mine = await connect(autocommit=True)
-    await run(mine, f"XA START '{place.namespace}'")
+    await run(mine, f"XA START '{deployment.namespace}'")
     async with client.lock("x", connection=mine):
-        await run(mine, f"XA END '{place.namespace}'")
+        await run(mine, f"XA END '{deployment.namespace}'")
     assert await client.lock("x").try_acquire() is None
-    await run(mine, f"XA ROLLBACK '{place.namespace}'")
+    await run(mine, f"XA ROLLBACK '{deployment.namespace}'")
     assert await free(client, "x")
 
 
-async def test_nothing_is_sent_on_the_connection_but_to_take_the_lock(client, connect, place):
+async def test_nothing_is_sent_on_the_connection_but_to_take_the_lock(client, connect, deployment):
     mine = await connect()
     lock = client.lock("x", connection=mine)
 
@@ -266,12 +273,12 @@ async def test_without_a_transaction_it_says_so_at_once(client, connect):
     await mine.rollback()
 
 
-async def test_transactions_that_wait_for_each_other_are_told(client, connect, place):
+async def test_transactions_that_wait_for_each_other_are_told(client, connect, deployment):
     first, second = await connect(), await connect()
     await client.lock("a", connection=first).acquire()
     await client.lock("b", connection=second).acquire()
     waiter = asyncio.create_task(client.lock("b", connection=first).acquire())
-    await until(lambda: blocked(place))
+    await until(lambda: blocked(deployment))
     results = await asyncio.gather(
         waiter, client.lock("a", connection=second).acquire(), return_exceptions=True
     )
@@ -280,7 +287,7 @@ async def test_transactions_that_wait_for_each_other_are_told(client, connect, p
     assert error.cycle[0] in {"a", "b"}
 
 
-async def test_the_session_s_own_limit_for_waits_is_not_the_limit(client, connect, place):
+async def test_the_session_s_own_limit_for_waits_is_not_the_limit(client, connect, deployment):
     holder, mine = await connect(), await connect()
     await run(mine, "SET SESSION innodb_lock_wait_timeout = 1")
     await client.lock("x", connection=holder).acquire()
@@ -306,9 +313,9 @@ async def test_a_session_without_patience_is_not_asked_all_the_time(client, conn
     assert await client.lock("x", connection=mine).try_acquire()
 
 
-async def begun(place, connection) -> None:
+async def begun(deployment, connection) -> None:
     """A transaction that has something to lose."""
-    await as_root(place.server, "CREATE TABLE IF NOT EXISTS work (n INT)")
+    await as_root(deployment.server, "CREATE TABLE IF NOT EXISTS work (n INT)")
     await run(connection, "DELETE FROM work")
     await connection.commit()
     await connection.begin()
@@ -326,11 +333,13 @@ async def goes_on(connection) -> None:
 
 
 @pytest.mark.parametrize("how", ["twice", "thrice", "scope"])
-async def test_however_often_it_is_cancelled_the_connection_comes_back_in_step(client, connect, place, how):
+async def test_however_often_it_is_cancelled_the_connection_comes_back_in_step(
+    client, connect, deployment, how
+):
     holder, mine = await connect(), await connect()
     await client.lock("x", connection=holder).acquire()
     for passes in range(8):
-        await begun(place, mine)
+        await begun(deployment, mine)
 
         async def wait(scope: anyio.CancelScope) -> None:
             with scope:
@@ -338,7 +347,7 @@ async def test_however_often_it_is_cancelled_the_connection_comes_back_in_step(c
 
         scope = anyio.CancelScope()
         waiter = asyncio.create_task(wait(scope))
-        await until(lambda: blocked(place))
+        await until(lambda: blocked(deployment))
         if how == "scope":
             scope.cancel()
         else:
@@ -351,16 +360,16 @@ async def test_however_often_it_is_cancelled_the_connection_comes_back_in_step(c
         assert waiter.cancelled() is (how != "scope")
         # At once: nothing of ours may be on its way to the next statement.
         await goes_on(mine)
-        assert not await blocked(place)
+        assert not await blocked(deployment)
     await holder.rollback()
 
 
-async def test_who_cannot_end_a_wait_does_not_begin_it(client, connect, place):
+async def test_who_cannot_end_a_wait_does_not_begin_it(client, connect, deployment):
     """Another account's statements are not ours to end."""
-    await as_root(place.server, "GRANT SELECT, UPDATE ON test.aiolock TO bare@'%'")
-    await as_root(place.server, "GRANT SELECT, INSERT, DELETE, CREATE ON test.work TO bare@'%'")
+    await as_root(deployment.server, "GRANT SELECT, UPDATE ON test.aiolock TO bare@'%'")
+    await as_root(deployment.server, "GRANT SELECT, INSERT, DELETE, CREATE ON test.work TO bare@'%'")
     holder, mine = await connect(), await connect("bare")
-    await begun(place, mine)
+    await begun(deployment, mine)
     await client.lock("x", connection=holder).acquire()
     for timeout in (PATIENCE, None):
         with pytest.raises(BackendRefused, match="another account"):
@@ -372,16 +381,20 @@ async def test_who_cannot_end_a_wait_does_not_begin_it(client, connect, place):
     await goes_on(mine)
 
 
-async def test_without_room_for_a_connection_that_ends_waits_none_begins(connect, place):
-    await as_root(place.server, "DROP USER IF EXISTS few@'%'")
-    await as_root(place.server, f"CREATE USER few@'%' IDENTIFIED BY '{PASSWORD}' WITH MAX_USER_CONNECTIONS 2")
-    await as_root(place.server, "GRANT SELECT, INSERT, UPDATE, DELETE, CREATE, DROP ON test.* TO few@'%'")
+async def test_without_room_for_a_connection_that_ends_waits_none_begins(connect, deployment):
+    await as_root(deployment.server, "DROP USER IF EXISTS few@'%'")
+    await as_root(
+        deployment.server, f"CREATE USER few@'%' IDENTIFIED BY '{PASSWORD}' WITH MAX_USER_CONNECTIONS 2"
+    )
+    await as_root(
+        deployment.server, "GRANT SELECT, INSERT, UPDATE, DELETE, CREATE, DROP ON test.* TO few@'%'"
+    )
     try:
         holder, mine = await connect(), await connect("few")
-        url = place.url().replace("app:", "few:")
-        async with aiolock.connect(url, namespace=place.namespace, mode="row", ttl=5) as client:
+        url = deployment.url().replace("app:", "few:")
+        async with aiolock.connect(url, namespace=deployment.namespace, mode="row", ttl=5) as client:
             async with client.lock("x", connection=holder):
-                await begun(place, mine)
+                await begun(deployment, mine)
                 for timeout in (PATIENCE, None):
                     with pytest.raises(BackendUnavailable, match="has no connection for that"):
                         await client.lock("x", timeout=timeout, connection=mine).acquire()
@@ -389,18 +402,18 @@ async def test_without_room_for_a_connection_that_ends_waits_none_begins(connect
             await client.lock("x", timeout=PATIENCE, connection=mine).acquire()
             await goes_on(mine)
     finally:
-        await as_root(place.server, "DROP USER few@'%'")
+        await as_root(deployment.server, "DROP USER few@'%'")
 
 
-async def test_a_wait_is_ended_even_if_the_client_has_lost_its_connections(client, connect, place):
+async def test_a_wait_is_ended_even_if_the_client_has_lost_its_connections(client, connect, deployment):
     holder, mine = await connect(), await connect()
     await client.lock("x", connection=holder).acquire()
-    await begun(place, mine)
+    await begun(deployment, mine)
     waiter = asyncio.create_task(client.lock("x", connection=mine).acquire())
-    await until(lambda: blocked(place))
-    for number, _, _ in await sessions(place.server):
+    await until(lambda: blocked(deployment))
+    for number, _, _ in await sessions(deployment.server):
         if number not in (holder.thread_id(), mine.thread_id()):
-            await as_root(place.server, f"KILL {number}")
+            await as_root(deployment.server, f"KILL {number}")
     waiter.cancel()
     await asyncio.wait([waiter])
     assert waiter.cancelled()
@@ -408,7 +421,7 @@ async def test_a_wait_is_ended_even_if_the_client_has_lost_its_connections(clien
     await holder.rollback()
 
 
-async def test_a_wait_that_does_not_end_closes_the_connection(client, connect, place, monkeypatch):
+async def test_a_wait_that_does_not_end_closes_the_connection(client, connect, deployment, monkeypatch):
     """As the last resort: what came next on it would get the answer to our statement."""
     monkeypatch.setattr(callers, "GIVE_UP", 0.3)
     holder = await connect()
@@ -416,7 +429,7 @@ async def test_a_wait_that_does_not_end_closes_the_connection(client, connect, p
     for cancelled in (False, True):
         mine = await connect()
         waiter = asyncio.create_task(client.lock("x", timeout=2, connection=mine).acquire())
-        await until(lambda: blocked(place))
+        await until(lambda: blocked(deployment))
         with monkeypatch.context() as patch:
             # Whom it asks to end the statement does so to nobody.
             patch.setattr(
@@ -432,23 +445,23 @@ async def test_a_wait_that_does_not_end_closes_the_connection(client, connect, p
                 waiter.result()
         assert mine.closed
         # The server has not noticed.
-        for number, _, _ in await blocked(place):
-            await as_root(place.server, f"KILL {number}")
-        await until(lambda: none_blocked(place))
+        for number, _, _ in await blocked(deployment):
+            await as_root(deployment.server, f"KILL {number}")
+        await until(lambda: none_blocked(deployment))
     await holder.rollback()
 
 
-async def test_who_closes_the_client_leaves_the_connection_to_its_owner(connect, place):
+async def test_who_closes_the_client_leaves_the_connection_to_its_owner(connect, deployment):
     holder, mine = await connect(), await connect()
-    async with place.connect("row") as other, place.connect("row") as client:
+    async with deployment.connect("row") as other, deployment.connect("row") as client:
         await other.lock("x", connection=holder).acquire()
-        await begun(place, mine)
+        await begun(deployment, mine)
         waiter = asyncio.create_task(client.lock("x", connection=mine).acquire())
-        await until(lambda: blocked(place))
+        await until(lambda: blocked(deployment))
         await client.aclose()
         with pytest.raises(RuntimeError, match="client was closed"):
             await waiter
-        assert not await blocked(place)
+        assert not await blocked(deployment)
         await goes_on(mine)
 
 
@@ -505,8 +518,8 @@ async def test_servers_of_different_versions_are_different_servers(client, conne
     assert sessions.facts == facts
 
 
-async def test_a_row_that_is_never_found_is_an_error(client, connect, place):
-    connection = await aiomysql.connect(**{**place.server.admin, "db": "test"})
+async def test_a_row_that_is_never_found_is_an_error(client, connect, deployment):
+    connection = await aiomysql.connect(**{**deployment.server.admin, "db": "test"})
     try:
         # Only this connection sees it, instead of the other.
         await run(connection, "CREATE TEMPORARY TABLE aiolock (id CHAR(40) PRIMARY KEY)")
@@ -600,10 +613,10 @@ async def test_a_transaction_that_is_too_old_for_a_new_row_is_told_and_may_be_re
             connection.close()
 
 
-async def test_the_current_database_of_the_connection_does_not_matter(client, connect, place):
-    await as_root(place.server, "CREATE DATABASE IF NOT EXISTS elsewhere")
-    await as_root(place.server, "CREATE TABLE IF NOT EXISTS elsewhere.aiolock LIKE test.aiolock")
-    await as_root(place.server, "GRANT ALL ON elsewhere.* TO app@'%'")
+async def test_the_current_database_of_the_connection_does_not_matter(client, connect, deployment):
+    await as_root(deployment.server, "CREATE DATABASE IF NOT EXISTS elsewhere")
+    await as_root(deployment.server, "CREATE TABLE IF NOT EXISTS elsewhere.aiolock LIKE test.aiolock")
+    await as_root(deployment.server, "GRANT ALL ON elsewhere.* TO app@'%'")
     mine, other = await connect(), await connect()
     await run(mine, "USE elsewhere")
     for connection in (mine, other):
@@ -616,7 +629,7 @@ async def test_the_current_database_of_the_connection_does_not_matter(client, co
 
 
 @pytest.mark.parametrize("isolation", ["READ COMMITTED", "REPEATABLE READ"])
-async def test_a_row_that_was_deleted_is_made_anew_for_a_transaction(client, connect, place, isolation):
+async def test_a_row_that_was_deleted_is_made_anew_for_a_transaction(client, connect, deployment, isolation):
     mine, other = await connect(), await connect()
     for connection in (mine, other):
         await run(connection, f"SET SESSION TRANSACTION ISOLATION LEVEL {isolation}")
@@ -627,7 +640,7 @@ async def test_a_row_that_was_deleted_is_made_anew_for_a_transaction(client, con
         assert not await client.lock("x", connection=other).try_acquire()
         await mine.rollback()
         await other.rollback()
-        await as_root(place.server, f"DELETE FROM aiolock WHERE namespace = '{place.namespace}'")
+        await as_root(deployment.server, f"DELETE FROM aiolock WHERE namespace = '{deployment.namespace}'")
 
 
 @pytest.fixture(scope="module")
@@ -659,16 +672,16 @@ async def test_a_server_that_ends_transactions_for_a_lock_that_waited_too_long_i
         connection.close()
 
 
-async def test_the_doctor_says_so_of_such_a_server_in_the_row_mode_alone(place, severe):
-    async def said(client: aiolock.Client) -> list[Finding]:
+async def test_the_doctor_says_so_of_such_a_server_in_the_row_mode_alone(deployment, severe):
+    async def warnings_of(client: aiolock.Client) -> list[Finding]:
         return [one for one in await client.diagnose() if one.subject == "innodb_rollback_on_timeout"]
 
-    [found] = await said(aiolock.connect(severe.url, mode="row"))
+    [found] = await warnings_of(aiolock.connect(severe.url, mode="row"))
     assert found.level is Level.NOTE
     assert "connection= is refused" in found.text
     assert "restart" in found.advice
-    assert await said(aiolock.connect(severe.url, mode="lease")) == []
-    [found] = await said(place.connect("row"))
+    assert await warnings_of(aiolock.connect(severe.url, mode="lease")) == []
+    [found] = await warnings_of(deployment.connect("row"))
     assert found.level is Level.OK
 
 

@@ -14,7 +14,7 @@ import aiomysql
 import pytest
 
 from aiolock import AcquireTimeout, Client, Lease
-from tests.backends.mysql.conftest import PASSWORD, Place
+from tests.backends.mysql.conftest import PASSWORD, Deployment
 from tests.backends.mysql.tools import as_root, sessions
 from tests.contract.primitives import released_on_demand
 from tests.faults.staging import PATIENCE, left_at_the_server, left_in_the_loop, queued, until
@@ -99,10 +99,10 @@ async def run(connection: Any, statement: str) -> tuple[tuple[Any, ...], ...]:
 
 
 @pytest.fixture
-async def connection(place: Place) -> AsyncIterator[Any]:
+async def connection(deployment: Deployment) -> AsyncIterator[Any]:
     """The caller's."""
-    await as_root(place.server, "CREATE TABLE IF NOT EXISTS work (n INT)")
-    server = place.server
+    await as_root(deployment.server, "CREATE TABLE IF NOT EXISTS work (n INT)")
+    server = deployment.server
     opened = await aiomysql.connect(
         host=server.host, port=server.port, user="app", password=PASSWORD, db="test"
     )
@@ -150,9 +150,9 @@ async def one_attempt(
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", SITUATIONS)
 async def test_a_lock_in_a_transaction_interrupted_anywhere_leaves_it_as_it_was(
-    place, connection, name, mode, no_error_is_logged
+    deployment, connection, name, mode, no_error_is_logged
 ):
-    async with place.connect("row", ttl=100) as client, place.connect("row", ttl=100) as rival:
+    async with deployment.connect("row", ttl=100) as client, deployment.connect("row", ttl=100) as rival:
         # So that the tasks of a client that stay are there before.
         async with client.lock("warm"), rival.lock("warmer"):
             pass
@@ -169,7 +169,7 @@ async def test_a_lock_in_a_transaction_interrupted_anywhere_leaves_it_as_it_was(
         assert account.points > 1
 
         async def few() -> bool:
-            return len(await sessions(place.server)) <= 8
+            return len(await sessions(deployment.server)) <= 8
 
         # The caller's, and the main, the control and a waiting one of each client: none was left behind.
         await until(few)

@@ -68,9 +68,9 @@ def play(program: str, *arguments: str) -> list[str]:
     for one in started:
         one.stdin.write("\n")
         one.stdin.flush()
-    said = [one.communicate(timeout=150)[0] for one in started]
+    output = [one.communicate(timeout=150)[0] for one in started]
     assert [one.returncode for one in started] == [0] * PROCESSES
-    return said
+    return output
 
 
 # --- the stock
@@ -85,7 +85,7 @@ async def main(url, goods, process):
         print(sum(await asyncio.gather(*(sell(redis, goods, f"{{process}}-{{n}}") for n in range({TASKS})))))
 asyncio.run(main(*sys.argv[1:]))
 """
-    sold = [int(said) for said in await asyncio.to_thread(play, program, server.url, goods)]
+    sold = [int(output) for output in await asyncio.to_thread(play, program, server.url, goods)]
     assert sum(sold) == stock < PROCESSES * TASKS
     assert await admin.scard(f"{{{goods}}}:orders") == stock
     assert await admin.get(f"{{{goods}}}:stock") == b"0"

@@ -70,9 +70,9 @@ class Holder:
 def test_runs_of_one_user_exclude_each_other_and_v_names_the_file(directory):
     with Holder("--local", "backup") as holder:
         assert aiolock("run", "--local", "-n", "backup", "--", "true")[0] == 1
-        status, _, said = aiolock("run", "--local", "-v", "other", "--", "true")
+        status, _, output = aiolock("run", "--local", "-v", "other", "--", "true")
         assert status == 0
-        assert f"the locks are in {directory}/locks.db" in said
+        assert f"the locks are in {directory}/locks.db" in output
         status, shown, _ = aiolock("ls", "--local", "--json")
         assert status == 0
         assert "backup" in shown
@@ -105,17 +105,17 @@ def test_a_killed_run_is_followed_after_its_ttl_without_anybody_having_watched(d
 
 
 def test_without_a_place_all_three_are_named(directory):
-    status, _, said = aiolock("run", "x", "--", "true")
+    status, _, output = aiolock("run", "x", "--", "true")
     assert status == 64
-    assert all(word in said for word in ("--url", "AIOLOCK_URL", "--local"))
+    assert all(word in output for word in ("--url", "AIOLOCK_URL", "--local"))
 
 
 def test_local_stands_above_the_environment_and_excludes_an_address(directory, monkeypatch):
     monkeypatch.setenv("AIOLOCK_URL", "redis://127.0.0.1:1")
     assert aiolock("run", "--local", "x", "--", "true")[0] == 0
-    status, _, said = aiolock("run", "--local", "--url", "redis://127.0.0.1:1", "x", "--", "true")
+    status, _, output = aiolock("run", "--local", "--url", "redis://127.0.0.1:1", "x", "--", "true")
     assert status == 64
-    assert "not allowed with" in said
+    assert "not allowed with" in output
 
 
 def test_doctor_explains_the_file(directory):
@@ -126,9 +126,9 @@ def test_doctor_explains_the_file(directory):
         "survives-restart"
     }
     (directory / "locks.db").write_bytes(b"no database, but long enough to be taken for one: " * 20)
-    status, shown, said = aiolock("doctor", "--local", "--json")
+    status, shown, output = aiolock("doctor", "--local", "--json")
     assert status == 1
-    assert "another program wrote it" in shown + said
+    assert "another program wrote it" in shown + output
 
 
 def test_a_lock_of_another_format_is_named_and_can_be_replaced(directory):
@@ -137,10 +137,10 @@ def test_a_lock_of_another_format_is_named_and_can_be_replaced(directory):
     with sqlite3.connect(directory / "locks.db") as file:
         file.execute("UPDATE aiolock SET value = x'33' || value, version = 'new' WHERE key LIKE '%/l/lock/x'")
     file.close()
-    status, _, said = aiolock("run", "--local", "-v", "x", "--", "true")
+    status, _, output = aiolock("run", "--local", "-v", "x", "--", "true")
     assert status not in (0, 1)
-    assert "format '3'" in said
-    assert "clean up" not in said
+    assert "format '3'" in output
+    assert "clean up" not in output
     status, shown, _ = aiolock("ls", "--local")
     assert status == 0
     assert "format '3'" in shown

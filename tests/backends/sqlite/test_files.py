@@ -308,9 +308,9 @@ def open_path():
 async def test_another_user_is_told_what_it_may_not_write(make, open_path, child):
     store = await make(open_path)
     await store.insert("test:a")
-    said = await child(OPEN, open_path, "b", 12345).end()
-    assert said.startswith("BackendRefused"), said
-    assert f"user 12345 must be able to write it, {open_path}-wal" in said
+    output = await child(OPEN, open_path, "b", 12345).end()
+    assert output.startswith("BackendRefused"), output
+    assert f"user 12345 must be able to write it, {open_path}-wal" in output
 
 
 @pytest.mark.skipif(not ROOT, reason="needs root to be two users")
@@ -332,9 +332,9 @@ async def test_a_read_only_directory_is_named(open_path, child):
     open_path.touch(mode=0o666)
     open_path.chmod(0o666)
     open_path.parent.chmod(0o555)
-    said = await child(OPEN, open_path, "a", 12345).end()
-    assert said.startswith("BackendRefused"), said
-    assert f"and the directory {open_path.parent}" in said
+    output = await child(OPEN, open_path, "a", 12345).end()
+    assert output.startswith("BackendRefused"), output
+    assert f"and the directory {open_path.parent}" in output
 
 
 async def test_a_read_only_file_is_named(open_path, child):
@@ -342,9 +342,9 @@ async def test_a_read_only_file_is_named(open_path, child):
     sqlite3.connect(open_path).close()
     open_path.touch(mode=0o444)
     open_path.chmod(0o444)
-    said = await child(OPEN, open_path, "a", 12345).end()
-    assert said.startswith("BackendRefused"), said
-    assert "must be able to write it" in said
+    output = await child(OPEN, open_path, "a", 12345).end()
+    assert output.startswith("BackendRefused"), output
+    assert "must be able to write it" in output
 
 
 # --- space

@@ -404,9 +404,9 @@ async def test_n15_a_server_without_tls_is_not_spoken_to_in_the_clear(server, to
     stranger.close()
     await stranger.wait_closed()
     # An attempt whose time was over may have ended before it said anything.
-    said = [data for data in seen if data]
-    assert said
-    assert all(data[:1] == b"\x16" for data in said), "a handshake, and nothing else"
+    sent = [data for data in seen if data]
+    assert sent
+    assert all(data[:1] == b"\x16" for data in sent), "a handshake, and nothing else"
     assert "secret" not in f"{caught.value!r} {caught.value.__cause__!r}"
     with pytest.raises(BackendUnavailable):
         await aiolock.connect(f"zookeeper://127.0.0.1:{server.port}?tls=true", command_timeout=1).open()
