@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from aiolock.types import Finding, Level
 
-__all__ = ["failure", "note", "numbers", "ok", "round_trip", "warning"]
+__all__ = ["encryption", "failure", "note", "numbers", "ok", "round_trip", "warning"]
 
 
 def ok(subject: str, text: str) -> Finding:
@@ -33,6 +33,13 @@ def failure(subject: str, text: str, advice: str) -> Finding:
 def numbers(version: str) -> tuple[int, ...]:
     """The first three numbers of a version: ``(10, 11, 9)`` of ``10.11.9-MariaDB``."""
     return tuple(map(int, re.findall(r"\d+", version)[:3]))
+
+
+def encryption(*, encrypted: bool, local: bool, advice: str, readable: str = "names and labels") -> Finding:
+    """Judge whether others can read what goes over the network."""
+    if encrypted or local:
+        return ok("tls", f"connections {'are encrypted' if encrypted else 'do not leave this machine'}")
+    return warning("tls", f"connections are not encrypted: {readable} can be read on the network", advice)
 
 
 def round_trip(trips: Sequence[float], ttl: float) -> Finding:

@@ -64,6 +64,11 @@ class Host(NamedTuple):
     name: str
     port: int
 
+    @property
+    def local(self) -> bool:
+        """True if connections to it stay on this machine."""
+        return self.name in ("127.0.0.1", "::1", "localhost")
+
     def __str__(self) -> str:
         return f"[{self.name}]:{self.port}" if ":" in self.name else f"{self.name}:{self.port}"
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, suppress
 from typing import NamedTuple
 
-from aiolock.backends.diagnosis import failure, note, ok, round_trip, warning
+from aiolock.backends.diagnosis import encryption, failure, note, ok, round_trip, warning
 from aiolock.backends.etcd import messages
 from aiolock.backends.etcd.connection import OLDEST, NewConnection, new_connection
 from aiolock.backends.etcd.url import Address
@@ -85,7 +85,14 @@ async def _ask(
         await first.ask(messages.TXN, messages.get([f"{settings.namespace}/format"]))
         trips.append(settings.clock() - sent)
     found = findings(examined, members, alarms)
-    found.append(_tls(address))
+    found.append(
+        encryption(
+            encrypted=address.tls is not None,
+            local=all(host.local for host in address.hosts),
+            advice="use tls=true",
+            readable="names, labels and passwords",
+        )
+    )
     found.append(round_trip(trips, settings.ttl))
     return found
 
@@ -159,15 +166,3 @@ def _size(examined: Sequence[Examined]) -> Iterator[Finding]:
         yield warning("database", f"{text}, and etcd takes no writes from 2 GiB on by default", advice)
     else:
         yield ok("database", text)
-
-
-def _tls(address: Address) -> Finding:
-    if address.tls is not None:
-        return ok("tls", "connections are encrypted")
-    if all(host.name in {"127.0.0.1", "localhost", "::1"} for host in address.hosts):
-        return ok("tls", "connections do not leave this machine")
-    return warning(
-        "tls",
-        "connections are not encrypted: names, labels and passwords can be read on the network",
-        "use tls=true",
-    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from aiolock.backends.diagnosis import failure, note, ok, round_trip, warning
+from aiolock.backends.diagnosis import encryption, failure, note, ok, round_trip
 from aiolock.backends.mongodb.connection import Connection
 from aiolock.backends.mongodb.store import OLDEST
 from aiolock.backends.mongodb.url import Address
@@ -13,8 +13,6 @@ from aiolock.core.backend import Settings
 from aiolock.types import Finding
 
 __all__ = ["diagnose", "findings"]
-
-LOCAL = {"127.0.0.1", "::1", "localhost"}
 
 
 async def diagnose(address: Address, settings: Settings) -> list[Finding]:
@@ -39,7 +37,12 @@ async def diagnose(address: Address, settings: Settings) -> list[Finding]:
 
 def findings(address: Address, hello: Mapping[str, Any], build: Mapping[str, Any]) -> list[Finding]:
     """Judge what a server says of itself."""
-    return [*_server(hello, build), *_members(address, hello), _tls(address)]
+    tls = encryption(
+        encrypted=bool(address.arguments.get("tls")),
+        local=all(host.local for host in address.hosts),
+        advice="use tls=true",
+    )
+    return [*_server(hello, build), *_members(address, hello), tls]
 
 
 def _server(hello: Mapping[str, Any], build: Mapping[str, Any]) -> Iterator[Finding]:
@@ -84,13 +87,3 @@ def _collection(address: Address, listed: list[dict[str, Any]]) -> Finding:
             "name another one with collection=, and let the first client make it",
         )
     return ok("collection", f"{name} is as clients make it")
-
-
-def _tls(address: Address) -> Finding:
-    if address.arguments.get("tls"):
-        return ok("tls", "connections are encrypted")
-    if all(host.name in LOCAL for host in address.hosts):
-        return ok("tls", "connections do not leave this machine")
-    return warning(
-        "tls", "connections are not encrypted: names and labels can be read on the network", "use tls=true"
-    )

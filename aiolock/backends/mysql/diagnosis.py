@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping
 
-from aiolock.backends.diagnosis import failure, note, numbers, ok, round_trip, warning
+from aiolock.backends.diagnosis import encryption, failure, note, numbers, ok, round_trip, warning
 from aiolock.backends.mysql.context import Statements, quote
 from aiolock.backends.mysql.errors import translate
 from aiolock.backends.mysql.protocol import Driver, Result
@@ -160,7 +160,11 @@ async def diagnose(address: Address, statements: Statements, settings: Settings,
                 [cipher] = await driver.execute("SHOW SESSION STATUS LIKE 'Ssl_cipher'")
                 return [
                     *findings({str(name): str(value) for name, value in rows.rows}, mode),
-                    _tls(str(cipher.rows[0][1]) if cipher.rows else "", local=address.local),
+                    encryption(
+                        encrypted=bool(cipher.rows and cipher.rows[0][1]),
+                        local=address.local,
+                        advice="use tls=verify",
+                    ),
                     round_trip([trip], settings.ttl),
                     *([await _tables(driver, statements, address.text)] if mode != "session" else ()),
                 ]
@@ -304,14 +308,6 @@ def _sessions(facts: Mapping[str, str], mode: str) -> Iterator[Finding]:
         )
     elif snapshot in facts:
         yield ok(snapshot, "a transaction may lock what is younger than what it has read")
-
-
-def _tls(cipher: str, *, local: bool) -> Finding:
-    if cipher or local:
-        how = f"is encrypted ({cipher})" if cipher else "does not leave this machine"
-        return ok("tls", f"the connection {how}")
-    plain = "the connection is not encrypted: names and labels can be read on the network"
-    return warning("tls", plain, "use tls=verify")
 
 
 async def _tables(driver: Driver, statements: Statements, address: str) -> Finding:

@@ -78,7 +78,7 @@ def parameters(url: object, given: dict[str, Any]) -> tuple[Address, dict[str, A
     path = options.pop("unix_socket", None)
     context = optional_tls(options.pop("tls", "off"), options.pop("tls_ca", None), local=path is not None)
     host = address.hosts[0] if address.hosts else Host("127.0.0.1", _FORM.port)
-    local = path is not None or host.name in ("127.0.0.1", "::1", "localhost")
+    local = path is not None or host.local
     arguments = {
         "host": host.name,
         "port": host.port,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping
 
-from aiolock.backends.diagnosis import failure, note, numbers, ok, round_trip, warning
+from aiolock.backends.diagnosis import encryption, failure, note, numbers, ok, round_trip, warning
 from aiolock.backends.postgresql import schema
 from aiolock.backends.postgresql.connection import OLDEST, Driver, Facts, login, swaps_sessions
 from aiolock.backends.postgresql.errors import translate
@@ -60,7 +60,8 @@ async def _ask(
     found = findings(facts, {str(name): str(value) for name, value in rows})
     swaps = await swaps_sessions(driver, other, statements)
     found.append(_pooler(pooled=driver.pooled, swaps=swaps))
-    found.append(_tls(encrypted=bool(await driver.fetchval(statements("encrypted"))), local=address.local))
+    encrypted = bool(await driver.fetchval(statements("encrypted")))
+    found.append(encryption(encrypted=encrypted, local=address.local, advice="use tls=verify"))
     found.append(round_trip([trip], settings.ttl))
     found.append(await _table(driver, statements, address.text))
     return found
@@ -140,16 +141,6 @@ def _limits(variables: Mapping[str, str]) -> Iterator[Finding]:
         yield note("max_connections", f"it is {most}, and each client needs two", "raise it")
     else:
         yield ok("max_connections", f"there may be {most}")
-
-
-def _tls(*, encrypted: bool, local: bool) -> Finding:
-    if encrypted or local:
-        return ok("tls", f"the connection {'is encrypted' if encrypted else 'does not leave this machine'}")
-    return warning(
-        "tls",
-        "the connection is not encrypted: names and labels can be read on the network",
-        "use tls=verify",
-    )
 
 
 async def _table(driver: Driver, statements: Statements, address: str) -> Finding:

@@ -48,14 +48,10 @@ class Address:
     """A server, a database and credentials; made by :func:`parameters` and never shown with its password."""
 
     text: str
+    local: bool
+    """True if connections stay on this machine."""
     arguments: dict[str, Any] = field(repr=False)
     """The arguments of the driver's ``connect``, with the password."""
-
-    @property
-    def local(self) -> bool:
-        """True if connections stay on this machine."""
-        host = str(self.arguments["host"])
-        return host.startswith("/") or host in ("127.0.0.1", "::1", "localhost")
 
 
 def parameters(url: object, given: dict[str, Any]) -> tuple[Address, dict[str, Any]]:
@@ -88,4 +84,5 @@ def parameters(url: object, given: dict[str, Any]) -> tuple[Address, dict[str, A
         "target_session_attrs": "any",
         "server_settings": {"application_name": "aiolock"},
     }
-    return Address(f"postgresql://{address.user}@{folder or host}/{database}", arguments), options
+    text = f"postgresql://{address.user}@{folder or host}/{database}"
+    return Address(text, folder is not None or host.local, arguments), options
