@@ -89,6 +89,8 @@ class Form:
     """Options that may stand only beside the URL: values that have no text form."""
     several: bool = False
     """True if hosts may be listed; then at least one is needed."""
+    repeats: bool = False
+    """True if a host may be listed twice."""
     ignored: frozenset[str] = frozenset()
     """Parameters of another library's URLs for the same server that mean nothing here; they are logged at DEBUG."""
     reserved: str = "/[]"
@@ -142,6 +144,8 @@ def parse(form: Form, url: object, given: Mapping[str, Any]) -> Address:
     user, colon, password = login.partition(":")
     host_list, slash, path = rest.partition("/")
     hosts = tuple(_hosts(form, host_list)) if host_list or form.several else ()
+    if len(set(hosts)) < len(hosts) and not form.repeats:
+        raise ConfigError("a host is named twice in the address")
     return Address(
         scheme,
         _decoded(user),

@@ -62,6 +62,7 @@ def test_an_address_is_taken_apart():
         ("test://h1,h 2", {}, "host 2 is no host and port"),
         ("test://h1,h%41", {}, "host 2 is no host and port"),
         ("test://", {}, "names no host"),
+        ("test://h1,H1:99", {}, "a host is named twice"),
         ("test://me:pw@h1,you:pw@h2", {}, "stand once"),
         ("test://me:%ff@h1", {}, "UTF-8"),
     ],

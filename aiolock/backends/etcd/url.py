@@ -6,7 +6,7 @@ import ssl
 from dataclasses import dataclass, field
 from typing import Any
 
-from aiolock.backends.urls import Form, Host, direct_tls, file, given_twice, parse, tls_flag
+from aiolock.backends.urls import Form, Host, direct_tls, file, parse, tls_flag
 from aiolock.errors import ConfigError, shorten
 
 __all__ = ["Address", "parameters"]
@@ -32,8 +32,6 @@ def parameters(url: object, given: dict[str, Any]) -> Address:
         raise ConfigError(
             f"etcd has no databases, so the address has no path {shorten(address.path)}: use namespace="
         )
-    if len(set(address.hosts)) < len(address.hosts):
-        raise given_twice("a member")
     if bool(address.user) != bool(address.password):
         raise ConfigError(
             "etcd logs in with a user and a password: user:password@ in the address, or neither"

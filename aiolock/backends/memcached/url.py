@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from aiolock.backends.urls import Form, Host, given_twice, parse
+from aiolock.backends.urls import Form, Host, parse
 from aiolock.errors import ConfigError, shorten
 
 __all__ = ["choose", "hosts_of"]
@@ -37,8 +37,6 @@ def hosts_of(url: object) -> list[Host]:
         raise ConfigError(
             f"memcached has no databases, so the address has no path {shorten(address.path)}: use namespace="
         )
-    if len(set(address.hosts)) < len(address.hosts):
-        raise given_twice("a server")
     return sorted(address.hosts)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
-from aiolock.backends.urls import Form, Host, file, flag, given_twice, parse, text, tls_context
+from aiolock.backends.urls import Form, Host, file, flag, parse, text, tls_context
 from aiolock.errors import ConfigError, shorten
 
 __all__ = ["Address", "parameters"]
@@ -36,8 +36,6 @@ def parameters(url: object, given: dict[str, Any]) -> Address:
             "mongodb+srv:// is not supported, because members are not looked up in the DNS: name them, as in "
             f"{_FORM.example}&tls=true"
         )
-    if len(set(address.hosts)) < len(address.hosts):
-        raise given_twice("a member")
     database = unquote(address.path.strip("/"))
     if not _PART.fullmatch(database):
         raise ConfigError(

@@ -37,7 +37,7 @@ from aiolock.backends.transport import Options
 from aiolock.backends.urls import Form, Host, parse, text
 from aiolock.core.logs import Log, get_logger
 from aiolock.core.tasks import TaskSet, end
-from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, ConfigError, shorten
+from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, shorten
 from aiolock.types import Finding
 
 __all__ = ["CHANNEL", "RIGHTS", "SCHEMES", "Sentinels", "Switching"]
@@ -161,8 +161,6 @@ class Sentinels(Endpoint):
             self.elsewhere(Endpoint, host, **theirs, db=0, client_name=None, credential_provider=None)
             for host in address.hosts
         ]
-        if len({watcher.address for watcher in self.watchers}) < len(address.hosts):
-            raise ConfigError("one of the Sentinels is named twice in the address")
         self.address = (
             f"{address.scheme}://{self.user}{address.host_list}/{service}/{self._kwargs.get('db') or 0}"
         )

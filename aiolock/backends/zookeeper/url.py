@@ -108,5 +108,6 @@ _FORM = Form(
         "tls_key": file,
     },
     several=True,
+    repeats=True,
     reserved="/,",
 )

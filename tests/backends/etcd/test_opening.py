@@ -44,7 +44,7 @@ def test_an_address_names_members_and_a_login(url, hosts, user):
         ("etcd://", {}, "names no host"),
         ("etcd://a,,b", {}, "names no host"),
         ("etcd://a:70000", {}, "port"),
-        ("etcd://a,a:2379", {}, "given twice"),
+        ("etcd://a,a:2379", {}, "named twice"),
         ("etcd://user@a", {}, "a user and a password"),
         ("etcd://:secret@a", {}, "a user and a password"),
         ("etcd://a/0", {}, "no databases"),

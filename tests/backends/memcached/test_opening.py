@@ -37,7 +37,7 @@ def test_an_address_names_servers_in_any_order(url, hosts):
         ("memcached://", "names no host"),
         ("memcached://a,,b", "names no host"),
         ("memcached://a:70000", "port"),
-        ("memcached://a,a:11211", "given twice"),
+        ("memcached://a,a:11211", "named twice"),
         ("memcached://user:secret@a", "no user and no password: SASL"),
         ("memcached://:secret@a", "no user and no password: SASL"),
         ("memcacheds://a", "without TLS, as memcached://.*rediss://"),

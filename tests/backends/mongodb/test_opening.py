@@ -72,7 +72,7 @@ def test_an_address_names_members_a_database_and_a_login(url, hosts, database, a
         ("mongodb://", {}, "names no host"),
         ("mongodb://a,,b/x", {}, "names no host"),
         ("mongodb://a:70000/x", {}, "port"),
-        ("mongodb://a,a:27017/x", {}, "given twice"),
+        ("mongodb://a,a:27017/x", {}, "named twice"),
         ("mongodb://a", {}, "must name a database"),
         ("mongodb://a/x/y", {}, "must name a database"),
         ("mongodb://a/$x", {}, "must name a database"),

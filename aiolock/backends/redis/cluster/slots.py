@@ -143,8 +143,6 @@ class Seeds(Endpoint):
             raise ConfigError("a cluster has database 0 alone: leave the number out")
         self.seeds = [self.at(host) for host in address.hosts]
         """The nodes that the address names."""
-        if len({seed.address for seed in self.seeds}) < len(self.seeds):
-            raise ConfigError("one of the nodes is named twice in the address")
         self.address = f"{address.scheme}://{self.user}{address.host_list}"
 
     def at(self, host: Host) -> NodeEndpoint:
