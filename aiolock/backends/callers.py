@@ -12,6 +12,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from aiolock.clock import Deadline
+from aiolock.core.backend import Settings
 from aiolock.core.capabilities import CallerLock
 from aiolock.core.tasks import TaskSet, end, interrupt_until_done
 from aiolock.errors import BackendUnavailable
@@ -94,17 +95,17 @@ class CallerConnection(ABC):
     async def within(self, timeout: float, work: Coroutine[Any, Any, T]) -> T:
         """Do the same as :meth:`run`, and end within ``timeout`` seconds also where the server does not end the statement."""
         self._timeout = min(GIVE_UP, timeout / SHARE)
-        return await self.run(work, asyncio.get_running_loop().time() + timeout - self._timeout)
+        clock = asyncio.get_running_loop().time
+        return await self.run(work, Deadline.after(timeout - self._timeout, clock))
 
-    async def run(self, work: Coroutine[Any, Any, T], late: float | None) -> T:
-        """Return the result of ``work``, which sends statements; at ``late``, by the loop's clock, end the one under way.
+    async def run(self, work: Coroutine[Any, Any, T], deadline: Deadline) -> T:
+        """Return the result of ``work``, which sends statements; at the deadline end the one under way.
 
         Cancelling it ends the statement as well, and takes that long. Raises :class:`TimeoutError` if it was too late to
         send any.
         """
         callers = self._callers
-        left = None if late is None else late - asyncio.get_running_loop().time()
-        if callers.closed or (left is not None and left <= 0):
+        if callers.closed or deadline.passed():
             work.close()
             raise RuntimeError(CLOSED) if callers.closed else TimeoutError
         self.leaving, self._ending = False, None
@@ -112,7 +113,7 @@ class CallerConnection(ABC):
         callers.present.add(self)
         interruption: BaseException | None = None
         try:
-            await asyncio.wait([task], timeout=left)
+            await asyncio.wait([task], timeout=deadline.left())
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - it is raised when the connection is in step
             interruption = error
         if not task.done() or self._ending is not None:
@@ -169,43 +170,39 @@ async def until_done(task: asyncio.Task[Any], first: BaseException | None = None
 class ConnectionLock(CallerLock):
     """A lock that is taken, and verified, by statements on the caller's connection."""
 
-    def __init__(self, callers: Callers, address: str, timeout: float) -> None:
-        """Take the seconds within which the server must answer what waits for no lock."""
+    def __init__(self, callers: Callers, address: str, settings: Settings) -> None:
         self._callers = callers
         self._address = address
-        self._command_timeout = timeout
+        self._settings = settings
 
     async def take(self, timeout: float | None, mark: str = "") -> bool:
         """Take the lock in the transaction."""
-        limit = self._command_timeout if timeout == 0 else timeout
+        limit = self._settings.command_timeout if timeout == 0 else timeout
         try:
-            return await self._take(_late(limit), mark, wait=timeout != 0)
+            return await self._take(Deadline.after(limit, self._settings.clock), mark, wait=timeout != 0)
         except TimeoutError as error:
             if timeout == 0:
                 raise self._no_answer() from error
             return False
 
     @abstractmethod
-    async def _take(self, late: float | None, mark: str, *, wait: bool) -> bool:
-        """Take the lock; raises :class:`TimeoutError` at ``late``, by the loop's clock."""
+    async def _take(self, deadline: Deadline, mark: str, *, wait: bool) -> bool:
+        """Take the lock; raises :class:`TimeoutError` at the deadline."""
 
     async def keeps(self, mark: str) -> bool:
         """Test whether the mark is there, and remove it."""
         if self._callers.closed:
             # Nothing can be asked any more; the transaction is the caller's.
             return True
+        deadline = Deadline.after(self._settings.command_timeout, self._settings.clock)
         try:
-            return await self._keeps(mark, _late(self._command_timeout))
+            return await self._keeps(mark, deadline)
         except TimeoutError as error:
             raise self._no_answer() from error
 
     @abstractmethod
-    async def _keeps(self, mark: str, late: float | None) -> bool:
-        """Test whether the mark is there; raises :class:`TimeoutError` at ``late``, by the loop's clock."""
+    async def _keeps(self, mark: str, deadline: Deadline) -> bool:
+        """Test whether the mark is there; raises :class:`TimeoutError` at the deadline."""
 
     def _no_answer(self) -> BackendUnavailable:
-        return BackendUnavailable(f"{self._address}: no answer within {self._command_timeout:g} s")
-
-
-def _late(limit: float | None) -> float | None:
-    return None if limit is None else asyncio.get_running_loop().time() + limit
+        return BackendUnavailable(f"{self._address}: no answer within {self._settings.command_timeout:g} s")

@@ -144,17 +144,17 @@ class MySQLConnection(CallerConnection):
             return Outdated([name])
         return translate(error, self._address)
 
-    async def ready(self, late: float | None) -> None:
+    async def ready(self, deadline: Deadline) -> None:
         """Check that a wait on this connection could be ended, by a KILL QUERY while no statement is under way.
 
         Raises :class:`BackendRefused` if the account has no right to it, :class:`BackendUnavailable` if it fails otherwise,
-        :class:`RuntimeError` if the client was closed, :class:`TimeoutError` at ``late``. Cancelling it takes until the KILL QUERY
+        :class:`RuntimeError` if the client was closed, :class:`TimeoutError` at the deadline. Cancelling it takes until the KILL QUERY
         is answered.
         """
         context = self._context
         unable = f"{context.address}: the lock is not free, and the wait for it could not be ended, because "
         try:
-            async with asyncio.timeout_at(late):
+            async with asyncio.timeout(deadline.left()):
                 control = await context.within(context.sessions.control())
         except LockError as error:
             raise BackendUnavailable(f"{unable}the client has no connection for that: {error}") from error
@@ -206,7 +206,7 @@ async def confirm(context: Context, callers: Callers, claim: RowClaim, connectio
             f"{context.address}: innodb_rollback_on_timeout is on, so the server ends your whole transaction when the row is "
             "not to be had in time: switch it off, or write with a fencing token instead"
         )
-    deadline = Deadline.after(context.timeout, asyncio.get_running_loop().time)
+    deadline = Deadline.after(context.timeout, context.clock)
     caller = MySQLConnection(context, callers, connection)
     [[where]] = await context.within(ask_identity(context, "server_address"))
     try:

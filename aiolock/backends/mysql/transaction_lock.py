@@ -29,6 +29,7 @@ from aiolock.backends.mysql.errors import (
     translate,
 )
 from aiolock.backends.mysql.row_mode import RowMode, make_row
+from aiolock.clock import Deadline
 from aiolock.core.backend import Request
 from aiolock.errors import BackendRefused, LockError, UnsafeBackend, shorten
 from aiolock.types import LockInfo
@@ -54,7 +55,7 @@ class CallerRowLock(ConnectionLock):
         self, context: Context, mode: RowMode, callers: Callers, request: Request, connection: Any
     ) -> None:
         check_connection(connection)
-        super().__init__(callers, context.address, context.timeout)
+        super().__init__(callers, context.address, context.settings)
         self._context, self._mode, self._request, self._connection = context, mode, request, connection
         self._key = ""
         self._there = ServerIdentity()
@@ -66,10 +67,10 @@ class CallerRowLock(ConnectionLock):
         request = self._request
         return await self._context.within(self._mode.inspect(request.name, request.kind.family))
 
-    async def _keeps(self, mark: str, late: float | None) -> bool:
+    async def _keeps(self, mark: str, deadline: Deadline) -> bool:
         """Release the savepoint, if it is there."""
         caller = MySQLConnection(self._context, self._callers, self._connection, self._kill)
-        return await caller.run(self._find_mark(mark), late)
+        return await caller.run(self._find_mark(mark), deadline)
 
     async def _find_mark(self, mark: str) -> bool:
         try:
@@ -84,7 +85,7 @@ class CallerRowLock(ConnectionLock):
             raise translate(error, self._context.address) from error
         return True
 
-    async def _take(self, late: float | None, mark: str, *, wait: bool) -> bool:
+    async def _take(self, deadline: Deadline, mark: str, *, wait: bool) -> bool:
         """Lock the row."""
         context = self._context
         self._key = context.key(self._request.name, self._request.kind.family)
@@ -94,12 +95,12 @@ class CallerRowLock(ConnectionLock):
                 "lock is not to be had: switch it off, or lock before you begin the transaction, without connection="
             )
         caller = MySQLConnection(context, self._callers, self._connection)
-        async with asyncio.timeout_at(late):
+        async with asyncio.timeout(deadline.left()):
             await context.within(self._prepare())
         misses, refused = 0, None
         while True:
             asked = context.clock()
-            answer = await caller.run(self._lock(caller, mark), late)
+            answer = await caller.run(self._lock(caller, mark), deadline)
             if answer is RowAnswer.TAKEN:
                 self._kill = caller.kill
                 return True
@@ -111,16 +112,16 @@ class CallerRowLock(ConnectionLock):
                         f"{context.address}: the row of lock {shorten(self._request.name)} is there, but your connection does "
                         "not find it: look for a temporary table of that name, or for a program that deletes rows"
                     )
-                async with asyncio.timeout_at(late):
+                async with asyncio.timeout(deadline.left()):
                     await context.pause(UNDONE)
                     refused = await context.within(make_row(context, self._request, self._key))
             elif not wait:
                 return False
             elif not caller.blocks:
-                await caller.ready(late)
+                await caller.ready(deadline)
                 caller.blocks = True
             elif context.clock() - asked < SHORT:
-                async with asyncio.timeout_at(late):
+                async with asyncio.timeout(deadline.left()):
                     await context.pause(RETRY)
 
     async def _prepare(self) -> None:

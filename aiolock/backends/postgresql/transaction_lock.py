@@ -25,6 +25,7 @@ from aiolock.backends.postgresql.caller import (
 from aiolock.backends.postgresql.errors import sqlstate
 from aiolock.backends.postgresql.schema import QUERIES
 from aiolock.backends.postgresql.store import PostgreSQLStore
+from aiolock.clock import Deadline
 from aiolock.core.backend import Request, Settings
 from aiolock.errors import BackendUnavailable, LockError
 from aiolock.types import Holder, LockInfo, Waiting
@@ -54,27 +55,26 @@ class CallerAdvisoryLock(ConnectionLock):
         connection: object,
     ) -> None:
         check_connection(connection)
-        super().__init__(callers, address, settings.command_timeout)
-        self._store, self._settings, self._request = store, settings, request
-        self._connection = connection
+        super().__init__(callers, address, settings)
+        self._store, self._request, self._connection = store, request, connection
 
     def _caller(self) -> PostgreSQLConnection:
         return PostgreSQLConnection(self._store, self._callers, self._connection, self._address)
 
-    async def _take(self, late: float | None, mark: str, *, wait: bool) -> bool:
+    async def _take(self, deadline: Deadline, mark: str, *, wait: bool) -> bool:
         """Take the lock."""
-        loop, caller = asyncio.get_running_loop(), self._caller()
-        async with asyncio.timeout_at(late):
+        caller, clock = self._caller(), self._settings.clock
+        async with asyncio.timeout(deadline.left()):
             [there] = await self._store.ask("place")
         while True:
-            asked = loop.time()
-            if await caller.run(self._lock(caller, there, mark), late):
+            asked = clock()
+            if await caller.run(self._lock(caller, there, mark), deadline):
                 return True
             if not wait:
                 return False
-            if caller.blocks and loop.time() - asked < SHORT:
+            if caller.blocks and clock() - asked < SHORT:
                 # Not a Backoff: a server that does not wait has to be polled, and longer pauses would only be late.
-                async with asyncio.timeout_at(late):
+                async with asyncio.timeout(deadline.left()):
                     await asyncio.sleep(uniform(*RETRY))
             caller.blocks = True
 
@@ -96,10 +96,10 @@ class CallerAdvisoryLock(ConnectionLock):
             raise caller.translated(error, self._request.name) from error
         return True
 
-    async def _keeps(self, mark: str, late: float | None) -> bool:
+    async def _keeps(self, mark: str, deadline: Deadline) -> bool:
         """Search for the mark in the settings of the transaction."""
         caller = self._caller()
-        return await caller.run(self._find_mark(caller, mark), late)
+        return await caller.run(self._find_mark(caller, mark), deadline)
 
     async def _find_mark(self, caller: PostgreSQLConnection, mark: str) -> bool:
         try:
