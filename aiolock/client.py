@@ -350,11 +350,12 @@ class Client:
         try:
             claims = [contender.close() for contender in runtime.contending]
             for claim in claims:
-                runtime.clean_up(claim)
+                if claim is not None:
+                    runtime.clean_up(claim)
             loop = asyncio.get_running_loop()
             deadline = loop.time() + limit
-            while runtime.cleanups and (left := deadline - loop.time()) > 0:
-                await asyncio.wait(set(runtime.cleanups), timeout=left)
+            while (rest := runtime.cleanups | runtime.writing) and (left := deadline - loop.time()) > 0:
+                await asyncio.wait(rest, timeout=left)
             await runtime.backend.settle(deadline - loop.time())
         finally:
             runtime.become(State.CLOSED)

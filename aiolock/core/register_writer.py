@@ -20,7 +20,6 @@ from random import Random
 from typing import Any, Final, TypeVar
 
 from aiolock.clock import Clock
-from aiolock.core.backend import Claim, Grant, Release, Request
 from aiolock.core.capabilities import ABSENT, MOST_BYTES, Entry, Register, decode_register
 from aiolock.core.inbox import Inbox, WakeReason, log_wake
 from aiolock.core.tasks import Backoff, reject, settle, start
@@ -33,7 +32,7 @@ from aiolock.errors import (
     copy_of,
     shorten,
 )
-from aiolock.types import MUTEX, Family, Kind, Mode
+from aiolock.types import Family, Kind, Mode
 
 __all__ = ["LATE", "Body", "Condition", "Late", "RegisterWriter", "Update", "WriteLog"]
 
@@ -192,7 +191,6 @@ class RegisterWriter:
         self._news: asyncio.Future[None] | None = None
         """Ends the watch when there is a new update, or no task waits any more."""
         self._rivals = 0
-        self._finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property
     def id(self) -> str:
@@ -322,15 +320,14 @@ class RegisterWriter:
         """Apply ``update`` if the client is closed while a task waits here."""
         self._closing = update
 
-    def close(self) -> Claim:
-        """Fail all waits; the release of the claim that is returned waits for the updates under way."""
+    def close(self) -> None:
+        """Fail all waits; :meth:`run` ends after the updates under way."""
         for wait in self._waits:
             wait.end(WakeReason.CLOSED, error=closed_error())
         if self._waits and self._closing is not None:
             self.submit(self._closing)
         self._waits.clear()
         self._hurry()
-        return _Rest(Request(self.name, MUTEX, max(self._timeout, 0.1), ""), self._finished)
 
     def end_without_loop(self) -> None:
         """Do nothing: a writer holds nothing at the server."""
@@ -355,7 +352,6 @@ class RegisterWriter:
             raise
         finally:
             self.ended = True
-            settle(self._finished, None)
 
     async def _serve(self) -> None:
         """Read, write and watch for as long as a task has a request. Cancelling it leaves open whether the write under way counts."""
@@ -512,22 +508,3 @@ class RegisterWriter:
 def _fail_with(wait: _Wait, update: asyncio.Future[Any]) -> None:
     if not update.cancelled() and isinstance(error := update.exception(), Exception):
         wait.end(WakeReason.FAILED, error=error)
-
-
-class _Rest(Claim):
-    """The updates under way of a client that is closed: released like a hold, for as long."""
-
-    __slots__ = ("_finished",)
-
-    def __init__(self, request: Request, finished: asyncio.Future[None]) -> None:
-        super().__init__(request)
-        self._finished = finished
-
-    async def acquire(self, wait: bool) -> Grant | None:  # noqa: ARG002 - there is nothing to ask for
-        """Return no grant; never called."""
-        return None
-
-    async def release(self, keep: float = 0) -> Release:  # noqa: ARG002 - there is nothing to keep
-        """Wait until nothing is left to write; cancelling it ends the wait only."""
-        await asyncio.shield(self._finished)
-        return Release.RELEASED

@@ -55,8 +55,8 @@ class Contender(Protocol):
         """The number of tasks that wait for it."""
         ...
 
-    def close(self) -> Claim:
-        """Fail the waiters, lose the hold, and return the claim to release."""
+    def close(self) -> Claim | None:
+        """Fail the waiters, lose the hold, and return the claim to release, if there is one."""
         ...
 
     def end_without_loop(self) -> None:
@@ -150,6 +150,8 @@ class Runtime(OneProcess):
         """Local queues of single tasks, and register writers; in order, so that closing is the same in every run."""
         self.writers: dict[tuple[str, str], RegisterWriter] = {}
         """The writers of registers, by family and name."""
+        self.writing: set[asyncio.Task[None]] = set()
+        """Those of the tasks that run a writer."""
         self.kept: dict[OpeningState[Any], Any] = {}
         """State that belongs to other modules; see :class:`OpeningState`."""
         self.connect: Callable[[], Coroutine[Any, Any, None]] | None = None
@@ -298,7 +300,9 @@ class Runtime(OneProcess):
                 random=self.random,
             )
             self.contenders[found] = None
-            self.spawn(self._write(key, found), f"aiolock-{family.value}")
+            task = self.spawn(self._write(key, found), f"aiolock-{family.value}")
+            self.writing.add(task)
+            task.add_done_callback(self.writing.discard)
         return found
 
     async def _write(self, key: tuple[str, str], writer: RegisterWriter) -> None:
