@@ -168,15 +168,15 @@ def _common(parser: Parser, *, server: bool = True) -> None:
     group = parser.add_argument_group("common options")
     add = group.add_argument
     if server:
-        add = group.add_mutually_exclusive_group().add_argument
-        add(
+        either = group.add_mutually_exclusive_group().add_argument
+        either(
             "--url",
             type=_checked(Redacted, bool, EMPTY),
             help="the server, as redis://127.0.0.1:6379/0; several Redis servers as one, separated by spaces "
             "(default: $AIOLOCK_URL, which also hides a password)",
         )
         about = "a file for the processes of this user on this machine: locks.db in $AIOLOCK_DIR, or in ~/.local/state/aiolock"
-        add("--local", action="store_true", help=about)
+        either("--local", action="store_true", help=about)
         add(
             "--namespace",
             type=_given,

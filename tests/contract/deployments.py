@@ -34,6 +34,7 @@ from aiolock.backends.rows.backend import RowBackend
 from aiolock.backends.rows.lockrow import decode, encode
 from aiolock.backends.rows.store import Edit, RowStore
 from aiolock.backends.sqlite import SqliteBackend
+from aiolock.backends.urls import Host
 from aiolock.core.backend import Backend
 from aiolock.types import Family
 from tests import servers
@@ -588,8 +589,8 @@ class _DetouredSeeds(Seeds):
         self._ways = ways
         super().__init__(url)
 
-    def at(self, place: tuple[str, int]) -> NodeEndpoint:
-        return super().at((place[0], self._ways[place[1]]))
+    def at(self, host: Host) -> NodeEndpoint:
+        return super().at(Host(host.name, self._ways[host.port]))
 
 
 class Detoured(ClusterBackend):
