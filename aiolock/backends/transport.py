@@ -23,11 +23,11 @@ from aiolock.errors import BackendError, BackendUnavailable, copy_of
 
 __all__ = [
     "STABLE",
-    "Asked",
     "Connect",
     "ConnectionState",
     "Hook",
     "Options",
+    "Slot",
     "Transport",
     "WaitingTransport",
 ]
@@ -394,35 +394,28 @@ class Transport(asyncio.Protocol, OneProcess, ABC):
         return self._pinged + PING_WITHIN
 
 
-A = TypeVar("A")
-
-
-class Asked(Generic[A]):
-    """A request that was sent, or that waits for a connection."""
-
-    __slots__ = ("future", "issued")
-
-    def __init__(self, future: asyncio.Future[A], issued: float) -> None:
-        self.future = future
-        self.issued = issued
-        """When it was made, by the clock of the transport."""
-
-
-R = TypeVar("R", bound=Asked[Any])
+R = TypeVar("R")
+Slot = tuple[asyncio.Future[Any], R, float]
+"""The future of the caller, its request, and when it was made, by the clock of the transport."""
 
 
 class WaitingTransport(Transport, Generic[R]):
-    """A transport whose writes are refused without a connection, and whose reads wait for one.
+    """A transport whose requests may wait for a connection.
 
-    Reads fail after the command timeout, and at once while the server refuses this client for good.
+    They fail after the command timeout, and at once while the server refuses this client for good.
     """
 
-    def __init__(self, address: str, connect: Connect, on_down: Hook, **options: Unpack[Options]) -> None:
-        super().__init__(address, connect, on_down=on_down, **options)
-        self._pending: deque[R] = deque()
-        """Sent, in this order."""
-        self._parked: deque[R] = deque()
-        """Reads that wait for a connection."""
+    _request = "this"
+    """A request, in messages."""
+
+    def __init__(
+        self, address: str, connect: Connect, *hooks: Hook | None, **options: Unpack[Options]
+    ) -> None:
+        super().__init__(address, connect, *hooks, **options)
+        self._pending: deque[Slot[R]] = deque()
+        """Sent, in the order in which answers will come."""
+        self._parked: deque[Slot[R]] = deque()
+        """Waiting for a connection."""
 
     def _guard(self) -> asyncio.AbstractEventLoop:
         """Return the loop. Raises :class:`BackendUnavailable` if it is closed, :class:`RuntimeError` in a forked child."""
@@ -431,49 +424,57 @@ class WaitingTransport(Transport, Generic[R]):
             raise BackendUnavailable(f"{self.address}: the client is closed")
         return self._loop
 
-    def _park(self, asked: R, *, write: bool) -> None:
+    def _park(self, slot: Slot[R], *, write: bool = False) -> None:
         """Have a request wait for a connection; a ``write``, or one to a server that refuses this client, fails."""
-        if write or (self.failure is not None and not self.failure.retryable):
-            reject(asked.future, self._away())
+        if write or (self.failure is not None and self._hopeless(self.failure)):
+            reject(slot[0], self._away())
         else:
-            self._parked.append(asked)
+            self._parked.append(slot)
 
-    def _unpark(self) -> list[R]:
+    def _unpark(self) -> list[Slot[R]]:
         """Remove and return the requests that still wait."""
         parked, self._parked = self._parked, deque()
-        return [asked for asked in parked if not asked.future.done()]
+        return [slot for slot in parked if not slot[0].done()]
+
+    def _hopeless(self, error: BackendError) -> bool:
+        """Return whether requests need not wait for another attempt to connect."""
+        return not error.retryable
 
     def _away(self) -> BackendError:
+        """Return why a request was not sent."""
         return copy_of(self.failure or BackendUnavailable(f"{self.address} is not connected"))
 
     def _failed(self, error: BackendError) -> None:
         super()._failed(error)
-        if not error.retryable:
+        if self._hopeless(error):
             self._refuse_parked()
 
     def _refuse_parked(self, issued_by: float = math.inf) -> None:
-        while self._parked and self._parked[0].issued <= issued_by:
-            reject(self._parked.popleft().future, self._away())
+        while self._parked and self._parked[0][2] <= issued_by:
+            reject(self._parked.popleft()[0], self._away())
 
     def _gone(self, error: BackendError) -> None:
         pending, self._pending = self._pending, deque()
-        for asked in pending:
-            doubt = BackendUnavailable(f"{error}; whether it executed this is not known")
+        for future, _, _ in pending:
+            doubt = BackendUnavailable(f"{error}; whether it executed {self._request} is not known")
             doubt.__cause__ = error.__cause__
-            reject(asked.future, doubt)
+            reject(future, doubt)
         if self._closed():
             self._refuse_parked()
 
     def _expire(self, now: float) -> float:
         limit = now - self._timeout
         self._refuse_parked(limit)
-        next_one = self._parked[0].issued if self._parked else math.inf
-        for asked in self._pending:
-            if asked.issued > limit:
-                next_one = min(next_one, asked.issued)
-                break
-            text = f"{self.address} did not answer within {self._timeout:g} s; whether it executed this is not known"
-            reject(asked.future, BackendUnavailable(text))
+        next_one = self._parked[0][2] if self._parked else math.inf
+        for future, _, issued in self._pending:
+            # All of them: one that is sent anew is older than those before it.
+            if issued <= limit:
+                text = f"{self.address} did not answer within {self._timeout:g} s"
+                reject(
+                    future, BackendUnavailable(f"{text}; whether it executed {self._request} is not known")
+                )
+            elif issued < next_one:
+                next_one = issued
         return next_one + self._timeout
 
 

@@ -11,7 +11,7 @@ from aiolock.backends.etcd import messages
 from aiolock.backends.etcd.channel import Channel, ProtocolError
 from aiolock.backends.etcd.errors import DENIED, NOT_ENABLED, RpcError, refused, unreachable
 from aiolock.backends.etcd.url import Address
-from aiolock.backends.transport import Asked, ConnectionState, Hook, Options, WaitingTransport
+from aiolock.backends.transport import ConnectionState, Hook, Options, Slot, WaitingTransport
 from aiolock.backends.urls import Host
 from aiolock.core.tasks import reject, settle
 from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, UnsafeBackend, copy_of, shorten
@@ -112,13 +112,13 @@ async def new_connection(host: Host, address: Address, timeout: float) -> NewCon
     return made
 
 
-class Call(Asked[bytes]):
+class Call:
     """A request, and its answer."""
 
-    __slots__ = ("generation", "path", "request")
+    __slots__ = ("future", "generation", "path", "request")
 
-    def __init__(self, path: str, request: bytes, future: asyncio.Future[bytes], issued: float) -> None:
-        super().__init__(future, issued)
+    def __init__(self, path: str, request: bytes, future: asyncio.Future[bytes]) -> None:
+        self.future = future
         self.path = path
         self.request = request
         self.generation = 0
@@ -140,7 +140,7 @@ class Connection(WaitingTransport[Call]):
         on_down: Hook,
         **options: Unpack[Options],
     ) -> None:
-        super().__init__(address.text, self._dial, on_down, **options)
+        super().__init__(address.text, self._dial, None, on_down, **options)
         self._members = address
         self._namespace = namespace
         self._watched = watched
@@ -160,19 +160,21 @@ class Connection(WaitingTransport[Call]):
         """
         now, loop, calls = self._clock(), self._guard(), []
         for request in requests:
-            calls.append(call := Call(path, request, loop.create_future(), now))
+            calls.append(call := Call(path, request, loop.create_future()))
+            slot = call.future, call, now
             if self._channel is not None and self.state is ConnectionState.READY:
-                self._send(self._channel, call)
+                self._send(self._channel, slot)
             else:
-                self._park(call, write=write)
+                self._park(slot, write=write)
         if self._channel is not None:
             self._channel.flush()
         return calls
 
-    def _send(self, channel: Channel, call: Call) -> None:
-        while self._pending and self._pending[0].future.done():
+    def _send(self, channel: Channel, slot: Slot[Call]) -> None:
+        while self._pending and self._pending[0][0].done():
             self._pending.popleft()
-        self._pending.append(call)
+        self._pending.append(slot)
+        call = slot[1]
         call.generation = self.generation
         channel.call(call.path, call.request, call.future)
 
@@ -333,8 +335,8 @@ class Connection(WaitingTransport[Call]):
         del transport
         self._up()
         if (channel := self._channel) is not None:
-            for call in self._unpark():
-                self._send(channel, call)
+            for slot in self._unpark():
+                self._send(channel, slot)
             channel.flush()
 
     def _ping(self, transport: asyncio.WriteTransport) -> None:

@@ -20,7 +20,7 @@ from aiolock.backends.memcached.protocol import (
     write,
 )
 from aiolock.backends.rows.store import MOST_KEY, MOST_VALUE
-from aiolock.backends.transport import Asked, ConnectionState, Hook, Options, WaitingTransport
+from aiolock.backends.transport import ConnectionState, Hook, Options, Slot, WaitingTransport
 from aiolock.backends.urls import Host
 from aiolock.core.tasks import settle
 from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, UnsafeBackend, shorten
@@ -159,15 +159,11 @@ class Reply(NamedTuple):
     """When the server was started, in seconds since 1970: a constant of its run."""
 
 
-class _Batch(Asked[Reply]):
+class _Batch(NamedTuple):
     """Commands that are sent together, and their answers so far."""
 
-    __slots__ = ("answers", "commands")
-
-    def __init__(self, commands: Sequence[bytes], future: asyncio.Future[Reply], issued: float) -> None:
-        super().__init__(future, issued)
-        self.commands = commands
-        self.answers: list[Response] = []
+    commands: Sequence[bytes]
+    answers: list[Response]
 
 
 class Connection(WaitingTransport[_Batch]):
@@ -179,7 +175,7 @@ class Connection(WaitingTransport[_Batch]):
     """
 
     def __init__(self, host: Host, namespace: str, on_down: Hook, **options: Unpack[Options]) -> None:
-        super().__init__(f"memcached://{host}", self._dial, on_down, **options)
+        super().__init__(f"memcached://{host}", self._dial, None, on_down, **options)
         self._host = host
         self._namespace = namespace
         self._parser = Parser()
@@ -196,30 +192,31 @@ class Connection(WaitingTransport[_Batch]):
 
         Without a connection, reads wait for one, and a ``write`` is refused. Cancelling the future takes nothing back.
         """
-        batch = _Batch(commands, self._guard().create_future(), self._clock())
+        future: asyncio.Future[Reply] = self._guard().create_future()
+        slot = future, _Batch(commands, []), self._clock()
         if self._transport is not None and self.state is ConnectionState.READY:
-            self._send(self._transport, batch)
+            self._send(self._transport, slot)
         else:
-            self._park(batch, write=write)
-        return batch.future
+            self._park(slot, write=write)
+        return future
 
-    def _send(self, transport: asyncio.WriteTransport, batch: _Batch) -> None:
+    def _send(self, transport: asyncio.WriteTransport, slot: Slot[_Batch]) -> None:
         alone = not self._pending
-        self._pending.append(batch)
-        self._write_together(transport, b"".join(batch.commands), alone=alone)
+        self._pending.append(slot)
+        self._write_together(transport, b"".join(slot[1].commands), alone=alone)
 
     def data_received(self, data: bytes) -> None:
         """Hand answers to their batches, in order."""
         self.received = self._clock()
         try:
             for answer in self._parser.feed(data):
-                batch = self._pending[0]
+                future, batch, _ = self._pending[0]
                 if not fits(batch.commands[len(batch.answers)], answer):
                     raise ProtocolError
                 batch.answers.append(answer)
                 if len(batch.answers) == len(batch.commands):
                     self._pending.popleft()
-                    settle(batch.future, Reply(batch.answers, self.generation, self._started))
+                    settle(future, Reply(batch.answers, self.generation, self._started))
         except (ProtocolError, IndexError) as error:
             garbage = BackendUnavailable(f"{self.address} answered something that no command had asked for")
             garbage.__cause__ = error
@@ -249,9 +246,9 @@ class Connection(WaitingTransport[_Batch]):
     def _greet(self, transport: asyncio.WriteTransport) -> None:
         self._parser = Parser()
         self._up()
-        for batch in self._unpark():
-            self._send(transport, batch)
+        for slot in self._unpark():
+            self._send(transport, slot)
 
     def _ping(self, transport: asyncio.WriteTransport) -> None:
         assert self._loop is not None  # noqa: S101 - it is open
-        self._send(transport, _Batch([NOOP], self._loop.create_future(), self._clock()))
+        self._send(transport, (self._loop.create_future(), _Batch([NOOP], []), self._clock()))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -15,7 +14,7 @@ from hiredis import ProtocolError, Reader, ReplyError
 from aiolock.backends.redis.commands import NOTHING, Arg, Reply, Script, as_eval, encode
 from aiolock.backends.redis.errors import from_reply, not_sent
 from aiolock.backends.redis.url import Endpoint, Verify
-from aiolock.backends.transport import STABLE, ConnectionState, Hook, Options, Transport
+from aiolock.backends.transport import STABLE, ConnectionState, Hook, Options, Slot, WaitingTransport
 from aiolock.core.tasks import reject
 from aiolock.core.wakeup import Waking, answer, wake
 from aiolock.errors import BackendError, BackendUnavailable, UnsafeBackend
@@ -30,9 +29,6 @@ FRESH = 30.0
 """Seconds for which a pair of times can be used."""
 DRIFT = 0.01
 """Largest difference between the speeds of two clocks."""
-
-Slot = tuple[Reply, bytes, float]
-"""The future of the caller, the command (resent as EVAL if the server forgot its script), and when it was issued."""
 
 _PING = encode("PING")
 
@@ -82,7 +78,7 @@ class Pairing:
         return Age((now - sent - half) - (stamp - server / 1_000_000), half + DRIFT * (since + half))
 
 
-class Connection(Transport):
+class Connection(WaitingTransport[bytes]):
     """A pipelined connection: commands of one loop iteration leave in few writes, replies come back in order.
 
     The first command on an idle connection is written at once, the others of that iteration together.
@@ -94,6 +90,8 @@ class Connection(Transport):
     :param scripts: are loaded whenever the server is connected, before any other command.
     :param verify: checks the server before that; a server that it refuses is not used.
     """
+
+    _request = "this command"
 
     def __init__(
         self,
@@ -113,20 +111,14 @@ class Connection(Transport):
         self._scripts = scripts
         self._limit = limit
         self._reader = Reader()
-        self._pending: deque[Slot] = deque()
-        """Written, in the order in which replies will come."""
-        self._waiting: list[Slot] = []
+        self._waiting: list[Slot[bytes]] = []
         """Issued in this iteration of the loop, and not written yet."""
-        self._parked: deque[Slot] = deque()
-        """Issued while there was no connection."""
         self._shuffled = False
         """The parked slots are not in the order in which they were issued."""
         self._scheduled = False
         self._burst = False
         """The latest replies came together, so their readers will write together as well."""
         self._moved: BackendError | None = None
-        self._mixed = False
-        """A command is under way that is older than what was sent before it."""
         self.pairing = Pairing()
 
     # --- for callers
@@ -153,7 +145,7 @@ class Connection(Transport):
         """Issue an encoded command; see :meth:`call`. A script that the server has forgotten is sent again in full."""
         transport = self._transport
         if transport is None or self.forked:
-            return self._park(command)
+            return self._keep(command)
         future: Reply = asyncio.Future(loop=self._loop)
         pending = self._pending
         if not (pending or self._scheduled or self._burst):
@@ -191,17 +183,16 @@ class Connection(Transport):
 
     def _resend(self, future: Reply, command: bytes, issued: float) -> None:
         self._waiting.append((future, command, issued))
-        self._mixed = True
         if not self._scheduled:
             self._schedule()
 
-    def reclaim(self, stays: Callable[[bytes], bool]) -> list[Slot]:
+    def reclaim(self, stays: Callable[[bytes], bool]) -> list[Slot[bytes]]:
         """Take back the commands that wait for a connection, except those that ``stays`` accepts."""
         parked = [slot for slot in self._in_order() if not slot[0].done()]
         self._parked = deque(slot for slot in parked if stays(slot[1]))
         return [slot for slot in parked if not stays(slot[1])]
 
-    def _in_order(self) -> deque[Slot]:
+    def _in_order(self) -> deque[Slot[bytes]]:
         """Return the parked slots, the oldest first."""
         if self._shuffled:
             self._parked = deque(sorted(self._parked, key=itemgetter(2)))
@@ -226,26 +217,30 @@ class Connection(Transport):
         waiting.clear()
         self._write(self._transport, data)
 
-    def _failed(self, error: BackendError) -> None:
-        super()._failed(error)
-        if isinstance(error, UnsafeBackend):
-            # No later attempt helps the commands that wait now.
-            while self._parked:
-                reject(self._parked.popleft()[0], UnsafeBackend(str(error)))
-
-    def _park(self, command: bytes) -> Reply:
+    def _keep(self, command: bytes) -> Reply:
         """Keep a command until there is a connection, or its deadline passes."""
         self.refuse_fork("connection")
         if self._loop is None or self.state is ConnectionState.CLOSED:
             raise RuntimeError(f"{self!r} is not open")
         future: Reply = self._loop.create_future()
-        if isinstance(self.failure, UnsafeBackend):
-            reject(future, UnsafeBackend(str(self.failure)))
-        elif len(self._parked) >= self._limit:
+        if len(self._parked) >= self._limit:
             self._overload(future)
         else:
-            self._parked.append((future, command, self._clock()))
+            self._park((future, command, self._clock()))
         return future
+
+    def _hopeless(self, error: BackendError) -> bool:
+        return isinstance(error, UnsafeBackend)
+
+    def _away(self) -> BackendError:
+        if self._closed():
+            return not_sent(f"the connection to {self.address} was closed")
+        if isinstance(self.failure, UnsafeBackend):
+            return UnsafeBackend(str(self.failure))
+        why = self.failure or f"{self.address} does not answer"
+        late = not_sent(f"there was no connection for {self._timeout:g} s: {why}")
+        late.__cause__ = self.failure
+        return late
 
     def _overload(self, future: Reply) -> None:
         reject(
@@ -318,11 +313,10 @@ class Connection(Transport):
         self._burst, self._moved = False, None
         # The server may be another one now.
         self.pairing.latest = None
-        parked, self._parked = self._in_order(), deque()
-        # What overtakes is as old as what it overtakes: the search for what is overdue stops at the first that is not.
-        since = parked[0][2] if parked else self._clock()
-        self._waiting.extend((self._orphan, script.load, since) for script in self._scripts)
-        self._waiting.extend(slot for slot in parked if not slot[0].done())
+        now = self._clock()
+        self._waiting.extend((self._orphan, script.load, now) for script in self._scripts)
+        self._in_order()
+        self._waiting.extend(self._unpark())
         self._up()
         self._flush()
 
@@ -332,40 +326,11 @@ class Connection(Transport):
 
     def _gone(self, error: BackendError) -> None:
         self.pairing.latest = None
-        pending, self._pending = self._pending, deque()
-        waiting, self._waiting = self._waiting, []
-        for future, _, _ in pending:
-            if not future.done():
-                doubt = BackendUnavailable(f"{error}; whether it executed this command is not known")
-                doubt.__cause__ = error.__cause__
-                reject(future, doubt)
         now = self._clock()
+        waiting, self._waiting = self._waiting, []
         self._parked.extend((future, command, now) for future, command, _ in waiting if not future.done())
-        if self.state is ConnectionState.CLOSED:
-            while self._parked:
-                reject(self._parked.popleft()[0], not_sent(str(error)))
+        super()._gone(error)
 
     def _expire(self, now: float) -> float:
-        limit = now - self._timeout
-        parked, pending = self._in_order(), self._pending
-        while parked and parked[0][2] <= limit:
-            why = self.failure or f"{self.address} does not answer"
-            late = not_sent(f"there was no connection for {self._timeout:g} s: {why}")
-            late.__cause__ = self.failure
-            reject(parked.popleft()[0], late)
-        next_one = parked[0][2] if parked else math.inf
-        for future, _, issued in pending:
-            if issued > limit:
-                next_one = min(next_one, issued)
-                if self._mixed:
-                    continue
-                break
-            reject(
-                future,
-                BackendUnavailable(
-                    f"{self.address} did not answer within {self._timeout:g} s; "
-                    "whether it executed this command is not known"
-                ),
-            )
-        self._mixed = self._mixed and bool(pending or self._waiting)
-        return next_one + self._timeout
+        self._in_order()
+        return super()._expire(now)
