@@ -413,7 +413,7 @@ class WaitingTransport(Transport, Generic[R]):
     ) -> None:
         super().__init__(address, connect, *hooks, **options)
         self._pending: deque[Slot[R]] = deque()
-        """Sent, in the order in which answers will come."""
+        """Sent, in this order."""
         self._parked: deque[Slot[R]] = deque()
         """Waiting for a connection."""
 
@@ -426,7 +426,7 @@ class WaitingTransport(Transport, Generic[R]):
 
     def _park(self, slot: Slot[R], *, write: bool = False) -> None:
         """Have a request wait for a connection; a ``write``, or one to a server that refuses this client, fails."""
-        if write or (self.failure is not None and self._hopeless(self.failure)):
+        if write or (self.failure is not None and self._permanent(self.failure)):
             reject(slot[0], self._away())
         else:
             self._parked.append(slot)
@@ -436,8 +436,8 @@ class WaitingTransport(Transport, Generic[R]):
         parked, self._parked = self._parked, deque()
         return [slot for slot in parked if not slot[0].done()]
 
-    def _hopeless(self, error: BackendError) -> bool:
-        """Return whether requests need not wait for another attempt to connect."""
+    def _permanent(self, error: BackendError) -> bool:
+        """Return whether no later attempt to connect helps the requests that wait now."""
         return not error.retryable
 
     def _away(self) -> BackendError:
@@ -446,17 +446,20 @@ class WaitingTransport(Transport, Generic[R]):
 
     def _failed(self, error: BackendError) -> None:
         super()._failed(error)
-        if self._hopeless(error):
+        if self._permanent(error):
             self._refuse_parked()
 
     def _refuse_parked(self, issued_by: float = math.inf) -> None:
         while self._parked and self._parked[0][2] <= issued_by:
             reject(self._parked.popleft()[0], self._away())
 
+    def _doubt(self, why: object) -> BackendUnavailable:
+        return BackendUnavailable(f"{why}; whether it executed {self._request} is not known")
+
     def _gone(self, error: BackendError) -> None:
         pending, self._pending = self._pending, deque()
         for future, _, _ in pending:
-            doubt = BackendUnavailable(f"{error}; whether it executed {self._request} is not known")
+            doubt = self._doubt(error)
             doubt.__cause__ = error.__cause__
             reject(future, doubt)
         if self._closed():
@@ -469,10 +472,8 @@ class WaitingTransport(Transport, Generic[R]):
         for future, _, issued in self._pending:
             # All of them: one that is sent anew is older than those before it.
             if issued <= limit:
-                text = f"{self.address} did not answer within {self._timeout:g} s"
-                reject(
-                    future, BackendUnavailable(f"{text}; whether it executed {self._request} is not known")
-                )
+                if not future.done():
+                    reject(future, self._doubt(f"{self.address} did not answer within {self._timeout:g} s"))
             elif issued < next_one:
                 next_one = issued
         return next_one + self._timeout

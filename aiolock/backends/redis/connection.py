@@ -229,7 +229,7 @@ class Connection(WaitingTransport[bytes]):
             self._park((future, command, self._clock()))
         return future
 
-    def _hopeless(self, error: BackendError) -> bool:
+    def _permanent(self, error: BackendError) -> bool:
         return isinstance(error, UnsafeBackend)
 
     def _away(self) -> BackendError:
