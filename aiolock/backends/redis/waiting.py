@@ -90,7 +90,7 @@ class Wakeups:
         self._agenda: list[tuple[float, str]] = []
         self._urgent: OrderedDict[str, WakeReason] = OrderedDict()
         """Locks that are due, the earliest first. On one server there is one call at a time: other commands wait for one
-        call only, and a server slower than the heartbeats is not buried under them."""
+        call only, and a server slower than the heartbeats is not overloaded by them."""
         self._round: OrderedDict[str, WakeReason] = OrderedDict()
         """Locks that the current round of heartbeats has still to cover; they come after the urgent ones."""
         self._calls = 0

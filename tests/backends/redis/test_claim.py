@@ -198,7 +198,7 @@ async def test_a_no_after_an_unknown_answer_is_still_given_up():
     assert server.given_up == [("leave", True, 0)]
 
 
-async def test_a_cancelled_acquire_is_buried():
+async def test_a_cancelled_acquire_leaves_a_tombstone():
     server = Server()
     asking = asyncio.create_task(server.claim.acquire(wait=True))
     await asyncio.sleep(0)

@@ -368,10 +368,10 @@ async def test_n9_a_request_that_arrives_after_it_was_given_up_gets_nothing(
         with pytest.raises(BackendUnavailable):
             await asking
 
-        async def buried() -> bool:
+        async def has_tombstone() -> bool:
             return (await traces(admin, namespace)).graves == 1
 
-        await until(buried)
+        await until(has_tombstone)
         arrived = await commands(admin, "evalsha")
         go_on.set()
 

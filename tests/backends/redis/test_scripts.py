@@ -452,7 +452,7 @@ async def test_a_hold_that_is_kept_is_nobodys_until_it_ends(lock, admin):
 
 
 @pytest.mark.parametrize("held", [False, True])
-async def test_a_buried_request_gets_nothing_when_it_arrives(lock, admin, held):
+async def test_a_request_with_a_tombstone_gets_nothing_when_it_arrives(lock, admin, held):
     if held:
         await lock.enter(C, ttl=300_000)
     await lock.leave(A, tombstone=True)

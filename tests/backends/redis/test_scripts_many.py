@@ -222,7 +222,7 @@ async def test_nobody_releases_renews_downgrades_or_leaves_what_is_not_his(lock,
     assert await lock.fields() == before
 
 
-async def test_a_buried_request_gets_nothing_when_it_arrives(lock, admin):
+async def test_a_request_with_a_tombstone_gets_nothing_when_it_arrives(lock, admin):
     await lock.enter(A)
     await lock.leave(B, tombstone=True)
     assert (await lock.enter(B))[:2] == [0, -1]

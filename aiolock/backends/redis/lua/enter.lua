@@ -4,7 +4,7 @@
 -- earlier position (-1: none).
 -- Returns {1, token, tokens, server µs, others wait} or {0, ticket, server µs, µs until the hold ends, it is first}.
 -- Safe: one atomic step on one key, idempotent by request: asking again finds the grant or the position, and a request
--- that was buried changes nothing. The first command fails on a key of another type, before anything is written.
+-- that has a tombstone changes nothing. The first command fails on a key of another type, before anything is written.
 local lock, request = KEYS[1], ARGV[1]
 local f = redis.call('HMGET', lock, 'owner', 'until', 'top', 'head', 'tail', 'x:' .. request, 'ttl')
 local t = redis.call('TIME')

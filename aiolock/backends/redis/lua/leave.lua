@@ -9,7 +9,7 @@ local lock, request = KEYS[1], ARGV[1]
 local f = redis.call('HMGET', lock, 'owner', 'head', 'tail', 'r:' .. request, 'until')
 -- include tokens
 -- include serve
--- include bury
+-- include tombstone
 local t = redis.call('TIME')
 local now = t[1] * 1000000 + t[2]
 local window = f[1] == request and 0 or -2
@@ -32,7 +32,7 @@ elseif f[4] then
   end
 end
 if ARGV[3] == '1' then
-  bury(lock, request, now)
+  add_tombstone(lock, request, now)
   local life = f[1] and math.floor(math.max(0, f[5] - now) / 1000) or 0
   if redis.call('PTTL', lock) < life + 120000 then redis.call('PEXPIRE', lock, life + 120000) end
 end

@@ -4,7 +4,7 @@
 -- Returns {1, token, tokens, server µs, others wait}, {0, ticket, server µs, µs until a hold may end, it is first} or
 -- {2, limit} if the lock is known with another limit: neither the first user's nor the one that was set.
 -- Safe: one atomic step on one key, idempotent by request: asking again finds the grant or the position, and a request
--- that was buried changes nothing. The first command fails on a key of another type, before anything is written.
+-- that has a tombstone changes nothing. The first command fails on a key of another type, before anything is written.
 local lock, request, mine, weight = KEYS[1], ARGV[1], string.match(ARGV[1], '^%x+'), tonumber(ARGV[7])
 local t = redis.call('TIME')
 local now, ttl, floor = t[1] * 1000000 + t[2], tonumber(ARGV[2]), tonumber(ARGV[4])

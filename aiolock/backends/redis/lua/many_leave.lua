@@ -9,7 +9,7 @@ local f = redis.call('HMGET', lock, 'h:' .. request, 'r:' .. request, 'used', 'l
 -- include tokens
 -- include positions
 -- include park
--- include bury
+-- include tombstone
 -- include many_hold
 -- include many_sweep
 -- include many_serve
@@ -32,7 +32,7 @@ if (f[1] or f[2]) and f[6] ~= f[7] then
   window = serve(lock, now, '', tonumber(ARGV[2]), used, tonumber(f[4] or 0))
 end
 if ARGV[3] == '1' then
-  bury(lock, request, now)
+  add_tombstone(lock, request, now)
   stay(lock, 120000)
 end
 if window == 0 and not f[1] then return -2 end
