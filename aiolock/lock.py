@@ -187,7 +187,7 @@ class Lock(NamedLock):
     ) -> None:
         """Release, and wait for that until the first cancellation; raise :class:`LockLost` if the lease was lost.
 
-        It was lost as well if the server answers the release with "not yours", unless an earlier copy of it may have been
+        It was lost as well if the server answers the release with "not held", unless an earlier copy of it may have been
         carried out or the hold has ended by its ttl. An outer cancellation wins, then an exception of the block, which gets the
         loss as a note.
         """
@@ -209,7 +209,7 @@ class Lock(NamedLock):
                 if not runtime.unreleased(claim, trouble, hold.disown):
                     raise
             else:
-                if answer is Release.NOT_OURS and hold.disown():
+                if answer is Release.NOT_HELD and hold.disown():
                     await hold.raise_loss(task, error)
 
     # --- generations

@@ -129,7 +129,7 @@ async def fenced_update(
         if await _changed(cursor, statement, arguments, column, "tokens"):
             return True
         # The server counts rows that it changed: a write that says again what is there was accepted as well. A plain
-        # SELECT would answer from the snapshot of the transaction, in which our token may still be the highest.
+        # SELECT would answer from the snapshot of the transaction, in which this token may still be the highest.
         await cursor.execute(
             f"SELECT 1 FROM {_table(table)} WHERE {where} AND {fence} = %s FOR UPDATE",  # noqa: S608 - names are checked
             (*named, token),

@@ -47,7 +47,7 @@ __all__ = [
 
 MAX_BYTES = 1024
 
-# The hash tag of a Redis key must be ours, keys must print on one line, and `%` is the escape itself.
+# Braces would end the hash tag of a Redis key, a key must print on one line, and `%` is the escape itself.
 _UNSAFE = re.compile(r"[%{}\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _ESCAPED = re.compile(r"%([0-9a-f]{2,4});")
 _NAMESPACE = re.compile(r"[A-Za-z0-9_.:-]{1,64}")

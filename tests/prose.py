@@ -14,11 +14,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Text", "names", "openings", "pages", "pronouns", "terms", "texts", "words"]
+__all__ = ["Text", "first_person", "names", "openings", "pages", "pronouns", "terms", "texts", "words"]
 
 PRONOUNS = re.compile(
     r"\b(?:whoever|whomever|nobody|somebody|everybody|anybody|anyone)\b|\bof ours\b", re.IGNORECASE
 )
+
+FIRST_PERSON = re.compile(r"\b(?:we|us|ours?)\b", re.IGNORECASE)
 
 TERMS = re.compile(
     r"\b(?:a|an|the|one|two|each|every|another|last|first|next|latest|between) looks?\b|\blooks? again\b"
@@ -27,12 +29,28 @@ TERMS = re.compile(
 )
 """Words for which the field has a term: read, check, poll, heartbeat, receive. A name in backticks is one of data."""
 
-PARTS = {"beat", "beats", "bury", "hear", "heard", "hears", "place", "placed", "places", "said", "wants"}
+PARTS = {
+    "beat",
+    "beats",
+    "bury",
+    "hear",
+    "heard",
+    "hears",
+    "ours",
+    "place",
+    "placed",
+    "places",
+    "said",
+    "wants",
+}
 PARTS |= {"look", "looked", "looking", "looks"}
 """The same as parts of a name in the code."""
 
-OPENINGS = re.compile(r"(?:What|Who|Whether|How)\b")
-"""First words of docstrings that describe a concept without naming it."""
+OPENINGS = re.compile(r"(?:What|Who|Whether|How|Which)\b")
+"""First words of docstrings and of headers of statements that describe a concept without naming it."""
+
+HEADER = re.compile(r"(?:-- (?!name: |include ).*\n?[ \t]*)+")
+"""Comments of SQL and Lua on lines that follow each other, without the lines that programs read."""
 
 WORD = re.compile(r"[A-Za-z][A-Za-z'-]*")
 
@@ -48,7 +66,7 @@ class Text:
 
 
 def texts(package: Path) -> Iterator[Text]:
-    """Yield docstrings (also those of attributes), comments, and the strings of the command line."""
+    """Yield docstrings (also those of attributes), comments (also those of SQL and Lua), and the strings of the command line."""
     for path in sorted(package.rglob("*.py")):
         source = path.read_text()
         tree = ast.parse(source)
@@ -68,6 +86,11 @@ def texts(package: Path) -> Iterator[Text]:
         for token in tokenize.generate_tokens(io.StringIO(source).readline):
             if token.type == tokenize.COMMENT:
                 yield Text("comment", path, token.start[0], token.string.lstrip("#").strip())
+    for path in sorted([*package.rglob("*.sql"), *package.rglob("*.lua")]):
+        source = path.read_text()
+        for header in HEADER.finditer(source):
+            text = re.sub(r"^[ \t]*-- ", "", header[0], flags=re.MULTILINE)
+            yield Text("header", path, source.count("\n", 0, header.start()) + 1, text.strip())
 
 
 GENERATED = re.compile(r"<!-- (?:figures|goals|conditions).*?<!-- end -->", re.DOTALL)
@@ -87,6 +110,11 @@ def pronouns(text: Text) -> list[str]:
     return PRONOUNS.findall(text.text)
 
 
+def first_person(text: Text) -> list[str]:
+    """Return the words of a text that stand for the client, the session or the project without naming it."""
+    return FIRST_PERSON.findall(text.text)
+
+
 def terms(text: Text) -> list[str]:
     """Return the words of a text for which the field has a term."""
     return TERMS.findall(text.text)
@@ -103,10 +131,10 @@ def names(package: Path) -> Iterator[Text]:
 
 
 def openings(text: Text) -> list[str]:
-    """Return the first word of a docstring if it is one of `OPENINGS`, in a list."""
+    """Return the first word of a docstring or header if it is one of `OPENINGS`, in a list."""
     return (
         OPENINGS.findall(text.text.strip())[:1]
-        if text.kind == "docstring" and OPENINGS.match(text.text.strip())
+        if text.kind in ("docstring", "header") and OPENINGS.match(text.text.strip())
         else []
     )
 

@@ -1,7 +1,7 @@
 """Statements on connections of callers: a client's task sends them, and ends the one under way when its caller goes.
 
 A caller that is cancelled, or whose time is over, gets the connection back in step: the next statement on it is the
-caller's own, and must not meet an answer to ours.
+caller's own, and must not receive the answer to one of the client.
 """
 
 from __future__ import annotations

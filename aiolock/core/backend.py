@@ -136,7 +136,7 @@ class Release(Enum):
 
     RELEASED = "released"
     """A hold or queue position was given up, or no request had been sent."""
-    NOT_OURS = "not ours"
+    NOT_HELD = "not held"
     """The server knew no hold of this claim, and no earlier copy of the release can have ended it."""
     UNKNOWN = "unknown"
     """The server knows no hold any more, but an earlier copy of the release may have ended it."""
@@ -146,7 +146,7 @@ class Release(Enum):
         """Return the answer, given whether there was a hold, if that is known; ``first``: no earlier copy may have arrived."""
         if held:
             return cls.RELEASED
-        return cls.NOT_OURS if first and held is False else cls.UNKNOWN
+        return cls.NOT_HELD if first and held is False else cls.UNKNOWN
 
 
 class Certainty(ABC):
@@ -228,7 +228,7 @@ class Claim(ABC):
         received it, and it may be called again.
 
         The answer is about a hold that was granted; of a queue position it says nothing. It is
-        :attr:`Release.NOT_OURS` only if this is the first copy of the release that can have reached the server.
+        :attr:`Release.NOT_HELD` only if this is the first copy of the release that can have reached the server.
         """
 
     def begin_release(self, keep: float = 0) -> Release | None:  # noqa: ARG002 - for backends that can

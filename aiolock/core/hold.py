@@ -355,7 +355,7 @@ class Hold:
             )
 
     def disown(self) -> bool:
-        """Record that the server answered the release with "not ours"; return whether the hold was lost by that.
+        """Record that the server answered the release with "not held"; return whether the hold was lost by that.
 
         It was not if its validity has ended by now: the server may have ended it in good order. No task is cancelled.
         """

@@ -96,7 +96,7 @@ class WriteLog:
         self._stamp = entry.stamp
         counted = self._unknown.get(self._seen.get(self.id, 0))
         if counted is not None or entry.stamp != self._base:
-            # One write replaced the base version, ours or another: the others no longer can.
+            # A write of this client or of another replaced the base version: the others no longer can.
             self._unknown.clear()
         return body, counted or {}
 
@@ -358,8 +358,8 @@ class RegisterWriter:
         entry, own, failing, lost, rest = ABSENT, False, Backoff(self._random, *PAUSES), 0, 0.0
         while self._updates or self._waits:
             self._news = asyncio.get_running_loop().create_future()
-            # An update that changes nothing is answered by an entry that was read after it was submitted, not by our own
-            # last write: another client may have written in between. The server checks the others.
+            # An update that changes nothing is answered by an entry that was read after it was submitted, not by the last
+            # write of this client: another client may have written in between. The server checks the others.
             readable = set() if own else set(self._updates)
             begun = self.clock()
             try:
@@ -385,7 +385,7 @@ class RegisterWriter:
                 await asyncio.sleep(self._random.uniform(0.0, min(pause, self._timeout / 4)))
                 continue
             lost = 0
-            # Updates that were submitted meanwhile are applied to what we wrote, without a read.
+            # Updates that were submitted meanwhile are applied to the entry just written, without a read.
             own, entry = bool(self._updates) and after is not entry, after
             if not self._waits or self._updates:
                 failing.reset()

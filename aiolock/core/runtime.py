@@ -65,7 +65,7 @@ class Contender(Protocol):
 
 
 Disown = Callable[[], bool]
-"""Records that the server answered a release with "not ours"; returns whether the lease was lost by that."""
+"""Records that the server answered a release with "not held"; returns whether the lease was lost by that."""
 
 
 class Stats:
@@ -186,8 +186,8 @@ class Runtime(OneProcess):
 
     def guard(self) -> asyncio.Task[Any] | None:
         """Return the running task if the client may be used here, else raise :class:`RuntimeError`."""
-        # Asking for the running loop is a system call on Python 3.11; a task of our loop that runs in its thread is
-        # proof enough.
+        # Asking for the running loop is a system call on Python 3.11; a task of the client's loop that runs in its
+        # thread is proof enough.
         if self.state is State.OPEN and not self.forked and get_ident() == self.thread:
             task = current_task(self.loop)
             if task is not None:
@@ -331,7 +331,7 @@ class Runtime(OneProcess):
             task = self.spawn(self._clean_up(claim, keep, disown), "aiolock-clean-up")
             self.cleanups.add(task)
             task.add_done_callback(self.cleanups.discard)
-        elif answer is Release.NOT_OURS and disown is not None:
+        elif answer is Release.NOT_HELD and disown is not None:
             disown()
 
     async def _clean_up(self, claim: Claim, keep: float, disown: Disown | None) -> None:
@@ -351,7 +351,7 @@ class Runtime(OneProcess):
                     )
                     return
             else:
-                if answer is Release.NOT_OURS and disown is not None:
+                if answer is Release.NOT_HELD and disown is not None:
                     disown()
                 return
             await backoff.pause()
@@ -367,7 +367,7 @@ class Runtime(OneProcess):
             if not self.unreleased(claim, error, disown, keep):
                 raise
             return False
-        return answer is Release.NOT_OURS and disown()
+        return answer is Release.NOT_HELD and disown()
 
     def unreleased(self, claim: Claim, error: BaseException, disown: Disown, keep: float = 0) -> bool:
         """Release in the background after a release that ended with ``error``; return whether the caller can ignore that."""

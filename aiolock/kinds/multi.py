@@ -179,7 +179,7 @@ class JointHold(Hold):
         super().abandon()
 
     def disown(self) -> bool:
-        """Record that the server answered the release of a part with "not ours", which that part has reported."""
+        """Record that the server answered the release of a part with "not held", which that part has reported."""
         if self.loss is None and any(part.lost() for part in self.parts):
             self.loss: LossReason | None = "revoked"
             return True
@@ -319,7 +319,7 @@ class _Several(Claim):
         for result in results:
             if isinstance(result, BaseException):
                 raise result
-        return Release.NOT_OURS if any(results) else Release.RELEASED
+        return Release.NOT_HELD if any(results) else Release.RELEASED
 
     async def _one(self, part: Hold, claim: Claim, keep: float) -> bool:
         del self._claims[part, claim]

@@ -1,4 +1,4 @@
-"""What the server answers to a release: "not yours" says that the lease was lost before, unless a lost answer explains it."""
+"""What the server answers to a release: "not held" says that the lease was lost before, unless a lost answer explains it."""
 
 from __future__ import annotations
 

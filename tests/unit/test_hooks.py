@@ -121,7 +121,7 @@ async def test_a_loss_that_only_the_answer_to_the_release_tells(client, told):
     lease = await client.lock("x").acquire()
     await asyncio.sleep(0.01)
     await lease.release()
-    # What the client does when the server answers "not ours".
+    # What the client does when the server answers "not held".
     assert lease._hold.disown()
     assert told.moments == ["acquired", "released", "lost"]
     assert (told.last.released, told.last.reason) == (True, "revoked")

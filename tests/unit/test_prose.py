@@ -12,10 +12,15 @@ from tests import prose
 
 PACKAGE = Path(aiolock.__file__).parent
 
-LIMITS = {"pronouns": 0, "openings": 0, "terms": 0}
+LIMITS = {"pronouns": 0, "first_person": 0, "openings": 0, "terms": 0}
 """How many of each the package may still have. Lower a limit when the test says so; never raise one."""
 
-COUNTS = {"pronouns": prose.pronouns, "openings": prose.openings, "terms": prose.terms}
+COUNTS = {
+    "pronouns": prose.pronouns,
+    "first_person": prose.first_person,
+    "openings": prose.openings,
+    "terms": prose.terms,
+}
 
 
 @pytest.mark.parametrize("name", LIMITS)
@@ -101,3 +106,18 @@ def test_each_kind_of_text_is_read(tmp_path):
         "of ours",
         "whomever",
     ]
+
+
+def test_comments_of_sql_and_lua_are_read(tmp_path):
+    (tmp_path / "words.sql").write_text(
+        "-- name: what\n-- Which one wakes us.\n-- Whether it is there.\nSELECT '-'  -- how we ask\n\n-- name: who\nSELECT 1\n"
+    )
+    (tmp_path / "words.lua").write_text("-- include whoever\nlocal x = 1\n  -- Ours is a - b.\nreturn x\n")
+    texts = list(prose.texts(tmp_path))
+    assert [(text.path.suffix, text.line, text.text) for text in texts] == [
+        (".lua", 3, "Ours is a - b."),
+        (".sql", 2, "Which one wakes us.\nWhether it is there."),
+        (".sql", 4, "how we ask"),
+    ]
+    assert [prose.openings(text) for text in texts] == [[], ["Which"], []]
+    assert [prose.first_person(text) for text in texts] == [["Ours"], ["us"], ["we"]]

@@ -263,7 +263,7 @@ class MemoryClaim(Downgrade, Extension):
             return None
         if self._answer is None:
             held = self.context.server.ask(self._leave(keep))
-            self._answer = Release.RELEASED if held else Release.NOT_OURS
+            self._answer = Release.RELEASED if held else Release.NOT_HELD
         return self._answer
 
     def _leave(self, keep: float) -> Callable[[Machine, float], bool]:

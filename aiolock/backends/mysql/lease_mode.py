@@ -58,8 +58,8 @@ async def kill_holder(context: Context, turnstile: str, number: int) -> None:
 
     Cancelling it ends the waiting; the statement is carried out if it was sent.
     """
-    ours = context.sessions.find(number)
-    if ours is not None and isinstance(other := ours.locks.get(turnstile), LeaseClaim):
+    session = context.sessions.find(number)
+    if session is not None and isinstance(other := session.locks.get(turnstile), LeaseClaim):
         other.lose_turnstile()
         context.events.put(Event(EventKind.DOUBT, other))
         return

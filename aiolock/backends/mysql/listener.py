@@ -87,7 +87,7 @@ class Sleep:
         if self._findable is not session:
             packet = context.statements("take_wake_lock", wake_lock=quote(self.wake_lock(context.client)))
             [answer] = await run_until_done(session, packet)
-            # One that we had before may not have noticed yet that it has ended.
+            # The server may not have noticed yet that an earlier session of this client has ended.
             self._findable = session if answer.rows[0][0] else None
         main = await context.sessions.main()
         if self._sleep_lock_at is not main:
@@ -159,7 +159,7 @@ LONGEST = 1.0
 GRANTED, HELD, WAITING = 1, 2, (0, 5)
 """The states of a grant, of a confirmed hold, and of positions and watches."""
 ACROSS = 0.2
-"""The same where a grant may come from another node of a cluster, which cannot wake us."""
+"""The same where a grant may come from another node of a cluster, which cannot wake this client."""
 SHARE = 0.25
 """For how many seconds all wait for a decision about the lock of one of them."""
 SOON = (0.003, 0.01)
@@ -401,7 +401,7 @@ class Listener:
                     if (claim := self._claims.get(owner)) is None:
                         continue
                     if state == HELD:
-                        # Perhaps not confirmed by us, nor now.
+                        # An earlier statement may have confirmed it: the rest of its life says when that was.
                         sent = asked - (claim.request.ttl - left / 1_000_000)
                         self.hand(claim, claim.granted(token, sent))
                     elif state == GRANTED:

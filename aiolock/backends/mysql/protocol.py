@@ -1,6 +1,6 @@
 """MySQL client protocol: log in by aiomysql, then packets of statements out and rows of their answers in.
 
-After the login the protocol is our own, because the driver's coroutines cannot pipeline, lose the step when they are
+After the login this module speaks the protocol, because the driver's coroutines cannot pipeline, lose the step when they are
 cancelled, and report the end of the connection only to a reader. The driver's reconnecting and pooling are not used.
 """
 

@@ -6,7 +6,7 @@ check again before they delete and wait for no row, so it may run at any time.
 Locks of two versions of the format would not exclude each other. In modes with tables, the comments of the tables contain the
 version. The session mode has none: there each connection that can have a lock takes one of the *slots* of its namespace, a
 user lock that is the same in all versions, and with it the slot's *mark*, whose name has the version. A slot that is used by
-a session without the mark of our version is that of a client of another one. Marks are taken before slots, and slots before
+a session without the mark of this version belongs to a client of another one. Marks are taken before slots, and slots before
 checking, so of two clients that open at the same moment one refuses, or both. A connection that finds no free slot is not
 used: there is none that others cannot see.
 """
@@ -223,12 +223,12 @@ async def purge(context: Context, idle: int) -> int:
 
 def _check_comments(comments: Mapping[str, str], statements: Statements, address: str) -> None:
     """Raise :class:`UnsafeBackend` if tables are those of another version, given their comments; no comment is version 1."""
-    ours = _chosen(comments, _tables(statements))
-    for table, comment in ours.items():
+    chosen = _chosen(comments, _tables(statements))
+    for table, comment in chosen.items():
         version = COMMENT.search(comment)
         found = int(version[1]) if version else 1
         if found != statements.format:
-            dropped = ", ".join(f"`{one}`" for one in ours)
+            dropped = ", ".join(f"`{one}`" for one in chosen)
             raise UnsafeBackend(
                 f"{address}: the table {table} has data format {found}, and this client has format {statements.format}: locks "
                 "of the two would not exclude each other. Give this client tables of its own, by table=; or, when no "

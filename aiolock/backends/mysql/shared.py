@@ -97,10 +97,10 @@ class Sharing:
         whether those waiters were let in, and this call notifies no other client.
         """
         waiting = self.listener.first(key, NAMED)
-        ours = dict.fromkeys((*what.asking, *waiting))
+        local_owners = dict.fromkeys((*what.asking, *waiting))
         values = what.values | {
             "client": quote(self.context.client),
-            "ours": _listed(ours),
+            "local_owners": _listed(local_owners),
             "asking": _listed(what.asking),
         }
         packet = "; ".join(

@@ -596,7 +596,7 @@ class QuorumClaim(Downgrade, Extension):
     async def release(self, keep: float = 0) -> Release:
         """Give back every vote: return when a majority has answered and the others had as much time again.
 
-        The answer is "not ours" if the members that knew a vote are no majority.
+        The answer is "not held" if the members that knew a vote are no majority.
         """
         leaving, begun = self._leave(keep), self._now
         limit, needed = self.members.command_timeout, self.members.needed
@@ -615,6 +615,6 @@ class QuorumClaim(Downgrade, Extension):
         took = self._now - begun
         if slow and took < limit:
             await asyncio.wait(slow, timeout=min(limit - took, took + SLACK))
-        if without + answers().count(Release.NOT_OURS) > len(self.votes) - needed:
-            return Release.NOT_OURS
+        if without + answers().count(Release.NOT_HELD) > len(self.votes) - needed:
+            return Release.NOT_HELD
         return Release.RELEASED if answers().count(Release.RELEASED) >= needed else Release.UNKNOWN

@@ -52,7 +52,7 @@ class ClaimState(Enum):
 
 
 NEW, ASKED, QUEUED, HELD, RELEASING, DENIED, LEAVING, OVER = ClaimState
-RELEASED, NOT_OURS, UNKNOWN = Release
+RELEASED, NOT_HELD, UNKNOWN = Release
 """Looking up an enum member takes 0.1 µs on Python 3.11, and a free turn of 43 µs needs 15 of them: 3 %."""
 
 log: Log = get_logger("aiolock.claim")
@@ -257,7 +257,7 @@ class RedisClaim(Extension):
         if window:
             self._context.wakeups.handed_over(self.key, window)
         self._forget(OVER)
-        return NOT_OURS if denied else RELEASED
+        return NOT_HELD if denied else RELEASED
 
     def begin_release(self, keep: float = 0) -> Release:
         """Send the release; nothing is lost if its answer is never awaited."""

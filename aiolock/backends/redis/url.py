@@ -57,7 +57,7 @@ Verify = Callable[[AbstractConnection], Awaitable[None]]
 
 _DRIVERS = inspect.signature(AbstractConnection.__init__).parameters
 """Arguments that a connection of the installed redis-py takes: they differ from version to version."""
-_OURS: dict[str, Any] = {
+_FIXED: dict[str, Any] = {
     # RESP2 is enough, and has no pushes among the replies; redis-py before version 5 has no such argument.
     **({"protocol": 2} if "protocol" in _DRIVERS else {}),
     "socket_timeout": None,
@@ -66,12 +66,13 @@ _OURS: dict[str, Any] = {
     "health_check_interval": 0,
     "decode_responses": False,
 }
+"""Arguments that this library sets, whatever the application's connections have."""
 # None saves two commands of every connection, in which redis-py sends its name and version.
 _NAMELESS = {name: None for name in ("driver_info", "lib_name", "lib_version") if name in _DRIVERS}
 if "driver_info" in _NAMELESS:
     # It stands for the two older ones, which are deprecated beside it.
     _NAMELESS = {"driver_info": None}
-_NOT_OURS = (
+_DROPPED = (
     "event_dispatcher",
     "himport_registry",
     "parser_class",
@@ -79,7 +80,8 @@ _NOT_OURS = (
     "retry_on_error",
     "redis_connect_func",
 )
-_NOT_OURS_EITHER = ("maint", "orig_", "oss_cluster_")
+_DROPPED_PREFIXES = ("maint", "orig_", "oss_cluster_")
+"""Arguments, and their prefixes, of the application's connections that are not taken over."""
 
 # --- options
 
@@ -217,8 +219,8 @@ class Endpoint:
         self._kwargs = {
             name: value
             for name, value in kwargs.items()
-            if name not in _NOT_OURS and not name.startswith(_NOT_OURS_EITHER)
-        } | _OURS
+            if name not in _DROPPED and not name.startswith(_DROPPED_PREFIXES)
+        } | _FIXED
         self._secret = str(kwargs.get("password") or "")
         self.tls = issubclass(kind, SSLConnection)
         self.local = issubclass(kind, UnixDomainSocketConnection)

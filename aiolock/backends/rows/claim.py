@@ -299,7 +299,7 @@ class RowClaim(CanDowngrade, Extension):
         self._answer = Release.UNKNOWN
         if first:
             return Release.RELEASED
-        return Release.UNKNOWN if leave.in_doubt else Release.NOT_OURS
+        return Release.UNKNOWN if leave.in_doubt else Release.NOT_HELD
 
 
 def _usable(opening: asyncio.Future[RowSession]) -> bool:

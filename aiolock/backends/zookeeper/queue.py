@@ -140,7 +140,7 @@ def queue(path: str, family: Family, children: Sequence[str]) -> list[Position]:
                 # A negative number, with nine digits or ten.
                 raise _used_up(path)
             raise BackendRefused(
-                f"{shorten(f'{path}/{name}')} belongs to another kind of lock, whose owner does not wait for ours: "
+                f"{shorten(f'{path}/{name}')} belongs to another kind of lock, whose owner does not wait for this one: "
                 "use one recipe per path"
             )
     if found and found[-1].sequence >= LAST:

@@ -1,5 +1,5 @@
 -- Everything that is sent in the lease mode and for diagnosis, one packet under each name.
--- {words} are filled in: numbers as they are, words of our own quoted, and texts of others as hexadecimal digits: whatever
+-- {words} are filled in: numbers as they are, words of the library quoted, and texts of callers as hexadecimal digits: whatever
 -- they contain, no character set and no sql_mode can read them as a part of the statement.
 
 -- name: settings
@@ -17,8 +17,8 @@ SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE;
 USE {database}
 
 -- name: setup
--- A session that stops talking ends by itself: that is what makes a user lock a lease. The user lock that is taken here
--- is by whose end others can make us verify our holds. A server may have been told that SYSDATE is NOW. Databases are
+-- The server ends a session that sends nothing for long: that is what makes a user lock a lease. By the user lock that is taken
+-- here, other clients find this session and end it, so that this client verifies its holds. A server may have been told that SYSDATE is NOW. Databases are
 -- called by one name where the server is blind to their case.
 DO GET_LOCK({presence}, 0);
 SET SESSION wait_timeout={wait_timeout}, lock_wait_timeout={lock_wait_timeout};
@@ -34,7 +34,7 @@ IF(IFNULL(IS_USED_LOCK({turnstile}), 0) = CONNECTION_ID(), 1, GET_LOCK({turnstil
 
 -- name: enter
 -- Take the turnstile without waiting, and the row: with the turnstile if it is free, without it only if it has been
--- free for a while (then the client that should hand it over is stopped or dead). Our own grant is found again. A turnstile
+-- free for a while (then the client that should hand it over is stopped or dead). The request finds its own grant again. A turnstile
 -- that came without the row is put back. What was extended is prolonged by no late copy of this. Tokens are at least {block} times the server's clock in microseconds, as in the
 -- other modes, so those of a row that was lost or purged and comes back still rise.
 SET @turn = {turn};
@@ -163,7 +163,7 @@ WHERE r.lock_id IN ({ids}) AND r.expires_at < UTC_TIMESTAMP(6) - INTERVAL {idle}
 DELETE FROM {registers} WHERE id IN ({ids}) AND expires_at < UTC_TIMESTAMP(6) - INTERVAL {idle} MICROSECOND
 
 -- name: names
--- What is held or waited for; rows of the row mode have no deadline, and do not say.
+-- The locks that are held or waited for; rows of the row mode have no deadline, and do not say.
 SELECT name, family FROM {table} AS t WHERE namespace = {namespace}
   AND ((family IN ('lock', 'election') AND expires_at > UTC_TIMESTAMP(6) AND expires_at < '9999-01-01')
     OR EXISTS (SELECT 1 FROM {requests} AS r
@@ -208,28 +208,28 @@ SELECT TABLE_NAME, TABLE_COMMENT FROM information_schema.tables
 WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME IN ({named})
 
 -- name: take
--- A user lock, unless our session has it already: what the clock says when we have it, which is later than any earlier
--- holder's; 0 if we have not, -1 if the server has become read_only. SYSDATE, because the other clocks stand still from the beginning of a statement; our
--- sessions are in UTC.
+-- Take a user lock, unless the session has it already. The answer is the time at which the session has it, which is later than
+-- that of any earlier holder; 0 if another session has it, -1 if the server has become read_only. SYSDATE, because the other
+-- clocks stand still from the beginning of a statement; the time zone of the session is UTC.
 SELECT IF(@@GLOBAL.read_only NOT IN ('0', 'OFF'), -1,
   IF(IF(IFNULL(IS_USED_LOCK({lock}), 0) = CONNECTION_ID(), 1, GET_LOCK({lock}, 0)) = 1,
   TIMESTAMPDIFF(MICROSECOND, '1970-01-01', SYSDATE(6)), 0)) AS t
 
 -- name: queue_up
--- The same for who waits; the time is that of the grant.
+-- The same for a session that waits; the time is that of the grant.
 SELECT IF(GET_LOCK({lock}, 31536000) = 1, IF(@@GLOBAL.read_only IN ('0', 'OFF'),
   TIMESTAMPDIFF(MICROSECOND, '1970-01-01', SYSDATE(6)), -1), 0) AS t /*{who}*/
 
 -- name: release
--- Whether the session had it.
+-- 1 if the session had it.
 SELECT RELEASE_LOCK({lock})
 
 -- name: confirm
--- Whether the session is there, and the lock with it; -1 if the server has become read_only.
+-- An answer proves that the session is there, and the lock with it; -1 if the server has become read_only.
 SELECT IF(@@GLOBAL.read_only IN ('0', 'OFF'), TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)), -1)
 
 -- name: have
--- Which locks the session has, 1 for each, and whether the server may be written to.
+-- For each lock 1 if the session has it, and then whether the server may be written to.
 SELECT CONCAT_WS(',', {held}), @@GLOBAL.read_only IN ('0', 'OFF')
 
 -- name: user
@@ -265,7 +265,7 @@ SELECT IF(@@GLOBAL.read_only IN ('0', 'OFF'), TIMESTAMPDIFF(MICROSECOND, '1970-0
 SELECT id FROM {whole} WHERE id = _ascii{id} LIMIT 1 FOR UPDATE NOWAIT
 
 -- name: server
--- Which server it is, in a word. By SHA2, because MySQL 9.6 removed SHA1 and MD5.
+-- The identity of the server, in one word. By SHA2, because MySQL 9.6 removed SHA1 and MD5.
 SHA2(CONCAT_WS('/', @@hostname, @@port, @@datadir, @@GLOBAL.server_id{numbers}), 256)
 
 -- name: caller_row

@@ -21,12 +21,12 @@ ON DUPLICATE KEY UPDATE
   expires_at = IF(expires_at <= UTC_TIMESTAMP(6), VALUES(expires_at), expires_at)
 
 -- name: register_written
--- Which version that made, and who watches.
+-- The version that the write made, and the clients that watch.
 SELECT LAST_INSERT_ID();
 SELECT DISTINCT client FROM {requests} WHERE lock_id = {id} AND state = 5 AND expires_at > UTC_TIMESTAMP(6)
 
 -- name: watch
--- What was written before is in the answer, what is written later wakes us.
+-- A version that was written before is in the answer; a later write wakes this client.
 DELETE r FROM {requests} AS r FORCE INDEX (lock_id) WHERE r.lock_id = {id} AND r.expires_at <= UTC_TIMESTAMP(6);
 INSERT INTO {requests} (owner, lock_id, client, state, arrival, mode, weight, block, label, ttl, confirmation_window, token,
   since, expires_at)

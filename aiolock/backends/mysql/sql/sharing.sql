@@ -3,7 +3,7 @@
 -- Every decision is one transaction: `step`, what is requested, `serve`, COMMIT, what came of it. It begins with the row of the
 -- lock, so decisions come one after the other; the row is changed, so that two nodes of a cluster cannot both decide.
 -- A read weighs 1, a write as much as the capacity, permits as many as they are: then one sum says who fits.
--- What locks rows says by which key: a scan of a small table would wait for rows of other locks.
+-- A statement that locks rows names the key to find them by: a scan of a small table would wait for rows of other locks.
 
 -- name: step
 -- Tokens are at least 64 times the clock in microseconds, as everywhere; a row that was purged comes back with greater ones.
@@ -53,8 +53,8 @@ UPDATE (SELECT owner, state, SUM(weight) OVER queue AS upto, SUM(IF(state = 0, b
   WINDOW queue AS (ORDER BY state = 0, arrival, owner)) AS q
 STRAIGHT_JOIN {table} AS t ON t.id = {id} AND q.upto <= t.capacity
 STRAIGHT_JOIN {requests} AS r FORCE INDEX (PRIMARY) ON r.owner = q.owner
-SET r.state = IF(r.owner IN ({ours}), 2, 1), r.token = t.token + 1 + q.before_it, r.since = UTC_TIMESTAMP(6),
-  r.expires_at = UTC_TIMESTAMP(6) + INTERVAL IF(r.owner IN ({ours}), r.ttl, r.confirmation_window) MICROSECOND
+SET r.state = IF(r.owner IN ({local_owners}), 2, 1), r.token = t.token + 1 + q.before_it, r.since = UTC_TIMESTAMP(6),
+  r.expires_at = UTC_TIMESTAMP(6) + INTERVAL IF(r.owner IN ({local_owners}), r.ttl, r.confirmation_window) MICROSECOND
 WHERE q.state = 0 /*M!100000 AND @@in_transaction */;
 UPDATE {table} SET since = UTC_TIMESTAMP(6), token = GREATEST(token,
   (SELECT COALESCE(MAX(r.token + r.block - 1), 0) FROM {requests} AS r WHERE r.lock_id = {id} AND r.state IN (1, 2)))
@@ -65,17 +65,17 @@ WHERE id = {id}
 DELETE r FROM {requests} AS r FORCE INDEX (PRIMARY) WHERE r.owner IN ({trying}) AND r.state = 0
 
 -- name: outcome
--- Whether it was not undone; then, as it has been committed, the limits, how those stand who asked, which claims of this client hold it, and
--- who was granted something and has not confirmed it: whether now, or before.
+-- First whether the transaction was not undone. Then, as it has been committed: the limits, the states of the requests that asked, the
+-- claims of this client that hold the lock, and the grants that are not confirmed, each with whether it was made now.
 SELECT 1 /*M!100000 AND @@in_transaction */;
 COMMIT;
 SELECT t.declared, t.capacity, r.owner, r.client, r.state, r.token, r.since >= @began
 FROM {table} AS t LEFT JOIN {requests} AS r ON r.lock_id = t.id
-  AND (r.state = 1 OR r.state = 2 AND r.owner IN ({ours}) OR r.owner IN ({asking}))
+  AND (r.state = 1 OR r.state = 2 AND r.owner IN ({local_owners}) OR r.owner IN ({asking}))
 WHERE t.id = {id}
 
 -- name: depart
--- Who of them is inside, for those who believe that they are.
+-- The owners among them that have a hold, for the answer to a release.
 SELECT owner FROM {requests} FORCE INDEX (PRIMARY) WHERE owner IN ({leaving}) AND state IN (1, 2);
 DELETE r FROM {requests} AS r FORCE INDEX (PRIMARY) WHERE r.owner IN ({leaving}) AND r.state <> 4
 
@@ -149,11 +149,11 @@ SELECT declared, capacity, TIMESTAMPDIFF(MICROSECOND, since, UTC_TIMESTAMP(6)) F
 -- --- waiting
 
 -- name: take_wake_lock
--- A client that grants us something finds this session by the name of a user lock.
+-- A client that grants something to this client finds this session by the name of a user lock.
 SELECT IF(IFNULL(IS_USED_LOCK({wake_lock}), 0) = CONNECTION_ID(), 1, GET_LOCK({wake_lock}, 0))
 
 -- name: take_sleep_lock
--- What the listener waits for while it sleeps: the main session has it, and does not give it back.
+-- The user lock that the listener waits for while it sleeps: the main session has it, and does not give it back.
 DO IF(IFNULL(IS_USED_LOCK({sleep_lock}), 0) = CONNECTION_ID(), 1, GET_LOCK({sleep_lock}, 0))
 
 -- name: release_sleep_lock
@@ -161,7 +161,7 @@ DO IF(IFNULL(IS_USED_LOCK({sleep_lock}), 0) = CONNECTION_ID(), 1, GET_LOCK({slee
 DO RELEASE_LOCK({sleep_lock})
 
 -- name: granted
--- What is sent to the listener is one statement in each packet: when KILL QUERY comes between two, the server sends no
+-- A packet on the listener's session has one statement only: when KILL QUERY comes between two, the server sends no
 -- answer for the second.
 SELECT r.owner, t.id, t.family, t.name FROM {requests} AS r JOIN {table} AS t ON t.id = r.lock_id
 WHERE r.client = {client} AND r.state = 1 AND r.expires_at > UTC_TIMESTAMP(6)
@@ -176,7 +176,7 @@ WHERE t.id IN (SELECT w.lock_id FROM {requests} AS w WHERE w.client = {client} A
 SELECT id, version FROM {registers} WHERE id IN ({watched}) AND expires_at > UTC_TIMESTAMP(6)
 
 -- name: listen
--- A client that grants us something ends this; a grant that came just before is seen, because it was committed before. On MariaDB
+-- A client that grants something to this client ends this; a grant that came just before is seen, because it was committed before. On MariaDB
 -- not by SLEEP: a KILL QUERY that comes as it begins stands still for 2 s, and with it all that sleep at that server.
 SELECT IF(
   EXISTS (SELECT 1 FROM {requests} WHERE client = {client} AND state = 1 AND expires_at > UTC_TIMESTAMP(6))

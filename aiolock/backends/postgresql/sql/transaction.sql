@@ -4,7 +4,7 @@
 -- type cstring: no column is, and the driver asks the codecs that a program has set for its own types.
 
 -- name: place
--- Which run of which server, and which database of it: an advisory lock excludes no client of another one.
+-- The server, its present run, and the database: an advisory lock excludes no client of another one.
 SELECT pg_catalog.textout(pg_catalog.concat_ws('/', s.system_identifier,
     extract(epoch FROM pg_catalog.pg_postmaster_start_time()), pg_catalog.current_database())) AS place,
   pg_catalog.nameout(pg_catalog.current_database()) AS database, pg_catalog.int4out(pg_catalog.pg_backend_pid()) AS pid,
@@ -25,7 +25,7 @@ SELECT pg_catalog.set_config('aiolock.marks',
   pg_catalog.concat(pg_catalog.current_setting('aiolock.marks', true), '{mark}'), true)
 
 -- name: find_mark
--- Whether the mark is there, and removes it.
+-- Find the mark, and remove it: 0 if it was not there.
 SELECT pg_catalog.int4out(pg_catalog.strpos(m.marks, pg_catalog.textin($1))), pg_catalog.textout(
   pg_catalog.set_config('aiolock.marks', pg_catalog.replace(m.marks, pg_catalog.textin($1), ''), true))
 FROM (SELECT pg_catalog.current_setting('aiolock.marks', true) AS marks OFFSET 0) AS m
