@@ -413,15 +413,15 @@ MUTANTS = (
     Mutant(
         "(3) a grant of a row store counts from its own sending",
         "aiolock.backends.rows.liveness",
-        "return certain_until(min(heartbeat, shown), ttl)",
-        "return certain_until(shown, ttl)",
+        "return expires_at(min(heartbeat, shown), ttl)",
+        "return expires_at(shown, ttl)",
         ENGINE + "test_a_grant_ends_with_its_session",
     ),
     Mutant(
         "(3) a late answer of an acquire is believed for the session's ttl",
         "aiolock.backends.rows.liveness",
-        "return certain_until(min(heartbeat, shown), ttl)",
-        "return certain_until(heartbeat, ttl)",
+        "return expires_at(min(heartbeat, shown), ttl)",
+        "return expires_at(heartbeat, ttl)",
         LIVENESS + "test_a_hold_is_certain_until_the_earlier_of_heartbeat_and_showing",
     ),
     Mutant(
@@ -633,7 +633,7 @@ MUTANTS = (
         "another life counts from the answer",
         "aiolock.core.renewal",
         "validity.extended(number, end, grant, self._clock())",
-        "validity.extended(number, math.inf, replace(grant, until=certain_until(self._clock(), seconds)), self._clock())",
+        "validity.extended(number, math.inf, replace(grant, until=expires_at(self._clock(), seconds)), self._clock())",
     ),
     Mutant(
         "the answer to a request to extend counts although another has followed",
@@ -677,7 +677,7 @@ MUTANTS = (
     Mutant(
         "another life counts that too few servers have heard of",
         "aiolock.backends.quorum.claim",
-        "return certain(ends, self.members.needed)",
+        "return majority_until(ends, self.members.needed)",
         "return max(ends, default=-math.inf)",
         QUORUM,
     ),

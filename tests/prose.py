@@ -24,10 +24,10 @@ FIRST_PERSON = re.compile(r"\b(?:we|us|ours?)\b", re.IGNORECASE)
 
 TERMS = re.compile(
     r"\b(?:a|an|the|one|two|each|every|another|last|first|next|latest|between) looks?\b|\blooks? again\b"
-    r"|(?<!`)\bbeats?\b(?!`)|\bwants?\b|\b(?:hears?|heard)\b",
+    r"|(?<!`)\bbeats?\b(?!`)|\bwants?\b|\b(?:hears?|heard)\b|\bcertain[ _]until\b",
     re.IGNORECASE,
 )
-"""Words for which the field has a term: read, check, poll, heartbeat, receive. A name in backticks is one of data."""
+"""Words for which the field has a term: read, check, poll, heartbeat, receive, expires_at. A name in backticks is one of data."""
 
 PARTS = {
     "beat",

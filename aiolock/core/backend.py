@@ -41,8 +41,8 @@ __all__ = [
     "Renewal",
     "Request",
     "Settings",
-    "certain_until",
     "confirmation_window",
+    "expires_at",
     "margin",
 ]
 
@@ -71,8 +71,8 @@ class Request:
     """The value of a campaign, which others read with the holder."""
     key: str = field(init=False, repr=False, compare=False)
     """Equal for requests that may share a claim; computed once, because every acquire uses it as a key."""
-    certain: float = field(init=False, repr=False, compare=False)
-    """Seconds from its sending for which a grant of the full ttl is certain; see :func:`certain_until`."""
+    valid_for: float = field(init=False, repr=False, compare=False)
+    """Seconds from its sending for which a grant of the full ttl counts as held; see :func:`expires_at`."""
 
     @property
     def stays(self) -> float:
@@ -83,7 +83,7 @@ class Request:
         kind = self.kind
         what = f"{kind.family.value} {kind.mode.value} {kind.permits}/{kind.limit} {self.ttl!r}/{self.grace!r} {self.name}"
         object.__setattr__(self, "key", what)
-        object.__setattr__(self, "certain", _certain(self.ttl))
+        object.__setattr__(self, "valid_for", _valid_for(self.ttl))
 
 
 @dataclass(slots=True)
@@ -105,10 +105,10 @@ def margin(ttl: float) -> float:
     return max(0.02 * ttl, 0.01)
 
 
-def certain_until(sent: float, ttl: float) -> float:
-    """Return until when a hold is certain whose request, for ``ttl`` seconds, was sent at ``sent``.
+def expires_at(sent: float, ttl: float) -> float:
+    """Return the time at which the client counts a hold as expired whose request, for ``ttl`` seconds, was sent at ``sent``.
 
-    The server started to count later. One per cent allows for clocks that run at different speeds.
+    The server started to count later, and so keeps the hold for longer. One per cent allows for clocks that run at different speeds.
     """
     return sent + 0.99 * ttl - margin(ttl)
 
@@ -119,9 +119,9 @@ def confirmation_window(ttl: float) -> float:
 
 
 @lru_cache(maxsize=64)
-def _certain(ttl: float) -> float:
-    """Return :attr:`Request.certain`; requests of one ttl share it, which saves each hold 24 bytes."""
-    return certain_until(0.0, ttl)
+def _valid_for(ttl: float) -> float:
+    """Return :attr:`Request.valid_for`; requests of one ttl share it, which saves each hold 24 bytes."""
+    return expires_at(0.0, ttl)
 
 
 NEVER = -math.inf

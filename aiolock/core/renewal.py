@@ -32,7 +32,7 @@ from aiolock.core.backend import (
     EventKind,
     Grant,
     Renewal,
-    certain_until,
+    expires_at,
 )
 from aiolock.core.capabilities import Extension
 from aiolock.core.logs import Log, get_logger
@@ -151,7 +151,7 @@ class Validity(Certainty):
             # Not confirmed yet, which this request does as well.
             self._fix(now)
         self.extensions += 1
-        end = certain_until(now, seconds)
+        end = expires_at(now, seconds)
         self.end = min(self.end, end)
         self.until = min(self.until, self.end - self.grace)
         self.due = self._due(now)

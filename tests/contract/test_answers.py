@@ -12,7 +12,7 @@ from aiolock.backends.rows.backend import RowBackend
 from aiolock.backends.rows.context import new_version
 from aiolock.backends.rows.store import Edit, Row
 from aiolock.clock import system_clock
-from aiolock.core.backend import certain_until
+from aiolock.core.backend import expires_at
 from aiolock.types import Family
 from tests.faults.staging import PATIENCE, nothing_remains, until
 
@@ -36,7 +36,7 @@ async def test_the_term_of_a_grant_begins_before_its_answer_comes(deployment, ri
         await asyncio.sleep(LATE)
         way.let_go()
         lease = await acquiring
-        assert lease.remaining() <= certain_until(sent, lease.ttl) - system_clock()
+        assert lease.remaining() <= expires_at(sent, lease.ttl) - system_clock()
         await lease.release()
 
 

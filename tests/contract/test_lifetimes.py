@@ -12,7 +12,7 @@ import pytest
 import aiolock
 from aiolock import BackendUnavailable, Client, ConfigError, Lease, LockLost
 from aiolock.backends.rows.claim import RowClaim
-from aiolock.core.backend import Grant, certain_until
+from aiolock.core.backend import Grant, expires_at
 from tests.faults.staging import PATIENCE, gets_the_lock, nothing_remains, queued, until
 
 Act = Callable[..., Any]
@@ -55,7 +55,7 @@ async def test_a_hold_that_is_not_renewed_ends_after_its_ttl(deployment, client,
     if act != "read":
         assert await ACTS[act](rival).try_acquire() is None
     assert await lease.wait_lost() == "expired"
-    assert now() - begun > certain_until(0, ttl) - 0.05
+    assert now() - begun > expires_at(0, ttl) - 0.05
     await lease.release()
     async with asyncio.timeout(PATIENCE):
         await (await ACTS[act](rival).acquire()).release()
@@ -90,7 +90,7 @@ async def test_who_waited_for_it_has_it_for_a_whole_ttl(deployment, client, riva
     await settled(lease)
     left = lease.remaining()
     if deployment.prolongs:
-        assert left > certain_until(0, ttl) - (now() - granted) - 0.1 * ttl
+        assert left > expires_at(0, ttl) - (now() - granted) - 0.1 * ttl
     assert left <= ttl
     end = validity(lease).end
     await client._runtime.scheduler.renew(validity(lease))
@@ -110,7 +110,7 @@ async def test_no_task_of_the_client_gets_what_is_left_of_another_ones_life(depl
     granted = now()
     await settled(second)
     if deployment.prolongs:
-        assert second.remaining() > certain_until(0, ttl) - (now() - granted) - 0.1 * ttl
+        assert second.remaining() > expires_at(0, ttl) - (now() - granted) - 0.1 * ttl
     assert validity(second).claim is not validity(first).claim
     assert second.token > first.token
     await second.release()
@@ -287,7 +287,7 @@ async def test_a_hold_that_is_extended_lives_for_so_much_longer(deployment, clie
         await asyncio.sleep(ttl / 10)
     lease.check()
     assert await lease.wait_lost() == "expired"
-    assert now() - begun > certain_until(0, 2 * ttl) - 0.05
+    assert now() - begun > expires_at(0, 2 * ttl) - 0.05
     await lease.release()
     await (await ACTS[act](rival).acquire(timeout=PATIENCE)).release()
 
@@ -298,9 +298,9 @@ async def test_a_hold_that_is_extended_by_less_ends_earlier(deployment, client, 
     lease = await client.lock("x", ttl=100, renew=False).acquire()
     begun, short = now(), deployment.seconds(0.5)
     await lease.extend(short)
-    assert lease.remaining() <= certain_until(0, short)
+    assert lease.remaining() <= expires_at(0, short)
     assert await lease.wait_lost() == "expired"
-    assert now() - begun > certain_until(0, short) - 0.05
+    assert now() - begun > expires_at(0, short) - 0.05
     await gets_the_lock(rival, "x")
 
 
@@ -363,8 +363,8 @@ async def test_an_earlier_end_counts_before_the_server_has_answered(deployment, 
         await asyncio.sleep(0.02)
         assert not extending_it.done()
         end = validity(lease).until
-        assert end <= certain_until(now(), 20)
-        assert lease.remaining() <= certain_until(0, 20)
+        assert end <= expires_at(now(), 20)
+        assert lease.remaining() <= expires_at(0, 20)
         way.let_go()
         await extending_it
         assert validity(lease).until == pytest.approx(end, abs=1e-6), "its own answer has raised it"
@@ -534,7 +534,7 @@ async def test_the_grace_and_max_hold_of_a_lock_stay_when_it_is_extended(deploym
         return
     lease = await client.lock("x", ttl=30, grace=10, renew=False).acquire()
     await lease.extend(60)
-    assert 30 < lease.remaining() <= certain_until(0, 60) - 10
+    assert 30 < lease.remaining() <= expires_at(0, 60) - 10
     with pytest.raises(ConfigError, match="seconds must be"):
         await lease.extend(29)
     await lease.release()

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from aiolock.backends.rows.rules import Hold, Lock, Machine, StoredRequest
-from aiolock.core.backend import NEVER, Claim, Grant, Release, Request, certain_until
+from aiolock.core.backend import NEVER, Claim, Grant, Release, Request, expires_at
 from aiolock.core.renewal import Validity
 from aiolock.types import MUTEX
 
@@ -27,7 +27,7 @@ TTL = 60.0
 LIVES = (30.0, 120.0)
 TICK = 15.0
 FAST = 1.009
-"""The pace of the server's clock: `certain_until` allows for one per cent."""
+"""The pace of the server's clock: `expires_at` allows for one per cent."""
 KEY = ("mutex", "x")
 STORED = StoredRequest("me", "mutex", TTL)
 CONFIRMATION = 0
@@ -83,7 +83,7 @@ class LivesModel:
         window, confirmation = TTL / 10, Message(CONFIRMATION, TTL, 0.0, math.inf)
         return World(
             now=0.0,
-            until=certain_until(0.0, window),
+            until=expires_at(0.0, window),
             end=math.inf,
             fixed=False,
             extensions=0,
@@ -175,7 +175,7 @@ class LivesModel:
             # The hold has ended for the client.
             return world._replace(messages=messages)
         sent = now if "a life counts from the sending of its request" in self.removed else message.sent
-        until = certain_until(sent, message.seconds)
+        until = expires_at(sent, message.seconds)
         wrong = ""
         if message.number == CONFIRMATION:
             validity.prolong(until, now)

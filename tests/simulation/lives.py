@@ -16,7 +16,7 @@ from collections import Counter
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from aiolock.core.backend import certain_until
+from aiolock.core.backend import expires_at
 from aiolock.errors import BackendUnavailable, LockLost
 from aiolock.lease import Lease
 from tests.simulation.invariants import EPSILON, Op
@@ -102,7 +102,7 @@ class Lives:
         )
         world.outcome.lives += answered
         if number == self.begun[hold] and lease.held:
-            most = certain_until(0, seconds)
+            most = expires_at(0, seconds)
             if left > most + EPSILON or (answered and left < most - FAST * took - EPSILON):
                 world.violated(
                     op, f"has {left:.3f} s left after extend({seconds:g}), which took {took:.3f} s"

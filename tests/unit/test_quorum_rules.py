@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from aiolock.backends.memory import MemoryBackend, MemoryServer
 from aiolock.backends.quorum import QuorumBackend, members
-from aiolock.backends.quorum.rules import certain, combined, lacking, majority, promised, rotation
+from aiolock.backends.quorum.rules import combined, lacking, majority, majority_until, promised, rotation
 from aiolock.client import Client
 from aiolock.errors import BackendUnavailable
 from aiolock.types import Holder, LockInfo, Waiting
@@ -35,11 +35,11 @@ def test_any_two_majorities_have_a_server_in_common_and_fewer_need_not(servers):
 
 @given(st.lists(st.floats(0, 100), max_size=9), st.integers(1, 5), st.floats(0, 100))
 def test_until_then_so_many_votes_are_certain_and_no_longer(untils, needed, moment):
-    assert (certain(untils, needed) >= moment) == (sum(until >= moment for until in untils) >= needed)
+    assert (majority_until(untils, needed) >= moment) == (sum(until >= moment for until in untils) >= needed)
 
 
 def test_without_enough_votes_nothing_is_certain():
-    assert certain([], 1) == certain([5.0, 6.0], 3) == -math.inf
+    assert majority_until([], 1) == majority_until([5.0, 6.0], 3) == -math.inf
 
 
 def test_lines_are_spread_over_the_servers_and_the_same_for_everybody():

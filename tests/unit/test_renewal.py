@@ -29,8 +29,8 @@ from aiolock.core.backend import (
     EventKind,
     Grant,
     Request,
-    certain_until,
     confirmation_window,
+    expires_at,
     margin,
 )
 from aiolock.core.capabilities import Extension
@@ -112,7 +112,7 @@ class Stage:
         await asyncio.gather(*self.tasks, return_exceptions=True)
 
     def yes(self, claim: Claim) -> Grant:
-        return Grant(1, 0, certain_until(self.clock(), claim.request.ttl), demand=False)
+        return Grant(1, 0, expires_at(self.clock(), claim.request.ttl), demand=False)
 
     async def renew(self, claims: Sequence[Claim]) -> list[Any]:
         self.asked.append((self.now, len(claims)))
@@ -122,7 +122,7 @@ class Stage:
 
     def hold(self, ttl: float = TTL, granted_for: float | None = None, **more: float) -> Validity:
         claim = Asked(Request("x", MUTEX, ttl, "me", **more))
-        until = certain_until(self.clock(), ttl if granted_for is None else granted_for)
+        until = expires_at(self.clock(), ttl if granted_for is None else granted_for)
         grant = Grant(1, 1, until, demand=False)
         validity = Validity(claim, grant, self.clock(), lambda event: self.report(validity, event))
         self.scheduler.add(validity)
@@ -443,7 +443,7 @@ async def test_a_pushed_hold_that_is_not_renewed_is_confirmed_at_once_and_once(s
     assert len(stage.asked) == 1
     assert validity.claim.fixed
     until = validity.until
-    assert until == pytest.approx(certain_until(stage.start, 600.0), abs=SOON)
+    assert until == pytest.approx(expires_at(stage.start, 600.0), abs=SOON)
     await asyncio.sleep(500)
     assert len(stage.asked) > 10
     assert validity.until == until, "verifying has prolonged it"
@@ -490,7 +490,7 @@ class Extended(Asked, Extension):
 
 def extended(stage: Stage, ttl: float = 60.0, **more: float) -> tuple[Validity, Extended]:
     claim = Extended(Request("x", MUTEX, ttl, "me", life=ttl, **more))
-    grant = Grant(1, 1, certain_until(stage.clock(), ttl), demand=False)
+    grant = Grant(1, 1, expires_at(stage.clock(), ttl), demand=False)
     stage.answer = lambda claim: Grant(1, 0, NEVER, demand=False)
     validity = Validity(claim, grant, stage.clock(), lambda event: stage.report(validity, event))
     stage.scheduler.add(validity)
@@ -505,8 +505,8 @@ async def test_an_earlier_end_counts_before_the_request_is_sent_and_its_answer_r
     await asyncio.sleep(5)
     [(seconds, number, until)] = claim.sent
     assert (seconds, number, until) == (30.0, 1, validity.until)
-    assert until == pytest.approx(certain_until(sent, 30.0), abs=SOON)
-    claim.answers[0].set_result(Grant(1, 0, certain_until(stage.clock(), 30.0), demand=False))
+    assert until == pytest.approx(expires_at(sent, 30.0), abs=SOON)
+    claim.answers[0].set_result(Grant(1, 0, expires_at(stage.clock(), 30.0), demand=False))
     await asking
     assert validity.until == until
     await asyncio.sleep(30)
@@ -520,19 +520,17 @@ async def test_the_answer_to_an_older_request_to_extend_raises_nothing(stage):
     first = asyncio.create_task(stage.scheduler.extend(validity, claim, 300.0))
     await asyncio.sleep(1)
     until = validity.until
-    assert until == pytest.approx(certain_until(stage.start, 60.0), abs=SOON), (
-        "the server may never receive it"
-    )
+    assert until == pytest.approx(expires_at(stage.start, 60.0), abs=SOON), "the server may never receive it"
     second = asyncio.create_task(stage.scheduler.extend(validity, claim, 20.0))
     sent = stage.clock()
     await asyncio.sleep(1)
     assert [number for _, number, _ in claim.sent] == [1, 2]
-    claim.answers[0].set_result(Grant(1, 0, certain_until(stage.start, 300.0), demand=False))
+    claim.answers[0].set_result(Grant(1, 0, expires_at(stage.start, 300.0), demand=False))
     await first
-    assert validity.until == pytest.approx(certain_until(sent, 20.0), abs=SOON)
-    claim.answers[1].set_result(Grant(1, 0, certain_until(sent, 20.0), demand=False))
+    assert validity.until == pytest.approx(expires_at(sent, 20.0), abs=SOON)
+    claim.answers[1].set_result(Grant(1, 0, expires_at(sent, 20.0), demand=False))
     await second
-    assert validity.until == pytest.approx(certain_until(sent, 20.0), abs=SOON)
+    assert validity.until == pytest.approx(expires_at(sent, 20.0), abs=SOON)
 
 
 @staged
@@ -543,14 +541,14 @@ async def test_an_answer_that_never_comes_leaves_the_earlier_end_and_the_next_re
     claim.answers[0].set_exception(BackendUnavailable("the connection broke"))
     with pytest.raises(BackendUnavailable):
         await lost
-    assert validity.until == pytest.approx(certain_until(stage.start, 60.0) - 10.0, abs=SOON)
+    assert validity.until == pytest.approx(expires_at(stage.start, 60.0) - 10.0, abs=SOON)
     sent = stage.clock()
     again = asyncio.create_task(stage.scheduler.extend(validity, claim, 90.0))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    claim.answers[1].set_result(Grant(1, 0, certain_until(sent, 90.0), demand=False))
+    claim.answers[1].set_result(Grant(1, 0, expires_at(sent, 90.0), demand=False))
     await again
-    assert validity.until == pytest.approx(certain_until(sent, 90.0) - 10.0, abs=SOON)
+    assert validity.until == pytest.approx(expires_at(sent, 90.0) - 10.0, abs=SOON)
     assert claim.request.stays == 90.0
     assert validity.pace == 60.0, "verified as often as before"
 
@@ -561,13 +559,13 @@ async def test_an_answer_that_never_comes_leaves_the_earlier_end_and_the_next_re
 @staged
 async def test_a_hold_with_grace_is_renewed_in_time_and_lost_so_much_earlier(stage):
     validity = stage.hold(grace=TTL / 3)
-    assert validity.until == pytest.approx(certain_until(stage.start, TTL) - TTL / 3)
+    assert validity.until == pytest.approx(expires_at(stage.start, TTL) - TTL / 3)
     await asyncio.sleep(10 * TTL)
     assert not stage.lost
     stage.silent = True
     last, _ = stage.asked[-1]
     end = validity.until
-    assert end - stage.start == pytest.approx(certain_until(last, TTL) - TTL / 3, abs=SOON)
+    assert end - stage.start == pytest.approx(expires_at(last, TTL) - TTL / 3, abs=SOON)
     await asyncio.sleep(end - stage.clock() + SOON)
     assert not validity.over, "the server keeps it until the block has ended"
     assert len(stage.lost) == 1
@@ -583,7 +581,7 @@ async def test_a_hold_with_grace_that_is_not_renewed_is_lost_so_much_earlier(sta
     validity = stage.hold(ttl=90.0, life=90.0, grace=30.0)
     stage.answer = lambda claim: Grant(1, 0, NEVER, demand=False)
     until = validity.until
-    assert until == pytest.approx(certain_until(stage.start, 90.0) - 30.0)
+    assert until == pytest.approx(expires_at(stage.start, 90.0) - 30.0)
     await asyncio.sleep(90)
     times = [when for when, _, _ in stage.lost]
     assert times == pytest.approx([until - stage.start, until + 30.0 - stage.start], abs=SOON)

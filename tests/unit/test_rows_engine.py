@@ -19,7 +19,7 @@ from aiolock.backends.rows.session import session_key
 from aiolock.backends.rows.store import Edit
 from aiolock.backends.rows.writer import ALONE, MemberState
 from aiolock.client import Client
-from aiolock.core.backend import Claim, EventKind, Grant, Release, Request, Settings, certain_until
+from aiolock.core.backend import Claim, EventKind, Grant, Release, Request, Settings, expires_at
 from aiolock.errors import BackendError, BackendUnavailable, ConfigError, UnsafeBackend
 from aiolock.types import MUTEX, READ, WRITE, Family, Kind, Level, permits
 from tests.faults.staging import until
@@ -887,7 +887,7 @@ async def test_an_older_request_to_extend_a_hold_that_arrives_late_changes_nothi
             await claim.extend(0.2, 1)
         began = now()
         grant = await claim.extend(4 * TTL, 2)
-        assert grant.until == pytest.approx(certain_until(began, 4 * TTL), abs=0.05)
+        assert grant.until == pytest.approx(expires_at(began, 4 * TTL), abs=0.05)
         late = [step() for step in one.wire.delayed]
         assert [None] in late, "a write against another version than the present one"
         waiting = asyncio.create_task(two.acquire())
@@ -910,7 +910,7 @@ async def test_after_a_lost_answer_a_hold_is_known_to_last_for_the_shorter_of_tw
         one.wire.cut = False
         began = now()
         grant = await claim.extend(TTL / 2, 2)
-        assert grant.until <= certain_until(began, TTL / 2) + 0.01
+        assert grant.until <= expires_at(began, TTL / 2) + 0.01
 
 
 @staged
@@ -932,7 +932,7 @@ async def test_another_life_is_granted_in_full_although_the_connection_is_lost_a
         began = now()
         grant = await claim.extend(4 * TTL, 1)
         assert losses == 0
-        assert certain_until(began, 4 * TTL) <= grant.until <= certain_until(now(), 4 * TTL)
+        assert expires_at(began, 4 * TTL) <= grant.until <= expires_at(now(), 4 * TTL)
 
 
 @staged

@@ -29,7 +29,7 @@ from aiolock.core.backend import (
     Renewal,
     Request,
     Settings,
-    certain_until,
+    expires_at,
 )
 from aiolock.core.capabilities import (
     Administration,
@@ -247,7 +247,7 @@ class MemoryClaim(Downgrade, Extension):
         )
         if answer is None:
             raise LockLost(self.request.name, "revoked")
-        return Grant(answer.token, 0, certain_until(sent, seconds), answer.demand)
+        return Grant(answer.token, 0, expires_at(sent, seconds), answer.demand)
 
     async def release(self, keep: float = 0) -> Release:
         """Release the hold or give up the position."""
@@ -274,7 +274,7 @@ class MemoryClaim(Downgrade, Extension):
 
     def granted(self, answer: Answer, sent: float) -> Grant:
         """Return the grant in an answer to a request that was sent at ``sent``."""
-        until = NEVER if self.fixed else certain_until(sent, answer.seconds)
+        until = NEVER if self.fixed else expires_at(sent, answer.seconds)
         return Grant(answer.token, answer.count, until, answer.demand)
 
 

@@ -143,7 +143,7 @@ class Context:
         """
         if count > 1:
             claim.note_waiters(self.clock() + ALONE)
-        return Grant(token, count, sent + claim.request.certain, demand=False)
+        return Grant(token, count, sent + claim.request.valid_for, demand=False)
 
     # --- execution of statements
 

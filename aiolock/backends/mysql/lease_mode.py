@@ -31,7 +31,7 @@ from aiolock.backends.mysql.queue import (
 )
 from aiolock.backends.mysql.renewal import Renewals, RowClaim
 from aiolock.backends.mysql.shared import SharedClaim, Sharing
-from aiolock.core.backend import Claim, Event, EventKind, Grant, Renewal, Request, certain_until
+from aiolock.core.backend import Claim, Event, EventKind, Grant, Renewal, Request, expires_at
 from aiolock.core.capabilities import Extension
 from aiolock.core.logs import Log, get_logger
 from aiolock.core.present import decode_present, presented
@@ -260,7 +260,7 @@ class LeaseClaim(QueuedClaim, RowClaim, Extension):
         owner, forced, left = rows.rows[0] if rows.rows else (None, None, 0)
         if owner != self.owner or int(left) <= 0:
             raise LockLost(self.request.name, "force-released" if forced == self.owner else "revoked")
-        return Grant(0, 0, certain_until(sent, seconds), demand=True)
+        return Grant(0, 0, expires_at(sent, seconds), demand=True)
 
     # --- waiting
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from aiolock.backends.mysql.context import Context, hexed, quote
 from aiolock.clock import Deadline
-from aiolock.core.backend import NEVER, Claim, Event, EventKind, Grant, Renewal, certain_until
+from aiolock.core.backend import NEVER, Claim, Event, EventKind, Grant, Renewal, expires_at
 from aiolock.core.tasks import Backoff
 from aiolock.errors import BackendUnavailable, LockError
 
@@ -60,7 +60,7 @@ def verdict(owner: str, row: Sequence[Any] | None, ttl: float, sent: float) -> R
     if now != owner or left <= 0:
         return "force-released" if forced == owner else "revoked"
     # As if it had been prolonged by a request that was sent so much earlier.
-    return Grant(0, 0, certain_until(sent - (ttl - left), ttl), demand=True) if left > FRESH * ttl else None
+    return Grant(0, 0, expires_at(sent - (ttl - left), ttl), demand=True) if left > FRESH * ttl else None
 
 
 def _presents(claims: Iterable[Claim], owners: Iterable[str]) -> str:
@@ -132,7 +132,7 @@ class Renewals:
         self._report_requests(batch, requests.rows)
         if renewed.changed < len(batch):
             return await self._verify(batch, prolonged=True)
-        return {claim: Grant(0, 0, certain_until(sent, claim.request.ttl), demand=True) for claim in batch}
+        return {claim: Grant(0, 0, expires_at(sent, claim.request.ttl), demand=True) for claim in batch}
 
     async def _verify(
         self, batch: Sequence[RowClaim], *, prolonged: bool

@@ -26,7 +26,7 @@ from aiolock.backends.mysql.queue import (
     judge,
     left,
 )
-from aiolock.core.backend import Claim, Event, EventKind, Grant, Renewal, Request, certain_until
+from aiolock.core.backend import Claim, Event, EventKind, Grant, Renewal, Request, expires_at
 from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, LockError
 from aiolock.types import Family, Holder, LockInfo
 
@@ -206,7 +206,7 @@ class HoldingMode(ABC):
         if not int(writable):
             raise demoted(self._context)
         return [
-            Grant(0, 0, certain_until(sent, claim.request.ttl), demand=True) if flag == "1" else "revoked"
+            Grant(0, 0, expires_at(sent, claim.request.ttl), demand=True) if flag == "1" else "revoked"
             for claim, flag in zip(held, str(flags).split(","), strict=True)
         ]
 
@@ -359,7 +359,7 @@ class SessionClaim(HoldingClaim):
     async def _in_turn(self, position: Position, session: MySQLSession) -> Grant | None:
         """Take the turn; one that came soon after its request needs no confirmation by the server."""
         given, now, ttl = int(position.answers[0].rows[0][0]), self._context.clock(), self.request.ttl
-        fresh = position.sent + self.request.certain - now >= ttl / 2
+        fresh = position.sent + self.request.valid_for - now >= ttl / 2
         if given > 0 and fresh and not self._context.facts.clock_stands:
             return self._take_over(position, position.answers, position.sent)
         return await super()._in_turn(position, session)

@@ -28,8 +28,8 @@ from aiolock.core.backend import (
     Grant,
     Release,
     Request,
-    certain_until,
     confirmation_window,
+    expires_at,
 )
 from aiolock.core.capabilities import Downgrade, Extension
 from aiolock.core.present import decode_present, presented
@@ -391,7 +391,7 @@ class SharedClaim(ListeningClaim, Downgrade, Extension):
         state = int(rows.rows[0][0]) if rows.rows else None
         if state != HELD:
             raise LockLost(self.request.name, "force-released" if state == FORCED else "revoked")
-        return Grant(0, 0, certain_until(sent, seconds), demand=True)
+        return Grant(0, 0, expires_at(sent, seconds), demand=True)
 
     # --- leaving
 

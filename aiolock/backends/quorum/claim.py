@@ -19,7 +19,7 @@ from dataclasses import replace
 from enum import Enum
 
 from aiolock.backends.quorum.members import Member, Members
-from aiolock.backends.quorum.rules import certain
+from aiolock.backends.quorum.rules import majority_until
 from aiolock.clock import Deadline
 from aiolock.core.backend import (
     NEVER,
@@ -29,8 +29,8 @@ from aiolock.core.backend import (
     Release,
     Renewal,
     Request,
-    certain_until,
     confirmation_window,
+    expires_at,
 )
 from aiolock.core.capabilities import Downgrade, Extension
 from aiolock.core.inbox import WakeReason
@@ -219,7 +219,7 @@ class Vote(Certainty):
         self.extension = number
         if await self.settled() is not VoteState.GRANTED:
             return
-        self.until = min(self.until, certain_until(sent, seconds))
+        self.until = min(self.until, expires_at(sent, seconds))
         try:
             grant = await self.member.ask(lambda: claim.extend(seconds, number))
             if number == self.extension:
@@ -285,7 +285,7 @@ class QuorumClaim(Downgrade, Extension):
     @property
     def until(self) -> float:
         """End of the validity of a majority of the votes."""
-        return certain((vote.until for vote in self.votes if vote.granted), self.members.needed)
+        return majority_until((vote.until for vote in self.votes if vote.granted), self.members.needed)
 
     def failure(self) -> BackendError:
         """Return the error for a majority that cannot be asked."""
@@ -474,7 +474,7 @@ class QuorumClaim(Downgrade, Extension):
         if len(fresh) < self.members.needed:
             return None
         demand = any(vote.grant is not None and vote.grant.demand for vote in self.votes)
-        until = certain(fresh, self.members.needed)
+        until = majority_until(fresh, self.members.needed)
         self.promised = max(self.promised, until)
         return Grant(0, 0, until, demand)
 
@@ -562,10 +562,10 @@ class QuorumClaim(Downgrade, Extension):
 
         def until() -> float:
             ends = (vote.until for vote in votes if vote.granted and vote.extended >= number)
-            return certain(ends, self.members.needed)
+            return majority_until(ends, self.members.needed)
 
         # A promise of an earlier request holds no longer than this.
-        self.promised = min(self.promised, certain_until(sent, seconds))
+        self.promised = min(self.promised, expires_at(sent, seconds))
         steps = [
             self.members.tasks.spawn(vote.extend(seconds, number, sent), "aiolock-quorum-extend")
             for vote in votes

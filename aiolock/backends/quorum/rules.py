@@ -10,7 +10,7 @@ from zlib import crc32
 
 from aiolock.types import Holder, LockInfo, Waiting
 
-__all__ = ["certain", "combined", "lacking", "majority", "promised", "rotation"]
+__all__ = ["combined", "lacking", "majority", "majority_until", "promised", "rotation"]
 
 NOT_KEPT = frozenset({"fencing", "fifo"})
 """Capabilities that every member may have and the quorum has not: a majority that has not seen the last token counts on
@@ -22,7 +22,7 @@ def majority(servers: int) -> int:
     return servers // 2 + 1
 
 
-def certain(untils: Iterable[float], needed: int) -> float:
+def majority_until(untils: Iterable[float], needed: int) -> float:
     """Return until when at least ``needed`` votes are valid, given the end of each; ``-inf`` if there are fewer."""
     ordered = sorted(untils, reverse=True)
     return ordered[needed - 1] if len(ordered) >= needed else -math.inf
@@ -84,6 +84,6 @@ def _merged(seen: Sequence[Holder], times: int, needed: int) -> list[Holder]:
     if times > 1:
         # Nothing distinguishes holders of one label across servers.
         return list(seen[:times])
-    remaining = certain((holder.remaining for holder in seen), needed)
+    remaining = majority_until((holder.remaining for holder in seen), needed)
     since = min(holder.since for holder in seen)
     return [replace(seen[0], since=since, remaining=max(0.0, remaining))]

@@ -41,7 +41,7 @@ from aiolock.core.backend import (
     Renewal,
     Request,
     Settings,
-    certain_until,
+    expires_at,
 )
 from aiolock.core.capabilities import Administration, Diagnosis, RegisterStore
 from aiolock.core.logs import Log, get_logger
@@ -191,7 +191,7 @@ class BaseBackend(Administration, RegisterStore, Diagnosis):
             self._ask_format()
         if state <= 0:
             return GONE[state]
-        until = NEVER if claim.fixed else certain_until(sent, claim.request.ttl)
+        until = NEVER if claim.fixed else expires_at(sent, claim.request.ttl)
         return Grant(0, 0, until, demand=state == 2)
 
     def _ask_format(self) -> None:

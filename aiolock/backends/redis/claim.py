@@ -14,7 +14,7 @@ from aiolock.backends.redis.connection import Pairing
 from aiolock.backends.redis.errors import was_sent
 from aiolock.backends.redis.waiting import Waiter, Wakeups
 from aiolock.clock import Clock, Deadline
-from aiolock.core.backend import NEVER, Grant, Release, Request, certain_until
+from aiolock.core.backend import NEVER, Grant, Release, Request, expires_at
 from aiolock.core.capabilities import Downgrade, Extension
 from aiolock.core.logs import Log, get_logger, log_change
 from aiolock.errors import (
@@ -159,7 +159,7 @@ class RedisClaim(Extension):
             self._become(HELD)
             if (pairing := context.pairing) is not None:
                 pairing.latest = server, sent, pairing.received
-            return self._granted(token, count, sent + self.request.certain, demand=waiting != 0)
+            return self._granted(token, count, sent + self.request.valid_for, demand=waiting != 0)
         if answer[0] == 2:
             raise ConfigError(
                 f"semaphore {shorten(self.request.name)} has {answer[1]} permits, not {self.request.kind.limit}: "
@@ -230,7 +230,7 @@ class RedisClaim(Extension):
             pairing.latest = server, sent, pairing.received
         if state <= 0:
             raise LockLost(self.request.name, GONE[state])
-        return Grant(0, 0, certain_until(sent, seconds), demand=state == 2)
+        return Grant(0, 0, expires_at(sent, seconds), demand=state == 2)
 
     # --- giving up
 
@@ -332,7 +332,7 @@ class SharedClaim(RedisClaim, Downgrade):
         if self.request.kind != READ:
             self.request = replace(self.request, kind=READ)
         self._context.wakeups.handed_over(self.key, claim)
-        until = NEVER if fixed else sent + self.request.certain
+        until = NEVER if fixed else sent + self.request.valid_for
         return self._granted(token, 1, until, demand=waiting != 0)
 
 

@@ -16,7 +16,7 @@ from aiolock.backends.redis.connection import Pairing
 from aiolock.backends.redis.errors import from_reply
 from aiolock.backends.redis.url import Endpoint
 from aiolock.backends.transport import ConnectionState, Hook, Options, Transport
-from aiolock.core.backend import Event, EventKind, EventQueue, certain_until
+from aiolock.core.backend import Event, EventKind, EventQueue, expires_at
 from aiolock.core.inbox import WakeReason
 from aiolock.errors import BackendError, BackendUnavailable
 
@@ -177,7 +177,7 @@ class Messages:
             return
         # The confirmation is on the wire before the waiter runs, so even a block that never awaits has sent it.
         renewal([claim]).add_done_callback(functools.partial(self._confirmed, claim))
-        claim.push(token, count, certain_until(now - age.most, seconds), demand=waiting != 0)
+        claim.push(token, count, expires_at(now - age.most, seconds), demand=waiting != 0)
 
     def _confirmed(self, claim: RedisClaim, reply: Reply) -> None:
         if reply.cancelled() or reply.exception() is not None:

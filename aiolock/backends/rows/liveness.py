@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from aiolock.backends.rows.lockrow import FORMAT, UnknownFormat, number, text, whole
 from aiolock.backends.rows.store import StoreClock
-from aiolock.core.backend import certain_until, margin
+from aiolock.core.backend import expires_at, margin
 
 __all__ = [
     "DEAD",
@@ -38,7 +38,7 @@ MOST_ENDED = 256
 """Ended claims in one session row; beyond it, new claims get a new session."""
 
 DRIFT = 0.01
-"""The share by which two clocks may run at different speeds; as in :func:`aiolock.core.backend.certain_until`."""
+"""The share by which two clocks may run at different speeds; as in :func:`aiolock.core.backend.expires_at`."""
 
 
 # --- the session row
@@ -123,12 +123,12 @@ def relied_until(heartbeat: float, shown: float, ttl: float) -> float:
     step or read was sent whose answer showed the hold in the lock row. Both are needed: the heartbeat keeps others from
     declaring the session dead, and only the lock row shows whether the hold was taken by force or deleted.
     """
-    return certain_until(min(heartbeat, shown), ttl)
+    return expires_at(min(heartbeat, shown), ttl)
 
 
 def needs_heartbeat(now: float, heartbeat: float, ttl: float) -> bool:
     """Test whether an acquire has to send a heartbeat in the same flight: less than half a ttl is left."""
-    return certain_until(heartbeat, ttl) - now < ttl / 2
+    return expires_at(heartbeat, ttl) - now < ttl / 2
 
 
 def expiry(clock: StoreClock, read: float, sent: float, ttl: float) -> StoreClock:

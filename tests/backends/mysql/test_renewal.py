@@ -11,7 +11,7 @@ import pytest
 from aiolock import BackendUnavailable
 from aiolock.backends.mysql import renewal as renewal_module
 from aiolock.backends.mysql.renewal import FRESH, verdict
-from aiolock.core.backend import Grant, certain_until
+from aiolock.core.backend import Grant, expires_at
 from tests.backends.mysql.tools import as_root, sessions
 from tests.faults.staging import PATIENCE, gets_the_lock, until
 
@@ -146,8 +146,8 @@ def test_a_row_says_what_has_become_of_a_hold():
         return Grant(0, 0, until, demand=True)
 
     # Prolonged half a second before it was asked for.
-    assert verdict("me", ("me", None, 9_500_000), 10.0, 100.0) == grant(certain_until(99.5, 10.0))
-    assert verdict("me", ("me", None, 10_000_000), 10.0, 100.0) == grant(certain_until(100.0, 10.0))
+    assert verdict("me", ("me", None, 9_500_000), 10.0, 100.0) == grant(expires_at(99.5, 10.0))
+    assert verdict("me", ("me", None, 10_000_000), 10.0, 100.0) == grant(expires_at(100.0, 10.0))
     # Ours, and nobody has prolonged it.
     assert verdict("me", ("me", None, 8_000_000), 10.0, 100.0) is None
     assert verdict("me", ("me", None, 1), 10.0, 100.0) is None
