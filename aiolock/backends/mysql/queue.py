@@ -15,7 +15,7 @@ from aiolock.backends.mysql.errors import DENIED, INTERRUPTED, NOT_NOW, code
 from aiolock.backends.mysql.protocol import Result
 from aiolock.core.backend import Claim, Grant, Release, Request
 from aiolock.core.inbox import Inbox, WakeReason
-from aiolock.core.logs import Log, get_logger
+from aiolock.core.logs import Log, get_logger, log_change
 from aiolock.core.tasks import settle
 from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, LockError
 from aiolock.types import Waiting
@@ -33,7 +33,7 @@ __all__ = [
     "left",
 ]
 
-log: Log = get_logger("aiolock")
+log: Log = get_logger("aiolock.claim")
 
 SOON = 0.01
 """Seconds in which the server answers the commands before the statement."""
@@ -154,11 +154,15 @@ class Position:
     in step and can be used again; a turn that came in the same moment is put back.
     """
 
-    __slots__ = ("_blocking", "_context", "_inbox", "_task", "answers", "leaving", "sent", "session", "state")
+    __slots__ = (
+        *("_blocking", "_context", "_inbox", "_name", "_task"),
+        *("answers", "leaving", "sent", "session", "state"),
+    )
 
-    def __init__(self, context: Context, blocking: Blocking, inbox: Inbox[Grant]) -> None:
-        """Queue up; the inbox is woken when the state changes."""
+    def __init__(self, context: Context, blocking: Blocking, inbox: Inbox[Grant], name: str) -> None:
+        """Queue up for the lock ``name``; the inbox is woken when the state changes."""
         self._context = context
+        self._name = name
         self._blocking = blocking
         self._inbox = inbox
         self.leaving: asyncio.Task[None] | None = None
@@ -203,7 +207,7 @@ class Position:
 
     def _become(self, state: PositionState, error: LockError | None = None) -> None:
         """Change the state; all transitions pass through here."""
-        log.debug("position in the queue of %s: %s", self._blocking.key, state.value)
+        log_change(log, "position in the queue", self._name, self.state, state)
         self.state = state
         if state is PositionState.NO_ROOM:
             self._inbox.wake_after(self._context.random.uniform(*RETRY), WakeReason.FAILED, error)
@@ -298,7 +302,7 @@ class QueuedClaim(Claim):
             await self._leave_queue()
         grant = await self._directly(wait=wait)
         if grant is None and wait and self._context.sessions.room:
-            self._position = Position(self._context, self._blocking(), self.inbox)
+            self._position = Position(self._context, self._blocking(), self.inbox, self.request.name)
         return grant
 
     async def _directly(self, *, wait: bool) -> Grant | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 
 import pymysql
 import pytest
@@ -139,3 +140,21 @@ async def test_a_turn_whose_message_is_lost_is_found(deployment, monkeypatch):
             await lost.wait()
             await (await waiter).release()
         assert await is_free(deployment, rival)
+
+
+@pytest.mark.parametrize("mode", ["lease", "session", "row"])
+async def test_the_states_of_a_position_are_logged_with_the_name_of_the_lock(deployment, mode, caplog):
+    async with deployment.connect(mode) as client, deployment.connect(mode) as rival:
+        lease = await rival.lock("x").acquire()
+        with caplog.at_level(logging.DEBUG, "aiolock.claim"):
+            waiter = asyncio.create_task(client.lock("x").acquire())
+            await queued(rival.lock("x"), 1)
+            await lease.release()
+            await (await waiter).release()
+    [record] = [each for each in caplog.records if each.name == "aiolock.claim"]
+    assert record.aiolock_lock == "x"
+    assert (record.aiolock_before, record.aiolock_after) == (
+        queue.PositionState.WAITING.value,
+        queue.PositionState.TURN.value,
+    )
+    assert record.getMessage().startswith("position in the queue of 'x': blocked")
