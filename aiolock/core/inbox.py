@@ -76,7 +76,7 @@ class Inbox(Generic[T]):
         """The first wake-up that no waiter has seen yet."""
         self._error: BaseException | None = None
         """The error that the waiter raises, for the log."""
-        self._waiter: asyncio.Future[None] | Callable[[], None] | None = None
+        self._waiter: asyncio.Future[None] | Callable[[WakeReason], None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def put(self, pushed: T, reason: WakeReason = WakeReason.GRANTED) -> None:
@@ -97,7 +97,7 @@ class Inbox(Generic[T]):
         elif waiter is not None:
             self._waiter = None
             log_wake(self._name, self._kind, reason, error)
-            waiter()
+            waiter(reason)
         else:
             self._keep(reason, error)
 
@@ -116,6 +116,11 @@ class Inbox(Generic[T]):
         """True if there is something that no waiter has seen."""
         return self._reason is not None or self.pushed is not None
 
+    @property
+    def reason(self) -> WakeReason:
+        """The reason of the first wake-up that no waiter has seen; to be read if :attr:`woken`."""
+        return self._reason or WakeReason.GRANTED
+
     async def wait(self, deadline: Deadline | None = None) -> WakeReason:
         """Wait for a wake-up, or until the deadline passes (:attr:`WakeReason.POLL`), and return the reason.
 
@@ -133,15 +138,15 @@ class Inbox(Generic[T]):
             self._waiter = None
             if timer is not None:
                 timer.cancel()
-        reason, error = self._reason or WakeReason.GRANTED, self._error
+        reason, error = self.reason, self._error
         self._reason = self._error = None
         log_wake(self._name, self._kind, reason, error)
         return reason
 
-    def on_ready(self, call: Callable[[], None]) -> bool:
-        """Have ``call`` called once at the next wake-up, without a task; return False if there is one already."""
+    def on_ready(self, call: Callable[[WakeReason], None]) -> bool:
+        """Have ``call`` called once, with the reason, at the next wake-up, without a task; return False if there is one already."""
         if self.woken:
-            log_wake(self._name, self._kind, self._reason or WakeReason.GRANTED, self._error)
+            log_wake(self._name, self._kind, self.reason, self._error)
             return False
         self._waiter = call
         return True

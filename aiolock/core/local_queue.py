@@ -515,7 +515,7 @@ class LocalQueue:
         if not self._claim.inbox.on_ready(self._wake):
             self._wake()
 
-    def _wake(self) -> None:
+    def _wake(self, _: WakeReason | None = None) -> None:
         """Hand over a grant that was pushed, or request again."""
         if self._state is not _WAITING:
             return

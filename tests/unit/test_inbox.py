@@ -63,19 +63,19 @@ async def test_cancelling_a_wait_that_was_woken_keeps_the_wake_up(inbox):
 
 async def test_a_callback_is_called_once_and_not_if_something_is_there(inbox):
     calls = []
-    assert inbox.on_ready(lambda: calls.append(inbox.take()))
+    assert inbox.on_ready(lambda _: calls.append(inbox.take()))
     inbox.put(GRANT)
     assert calls == [GRANT]
     inbox.wake(WakeReason.POLL)
     assert calls == [GRANT]
-    assert not inbox.on_ready(lambda: calls.append(None))
+    assert not inbox.on_ready(lambda _: calls.append(None))
     assert inbox.woken
 
 
 async def test_a_callback_may_register_the_next_one(inbox):
     reasons = []
 
-    def again():
+    def again(_):
         reasons.append(len(reasons))
         assert inbox.on_ready(again)
 
@@ -87,7 +87,7 @@ async def test_a_callback_may_register_the_next_one(inbox):
 
 async def test_a_wake_up_after_take_is_kept_and_does_not_go_to_an_earlier_callback(inbox):
     calls = []
-    assert inbox.on_ready(lambda: calls.append(1))
+    assert inbox.on_ready(lambda _: calls.append(1))
     assert inbox.take() is None
     inbox.wake(WakeReason.NOTIFIED)
     assert not calls
@@ -117,7 +117,7 @@ async def test_a_timer_wakes_with_its_reason_unless_something_else_comes_first(i
 
 async def test_a_closed_inbox_calls_nothing_and_keeps_its_grant(inbox):
     calls = []
-    inbox.on_ready(lambda: calls.append(1))
+    inbox.on_ready(lambda _: calls.append(1))
     inbox.wake_after(0.01, WakeReason.POLL)
     inbox.close()
     inbox.put(GRANT)
@@ -134,7 +134,7 @@ async def test_why_a_waiter_woke_is_logged_when_it_goes_on(inbox, caplog):
     inbox.wake(WakeReason.NOTIFIED)
     with caplog.at_level(logging.DEBUG, "aiolock.wait"):
         await inbox.wait()
-        inbox.on_ready(lambda: None)
+        inbox.on_ready(lambda _: None)
         inbox.wake(WakeReason.LAPSED)
         log_wake("orders", READ, WakeReason.TIMEOUT)
         task = asyncio.create_task(_log_own(), name="buyer 7")
@@ -160,9 +160,9 @@ async def test_the_log_names_the_error_of_a_request_that_failed(inbox, caplog):
         inbox.wake(WakeReason.FAILED, later)
         inbox.take()
         inbox.wake(WakeReason.FAILED, refused)
-        inbox.on_ready(lambda: None)
+        inbox.on_ready(lambda _: None)
         inbox.take()
-        inbox.on_ready(lambda: None)
+        inbox.on_ready(lambda _: None)
         inbox.wake(WakeReason.FAILED, later)
         inbox.wake_after(0, WakeReason.FAILED, refused)
         await inbox.wait()

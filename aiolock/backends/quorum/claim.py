@@ -17,6 +17,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import Enum
+from functools import partial
 
 from aiolock.backends.quorum.members import Member, Members
 from aiolock.backends.quorum.rules import majority_until
@@ -447,17 +448,21 @@ class QuorumClaim(Downgrade, Extension):
     def _listen(self) -> None:
         """Have the next notification or answer of a member wake the waiter, or the time after which to ask anyway."""
         queued = [] if self._pause else [vote for vote in self.votes if vote.state is VoteState.QUEUED]
-        pending = [] if self._pause else [task for vote in self.votes if (task := vote.pending) is not None]
+        pending = [] if self._pause else [vote for vote in self.votes if vote.pending is not None]
         limit = POLL if queued or pending else SLACK
         self.inbox.wake_after(self._pause or min(limit, max(0.0, self._give_up - self._now)), WakeReason.POLL)
-        for task in pending:
-            task.add_done_callback(self._notify)
+        for vote in pending:
+            assert vote.task is not None  # noqa: S101 - it is pending
+            vote.task.add_done_callback(partial(self._take_answer, vote))
         for vote in queued:
-            if not vote.claim.inbox.on_ready(self._notify):
-                self._notify()
+            if not vote.claim.inbox.on_ready(self.inbox.wake):
+                self.inbox.wake(vote.claim.inbox.reason)
 
-    def _notify(self, _: object = None) -> None:
-        self.inbox.wake(WakeReason.NOTIFIED)
+    def _take_answer(self, vote: Vote, task: asyncio.Task[None]) -> None:
+        if vote.state is VoteState.FAILED:
+            self.inbox.wake(WakeReason.FAILED, vote.error)
+        elif not task.cancelled():
+            self.inbox.wake(WakeReason.ANSWERED)
 
     # --- hold
 

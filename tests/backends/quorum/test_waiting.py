@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 import pytest
 
+import aiolock
 from aiolock.backends.quorum import claim as quorum_claim
+from aiolock.core.backend import Request
+from aiolock.core.inbox import WakeReason
+from aiolock.types import MUTEX
 from tests.faults.staging import PATIENCE, passes, queued, until
 
 WAITERS = 20
@@ -42,4 +47,42 @@ async def test_waiters_have_no_task_of_the_client(three):
         async with asyncio.timeout(PATIENCE):
             for waiter in asyncio.as_completed(waiting):
                 await (await waiter).release()
+    await three.nothing_is_left()
+
+
+async def test_why_a_waiter_woke_is_logged(three, monkeypatch, caplog):
+    monkeypatch.setattr(quorum_claim, "POLL", 3600.0)
+    name = three.name(0)
+
+    async def woken(claim) -> WakeReason:
+        async with asyncio.timeout(PATIENCE):
+            reason = await claim.inbox.wait()
+        records = [each for each in caplog.records if each.name == "aiolock.wait"]
+        assert records[-1].aiolock_reason == reason.name
+        return reason
+
+    async with (
+        three.client(ttl=300, command_timeout=20) as client,
+        aiolock.connect(three.urls()[1], namespace=three.namespace, ttl=300) as of_one_server,
+    ):
+        caplog.set_level(logging.DEBUG, "aiolock.wait")
+        lease = await client.lock(name).acquire()
+        claim = client._backend.claim(Request(name, MUTEX, ttl=300, label="", fair=True))
+        assert await claim.acquire(wait=True) is None
+        await lease.release()
+        assert await woken(claim) is WakeReason.GRANTED
+        while await claim.acquire(wait=True) is None:
+            await woken(claim)
+        await claim.release()
+
+        # The second server refuses, then the first grants, and the third is slow.
+        lease = await of_one_server.lock(name).acquire()
+        claim = client._backend.claim(Request(name, MUTEX, ttl=300, label="", fair=True))
+        three.ways[0].up.delay, three.ways[2].up.delay = 0.2, 1.5
+        assert await claim.acquire(wait=True) is None
+        assert await woken(claim) is WakeReason.ANSWERED
+        assert await claim.acquire(wait=True) is not None
+        three.ways[0].up.delay = three.ways[2].up.delay = 0.0
+        await claim.release()
+        await lease.release()
     await three.nothing_is_left()
