@@ -11,7 +11,6 @@ import asyncio
 import hashlib
 import math
 from datetime import UTC, datetime
-from random import uniform
 from typing import Any
 
 from aiolock.backends.callers import SHORT, Callers, ConnectionLock
@@ -75,7 +74,7 @@ class CallerAdvisoryLock(ConnectionLock):
             if caller.blocks and clock() - asked < SHORT:
                 # Not a Backoff: a server that does not wait has to be polled, and longer pauses would only be late.
                 async with asyncio.timeout(deadline.left()):
-                    await asyncio.sleep(uniform(*RETRY))
+                    await asyncio.sleep(self._settings.random.uniform(*RETRY))
             caller.blocks = True
 
     async def _lock(self, caller: PostgreSQLConnection, there: Any, mark: str) -> bool:

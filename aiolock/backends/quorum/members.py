@@ -100,6 +100,8 @@ class Members:
     """The settings of each member; its command timeout is half of the client's."""
     command_timeout: float
     """The command timeout of the client, in seconds."""
+    random: Random
+    """That of the client."""
 
     def __init__(self, backends: Sequence[Backend]) -> None:
         if not isinstance(backends, list | tuple) or not all(isinstance(one, Backend) for one in backends):
@@ -113,7 +115,6 @@ class Members:
         self.all = [Member(one) for one in backends]
         self.needed = majority(len(backends))
         """The number of votes that is more than half."""
-        self.random = Random()
         self.tasks: TaskSet = TaskSet(awaited=True)
         self.leaving: dict[asyncio.Task[Any], float] = {}
         """The tasks that release something, each with the time when it began."""
@@ -124,7 +125,7 @@ class Members:
     def bind(self, settings: Settings) -> None:
         """Give each member half of the time, so that the rest is left to act on its silence."""
         self._required = settings.require
-        self.command_timeout = settings.command_timeout
+        self.command_timeout, self.random = settings.command_timeout, settings.random
         self.settings = replace(settings, command_timeout=settings.command_timeout / 2, require=frozenset())
         for member in self.all:
             member.backend.bind(self.settings)
