@@ -1,8 +1,9 @@
-"""The clock that runs during suspend, deadlines by it, and the wall clock; the only module that reads time.
+"""The clock that runs during suspend, deadlines by it, and the wall clock.
 
 ``loop.time()`` and ``time.monotonic()`` stand still while a machine with Linux or macOS is suspended, and a server elsewhere
 does not. The ends of holds are therefore judged by ``CLOCK_BOOTTIME`` (Linux), or by ``CLOCK_MONOTONIC``, which on macOS is not
-the clock of ``time.monotonic()`` and goes on. The wall clock is shown to people, ages unused rows,
+the clock of ``time.monotonic()`` and goes on. The limits of single
+calls, and pauses, may count by ``loop.time()``, as those of asyncio do. The wall clock is shown to people, ages unused rows,
 and is where the tokens of a file begin; it decides about no hold.
 """
 

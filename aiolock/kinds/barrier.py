@@ -6,7 +6,9 @@ it with another write: a client that died before the last party arrived does not
 change. Either way the next round begins. Each observer measures with its own clock, so that no two clocks have to agree.
 
 The body of the register has ``parties``, ``round`` (a number), ``inside`` (client -> ``ids`` of its parties, ``beat``,
-``ttl``, ``label``, ``here``) and ``broken`` (the last broken rounds, each with the reason)."""
+``ttl``, ``label``, ``here``) and ``broken`` (the last broken rounds, each with the reason).
+
+One file, because a party applies these rules to the register and judges the result by them."""
 
 from __future__ import annotations
 
