@@ -473,7 +473,8 @@ async def _carry_out(
         if not done.done():
             done.set_exception(error)
         else:
-            log.info("%s of %s was not confirmed: %s", what, shorten(hold.name), error)
+            extra = {"lock": hold.name}
+            log.info("%s of %s was not confirmed: %s", what, shorten(hold.name), error, extra=extra)
     finally:
         if not done.done():
             done.set_result(None)

@@ -556,8 +556,9 @@ class RenewalScheduler:
         try:
             validity.report(event)
         except Exception as error:  # noqa: BLE001 - one lease must not cost the others their renewal
+            name = validity.claim.request.name
             log.error(
-                "notifying the holder of %s failed", shorten(validity.claim.request.name), exc_info=error
+                "notifying the holder of %s failed", shorten(name), exc_info=error, extra={"lock": name}
             )
 
 

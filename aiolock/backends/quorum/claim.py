@@ -189,7 +189,9 @@ class Vote(Certainty):
                 return await self.member.ask(lambda: self.claim.release(keep), proves=False)
             except BackendError as error:
                 if not error.retryable or clock() >= give_up:
-                    log.info("could not give a vote back to %r, it ends by its ttl: %s", self.member, error)
+                    extra = {"lock": self.owner.request.name, "member": repr(self.member)}
+                    text = "could not give a vote back to %r, it ends by its ttl: %s"
+                    log.info(text, self.member, error, extra=extra)
                     return Release.UNKNOWN
             await backoff.pause()
 

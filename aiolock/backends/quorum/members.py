@@ -182,7 +182,8 @@ class Members:
                 if str(error) != before:
                     log.warning("%r does not take part: %s", member, error)
             except ConfigError as error:
-                log.error("%r will not take part: %s", member, error)  # noqa: TRY400 - the traceback says nothing more
+                extra = {"member": repr(member)}
+                log.error("%r will not take part: %s", member, error, extra=extra)  # noqa: TRY400 - the traceback says nothing more
                 return
         opened(member)
 
