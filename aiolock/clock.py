@@ -2,9 +2,8 @@
 
 ``loop.time()`` and ``time.monotonic()`` stand still while a machine with Linux or macOS is suspended, and a server elsewhere
 does not. The ends of holds are therefore judged by ``CLOCK_BOOTTIME`` (Linux), or by ``CLOCK_MONOTONIC``, which on macOS is not
-the clock of ``time.monotonic()`` and goes on. The limits of single
-calls, and pauses, may count by ``loop.time()``, as those of asyncio do. The wall clock is shown to people, ages unused rows,
-and is where the tokens of a file begin; it decides about no hold.
+the clock of ``time.monotonic()`` and goes on. The limits of single calls, and pauses, may count by ``loop.time()``, as those of
+asyncio do. The wall clock is shown to people, ages unused rows, and is where the tokens of a file begin; it decides about no hold.
 """
 
 from __future__ import annotations
