@@ -10,7 +10,7 @@ from threading import get_ident
 from types import TracebackType
 from typing import Any, Final, NoReturn
 
-from aiolock.core.backend import Release, Request
+from aiolock.core.backend import Request
 from aiolock.core.cancellation import Task, in_async_generator
 from aiolock.core.capabilities import Administration
 from aiolock.core.hold import BLOCKS, Hold, LeaseOptions
@@ -196,21 +196,9 @@ class Lock(NamedLock):
         task = (current_task(runtime.loop) if get_ident() == runtime.thread else None) or self._task()
         # The lease is kept until its hold has ended: one that is collected before that counts as dropped.
         lease = self._leave(task)
-        hold = lease._hold  # noqa: SLF001 - without a call: two for each block
-        if not hold.quiet(task):
-            rest = hold.leave(task, error)
-            if rest is not None:
-                await rest
-        elif (claim := hold.end()) is not None:
-            # As `Hold.leave`, two coroutines less.
-            try:
-                answer = await claim.release()
-            except BaseException as trouble:
-                if not runtime.unreleased(claim, trouble, hold.disown):
-                    raise
-            else:
-                if answer is Release.NOT_HELD and hold.disown():
-                    await hold.raise_loss(task, error)
+        rest = lease._hold.leave(task, error)  # noqa: SLF001 - its own class
+        if rest is not None:
+            await rest
 
     # --- generations
 

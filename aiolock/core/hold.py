@@ -247,15 +247,6 @@ class Hold:
             and not runtime.forked
         )
 
-    def end(self) -> Claim | None:
-        """End a block that is :meth:`quiet`; return the claim to be released, if it is not handed over."""
-        self._before = -1
-        claim = self.parent.leave(self)
-        self.released = True
-        if self._rare is not None:
-            self._notify()
-        return claim
-
     def leave(self, task: Task, error: BaseException | None) -> Coroutine[None, None, None] | None:
         """End a block: release, or raise what the loss means for it. The coroutine that is returned is to be awaited.
 
@@ -263,7 +254,8 @@ class Hold:
         """
         if not self.quiet(task):
             return self._leave(task, error)
-        claim = self.end()
+        self._before = -1
+        claim = self.give_back()
         return None if claim is None else self._release(claim, task, error)
 
     async def _release(self, claim: Claim, task: Task, error: BaseException | None) -> None:

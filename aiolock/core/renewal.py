@@ -105,9 +105,7 @@ class Validity(Certainty):
         self.until: float = until
         self.full: bool = grant.until - now >= FULL * request.ttl
         """False for a pushed grant, until its first renewal confirms it."""
-        # As `_due`, in place, because every acquire does it.
-        due, soon = until - 2 / 3 * request.ttl, now + (until - now) / 3
-        self.due: float = max(soon, due)
+        self.due: float = self._due(now)
         if request.life != math.inf:
             self._begin_life(now)
 
