@@ -44,7 +44,7 @@ demo-flash-sale: .venv/dev.stamp
 	@tests/install.sh redis mariadb zookeeper memcached etcd
 	$(RUN) -m examples.flash_sale
 
-## make test              all tests with one version of each server; prints little, failures last (25 min)
+## make test              all tests with one version of each server; prints little, failures last (24 min)
 test: .venv/dev.stamp .venv-arq/arq.stamp servers
 	AIOLOCK_SERVERS="$(SERVERS)" PYTHON="$(RUN)" tests/all.sh $(PYTEST_ARGS)
 
