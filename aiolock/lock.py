@@ -24,7 +24,7 @@ from aiolock.validation import check_reason, check_timeout
 __all__ = ["UNSET", "Handle", "Lock", "NamedLock", "Unset"]
 
 _NO_LEASES: dict[Task, tuple[Lease, ...]] = {}
-"""Of a lock object that has not been entered yet; never changed."""
+"""The leases of a lock object that has not been entered yet; never changed."""
 
 
 Ask = Callable[[float | None], Coroutine[Any, Any, Hold | None]]

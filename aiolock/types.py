@@ -246,6 +246,6 @@ class Finding:
     subject: str
     """The setting or property, such as ``maxmemory-policy``."""
     text: str
-    """Its value and the consequence, in a sentence."""
+    """The value of the subject and the consequence, in a sentence."""
     advice: str = ""
     """The remedy, in a sentence; empty if there is nothing to improve."""

@@ -39,7 +39,7 @@ class Callers:
         self.present: set[CallerConnection] = set()
         self.closed = False
         self.tasks: TaskSet = TaskSet(awaited=True)
-        """They outlive the callers."""
+        """Tasks that run statements; they go on when their callers are cancelled."""
 
     async def aclose(self, timeout: float) -> None:
         """End the statements under way, so that the callers have their connections back.
@@ -77,7 +77,7 @@ class CallerConnection(ABC):
         self._callers = callers
         self._address = address
         self._closed = False
-        """It had to be closed."""
+        """True if the connection had to be closed."""
         self._task: asyncio.Task[Any] | None = None
         self._ending: asyncio.Task[None] | None = None
 

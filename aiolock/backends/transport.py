@@ -43,7 +43,7 @@ LONGEST_PAUSE = 0.4
 """Seconds between attempts to connect: doubled from the first to the longest, and jittered. A server that is back
 should be in use within half a second, and a refused attempt costs next to nothing."""
 REFUSED_PAUSE = 2.0
-"""The same after a refusal that an administrator has to act on."""
+"""Seconds before the next attempt after a refusal that an administrator has to act on."""
 STABLE = 2.0
 """Seconds after which a connection counts as stable: the back-off then starts from the first pause again."""
 LATE = 0.05

@@ -303,7 +303,7 @@ class Settings:
     outages: Outages | None = None
     """Lost connections are reported to it."""
     random: Random = field(default_factory=Random, repr=False, compare=False)
-    """That of the client, for pauses and the order among equals; threads, and parts that get no settings, may have their own."""
+    """The client's source of pauses and of order among equals; threads, and parts that get no settings, may have their own."""
 
 
 class Backend(ABC):

@@ -87,7 +87,7 @@ class _Rare:
         self.request_reason: str | None = None
         """The reason of the latest request to release."""
         self.request_watchers: set[asyncio.Future[None]] = set()
-        """Of the watchers, those that a request to release wakes as well."""
+        """The watchers that a request to release wakes as well."""
         self.watchers: set[asyncio.Future[None]] = set()
 
 

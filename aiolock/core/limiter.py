@@ -14,7 +14,7 @@ from aiolock.errors import BackendUnavailable
 __all__ = ["Limiter"]
 
 SHARE = 0.9
-"""Of a command timeout: a server that has answered none of those before it for this long refuses a request that waits."""
+"""The share of a command timeout after which a request that waits is refused, if the server has answered none of those before it."""
 
 
 class Limiter:

@@ -226,7 +226,7 @@ class LocalQueue:
         self._claim = runtime.backend.claim(request) if claim is None else claim
         self._state = _IDLE
         self._validity: Validity | None = None
-        """Of the claim, while the state is HELD."""
+        """The validity of the claim's hold, while the state is HELD."""
         self._hold: Hold | None = None
         """The present hold, while the state is HELD."""
         self._waiters: Waiters | None = None

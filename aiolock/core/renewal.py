@@ -95,7 +95,7 @@ class Validity(Certainty):
         self.renewed: bool = True
         """True while it is prolonged: not after ``max_hold``, and not if the claim is fixed."""
         self.end: float = math.inf
-        """Its end if the claim is fixed, whatever the server answers; with ``grace``."""
+        """The end of the hold if the claim is fixed, whatever the server answers; with ``grace``."""
         self.queue: dict[Validity, None] | None = None
         """The queue of the renewal scheduler that it is in; ``None`` before it was added, and once it is over."""
         request = claim.request

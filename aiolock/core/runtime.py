@@ -143,7 +143,7 @@ class Runtime(OneProcess):
         """The thread of the loop."""
         self.tasks: TaskSet = TaskSet()
         self.cleanups: set[asyncio.Task[None]] = set()
-        """Those of the tasks that release a claim."""
+        """The tasks that release a claim."""
         self.shared: dict[str, Contender] = {}
         """Local queues that other tasks join, by the key of their request."""
         self.contenders: dict[Contender, None] = {}
@@ -151,7 +151,7 @@ class Runtime(OneProcess):
         self.writers: dict[tuple[str, str], RegisterWriter] = {}
         """The writers of registers, by family and name."""
         self.writing: set[asyncio.Task[None]] = set()
-        """Those of the tasks that run a writer."""
+        """The tasks that run a writer."""
         self.kept: dict[OpeningState[Any], Any] = {}
         """State that belongs to other modules; see :class:`OpeningState`."""
         self.connect: Callable[[], Coroutine[Any, Any, None]] | None = None

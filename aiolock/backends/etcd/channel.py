@@ -26,7 +26,7 @@ WINDOW = 1 << 24
 SETTINGS = b"\4"
 """The type of the first frame of a server."""
 LAST = (1 << 31) - (1 << 20)
-"""Of the numbers of streams, which are never used again; a connection that has come so far is replaced by another one."""
+"""The last stream number that is used. Numbers are never used again, so a connection that has come so far is replaced."""
 
 # At DEBUG it shows each header, and so the token of the login.
 hide_debug("hpack")

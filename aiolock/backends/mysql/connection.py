@@ -46,7 +46,7 @@ class _Command:
         self.atomic = atomic
         self.answers: Answers = asyncio.get_running_loop().create_future()
         self.again = False
-        """It was sent before, and refused."""
+        """True if the command was sent before, and the server refused it."""
 
 
 class LockUser(Protocol):
@@ -97,11 +97,11 @@ class MySQLSession:
         self.locks: dict[str, LockUser] = {}
         """The user locks that this session has or may have, with the claim or position of each."""
         self.silence = 0
-        """Its ``wait_timeout``: seconds without a command after which the server ends it; 0: not known."""
+        """The ``wait_timeout`` of the session: seconds without a command after which the server ends it; 0: not known."""
         self.contended = False
-        """It may block, and counts among the connections that do."""
+        """True if a statement on this session may block: it counts among the sessions that do."""
         self.lost = False
-        """It ended otherwise than by :meth:`quit`."""
+        """True if the session ended otherwise than by :meth:`quit`."""
         self.used = 0.0
         """The time of the server's last answer."""
 

@@ -198,7 +198,7 @@ class DecisionQueue:
         self._decide = decide
         self._requests: deque[PendingDecision] = deque()
         self._taken: list[PendingDecision] = []
-        """Those that are being decided."""
+        """The requests that are being decided."""
 
     def begin(self, request: PendingDecision) -> asyncio.Future[Outcome]:
         """Add a request to the next decision, without waiting: the future of its outcome.

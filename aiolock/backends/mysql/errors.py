@@ -44,7 +44,7 @@ DENIED = {1044, 1045, 1095, 1142, 1143, 1227, 1698}
 ACCOUNT_LIMIT = {1203, 1226}
 """The account has as many connections as it may have."""
 NO_CONNECTION = {1040, 1041} | ACCOUNT_LIMIT
-"""The same, or the server has."""
+"""The account, or the server, has as many connections as it may have."""
 NOT_NOW = {1205, 3572}
 """A row lock that is not to be had now."""
 READ_ONLY = {1290, 1836}

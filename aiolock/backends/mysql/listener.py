@@ -155,15 +155,15 @@ def interrupted(session: MySQLSession, error: BackendError) -> bool:
 SHORTEST_LIFE = 3.0
 """Seconds that a position lives at least without being prolonged; `sharing.sql` says the same."""
 LONGEST = 1.0
-"""At most so many seconds between polls."""
+"""Most seconds between polls."""
 GRANTED, HELD, WAITING = 1, 2, (0, 5)
 """The states of a grant, of a confirmed hold, and of positions and watches."""
 ACROSS = 0.2
-"""The same where a grant may come from another node of a cluster, which cannot wake this client."""
+"""Most seconds between polls where a grant may come from another node of a cluster, which cannot wake this client."""
 SHARE = 0.25
 """For how many seconds all wait for a decision about the lock of one of them."""
 SOON = (0.003, 0.01)
-"""The same while a row is locked, as it is for a moment by every decision."""
+"""The range of a pause, in seconds, while the row of a grant is locked, as every decision locks it for a moment."""
 NEVER = (0.0, 0.0)
 
 
@@ -182,7 +182,7 @@ class Listener:
         self._advance, self._reclaim = advance, reclaim
         self._claims: dict[str, ListeningClaim] = {}
         self._queues: dict[str, dict[str, ListeningClaim]] = {}
-        """The same by lock, in the order in which they came."""
+        """The claims by lock, in the order in which they came."""
         self._watches: dict[str, Watch] = {}
         self._doubts: set[str] = set()
         """Owners that may have been let in by a decision that had no answer."""

@@ -25,7 +25,7 @@ class ServerFacts(NamedTuple):
     """The facts about a server and its database that statements depend on."""
 
     across: bool
-    """It is one of several nodes that take locks, and user locks are each node's own."""
+    """True if the server is one of several nodes that take locks; each node has user locks of its own."""
     galera: bool
     """A read must be made to wait for the commits of other nodes."""
     clock_stands: bool
@@ -39,7 +39,7 @@ class ServerFacts(NamedTuple):
     server: str
     """The expression by which the server identifies itself."""
     fine_times: bool
-    """That table has times of less than a second."""
+    """True if the times in that table have fractions of a second."""
 
 
 class Sessions:
@@ -81,7 +81,7 @@ class Sessions:
         self._contended = 0
         """Number of contended sessions, and of those that are being opened."""
         self.tasks: TaskSet = TaskSet(awaited=True)
-        """They end when everything is closed."""
+        """The tasks of the pool; closing it ends them."""
         self.closed = False
 
     # --- shared sessions

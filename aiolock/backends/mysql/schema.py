@@ -34,7 +34,7 @@ PAGE = 500
 
 TABLE = re.compile(r"CREATE TABLE IF NOT EXISTS `(\S+)` \((.*?)\n\)", re.DOTALL)
 COLUMN = re.compile(r"^  (?!KEY )(\w+) (.*?)( PRIMARY KEY)?,?$", re.MULTILINE)
-"""Of a table: name, definition, and whether it is the key."""
+"""A column of a table: name, definition, and whether it is the primary key."""
 KEY = re.compile(r"^  KEY (\w+) \((\w+)\),?$", re.MULTILINE)
 TYPE = re.compile(r"(\w+)(?:\((\d+)\))?( unsigned)?", re.IGNORECASE)
 COLLATION = re.compile(r"COLLATE (\w+)")

@@ -267,7 +267,7 @@ class SharedClaim(ListeningClaim, Downgrade, Extension):
         self._asked = False
         """The server may know of this owner."""
         self._queued = False
-        """It has a position in the queue, as far as is known."""
+        """True if the claim has a position in the queue, as far as is known."""
         self._over = False
         self._left = False
         """A copy of the release may have been sent."""

@@ -101,7 +101,7 @@ class Members:
     command_timeout: float
     """The command timeout of the client, in seconds."""
     random: Random
-    """That of the client."""
+    """The client's source of pauses."""
 
     def __init__(self, backends: Sequence[Backend]) -> None:
         if not isinstance(backends, list | tuple) or not all(isinstance(one, Backend) for one in backends):

@@ -72,7 +72,7 @@ class Context:
     released: Released | None
     """``None`` for a server that no other takes over from."""
     pairing: Pairing | None
-    """Of server and local time; ``None`` in a cluster, where the time in a reply may be that of any node."""
+    """The latest pair of server time and local time; ``None`` in a cluster, where the time in a reply may be that of any node."""
 
 
 Begun = tuple["asyncio.Future[int]", bool, float]
@@ -97,7 +97,7 @@ class RedisClaim(Extension):
         self._doubts = 0
         """Requests that were sent and not answered: they may still arrive."""
         self._ticket = -1
-        """Of its latest position in the queue, to which it may come back."""
+        """The ticket of the latest position in the queue, to which the claim may come back."""
         self._waiter: Waiter | None = None
         """The position, while it has one."""
         self._begun: Begun | None = None

@@ -19,7 +19,7 @@ __all__ = ["RedisRegister", "Registers"]
 POLL_WITH_PUSH = 2.0
 """Seconds between reads of a register that is waited for."""
 POLL = 0.1
-"""The same while changes cannot be pushed to this client."""
+"""Seconds between these reads while changes cannot be pushed to this client."""
 LIFE_MS = "6000"
 """Milliseconds for which the server remembers a watch, unless it is renewed."""
 

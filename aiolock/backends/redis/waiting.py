@@ -54,9 +54,9 @@ class Waiter:
     def __init__(self, key: str, number: int, ttl: float, inbox: Inbox[Grant]) -> None:
         self.key: str = key
         self.number: int = number
-        """Of its claim."""
+        """Number of the claim within this client."""
         self.ttl: float = ttl
-        """Of a hold, in seconds."""
+        """The ttl of the hold that is waited for, in seconds."""
         self.inbox: Inbox[Grant] = inbox
         self.queued = False
         """The server has confirmed the position, and no further request is under way."""

@@ -40,7 +40,7 @@ __all__ = ["RowBackend"]
 T = TypeVar("T")
 
 PURGES = 1_000
-"""One of so many openings deletes rows that were not used for long."""
+"""The number of openings of which one deletes rows that were not used for long."""
 SHOWN = 5
 """Rows of an unknown format that a diagnosis names."""
 IDLE = 86_400.0

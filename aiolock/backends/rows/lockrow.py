@@ -425,7 +425,7 @@ class Entered(NamedTuple):
 
 
 Result = Entered | bool
-"""Of the other steps: whether there was a hold."""
+"""The result of a step: that of an ``Enter``, or for the other steps whether there was a hold."""
 
 
 class Batch(NamedTuple):

@@ -65,7 +65,7 @@ class MemberState(Enum):
     WAITING = "waiting"
     HELD = "held"
     GONE = "gone"
-    """Its hold was found missing."""
+    """The hold of the claim was found missing."""
 
 
 _WAITS = (MemberState.OUTSIDE, MemberState.WAITING)

@@ -120,7 +120,7 @@ def _identity(names: Iterable[str | Path]) -> list[tuple[int, int]]:
 _opened: list[tuple[int, int]] = []
 """Device and inode of each file that a connection of this process has open."""
 _inherited: set[tuple[int, int]] = set()
-"""Those that the parent had open when it was forked. SQLite keeps the locks and shared memory of a file once per process: a connection
+"""The files that the parent had open when it was forked. SQLite keeps the locks and shared memory of a file once per process: a connection
 of the child would count the parent's locks as its own, and go on with shared memory that other processes have replaced."""
 
 
