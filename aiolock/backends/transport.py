@@ -409,9 +409,14 @@ class WaitingTransport(Transport, Generic[R]):
     """A request, in messages."""
 
     def __init__(
-        self, address: str, connect: Connect, *hooks: Hook | None, **options: Unpack[Options]
+        self,
+        address: str,
+        connect: Connect,
+        on_up: Hook | None = None,
+        on_down: Hook | None = None,
+        **options: Unpack[Options],
     ) -> None:
-        super().__init__(address, connect, *hooks, **options)
+        super().__init__(address, connect, on_up, on_down, **options)
         self._pending: deque[Slot[R]] = deque()
         """Sent, in this order."""
         self._parked: deque[Slot[R]] = deque()

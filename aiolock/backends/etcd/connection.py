@@ -140,7 +140,7 @@ class Connection(WaitingTransport[Call]):
         on_down: Hook,
         **options: Unpack[Options],
     ) -> None:
-        super().__init__(address.text, self._dial, None, on_down, **options)
+        super().__init__(address.text, self._dial, on_down=on_down, **options)
         self._members = address
         self._namespace = namespace
         self._watched = watched

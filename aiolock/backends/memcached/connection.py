@@ -175,7 +175,7 @@ class Connection(WaitingTransport[_Batch]):
     """
 
     def __init__(self, host: Host, namespace: str, on_down: Hook, **options: Unpack[Options]) -> None:
-        super().__init__(f"memcached://{host}", self._dial, None, on_down, **options)
+        super().__init__(f"memcached://{host}", self._dial, on_down=on_down, **options)
         self._host = host
         self._namespace = namespace
         self._parser = Parser()

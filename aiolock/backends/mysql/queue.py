@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -207,7 +208,8 @@ class Position:
 
     def _become(self, state: PositionState, error: LockError | None = None) -> None:
         """Change the state; all transitions pass through here."""
-        log_change(log, "position in the queue", self._name, self.state, state)
+        if log.isEnabledFor(logging.DEBUG):
+            log_change(log, "position in the queue", self._name, self.state, state)
         self.state = state
         if state is PositionState.NO_ROOM:
             self._inbox.wake_after(self._context.random.uniform(*RETRY), WakeReason.FAILED, error)

@@ -24,6 +24,7 @@ from aiolock.backends.redis.cluster.slots import (
 )
 from aiolock.backends.redis.commands import Script, encode
 from aiolock.backends.redis.errors import was_sent
+from aiolock.backends.transport import ConnectionState
 from aiolock.backends.urls import Host
 from aiolock.types import Finding, Level
 from tests.contract.deployments import least_rights
@@ -223,6 +224,22 @@ def test_findings_of_many_nodes_are_summed_up():
     assert [(finding.level, finding.text) for finding in same] == [(Level.OK, "fine")]
     [worst] = summed_up({a: say(Level.OK, "x"), b: say(Level.WARNING, "bad"), c: say(Level.WARNING, "worse")})
     assert (worst.level, worst.text) == (Level.WARNING, "at h:2, h:3: bad")
+
+
+@pytest.mark.parametrize("passes", range(8))
+async def test_a_close_that_was_cancelled_closes_the_rest_when_it_is_called_again(cluster, connect, passes):
+    async with connect(cluster.url) as client:
+        nodes = client._backend._router.nodes
+        known = list(nodes.all.values())
+        assert known
+        closing = asyncio.create_task(nodes.aclose())
+        for _ in range(passes):
+            await asyncio.sleep(0)
+        closing.cancel()
+        await asyncio.wait([closing])
+        await nodes.aclose()
+        states = {end.state for node in known for end in (node.connection, node.subscriber)}
+        assert states == {ConnectionState.CLOSED}
 
 
 async def test_locks_are_listed_from_all_nodes(cluster, connect):

@@ -216,12 +216,12 @@ SELECT IF(@@GLOBAL.read_only NOT IN ('0', 'OFF'), -1,
   TIMESTAMPDIFF(MICROSECOND, '1970-01-01', SYSDATE(6)), 0)) AS t
 
 -- name: queue_up
--- The same for a session that waits; the time is that of the grant.
+-- Take a user lock as above on a session that waits for it; the time is that of the grant.
 SELECT IF(GET_LOCK({lock}, 31536000) = 1, IF(@@GLOBAL.read_only IN ('0', 'OFF'),
   TIMESTAMPDIFF(MICROSECOND, '1970-01-01', SYSDATE(6)), -1), 0) AS t /*{who}*/
 
 -- name: release
--- 1 if the session had it.
+-- Release a user lock; the answer is 1 if the session had it.
 SELECT RELEASE_LOCK({lock})
 
 -- name: confirm

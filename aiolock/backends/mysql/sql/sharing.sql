@@ -176,7 +176,7 @@ WHERE t.id IN (SELECT w.lock_id FROM {requests} AS w WHERE w.client = {client} A
 SELECT id, version FROM {registers} WHERE id IN ({watched}) AND expires_at > UTC_TIMESTAMP(6)
 
 -- name: listen
--- A client that grants something to this client ends this; a grant that came just before is seen, because it was committed before. On MariaDB
+-- A client that grants something to this client ends this statement; a grant that was committed just before is found by it. On MariaDB
 -- not by SLEEP: a KILL QUERY that comes as it begins stands still for 2 s, and with it all that sleep at that server.
 SELECT IF(
   EXISTS (SELECT 1 FROM {requests} WHERE client = {client} AND state = 1 AND expires_at > UTC_TIMESTAMP(6))
