@@ -17,14 +17,14 @@ __all__ = ["fenced_set", "node"]
 async def fenced_set(lease: Lease, path: str, data: bytes, *, version: int | None = None) -> int | None:
     """Replace the data of a node, if ``lease`` is still held as the ensemble sees it.
 
-    :param lease: of a client of ``zookeeper://``; any kind of lock, but not with ``recipe=simple``.
+    :param lease: of a client of ``zookeeper://``; any kind of lock.
     :param path: the absolute path of a node that exists, below the chroot of the client's address.
     :param data: at most a megabyte.
     :param version: write only if this is the version of the data; ``None`` is any.
 
     Returns the new version, or ``None`` if the data has another version than the one that was named. Raises
     :class:`LockLost` if the hold has ended (:class:`RuntimeError` if it was released), :class:`ConfigError` for a wrong
-    argument, :class:`UnsupportedKind` with ``recipe=simple`` and on other servers, :class:`BackendRefused` if there is no such
+    argument, :class:`UnsupportedKind` on other servers, :class:`BackendRefused` if there is no such
     node or no right to write to it, and :class:`BackendUnavailable` if no answer came within the ``command_timeout``: then it is
     open whether it was written, and a read shows it. Cancelling it leaves that open as well.
     """
@@ -69,10 +69,4 @@ def _claim(lease: object) -> FencedNode:
     claim = hold.validity.claim
     if not isinstance(claim, FencedNode):
         raise UnsupportedKind("node for a lease", hold.parent.runtime.backend.name, "only zookeeper:// has")
-    if not claim.unique:
-        raise UnsupportedKind(
-            "node of a lease's own",
-            "zookeeper with recipe=simple",
-            "there the node of every holder has the same path: use the default recipe, or compare lease.token",
-        )
     return claim

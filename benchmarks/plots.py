@@ -18,7 +18,7 @@ OURS = "#2f81f7"
 STYLES = {
     "aiolock": (OURS, "-"),
     "aiolock fair": ("#39a0a8", "--"),
-    "aiolock simple, fair": ("#8250df", "-."),
+    "plain node": ("#8250df", "-."),
     "publish": ("#8b949e", ":"),
     "redis-py": ("#db6d28", "-"),
     "polling": ("#db6d28", ":"),
@@ -35,7 +35,7 @@ NAMES = {
     "publish": "bare publish → receive",
     "redis-py": "redis-py, default",
     "aiolock fair": "aiolock, fair=True",
-    "aiolock simple, fair": "aiolock, recipe=simple",
+    "plain node": "plain node, which all watch",
     "for update": "FOR UPDATE, a connection for each",
     "get_lock": "GET_LOCK, a connection for each",
     "curator": "Curator",

@@ -93,6 +93,8 @@ class Form:
     """True if a host may be listed twice."""
     ignored: frozenset[str] = frozenset()
     """Parameters of another library's URLs for the same server that mean nothing here; they are logged at DEBUG."""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Parameters that are refused by name, and the sentence that says what to do instead."""
     reserved: str = "/[]"
     """Characters that must be percent-encoded in user name and password."""
 
@@ -202,6 +204,8 @@ def _options(form: Form, query: str, given: Mapping[str, Any]) -> dict[str, Any]
         if name in form.ignored:
             log.debug("%s of a %s URL means nothing here, and is ignored", name, form.server)
             continue
+        if name in form.refused:
+            raise ConfigError(f"{name} is no parameter of a {form.server} URL: {form.refused[name]}")
         if name not in form.options:
             raise ConfigError(
                 f"{shorten(name)} is no parameter of a {form.server} URL; it has {', '.join(form.options) or 'none'}"

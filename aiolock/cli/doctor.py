@@ -154,7 +154,6 @@ BY_SERVER = {
         "a server that dies and comes back has forgotten its votes: with its vote and that of a server that was away, the next "
         "client may have a majority while the old holder still believes in it",
     ),
-    ("zookeeper", "fifo"): _OnServer("leave out recipe=simple"),
     ("zookeeper", "survives-failover"): _OnServer(
         "run an ensemble of three servers or more; name them all in the address if clients may not read "
         "/zookeeper/config",

@@ -280,9 +280,6 @@ class FencedNode(Claim):
 
     __slots__ = ()
 
-    unique: bool = True
-    """True if no other hold ever has a node of the same path, so that its presence proves this hold."""
-
     @property
     @abstractmethod
     def own(self) -> str:

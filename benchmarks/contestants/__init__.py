@@ -26,7 +26,7 @@ from benchmarks.contestants.postgresql import (
 )
 from benchmarks.contestants.redis import CoRedis, RedisPy, Watch
 from benchmarks.contestants.trips import RoundTrip
-from benchmarks.contestants.zookeeper import AioZK, Kazoo
+from benchmarks.contestants.zookeeper import AioZK, Kazoo, PlainNode
 from benchmarks.peers import LIBRARIES
 
 __all__ = ["Contestant", "contestant"]
@@ -39,8 +39,6 @@ _KNOWN: dict[str, Callable[..., Any]] = {
     "aiolock, mutexes only": OursPlain,
     "aiolock fair": partial(Ours, fair=True),
     "aiolock memory://": InMemory,
-    "aiolock simple": partial(Ours, query="?recipe=simple"),
-    "aiolock simple, fair": partial(Ours, query="?recipe=simple", fair=True),
     "aiolock lease": partial(Ours, query="?mode=lease"),
     "aiolock lease, no passing": partial(OursWithoutPassing, query="?mode=lease"),
     "aiolock session": partial(Ours, query="?mode=session"),
@@ -60,6 +58,7 @@ _KNOWN: dict[str, Callable[..., Any]] = {
     "kazoo": Kazoo,
     "pg_advisory_lock": Advisory,
     "pg_try_advisory_lock": TryAdvisory,
+    "plain node": PlainNode,
     "polling": MySQLPollingRow,
     "polling add": PollingAdd,
     "polling key": PollingKey,

@@ -1,17 +1,17 @@
-"""Peers on ZooKeeper that are written in Python: kazoo's lock, in threads, and aiozk's recipe."""
+"""Peers on ZooKeeper that are written in Python: kazoo's lock, in threads, aiozk's recipe, and the plain node of articles."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, asynccontextmanager
 from typing import Any, Self
 
-from benchmarks.contestants.base import SEATS, TTL, Contestant, Span, parts
+from benchmarks.contestants.base import SEATS, TTL, Contestant, InBlocks, Span, parts
 
-__all__ = ["AioZK", "Kazoo"]
+__all__ = ["AioZK", "Kazoo", "PlainNode"]
 
 
 def hosts(url: str) -> str:
@@ -127,3 +127,34 @@ class AioZK(Contestant):
 
     def lock(self, name: str) -> Any:
         return self._client.recipes.Lock(f"/aiozk/{name}")
+
+
+class PlainNode(InBlocks):
+    """One ephemeral node by aiozk, which all others watch: there is no order, and each release wakes all of them."""
+
+    async def __aenter__(self) -> Self:
+        from aiozk import ZKClient
+
+        self._client = ZKClient(hosts(self.url), session_timeout=TTL)
+        await self._client.start()
+        await self._client.ensure_path("/plain")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._client.close()
+
+    @asynccontextmanager
+    async def block(self, name: str) -> AsyncIterator[None]:
+        from aiozk import WatchEvent, exc
+
+        node = f"/plain/{name}"
+        while True:
+            try:
+                await self._client.create(node, ephemeral=True)
+                break
+            except exc.NodeExists:
+                deleted = self._client.wait_for_events([WatchEvent.DELETED], node)
+                if await self._client.exists(node, watch=True):
+                    await deleted
+        yield
+        await self._client.delete(node)

@@ -34,7 +34,7 @@ def free(context: ZooKeeperContext) -> Report:
         rate, _ = context.workers.one("single", who=who, url=context.url, turns=turns)
         return rate, (context.packets() - asked) / turns
 
-    whos = context.competing(report, ["aiolock", "aiolock simple", "kazoo", "aiozk", "curator"])
+    whos = context.competing(report, ["aiolock", "plain node", "kazoo", "aiozk", "curator"])
     with context.pinned(apart=True):
         played = context.alternate(rounds, whos, play)
     for who, figures in played.items():
@@ -72,7 +72,7 @@ def hot(context: ZooKeeperContext) -> Report:
     }
     title = f"ZooKeeper: one hot lock, drain of 2 processes x 10 tasks x {turns} turns"
     report = Report("hot", title, columns)
-    every = ["aiolock", "aiolock fair", "aiolock simple, fair", "kazoo", "curator", "aiozk"]
+    every = ["aiolock", "aiolock fair", "plain node", "kazoo", "curator", "aiozk"]
     whos = context.competing(report, every)
 
     def play(who: str) -> dict[str, float]:
@@ -90,8 +90,8 @@ def hot(context: ZooKeeperContext) -> Report:
     _compare(report, "aiolock", "aiolock fair")
     report.notes.append(
         f"aiozk's recipe gets {LIMIT:g} s: a waiter of it can miss that its turn has come, and then it and all behind it wait "
-        "for ever; it has a rate only if all get through each time. kazoo's and Curator's contenders are threads. The simple "
-        "recipe knows no order; with fair=True each of its waiters stands alone, so that the herd is seen."
+        "for ever; it has a rate only if all get through each time. kazoo's and Curator's contenders are threads. The plain "
+        "node is the lock of the textbooks: it knows no order, and each release wakes all who wait."
     )
     return report
 
@@ -100,7 +100,7 @@ def many(context: ZooKeeperContext) -> Report:
     """A hundred tasks of one process, each with its own lock: creates that travel together."""
     turns = context.count(6, 2)
     report = Report("many", "ZooKeeper: 100 tasks, 100 locks, one process", {"rate": "turns/s"})
-    whos = context.competing(report, ["aiolock", "aiolock simple", "kazoo", "aiozk", "curator"])
+    whos = context.competing(report, ["aiolock", "plain node", "kazoo", "aiozk", "curator"])
 
     def play(who: str) -> float:
         return drained(context, who, 1, 100, turns, locks=100)["rate"]
@@ -113,7 +113,7 @@ def many(context: ZooKeeperContext) -> Report:
 
 LINES = {
     "aiolock fair": (2, 20, 200, 2000),
-    "aiolock simple, fair": (2, 20),
+    "plain node": (2, 20),
     "kazoo": (2, 20, 200),
     "curator": (2, 20, 200, 2000),
 }
@@ -164,7 +164,7 @@ def _tried(context: ZooKeeperContext, report: Report, who: str, count: int) -> f
 
 def _line(context: ZooKeeperContext, who: str, count: int) -> float:
     repeats = max(1, 16 // count)
-    nodes = 1 if "simple" in who else count + 1
+    nodes = 1 if who == "plain node" else count + 1
     times: list[list[float]] = context.workers.one(
         "line",
         who=who,

@@ -172,17 +172,13 @@ class ZooKeeperGoods(Goods):
 
     def __init__(self, url: str) -> None:
         hosts, _, chroot = url.removeprefix("zookeeper://").partition("?")[0].partition("/")
-        self._zk: Any = aiozk.ZKClient(hosts, chroot=chroot or None)
-        recipe = f"{url}{'&' if '?' in url else '?'}recipe=simple"
-        self._plain = aiolock.connect(recipe, namespace="flash-plain", ttl=TTL)
+        self._zk: Any = aiozk.ZKClient(hosts, chroot=chroot or None, session_timeout=TTL)
 
     async def __aenter__(self) -> Self:
         await self._zk.start()
-        await self._plain.__aenter__()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._plain.__aexit__(None, None, None)
         await self._zk.close()
 
     async def prepare(self) -> None:
@@ -213,9 +209,20 @@ class ZooKeeperGoods(Goods):
         return len(await self._zk.get_children(f"/flash-goods/{number}"))
 
     async def plain_node(self, number: int, buyer: str) -> bool:
-        """Lock by one ephemeral node, which all others watch; aiolock's default are sequential nodes."""
-        async with self._plain.lock(f"goods:{number}", timeout=PATIENCE):
+        """Lock by one ephemeral node, which all others watch: each of them tries again when it is deleted."""
+        node = f"/flash-goods/lock-{number}"
+        while True:
+            try:
+                await self._zk.create(node, ephemeral=True)
+                break
+            except aiozk.exc.NodeExists:
+                deleted = self._zk.wait_for_events([aiozk.WatchEvent.DELETED], node)
+                if await self._zk.exists(node, watch=True):
+                    await deleted
+        try:
             return await self.take(number, buyer)
+        finally:
+            await self._zk.delete(node)
 
     async def node_version(self, number: int, buyer: str) -> bool:
         """Write only if the node still has the version that was read."""

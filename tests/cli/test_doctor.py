@@ -38,7 +38,7 @@ DEPLOYMENTS = [
       for info in ({}, {"maxmemory_policy": "allkeys-lru"}, {"maxmemory_policy": "noeviction", "aof_enabled": "1"})),
     *((QuorumBackend.name, promised([assess({"maxmemory_policy": policy, "aof_enabled": aof}, pushed=True).capabilities] * 3))
       for policy in ("allkeys-lru", "noeviction") for aof in ("0", "1")),
-    *((ZooKeeperBackend.name, of_zookeeper(None, named, simple=simple)) for named in (1, 3) for simple in (True, False)),
+    *((ZooKeeperBackend.name, of_zookeeper(None, named)) for named in (1, 3)),
     *((MySQLBackend.name, of_mysql({"version": version, "innodb_flush_log_at_trx_commit": flush}, mode))
       for version in ("8.4.0", "10.11.19-MariaDB") for flush in ("1", "2") for mode in ("lease", "session", "row")),
 ]  # fmt: skip

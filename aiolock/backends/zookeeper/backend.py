@@ -15,24 +15,15 @@ from aiolock.backends.zookeeper import diagnosis, protocol
 from aiolock.backends.zookeeper.claim import QueueClaim
 from aiolock.backends.zookeeper.context import BLOCK, Cleanup, Context, Nodes, SharedTimer
 from aiolock.backends.zookeeper.format import FORMAT, REVOKE, Note, Record, agree
-from aiolock.backends.zookeeper.kinds import PermitsClaim, ReadWriteClaim, SimpleClaim
+from aiolock.backends.zookeeper.kinds import PermitsClaim, ReadWriteClaim
 from aiolock.backends.zookeeper.protocol import Operation
-from aiolock.backends.zookeeper.queue import (
-    SIMPLE,
-    TAKEN,
-    Position,
-    component,
-    inside,
-    name_of,
-    parents,
-    queue,
-)
+from aiolock.backends.zookeeper.queue import Position, component, inside, name_of, parents, queue
 from aiolock.backends.zookeeper.register import NodeRegister
 from aiolock.backends.zookeeper.session import Session
 from aiolock.backends.zookeeper.url import parse
 from aiolock.core.backend import Claim, Event, EventKind, Grant, Renewal, Request, Settings
 from aiolock.core.capabilities import Administration, Diagnosis, RegisterStore
-from aiolock.errors import BackendUnavailable, ConfigError, UnsupportedKind, forgets_arguments
+from aiolock.errors import BackendUnavailable, ConfigError, forgets_arguments
 from aiolock.types import LOCK_FAMILIES, Family, Finding, Holder, LockInfo, Waiting
 
 __all__ = ["ZooKeeperBackend"]
@@ -62,7 +53,6 @@ class ZooKeeperBackend(Administration, RegisterStore, Diagnosis):
     :param session_timeout: seconds to ask for, instead of the client's ttl; the server has the last word.
     :param tick_time: seconds of the server's ``tickTime``, where its ``minSessionTimeout`` is below two ticks.
     :param acl: ``"open"``: all users have all rights; ``"creator"``: the authenticated user alone.
-    :param recipe: ``"queue"``, or ``"simple"``: one node that all wait for, in no order.
     :param heartbeat: ``"sync"``, which the leader answers alone; ``"write"``: a quorum has to.
     :param tls: ``True``, or a context; ``tls_ca``, ``tls_cert`` and ``tls_key`` name files in PEM.
     """
@@ -83,7 +73,6 @@ class ZooKeeperBackend(Administration, RegisterStore, Diagnosis):
         session_timeout: float | None = None,
         tick_time: float | None = None,
         acl: str | None = None,
-        recipe: str | None = None,
         heartbeat: str | None = None,
         tls: bool | ssl.SSLContext | None = None,
         tls_ca: str | None = None,
@@ -95,7 +84,6 @@ class ZooKeeperBackend(Administration, RegisterStore, Diagnosis):
             session_timeout=session_timeout,
             tick_time=tick_time,
             acl=acl,
-            recipe=recipe,
             heartbeat=heartbeat,
             tls=tls,
             tls_ca=tls_ca,
@@ -103,7 +91,6 @@ class ZooKeeperBackend(Administration, RegisterStore, Diagnosis):
             tls_key=tls_key,
         )
         self.address = self._address.text
-        self._simple = self._address.options.recipe == "simple"
         self._opened = False
         self._connected = False
 
@@ -140,7 +127,7 @@ class ZooKeeperBackend(Administration, RegisterStore, Diagnosis):
         async with context.bounded():
             await session.start()
             members = await self._members()
-        self.capabilities = diagnosis.capabilities(members, len(self._address.hosts), simple=self._simple)
+        self.capabilities = diagnosis.capabilities(members, len(self._address.hosts))
 
     async def _members(self) -> bytes | None:
         """Read the members of the ensemble; ``None`` without the right to."""
@@ -177,17 +164,13 @@ class ZooKeeperBackend(Administration, RegisterStore, Diagnosis):
     def claim(self, request: Request) -> QueueClaim:
         """Return a claim with a uuid of its own."""
         kind = request.kind
-        if self._simple and kind.shareable:
-            raise UnsupportedKind(f"{kind.mode.value} lock", self.name, "recipe=simple has the mutex only")
         if request.grace > (most := self.session.timeout / 6):
             raise ConfigError(
                 f"grace must be at most a sixth of the session timeout here, {most:g}, not {request.grace:g}: between two "
                 "heartbeats a hold is certain for little more than a third of it"
             )
         recipe = QueueClaim
-        if self._simple:
-            recipe = SimpleClaim
-        elif kind.counted:
+        if kind.counted:
             recipe = PermitsClaim
         elif kind.shareable:
             recipe = ReadWriteClaim
@@ -283,8 +266,6 @@ class ZooKeeperBackend(Administration, RegisterStore, Diagnosis):
 
     async def set_limit(self, name: str, limit: int) -> None:
         """Write the limit into the semaphore's node, and keep that for a day."""
-        if self._simple:
-            raise UnsupportedKind("semaphore", self.name, "recipe=simple has the mutex only")
         path, nodes = self._path(name, Family.SEMAPHORE), self.context.nodes
         async with self.context.bounded():
             while True:
@@ -331,12 +312,7 @@ class ZooKeeperBackend(Administration, RegisterStore, Diagnosis):
         )
         if listed is None or known is None:
             return _View([], Record(), -1)
-        if self._simple:
-            # Waiters of the simple recipe have no nodes.
-            contenders = list(TAKEN.watch) if SIMPLE in listed.children else []
-        else:
-            contenders = queue(path, family, listed.children)
-        return _View(contenders, Record.decode(known.data), known.stat.version)
+        return _View(queue(path, family, listed.children), Record.decode(known.data), known.stat.version)
 
     async def _each(self, requests: Sequence[Operation]) -> list[Any]:
         """Return the replies to many requests; ``None`` where there is no such node."""

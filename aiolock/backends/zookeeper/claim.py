@@ -374,9 +374,7 @@ class QueueClaim(FencedNode):
         elif error is not None:
             self._own_watched = False
         elif isinstance(data := reply.result(), Data):
-            found = self.unique or data.stat.created_zxid == self._token // BLOCK
-            if found:
-                self._read_request(data.data)
+            self._read_request(data.data)
         else:
             children = data.children
             found = self._is_among(children)
@@ -463,11 +461,10 @@ class QueueClaim(FencedNode):
     def begin_release(self, keep: float = 0) -> Release | None:  # noqa: ARG002 - as above
         """Send the deletion of a node whose name is certain."""
         if self._begun is None:
-            request = self._deletion() if self._sent and self._node is not None and self.settled else None
-            if request is None:
+            if not (self._sent and self._node is not None and self.settled):
                 return None
             try:
-                reply = self._session.ask(request, self.owner)
+                reply = self._session.ask(self._deletion(), self.owner)
             except exc.ZKError:
                 return None
             self._begun = reply, not self._release_sent
@@ -475,7 +472,7 @@ class QueueClaim(FencedNode):
             self._end()
         return Release.UNKNOWN
 
-    def _deletion(self) -> Operation | None:
+    def _deletion(self) -> Operation:
         """Return the request that deletes the own node; with others waiting it writes the floor in the same transaction."""
         delete = protocol.delete(self.own)
         if (

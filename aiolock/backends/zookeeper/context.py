@@ -15,7 +15,7 @@ from aiozk import exc
 
 from aiolock.backends.zookeeper import protocol
 from aiolock.backends.zookeeper.errors import translate
-from aiolock.backends.zookeeper.format import Note, make
+from aiolock.backends.zookeeper.format import make
 from aiolock.backends.zookeeper.protocol import Operation
 from aiolock.backends.zookeeper.session import OnEvent, Session
 from aiolock.backends.zookeeper.url import Address
@@ -182,8 +182,6 @@ class Leftover(NamedTuple):
     path: str
     prefix: str
     node: str | None
-    attempt: str = ""
-    """The attempt that the data must name, where the node's name does not."""
 
 
 async def find(session: Session, leftover: Leftover) -> list[str]:
@@ -201,11 +199,6 @@ async def remove(session: Session, leftover: Leftover) -> bool:
 
     Cancelling it leaves open which nodes were deleted; it may be called again.
     """
-    if leftover.attempt:
-        node = protocol.get(f"{leftover.path}/{leftover.node}", watch=False)
-        [known] = await session.read(node, owner=leftover.owner)
-        if known is None or Note.decode(known.data).attempt != leftover.attempt:
-            return False
     found = False
     for name in [leftover.node] if leftover.node is not None else await find(session, leftover):
         with contextlib.suppress(exc.NoNode):

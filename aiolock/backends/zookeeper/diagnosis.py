@@ -40,16 +40,13 @@ MOST_BYTES = 65_536
 # --- capabilities
 
 
-def capabilities(config: bytes | None, named: int, *, simple: bool) -> frozenset[str]:
+def capabilities(config: bytes | None, named: int) -> frozenset[str]:
     """Return the capabilities of an ensemble: ``survives-failover`` takes :data:`ENOUGH` voting servers.
 
     :param config: its list of members, or ``None`` if the account may not read it.
     :param named: servers in the address, which count in that case.
-    :param simple: with ``recipe=simple``, which has no queue, and so no ``fifo``.
     """
     found = set(ALWAYS)
-    if simple:
-        found.remove("fifo")
     if (named if config is None else voters(config)) >= ENOUGH:
         found.add("survives-failover")
     return frozenset(found)

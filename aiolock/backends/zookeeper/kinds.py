@@ -1,4 +1,4 @@
-"""Claims of read-write locks, of semaphores, and of ``recipe=simple``."""
+"""Claims of read-write locks and of semaphores."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aiolock.backends.zookeeper.context import BLOCK, Leftover, find
 from aiolock.backends.zookeeper.errors import InDoubt, NotSent, SessionChanged, unwrap
 from aiolock.backends.zookeeper.format import Note, Record
 from aiolock.backends.zookeeper.protocol import Operation, WatchEvent
-from aiolock.backends.zookeeper.queue import SIMPLE, TAKEN, Verdict, alone, mine, reader
+from aiolock.backends.zookeeper.queue import mine, reader
 from aiolock.backends.zookeeper.session import DATA
 from aiolock.core.backend import Grant
 from aiolock.core.capabilities import Downgrade
@@ -21,7 +21,7 @@ from aiolock.core.inbox import WakeReason
 from aiolock.errors import ConfigError, LockLost, shorten
 from aiolock.types import READ
 
-__all__ = ["PermitsClaim", "ReadWriteClaim", "SimpleClaim"]
+__all__ = ["PermitsClaim", "ReadWriteClaim"]
 
 
 class ReadWriteClaim(QueueClaim, Downgrade):
@@ -160,62 +160,3 @@ class PermitsClaim(QueueClaim):
             self._wake(WakeReason.NOTIFIED)
         else:
             super()._event(event)
-
-
-_HELD = Verdict(enter=True, demand=True)
-"""Waiters leave no trace, so there may always be one."""
-
-
-class SimpleClaim(QueueClaim):
-    """A request for the one node that its creator holds, and that all other claims wait for.
-
-    There is no order, and every release wakes all waiters: n waiters cost n creates for one hand-over. It is meant for few
-    contenders, and for comparison. While a claim waits, the server knows nothing of it but a watch. A release reads the
-    node before it deletes it, because the next holder's has the same name; that is its only protection if an administrator
-    deletes the node in between.
-    """
-
-    __slots__ = ()
-
-    unique = False
-    """Every holder's node has the same path: a check for it proves that there is a holder, not which one."""
-
-    async def _judge(self, gone: str | None) -> Verdict | None:  # noqa: ARG002 - every end is worth a create
-        if self._node is None and self._sent:
-            await self._adopt()
-        data = Note(self.request.label, self._attempt, value=self.request.value).encode()
-        create = protocol.create(f"{self._path}/{SIMPLE}", data, self._context.nodes.acl, sequential=False)
-        while self._node is None:
-            self._sent = True
-            created, listed = await self._session.ask_all(
-                create, protocol.listing(self._path, watch=False), owner=self.owner
-            )
-            try:
-                stat = unwrap(created).stat
-            except exc.NodeExists:
-                self._sent = False
-                return TAKEN
-            except exc.NoNode:
-                self._sent = False
-                await self._make_parents()
-                continue
-            self._node, self._token = SIMPLE, stat.created_zxid * BLOCK
-            alone(self._path, unwrap(listed).children)
-        return _HELD
-
-    async def _adopt(self) -> None:
-        node = protocol.get(f"{self._path}/{SIMPLE}", watch=False)
-        [found] = await self._session.read(node, owner=self.owner)
-        self._sent = (
-            found is not None
-            and Note.decode(found.data).attempt == self._attempt
-            and found.stat.ephemeral_owner == self.owner
-        )
-        if found is not None and self._sent:
-            self._node, self._token = SIMPLE, found.stat.created_zxid * BLOCK
-
-    def _deletion(self) -> Operation | None:
-        return None
-
-    def _leftover(self, node: str | None) -> Leftover:  # noqa: ARG002 - the name is always the same
-        return Leftover(self.owner or 0, self._path, SIMPLE, SIMPLE, self._attempt)

@@ -12,12 +12,9 @@ from aiolock.types import Family, Kind, Mode
 
 __all__ = [
     "RULES",
-    "SIMPLE",
-    "TAKEN",
     "Position",
     "Verdict",
     "after",
-    "alone",
     "component",
     "decide",
     "inside",
@@ -58,9 +55,6 @@ def parents(path: str) -> list[str]:
 #
 # Names of other libraries count: for the mutex and the read-write lock Curator has the same, and kazoo's are understood. A
 # child that looks like a contender, numbered by the server, but of an unknown form is refused: its owner would not wait.
-
-SIMPLE = "simple"
-"""The node of ``recipe=simple``, which a queue must not ignore."""
 
 LAST = 2**31 - 2**20
 """The server's numbers are 32 bits wide and wrap; numbers from here on are refused."""
@@ -134,7 +128,7 @@ def queue(path: str, family: Family, children: Sequence[str]) -> list[Position]:
     """Return the contenders in their order. Raises :class:`BackendRefused` where exclusion would be broken."""
     found, others = positions(family, children)
     for name in others:
-        if name == SIMPLE or _NUMBERED.search(name):
+        if _NUMBERED.search(name):
             head = name[:-10]
             if _contender(family, head) or _contender(family, head.removesuffix("-")):
                 # A negative number, with nine digits or ten.
@@ -152,14 +146,6 @@ def _used_up(path: str) -> BackendRefused:
     return BackendRefused(
         f"the numbers of {shorten(path)} are used up: let its last holder leave, and delete it"
     )
-
-
-def alone(path: str, children: Sequence[str]) -> None:
-    """Raise :class:`BackendRefused` if there is a queue at the path of a lock with ``recipe=simple``."""
-    if found := queue(path, Family.LOCK, [name for name in children if name != SIMPLE]):
-        raise BackendRefused(
-            f"there is a queue at {shorten(path)}, with {found[0].name}: use one recipe per path"
-        )
 
 
 # --- rules
@@ -233,9 +219,6 @@ def permits(positions: Sequence[Position], index: int, limit: int) -> Verdict:
 
 
 RULES: dict[Mode, Rule] = {Mode.MUTEX: mutex, Mode.WRITE: write, Mode.READ: read, Mode.PERMITS: permits}
-
-TAKEN = Verdict(enter=False, watch=(Position(0, Mode.MUTEX, SIMPLE),), demand=True)
-"""The verdict of ``recipe=simple`` while the node is there."""
 
 
 def is_next(last: Verdict, gone: str) -> bool:

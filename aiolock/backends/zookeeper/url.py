@@ -28,7 +28,6 @@ class Options:
     session_timeout: float | None = None
     tick_time: float | None = None
     acl: str = "open"
-    recipe: str = "queue"
     heartbeat: str = "sync"
 
 
@@ -100,7 +99,6 @@ _FORM = Form(
         "session_timeout": seconds(0.01, 86_400),
         "tick_time": seconds(0.01, 86_400),
         "acl": one_of("open", "creator"),
-        "recipe": one_of("queue", "simple"),
         "heartbeat": one_of("sync", "write"),
         "tls": tls_flag,
         "tls_ca": file,
@@ -109,5 +107,9 @@ _FORM = Form(
     },
     several=True,
     repeats=True,
+    refused={
+        "recipe": "each lock has a queue of sequential nodes, as with recipe=queue; leave the parameter out. One plain "
+        "ephemeral node, as with recipe=simple, wakes all waiters at every release, and is no option any more"
+    },
     reserved="/,",
 )

@@ -28,9 +28,8 @@ def test_servers_that_vote_are_counted():
     [(THREE, 1, True), (OBSERVED, 3, False), (b"", 3, False), (None, 3, True), (None, 2, False)],
 )
 def test_what_survives_a_failover_is_an_ensemble(config, named, survives):
-    assert ("survives-failover" in capabilities(config, named, simple=False)) is survives
-    assert capabilities(config, named, simple=True) == capabilities(config, named, simple=False) - {"fifo"}
-    assert capabilities(config, named, simple=False) >= ALWAYS
+    assert ("survives-failover" in capabilities(config, named)) is survives
+    assert capabilities(config, named) >= ALWAYS
 
 
 async def test_a_server_that_stands_alone_promises_nothing_about_a_failover(server, tools):

@@ -14,12 +14,12 @@ from aiozk import exc
 from aiozk import protocol as aiozk_protocol
 
 import aiolock
-from aiolock import AcquireTimeout, BackendRefused, BackendUnavailable, LockLost, UnsupportedKind
+from aiolock import AcquireTimeout, BackendRefused, BackendUnavailable, LockLost
 from aiolock.backends.zookeeper import protocol
 from aiolock.backends.zookeeper.claim import QueueClaim
 from aiolock.core.backend import Release, Request
 from aiolock.core.inbox import WakeReason
-from aiolock.types import MUTEX, READ, WRITE, permits
+from aiolock.types import MUTEX
 from tests.faults.proxy import Proxy, length_frames
 from tests.faults.staging import passes
 from tests.servers import ZooKeeper
@@ -543,7 +543,7 @@ async def test_z14_the_negotiated_timeout_is_the_ttl(server, tools):
         async with client, client.lock("x", ttl=11) as lease:
             assert lease.ttl == granted
             assert 0 < lease.remaining() < granted
-    client = tools.connect(server.port, query="recipe=queue", ttl=8)
+    client = tools.connect(server.port, query="heartbeat=sync", ttl=8)
     async with client, client.lock("x") as lease:
         assert lease.ttl == 8
 
@@ -551,7 +551,7 @@ async def test_z14_the_negotiated_timeout_is_the_ttl(server, tools):
 # --- others at the same path
 
 
-@pytest.mark.parametrize("name", ["lock-0b2c6f3a-0000000000", "_c_0b2c-__WRIT__0000000000", "simple"])
+@pytest.mark.parametrize("name", ["lock-0b2c6f3a-0000000000", "_c_0b2c-__WRIT__0000000000"])
 async def test_a_stranger_that_would_not_wait_for_us_is_refused(client, tools, name):
     session = tools.session_of(client)
     async with client.lock("x"):
@@ -595,13 +595,6 @@ async def test_a_note_that_somebody_left_there_harms_nobody(client, tools):
         info = await client.lock("x").inspect()
         assert [holder.token for holder in info.holders] == [lease.token]
         assert info.waiters == ()
-
-
-def test_the_simple_recipe_refuses_other_kinds_before_any_io(tools):
-    client = tools.connect(1, query="recipe=simple")
-    for kind in (READ, WRITE, permits(1, 3)):
-        with pytest.raises(UnsupportedKind, match="mutex only"):
-            client._backend.claim(Request("x", kind, 30, "label"))
 
 
 # --- servers that are away

@@ -125,22 +125,6 @@ async def test_other_servers_have_no_such_node():
             node(lease)
 
 
-async def test_the_simple_recipe_refuses_because_its_nodes_are_not_unique(client, server, tools, data):
-    """The next holder's node has the path of the last one's: a check for it would let a stale write pass."""
-    query = "session_timeout=20&recipe=simple"
-    async with tools.connect(server.port, query=query) as one, tools.connect(server.port, query=query) as two:
-        for lock in (one.lock("s"), one.reentrant_lock("s"), one.election("s").campaign()):
-            lease = await lock.acquire()
-            assert await two._backend.force_release("s", lock.kind.family)
-            async with two.lock("s"):
-                with pytest.raises(UnsupportedKind, match="recipe=simple"):
-                    await fenced_set(lease, data, b"stale")
-                with pytest.raises(UnsupportedKind, match="recipe=simple"):
-                    node(lease)
-            await lease.release()
-    assert await value(client, tools, data) == b"0"
-
-
 async def test_below_a_chroot_paths_are_the_applications(server, client, tools, data):
     session = tools.session_of(client)
     await session.ask(protocol.persistent(f"{data}/app", b"", protocol.OPEN))

@@ -45,9 +45,8 @@ async def test_the_first_client_writes_the_version_and_nobody_lists_it(client, o
 
 
 @pytest.mark.parametrize("versions", [(FORMAT, FORMAT + 1), (FORMAT + 1, FORMAT), (FORMAT, FORMAT - 1)])
-@pytest.mark.parametrize("query", ["", "session_timeout=3&tick_time=0.5&recipe=simple"])
-async def test_whichever_version_is_first_the_other_is_refused(server, owner, tools, versions, query):
-    first, second = (of_version(tools.connect(server.port, query=query), version) for version in versions)
+async def test_whichever_version_is_first_the_other_is_refused(server, owner, tools, versions):
+    first, second = (of_version(tools.connect(server.port), version) for version in versions)
     async with first, first.lock("x") as lease:
         nodes = await tools.nodes(first, "x")
         with pytest.raises(UnsafeBackend) as refused:

@@ -11,7 +11,6 @@ from aiolock.backends.zookeeper.format import Note
 from aiolock.backends.zookeeper.queue import (
     LAST,
     RULES,
-    SIMPLE,
     Verdict,
     after,
     decide,
@@ -75,9 +74,7 @@ def test_a_writer_keeps_its_number_as_a_reader():
         (Family.LOCK, "_c_0b2c-__READ__0000000001"),
         (Family.LOCK, "_c_0b2c-lease-0000000001"),
         (Family.LOCK, "ffff__rlock__0000000001"),
-        (Family.LOCK, SIMPLE),
         (Family.RW, node(1, 1)),
-        (Family.RW, SIMPLE),
         (Family.SEMAPHORE, "_c_0b2c-lease-0000000001"),
         (Family.SEMAPHORE, node(1, 1)),
     ],

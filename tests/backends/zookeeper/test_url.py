@@ -137,18 +137,27 @@ def test_files_of_tls_have_names(name, wrong):
 
 def test_an_option_is_given_in_the_address_or_beside_it():
     assert parse("zookeeper://h1?session_timeout=12.5&tick_time=2").options.session_timeout == 12.5
-    assert parse("zookeeper://h1", recipe="simple").options.recipe == "simple"
+    assert parse("zookeeper://h1", heartbeat="write").options.heartbeat == "write"
     with pytest.raises(ConfigError, match="twice"):
-        parse("zookeeper://h1?recipe=simple", recipe="queue")
+        parse("zookeeper://h1?heartbeat=write", heartbeat="sync")
     with pytest.raises(
         ConfigError,
-        match=r"'recipes' is no parameter of a ZooKeeper URL; it has session_timeout.*did you mean recipe\?",
+        match=r"'heartbeats' is no parameter of a ZooKeeper URL; it has session_timeout.*did you mean heartbeat\?",
     ):
-        parse("zookeeper://h1?recipes=simple")
+        parse("zookeeper://h1?heartbeats=write")
     with pytest.raises(
-        ConfigError, match=r"no option recipes; it has session_timeout.*did you mean recipe\?"
+        ConfigError, match=r"no option heartbeats; it has session_timeout.*did you mean heartbeat\?"
     ):
-        aiolock.connect("zookeeper://h1", recipes="simple")
+        aiolock.connect("zookeeper://h1", heartbeats="write")
+
+
+@pytest.mark.parametrize("recipe", ["simple", "queue"])
+def test_a_recipe_is_refused_with_what_there_is_instead(recipe):
+    with pytest.raises(
+        ConfigError,
+        match=r"recipe is no parameter of a ZooKeeper URL: .*sequential nodes.*leave the parameter out",
+    ):
+        aiolock.connect(f"zookeeper://h1?recipe={recipe}")
 
 
 def test_tls_has_a_port_and_a_context_of_its_own(tmp_path):
@@ -212,7 +221,6 @@ def test_every_option_of_an_address_may_stand_beside_it(option):
     value = {
         "session_timeout": 7.5,
         "tick_time": 0.5,
-        "recipe": "simple",
         "heartbeat": "write",
         "acl": "creator",
         "tls": ssl.create_default_context(),
