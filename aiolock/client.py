@@ -41,12 +41,15 @@ from aiolock.validation import (
     MIN_TTL,
     CampaignOptions,
     LockOptions,
+    OnError,
     OnLoss,
     check_count,
     check_flag,
     check_label,
+    check_max_hold,
     check_name,
     check_namespace,
+    check_on_error,
     check_on_loss,
     check_options,
     check_pattern,
@@ -522,32 +525,68 @@ class Client:
         checked = check_options("Client.locked", options, ttl=self._settings.ttl)
         return Locked(lambda name: self._lock(Lock, MUTEX, check_name(name), checked, template), template)
 
-    def once(self, name: str, *, at_most: float, at_least: float = 0.0, label: str | None = None) -> Once:
+    def once(
+        self,
+        name: str,
+        *,
+        ttl: float | None = None,
+        at_least: float = 0.0,
+        max_hold: float | None = None,
+        on_error: OnError = "keep",
+        at_most: float | None = None,
+        label: str | None = None,
+    ) -> Once:
         """Decorate a coroutine function: a job that one worker does while the others skip it.
 
-        :param name: the name of the lock, the same for all workers; the mutex of :meth:`lock` with that name. Braces in it are
-            taken literally, unlike those of :meth:`locked`.
-        :param at_most: seconds for which the job may hold it: a ttl without renewal. A job that takes longer is cancelled,
-            and raises :class:`LockLost`; the hold of a worker that died ends then.
-        :param at_least: seconds from its beginning for which others skip it, also if the job ends or fails earlier.
+        :param name: the name of the lock, the mutex of :meth:`lock` with that name; ``"report:{tenant}"`` is filled in from the
+            arguments of each call, as by :meth:`locked`.
+        :param ttl: seconds after which the job of a worker that died is free again (default: the client's). While the job runs
+            the lock is renewed, so its loop must not be blocked for so long.
+        :param at_least: seconds from its beginning for which others skip the job after a run that counts, however short the run.
+        :param max_hold: seconds after which a run is ended as by a loss: it is cancelled and raises :class:`LockLost`.
+        :param on_error: ``"keep"``: a run that raises an :class:`Exception` counts; ``"release"``: the lock is free at once, so
+            that the next worker tries.
+        :param at_most: seconds for which one hold lasts that is not renewed, instead of ``ttl`` and ``max_hold``: for a job that
+            blocks its loop. A run that takes longer is cancelled as soon as the loop runs again, and raises :class:`LockLost`; the
+            job of a worker that died is free after that time.
         :param label: names the worker to people (default: the client's).
 
-        The decorated function returns the result of the job, or ``None`` if it was skipped: another worker has it, or began
-        it within ``at_least``. May be used before the client is opened; calling the function then is :class:`RuntimeError`,
-        and :class:`UnsupportedKind` on servers that cannot keep a lock for ``at_least``.
+        A run counts if it returns, or raises an exception under ``"keep"``. A run that is cancelled or loses its lock does not,
+        nor does that of a worker that died. The decorated function returns the result of the job, or ``None`` if it was
+        skipped: another worker has it, or began a run that counts within ``at_least``. May be used before the client is opened;
+        calling the function then is :class:`RuntimeError`, and :class:`UnsupportedKind` on servers that cannot keep a lock for
+        ``at_least``. Cancelling it cancels the job and releases the lock.
 
-        Does no I/O. Raises :class:`InvalidName` or :class:`ConfigError`.
+        Does no I/O. Raises :class:`InvalidName` or :class:`ConfigError`, also when the function is decorated: the name must name
+        parameters of it.
         """
         from aiolock.decorators import Once  # noqa: PLC0415
 
-        most = check_seconds("at_most", at_most, MIN_TTL)
+        # What is wrong with a name as it stands is wrong with each that is filled in.
+        check_name(name)
         least = check_seconds("at_least", at_least, 0)
-        if least > most:
-            raise ConfigError(f"at_least must be at most at_most, which is {most:g}, not {least:g}")
+        if at_most is not None and not (ttl is None and max_hold is None):
+            raise ConfigError(
+                "at_most is one hold that is not renewed, and ttl and max_hold are of one that is: give either at_most or those"
+            )
+        if at_most is None:
+            longest, most = "max_hold", check_max_hold(max_hold)
+            lifetime: dict[str, object] = {"ttl": ttl, "max_hold": max_hold}
+        else:
+            longest, most = "at_most", check_seconds("at_most", at_most, MIN_TTL)
+            lifetime = {"ttl": most, "renew": False}
+        if most is not None and least > most:
+            raise ConfigError(f"at_least must be at most {longest}, which is {most:g}, not {least:g}")
         options = check_options(
-            "Client.once", {"ttl": most, "renew": False, "on_loss": "cancel", "label": label}
+            "Client.once", {**lifetime, "on_loss": "cancel", "label": label}, ttl=self._settings.ttl
         )
-        return Once(self._generations, self._lock(Lock, MUTEX, check_name(name), options, name), least)
+        return Once(
+            self._generations,
+            lambda filled: self._lock(Lock, MUTEX, check_name(filled), options, name),
+            name,
+            least,
+            check_on_error(on_error),
+        )
 
     def _lock(self, cls: type[L], kind: Kind, name: str, options: LockOptions, template: str = "") -> L:
         """Make a lock of a name and options that were checked; ``template`` is the name before it was filled in."""

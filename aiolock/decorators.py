@@ -13,8 +13,9 @@ from aiolock.core.runtime import Generations
 from aiolock.errors import ConfigError, LockLost, UnsupportedKind, name_of, shorten
 from aiolock.lease import hold_of
 from aiolock.lock import Lock
+from aiolock.validation import OnError
 
-__all__ = ["Locked", "Once", "Template"]
+__all__ = ["Locked", "Once", "Template", "do_once", "run_counts"]
 
 # --- templates of names
 
@@ -145,12 +146,22 @@ class Locked:
 class Once:
     """The decorator of :meth:`Client.once`, for a job that one worker does and others skip."""
 
-    __slots__ = ("_at_least", "_generations", "_lock")
+    __slots__ = ("at_least", "generations", "make", "on_error", "template")
 
-    def __init__(self, generations: Generations, lock: Lock, at_least: float) -> None:
-        self._generations = generations
-        self._lock = lock
-        self._at_least = at_least
+    def __init__(
+        self,
+        generations: Generations,
+        make: Callable[[str], Lock],
+        template: str,
+        at_least: float,
+        on_error: OnError,
+    ) -> None:
+        self.generations: Generations = generations
+        self.make: Callable[[str], Lock] = make
+        """Makes the lock of a name that was filled in."""
+        self.template: Template = Template(template)
+        self.at_least: float = at_least
+        self.on_error: OnError = on_error
 
     def __call__(
         self, function: Callable[P, Coroutine[Any, Any, R]]
@@ -160,27 +171,45 @@ class Once:
             raise ConfigError(
                 f"once must decorate a function made by `async def` without `yield`, not {shorten(function)}"
             )
+        name = self.template.of_calls(function)
 
         @functools.wraps(function)
         async def run(*args: P.args, **options: P.kwargs) -> R | None:
-            runtime = self._generations.latest
-            runtime.guard()
-            await runtime.reach()
-            if self._at_least and "keep" not in runtime.backend.capabilities:
-                raise UnsupportedKind("once(at_least=…)", runtime.backend.name, "use at_least=0")
-            lease = await self._lock.try_acquire()
-            if lease is None:
-                return None
-            begin = runtime.clock()
-            error: BaseException | None = None
-            try:
-                with lease.guard():
-                    return await function(*args, **options)
-            except BaseException as caught:
-                error = caught
-                raise
-            finally:
-                # A job that failed or was cancelled counts; one that took longer than `at_least` needs no keeping.
-                await hold_of(lease).close(error, keep=max(0.0, begin + self._at_least - runtime.clock()))
+            return await do_once(self, self.make(name(args, options)), lambda: function(*args, **options))
 
         return run
+
+
+async def do_once(once: Once, lock: Lock, job: Callable[[], Coroutine[Any, Any, R]]) -> R | None:
+    """Do ``job`` under ``lock`` by the rules of ``once``, or return ``None`` if another has it.
+
+    Cancelling it cancels the job, which then does not count: the lock is released.
+    """
+    runtime = once.generations.latest
+    runtime.guard()
+    await runtime.reach()
+    if once.at_least and "keep" not in runtime.backend.capabilities:
+        raise UnsupportedKind("once(at_least=…)", runtime.backend.name, "use at_least=0")
+    lease = await lock.try_acquire()
+    if lease is None:
+        return None
+    begin = runtime.clock()
+    error: BaseException | None = None
+    try:
+        with lease.guard():
+            return await job()
+    except BaseException as caught:
+        error = caught
+        raise
+    finally:
+        # A job that took longer than `at_least` needs no keeping. Of a lost hold nothing is left to be kept.
+        rest = begin + once.at_least - runtime.clock() if run_counts(error, once.on_error) else 0.0
+        await hold_of(lease).close(error, keep=max(0.0, rest))
+
+
+def run_counts(error: BaseException | None, on_error: OnError) -> bool:
+    """Return whether a run of a job that ended with ``error`` counts, so that others skip the job for ``at_least``.
+
+    A run that was cancelled never counts, nor does one that an exit of the program ended.
+    """
+    return error is None or (isinstance(error, Exception) and on_error == "keep")

@@ -22,7 +22,7 @@ import asyncio
 import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, Self, TypeVar, Unpack, cast
 
@@ -30,7 +30,7 @@ from aiolock import client as core
 from aiolock._threads import LoopThread
 from aiolock.core.forks import OneProcess
 from aiolock.core.hooks import C
-from aiolock.decorators import Locked, Once
+from aiolock.decorators import Locked, Once, do_once
 from aiolock.errors import (
     ConfigError,
     LockLost,
@@ -51,7 +51,7 @@ from aiolock.lease import HoldState, Lease, ReleaseRequest, hold_of
 from aiolock.lock import UNSET, Handle, Lock, Unset
 from aiolock.metrics import Figures
 from aiolock.types import Finding, Kind, Leader, LockInfo
-from aiolock.validation import SyncCampaignOptions, SyncLockOptions, check_options, check_timeout
+from aiolock.validation import OnError, SyncCampaignOptions, SyncLockOptions, check_options, check_timeout
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -229,13 +229,32 @@ class SyncClient:
         check_options("SyncClient.locked", options, SyncLockOptions)
         return SyncLocked(self, self._client.locked(template, **options, on_loss="signal"))
 
-    def once(self, name: str, *, at_most: float, at_least: float = 0.0, label: str | None = None) -> SyncOnce:
+    def once(
+        self,
+        name: str,
+        *,
+        ttl: float | None = None,
+        at_least: float = 0.0,
+        max_hold: float | None = None,
+        on_error: OnError = "keep",
+        at_most: float | None = None,
+        label: str | None = None,
+    ) -> SyncOnce:
         """Decorate a job that one worker does while the others skip it, as with :meth:`aiolock.Client.once`.
 
-        A thread cannot be cancelled: a job that takes longer than ``at_most`` goes on, beside the next worker's, and raises
-        :class:`LockLost` at its end. So choose it longer than the job ever takes.
+        A thread cannot be cancelled: a job whose lock is lost, or that takes longer than ``max_hold`` or ``at_most``, goes on,
+        beside the next worker's, and raises :class:`LockLost` at its end.
         """
-        return SyncOnce(self, self._client.once(name, at_most=at_most, at_least=at_least, label=label))
+        once = self._client.once(
+            name,
+            ttl=ttl,
+            at_least=at_least,
+            max_hold=max_hold,
+            on_error=on_error,
+            at_most=at_most,
+            label=label,
+        )
+        return SyncOnce(self, once)
 
     # --- callbacks
 
@@ -740,9 +759,11 @@ class SyncOnce:
         """Return the job, which returns its result, or ``None`` if it was skipped."""
         _check_function(function, "once")
 
+        name = self._once.template.of_calls(function)
+
         @functools.wraps(function)
         def run(*args: P.args, **options: P.kwargs) -> R | None:
-            turn = _Turn(self._client.loop, self._once)
+            turn = _Turn(self._client.loop, self._once, self._once.make(name(args, options)))
             if not turn.begin():
                 return None
             try:
@@ -756,18 +777,30 @@ class SyncOnce:
         return run
 
 
-class _Turn:
-    """One hold of a job: a task on the loop has it, by the rules of :class:`aiolock.decorators.Once`, until the thread is done."""
+class _JobFailed(Exception):
+    """Stands for the exception of a job on the loop, where only whether there was one counts."""
 
-    def __init__(self, loop: LoopThread, once: Once) -> None:
+
+class _Turn:
+    """One hold of a job: a task on the loop has it, by the rules of :func:`aiolock.decorators.do_once`, until the thread is done."""
+
+    def __init__(self, loop: LoopThread, once: Once, lock: Lock) -> None:
         self._loop = loop
+        self._once = once
+        self._lock = lock
         self._begun: Future[bool] = Future()
         self._over = asyncio.Event()
-        self._hold = once(self._wait)
+        self._error: BaseException | None = None
+        """The exception that ended the job in its thread."""
 
     async def _wait(self) -> None:
         self._begun.set_result(True)
         await self._over.wait()
+        if isinstance(self._error, Exception):
+            raise _JobFailed
+        if self._error is not None:
+            # The thread was interrupted: that is a cancelled run.
+            raise asyncio.CancelledError
 
     def _ended(self, _: object) -> None:
         if not self._begun.done():
@@ -775,7 +808,7 @@ class _Turn:
 
     def begin(self) -> bool:
         """Return whether the job is this thread's."""
-        self._task = self._loop.spawn(self._hold)
+        self._task = self._loop.spawn(lambda: do_once(self._once, self._lock, self._wait))
         self._task.add_done_callback(self._ended)
         try:
             mine = self._begun.result()
@@ -789,6 +822,7 @@ class _Turn:
 
     def end(self, error: BaseException | None) -> None:
         """Release; raise :class:`LockLost` if the hold was lost, or note it in the ``error`` of the job."""
+        self._error = error
         self._loop.soon(self._over.set)
         try:
             self._task.result()
@@ -796,3 +830,6 @@ class _Turn:
             if error is None:
                 raise
             error.add_note(str(loss))
+        except (_JobFailed, CancelledError):
+            if error is None:
+                raise

@@ -8,7 +8,7 @@
         export(client)
 
 Names of locks are no labels, because there may be millions of them. The label ``template`` is the text in
-``@client.locked("order:{order_id}")`` or in ``locked()`` of the web integrations, the name in ``once()``, and empty for other locks.
+``@client.locked("order:{order_id}")``, in ``once()`` or in ``locked()`` of the web integrations, and empty for other locks.
 """
 
 from __future__ import annotations

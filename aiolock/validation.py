@@ -16,6 +16,7 @@ __all__ = [
     "MIN_TTL",
     "CampaignOptions",
     "LockOptions",
+    "OnError",
     "OnLoss",
     "SyncCampaignOptions",
     "SyncLockOptions",
@@ -27,6 +28,7 @@ __all__ = [
     "check_max_hold",
     "check_name",
     "check_namespace",
+    "check_on_error",
     "check_on_loss",
     "check_options",
     "check_pattern",
@@ -113,6 +115,7 @@ def digest(name: str) -> str:
 # --- options: the same sentences for the same mistakes, before anything happens
 
 OnLoss = Literal["cancel", "signal"]
+OnError = Literal["keep", "release"]
 
 LEAST_IDLE = 3600
 """Seconds; far more than a clock is set back unnoticed, and than any hold of a dead process lasts."""
@@ -204,6 +207,16 @@ def check_on_loss(on_loss: object) -> OnLoss:
         if on_loss == "signal":
             return "signal"
     raise ConfigError(f'on_loss must be "cancel" or "signal", not {shorten(on_loss)}')
+
+
+def check_on_error(on_error: object) -> OnError:
+    """Return whether a run of a job that raised an exception counts."""
+    if isinstance(on_error, str):
+        if on_error == "keep":
+            return "keep"
+        if on_error == "release":
+            return "release"
+    raise ConfigError(f'on_error must be "keep" or "release", not {shorten(on_error)}')
 
 
 def check_require(require: object) -> frozenset[str]:

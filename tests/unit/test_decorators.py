@@ -12,6 +12,7 @@ import pytest
 import aiolock
 from aiolock import ConfigError, InvalidName, LockLost, UnsupportedKind
 from aiolock.backends.memory import MemoryBackend, MemoryServer
+from aiolock.decorators import run_counts
 from tests.faults.staging import passes, until, waiting
 
 
@@ -273,10 +274,11 @@ async def test_a_job_that_takes_too_long_is_cancelled(client, rival):
     assert client.stats()["renewals"] == 0
 
 
-async def test_a_cancelled_job_keeps_it_for_at_least(client, rival):
+@pytest.mark.parametrize("limits", [{"at_most": 50}, {}])
+async def test_a_cancelled_run_never_counts(client, rival, limits):
     begun = asyncio.Event()
 
-    @client.once("a", at_most=50, at_least=50)
+    @client.once("a", at_least=50, **limits)
     async def run() -> None:
         begun.set()
         await asyncio.sleep(60)
@@ -286,8 +288,98 @@ async def test_a_cancelled_job_keeps_it_for_at_least(client, rival):
     working.cancel()
     await asyncio.wait([working])
     assert working.cancelled()
-    assert await rival.lock("a").try_acquire() is None
+    async with rival.lock("a", timeout=0):
+        pass
     assert client.stats()["held"] == 0
+
+
+async def test_a_job_without_a_limit_is_renewed_and_free_one_ttl_after_the_death_of_its_worker(client, rival):
+    begun = asyncio.Event()
+    ends = asyncio.Event()
+
+    @client.once("a", ttl=0.5, at_least=60)
+    async def run() -> str:
+        begun.set()
+        await ends.wait()
+        return "done"
+
+    working = asyncio.create_task(run())
+    await begun.wait()
+    # Longer than its ttl: it is renewed.
+    await until(lambda: client.stats()["renewals"] >= 5)
+    assert await rival.lock("a").try_acquire() is None
+    # The worker dies: its client renews nothing any more, and says nothing to the server.
+    client._runtime.scheduler._backend = _Silent()
+    lease = await rival.lock("a").acquire(timeout=10)
+    assert (await rival.lock("a").inspect()).holders[0].label == "rival"
+    await lease.release()
+    with pytest.raises(LockLost):
+        await working
+
+
+class _Silent:
+    """A server that is never reached again."""
+
+    async def renew(self, claims: object) -> list[object]:
+        await asyncio.Event().wait()
+        return []
+
+
+async def test_a_run_that_failed_counts_only_under_keep(client, rival):
+    tries: list[str] = []
+
+    def job(who: aiolock.Client, label: str, on_error: str):
+        @who.once("a", at_least=60, on_error=on_error)
+        async def run() -> None:
+            tries.append(label)
+            raise ZeroDivisionError
+
+        return run
+
+    # Each worker tries a job that fails, one after the other.
+    for who, label in ((client, "first"), (rival, "second")):
+        with pytest.raises(ZeroDivisionError):
+            await job(who, label, "release")()
+    assert not await rival.lock("a").locked()
+    with pytest.raises(ZeroDivisionError):
+        await job(client, "third", "keep")()
+    assert await job(rival, "fourth", "keep")() is None
+    assert tries == ["first", "second", "third"]
+
+
+async def test_max_hold_ends_a_run_that_hangs_and_keeps_nothing(client, rival):
+    @client.once("a", at_least=0.5, max_hold=0.5)
+    async def run() -> None:
+        await asyncio.sleep(60)
+
+    with pytest.raises(LockLost) as caught:
+        await run()
+    assert caught.value.reason == "max_hold"
+    async with rival.lock("a", timeout=10):
+        pass
+
+
+async def test_the_name_is_filled_in_from_the_arguments_of_each_call(client, rival):
+    @client.once("report:{tenant}", at_least=60)
+    async def report(tenant: str, *, day: int = 1) -> str:
+        return f"{tenant} {day}"
+
+    assert await report("a") == "a 1"
+    assert await report(tenant="b", day=2) == "b 2"
+    assert await report("a", day=3) is None
+    assert sorted(info.name for info in await rival.locks()) == ["report:a", "report:b"]
+    with pytest.raises(ConfigError, match="must name parameters of"):
+        client.once("report:{customer}")(report)
+
+
+def test_which_runs_count():
+    assert run_counts(None, "keep")
+    assert run_counts(None, "release")
+    assert run_counts(ZeroDivisionError(), "keep")
+    assert not run_counts(ZeroDivisionError(), "release")
+    for ended in (asyncio.CancelledError(), KeyboardInterrupt(), SystemExit()):
+        assert not run_counts(ended, "keep")
+        assert not run_counts(ended, "release")
 
 
 async def test_a_server_that_cannot_keep_says_so():
@@ -308,8 +400,14 @@ async def test_a_server_that_cannot_keep_says_so():
     "options",
     [
         {"at_most": 0},
-        {"at_most": None},
         {"at_most": "1"},
+        {"at_most": 5, "ttl": 5},
+        {"at_most": 5, "max_hold": 5},
+        {"max_hold": 5, "at_least": 6},
+        {"max_hold": 0},
+        {"ttl": 0},
+        {"on_error": "raise"},
+        {"on_error": None},
         {"at_most": 5, "at_least": 6},
         {"at_most": 5, "at_least": -1},
         {"at_most": 5, "label": ""},

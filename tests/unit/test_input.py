@@ -270,6 +270,11 @@ async def test_times_of_other_kinds(spy, value):
         spy.once("a", at_most=value)
     with refuses("at_least"):
         spy.once("a", at_most=1, at_least=value)
+    if value is not None:
+        with refuses("ttl"):
+            spy.once("a", ttl=value)
+        with refuses("max_hold"):
+            spy.once("a", max_hold=value)
 
 
 @each([value for value in NOT_TEXT if value != ""])

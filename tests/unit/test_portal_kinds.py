@@ -274,6 +274,29 @@ def test_a_job_that_fails_counts_and_one_that_was_lost_says_so(client):
     assert len(steps) == 2
 
 
+def test_a_job_in_a_thread_counts_as_one_on_a_loop(client):
+    done = []
+
+    @client.once("job:{number}", at_least=60, on_error="release")
+    def job(number: int, error: BaseException | None = None) -> int:
+        done.append(number)
+        if error is not None:
+            raise error
+        return number
+
+    for error in (ZeroDivisionError(), KeyboardInterrupt()):
+        with pytest.raises(type(error)) as caught:
+            job(1, error)
+        assert caught.value is error
+        assert not hasattr(error, "__notes__")
+        assert not client.lock("job:1").locked()
+    assert job(1) == 1
+    assert job(2) == 2
+    assert job(1) is None
+    assert done == [1, 1, 1, 2]
+    assert sorted(info.name for info in client.locks()) == ["job:1", "job:2"]
+
+
 def test_a_job_longer_than_at_most_is_told_at_its_end(client):
     @client.once("long", at_most=0.1)
     def long() -> None:

@@ -39,6 +39,9 @@ LEFT_OUT = {
     "LockAll.locks": "the asynchronous locks",
     "Locked.make": "makes an asynchronous lock, internal",
     "Locked.template": "internal",
+    **dict.fromkeys(
+        ("Once.generations", "Once.make", "Once.template", "Once.at_least", "Once.on_error"), "internal"
+    ),
     "Campaign.terms": "of the election, internal",
     "Campaign.with_value": "of the election, internal",
 }
