@@ -34,7 +34,7 @@ from aiolock.errors import (
     forgets_arguments,
     shorten,
 )
-from aiolock.lock import Lock
+from aiolock.lock import UNSET, Lock, Unset
 from aiolock.metrics import Figures
 from aiolock.types import ELECTION, MUTEX, Family, Finding, Kind, LockInfo
 from aiolock.validation import (
@@ -55,6 +55,7 @@ from aiolock.validation import (
     check_pattern,
     check_require,
     check_seconds,
+    check_timeout,
     check_token,
     check_ttl,
 )
@@ -95,6 +96,7 @@ def connect(
     *,
     namespace: str = "aiolock",
     ttl: float = 30.0,
+    timeout: float | Unset | None = UNSET,
     on_loss: OnLoss = "cancel",
     label: str | None = None,
     require: Iterable[str] = (),
@@ -115,6 +117,9 @@ def connect(
         Or an application's own ``redis.asyncio.Redis``: the same server, credentials and TLS, on connections of this client.
     :param namespace: prefixes every key; clients of one namespace share their locks.
     :param ttl: seconds for which the server keeps a hold that is not renewed; every lock may have its own.
+    :param timeout: not the connection's (that is ``command_timeout``): the seconds that ``async with``, ``acquire()`` and
+        ``locked`` wait for a mutex, a re-entrant or read-write lock, a semaphore or ``lock_all`` that names no ``timeout`` of its own
+        (default: for ever). A lock's own ``timeout=None`` waits for ever. Elections, latches, barriers, ``try_acquire()`` and ``once`` do not follow it.
     :param on_loss: ``"cancel"``: losing a lease cancels the block under it; ``"signal"``: the lease only reports it.
     :param label: names this process to people; the default is ``host:pid``.
     :param require: capabilities that the deployment must have, such as ``"fencing"`` or ``"fifo"``; otherwise ``open``
@@ -133,6 +138,7 @@ def connect(
         from_urls(url, options) if isinstance(url, list | tuple) else from_url(url, options),
         namespace=namespace,
         ttl=ttl,
+        timeout=timeout,
         on_loss=on_loss,
         label=label,
         require=require,
@@ -159,6 +165,7 @@ class Client:
         *,
         namespace: str = "aiolock",
         ttl: float = 30.0,
+        timeout: float | Unset | None = UNSET,
         on_loss: OnLoss = "cancel",
         label: str | None = None,
         require: Iterable[str] = (),
@@ -177,15 +184,17 @@ class Client:
         if random is not None and not isinstance(random, Random):
             raise ConfigError(f"random must be a random.Random, not {shorten(random)}")
         ttl = check_ttl(ttl)
-        timeout = min(ttl / 3, 5.0) if command_timeout is None else command_timeout
+        bound = min(ttl / 3, 5.0) if command_timeout is None else command_timeout
         self._settings = Settings(
             namespace=check_namespace(namespace),
             label="" if label is None else check_label(label),
             ttl=ttl,
-            command_timeout=check_seconds("command_timeout", timeout, 0.01),
+            command_timeout=check_seconds("command_timeout", bound, 0.01),
             clock=clock,
             require=check_require(require),
         )
+        self._timeout = None if isinstance(timeout, Unset) else check_timeout(timeout)
+        """Seconds that a lock waits which names no timeout of its own."""
         self._wait = check_seconds("wait_for_server", wait_for_server, 0)
         self._lazy = check_flag("lazy", lazy)
         if self._lazy and self._wait:
@@ -393,7 +402,7 @@ class Client:
 
         :param name: a non-empty ``str`` of at most 1,024 UTF-8 bytes; different names are different locks.
         :param ttl: seconds for which the server keeps a hold that is not renewed (at least 0.1; default: the client's).
-        :param timeout: seconds that ``async with`` and ``acquire()`` wait; ``None`` (the default) waits for ever, 0 tries once.
+        :param timeout: seconds that ``async with`` and ``acquire()`` wait (default: the client's); ``None`` waits for ever, 0 tries once.
         :param on_loss: ``"cancel"`` or ``"signal"`` (default: the client's).
         :param fair: strict order of arrival, also between the tasks of this process and those of others.
         :param renew: ``False``: a hold of one ttl, which is not renewed; :meth:`Lease.extend` gives it another life. Each such
@@ -424,7 +433,7 @@ class Client:
                 "together with connection"
             )
         request = self._request(MUTEX, name, {**checked, "fair": True})
-        return TransactionLock(self._runtime, request, connection, checked.get("timeout"))
+        return TransactionLock(self._runtime, request, connection, checked.get("timeout", self._timeout))
 
     def reentrant_lock(self, name: str, **options: Unpack[LockOptions]) -> ReentrantLock:
         """Return a lock that the task that holds it may enter again; ``options`` are those of :meth:`lock`.
@@ -505,7 +514,9 @@ class Client:
 
         checked = check_options("Client.election", options, CampaignOptions, ttl=self._settings.ttl)
         # Every term has a claim of its own, so that its token is the one that the server reports to others.
-        campaign = self._lock(Campaign, ELECTION, check_name(name), {**checked, "fair": True})
+        campaign = self._lock(
+            Campaign, ELECTION, check_name(name), {"timeout": None, **checked, "fair": True}
+        )
         return Election(self._generations, campaign)
 
     def locked(self, template: str, **options: Unpack[LockOptions]) -> Locked:
@@ -596,7 +607,7 @@ class Client:
             label = options.get("label") or ""
             lease_options = LeaseOptions(options.get("max_hold"), on_loss, template, label)
         request = self._request(kind, name, options)
-        return cls(self._runtime, request, lease_options, options.get("timeout"))
+        return cls(self._runtime, request, lease_options, options.get("timeout", self._timeout))
 
     def _request(self, kind: Kind, name: str, options: LockOptions) -> Request:
         ttl, label = options.get("ttl") or self._settings.ttl, options.get("label") or self._runtime.label

@@ -313,6 +313,9 @@ def check_options(
 ) -> LockOptions:
     """Return the options of a lock, without those that are ``None``; ``ttl`` is the client's, if it is known.
 
+    A ``timeout`` of ``None`` stays: it waits for ever, whatever the client's is.
+
+
     Raises :class:`TypeError`, as Python does, if ``method`` was given an option that ``known`` does not have, and
     :class:`ConfigError` for a wrong value.
     """
@@ -325,7 +328,7 @@ def check_options(
     checked = {
         option: _CHECKS[option](value)
         for option, value in options.items()
-        if value is not None or option in ("fair", "renew")
+        if value is not None or option in ("fair", "renew", "timeout")
     }
     options = cast("LockOptions", checked)
     check_grace(options.get("grace") or 0.0, options.get("ttl") or ttl)

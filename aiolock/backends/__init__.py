@@ -61,7 +61,10 @@ SCHEMES = {
 
 _QUORUM = _Entry("aiolock.backends.quorum:QuorumBackend")
 
-EVERY = ("namespace", "ttl", "on_loss", "label", "require", "command_timeout", "wait_for_server", "lazy")
+EVERY = (
+    *("namespace", "ttl", "timeout", "on_loss", "label", "require"),
+    *("command_timeout", "wait_for_server", "lazy"),
+)
 """Options of :func:`aiolock.connect` for every server."""
 
 GROUP = "aiolock.backends"
@@ -170,8 +173,8 @@ def _check_options(scheme: str, cls: Any, options: dict[str, Any]) -> None:
     unknown = [name for name in options if name not in known]
     if unknown and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         raise ConfigError(
-            f"{scheme}:// has no option {', '.join(unknown)}; it has {', '.join(known) or 'none of its own'}, "
-            f"and every server has {', '.join(EVERY)}{meant(unknown[0], [*known, *EVERY])}"
+            f"connect() has no option {', '.join(unknown)}; it has {', '.join(EVERY)}, and for {scheme}:// "
+            f"{', '.join(known) or 'none more'}{meant(unknown[0], [*EVERY, *known])}"
         )
 
 

@@ -306,3 +306,82 @@ async def test_only_a_lock_of_another_version_is_listed_as_unreadable(connect):
         Guarded.error = aiolock.BackendRefused("no permission")
         with pytest.raises(aiolock.BackendRefused, match="no permission"):
             await client.locks()
+
+
+# --- the default timeout
+
+
+DEFAULTED = {
+    "lock": lambda client, **options: client.lock("x", **options),
+    "reentrant_lock": lambda client, **options: client.reentrant_lock("x", **options),
+    "read": lambda client, **options: client.rwlock("x").read(**options),
+    "write": lambda client, **options: client.rwlock("x").write(**options),
+    "semaphore": lambda client, **options: client.semaphore("x", 1, **options),
+    "lock_all": lambda client, **options: aiolock.lock_all(
+        client.lock("x", **options), client.lock("y", **options)
+    ),
+}
+
+
+@pytest.mark.parametrize("make", DEFAULTED.values(), ids=DEFAULTED)
+async def test_a_lock_without_a_timeout_of_its_own_waits_for_that_of_its_client(make):
+    url = "memory://"
+    async with aiolock.connect(url) as holder, aiolock.connect(url, timeout=0.05) as client:
+        taken = await (
+            aiolock.lock_all(holder.lock("x"))
+            if make is DEFAULTED["lock_all"]
+            else _conflicting(make, holder)
+        ).acquire()
+        for acquire in (make(client).acquire, make(client).__aenter__):
+            with pytest.raises(aiolock.AcquireTimeout, match=r"0\.05 s"):
+                await acquire()
+        with pytest.raises(aiolock.AcquireTimeout, match=r"0\.01 s"):
+            await make(client, timeout=0.01).acquire()
+        # None, of the lock or of the call, waits for ever.
+        patient = [
+            asyncio.create_task(make(client, timeout=None).acquire()),
+            asyncio.create_task(make(client).acquire(timeout=None)),
+        ]
+        await asyncio.wait(patient, timeout=0.3)
+        assert not any(task.done() for task in patient)
+        await taken.release()
+        for task in asyncio.as_completed(patient):
+            await (await task).release()
+
+
+def _conflicting(make, client):
+    return client.rwlock("x").write() if make is DEFAULTED["read"] else make(client)
+
+
+async def test_the_default_timeout_is_of_locks_alone():
+    url = "memory://"
+    async with aiolock.connect(url) as holder, aiolock.connect(url, timeout=0.05) as client:
+
+        @client.locked("x")
+        async def work() -> None: ...
+
+        @client.once("y")
+        async def job() -> str:
+            return "done"
+
+        async with holder.lock("x"), holder.election("e").campaign():
+            with pytest.raises(aiolock.AcquireTimeout):
+                await work()
+            waiting = [
+                asyncio.create_task(client.election("e").campaign().acquire()),
+                asyncio.create_task(client.latch("l", 1).wait()),
+                asyncio.create_task(client.lock("x").try_acquire(timeout=None)),
+            ]
+            await asyncio.wait(waiting, timeout=0.3)
+            assert not any(task.done() for task in waiting)
+            assert await client.lock("x").try_acquire() is None
+            assert await job() == "done"
+            for task in waiting:
+                task.cancel()
+            await asyncio.wait(waiting)
+
+
+@pytest.mark.parametrize("timeout", ["3", -1, True, float("nan")])
+def test_a_wrong_default_timeout_is_refused(timeout):
+    with pytest.raises(aiolock.ConfigError, match="timeout must be"):
+        aiolock.connect("memory://", timeout=timeout)

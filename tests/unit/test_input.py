@@ -466,13 +466,13 @@ def test_random_of_a_client(value):
 
 
 def test_unknown_options_of_a_client():
-    with pytest.raises(TypeError, match="timeout"):
-        by_backend(timeout=3)
+    with pytest.raises(TypeError, match="timeouts"):
+        by_backend(timeouts=3)
     with pytest.raises(
         aiolock.ConfigError,
-        match=r"^memory:// has no option timeout, nmaespace; it has server, transport, and every server has namespace",
+        match=r"^connect\(\) has no option timeouts, nmaespace; it has namespace, ttl, timeout, .*, and for memory:// server, transport",
     ):
-        aiolock.connect("memory://", timeout=3, nmaespace="x")
+        aiolock.connect("memory://", timeouts=3, nmaespace="x")
     with pytest.raises(TypeError, match="positional"):
         aiolock.connect("memory://", "x")
     with pytest.raises(TypeError, match="positional"):

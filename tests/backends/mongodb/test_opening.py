@@ -91,7 +91,7 @@ def test_an_address_names_members_a_database_and_a_login(url, hosts, database, a
         ("mongodb://a/x?tls=true&tls_ca=/nowhere", {}, "cannot be read"),
         ("mongodb://a/x?collection=a.b", {}, "collection must be 1 to 63 letters"),
         ("mongodb://a/x", {"collection": ""}, "collection must be 1 to 63 letters"),
-        ("mongodb://a/x", {"table": "x"}, "no option table; it has collection"),
+        ("mongodb://a/x", {"table": "x"}, "no option table; it has namespace, .* for mongodb:// collection"),
     ],
 )
 def test_what_names_no_replica_set_is_refused(url, options, why):
