@@ -9,6 +9,8 @@ from collections.abc import Hashable, Sequence
 from functools import partial
 from typing import Any, Self
 
+from redis.asyncio.connection import AbstractConnection
+
 from aiolock.backends.redis import admin
 from aiolock.backends.redis.claim import GONE, Context, RedisClaim, Released, SharedClaim, renewal
 from aiolock.backends.redis.commands import (
@@ -26,6 +28,8 @@ from aiolock.backends.redis.connection import Connection, Pairing
 from aiolock.backends.redis.diagnosis import assess, examine, is_allowed, probe
 from aiolock.backends.redis.pubsub import Messages, Subscriber
 from aiolock.backends.redis.register import RedisRegister, Registers
+from aiolock.backends.redis.run_id import RunId
+from aiolock.backends.redis.same_server import SameServer
 from aiolock.backends.redis.sentinel import SCHEMES as SENTINELS
 from aiolock.backends.redis.sentinel import Sentinels, Switching
 from aiolock.backends.redis.url import Endpoint
@@ -274,21 +278,34 @@ class RedisBackend(BaseBackend):
         self._switching: Switching | None = None
 
     def _connect(self) -> tuple[Issue, Scripts, Pairing]:
+        commands, messages = RunId(), RunId()
+
+        async def verify(driver: AbstractConnection) -> None:
+            # In one round trip.
+            await driver.send_command(*commands.question)
+            await driver.send_command(*self._format.question)
+            await commands.read(driver)
+            await self._format.read(driver)
+
         connection = self._connection = Connection(
             self._endpoint,
             scripts=[SCRIPTS[name] for name in LOADED],
-            verify=self._format.verify,
+            verify=verify,
             on_up=self._up,
+            on_down=lambda: self._same.check(),
             **self._options,
         )
-        self._subscriber = Subscriber(
+        subscriber = self._subscriber = Subscriber(
             self._endpoint,
             self._channel,
-            on_message=lambda payload: self._messages.dispatch(connection.pairing, payload),
-            on_up=partial(self._push, pushed=True),
+            on_message=self._message,
+            server=messages,
+            on_up=self._subscribed,
             on_down=partial(self._push, pushed=False),
             **self._options,
         )
+        count = partial(connection.call, "PUBSUB", "NUMSUB", self._channel)
+        self._same = SameServer(connection, subscriber, (commands, messages), count, self.settings.random)
         return connection.issue, SCRIPTS, connection.pairing
 
     async def _open(self) -> None:
@@ -305,7 +322,7 @@ class RedisBackend(BaseBackend):
         if publishes:
             await subscriber.open()
         pushed = publishes and subscriber.denied is None
-        self._push(pushed=pushed)
+        self._push(pushed=pushed and subscriber.subscribed)
         verdict = assess(info, pushed=pushed)
         self._format.check(await version)
         self.capabilities = verdict.capabilities
@@ -323,7 +340,17 @@ class RedisBackend(BaseBackend):
     def _transports(self) -> list[Transport]:
         return [self._connection, self._subscriber]
 
+    def _subscribed(self) -> None:
+        self._same.check()
+        # Not if the subscription was given up at once.
+        if self._subscriber.subscribed:
+            self._push(pushed=True)
+
+    def _message(self, payload: bytes) -> None:
+        self._messages.dispatch(self._connection.pairing if self._same.known else None, payload)
+
     def _up(self) -> None:
+        self._same.check()
         # The server may be another one now, or have lost data.
         if self._released is not None:
             for claim, keep in self._released.again():

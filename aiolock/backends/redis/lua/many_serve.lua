@@ -4,11 +4,12 @@
 -- The first that can be reached and does not fit ends it, so no waiter starves behind those that need less room. Positions of
 -- clients that are gone, parked or not subscribed are dropped as in serve: their clients keep the ticket. Writes begin
 -- with one that needs no memory. One step examines 250 positions and 2,500 holes, so that the server is not held up.
+-- include push
 local function serve(lock, now, mine, floor, used, limit)
   local f = redis.call('HMGET', lock, 'head', 'tail', 'top', 'next', 'keep', 'swept')
   local head, tail, top, soonest = tonumber(f[1] or 0), tonumber(f[2] or 0), tonumber(f[3]), tonumber(f[4])
   local n, stop, most, shortest, longest, last, handed = head, math.min(tail, head + 2500), 250, nil, 0, nil, false
-  local full, swept = false, f[6] or 0
+  local full, swept, published = false, f[6] or 0, false
   if used == 0 then soonest, swept = nil, now end
   while n < stop and most > 0 do
     local position = redis.call('HGET', lock, 'q:' .. n)
@@ -29,9 +30,12 @@ local function serve(lock, now, mine, floor, used, limit)
       if there then
         local window = math.min(tonumber(ttl), math.max(1000, math.floor(ttl / 10)))
         local token, new = tokens(now, top, math.max(floor, tonumber(seen)), tonumber(block))
-        if notified ~= 's' or own or (tonumber(redis.pcall('PUBLISH', channel(lock, process),
-            string.format('g %s %.0f %.0f %.0f %.0f %d', request, token, new - token + 1, now, window,
-            n + 1 < tail and 1 or 0))) or 0) > 0 then
+        local reached = 1
+        if notified == 's' and not own then
+          reached = push(lock, process, request, token, new - token + 1, now, window, n + 1 < tail and 1 or 0)
+          if reached then top, published = new, true end
+        end
+        if reached and reached > 0 then
           hold(lock, request, now + window * 1000, 1, weight, token, new - token + 1, now, ttl, label)
           used, top, last, handed = used + weight, new, request, handed or own
           shortest, longest = math.min(shortest or window, window), math.max(longest, window)
@@ -48,6 +52,8 @@ local function serve(lock, now, mine, floor, used, limit)
   if last then
     redis.call('HSET', lock, 'used', used, 'top', top, 'last', last, 'next', soonest, 'swept', swept)
     stay(lock, longest + (f[5] or 60000))
+  elseif published then
+    redis.call('HSET', lock, 'top', top)
   end
   return not full and n < tail and -1 or shortest or 0, used, handed
 end
