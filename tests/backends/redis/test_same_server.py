@@ -14,6 +14,8 @@ import redis.asyncio
 import aiolock
 from aiolock.backends.redis import commands
 from aiolock.backends.redis.same_server import agree
+from tests.backends.redis.test_scripts import Lock
+from tests.backends.redis.test_scripts_many import ManyLock
 from tests.contract.deployments import least_rights
 from tests.faults.proxy import End, Proxy, resp_frames
 from tests.faults.staging import PATIENCE, queued, until
@@ -125,6 +127,62 @@ async def test_a_message_that_only_a_replica_brings_lets_nobody_in(pair, connect
             async with asyncio.timeout(PATIENCE):
                 await waiter
             assert inside[0] > lease.token
+
+
+@pytest.fixture(params=["mutex", "shared"])
+async def line(request, pair, namespace) -> AsyncIterator[Lock]:
+    """A lock at the primary that a holds and b waits for; b is subscribed at the replica, as `replicated` hears."""
+    primary, replica = pair
+    async with redis.asyncio.Redis(port=primary.port) as admin, redis.asyncio.Redis(port=replica.port) as other:
+        lock = Lock(admin, namespace) if request.param == "mutex" else ManyLock(admin, namespace, family="sem")
+        lock.replicated = Lock(other, namespace)
+        await lock.replicated.listen("b")
+        for holder in ("a:1", "b:1"):
+            await (lock.enter(holder) if request.param == "mutex" else lock.enter(holder, (1, 1)))
+        yield lock
+        await lock.replicated.close()
+        await lock.close()
+
+
+async def test_nothing_is_published_to_who_is_not_subscribed_at_the_server_of_the_lock(line):
+    before = await line.fields()
+    assert await line.release("a:1") == 0
+    after = await line.fields()
+    assert "owner" not in after
+    assert not [field for field in after if field[:2] == "h:"]
+    assert after["top"] == before["top"]
+    await line.admin.publish(f"{line._channels}b", "behind it")
+    assert await line.replicated.heard() == ("b", "behind it")
+
+
+async def test_a_token_that_was_published_is_used_up_whoever_received_it(line):
+    script = "many_release" if isinstance(line, ManyLock) else "release"
+    counted = b"redis.pcall('PUBSUB', 'NUMSUB', to)[2]"
+    source = commands.SCRIPTS[script].source
+    assert counted in source
+    # As if the subscription had ended between the count and the message.
+    assert await line.admin.eval(source.replace(counted, b"1"), 1, line.key, "a:1", 0) == 0
+    _, message = await line.replicated.heard()
+    letter, request, token, count, *_ = message.split(" ")
+    assert (letter, request) == ("g", "b:1")
+    fields = await line.fields()
+    assert "owner" not in fields
+    assert int(fields["top"]) >= int(token) + int(count) - 1
+
+
+async def test_without_the_right_to_publish_nothing_is_granted(line, pair):
+    await line.listen("b")
+    async with redis.asyncio.Redis(port=pair[0].port) as admin:
+        name = f"mute{line.key.partition(':')[0]}"
+        await admin.acl_setuser(name, enabled=True, nopass=True, keys=["*"], commands=["+@all", "-publish"])
+        async with redis.asyncio.Redis(port=pair[0].port, username=name, password="") as mute:
+            line.admin = mute
+            assert await line.release("a:1") == 0
+        line.admin = admin
+        fields = await line.fields()
+        assert "owner" not in fields
+        assert not [field for field in fields if field[:2] == "h:"]
+        await admin.acl_deluser(name)
 
 
 # --- failovers
