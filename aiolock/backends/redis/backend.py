@@ -15,6 +15,7 @@ from aiolock.backends.redis import admin
 from aiolock.backends.redis.claim import GONE, Context, RedisClaim, Released, SharedClaim, renewal
 from aiolock.backends.redis.commands import (
     LOADED,
+    PUBLISH,
     SCRIPTS,
     Commands,
     Format,
@@ -25,7 +26,7 @@ from aiolock.backends.redis.commands import (
     encode,
 )
 from aiolock.backends.redis.connection import Connection, Pairing
-from aiolock.backends.redis.diagnosis import assess, examine, is_allowed, probe
+from aiolock.backends.redis.diagnosis import assess, examine, may_publish, probe
 from aiolock.backends.redis.pubsub import Messages, Subscriber
 from aiolock.backends.redis.register import RedisRegister, Registers
 from aiolock.backends.redis.run_id import RunId
@@ -311,10 +312,11 @@ class RedisBackend(BaseBackend):
     async def _open(self) -> None:
         endpoint, connection, subscriber = self._endpoint, self._connection, self._subscriber
         await connection.open()
-        publishing = connection.call("PUBLISH", self._channel, "")
+        key = f"{self._prefix}probe:{{{self._process}}}"
+        publishing = connection.call("EVAL", PUBLISH.source, "1", key, self._channel)
         version = connection.call(*self._format.question)
-        info = await probe(connection.call, f"{self._prefix}probe:{{{self._process}}}")
-        publishes = await is_allowed(publishing)
+        info = await probe(connection.call, key)
+        publishes = may_publish(await publishing)
         if isinstance(endpoint, Sentinels):
             self._switching = Switching(endpoint, switched=partial(self._switched, endpoint), **self._options)
             self._switching.open()

@@ -25,6 +25,7 @@ __all__ = [
     "LOADED",
     "NOTHING",
     "PROBE",
+    "PUBLISH",
     "SCRIPTS",
     "WHOLE",
     "Arg",
@@ -138,6 +139,7 @@ def load(*, cluster: bool = False) -> Scripts:
 
 SCRIPTS = load()
 PROBE = Script(source("probe"))
+PUBLISH = Script(source("publish"))
 
 # --- data format
 # Each namespace has one version, in a key of its own whose name never changes. Every connection asks for it before its

@@ -12,8 +12,11 @@ import redis
 import redis.asyncio
 
 import aiolock
-from aiolock.backends.redis import commands
+from aiolock.backends.redis import RedisBackend, commands
+from aiolock.backends.redis.diagnosis import Facts, Pushing, _pushes
 from aiolock.backends.redis.same_server import agree
+from aiolock.clock import system_clock
+from aiolock.core.backend import Settings
 from tests.backends.redis.test_scripts import Lock
 from tests.backends.redis.test_scripts_many import ManyLock
 from tests.contract.deployments import least_rights
@@ -103,7 +106,9 @@ async def soon(waiter: asyncio.Task[aiolock.Lease]) -> aiolock.Lease:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("user", ["", "blind:password@", "neither:password@"], ids=["info", "no-info", "neither"])
+@pytest.mark.parametrize(
+    "user", ["", "blind:password@", "neither:password@"], ids=["info", "no-info", "neither"]
+)
 async def test_a_message_that_only_a_replica_brings_lets_nobody_in(pair, connect, kind, user):
     lock_of = KINDS[kind]
     async with apart(pair) as name, connect(pair[0].url, ttl=5) as one, connect(pair[0].url, ttl=5) as three:
@@ -133,8 +138,13 @@ async def test_a_message_that_only_a_replica_brings_lets_nobody_in(pair, connect
 async def line(request, pair, namespace) -> AsyncIterator[Lock]:
     """A lock at the primary that a holds and b waits for; b is subscribed at the replica, as `replicated` hears."""
     primary, replica = pair
-    async with redis.asyncio.Redis(port=primary.port) as admin, redis.asyncio.Redis(port=replica.port) as other:
-        lock = Lock(admin, namespace) if request.param == "mutex" else ManyLock(admin, namespace, family="sem")
+    async with (
+        redis.asyncio.Redis(port=primary.port) as admin,
+        redis.asyncio.Redis(port=replica.port) as other,
+    ):
+        lock = (
+            Lock(admin, namespace) if request.param == "mutex" else ManyLock(admin, namespace, family="sem")
+        )
         lock.replicated = Lock(other, namespace)
         await lock.replicated.listen("b")
         for holder in ("a:1", "b:1"):
@@ -241,7 +251,9 @@ async def test_an_earlier_primary_that_still_pushes_is_not_believed(connect, nam
 
 
 @pytest.mark.parametrize("user", ["blind:password@", "neither:password@"])
-async def test_until_both_are_known_to_be_at_one_server_a_pushed_grant_only_wakes(pair, connect, namespace, user):
+async def test_until_both_are_known_to_be_at_one_server_a_pushed_grant_only_wakes(
+    pair, connect, namespace, user
+):
     primary, _ = pair
     held_back, arrived = asyncio.Event(), asyncio.Event()
 
@@ -322,6 +334,30 @@ def test_run_ids_decide_where_both_are_known(commands, messages, same):
     assert agree(commands, messages) is same
 
 
+# --- the doctor
+
+
+@pytest.mark.parametrize(
+    ("user", "found"),
+    [
+        ("", Pushing.PUSHED),
+        ("least", Pushing.PUSHED),
+        ("blind", Pushing.PUSHED),
+        ("uncounted", Pushing.UNCOUNTED),
+    ],
+)
+async def test_the_doctor_says_where_the_subscription_is(pair, user, found):
+    async with apart(pair) as name:
+        backend = RedisBackend(name.url(f"{user}:password@" if user else ""))
+        backend.bind(Settings("f-doctor", "me", 30.0, 10.0, system_clock))
+        # The first connection of the diagnosis to the primary, its subscription to the replica; then both to the primary.
+        for ports, pushing in (([server.port for server in pair], Pushing.APART), ([pair[0].port], found)):
+            name.lead(*ports)
+            [finding] = [one for one in await backend.diagnose() if one.subject == "pub/sub"]
+            [expected] = _pushes(Facts(pushing=pushing))
+            assert finding == expected
+
+
 # --- rights
 
 
@@ -338,7 +374,9 @@ async def handed_over(one: aiolock.Client, two: aiolock.Client, kind: str) -> No
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("user", "letter"), [("least", b"g "), ("uncounted", b"n "), ("neither", b"n ")])
-async def test_without_the_right_to_count_the_message_says_ask(pair, connect, monkeypatch, user, letter, kind):
+async def test_without_the_right_to_count_the_message_says_ask(
+    pair, connect, monkeypatch, user, letter, kind
+):
     primary, _ = pair
     url = f"redis://{user}:password@127.0.0.1:{primary.port}/0"
     async with connect(url, ttl=300) as one, connect(url, ttl=300) as two:
