@@ -111,27 +111,31 @@ async def soon(waiter: asyncio.Task[aiolock.Lease]) -> aiolock.Lease:
 )
 async def test_a_message_that_only_a_replica_brings_lets_nobody_in(pair, connect, kind, user):
     lock_of = KINDS[kind]
-    async with apart(pair) as name, connect(pair[0].url, ttl=5) as one, connect(pair[0].url, ttl=5) as three:
-        async with connect(name.url(user), ttl=5) as two:
-            held = await lock_of(one).acquire()
-            inside: list[int] = []
+    async with (
+        apart(pair) as name,
+        connect(pair[0].url, ttl=5) as one,
+        connect(name.url(user), ttl=5) as two,
+        connect(pair[0].url, ttl=5) as three,
+    ):
+        held = await lock_of(one).acquire()
+        inside: list[int] = []
 
-            async def wait() -> None:
-                async with lock_of(two).acquire() as lease:
-                    inside.append(lease.token)
+        async def wait() -> None:
+            async with lock_of(two).acquire() as lease:
+                inside.append(lease.token)
 
-            waiter = asyncio.create_task(wait())
-            await queued(lock_of(one), 1)
-            # Nothing that the waiter sends arrives, so it cannot confirm a grant; messages arrive.
-            name.up.blackhole()
-            await held.release()
-            async with lock_of(three).acquire() as lease:
-                assert inside == []
-                assert lease.token > held.token
-                name.up.heal()
-            async with asyncio.timeout(PATIENCE):
-                await waiter
-            assert inside[0] > lease.token
+        waiter = asyncio.create_task(wait())
+        await queued(lock_of(one), 1)
+        # Nothing that the waiter sends arrives, so it cannot confirm a grant; messages arrive.
+        name.up.blackhole()
+        await held.release()
+        async with lock_of(three).acquire() as lease:
+            assert inside == []
+            assert lease.token > held.token
+            name.up.heal()
+        async with asyncio.timeout(PATIENCE):
+            await waiter
+        assert inside[0] > lease.token
 
 
 @pytest.fixture(params=["mutex", "shared"])
