@@ -117,8 +117,11 @@ def _check_rights(refused: Sequence[bytes], key: str) -> None:
     if not words:
         return
     error = from_reply(words[1].removeprefix("-"))
+    if str(error).startswith("READONLY"):
+        # Awaited later, when a primary has become one.
+        raise BackendRefused(str(error), retryable=True) from error
     if error.retryable:
-        # A replica, a full disk, too few replicas: not a matter of rights.
+        # A full disk, too few replicas: not a matter of rights.
         raise error
     commands = ", ".join(dict.fromkeys(words[::2]))
     raise BackendRefused(
