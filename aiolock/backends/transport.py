@@ -67,7 +67,7 @@ class ConnectionState(Enum):
     READY = "ready"
     BROKEN = "broken"
     DENIED = "denied"
-    """The server answers, but refuses this use of it."""
+    """The server answers, but refuses this use of it, or is the wrong one for it."""
 
 
 class Options(TypedDict, total=False):

@@ -9,10 +9,13 @@ from collections.abc import Hashable, Sequence
 from functools import partial
 from typing import Any, Self
 
+from redis.asyncio.connection import AbstractConnection
+
 from aiolock.backends.redis import admin
 from aiolock.backends.redis.claim import GONE, Context, RedisClaim, Released, SharedClaim, renewal
 from aiolock.backends.redis.commands import (
     LOADED,
+    PUBLISH,
     SCRIPTS,
     Commands,
     Format,
@@ -23,9 +26,11 @@ from aiolock.backends.redis.commands import (
     encode,
 )
 from aiolock.backends.redis.connection import Connection, Pairing
-from aiolock.backends.redis.diagnosis import assess, examine, is_allowed, probe
+from aiolock.backends.redis.diagnosis import assess, examine, may_publish, probe
 from aiolock.backends.redis.pubsub import Messages, Subscriber
 from aiolock.backends.redis.register import RedisRegister, Registers
+from aiolock.backends.redis.run_id import RunId
+from aiolock.backends.redis.same_server import SameServer
 from aiolock.backends.redis.sentinel import SCHEMES as SENTINELS
 from aiolock.backends.redis.sentinel import Sentinels, Switching
 from aiolock.backends.redis.url import Endpoint
@@ -274,30 +279,44 @@ class RedisBackend(BaseBackend):
         self._switching: Switching | None = None
 
     def _connect(self) -> tuple[Issue, Scripts, Pairing]:
+        commands, messages = RunId(), RunId()
+
+        async def verify(driver: AbstractConnection) -> None:
+            # In one round trip.
+            await driver.send_command(*commands.question)
+            await driver.send_command(*self._format.question)
+            await commands.read(driver)
+            await self._format.read(driver)
+
         connection = self._connection = Connection(
             self._endpoint,
             scripts=[SCRIPTS[name] for name in LOADED],
-            verify=self._format.verify,
+            verify=verify,
             on_up=self._up,
+            on_down=lambda: self._same.check(),
             **self._options,
         )
-        self._subscriber = Subscriber(
+        subscriber = self._subscriber = Subscriber(
             self._endpoint,
             self._channel,
-            on_message=lambda payload: self._messages.dispatch(connection.pairing, payload),
-            on_up=partial(self._push, pushed=True),
+            on_message=self._message,
+            server=messages,
+            on_up=self._subscribed,
             on_down=partial(self._push, pushed=False),
             **self._options,
         )
+        count = partial(connection.call, "PUBSUB", "NUMSUB", self._channel)
+        self._same = SameServer(connection, subscriber, (commands, messages), count, self.settings.random)
         return connection.issue, SCRIPTS, connection.pairing
 
     async def _open(self) -> None:
         endpoint, connection, subscriber = self._endpoint, self._connection, self._subscriber
         await connection.open()
-        publishing = connection.call("PUBLISH", self._channel, "")
+        key = f"{self._prefix}probe:{{{self._process}}}"
+        publishing = connection.call("EVAL", PUBLISH.source, "1", key, self._channel)
         version = connection.call(*self._format.question)
-        info = await probe(connection.call, f"{self._prefix}probe:{{{self._process}}}")
-        publishes = await is_allowed(publishing)
+        info = await probe(connection.call, key)
+        publishes = may_publish(await publishing)
         if isinstance(endpoint, Sentinels):
             self._switching = Switching(endpoint, switched=partial(self._switched, endpoint), **self._options)
             self._switching.open()
@@ -305,7 +324,7 @@ class RedisBackend(BaseBackend):
         if publishes:
             await subscriber.open()
         pushed = publishes and subscriber.denied is None
-        self._push(pushed=pushed)
+        self._push(pushed=pushed and subscriber.subscribed)
         verdict = assess(info, pushed=pushed)
         self._format.check(await version)
         self.capabilities = verdict.capabilities
@@ -323,7 +342,17 @@ class RedisBackend(BaseBackend):
     def _transports(self) -> list[Transport]:
         return [self._connection, self._subscriber]
 
+    def _subscribed(self) -> None:
+        self._same.check()
+        # Not if the subscription was given up at once.
+        if self._subscriber.subscribed:
+            self._push(pushed=True)
+
+    def _message(self, payload: bytes) -> None:
+        self._messages.dispatch(self._connection.pairing if self._same.known else None, payload)
+
     def _up(self) -> None:
+        self._same.check()
         # The server may be another one now, or have lost data.
         if self._released is not None:
             for claim, keep in self._released.again():

@@ -25,6 +25,7 @@ __all__ = [
     "LOADED",
     "NOTHING",
     "PROBE",
+    "PUBLISH",
     "SCRIPTS",
     "WHOLE",
     "Arg",
@@ -138,13 +139,14 @@ def load(*, cluster: bool = False) -> Scripts:
 
 SCRIPTS = load()
 PROBE = Script(source("probe"))
+PUBLISH = Script(source("publish"))
 
 # --- data format
 # Each namespace has one version, in a key of its own whose name never changes. Every connection asks for it before its
 # first command, because the server may be another one, or have lost its data.
 
-FORMAT = 5
-"""The version of keys, fields, scripts and channels. Formats 1, without a version of its own, to 4 were never released."""
+FORMAT = 6
+"""The version of keys, fields, scripts and channels. Formats 1, without a version of its own, to 5 were never released."""
 
 _FORMAT = Script(source("format"))
 
@@ -193,6 +195,10 @@ class Format:
         If it is cancelled, the caller has to close the connection; the server may have set the version.
         """
         await driver.send_command(*self.question)
+        await self.read(driver)
+
+    async def read(self, driver: AbstractConnection) -> None:
+        """Read the answer to the question; see :meth:`verify`."""
         try:
             version = await driver.read_response()
         except ResponseError:

@@ -7,23 +7,37 @@ import secrets
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from enum import Enum
 from typing import Any
 
 from hiredis import ReplyError
 
 from aiolock.backends.diagnosis import failure, note, numbers, ok, round_trip, warning
 from aiolock.backends.redis import commands
-from aiolock.backends.redis.commands import PROBE, Format
+from aiolock.backends.redis.commands import PROBE, PUBLISH, Format
 from aiolock.backends.redis.connection import Connection
 from aiolock.backends.redis.errors import from_reply
 from aiolock.backends.redis.pubsub import Subscriber
+from aiolock.backends.redis.run_id import RunId
+from aiolock.backends.redis.same_server import agree
 from aiolock.backends.redis.url import Endpoint
 from aiolock.backends.transport import Options
 from aiolock.core.backend import Settings
 from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, shorten
 from aiolock.types import Finding, Level
 
-__all__ = ["SETTINGS", "Facts", "Verdict", "assess", "examine", "is_allowed", "judge", "parse_info", "probe"]
+__all__ = [
+    "SETTINGS",
+    "Facts",
+    "Pushing",
+    "Verdict",
+    "assess",
+    "examine",
+    "judge",
+    "may_publish",
+    "parse_info",
+    "probe",
+]
 
 OLDEST = (6, 2)
 TRIPS = 5
@@ -58,7 +72,8 @@ def assess(info: Mapping[str, str], *, pushed: bool, cluster: bool = False) -> V
 
     Raises :class:`BackendRefused` for a server that is too old, read-only, or addressed as what it is not.
     """
-    facts = Facts(dict(info), pushed=pushed, cluster=cluster)
+    pushing = Pushing.PUSHED if pushed else Pushing.DENIED
+    facts = Facts(dict(info), pushing=pushing, cluster=cluster)
     for finding in (*_version(facts), *_role(facts)):
         if finding.level is Level.ERROR:
             # A replica may become a primary.
@@ -102,8 +117,11 @@ def _check_rights(refused: Sequence[bytes], key: str) -> None:
     if not words:
         return
     error = from_reply(words[1].removeprefix("-"))
+    if str(error).startswith("READONLY"):
+        # Awaited later, when a primary has become one.
+        raise BackendRefused(str(error), retryable=True) from error
     if error.retryable:
-        # A replica, a full disk, too few replicas: not a matter of rights.
+        # A full disk, too few replicas: not a matter of rights.
         raise error
     commands = ", ".join(dict.fromkeys(words[::2]))
     raise BackendRefused(
@@ -112,17 +130,22 @@ def _check_rights(refused: Sequence[bytes], key: str) -> None:
     ) from error
 
 
-async def is_allowed(reply: Awaitable[Any]) -> bool:
-    """True if a command was answered rather than refused. Cancelling it ends the waiting; the server may still execute it."""
-    try:
-        await reply
-    except BackendRefused:
-        return False
-    return True
+def may_publish(counts: Sequence[int]) -> bool:
+    """Return whether scripts may publish, by the answer to the script ``publish``."""
+    return counts[1] >= 0
 
 
 # --- findings
 # Pure judgements about the facts of a deployment, in the order in which they are best read.
+
+
+class Pushing(Enum):
+    """How a waiter learns that it was granted the lock."""
+
+    PUSHED = "by a message"
+    UNCOUNTED = "by a message that has it ask, because scripts may not count subscribers"
+    APART = "by asking, because messages come from another server"
+    DENIED = "by asking, because the account may not use the channels"
 
 
 @dataclass
@@ -137,8 +160,7 @@ class Facts:
     """Why scripts cannot be used at all."""
     lists: bool = True
     """True if SCAN may be used."""
-    pushed: bool = True
-    """True if pub/sub works on the channels of the namespace."""
+    pushing: Pushing = Pushing.PUSHED
     format: str | None = None
     """The version of the data of the namespace, if there are any."""
     cluster: bool = False
@@ -225,20 +247,36 @@ def _rights(facts: Facts) -> Iterator[Finding]:
         )
     else:
         yield ok("rights", "this account may do what every lock needs")
-    yield from _pushes(facts)
+    if not facts.trouble:
+        yield from _pushes(facts)
     if not facts.lists:
         yield note("scan", "this account may not use SCAN, so locks cannot be listed", "grant it +scan")
 
 
 def _pushes(facts: Facts) -> Iterator[Finding]:
-    if facts.pushed:
-        yield ok("pub/sub", "grants are pushed to waiters")
-    else:
-        yield warning(
-            "pub/sub",
-            "this account may not use the channels of the namespace, so a waiter asks every 100 ms",
-            "grant it +publish, +subscribe and the channels of the namespace",
-        )
+    subject = "pub/sub"
+    match facts.pushing:
+        case Pushing.PUSHED:
+            yield ok(subject, "grants are pushed to waiters")
+        case Pushing.UNCOUNTED:
+            yield note(
+                subject,
+                "this account may not use PUBSUB NUMSUB in scripts, so a waiter that gets a message asks before it enters",
+                "grant it +pubsub|numsub",
+            )
+        case Pushing.APART:
+            yield warning(
+                subject,
+                "a subscription is at another server than the commands, such as a replica, so no grant is pushed, and a waiter "
+                "asks every 100 ms",
+                "give an address that leads every connection to the primary",
+            )
+        case Pushing.DENIED:
+            yield warning(
+                subject,
+                "this account may not use the channels of the namespace, so a waiter asks every 100 ms",
+                "grant it +publish, +subscribe and the channels of the namespace",
+            )
 
 
 def _eviction(facts: Facts) -> Iterator[Finding]:
@@ -372,6 +410,7 @@ async def examine(
     no connection open.
     """
     limit = settings.command_timeout
+    key = key or f"{settings.namespace}:1:probe:{{{secrets.token_hex(8)}}}"
     options: Options = {"clock": settings.clock, "command_timeout": limit}
     connection = Connection(endpoint, **options)
     try:
@@ -379,7 +418,7 @@ async def examine(
             await connection.open()
             facts = await _ask(connection, settings, key)
             facts.cluster = cluster
-            facts.pushed = await _is_pushed(connection, endpoint, settings.namespace, options)
+            facts.pushing = await _pushing(connection, endpoint, settings.namespace, key, facts, options)
     except TimeoutError as error:
         raise BackendUnavailable(
             f"{endpoint} did not answer everything that it was asked within {limit:g} s"
@@ -390,7 +429,6 @@ async def examine(
 
 
 async def _ask(connection: Connection, settings: Settings, key: str) -> Facts:
-    key = key or f"{settings.namespace}:1:probe:{{{secrets.token_hex(8)}}}"
     rights = connection.call("EVAL", PROBE.source, "1", key)
     sections = ("server", "clients", "memory", "persistence", "replication", "cluster")
     asked = [connection.call("INFO", section) for section in sections]
@@ -424,18 +462,25 @@ async def _ask(connection: Connection, settings: Settings, key: str) -> Facts:
     return facts
 
 
-async def _is_pushed(connection: Connection, endpoint: Endpoint, namespace: str, options: Options) -> bool:
-    """True if a message on a channel of the namespace arrives."""
-    channel, arrived = f"{namespace}:1:to:{secrets.token_hex(16)}", asyncio.Event()
-    subscriber = Subscriber(endpoint, channel, on_message=lambda _: arrived.set(), **options)
+async def _pushing(
+    connection: Connection, endpoint: Endpoint, namespace: str, key: str, facts: Facts, options: Options
+) -> Pushing:
+    """Find out whether a message on a channel of the namespace arrives, and from which server."""
+    channel, arrived, server = f"{namespace}:1:to:{secrets.token_hex(16)}", asyncio.Event(), RunId()
+    subscriber = Subscriber(endpoint, channel, on_message=lambda _: arrived.set(), server=server, **options)
     try:
         await subscriber.open()
-        if subscriber.denied or await _or_none(connection.call("PUBLISH", channel, "")) is None:
-            return False
+        answer = await _or_none(connection.call("EVAL", PUBLISH.source, "1", key, channel))
+        if subscriber.denied or answer is None or not may_publish(answer):
+            return Pushing.DENIED
+        counted = answer[0] >= 0
+        same = answer[0] > 0 if counted else agree(facts.info.get("run_id"), server.value)
+        if same is False:
+            return Pushing.APART
         await arrived.wait()
     finally:
         await subscriber.aclose()
-    return True
+    return Pushing.PUSHED if counted else Pushing.UNCOUNTED
 
 
 async def _or_none(reply: Awaitable[Any]) -> Any:

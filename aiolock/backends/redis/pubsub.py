@@ -14,6 +14,7 @@ from aiolock.backends.redis.claim import GONE, Context, RedisClaim, renewal
 from aiolock.backends.redis.commands import NOTHING, Arg, Reply, encode
 from aiolock.backends.redis.connection import Pairing
 from aiolock.backends.redis.errors import from_reply
+from aiolock.backends.redis.run_id import RunId
 from aiolock.backends.redis.url import Endpoint
 from aiolock.backends.transport import ConnectionState, Hook, Options, Transport
 from aiolock.core.backend import Event, EventKind, EventQueue, expires_at
@@ -36,6 +37,7 @@ class Subscriber(Transport):
     the reason, ``on_down`` is called once, and the subscription is asked for again every half minute.
 
     :param channel: its name, or a function that returns the name for each new connection.
+    :param server: is noted on each new connection, before it subscribes.
     :param on_message: is called with the payload of each message.
     :param on_up: is called when messages begin to arrive, ``on_down`` when some may be missed.
     """
@@ -46,6 +48,7 @@ class Subscriber(Transport):
         channel: Arg | Callable[[], Arg],
         *,
         on_message: Callable[[bytes], object],
+        server: RunId | None = None,
         on_up: Hook | None = None,
         on_down: Hook | None = None,
         **options: Unpack[Options],
@@ -53,6 +56,9 @@ class Subscriber(Transport):
         super().__init__(endpoint.address, endpoint.connect, on_up, on_down, **options)
         self._on_message = on_message
         self._channel = channel
+        self._server = server
+        self._asked = False
+        """The next reply is about the server."""
         self._reader = Reader()
         self.denied: BackendError | None = None
 
@@ -66,10 +72,20 @@ class Subscriber(Transport):
         """True while messages arrive, as far as is known."""
         return self.state is ConnectionState.READY
 
+    def give_up(self, pause: float) -> None:
+        """Leave this server, whose messages are of no use, and subscribe anew after about ``pause`` seconds."""
+        self._lost(
+            BackendUnavailable(f"{self.address}: the subscription was at another server than the commands"),
+            ConnectionState.DENIED,
+            pause,
+        )
+
     def _greet(self, transport: asyncio.WriteTransport) -> None:
         self._reader = Reader(notEnoughData=NOTHING)
         channel = self._channel
-        self._write(transport, encode("SUBSCRIBE", channel() if callable(channel) else channel))
+        subscribe = encode("SUBSCRIBE", channel() if callable(channel) else channel)
+        self._asked = self._server is not None
+        self._write(transport, encode(*RunId.question) + subscribe if self._asked else subscribe)
 
     def _ping(self, transport: asyncio.WriteTransport) -> None:
         self._write(transport, _PING)
@@ -80,7 +96,10 @@ class Subscriber(Transport):
         try:
             self._reader.feed(data)
             while (reply := self._reader.gets()) is not NOTHING:
-                if type(reply) is list:
+                if self._asked and self._server is not None:
+                    self._asked = False
+                    self._server.note(reply)
+                elif type(reply) is list:
                     self._reply(reply)
                 elif type(reply) is ReplyError and self.state is not ConnectionState.READY:
                     # In the state READY it is the PING of an account without the right to it.
@@ -128,8 +147,11 @@ class Messages:
         self._events = events
         self._on_register = on_register
 
-    def dispatch(self, pairing: Pairing, payload: bytes) -> None:
-        """Deliver one message; ``pairing`` is that of the connection to the server that published it."""
+    def dispatch(self, pairing: Pairing | None, payload: bytes) -> None:
+        """Deliver one message; ``pairing`` is that of the connection to the server that published it.
+
+        ``None``: the message may be that of another server, so it is believed only as far as it has the server asked.
+        """
         what, _, rest = payload.decode("utf-8", "replace").partition(" ")
         if what == "c":
             self._on_register(rest)
@@ -141,8 +163,12 @@ class Messages:
             return
         if what == "g" and len(numbers) == 5 and all(map(_NUMBER.fullmatch, numbers)):
             self._granted(claim, pairing, list(map(int, numbers)))
+        elif what == "n" and claim.waiting:
+            claim.inbox.wake(WakeReason.NOTIFIED)
         elif what == "d":
             claim.note_waiters(self._clock())
+        elif what == "f" and pairing is None:
+            self._events.put(Event(EventKind.DOUBT, claim))
         elif what == "f":
             self._events.put(Event(EventKind.LOST, claim, "force-released"))
         elif what == "a":
@@ -163,16 +189,16 @@ class Messages:
         except ValueError:
             return None
 
-    def _granted(self, claim: RedisClaim, pairing: Pairing, numbers: Sequence[int]) -> None:
+    def _granted(self, claim: RedisClaim, pairing: Pairing | None, numbers: Sequence[int]) -> None:
         if not claim.waiting:
             # The waiter has left; its leave command may have reached the server before the grant.
             return
         token, count, server, milliseconds, waiting = numbers
         now = self._clock()
-        age = pairing.age(server / 1_000_000, now)
+        age = None if pairing is None else pairing.age(server / 1_000_000, now)
         seconds = milliseconds / 1000
         if age is None or not age.credible(seconds):
-            # Too old or of unknown age: asking again finds the grant, and is its confirmation.
+            # Too old, of unknown age, or perhaps another server's: asking again finds the grant, and is its confirmation.
             claim.inbox.wake(WakeReason.NOTIFIED)
             return
         # The confirmation is on the wire before the waiter runs, so even a block that never awaits has sent it.

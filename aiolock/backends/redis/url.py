@@ -38,7 +38,7 @@ from aiolock.backends.urls import (
     text,
 )
 from aiolock.core.tasks import start
-from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, ConfigError, UnsafeBackend
+from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, ConfigError
 
 __all__ = [
     "BESIDE",
@@ -264,7 +264,7 @@ class Endpoint:
             if isinstance(error, Exception):
                 # Ends in the next pass at the latest. asyncio would log an error of the socket that is not retrieved.
                 await asyncio.gather(*(writer.wait_closed() for writer in writers), return_exceptions=True)
-                if isinstance(error, UnsafeBackend):
+                if isinstance(error, BackendError):
                     error.args = (f"{self.address}: {error}",)
                     raise
                 raise self._translated(error) from self._cause(error)

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from aiolock.backends.redis.commands import PROBE
-from aiolock.backends.redis.diagnosis import assess, is_allowed, parse_info, probe
+from aiolock.backends.redis.diagnosis import assess, may_publish, parse_info, probe
 from aiolock.errors import BackendRefused, BackendUnavailable
 
 FIT = {
@@ -137,11 +137,11 @@ async def test_info_that_may_not_be_asked_is_empty_and_one_that_cannot_be_heard_
         await probe(Server(INFO=BackendUnavailable("gone")), "k")
 
 
-async def test_a_refusal_is_a_no_and_silence_is_none():
-    assert await is_allowed(Server()("PUBLISH", "ns:1:to:p", ""))
-    assert not await is_allowed(Server(PUBLISH=BackendRefused("no"))("PUBLISH", "c", ""))
-    with pytest.raises(BackendUnavailable):
-        await is_allowed(Server(PUBLISH=BackendUnavailable("gone"))("PUBLISH", "c", ""))
+@pytest.mark.parametrize(
+    ("counts", "may"), [([0, 0], True), ([-1, 1], True), ([0, -1], False), ([-1, -1], False)]
+)
+def test_who_may_publish_need_not_count(counts, may):
+    assert may_publish(counts) is may
 
 
 async def test_the_probe_leaves_no_key_behind(server, admin, connect, namespace):

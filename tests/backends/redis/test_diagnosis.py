@@ -10,7 +10,7 @@ import pytest
 import redis.asyncio
 
 from aiolock.backends.redis import RedisBackend
-from aiolock.backends.redis.diagnosis import SETTINGS, Facts, judge
+from aiolock.backends.redis.diagnosis import SETTINGS, Facts, Pushing, judge
 from aiolock.clock import system_clock
 from aiolock.core.backend import Settings
 from aiolock.errors import BackendRefused, BackendUnavailable
@@ -72,7 +72,9 @@ def test_a_fit_deployment_needs_no_advice():
         ("role", Level.ERROR, {"info": {"role": "slave"}}, "read-only replica"),
         ("scripts", Level.ERROR, {"trouble": "NOPERM: no"}, "they fail: NOPERM: no"),
         ("rights", Level.ERROR, {"refused": ("HSET", "PTTL")}, "may not use HSET, PTTL"),
-        ("pub/sub", Level.WARNING, {"pushed": False}, "asks every 100 ms"),
+        ("pub/sub", Level.WARNING, {"pushing": Pushing.DENIED}, "asks every 100 ms"),
+        ("pub/sub", Level.WARNING, {"pushing": Pushing.APART}, "at another server than the commands"),
+        ("pub/sub", Level.NOTE, {"pushing": Pushing.UNCOUNTED}, "asks before it enters"),
         ("scan", Level.NOTE, {"lists": False}, "cannot be listed"),
         ("maxmemory-policy", Level.WARNING, {"info": {"maxmemory_policy": "volatile-ttl"}}, "volatile-ttl"),
         (
@@ -215,6 +217,7 @@ async def test_every_account_is_told_what_it_lacks():
         "user default on nopass ~* &* +@all",
         least_rights("least", "f*"),
         least_rights("blind", "f*", without="+info"),
+        least_rights("uncounted", "f*", without="+pubsub|numsub"),
         least_rights("mute", "f*", without="+publish"),
         least_rights("deaf", "f*", without="&aiolock:*"),
         least_rights("short", "f*", without="+hset"),
@@ -223,7 +226,7 @@ async def test_every_account_is_told_what_it_lacks():
     with Redis(users=users) as server:
         found = {
             name: await levels(f"redis://{name}:password@127.0.0.1:{server.port}")
-            for name in ("least", "blind", "mute", "deaf", "short", "nobody")
+            for name in ("least", "blind", "uncounted", "mute", "deaf", "short", "nobody")
         }
     # Only what CONFIG tells is missing, which no account for locks should have: it tells passwords as well.
     assert found["least"] == found["least"] | {
@@ -236,6 +239,7 @@ async def test_every_account_is_told_what_it_lacks():
     assert "scan" not in found["least"]
     assert found["blind"]["version"] is Level.NOTE
     assert found["blind"]["maxmemory-policy"] is Level.WARNING
+    assert found["uncounted"]["pub/sub"] is Level.NOTE
     assert found["mute"]["pub/sub"] is found["deaf"]["pub/sub"] is Level.WARNING
     assert found["short"]["rights"] is Level.ERROR
     assert found["nobody"]["scripts"] is Level.ERROR

@@ -302,7 +302,15 @@ CHANNELS = ("&aiolock:*", "+publish", "+subscribe")
 @pytest.fixture(scope="module")
 def guarded():
     """A server whose users lack one of the documented rights each."""
-    lacking = ["", "~aiolock:*", "+info", "+scan", *CHANNELS, *(f"+{command}" for command in COMMANDS)]
+    lacking = [
+        "",
+        "~aiolock:*",
+        "+info",
+        "+scan",
+        "+pubsub|numsub",
+        *CHANNELS,
+        *(f"+{command}" for command in COMMANDS),
+    ]
     users = ["user default on nopass ~* &* +@all"]
     users += [least_rights(f"without{n}", "f*", without=right) for n, right in enumerate(lacking)]
     with Redis(users=users) as running:

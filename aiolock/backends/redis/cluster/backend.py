@@ -16,8 +16,8 @@ from aiolock.backends.redis.claim import RedisClaim, renewal
 from aiolock.backends.redis.cluster.nodes import Discovery, Node, NodeContext
 from aiolock.backends.redis.cluster.router import Router
 from aiolock.backends.redis.cluster.slots import SLOTS, Layout, Seeds, key_in, slot_of
-from aiolock.backends.redis.commands import LOADED, Issue, Scripts, encode, load
-from aiolock.backends.redis.diagnosis import Verdict, assess, examine, is_allowed, probe
+from aiolock.backends.redis.commands import LOADED, PUBLISH, Issue, Scripts, encode, load
+from aiolock.backends.redis.diagnosis import Verdict, assess, examine, may_publish, probe
 from aiolock.backends.redis.url import survey
 from aiolock.backends.transport import Transport
 from aiolock.backends.urls import Host
@@ -143,9 +143,10 @@ class ClusterBackend(BaseBackend):
 
     async def _judged(self, node: Node) -> Verdict:
         call = node.connection.call
-        publishing = call("PUBLISH", f"{self._channel}@", "")
-        info = await probe(call, key_in(node.slots or range(SLOTS), f"{self._prefix}probe:"))
-        if not await is_allowed(publishing):
+        key = key_in(node.slots or range(SLOTS), f"{self._prefix}probe:")
+        publishing = call("EVAL", PUBLISH.source, "1", key, f"{self._channel}@")
+        info = await probe(call, key)
+        if not may_publish(await publishing):
             self._publishes = False
         return assess(info, pushed=self._publishes and node.subscriber.denied is None, cluster=True)
 

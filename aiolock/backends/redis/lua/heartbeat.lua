@@ -12,31 +12,31 @@ local mine = ARGV[1]
 local t = redis.call('TIME')
 local now = t[1] * 1000000 + t[2]
 local answer = {now}
-for i, lock in ipairs(KEYS) do
-  local f = redis.pcall('HMGET', lock, 'owner', 'until', 'head', 'tail', 'provisional', 'p:' .. mine, 'ttl')
+for i = 1, #KEYS do
+  local f = redis.pcall('HMGET', KEYS[i], 'owner', 'until', 'head', 'tail', 'provisional', 'p:' .. mine, 'ttl')
   -- A key of another type fails the requests of its own waiters; the positions in other queues go on.
   local broken = f.err and string.find(f.err, 'WRONGTYPE', 1, true)
   if f.err and not broken then return f end
   local counted = string.match(f[6] or '', '(%d+)$')
   local window, state = 0, 0
   if counted then
-    redis.call('PEXPIRE', lock, string.format('%.0f',
+    redis.call('PEXPIRE', KEYS[i], string.format('%.0f',
       math.max(f[1] and f[2] - now or 0, ARGV[2] * 1000) / 1000 + 60000))
-    redis.call('HSET', lock, 'p:' .. mine, string.format('%.0f %s %s', now + ARGV[2] * 1000, ARGV[3], counted))
+    redis.call('HSET', KEYS[i], 'p:' .. mine, string.format('%.0f %s %s', now + ARGV[2] * 1000, ARGV[3], counted))
   end
-  if f[1] then f[2] = rewind(lock, now, f[2], f[7]) end
+  if f[1] then f[2] = rewind(i, now, f[2], f[7]) end
   if (f[1] and tonumber(f[2]) <= now) or (not f[1] and f[3] ~= f[4]) then
-    if f[1] and f[5] == '1' then park(lock, f[1], mine) end
-    window = serve(lock, now, mine, tonumber(ARGV[4]))
-    f = redis.call('HMGET', lock, 'owner', 'until', 'head', 'tail', 'provisional')
+    if f[1] and f[5] == '1' then park(i, f[1], mine) end
+    window = serve(i, now, mine, tonumber(ARGV[4]))
+    f = redis.call('HMGET', KEYS[i], 'owner', 'until', 'head', 'tail', 'provisional')
   end
-  local first = not broken and redis.call('HGET', lock, 'q:' .. (f[3] or 0))
+  local first = not broken and redis.call('HGET', KEYS[i], 'q:' .. (f[3] or 0))
   if not broken and f[3] ~= f[4] and not first then
     -- The first in the queue has left, before a long row of holes.
-    local head = skip(lock, f[3] + 1, math.min(f[4], f[3] + 2500))
-    redis.call('HDEL', lock, 'head')
-    redis.call('HSET', lock, 'head', head)
-    first = redis.call('HGET', lock, 'q:' .. head)
+    local head = skip(i, f[3] + 1, math.min(f[4], f[3] + 2500))
+    redis.call('HDEL', KEYS[i], 'head')
+    redis.call('HSET', KEYS[i], 'head', head)
+    first = redis.call('HGET', KEYS[i], 'q:' .. head)
     if not first and head < tonumber(f[4]) then window = -1 end
   end
   local handed = f[1] and f[5] == '1' and string.match(f[1], '^%x+') == mine

@@ -11,24 +11,24 @@ local mine = ARGV[1]
 local t = redis.call('TIME')
 local now = t[1] * 1000000 + t[2]
 local answer = {now}
-for i, lock in ipairs(KEYS) do
-  local f = redis.pcall('HMGET', lock, 'used', 'limit', 'head', 'tail', 'next', 'p:' .. mine, 'swept')
+for i = 1, #KEYS do
+  local f = redis.pcall('HMGET', KEYS[i], 'used', 'limit', 'head', 'tail', 'next', 'p:' .. mine, 'swept')
   -- A key of another type fails the requests of its own waiters; the positions in other queues go on.
   local broken = f.err and string.find(f.err, 'WRONGTYPE', 1, true)
   if f.err and not broken then return f end
   local counted = string.match(f[6] or '', '(%d+)$')
   local used, window, handed, state = tonumber(f[1] or 0), 0, broken, 0
   if counted then
-    redis.call('HDEL', lock, 'p:' .. mine)
-    redis.call('HSET', lock, 'p:' .. mine, string.format('%.0f %s %s', now + ARGV[2] * 1000, ARGV[3], counted))
-    stay(lock, ARGV[2] + 60000)
+    redis.call('HDEL', KEYS[i], 'p:' .. mine)
+    redis.call('HSET', KEYS[i], 'p:' .. mine, string.format('%.0f %s %s', now + ARGV[2] * 1000, ARGV[3], counted))
+    stay(i, ARGV[2] + 60000)
   end
   if f[3] ~= f[4] then
-    if due(now, f[5], f[7]) then used = sweep(lock, now, mine) end
-    window, used, handed = serve(lock, now, mine, tonumber(ARGV[4]), used, tonumber(f[2] or 0))
-    f = redis.call('HMGET', lock, 'used', 'limit', 'head', 'tail', 'next')
+    if due(now, f[5], f[7]) then used = sweep(i, now, mine) end
+    window, used, handed = serve(i, now, mine, tonumber(ARGV[4]), used, tonumber(f[2] or 0))
+    f = redis.call('HMGET', KEYS[i], 'used', 'limit', 'head', 'tail', 'next')
   end
-  local first = not broken and redis.call('HGET', lock, 'q:' .. (f[3] or 0))
+  local first = not broken and redis.call('HGET', KEYS[i], 'q:' .. (f[3] or 0))
   if handed or tonumber(counted or 0) < tonumber(ARGV[4 + i]) then
     state = 2
   elseif first and string.match(first, '^%x+') == mine then

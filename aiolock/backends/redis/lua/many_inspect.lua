@@ -2,10 +2,9 @@
 -- KEYS[1] the lock. Returns {server µs, limit (-1: not known), holds, positions, what was reported of the present lease}: each hold is "until weight token
 -- tokens since label" (no tokens: kept after its release), in the order of their tokens, and each position "weight label"; at
 -- most 1,000 of either. Writes nothing.
-local lock = KEYS[1]
 local t = redis.call('TIME')
 local now, limit, field, order, holds, positions = t[1] * 1000000 + t[2], 0, {}, {}, {}, {}
-local all = redis.call('HGETALL', lock)
+local all = redis.call('HGETALL', KEYS[1])
 for i = 1, #all, 2 do
   field[all[i]] = all[i + 1]
   if string.sub(all[i], 1, 2) == 'h:' then

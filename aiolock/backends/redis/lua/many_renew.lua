@@ -8,17 +8,17 @@
 local t = redis.call('TIME')
 local now = t[1] * 1000000 + t[2]
 local answer = {now}
-for i, lock in ipairs(KEYS) do
+for i = 1, #KEYS do
   local request, ttl, present = ARGV[3 * i - 2], ARGV[3 * i - 1], ARGV[3 * i]
-  local f = redis.pcall('HMGET', lock, 'h:' .. request, 'head', 'tail', 'keep', 'asked', 'z:' .. request,
+  local f = redis.pcall('HMGET', KEYS[i], 'h:' .. request, 'head', 'tail', 'keep', 'asked', 'z:' .. request,
     'next', 'present')
   -- A key of another type has cost its own hold, and must not cost others.
   if f.err and not string.find(f.err, 'WRONGTYPE', 1, true) then return f end
   if f[1] then
     if ttl ~= '0' then
-      prolong(lock, request, f[1], now + ttl * 1000, ttl, f[7])
-      stay(lock, ttl + (f[4] or 60000))
-      report(lock, now, present, f[8])
+      prolong(i, request, f[1], now + ttl * 1000, ttl, f[7])
+      stay(i, ttl + (f[4] or 60000))
+      report(i, now, present, f[8])
     end
     answer[i + 1] = f[2] == f[3] and 1 or 2
     -- Every hold from before the request reports it, also if its message was lost.

@@ -4,35 +4,39 @@
 -- The first that can be reached and does not fit ends it, so no waiter starves behind those that need less room. Positions of
 -- clients that are gone, parked or not subscribed are dropped as in serve: their clients keep the ticket. Writes begin
 -- with one that needs no memory. One step examines 250 positions and 2,500 holes, so that the server is not held up.
-local function serve(lock, now, mine, floor, used, limit)
-  local f = redis.call('HMGET', lock, 'head', 'tail', 'top', 'next', 'keep', 'swept')
+-- include push
+local function serve(nth, now, mine, floor, used, limit)
+  local f = redis.call('HMGET', KEYS[nth], 'head', 'tail', 'top', 'next', 'keep', 'swept')
   local head, tail, top, soonest = tonumber(f[1] or 0), tonumber(f[2] or 0), tonumber(f[3]), tonumber(f[4])
   local n, stop, most, shortest, longest, last, handed = head, math.min(tail, head + 2500), 250, nil, 0, nil, false
-  local full, swept = false, f[6] or 0
+  local full, swept, published = false, f[6] or 0, false
   if used == 0 then soonest, swept = nil, now end
   while n < stop and most > 0 do
-    local position = redis.call('HGET', lock, 'q:' .. n)
+    local position = redis.call('HGET', KEYS[nth], 'q:' .. n)
     if not position then
-      n = skip(lock, n + 1, stop)
+      n = skip(nth, n + 1, stop)
     else
       most = most - 1
       local request, process, ttl, block, seen, weight, label =
         string.match(position, '^((%x+):%x+) (%d+) (%d+) (%d+) (%d+) (.*)$')
-      local presence = redis.call('HGET', lock, 'p:' .. process) or ''
+      local presence = redis.call('HGET', KEYS[nth], 'p:' .. process) or ''
       local life, notified = string.match(presence, '^(%d+) (%a)')
       local own = process == mine or request == mine
       local there = life and tonumber(life) >= now and (notified ~= 'k' or own) and
         (notified ~= 'n' or own or life - now <= 12000000)
       full = there and used + weight > limit
       if full then break end
-      remove_position(lock, n, request, process, presence)
+      remove_position(nth, n, request, process, presence)
       if there then
         local window = math.min(tonumber(ttl), math.max(1000, math.floor(ttl / 10)))
         local token, new = tokens(now, top, math.max(floor, tonumber(seen)), tonumber(block))
-        if notified ~= 's' or own or (tonumber(redis.pcall('PUBLISH', channel(lock, process),
-            string.format('g %s %.0f %.0f %.0f %.0f %d', request, token, new - token + 1, now, window,
-            n + 1 < tail and 1 or 0))) or 0) > 0 then
-          hold(lock, request, now + window * 1000, 1, weight, token, new - token + 1, now, ttl, label)
+        local reached = 1
+        if notified == 's' and not own then
+          reached = push(nth, process, request, token, new - token + 1, now, window, n + 1 < tail and 1 or 0)
+          if reached then top, published = new, true end
+        end
+        if reached and reached > 0 then
+          hold(nth, request, now + window * 1000, 1, weight, token, new - token + 1, now, ttl, label)
           used, top, last, handed = used + weight, new, request, handed or own
           shortest, longest = math.min(shortest or window, window), math.max(longest, window)
           soonest = math.min(soonest or math.huge, now + window * 1000)
@@ -42,12 +46,14 @@ local function serve(lock, now, mine, floor, used, limit)
     end
   end
   if n > head then
-    redis.call('HDEL', lock, 'head')
-    redis.call('HSET', lock, 'head', n)
+    redis.call('HDEL', KEYS[nth], 'head')
+    redis.call('HSET', KEYS[nth], 'head', n)
   end
   if last then
-    redis.call('HSET', lock, 'used', used, 'top', top, 'last', last, 'next', soonest, 'swept', swept)
-    stay(lock, longest + (f[5] or 60000))
+    redis.call('HSET', KEYS[nth], 'used', used, 'top', top, 'last', last, 'next', soonest, 'swept', swept)
+    stay(nth, longest + (f[5] or 60000))
+  elseif published then
+    redis.call('HSET', KEYS[nth], 'top', top)
   end
   return not full and n < tail and -1 or shortest or 0, used, handed
 end

@@ -9,26 +9,26 @@ local function due(now, soonest, swept)
   return soonest and (now >= tonumber(soonest) or now < tonumber(swept or 0))
 end
 
-local function sweep(lock, now, mine)
-  redis.call('HDEL', lock, 'next')
-  local all, used, soonest = redis.call('HGETALL', lock), 0, nil
+local function sweep(nth, now, mine)
+  redis.call('HDEL', KEYS[nth], 'next')
+  local all, used, soonest = redis.call('HGETALL', KEYS[nth]), 0, nil
   for i = 1, #all, 2 do
     local what, request = string.match(all[i], '^([hz]):(.*)$')
     local ends, provisional, weight, ttl = string.match(all[i + 1], '^(%d+) (%d) (%d+) %d+ %d+ %d+ (%d+) ')
     if what == 'h' and tonumber(ends) > now then
       if ends - now > ttl * 1000 then
         ends = now + ttl * 1000
-        redis.call('HSET', lock, all[i], (string.gsub(all[i + 1], '^%d+', string.format('%.0f', ends))))
+        redis.call('HSET', KEYS[nth], all[i], (string.gsub(all[i + 1], '^%d+', string.format('%.0f', ends))))
       end
       used, soonest = used + weight, math.min(soonest or math.huge, tonumber(ends))
     elseif what == 'h' then
-      redis.call('HDEL', lock, all[i])
-      if provisional == '1' then park(lock, request, mine) end
+      redis.call('HDEL', KEYS[nth], all[i])
+      if provisional == '1' then park(nth, request, mine) end
     elseif what == 'z' and math.abs(now - all[i + 1]) > 60000000 then
-      redis.call('HDEL', lock, all[i])
+      redis.call('HDEL', KEYS[nth], all[i])
     end
   end
-  redis.call('HSET', lock, 'used', used, 'swept', now)
-  if soonest then redis.call('HSET', lock, 'next', soonest) end
+  redis.call('HSET', KEYS[nth], 'used', used, 'swept', now)
+  if soonest then redis.call('HSET', KEYS[nth], 'next', soonest) end
   return used
 end

@@ -1,21 +1,23 @@
 -- positions: remove a position of a queue, and find the next one. Part of serve, many_serve and leave.
+-- ``nth`` is the number of the lock's key, here and in the other parts: proxies that check scripts take a key for one only
+-- where it is written KEYS[…].
 -- ``remove_position`` begins with a write that needs no memory. ``skip`` returns the first number from ``n`` on, below ``stop``, under
 -- which there is a position, else ``stop``. Holes are positions that were left; 1,000 of them take the server about 0.5 ms.
-local function remove_position(lock, n, request, process, presence)
-  redis.call('HDEL', lock, 'q:' .. n, 'r:' .. request)
+local function remove_position(nth, n, request, process, presence)
+  redis.call('HDEL', KEYS[nth], 'q:' .. n, 'r:' .. request)
   local life, notified, positions = string.match(presence, '^(%d+) (%a) (%d+)$')
   if not positions or positions == '1' then
-    redis.call('HDEL', lock, 'p:' .. process)
+    redis.call('HDEL', KEYS[nth], 'p:' .. process)
   else
-    redis.call('HSET', lock, 'p:' .. process, life .. ' ' .. notified .. ' ' .. (positions - 1))
+    redis.call('HSET', KEYS[nth], 'p:' .. process, life .. ' ' .. notified .. ' ' .. (positions - 1))
   end
 end
-local function skip(lock, n, stop)
+local function skip(nth, n, stop)
   local size = 8
   while n < stop do
     local names = {}
     for k = n, math.min(stop, n + size) - 1 do names[#names + 1] = 'q:' .. k end
-    local found = redis.call('HMGET', lock, unpack(names))
+    local found = redis.call('HMGET', KEYS[nth], unpack(names))
     for k = 1, #names do
       if found[k] then return n + k - 1 end
     end

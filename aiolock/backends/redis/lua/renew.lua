@@ -10,21 +10,21 @@
 local t = redis.call('TIME')
 local now = t[1] * 1000000 + t[2]
 local answer = {now}
-for i, lock in ipairs(KEYS) do
+for i = 1, #KEYS do
   local request, ttl, present = ARGV[3 * i - 2], ARGV[3 * i - 1], ARGV[3 * i]
-  local f = redis.pcall('HMGET', lock, 'owner', 'head', 'tail', 'asked', 'present', 'extended')
+  local f = redis.pcall('HMGET', KEYS[i], 'owner', 'head', 'tail', 'asked', 'present', 'extended')
   -- A key of another type has cost its own hold, and must not cost others.
   if f.err and not string.find(f.err, 'WRONGTYPE', 1, true) then return f end
   if f[1] == request then
     if ttl ~= '0' and extension(f[6], request) == 0 then
-      redis.call('PEXPIRE', lock, ttl + 60000)
-      redis.call('HSET', lock, 'until', now + ttl * 1000, 'provisional', 0)
-      report(lock, now, present, f[5])
+      redis.call('PEXPIRE', KEYS[i], ttl + 60000)
+      redis.call('HSET', KEYS[i], 'until', now + ttl * 1000, 'provisional', 0)
+      report(i, now, present, f[5])
     end
     answer[i + 1] = f[2] == f[3] and 1 or 2
     if f[4] and string.match(f[4], '^%S+') == f[1] then answer[i + 1] = {answer[i + 1], f[4]} end
   else
-    answer[i + 1] = not f.err and redis.call('HGET', lock, 'forced') == request and -1 or 0
+    answer[i + 1] = not f.err and redis.call('HGET', KEYS[i], 'forced') == request and -1 or 0
   end
 end
 return answer

@@ -9,39 +9,43 @@
 -- writes it again. ``mine``, a client or a request, reads this answer and needs no push. Writes begin with one that needs no
 -- memory.
 -- include positions
-local function serve(lock, now, mine, floor)
-  redis.call('HDEL', lock, 'owner')
-  local f = redis.call('HMGET', lock, 'head', 'tail', 'top')
-  local head, tail = tonumber(f[1] or 0), tonumber(f[2] or 0)
+-- include push
+local function serve(nth, now, mine, floor)
+  redis.call('HDEL', KEYS[nth], 'owner')
+  local f = redis.call('HMGET', KEYS[nth], 'head', 'tail', 'top')
+  local head, tail, published = tonumber(f[1] or 0), tonumber(f[2] or 0), nil
   local n, stop, most = head, math.min(tail, head + 2500), 500
   while n < stop and most > 0 do
-    local position = redis.call('HGET', lock, 'q:' .. n)
+    local position = redis.call('HGET', KEYS[nth], 'q:' .. n)
     if not position then
-      n = skip(lock, n + 1, stop)
+      n = skip(nth, n + 1, stop)
     else
       most = most - 1
       local request, process, ttl, block, seen, label =
         string.match(position, '^((%x+):%x+) (%d+) (%d+) (%d+) (.*)$')
-      local presence = redis.call('HGET', lock, 'p:' .. process) or ''
+      local presence = redis.call('HGET', KEYS[nth], 'p:' .. process) or ''
       local life, notified = string.match(presence, '^(%d+) (%a)')
       local own = process == mine or request == mine
-      remove_position(lock, n, request, process, presence)
+      remove_position(nth, n, request, process, presence)
       if life and tonumber(life) >= now and (notified ~= 'k' or own) and (notified ~= 'n' or own or life - now <= 12000000) then
         local window = math.min(tonumber(ttl), math.max(1000, math.floor(ttl / 10)))
-        local token, top = tokens(now, tonumber(f[3]), math.max(floor, tonumber(seen)), tonumber(block))
-        local waiting = n + 1 < tail and 1 or 0
-        -- Without the right to publish, no push arrives.
-        if notified ~= 's' or own or (tonumber(redis.pcall('PUBLISH', channel(lock, process),
-            string.format('g %s %.0f %.0f %.0f %.0f %d', request, token, top - token + 1, now, window, waiting))) or 0) > 0 then
-          redis.call('HSET', lock, 'owner', request, 'until', now + window * 1000, 'token', token, 'top', top,
+        local token, top = tokens(now, published or tonumber(f[3]), math.max(floor, tonumber(seen)), tonumber(block))
+        local reached = 1
+        if notified == 's' and not own then
+          reached = push(nth, process, request, token, top - token + 1, now, window, n + 1 < tail and 1 or 0)
+          published = reached and top or published
+        end
+        if reached and reached > 0 then
+          redis.call('HSET', KEYS[nth], 'owner', request, 'until', now + window * 1000, 'token', token, 'top', top,
             'label', label, 'since', now, 'provisional', 1, 'ttl', ttl, 'head', n + 1)
-          redis.call('PEXPIRE', lock, window + 60000)
+          redis.call('PEXPIRE', KEYS[nth], window + 60000)
           return window
         end
       end
       n = n + 1
     end
   end
-  if n > head then redis.call('HSET', lock, 'head', n) end
+  if published then redis.call('HSET', KEYS[nth], 'top', published) end
+  if n > head then redis.call('HSET', KEYS[nth], 'head', n) end
   return n < tail and -1 or 0
 end

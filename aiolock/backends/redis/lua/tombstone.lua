@@ -6,16 +6,16 @@
 -- is, after 250 more were cancelled on the same lock, is granted like any request and costs the lock one ttl at most,
 -- because it is not renewed. A tombstone from a time later than now stood there when the clock was set back.
 -- Begins with a write that needs no memory, so that a full server keeps nothing.
-local function add_tombstone(lock, request, now)
-  redis.call('HDEL', lock, 'x:' .. request)
-  local x = redis.call('HMGET', lock, 'xhead', 'xtail')
+local function add_tombstone(nth, request, now)
+  redis.call('HDEL', KEYS[nth], 'x:' .. request)
+  local x = redis.call('HMGET', KEYS[nth], 'xhead', 'xtail')
   local head, tail = tonumber(x[1] or 0), tonumber(x[2] or 0)
   for n = head, math.min(tail, head + 4) - 1 do
-    local old, at = string.match(redis.call('HGET', lock, 'y:' .. n), '^(%S+) (%d+)$')
+    local old, at = string.match(redis.call('HGET', KEYS[nth], 'y:' .. n), '^(%S+) (%d+)$')
     if tail - head < 250 and now - at < 60000000 and now - at > -60000000 then break end
-    redis.call('HDEL', lock, 'y:' .. n, 'x:' .. old)
+    redis.call('HDEL', KEYS[nth], 'y:' .. n, 'x:' .. old)
     head = n + 1
   end
-  redis.call('HSET', lock, 'x:' .. request, 1, 'y:' .. tail, string.format('%s %.0f', request, now),
+  redis.call('HSET', KEYS[nth], 'x:' .. request, 1, 'y:' .. tail, string.format('%s %.0f', request, now),
     'xhead', head, 'xtail', tail + 1)
 end

@@ -1,0 +1,12 @@
+-- push: tell a waiter's client of its grant, if it is subscribed at this server. Part of serve and many_serve.
+-- Returns how many got the message; nothing if none was published: a token that was is used up, whatever the number.
+-- The subscribers are counted before: replication carries every message to the replicas, also one that nobody here receives, and a client that is
+-- subscribed at one of them would take for granted what is taken back here. Without the right to count, the message names
+-- no token, and the client asks. Without the right to publish, no push arrives.
+local function push(nth, process, request, token, count, now, window, waiting)
+  local to = channel(KEYS[nth], process)
+  local subscribed = redis.pcall('PUBSUB', 'NUMSUB', to)[2]
+  if subscribed == 0 then return nil end
+  return tonumber(redis.pcall('PUBLISH', to, subscribed
+    and string.format('g %s %.0f %.0f %.0f %.0f %d', request, token, count, now, window, waiting) or 'n ' .. request))
+end
