@@ -29,7 +29,7 @@ from aiolock.errors import (
 )
 from aiolock.lease import Lease, ReleaseRequest
 from aiolock.lock import Lock
-from aiolock.types import Holder, Leader, LockEvent, LockInfo, Waiting
+from aiolock.types import Holder, Kept, Leader, LockEvent, LockInfo, Waiting
 
 if typing.TYPE_CHECKING:
     from aiolock.kinds.barrier import Barrier
@@ -58,6 +58,7 @@ __all__ = [
     "Holder",
     "InvalidName",
     "JointLease",
+    "Kept",
     "Latch",
     "Leader",
     "Lease",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from typing import Self
 
 from aiolock.errors import LossReason
 
@@ -168,12 +170,23 @@ class Holder:
     mode: str = "mutex"
     tokens: int = 1
     """The number of tokens, from ``token`` on, that may belong to this hold: its client hands it over between its tasks without
-    asking the server. 0 for a hold that is kept after its release."""
+    asking the server."""
     value: bytes = b""
     """The value of the campaign of a leader."""
     local_waiters: int | None = None
     """The tasks that wait inside the holder's client, as of its last renewal (0 before the first); ``None`` where renewals do
     not send it to the server."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A hold without a holder: it was released with ``keep=``, as by ``at_least=`` of ``once``, and excludes others until its time is over."""
+
+    until: datetime
+    """Its end, by the clock of this machine."""
+    permits: int
+    last_holder: str
+    """The label of the holder that released it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,18 +222,46 @@ class LockInfo:
 
     name: str
     holders: tuple[Holder, ...]
+    """Those that hold it at this moment; what is kept after a release has no holder."""
     waiters: tuple[Waiting, ...]
     """In the order of service."""
     family: Family = Family.LOCK
     limit: int | None = None
     """The permits of a semaphore, 0 while it is paused; ``None`` for other locks, and before a client has named the number."""
+    kept: tuple[Kept, ...] = ()
+    """Holds without a holder, kept after their release."""
     unreadable: str = ""
     """In a list of locks: why holders and waiters are not known, if what is at the server cannot be read."""
 
     @property
     def locked(self) -> bool:
-        """True if the lock has a holder, or may have one that is not known."""
-        return bool(self.holders or self.unreadable)
+        """True if the lock has a holder or is kept after a release, or may have a holder that is not known."""
+        return bool(self.holders or self.kept or self.unreadable)
+
+    @property
+    def permits(self) -> int:
+        """The permits that are taken, with and without a holder."""
+        return sum(holder.permits for holder in self.holders) + sum(kept.permits for kept in self.kept)
+
+    @classmethod
+    def of_holds(
+        cls,
+        name: str,
+        holds: Iterable[Holder],
+        waiters: Iterable[Waiting],
+        family: Family,
+        limit: int | None = None,
+    ) -> Self:
+        """Return the state of a lock from its holds, of which those without a token are kept after their release."""
+        now = datetime.now(UTC)
+        holders: list[Holder] = []
+        kept: list[Kept] = []
+        for hold in holds:
+            if hold.tokens:
+                holders.append(hold)
+            else:
+                kept.append(Kept(now + timedelta(seconds=hold.remaining), hold.permits, hold.label))
+        return cls(name, tuple(holders), tuple(waiters), family, limit, tuple(kept))
 
     @property
     def local_waiters(self) -> int | None:

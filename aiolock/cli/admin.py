@@ -11,7 +11,7 @@ from typing import Any
 
 from aiolock.cli import settings
 from aiolock.cli.exit_status import NOT_ACQUIRED, Ended
-from aiolock.cli.output import Output, age, clean, holder_of, lay_out, seconds
+from aiolock.cli.output import Output, age, clean, holder_of, kept_after, lay_out, seconds, time_left
 from aiolock.core.capabilities import UnreadableLock
 from aiolock.errors import ConfigError, UnsupportedKind, shorten
 from aiolock.lock import Lock
@@ -47,6 +47,10 @@ def _as_json(info: LockInfo) -> dict[str, Any]:
             }
             for holder in info.holders
         ],
+        "kept": [
+            {"until": kept.until.isoformat(), "permits": kept.permits, "last_holder": kept.last_holder}
+            for kept in info.kept
+        ],
         "waiters": [asdict(waiting) for waiting in info.waiters],
         "local_waiters": info.local_waiters,
         **({"unreadable": info.unreadable} if info.unreadable else {}),
@@ -57,6 +61,9 @@ def row(info: LockInfo) -> tuple[str, ...]:
     """Return a lock as a row of the table."""
     name, kind, waiting = clean(info.name), _kind(info), str(len(info.waiters))
     if not info.holders:
+        if info.kept:
+            left = seconds(max(map(time_left, info.kept)))
+            return name, kind, kept_after(info), "", "", left, waiting, ""
         return name, kind, "?" if info.unreadable else "-", "", "", "", waiting, ""
     first = info.holders[0]
     return (
@@ -73,7 +80,7 @@ def row(info: LockInfo) -> tuple[str, ...]:
 
 def _kind(info: LockInfo) -> str:
     if info.family.counted:
-        out = sum(holder.permits for holder in info.holders)
+        out = info.permits
         paused = ", paused" if info.limit == 0 else ""
         return f"{out} of {'?' if info.limit is None else info.limit} permits{paused}"
     modes = {holder.mode for holder in info.holders} or {waiting.mode for waiting in info.waiters}
@@ -151,7 +158,13 @@ def _describe(info: LockInfo, output: Output) -> list[str]:
             f"since {holder.since.astimezone():%Y-%m-%d %H:%M:%S}; without renewal it ends in {seconds(holder.remaining)}; "
             f"waiting in its process: {'-' if holder.local_waiters is None else holder.local_waiters}"
         )
-    if not info.holders:
+    for kept in info.kept:
+        what = f"{kept.permits} permits are kept" if kept.permits > 1 else "kept"
+        lines.append(
+            f"  {what} without a holder until {kept.until.astimezone():%Y-%m-%d %H:%M:%S}, for {seconds(time_left(kept))} more; "
+            f"released by {clean(kept.last_holder)}"
+        )
+    if not info.holders and not info.kept:
         lines.append(f"  {clean(info.unreadable) or 'not held'}")
     for position, waiting in enumerate(info.waiters, start=1):
         what = f" ({waiting.permits} permits)" if waiting.permits > 1 else ""
@@ -185,15 +198,21 @@ async def force_release(options: argparse.Namespace, output: Output) -> int:
         output.document({"released": True, **_as_json(info)})
     else:
         who = ", ".join(clean(holder.label) for holder in info.holders)
-        holders = f"{who}, which is notified" if who else "holders that cannot be read"
-        output.line(f"{clean(options.name)} was taken from {holders}")
+        if who or not info.kept:
+            holders = f"{who}, which is notified" if who else "holders that cannot be read"
+            output.line(f"{clean(options.name)} was taken from {holders}")
+        else:
+            output.line(f"{clean(options.name)} was {kept_after(info)}, and is free")
     return 0
 
 
 async def _agreed(info: LockInfo, output: Output) -> bool:
     who = ", ".join(f"{clean(holder.label)} ({seconds(age(holder))})" for holder in info.holders)
-    who = who or "holders that cannot be read"
-    question = f"{clean(info.name)} is held by {who}, which may still be at work when the next holder begins.\nTake it away? [y/N] "
+    if who or not info.kept:
+        who = f"held by {who or 'holders that cannot be read'}, which may still be at work when the next holder begins"
+    else:
+        who = f"{kept_after(info)}, so that nothing takes it again before its time"
+    question = f"{clean(info.name)} is {who}.\nTake it away? [y/N] "
     try:
         # The terminal, because stderr may be a file, or be JSON.
         with open("/dev/tty", "w", errors="backslashreplace") as terminal:  # noqa: PTH123, ASYNC230 - it is no file

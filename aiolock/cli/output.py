@@ -12,9 +12,22 @@ from datetime import UTC, datetime
 from typing import Any, TextIO, cast
 
 from aiolock.cli.exit_status import CANNOT_WRITE, Ended
-from aiolock.types import Holder, LockInfo
+from aiolock.types import Holder, Kept, LockInfo
 
-__all__ = ["Output", "age", "clean", "cut", "holder_of", "lay_out", "prepare", "seconds", "silence", "width"]
+__all__ = [
+    "Output",
+    "age",
+    "clean",
+    "cut",
+    "holder_of",
+    "kept_after",
+    "lay_out",
+    "prepare",
+    "seconds",
+    "silence",
+    "time_left",
+    "width",
+]
 
 # --- standard streams
 
@@ -158,6 +171,17 @@ def holder_of(info: LockInfo) -> str:
         return ""
     first, *others = info.holders
     return clean(first.label) + (f" and {len(others)} more" if others else "")
+
+
+def time_left(kept: Kept) -> float:
+    """Return the seconds until what is kept is free."""
+    return max(0.0, (kept.until - datetime.now(UTC)).total_seconds())
+
+
+def kept_after(info: LockInfo) -> str:
+    """Say that a lock is kept, and by whom it was released."""
+    last = dict.fromkeys(clean(kept.last_holder) for kept in info.kept)
+    return f"kept after {', '.join(last)}"
 
 
 # --- output

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from itertools import chain, repeat
@@ -19,7 +20,7 @@ from aiolock.cli.run.signals import LEAVE, SignalQueue, size, stop
 from aiolock.client import Client
 from aiolock.clock import system_clock
 from aiolock.errors import BackendError
-from aiolock.types import Holder, LockInfo
+from aiolock.types import Holder, Kept, LockInfo
 
 __all__ = ["changes", "picture", "watch"]
 
@@ -27,7 +28,9 @@ __all__ = ["changes", "picture", "watch"]
 
 
 def changes(before: Iterable[LockInfo], after: Iterable[LockInfo]) -> Iterator[dict[str, Any]]:
-    """Compare two lists of locks; yield ``released``, ``granted`` and ``waiting``, in order of names.
+    """Compare two lists of locks; yield ``released``, ``kept``, ``granted`` and ``waiting``, in order of names.
+
+    ``kept`` is a hold that has begun to stay taken without a holder.
 
     ``waiting`` is the length of the queue, or the number of waiters in the processes of the holders, if either has changed.
 
@@ -41,6 +44,16 @@ def changes(before: Iterable[LockInfo], after: Iterable[LockInfo]) -> Iterator[d
         for who, holder in held.items():
             if who not in holds:
                 yield _event("released", key, holder, now)
+        for kept in _begun(was, now):
+            yield {
+                "event": "kept",
+                "name": key[0],
+                "family": key[1],
+                "label": kept.last_holder,
+                "permits": kept.permits,
+                "until": kept.until.isoformat(),
+                **_waiting(now),
+            }
         for who, holder in holds.items():
             if who not in held:
                 yield _event("granted", key, holder, now)
@@ -56,6 +69,17 @@ def _key(info: LockInfo) -> tuple[str, str]:
 
 def _holders(info: LockInfo | None) -> dict[tuple[int, str], Holder]:
     return {} if info is None else {(holder.token, holder.label): holder for holder in info.holders}
+
+
+def _begun(was: LockInfo | None, now: LockInfo | None) -> list[Kept]:
+    """Return what is kept now and was not before; its end, computed from what is left, is never quite the same twice."""
+    known = Counter((one.last_holder, one.permits) for one in (was.kept if was else ()))
+    begun = []
+    for one in now.kept if now else ():
+        known[one.last_holder, one.permits] -= 1
+        if known[one.last_holder, one.permits] < 0:
+            begun.append(one)
+    return begun
 
 
 def _waiting(info: LockInfo | None) -> dict[str, int | None]:

@@ -80,9 +80,7 @@ class Semaphore(Lock):
         Raises and cancels as :meth:`inspect` does.
         """
         info = await self.inspect()
-        return (
-            bool(info.waiters) or self._left(info.limit, sum(holder.permits for holder in info.holders)) < 1
-        )
+        return bool(info.waiters) or self._left(info.limit, info.permits) < 1
 
     async def available(self) -> int:
         """Return the number of permits that are not held; waiters come first.
@@ -90,7 +88,7 @@ class Semaphore(Lock):
         Ends within the client's ``command_timeout``. Raises and cancels as :meth:`inspect` does.
         """
         info = await self.inspect()
-        return self._left(info.limit, sum(holder.permits for holder in info.holders))
+        return self._left(info.limit, info.permits)
 
     def _left(self, limit: int | None, out: int) -> int:
         return max(0, (self.limit if limit is None else limit) - out)

@@ -203,6 +203,53 @@ async def test_a_lock_that_is_kept_after_its_release_has_no_present_token(deploy
     await rival.lock("x").force_release()
 
 
+def reading(client: Client, **options: Any) -> Lock:
+    return client.rwlock("x").read(**options)
+
+
+def two_permits(client: Client, **options: Any) -> Lock:
+    return client.semaphore("x", 3, permits=2, **options)
+
+
+KEEPING = {
+    "mutex": lambda client, **options: client.lock("x", **options),
+    "read-write": reading,
+    "semaphore": two_permits,
+}
+
+
+@pytest.mark.parametrize("kind", KEEPING)
+async def test_what_is_kept_after_its_release_has_no_holder(deployment, client, rival, kind):
+    if "keep" not in deployment.promises or (kind != "mutex" and kind not in deployment.kinds):
+        return
+    make = KEEPING[kind]
+    lease = await make(client, label="the first").acquire()
+    before = datetime.now(UTC)
+    await lease.release(keep=60)
+    info = await make(rival).inspect()
+    assert (info.holders, info.locked, info.local_waiters) == ((), True, None)
+    [kept] = info.kept
+    assert (kept.last_holder, kept.permits) == ("the first", 2 if kind == "semaphore" else 1)
+    # As exact as the clocks of the server and of this machine agree; where only observation tells, no end is known.
+    assert before - timedelta(seconds=30) < kept.until < before + timedelta(seconds=150)
+    assert [listed.kept[0].last_holder for listed in await rival.locks("x")] == ["the first"]
+    if kind == "mutex":
+        assert await rival.lock("x").try_acquire() is None
+    else:
+        # Beside a living holder it is shown as such.
+        single = rival.rwlock("x").read() if kind == "read-write" else rival.semaphore("x", 3)
+        async with single.acquire(timeout=PATIENCE):
+            info = await make(rival).inspect()
+            assert [holder.permits for holder in info.holders] == [1]
+            assert [one.last_holder for one in info.kept] == ["the first"]
+            if kind == "semaphore":
+                assert await rival.semaphore("x", 3).available() == 0
+    assert await make(rival).force_release()
+    assert not await make(rival).locked()
+    async with make(rival, timeout=PATIENCE):
+        pass
+
+
 def mutex(client: Client, **options: Any) -> Lock:
     return client.lock("x", **options)
 

@@ -439,7 +439,7 @@ class MemoryBackend(Administration, RegisterStore, Diagnosis):
         moment = datetime.now(UTC)
         holders = tuple(_holder(hold, now, moment) for hold in holds)
         waiters = tuple(Waiting(request.label, request.mode, request.permits) for request in queue)
-        return LockInfo(name, holders, waiters, family, limit)
+        return LockInfo.of_holds(name, holders, waiters, family, limit)
 
     async def force_release(self, name: str, family: Family) -> bool:
         """End all holds of a lock."""

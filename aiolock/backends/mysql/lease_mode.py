@@ -115,7 +115,7 @@ class LeaseMode:
         listing = context.statements("waiters", processlist=context.facts.processlist, pattern=hexed(prefix))
         holders, others = await context.execute(f"{row}; {listing}")
         waiting = await in_queue(context, others.rows)
-        return LockInfo(name, tuple(_holder(row) for row in holders.rows), waiting, family)
+        return LockInfo.of_holds(name, map(_holder, holders.rows), waiting, family)
 
     async def force_release(self, name: str, family: Family) -> bool:
         """Free the row; then end the session of the holder, so that it learns of it at once and the next waiter wakes.

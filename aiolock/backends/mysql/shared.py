@@ -170,7 +170,7 @@ class Sharing:
         holders = sorted((_holder(*rest) for state, *rest in rows if state), key=lambda one: one.token)
         waiters = [_waiting(*rest) for state, *rest in rows if not state]
         limit = _limit(lock.rows, used=bool(rows)) if family is Family.SEMAPHORE else None
-        return LockInfo(name, tuple(holders), tuple(waiters), family, limit)
+        return LockInfo.of_holds(name, holders, waiters, family, limit)
 
     async def force_release(self, name: str, family: Family) -> bool:
         """Take it from its holders, and end a session of their clients, so that they learn it at once.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from datetime import datetime
 from zlib import crc32
 
-from aiolock.types import Holder, LockInfo, Waiting
+from aiolock.types import Holder, Kept, LockInfo, Waiting
 
 __all__ = ["combined", "lacking", "majority", "majority_until", "promised", "rotation"]
 
@@ -70,7 +71,20 @@ def combined(infos: Sequence[LockInfo], needed: int) -> LockInfo:
                 queue.append(waiting)
     # Each member has tokens of its own, which the present lease of a hold has not.
     shown = tuple(replace(holder, local_waiters=None) for holder in holders)
-    return LockInfo(first.name, shown, tuple(queue), first.family)
+    return LockInfo(first.name, shown, tuple(queue), first.family, kept=_kept(infos, needed))
+
+
+def _kept(infos: Sequence[LockInfo], needed: int) -> tuple[Kept, ...]:
+    """Return what is kept at ``needed`` servers or more, until that many of them forget it."""
+    ends: dict[tuple[str, int], list[datetime]] = defaultdict(list)
+    for info in infos:
+        for one in info.kept:
+            ends[one.last_holder, one.permits].append(one.until)
+    return tuple(
+        Kept(sorted(times, reverse=True)[needed - 1], permits, who)
+        for (who, permits), times in ends.items()
+        if len(times) >= needed
+    )
 
 
 def _identity(one: Holder | Waiting) -> tuple[str, str]:

@@ -32,8 +32,8 @@ def read(answer: Sequence[Any], name: str, family: Family) -> LockInfo:
         return _shared(*answer, name=name, family=family)
     now, until, token, tokens, since, label, present, *waiting = answer
     holder = (_holder(_text(label), now, (token, tokens, since, until), present),) if until else ()
-    return LockInfo(
-        name, holder, tuple(Waiting(_text(other).partition("\n")[0]) for other in waiting), family
+    return LockInfo.of_holds(
+        name, holder, (Waiting(_text(other).partition("\n")[0]) for other in waiting), family
     )
 
 
@@ -56,7 +56,7 @@ def _shared(
         weight, _, label = _text(position).partition(" ")
         waiters.append(Waiting(label, *_mode(int(weight), family)))
     known = limit if limit >= 0 and family.counted else None
-    return LockInfo(name, tuple(holders), tuple(waiters), family, known)
+    return LockInfo.of_holds(name, holders, waiters, family, known)
 
 
 def _mode(weight: int, family: Family) -> tuple[str, int]:

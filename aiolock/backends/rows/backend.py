@@ -175,7 +175,7 @@ class RowBackend(Administration, RegisterStore, Purging, Diagnosis):
             for request in found.queue.values()
             if known.counts(request)
         )
-        return LockInfo(name, holders, waiters, family, found.current)
+        return LockInfo.of_holds(name, holders, waiters, family, found.current)
 
     async def force_release(self, name: str, family: Family) -> bool:
         """End all holds of a lock; replaces a row of an unknown format."""

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from aiolock.cli import settings
 from aiolock.cli.exit_status import CANNOT_RUN, LOST, NOT_FOUND, Ended, ended_by
-from aiolock.cli.output import Output, age, cut, holder_of, seconds
+from aiolock.cli.output import Output, age, cut, holder_of, kept_after, seconds, time_left
 from aiolock.cli.run import nested
 from aiolock.cli.run.guard import DYING
 from aiolock.cli.run.nested import InnerRuns, OuterHold
@@ -337,4 +337,6 @@ def progress(info: LockInfo, label: str, waited: float) -> str:
         text += f", position {labels.index(label) + 1} of {len(labels)}"
     if info.holders:
         text += f"; held by {holder_of(info)} for {seconds(age(info.holders[0]))}"
+    elif info.kept:
+        text += f"; {kept_after(info)}, for {seconds(max(map(time_left, info.kept)))} more"
     return text
