@@ -140,7 +140,7 @@ def may_publish(counts: Sequence[int]) -> bool:
 
 
 class Pushing(Enum):
-    """How a waiter learns that it was granted the lock."""
+    """The ways in which a waiter learns that it was granted the lock."""
 
     PUSHED = "by a message"
     UNCOUNTED = "by a message that has it ask, because scripts may not count subscribers"
