@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
-from tests.model.explore import Outcome, explore
+from tests.model.explore import Run
 from tests.model.lives import LivesModel
 from tests.model.rows import Claim, Model
 
-__all__ = ["DESIGN", "REMOVALS", "Run"]
+__all__ = ["DESIGN", "REMOVALS"]
 
 ONCE = (Claim(),)
 TWICE = (Claim(), Claim())
@@ -29,27 +27,6 @@ PERMITS = tuple(((Claim("permits"),),) for _ in range(3))
 """Three clients and a semaphore of two permits."""
 
 
-@dataclass(frozen=True)
-class Run:
-    """One exploration; ``breaks`` is the first word of the violation that a removed rule leads to."""
-
-    name: str
-    rule: str
-    """The rule as the design says it, with the number of the review in brackets."""
-    breaks: str = ""
-    claims: tuple = TWO
-    fair: int = 0
-    """A fair schedule is run from every such state."""
-    deep: bool = False
-    """True if the shortest trace takes more states than the tests have time for; ``python -m tests.model`` finds it."""
-    options: dict[str, Any] = field(default_factory=dict)
-    model: Callable[..., Any] = Model
-
-    def play(self, most: int, seconds: float = 1e9) -> Outcome:
-        """Explore up to ``most`` states for up to ``seconds``."""
-        return explore(self.model(self.claims, **self.options), most, seconds, self.fair)
-
-
 def without(
     removed: str,
     rule: str,
@@ -62,7 +39,7 @@ def without(
 ) -> Run:
     """Return a run without the rules ``removed``, several of them separated by ``+``."""
     rules = tuple(part.strip() for part in removed.split("+"))
-    return Run(removed, rule, breaks, claims, fair, deep, {"removed": rules, **options})
+    return Run(removed, rule, breaks, claims, Model, fair, deep, {"removed": rules, **options})
 
 
 REMOVALS = (
@@ -387,7 +364,7 @@ REMOVALS = (
 
 LIVES = tuple(
     Run(
-        rule, f"(12) another life of a hold: {rule}", "BELIEF", options={"removed": (rule,)}, model=LivesModel
+        rule, f"(12) another life of a hold: {rule}", "BELIEF", (), LivesModel, options={"removed": (rule,)}
     )
     for rule in (
         "the server ignores older requests",
@@ -402,7 +379,7 @@ REMOVALS = (*REMOVALS, *LIVES)
 
 def design(name: str, claims: tuple = TWO, *, fair: int = 0, **options: Any) -> Run:
     """Return a run with all rules."""
-    return Run(name, "all rules", "", claims, fair, options=options)
+    return Run(name, "all rules", "", claims, Model, fair, options=options)
 
 
 DESIGN = (
@@ -442,5 +419,5 @@ DESIGN = (
     design("statements, a writer and two readers", READERS, faults={"broken": 1}, statements=True),
     design("statements, permits", PERMITS, faults={"broken": 1}, statements=True),
     design("statements, keep", KEEPS, faults={"stop": 1, "crash": 1}, statements=True),
-    Run("other lives of a hold, late, lost and repeated", "all rules", model=LivesModel),
+    Run("other lives of a hold, late, lost and repeated", "all rules", "", (), LivesModel),
 )

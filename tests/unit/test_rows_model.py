@@ -1,12 +1,13 @@
 """The model of the rows engine: each rule is needed, and with all of them no promise is broken.
 
-``python -m tests.model`` explores far more states of the design than these tests, which take less than a minute."""
+``python -m tests.model rows`` explores far more states of the design than these tests, which take less than a minute."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.model.runs import DESIGN, REMOVALS, Run
+from tests.model.explore import Run
+from tests.model.runs import DESIGN, REMOVALS
 
 SHORT = [run for run in REMOVALS if not run.deep]
 STATES = 2_000
