@@ -26,7 +26,7 @@ from aiolock.core.backend import Settings
 from aiolock.core.tasks import Backoff, TaskSet, end
 from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, LockError, UnsafeBackend, copy_of
 
-__all__ = ["OLDEST", "Connections", "Driver", "Facts", "Pipeline", "login", "swaps_sessions"]
+__all__ = ["OLDEST", "Connections", "Driver", "Facts", "Pipeline", "doubts_commit", "login", "swaps_sessions"]
 
 OLDEST = 15
 """The oldest version that is tested; older ones are refused."""
@@ -40,6 +40,8 @@ CLOSE_WITHIN = 1.0
 LOCKED = 100
 """Milliseconds, at most, for which a write waits for a row that another transaction keeps locked; at most a tenth of the command timeout."""
 CLOSED = "the client is closed"
+STANDBY_WAIT = "SyncRepWaitForLSN"
+"""The function of the server that waits for standbys, and warns when that wait was ended before."""
 
 
 class Driver(asyncpg.Connection):  # type: ignore[misc]  # the driver is untyped
@@ -126,6 +128,17 @@ async def swaps_sessions(one: Driver, other: Driver, statements: Statements) -> 
         await each.fetchval(statements("process")) == each.process for each in (one, other, other, one)
     ]
     return one.process == other.process or not all(answers)
+
+
+def doubts_commit(message: Any) -> bool:
+    """Test whether a message of the server says that a commit may be missing on the standby that it should have waited for.
+
+    By the function of the server that wrote it, because texts are translated, and every other warning is about something else
+    (a trigger of an administrator, transaction numbers that run out). A warning without that field, as a proxy may pass it on,
+    may be this one.
+    """
+    function = getattr(message, "server_source_function", None)
+    return getattr(message, "severity_en", None) == "WARNING" and function in {None, "", STANDBY_WAIT}
 
 
 @dataclass(slots=True, eq=False)
@@ -244,7 +257,7 @@ class Pipeline:
             else:
                 answers = await self._execute(self.driver, [item for call in calls for item in call.items])
             if self._warning:
-                # One of them says that the commit is not on the replica for which it should have waited.
+                # The commit may not be on the standby for which it should have waited.
                 raise BackendUnavailable(f"{self._address}: {self._warning}")
         except LockError as error:
             self._failed(error, dead=True)
@@ -275,7 +288,7 @@ class Pipeline:
         self._lost(self, BackendUnavailable(f"{self._address}: no answer in time"))
 
     def _logged(self, _: Any, message: Any) -> None:
-        if getattr(message, "severity_en", None) == "WARNING":
+        if doubts_commit(message):
             self._warning = str(message)
 
     def _terminated(self, _: Any) -> None:
