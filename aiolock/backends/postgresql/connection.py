@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 import asyncpg
 
 from aiolock.backends.diagnosis import numbers
-from aiolock.backends.postgresql.errors import SWAPPED, translate
+from aiolock.backends.postgresql.errors import SWAPPED, TEMPORARY, sqlstate, translate
+from aiolock.backends.postgresql.replication import Replication
 from aiolock.backends.postgresql.schema import Statements
 from aiolock.backends.postgresql.url import Address
 from aiolock.clock import Deadline
@@ -49,6 +50,8 @@ class Driver(asyncpg.Connection):  # type: ignore[misc]  # the driver is untyped
 
     process = 0
     """The server's process that answered the login."""
+    timeline = ""
+    """The server's line of history, which is another one after a failover; its clock is compared within one only."""
 
     @property
     def pooled(self) -> bool:
@@ -67,7 +70,9 @@ class Facts(NamedTuple):
     pid: int
     fsync: str
     full_page_writes: str
-    standbys: str
+    replication: Replication
+    run: str
+    """The time at which the server started."""
 
 
 async def login(address: Address, statements: Statements, settings: Settings) -> tuple[Driver, Facts]:
@@ -89,14 +94,38 @@ async def login(address: Address, statements: Statements, settings: Settings) ->
                 await driver.execute(statements("settings").replace("{lock_timeout}", str(wait)))
                 if driver.get_server_version().major >= 17:  # noqa: PLR2004 - the version that brought it
                     await driver.execute(statements("settings_17"))
-                facts = Facts(*await driver.fetchrow(statements("facts")))
+                found = await driver.fetchrow(statements("facts"))
+                facts = Facts(
+                    found["version"],
+                    found["recovering"],
+                    found["pid"],
+                    found["fsync"],
+                    found["full_page_writes"],
+                    Replication(found["names"], tuple(found["followers"])),
+                    found["run"],
+                )
                 driver.process = facts.pid
+                driver.timeline = await _timeline(driver, statements, facts)
             except BaseException:
                 driver.terminate()
                 raise
     except Exception as error:
         raise translate(error, address.text) from error
     return driver, facts
+
+
+async def _timeline(driver: Driver, statements: Statements, facts: Facts) -> str:
+    """Return the timeline, or the present run of a server that does not tell it: another run may be another server.
+
+    Cancelling it is cancelling :func:`login`.
+    """
+    try:
+        return str(await driver.fetchval(statements("timeline")))
+    except asyncpg.PostgresError as error:
+        # The role may not call these functions, or a relative of PostgreSQL does not have them.
+        if driver.is_closed() or sqlstate(error).startswith(TEMPORARY):
+            raise
+        return facts.run
 
 
 def refuse(facts: Facts, address: str) -> None:
@@ -331,10 +360,10 @@ class Connections:
         settings: Settings,
         read: Callable[[Driver, Sequence[Any]], Awaitable[Sequence[Any]]],
         write: Callable[[Driver, Sequence[Any]], Awaitable[Sequence[Any]]],
-        prepare: Callable[[Driver], Awaitable[None]],
+        prepare: Callable[[Driver, Facts], Awaitable[None]],
         interrupted: Callable[[], None],
     ) -> None:
-        """Take the functions that carry out reads and writes, that subscribe, and that report the loss."""
+        """Take the functions that carry out reads and writes, that check the server and subscribe, and that report the loss."""
         self._address = address
         self._statements = statements
         self._settings = settings
@@ -347,8 +376,6 @@ class Connections:
         self._backoff = Backoff(settings.random)
         self._reconnecting: asyncio.Task[None] | None = None
         self.closed = False
-        self.facts: Facts | None = None
-        """Known once a connection was opened."""
 
     async def open(self) -> None:
         """Open both connections, once; raises why it cannot. Cancelling it leaves nothing open."""
@@ -400,17 +427,18 @@ class Connections:
     async def _connect(self) -> LockError | None:
         """Open both; return why it cannot."""
         opened: list[Driver] = []
-        facts: Facts | None = None
+        servers: list[Facts] = []
         try:
             for _ in range(2):
                 driver, facts = await login(self._address, self._statements, self._settings)
                 opened.append(driver)
+                servers.append(facts)
                 refuse(facts, self._address.text)
             try:
                 async with asyncio.timeout(self._settings.command_timeout):
                     if await swaps_sessions(opened[0], opened[1], self._statements):
                         raise UnsafeBackend(f"{self._address.text}: {SWAPPED}")
-                    await self._prepare(opened[0])
+                    await self._prepare(opened[0], servers[0])
                     wait = max(1, min(LOCKED, round(self._settings.command_timeout * 100)))
                     writing = self._statements("writer_settings").replace("{lock_timeout}", str(wait))
                     await opened[1].execute(writing)
@@ -435,7 +463,7 @@ class Connections:
             )
             for driver, execute in zip(opened, (self._read, self._write), strict=True)
         )
-        self._pipelines, self._error, self.facts = (reader, writer), None, facts
+        self._pipelines, self._error = (reader, writer), None
         self._backoff.reset()
         self._there.set()
         if self._settings.outages is not None:

@@ -312,7 +312,9 @@ class RowBackend(Administration, RegisterStore, Purging, Diagnosis):
                     known.ended[session] = frozenset(content.ended)
                     left = content.ttl
                     if content.expires is not None and row.clock is not None:
-                        left = max(0.0, min(content.ttl, content.expires.seconds - row.clock.seconds))
+                        # By a clock of another zone it is not known.
+                        if content.expires[1:] == row.clock[1:]:
+                            left = max(0.0, min(content.ttl, content.expires.seconds - row.clock.seconds))
                     found[session] = left, content
         return known, found
 

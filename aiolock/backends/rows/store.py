@@ -58,7 +58,8 @@ class StoreClock(NamedTuple):
     """Identifies the run of the machine, where the store is usable on one machine only: another run proves that every
     process of the earlier one has ended. Empty for the clock of a server."""
     zone: str = ""
-    """Identifies the time namespace: readings of different zones are never compared."""
+    """Identifies whose clock it is, where another one may take its place: readings of different zones are never compared. SQLite: the
+    time namespace. PostgreSQL: the timeline, since a standby that is promoted has a clock of its own."""
 
 
 class Row(NamedTuple):

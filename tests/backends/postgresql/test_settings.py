@@ -191,15 +191,6 @@ async def test_capabilities_tell_how_durable_a_commit_is(settings, words):
             assert {"exclusion", "fencing", "fifo", "keep", "no-eviction", "push"} <= store.capabilities
 
 
-async def test_a_synchronous_standby_is_a_promise_for_failover(own):
-    own.ask("CREATE TABLE warm_up ()")
-    async with opened(own.url) as store:
-        await put(store, key())
-    own.ask("ALTER SYSTEM SET synchronous_standby_names = 'absent'", "SELECT pg_reload_conf()")
-    async with opened(own.url) as store:
-        assert "survives-failover" in store.capabilities
-
-
 # --- the table
 
 

@@ -18,8 +18,7 @@ from tests.servers import PostgreSQL
 
 WAITS = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND application_name = 'aiolock'"
 TRIGGER = (
-    "CREATE FUNCTION warn() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
-    "RAISE WARNING 'database must be vacuumed within 39000000 transactions'; RETURN NULL; END $$",
+    "CREATE FUNCTION warn() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE WARNING 'vacuum soon'; RETURN NULL; END $$",
     "CREATE TRIGGER warn AFTER INSERT OR UPDATE ON aiolock FOR EACH STATEMENT EXECUTE FUNCTION warn()",
 )
 
