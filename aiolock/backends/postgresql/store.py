@@ -17,7 +17,7 @@ from aiolock.backends.rows.store import ALL, Edit, Entry, Listener, Row, RowStor
 from aiolock.clock import Deadline
 from aiolock.core.backend import Settings
 from aiolock.core.logs import Log, get_logger
-from aiolock.errors import BackendRefused, BackendUnavailable, UnsafeBackend
+from aiolock.errors import BackendUnavailable, UnsafeBackend
 
 __all__ = ["PostgreSQLStore", "capabilities"]
 
@@ -89,22 +89,21 @@ class PostgreSQLStore(RowStore):
             await driver.add_listener(f"{self._channel}{address}", self._notified)
 
     def _promise(self, facts: Facts) -> None:
-        """Note what the server promises; after a reconnect it may be another one, or have other settings.
+        """Note what the server promises: after a reconnect it may be another one, or have other settings.
 
-        Raises :class:`BackendRefused` then, if the program has asked for more.
+        One that promises less than before is used nevertheless, because what is held has to be renewed there.
         """
-        expected = self.capabilities | self._settings.require if self.capabilities else frozenset()
-        self.capabilities = capabilities(facts, furthest=self._furthest)
+        before, self.capabilities = self.capabilities, capabilities(facts, furthest=self._furthest)
         self._promises(self.capabilities)
-        if not (gone := expected - self.capabilities):
-            return
-        text = f"{self._address.text}: the server no longer promises {', '.join(sorted(gone))}"
-        if "survives-failover" in gone and (why := gap(facts.replication, furthest=self._furthest)):
-            text = f"{text} (synchronous_standby_names: {why})"
-        if gone & self._settings.require:
-            # The settings of a server that has just been promoted may be on their way.
-            raise BackendRefused(f"{text}, which require= asks for", retryable=True)
-        log.warning("%s", text)
+        if gone := before - self.capabilities:
+            names = ", ".join(sorted(gone))
+            why = gap(facts.replication, furthest=self._furthest) or "it is set"
+            log.warning(
+                "%s: the server no longer promises %s (synchronous_standby_names: %s)",
+                self._address.text,
+                names,
+                why,
+            )
 
     def _notified(self, _driver: Any, _pid: int, _channel: str, key: Any) -> None:
         self._listener.changed(str(key))
