@@ -96,14 +96,9 @@ class PostgreSQLStore(RowStore):
         before, self.capabilities = self.capabilities, capabilities(facts, furthest=self._furthest)
         self._promises(self.capabilities)
         if gone := before - self.capabilities:
-            names = ", ".join(sorted(gone))
-            why = gap(facts.replication, furthest=self._furthest) or "it is set"
-            log.warning(
-                "%s: the server no longer promises %s (synchronous_standby_names: %s)",
-                self._address.text,
-                names,
-                why,
-            )
+            text = f"{self._address.text}: the server no longer promises {', '.join(sorted(gone))}"
+            why = gap(facts.replication, furthest=self._furthest)
+            log.warning("%s%s", text, f" (synchronous_standby_names: {why})" if why else "")
 
     def _notified(self, _driver: Any, _pid: int, _channel: str, key: Any) -> None:
         self._listener.changed(str(key))

@@ -14,6 +14,7 @@ from aiolock.backends.rows.lockrow import (
     Enter,
     Entered,
     Leave,
+    RowHold,
     RowRequest,
     UnknownFormat,
     decode,
@@ -82,11 +83,19 @@ class RowClaim(CanDowngrade, Extension):
 
     def shown_in(self, value: bytes) -> bool:
         """Return whether a value of the row contains the hold."""
+        return self._hold_in(value) is not None
+
+    def handed_over(self, value: bytes) -> bool:
+        """Return whether its client has handed the hold over between its tasks since the grant that a value of the row contains."""
+        hold = self._hold_in(value)
+        return hold is not None and self.present is not None and self.present.token > hold.token
+
+    def _hold_in(self, value: bytes) -> RowHold | None:
         try:
             row = decode(value)
         except UnknownFormat as error:
             raise unreadable(self.request.name, error) from None
-        return self._member is not None and self._member.id in row.holds
+        return None if self._member is None else row.holds.get(self._member.id)
 
     @property
     def stays(self) -> float:

@@ -148,7 +148,7 @@ async def test_after_a_failover_to_an_asynchronous_standby_a_hold_can_be_lost_as
 
 async def test_a_promoted_server_whose_clock_is_ahead_ends_no_hold_early(primary):
     """Its clock says that the holder's session has expired: a session of another timeline is observed for a whole ttl instead."""
-    ttl = 8.0
+    ttl = 4.0
     with stepped(lambda: PostgreSQL(primary=primary)) as (standby, step):
         step(3600)
         primary.ask("ALTER SYSTEM SET synchronous_standby_names = 'standby'", "SELECT pg_reload_conf()")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 
 import pytest
 
@@ -78,11 +79,11 @@ def test_another_declaration_is_refused_before_any_input_or_output(value):
 @pytest.fixture
 def primary():
     """A server with a standby of the name ``standby`` that follows it; the first is yielded."""
-    with PostgreSQL(init=["CREATE ROLE app LOGIN", "GRANT CREATE ON SCHEMA public TO app"]) as server:
-        with PostgreSQL(primary=server):
-            while server.ask(FOLLOWS) != [["1"]]:
-                pass
-            yield server
+    init = ["CREATE ROLE app LOGIN", "GRANT CREATE ON SCHEMA public TO app"]
+    with PostgreSQL(init=init) as server, PostgreSQL(primary=server):
+        while server.ask(FOLLOWS) != [["1"]]:
+            time.sleep(0.01)
+        yield server
 
 
 async def change(server, names):
