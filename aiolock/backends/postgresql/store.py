@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from aiolock.backends.postgresql.connection import Connections, Driver, Facts
 from aiolock.backends.postgresql.errors import LOCKED, NO_ROOM_TO_NOTIFY, SWAPPED, sqlstate
-from aiolock.backends.postgresql.replication import gap
+from aiolock.backends.postgresql.replication import gap, synchronous
 from aiolock.backends.postgresql.schema import Statements, ensure
 from aiolock.backends.postgresql.url import Address
 from aiolock.backends.rows.store import ALL, Edit, Entry, Listener, Row, RowStore, StoreClock
@@ -95,6 +95,8 @@ class PostgreSQLStore(RowStore):
         """
         before, self.capabilities = self.capabilities, capabilities(facts, furthest=self._furthest)
         self._promises(self.capabilities)
+        # With a synchronous standby a wait can be ended before it has the write, which others see then; else never.
+        self.reads_prove = not synchronous(facts.replication.names)[1]
         if gone := before - self.capabilities:
             text = f"{self._address.text}: the server no longer promises {', '.join(sorted(gone))}"
             why = gap(facts.replication, furthest=self._furthest)

@@ -150,6 +150,10 @@ class RowStore(ABC):
     """True if the server itself deletes each row when its ttl has passed, and a row in use never before that: absence of a
     session row proves that it was not renewed for its ttl. The engine gives session rows their ttl only then."""
 
+    reads_prove: bool = True
+    """False while others see a write before it is durable wherever it has to be. What a read shows may then be undone, until a
+    flushed write was answered that was sent on the same connection after the answer to the read. May change with each connection."""
+
     capabilities: frozenset[str] = frozenset()
     """The capabilities, as in ``require=``, that this deployment deserves; complete after :meth:`open`.
 
