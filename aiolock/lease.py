@@ -292,6 +292,7 @@ class Lease(HoldState):
         # The next task of this client has to ask the server as well, where it waits for the end of the transaction. So also
         # after a cancellation, which may have come too late for the row.
         hold.validity.left = 0
+        hold.validity.note_present(runtime.clock())
         if not await backend.confirm(hold.validity.claim, connection):
             runtime.scheduler.lose(hold.validity, "revoked")
             raise hold.error()

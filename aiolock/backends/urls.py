@@ -273,7 +273,8 @@ def one_of(*choices: str) -> Callable[[str, object], str]:
 
     def read(name: str, value: object) -> str:
         if not isinstance(value, str) or value not in choices:
-            raise ConfigError(f"{name} must be one of {', '.join(choices)}, not {shorten(value)}")
+            expected = f"one of {', '.join(choices)}" if len(choices) > 1 else choices[0]
+            raise ConfigError(f"{name} must be {expected}, not {shorten(value)}")
         return value
 
     return read

@@ -162,7 +162,8 @@ BY_SERVER = {
     ),
     ("postgresql", "survives-restart"): _OnServer("set fsync = on and full_page_writes = on"),
     ("postgresql", "survives-failover"): _OnServer(
-        "name a standby in synchronous_standby_names",
+        "list in synchronous_standby_names by name every standby that may take over, and wait for all of them; or say by "
+        "?failover=furthest that the one which has most takes over",
         "a failover may forget the last grants: the next client gets the lock while the old holder still believes in it",
     ),
     ("mysql", "fencing"): _OnServer("use mode=lease"),

@@ -1,7 +1,8 @@
 """Random schedules for the engine over rows: the worlds of `world` with a row store instead of the memory server.
 
 Beside what `world` does to hosts, lines, tasks and clients, the server crashes and loses what is not durable, single lock
-and session rows are deleted, unused rows are purged, and its clock is stepped back. All the time
+and session rows are deleted, unused rows are purged, and its clock is stepped back. In some worlds the server waits for a
+standby, administrators end that wait while the standby is away, and the standby takes over. All the time
 
 * whoever believes in a lease has it in the row, under a session that no other client may declare dead before the belief ends.
 
@@ -11,6 +12,7 @@ and session rows are deleted, unused rows are purged, and its clock is stepped b
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from random import Random
 from typing import Any
 
@@ -32,6 +34,8 @@ from tests.simulation.world import KINDS, World
 __all__ = ["RowWorld"]
 
 NAMESPACE = "aiolock"
+STANDBYS = 0.3
+"""The share of the worlds whose server has a synchronous standby."""
 
 
 class SimulatedRows(RowServer):
@@ -147,6 +151,23 @@ class RowFaultInjector(FaultInjector):
         super().__init__(world)
         more = [self.crash, self.delete_lock, self.delete_session, self.purge, self.step_clock]
         self.faults += self.random.sample(more, self.random.randint(0, 3))
+        if world.server.standby:
+            self.faults += [self.lose_standby, self.crash]
+
+    def lose_standby(self) -> Coroutine[Any, Any, None] | None:
+        """The standby is away, and an administrator ends every wait for it; should the server die then, the standby takes over."""
+        server = self.world.server
+        if server.away:
+            return None
+
+        async def hold_back() -> None:
+            self.log("takes the standby away")
+            server.away = True
+            await asyncio.sleep(self.random.random() * 2 * self.unit)
+            self.log("brings the standby back")
+            server.away = False
+
+        return hold_back()
 
     def force(self) -> None:
         name, kind = self.random.choice(self.world.names)
@@ -213,6 +234,7 @@ class RowWorld(World):
             push=random.random() < 0.7,
             shared_clock=random.random() < 0.5,
             enters=random.random() < 0.5,
+            standby=Random(f"standby {seed}").random() < STANDBYS,
         )
         self.servers = [self.server]
         self.invariants = RowInvariants(self.server, self.outcome)

@@ -45,6 +45,7 @@ class RowServer:
         shared_clock: bool = True,
         enters: bool = False,
         expires: bool = False,
+        standby: bool = False,
     ) -> None:
         self.clock = clock
         self.push = push
@@ -54,6 +55,10 @@ class RowServer:
         """Whether it evaluates statements that enter."""
         self.expires = expires
         """Whether clients take a session without a row for dead."""
+        self.standby = standby
+        """Whether flushed writes wait for a standby, which takes over by :meth:`crash`."""
+        self.away = False
+        """Whether the standby is away, and an administrator ends each wait for it: a write is made, and its answer is a warning."""
         self.rows: dict[str, StoredRow] = {}
         self.stores: dict[str, MemoryRowStore] = {}
         """The open stores, by the address of their clients."""
@@ -83,7 +88,18 @@ class RowServer:
 
     def write(self, edits: Sequence[Edit]) -> list[Row | None]:
         self.writes += 1
-        return [self.edit(edit) for edit in edits]
+        made = [self.edit(edit) for edit in edits]
+        if any(edit.flush and row is not None for edit, row in zip(edits, made, strict=True)):
+            self._waited()
+        return made
+
+    def _flush(self) -> None:
+        if not self.away:
+            self._undo.clear()
+
+    def _waited(self) -> None:
+        if self.away:
+            raise BackendUnavailable("the wait for the standby was cancelled")
 
     def edit(self, edit: Edit) -> Row | None:
         before = self.rows.get(edit.key)
@@ -96,7 +112,7 @@ class RowServer:
             until = None if edit.ttl is None else self.clock() + edit.ttl
             self.rows[edit.key] = StoredRow(edit.value, edit.version, until)
         if edit.flush:
-            self._undo.clear()
+            self._flush()
         if self.push:
             for address, store in list(self.stores.items()):
                 if address in edit.notify or ALL in edit.notify:
@@ -112,9 +128,11 @@ class RowServer:
             self.reads += 1
             return found, found.version
         self.writes += 1
+        self._undo.append((entry.key, self.rows.get(entry.key)))
         self.rows[entry.key] = StoredRow(value, entry.version, None)
-        self._undo.clear()
+        self._flush()
         self.after()
+        self._waited()
         return self.row(entry.key), found.version
 
     def purge(self, prefix: str, idle: float) -> int:
@@ -183,6 +201,7 @@ class MemoryRowStore(RowStore):
         self.transport = transport
         self.push = server.push
         self.expires = server.expires
+        self.reads_prove = not server.standby
         words = {"exclusion", "fencing", "fifo", "keep", "no-eviction"}
         self.capabilities = frozenset(words | {"push"} if server.push else words)
         self.poll = poll
@@ -201,9 +220,18 @@ class MemoryRowStore(RowStore):
         self.server.stores[listener.address] = self
 
     async def _ask(self, step: Callable[[], T]) -> T:
+        def answered() -> T | BackendError:
+            try:
+                return step()
+            except BackendError as error:
+                # A warning of the server, which travels as any other answer.
+                return error
+
         try:
             async with asyncio.timeout(self._timeout):
-                answer: T = await self.transport(step)
+                answer: T | BackendError = await self.transport(answered)
+            if isinstance(answer, BackendError):
+                raise answer
         except TimeoutError:
             self.interrupt()
             raise BackendUnavailable("no answer in time") from None

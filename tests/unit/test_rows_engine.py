@@ -1859,3 +1859,197 @@ def test_the_log_tells_each_transition_of_a_claim_that_waits(caplog):
         ("x", "waiting", "held"),
         ("x", "held", "gone"),
     ]
+
+
+# --- a standby, whose wait an administrator can end: a read proves nothing before a later write was answered
+
+
+def held(server: RowServer, key: str = KEY) -> set[str]:
+    return set(decode(server.rows[key].value).holds)
+
+
+@staged
+async def test_a_heartbeat_that_a_read_finds_counts_only_when_a_later_one_was_answered():
+    server = serve(standby=True)
+    async with Side(server) as one:
+        claim, grant = await one.acquire()
+        session, before = one.session, one.session.heartbeat_sent
+        server.away = True
+        writes = server.writes
+        [renewal] = await one.backend.renew([claim])
+        assert isinstance(renewal, BackendError)
+        # It was repeated at once.
+        assert server.writes == writes + 2
+        await asyncio.sleep(TTL / 2)
+        assert session.heartbeat_sent == before
+        assert claim.member.until <= grant.until
+        server.away = False
+        writes = server.writes
+        one.wire.lost = 1
+        sent = now()
+        await session.heartbeat()
+        assert server.writes == writes + 2
+        assert session.heartbeat_sent > sent
+        server.crash()
+        content = decode_session(server.rows[session.key].value)
+        assert content.heartbeat == session._number
+
+
+@pytest.mark.parametrize("enters", [True, False])
+def test_a_grant_that_a_read_finds_is_believed_when_a_later_write_was_answered(enters):
+    async def main() -> None:
+        server = serve(standby=True, enters=enters)
+        async with Side(server) as one:
+            await found_by_a_read(server, one, enters=enters)
+
+    run(main())
+
+
+async def found_by_a_read(server: RowServer, one: Side, *, enters: bool) -> None:
+    await one.acquire(name="y")
+    # What was entered and answered needs no more.
+    writes = server.writes
+    claim, _ = await one.acquire()
+    assert server.writes == writes + (1 if enters else 2)
+    await claim.release()
+    server.away = True
+    claim = one.claim()
+    for _ in range(3):
+        with pytest.raises(BackendUnavailable):
+            await claim.acquire(wait=True)
+    assert held(server) == {claim.member.id}
+    assert claim.inbox.take() is None
+    server.away = False
+    writes = server.writes
+    assert await claim.acquire(wait=True) is not None
+    assert server.writes == writes + 1
+    server.crash()
+    assert held(server) == {claim.member.id}
+
+
+@staged
+async def test_a_grant_that_another_client_has_written_is_believed_after_one_flushed_write():
+    server = serve(standby=True)
+    async with Side(server) as one, Side(server) as two:
+        first, _ = await one.acquire()
+        waiting = two.claim()
+        assert await waiting.acquire(wait=True) is None
+        server.away = True
+        with pytest.raises(BackendUnavailable):
+            await first.release()
+        two.backend.context.store.interrupt()
+        await asyncio.sleep(TTL / 4)
+        # The grant is there to be read; the releaser was warned, and reports no success.
+        assert held(server) == {waiting.member.id}
+        assert waiting.inbox.take() is None
+        with pytest.raises(BackendUnavailable):
+            await waiting.acquire(wait=True)
+        server.away = False
+        assert await waiting.acquire(wait=True) is not None
+        server.crash()
+        assert held(server) == {waiting.member.id}
+
+
+@staged
+async def test_a_hand_over_to_another_client_costs_one_flushed_write_more_with_a_standby():
+    costs = {}
+    for standby in (False, True):
+        server = serve(standby=standby)
+        async with Side(server) as one, Side(server) as two:
+            first, _ = await one.acquire()
+            waiting = two.claim()
+            assert await waiting.acquire(wait=True) is None
+            writes = server.writes
+            await first.release()
+            await waiting.inbox.wait()
+            assert await waiting.acquire(wait=True) is not None
+            costs[standby] = server.writes - writes
+            await waiting.release()
+    assert costs[True] == costs[False] + 1
+
+
+@staged
+async def test_a_grant_that_goes_lost_with_the_server_is_never_believed():
+    server = serve(standby=True)
+    async with Side(server) as one, Side(server) as two:
+        await one.acquire()
+        waiting = two.claim()
+        assert await waiting.acquire(wait=True) is None
+        [holder] = held(server)
+        server.away = True
+        with pytest.raises(BackendUnavailable):
+            await two.backend.force_release("x", Family.LOCK)
+        with pytest.raises(BackendUnavailable):
+            await waiting.acquire(wait=True)
+        assert held(server) == {waiting.member.id}
+        server.crash()
+        server.away = False
+        assert held(server) == {holder}
+        assert await waiting.acquire(wait=True) is None
+        assert waiting.inbox.take() is None
+        await waiting.release()
+
+
+@staged
+async def test_a_release_that_was_warned_is_written_again_before_it_is_one():
+    server = serve(standby=True)
+    async with Side(server) as one, Side(server) as two:
+        claim, _ = await one.acquire()
+        # A waiter makes the release a flushed one.
+        waiting = two.claim()
+        assert await waiting.acquire(wait=True) is None
+        server.away = True
+        with pytest.raises(BackendUnavailable):
+            await claim.release()
+        assert claim.member.id not in held(server)
+        with pytest.raises(BackendUnavailable):
+            await claim.release()
+        server.away = False
+        assert await claim.release() is not Release.NOT_HELD
+        server.crash()
+        assert claim.member.id not in held(server)
+        await waiting.release()
+
+
+@staged
+async def test_a_session_whose_death_was_undone_counts_again():
+    server = serve(standby=True, shared_clock=False)
+    async with Side(server) as one, Side(server) as two:
+        await one.acquire()
+        waiting = two.claim()
+        assert await waiting.acquire(wait=True) is None
+        one.wire.cut = True
+        await asyncio.sleep(0.8 * TTL)
+        server.away = True
+        await asyncio.sleep(TTL)
+        assert decode_session(server.rows[one.session.key].value).dead
+        server.crash()
+        server.away = one.wire.cut = False
+        # Its client finds a heartbeat of its own, and goes on under the same session.
+        await one.acquire(name="y")
+        assert not one.session.dead
+        other = two.claim(name="y")
+        assert await other.acquire(wait=False) is None
+        await waiting.release()
+
+
+@staged
+async def test_a_write_of_a_register_that_a_read_finds_is_written_again():
+    server = serve(standby=True)
+    async with Side(server) as one:
+        register = one.backend.register("r", Family.LATCH)
+        stamp = await register.write(b"1", "", 60.0)
+        server.away = True
+        with pytest.raises(BackendUnavailable):
+            await register.write(b"2", stamp, 60.0)
+        with pytest.raises(BackendUnavailable):
+            await register.read()
+        server.away = False
+        entry = await register.read()
+        assert entry.value == b"2"
+        writes = server.writes
+        assert await register.read() == entry
+        assert server.writes == writes
+        server.crash()
+        assert (await register.read()).value == b"2"
+        await register.aclose()

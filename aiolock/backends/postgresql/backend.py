@@ -32,6 +32,8 @@ class PostgreSQLBackend(RowBackend, TransactionLocks, Confirmation[RowClaim]):
         :class:`ssl.SSLContext`.
     :param tls_ca: a file with the authorities that certificates are verified with.
     :param unix_socket: the folder of the server's socket, instead of a host; the port is a part of the socket's name.
+    :param failover: ``furthest`` declares that of several standbys the one which has most is promoted, so that
+        ``synchronous_standby_names`` need not list all of them for ``survives-failover``.
     """
 
     name = "PostgreSQL"
@@ -48,6 +50,7 @@ class PostgreSQLBackend(RowBackend, TransactionLocks, Confirmation[RowClaim]):
         tls: Any = None,
         tls_ca: Any = None,
         unix_socket: str | None = None,
+        failover: str | None = None,
     ) -> None:
         options = {
             "schema": schema,
@@ -55,17 +58,28 @@ class PostgreSQLBackend(RowBackend, TransactionLocks, Confirmation[RowClaim]):
             "tls": tls,
             "tls_ca": tls_ca,
             "unix_socket": unix_socket,
+            "failover": failover,
         }
         self._address, given = parameters(url, options)
         self.address = self._address.text
         self._create = given.get("schema", "auto") == "auto"
         self._table = given.get("table", "public.aiolock")
+        self._furthest = "failover" in given
         self._statements = Statements(self._table)
         self._callers = Callers()
 
     def make_store(self) -> PostgreSQLStore:
         """Return the store of this opening."""
-        return PostgreSQLStore(self._address, self._table, create=self._create)
+        return PostgreSQLStore(
+            self._address,
+            self._table,
+            create=self._create,
+            furthest=self._furthest,
+            promises=self._promise,
+        )
+
+    def _promise(self, capabilities: frozenset[str]) -> None:
+        self.capabilities = capabilities
 
     async def open(self) -> None:
         """Open the store."""
@@ -96,4 +110,4 @@ class PostgreSQLBackend(RowBackend, TransactionLocks, Confirmation[RowClaim]):
 
     async def examine(self) -> list[Finding]:
         """Diagnose the server over a new connection."""
-        return await diagnose(self._address, self._statements, self.settings)
+        return await diagnose(self._address, self._statements, self.settings, furthest=self._furthest)

@@ -60,7 +60,7 @@ class PostgreSQLConnection(CallerConnection):
         self.driver: Any = None
         """The connection of the driver; known once it was searched for."""
         self.isolation = ""
-        """The isolation level of the transaction, once it is known."""
+        """The isolation level of the transaction, once it was checked."""
         self._store = store
         self._pooled: Any = None
         """The connection of SQLAlchemy's, if it is one."""
@@ -122,8 +122,13 @@ class PostgreSQLConnection(CallerConnection):
                 f"connection must be to the server and the database that the client is connected to ({self._address}), and "
                 f"this one is to another server, or to another database ({shorten(here['database'])})"
             )
-        self._pid, self.isolation = int(here["pid"]), here["isolation"]
+        self._pid, self.isolation = int(here["pid"]), here["isolation"].upper()
         return driver
+
+    @property
+    def has_snapshot(self) -> bool:
+        """True if the transaction reads, to its end, only what was committed before its first statement."""
+        return self.isolation not in {"READ COMMITTED", "READ UNCOMMITTED"}
 
     async def wait(self, statement: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         """Send a statement that may wait for others, behind a savepoint; return its result.

@@ -77,9 +77,16 @@ async def _confirm(
         raise BackendUnavailable(f"{address}: another transaction has the row of the lock locked") from error
     except Exception as error:
         raise _translated(caller, error, claim.request.name, address) from error
-    if row is None and caller.isolation not in {"read committed", "read uncommitted"}:
+    if row is None and caller.has_snapshot:
         raise _outdated(claim.request.name, address) from NotInSnapshotError()
-    return row is not None and claim.shown_in(bytes.fromhex(row["value"]))
+    value = bytes.fromhex(row["value"]) if row is not None else b""
+    if row is not None and caller.has_snapshot and claim.handed_over(value):
+        # A hand-over inside the client writes nothing, so the server cannot tell whether the snapshot is older than it.
+        raise BackendUnavailable(
+            f"{address}: a task of this client has handed {shorten(claim.request.name)} over, and whether the {caller.isolation} "
+            "transaction sees what it has committed cannot be found out: begin it as READ COMMITTED, or lock with fair=True"
+        )
+    return row is not None and claim.shown_in(value)
 
 
 def _translated(caller: PostgreSQLConnection, error: Exception, name: str, address: str) -> Exception:

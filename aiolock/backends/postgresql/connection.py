@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 import asyncpg
 
 from aiolock.backends.diagnosis import numbers
-from aiolock.backends.postgresql.errors import SWAPPED, translate
+from aiolock.backends.postgresql.errors import SWAPPED, TEMPORARY, sqlstate, translate
+from aiolock.backends.postgresql.replication import Replication
 from aiolock.backends.postgresql.schema import Statements
 from aiolock.backends.postgresql.url import Address
 from aiolock.clock import Deadline
@@ -26,7 +27,7 @@ from aiolock.core.backend import Settings
 from aiolock.core.tasks import Backoff, TaskSet, end
 from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, LockError, UnsafeBackend, copy_of
 
-__all__ = ["OLDEST", "Connections", "Driver", "Facts", "Pipeline", "login", "swaps_sessions"]
+__all__ = ["OLDEST", "Connections", "Driver", "Facts", "Pipeline", "doubts_commit", "login", "swaps_sessions"]
 
 OLDEST = 15
 """The oldest version that is tested; older ones are refused."""
@@ -40,6 +41,8 @@ CLOSE_WITHIN = 1.0
 LOCKED = 100
 """Milliseconds, at most, for which a write waits for a row that another transaction keeps locked; at most a tenth of the command timeout."""
 CLOSED = "the client is closed"
+STANDBY_WAIT = "SyncRepWaitForLSN"
+"""The function of the server that waits for standbys, and warns when that wait was ended before."""
 
 
 class Driver(asyncpg.Connection):  # type: ignore[misc]  # the driver is untyped
@@ -47,6 +50,8 @@ class Driver(asyncpg.Connection):  # type: ignore[misc]  # the driver is untyped
 
     process = 0
     """The server's process that answered the login."""
+    timeline = ""
+    """The server's line of history, which is another one after a failover; its clock is compared within one only."""
 
     @property
     def pooled(self) -> bool:
@@ -65,7 +70,9 @@ class Facts(NamedTuple):
     pid: int
     fsync: str
     full_page_writes: str
-    standbys: str
+    replication: Replication
+    run: str
+    """The time at which the server started."""
 
 
 async def login(address: Address, statements: Statements, settings: Settings) -> tuple[Driver, Facts]:
@@ -87,14 +94,38 @@ async def login(address: Address, statements: Statements, settings: Settings) ->
                 await driver.execute(statements("settings").replace("{lock_timeout}", str(wait)))
                 if driver.get_server_version().major >= 17:  # noqa: PLR2004 - the version that brought it
                     await driver.execute(statements("settings_17"))
-                facts = Facts(*await driver.fetchrow(statements("facts")))
+                found = await driver.fetchrow(statements("facts"))
+                facts = Facts(
+                    found["version"],
+                    found["recovering"],
+                    found["pid"],
+                    found["fsync"],
+                    found["full_page_writes"],
+                    Replication(found["names"], tuple(found["followers"])),
+                    found["run"],
+                )
                 driver.process = facts.pid
+                driver.timeline = await _timeline(driver, statements, facts)
             except BaseException:
                 driver.terminate()
                 raise
     except Exception as error:
         raise translate(error, address.text) from error
     return driver, facts
+
+
+async def _timeline(driver: Driver, statements: Statements, facts: Facts) -> str:
+    """Return the timeline, or the present run of a server that does not tell it: another run may be another server.
+
+    Cancelling it is cancelling :func:`login`.
+    """
+    try:
+        return str(await driver.fetchval(statements("timeline")))
+    except asyncpg.PostgresError as error:
+        # The role may not call these functions, or a relative of PostgreSQL does not have them.
+        if driver.is_closed() or sqlstate(error).startswith(TEMPORARY):
+            raise
+        return facts.run
 
 
 def refuse(facts: Facts, address: str) -> None:
@@ -126,6 +157,17 @@ async def swaps_sessions(one: Driver, other: Driver, statements: Statements) -> 
         await each.fetchval(statements("process")) == each.process for each in (one, other, other, one)
     ]
     return one.process == other.process or not all(answers)
+
+
+def doubts_commit(message: Any) -> bool:
+    """Test whether a message of the server says that a commit may be missing on the standby that it should have waited for.
+
+    By the function of the server that wrote it, because texts are translated, and every other warning is about something else
+    (a trigger of an administrator, transaction numbers that run out). A warning without that field, as a proxy may pass it on,
+    may be this one.
+    """
+    function = getattr(message, "server_source_function", None)
+    return getattr(message, "severity_en", None) == "WARNING" and function in {None, "", STANDBY_WAIT}
 
 
 @dataclass(slots=True, eq=False)
@@ -244,7 +286,7 @@ class Pipeline:
             else:
                 answers = await self._execute(self.driver, [item for call in calls for item in call.items])
             if self._warning:
-                # One of them says that the commit is not on the replica for which it should have waited.
+                # The commit may not be on the standby for which it should have waited.
                 raise BackendUnavailable(f"{self._address}: {self._warning}")
         except LockError as error:
             self._failed(error, dead=True)
@@ -275,7 +317,7 @@ class Pipeline:
         self._lost(self, BackendUnavailable(f"{self._address}: no answer in time"))
 
     def _logged(self, _: Any, message: Any) -> None:
-        if getattr(message, "severity_en", None) == "WARNING":
+        if doubts_commit(message):
             self._warning = str(message)
 
     def _terminated(self, _: Any) -> None:
@@ -318,10 +360,10 @@ class Connections:
         settings: Settings,
         read: Callable[[Driver, Sequence[Any]], Awaitable[Sequence[Any]]],
         write: Callable[[Driver, Sequence[Any]], Awaitable[Sequence[Any]]],
-        prepare: Callable[[Driver], Awaitable[None]],
+        prepare: Callable[[Driver, Facts], Awaitable[None]],
         interrupted: Callable[[], None],
     ) -> None:
-        """Take the functions that carry out reads and writes, that subscribe, and that report the loss."""
+        """Take the functions that carry out reads and writes, that check the server and subscribe, and that report the loss."""
         self._address = address
         self._statements = statements
         self._settings = settings
@@ -334,8 +376,6 @@ class Connections:
         self._backoff = Backoff(settings.random)
         self._reconnecting: asyncio.Task[None] | None = None
         self.closed = False
-        self.facts: Facts | None = None
-        """Known once a connection was opened."""
 
     async def open(self) -> None:
         """Open both connections, once; raises why it cannot. Cancelling it leaves nothing open."""
@@ -387,17 +427,18 @@ class Connections:
     async def _connect(self) -> LockError | None:
         """Open both; return why it cannot."""
         opened: list[Driver] = []
-        facts: Facts | None = None
+        servers: list[Facts] = []
         try:
             for _ in range(2):
                 driver, facts = await login(self._address, self._statements, self._settings)
                 opened.append(driver)
+                servers.append(facts)
                 refuse(facts, self._address.text)
             try:
                 async with asyncio.timeout(self._settings.command_timeout):
                     if await swaps_sessions(opened[0], opened[1], self._statements):
                         raise UnsafeBackend(f"{self._address.text}: {SWAPPED}")
-                    await self._prepare(opened[0])
+                    await self._prepare(opened[0], servers[0])
                     wait = max(1, min(LOCKED, round(self._settings.command_timeout * 100)))
                     writing = self._statements("writer_settings").replace("{lock_timeout}", str(wait))
                     await opened[1].execute(writing)
@@ -422,7 +463,7 @@ class Connections:
             )
             for driver, execute in zip(opened, (self._read, self._write), strict=True)
         )
-        self._pipelines, self._error, self.facts = (reader, writer), None, facts
+        self._pipelines, self._error = (reader, writer), None
         self._backoff.reset()
         self._there.set()
         if self._settings.outages is not None:

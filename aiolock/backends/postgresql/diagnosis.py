@@ -9,6 +9,7 @@ from aiolock.backends.diagnosis import encryption, failure, note, numbers, ok, r
 from aiolock.backends.postgresql import schema
 from aiolock.backends.postgresql.connection import OLDEST, Driver, Facts, login, swaps_sessions
 from aiolock.backends.postgresql.errors import translate
+from aiolock.backends.postgresql.replication import Replication, gap
 from aiolock.backends.postgresql.schema import Statements
 from aiolock.backends.postgresql.url import Address
 from aiolock.core.backend import Settings
@@ -21,7 +22,9 @@ FEW = 50
 """Connections below which clients, of which each needs two, may run out of them."""
 
 
-async def diagnose(address: Address, statements: Statements, settings: Settings) -> list[Finding]:
+async def diagnose(
+    address: Address, statements: Statements, settings: Settings, *, furthest: bool = False
+) -> list[Finding]:
     """Return findings about a server, over two new connections, also about one that clients refuse to use.
 
     Raises :class:`BackendError` if it cannot be asked. Cancelling it changes nothing.
@@ -34,7 +37,7 @@ async def diagnose(address: Address, statements: Statements, settings: Settings)
         # No call is cancelled: the connections end when the time is over.
         timer = asyncio.get_running_loop().call_later(settings.command_timeout, _terminate, drivers)
         try:
-            return await _ask(drivers, facts, address, statements, settings)
+            return await _ask(drivers, facts, address, statements, settings, furthest=furthest)
         except BackendError:
             raise
         except Exception as error:
@@ -51,13 +54,19 @@ def _terminate(drivers: list[Driver]) -> None:
 
 
 async def _ask(
-    drivers: list[Driver], facts: Facts, address: Address, statements: Statements, settings: Settings
+    drivers: list[Driver],
+    facts: Facts,
+    address: Address,
+    statements: Statements,
+    settings: Settings,
+    *,
+    furthest: bool,
 ) -> list[Finding]:
     driver, other = drivers
     sent = settings.clock()
     rows = await driver.fetch(statements("server_settings"))
     trip = settings.clock() - sent
-    found = findings(facts, {str(name): str(value) for name, value in rows})
+    found = findings(facts, {str(name): str(value) for name, value in rows}, furthest=furthest)
     swaps = await swaps_sessions(driver, other, statements)
     found.append(_pooler(pooled=driver.pooled, swaps=swaps))
     encrypted = bool(await driver.fetchval(statements("encrypted")))
@@ -67,12 +76,13 @@ async def _ask(
     return found
 
 
-def findings(facts: Facts, variables: Mapping[str, str]) -> list[Finding]:
-    """Judge a server's facts and settings."""
+def findings(facts: Facts, variables: Mapping[str, str], *, furthest: bool = False) -> list[Finding]:
+    """Judge a server's facts and settings; for ``furthest`` see :func:`gap`."""
     return [
         *_version(facts),
         *_server(facts),
         *_durability(facts),
+        _failover(facts.replication, furthest=furthest),
         *_limits(variables),
     ]
 
@@ -124,15 +134,22 @@ def _durability(facts: Facts) -> Iterator[Finding]:
         )
     if not off:
         yield ok("durability", "every grant is on disk before the client has it")
-    if facts.standbys.strip():
-        yield ok("synchronous_standby_names", "every grant is on a standby before the client has it")
-    else:
-        yield note(
-            "synchronous_standby_names",
-            "it is empty: standbys, if there are any, get a grant after the client has it; a failover may lose the last "
-            "ones, and two clients may believe to hold a lock until the next renewal",
-            "use synchronous replication where a standby may take over",
+
+
+def _failover(replication: Replication, *, furthest: bool) -> Finding:
+    setting = "synchronous_standby_names"
+    if why := gap(replication, furthest=furthest):
+        return note(
+            setting,
+            f"{why}; a failover may lose the last grants, and two clients may believe to hold a lock until the next renewal",
+            "list in it by name every standby that may take over, and wait for all of them, as in FIRST 2 (a, b); or, where your "
+            "failover promotes the standby that has most, say so by ?failover=furthest",
         )
+    if furthest:
+        return ok(
+            setting, "a grant is on a standby before the client has it, and the one that has most takes over"
+        )
+    return ok(setting, "every grant is on each standby that may take over before the client has it")
 
 
 def _limits(variables: Mapping[str, str]) -> Iterator[Finding]:

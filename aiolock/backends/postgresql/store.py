@@ -5,19 +5,23 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, NamedTuple
 
 from aiolock.backends.postgresql.connection import Connections, Driver, Facts
 from aiolock.backends.postgresql.errors import LOCKED, NO_ROOM_TO_NOTIFY, SWAPPED, sqlstate
+from aiolock.backends.postgresql.replication import gap, synchronous
 from aiolock.backends.postgresql.schema import Statements, ensure
 from aiolock.backends.postgresql.url import Address
 from aiolock.backends.rows.store import ALL, Edit, Entry, Listener, Row, RowStore, StoreClock
 from aiolock.clock import Deadline
 from aiolock.core.backend import Settings
+from aiolock.core.logs import Log, get_logger
 from aiolock.errors import BackendUnavailable, UnsafeBackend
 
 __all__ = ["PostgreSQLStore", "capabilities"]
+
+log: Log = get_logger("aiolock")
 
 PAGE = 500
 """Rows of one statement of a scan or a purge."""
@@ -30,13 +34,12 @@ class _Wanted(NamedTuple):
     what: str
 
 
-def capabilities(facts: Facts) -> frozenset[str]:
-    """Return the capabilities of a server with these settings."""
+def capabilities(facts: Facts, *, furthest: bool = False) -> frozenset[str]:
+    """Return the capabilities of a server with these settings; for ``furthest`` see :func:`gap`."""
     capabilities = {"exclusion", "fencing", "fifo", "keep", "no-eviction", "push"}
     if facts.fsync == "on" and facts.full_page_writes == "on":
         capabilities.add("survives-restart")
-        if facts.standbys.strip():
-            # A commit is answered when a standby has it on its disk as well.
+        if not gap(facts.replication, furthest=furthest):
             capabilities.add("survives-failover")
     return frozenset(capabilities)
 
@@ -46,15 +49,24 @@ class PostgreSQLStore(RowStore):
 
     push = True
 
-    def __init__(self, address: Address, table: str, *, create: bool) -> None:
+    def __init__(
+        self,
+        address: Address,
+        table: str,
+        *,
+        create: bool,
+        furthest: bool = False,
+        promises: Callable[[frozenset[str]], None] = lambda _: None,
+    ) -> None:
+        """Take where the rows are, and the function to call with the capabilities that the server deserves at each connection."""
         self._address = address
         self._statements = Statements(table)
-        self._create = create
+        self._create, self._furthest, self._promises = create, furthest, promises
         self._connections: Connections | None = None
 
     async def open(self, settings: Settings, listener: Listener) -> None:
         """Connect, check the server, create or check the table, and listen."""
-        self._settings, self._listener = settings, listener
+        self._settings, self._listener, self.capabilities = settings, listener, frozenset()
         # Clients of other namespaces and tables have channels of their own.
         owner = "\0".join((self._statements.table, settings.namespace)).encode()
         self._channel = f"aiolock_{hashlib.sha256(owner).hexdigest()[:16]}_"
@@ -68,14 +80,27 @@ class PostgreSQLStore(RowStore):
             listener.interrupted,
         )
         await self._connections.open()
-        assert self._connections.facts is not None  # noqa: S101 - known once it was opened
-        self.capabilities = capabilities(self._connections.facts)
 
-    async def _subscribe(self, driver: Driver) -> None:
-        """Check the table and listen; first on the connection for reads, each time that it was opened."""
+    async def _subscribe(self, driver: Driver, facts: Facts) -> None:
+        """Check the server and the table, and listen; first on the connection for reads, each time that it was opened."""
+        self._promise(facts)
         await ensure(driver, self._statements, self._address.text, create=self._create)
         for address in (self._listener.address, ALL):
             await driver.add_listener(f"{self._channel}{address}", self._notified)
+
+    def _promise(self, facts: Facts) -> None:
+        """Note what the server promises: after a reconnect it may be another one, or have other settings.
+
+        One that promises less than before is used nevertheless, because what is held has to be renewed there.
+        """
+        before, self.capabilities = self.capabilities, capabilities(facts, furthest=self._furthest)
+        self._promises(self.capabilities)
+        # With a synchronous standby a wait can be ended before it has the write, which others see then; else never.
+        self.reads_prove = not synchronous(facts.replication.names)[1]
+        if gone := before - self.capabilities:
+            text = f"{self._address.text}: the server no longer promises {', '.join(sorted(gone))}"
+            why = gap(facts.replication, furthest=self._furthest)
+            log.warning("%s%s", text, f" (synchronous_standby_names: {why})" if why else "")
 
     def _notified(self, _driver: Any, _pid: int, _channel: str, key: Any) -> None:
         self._listener.changed(str(key))
@@ -102,7 +127,7 @@ class PostgreSQLStore(RowStore):
         )
         if any(process != driver.process for *_, process in records):
             raise UnsafeBackend(f"{self._address.text}: {SWAPPED}")
-        return [_row(value or b"", version or "", tick) for value, version, tick, _ in records]
+        return [_row(driver, value or b"", version or "", tick) for value, version, tick, _ in records]
 
     # --- writes
 
@@ -141,7 +166,7 @@ class PostgreSQLStore(RowStore):
             record = await driver.fetchrow(
                 statement, first.key, first.value, first.version, first.ttl, flush, *rest
             )
-            return [None if record is None else _row(b"", first.version, record["tick"])]
+            return [None if record is None else _row(driver, b"", first.version, record["tick"])]
         records = await driver.fetch(
             self._statements("several").replace("{skip}", skip),
             [edit.key for edit in edits],
@@ -155,7 +180,7 @@ class PostgreSQLStore(RowStore):
         )
         ticks = {str(record["key"]): int(record["tick"]) for record in records}
         return [
-            _row(b"", "" if edit.value is None else edit.version, ticks[edit.key])
+            _row(driver, b"", "" if edit.value is None else edit.version, ticks[edit.key])
             if edit.key in ticks
             else None
             for edit in edits
@@ -169,17 +194,16 @@ class PostgreSQLStore(RowStore):
     async def enter(self, entry: Entry) -> tuple[Row, str]:
         """Read a row and enter if its lock is free, in one statement."""
         await self._open().reader(self._deadline())
+        writer = self._open().writer()
         try:
-            [[value, version, before, tick]] = (
-                await self._open().writer().fetch(self._statements("enter"), *entry)
-            )
+            [[value, version, before, tick]] = await writer.fetch(self._statements("enter"), *entry)
         except BackendUnavailable as error:
             # Another client inserts the row and has not committed: the statement was rolled back.
             if sqlstate(error.__cause__) != LOCKED:
                 raise
             [row] = await self.get([entry.key])
             return row, row.version
-        return _row(value or b"", version or "", tick), before or ""
+        return _row(writer.driver, value or b"", version or "", tick), before or ""
 
     # --- other statements
 
@@ -197,7 +221,7 @@ class PostgreSQLStore(RowStore):
             reader = await self._open().reader(self._deadline())
             records = await reader.fetch(self._statements("scan"), prefix, after, PAGE)
             for key, value, version, tick in records:
-                yield str(key), _row(value, version, tick)
+                yield str(key), _row(reader.driver, value, version, tick)
             if len(records) < PAGE:
                 return
             after = str(records[-1]["key"])
@@ -235,5 +259,5 @@ def _addresses(edit: Edit) -> str | None:
     return ",".join(sorted(edit.notify)) or None
 
 
-def _row(value: bytes, version: str, tick: int) -> Row:
-    return Row(value, version, tick, StoreClock(tick / 1e6))
+def _row(driver: Driver, value: bytes, version: str, tick: int) -> Row:
+    return Row(value, version, tick, StoreClock(tick / 1e6, zone=driver.timeline))

@@ -26,7 +26,7 @@ from aiolock.backends.postgresql.schema import QUERIES
 from aiolock.backends.postgresql.store import PostgreSQLStore
 from aiolock.clock import Deadline
 from aiolock.core.backend import Request, Settings
-from aiolock.errors import BackendUnavailable, LockError
+from aiolock.errors import BackendUnavailable, ConfigError, LockError
 from aiolock.types import Holder, LockInfo, Waiting
 
 __all__ = ["CallerAdvisoryLock", "advisory_key"]
@@ -81,6 +81,13 @@ class CallerAdvisoryLock(ConnectionLock):
         """Check the connection, and take the lock; run by a task of the client."""
         try:
             driver = await caller.check(there)
+            if caller.has_snapshot:
+                raise ConfigError(
+                    f"the transaction on this connection is {caller.isolation}, and would not see what the holder before has "
+                    "committed, because its snapshot is older than the lock: begin it as READ COMMITTED (asyncpg: "
+                    "connection.transaction(isolation='read_committed'), SQLAlchemy: isolation_level='READ COMMITTED'); or take "
+                    "the lock without connection= before the transaction begins"
+                )
             key = advisory_key(there["database"], self._request, self._settings.namespace)
             if not caller.blocks:
                 answer = await driver.fetchval(QUERIES["try_advisory"], str(key), mark, timeout=NO_LIMIT)

@@ -31,6 +31,7 @@ _FORM = Form(
         "tls": tls_mode,
         "tls_ca": file,
         "unix_socket": absolute_path("the folder of the server's socket"),
+        "failover": one_of("furthest"),
     },
 )
 

@@ -310,9 +310,10 @@ class RowBackend(Administration, RegisterStore, Purging, Diagnosis):
                     known.dead.add(session)
                 if content is not None:
                     known.ended[session] = frozenset(content.ended)
-                    left = content.ttl
-                    if content.expires is not None and row.clock is not None:
-                        left = max(0.0, min(content.ttl, content.expires.seconds - row.clock.seconds))
+                    left, end, clock = content.ttl, content.expires, row.clock
+                    # By the clock of another boot or zone it is not known.
+                    if end is not None and clock is not None and end[1:] == clock[1:]:
+                        left = max(0.0, min(left, end.seconds - clock.seconds))
                     found[session] = left, content
         return known, found
 

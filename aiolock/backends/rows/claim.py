@@ -14,6 +14,7 @@ from aiolock.backends.rows.lockrow import (
     Enter,
     Entered,
     Leave,
+    RowHold,
     RowRequest,
     UnknownFormat,
     decode,
@@ -82,11 +83,19 @@ class RowClaim(CanDowngrade, Extension):
 
     def shown_in(self, value: bytes) -> bool:
         """Return whether a value of the row contains the hold."""
+        return self._hold_in(value) is not None
+
+    def handed_over(self, value: bytes) -> bool:
+        """Return whether its client has handed the hold over between its tasks since the grant that a value of the row contains."""
+        hold = self._hold_in(value)
+        return hold is not None and self.present is not None and self.present.token > hold.token
+
+    def _hold_in(self, value: bytes) -> RowHold | None:
         try:
             row = decode(value)
         except UnknownFormat as error:
             raise unreadable(self.request.name, error) from None
-        return self._member is not None and self._member.id in row.holds
+        return None if self._member is None else row.holds.get(self._member.id)
 
     @property
     def stays(self) -> float:
@@ -115,8 +124,9 @@ class RowClaim(CanDowngrade, Extension):
             member = self._enter(await self._session(deadline))
             session = member.session
             self.engine.keep_alive(session)
-            # Less than half a ttl is left: the heartbeat goes in the same flight, and nothing is believed before its answer.
-            heartbeat = self.engine.begin_renewal(session) if session.late else None
+            # Less than half a ttl is left, or a read alone has shown the hold: the heartbeat goes in the same flight, and nothing
+            # is believed before its answer.
+            heartbeat = self.engine.begin_renewal(session) if session.late or member.unproven else None
             entering = self._writer.submit(Enter(member.id, member.request, wait), session)
             try:
                 entered = await self._answered(entering, deadline)
@@ -128,8 +138,8 @@ class RowClaim(CanDowngrade, Extension):
                 return None
             if heartbeat is not None:
                 await context.answered(heartbeat, deadline)
-            while session.unproven:
-                # The server may have let it in after it had forgotten the session.
+            while member.unproven:
+                # The server may have let it in after it had forgotten the session, or may undo that it has.
                 await context.answered(self.engine.begin_renewal(session), deadline)
             if session.dead or member.state is MemberState.GONE:
                 continue
@@ -140,6 +150,7 @@ class RowClaim(CanDowngrade, Extension):
                     "every client has to name the same limit; set_limit() changes it"
                 )
             if entered.token:
+                member.read = None
                 context.expect_others(self)
                 return Grant(entered.token, entered.tokens, member.until, bool(self._writer.row.queue))
             if wait:
@@ -321,18 +332,32 @@ class RowRegister(Register):
         self.inbox: Inbox[None] = Inbox(name)
         self._engine = engine
         self._key = row_key(engine.context.settings.namespace, "r", family, name)
+        self._doubt: float | None = None
+        """The ``keep`` of a write that was not answered, until a later one was."""
 
     async def read(self) -> Entry:
         """Return the value and its version."""
-        future = self._engine.context.begin(self._engine.context.get([self._key]), "aiolock-register")
-        [row], _ = await self._engine.context.answered(future)
-        return Entry(row.value, row.version)
+        context = self._engine.context
+        while True:
+            future = context.begin(context.get([self._key]), "aiolock-register")
+            [row], _ = await context.answered(future)
+            if self._doubt is None or context.store.reads_prove or not row.version:
+                return Entry(row.value, row.version)
+            # A write of this client that the read finds may be undone, unless a later one is answered.
+            if (version := await self._write(row.value, row.version, self._doubt, frozenset())) is not None:
+                return Entry(row.value, version)
 
     async def write(self, value: bytes, stamp: str, keep: float) -> str | None:
         """Replace the version ``stamp``, and notify the clients that watch."""
+        return await self._write(value, stamp, keep, frozenset({ALL}))
+
+    async def _write(self, value: bytes, stamp: str, keep: float, notify: frozenset[str]) -> str | None:
         context = self._engine.context
-        edit = Edit(self._key, stamp, new_version(), value, keep, notify=frozenset({ALL}))
+        edit = Edit(self._key, stamp, new_version(), value, keep, notify=notify)
+        doubt, self._doubt = self._doubt, keep
         row, _ = await context.answered(context.begin(context.write(edit), "aiolock-register"))
+        # The answer to a write that was made proves those before it.
+        self._doubt = doubt if row is None else None
         return None if row is None else row.version
 
     async def changed(self, stamp: str) -> None:

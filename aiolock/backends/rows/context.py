@@ -21,7 +21,7 @@ from aiolock.errors import BackendUnavailable, closed_error, copy_of, shorten
 from aiolock.types import Family
 from aiolock.validation import digest, escape
 
-__all__ = ["Context", "Flight", "new_future", "new_version", "row_key", "unreadable"]
+__all__ = ["Context", "Flight", "ReadAnswer", "new_future", "new_version", "row_key", "unreadable"]
 
 T = TypeVar("T")
 
@@ -64,6 +64,14 @@ class Flight(NamedTuple):
     """The number of the connection: an answer that belongs to an earlier one is not remembered."""
 
 
+class ReadAnswer(NamedTuple):
+    """The arrival of the answer to a read which alone does not prove what it shows, see :attr:`RowStore.reads_prove`."""
+
+    connection: int
+    order: int
+    """On the same counter as :attr:`Flight.order`."""
+
+
 class Context:
     """One opening of a client, as the parts of the engine see it: the store, the settings, and what its answers have proved.
 
@@ -88,6 +96,8 @@ class Context:
         self.ended: WeakSet[EndedClaims] = WeakSet()
         """The ended claims of all sessions."""
         self.connection = 0
+        self._flushed = 0, 0
+        """The connection and the order number of the newest flushed write that was answered on it."""
         self.answered_since = False
         """True if the store has answered since the last reconnect."""
         self.closed = False
@@ -105,9 +115,19 @@ class Context:
         """Record that a flushed write was answered: it makes earlier writes durable."""
         if flight.connection == self.connection:
             self.answered_since = True
+            self._flushed = max(self._flushed, (flight.connection, flight.order))
             for ended in self.ended:
                 if len(ended):
                     ended.flushed(flight.order, flight.connection)
+
+    def read(self) -> ReadAnswer | None:
+        """Note the arrival of an answer to a read, if what it shows may be undone; ``None`` if not."""
+        return None if self.store.reads_prove else ReadAnswer(self.connection, self.order())
+
+    def proves(self, read: ReadAnswer) -> bool:
+        """Test whether a flushed write was answered that was sent after the answer to a read, without a reconnect between."""
+        connection, order = self._flushed
+        return read.connection == connection == self.connection and read.order < order
 
     def source(self, tick: int) -> TokenSource:
         """Return the source of tokens for a row that was read at ``tick``."""

@@ -68,8 +68,10 @@ class Observer:
             settle(self._news, None)
 
     def interrupted(self) -> None:
-        """Begin every series anew after a reconnect."""
+        """Begin every series anew after a reconnect; what was read of dead sessions may have been undone."""
         self._series.clear()
+        if not self.context.store.reads_prove:
+            self.context.liveness.dead.clear()
         self._due = 0.0
 
     def observe_once(self, requests: Iterable[RowRequest]) -> asyncio.Future[bool]:

@@ -175,28 +175,34 @@ class RowSession:
                 await self._read()
 
     async def _heartbeat(self) -> None:
-        while (version := self._version) is None:
-            # A reconnect meanwhile leaves it unknown.
-            await self._read()
-            if self.dead:
-                return
-        edit = self._edit(version)
-        flight = self.context.flight()
-        self._sent[number := self._number] = flight, self._next_ttl
-        self._sent.pop(number - NUMBERS, None)
         trouble: BackendError | None = None
-        row: Row | None = None
-        try:
-            [row] = await self.context.store.compare_and_set([edit])
-        except BackendError as error:
-            trouble = error
-        if row is not None:
-            self._answered(flight, self._next_ttl, row)
-            return
-        # Unanswered, or another version: a copy of an earlier heartbeat, or the session was declared dead.
-        self._version = None
-        if await self._read() != number and not self.dead:
-            raise trouble or BackendUnavailable("another heartbeat of this session came first")
+        for _ in range(2):
+            while (version := self._version) is None:
+                # A reconnect meanwhile leaves it unknown.
+                await self._read()
+                if self.dead:
+                    return
+            edit = self._edit(version)
+            flight = self.context.flight()
+            self._sent[number := self._number] = flight, self._next_ttl
+            self._sent.pop(number - NUMBERS, None)
+            row: Row | None = None
+            try:
+                [row] = await self.context.store.compare_and_set([edit])
+            except BackendError as error:
+                trouble = error
+            if row is not None:
+                self._answered(flight, self._next_ttl, row)
+                return
+            # Unanswered, or another version: a copy of an earlier heartbeat, or the session was declared dead.
+            self._version = None
+            found = await self._read()
+            if self.dead or (found == number and self.context.store.reads_prove):
+                return
+            if found != number:
+                break
+            # It is there, and may be undone: the next one proves that it will not.
+        raise trouble or BackendUnavailable("another heartbeat of this session came first")
 
     async def _read(self) -> int:
         """Find out which heartbeat counted last; return its number. A session that is dead or absent has ended."""
@@ -213,7 +219,7 @@ class RowSession:
         if content.dead:
             self.dead = True
             return 0
-        if (sent := self._sent.get(content.heartbeat)) is not None:
+        if self.context.store.reads_prove and (sent := self._sent.get(content.heartbeat)) is not None:
             self._answered(*sent, row)
         if flight.connection == self.context.connection:
             self._version = row.version

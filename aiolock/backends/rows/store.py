@@ -58,7 +58,8 @@ class StoreClock(NamedTuple):
     """Identifies the run of the machine, where the store is usable on one machine only: another run proves that every
     process of the earlier one has ended. Empty for the clock of a server."""
     zone: str = ""
-    """Identifies the time namespace: readings of different zones are never compared."""
+    """Identifies whose clock it is, where another one may take its place: readings of different zones are never compared. SQLite: the
+    time namespace. PostgreSQL: the timeline, since a standby that is promoted has a clock of its own."""
 
 
 class Row(NamedTuple):
@@ -148,6 +149,10 @@ class RowStore(ABC):
     expires: bool = False
     """True if the server itself deletes each row when its ttl has passed, and a row in use never before that: absence of a
     session row proves that it was not renewed for its ttl. The engine gives session rows their ttl only then."""
+
+    reads_prove: bool = True
+    """False while others see a write before it is durable wherever it has to be. What a read shows may then be undone, until a
+    flushed write was answered that was sent on the same connection after the answer to the read. May change with each connection."""
 
     capabilities: frozenset[str] = frozenset()
     """The capabilities, as in ``require=``, that this deployment deserves; complete after :meth:`open`.

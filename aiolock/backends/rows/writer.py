@@ -11,7 +11,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from enum import Enum
 
-from aiolock.backends.rows.context import Context, Flight, new_future, new_version, unreadable
+from aiolock.backends.rows.context import (
+    Context,
+    Flight,
+    ReadAnswer,
+    new_future,
+    new_version,
+    unreadable,
+)
 from aiolock.backends.rows.liveness import relied_until
 from aiolock.backends.rows.lockrow import (
     Batch,
@@ -74,7 +81,10 @@ _WAITS = (MemberState.OUTSIDE, MemberState.WAITING)
 class Member:
     """One claim and what is known of it: its id is new for each attempt to enter under another session."""
 
-    __slots__ = ("asked", "claim", "doubted", "reason", "refused", "request", "session", "shown", "state")
+    __slots__ = (
+        *("asked", "claim", "doubted", "read", "reason"),
+        *("refused", "request", "session", "shown", "state"),
+    )
 
     def __init__(self, claim: Claim, request: RowRequest, session: RowSession) -> None:
         self.claim = claim
@@ -83,6 +93,8 @@ class Member:
         self.state: MemberState = MemberState.ENTERING
         self.shown: float = 0.0
         """The time at which the newest request was sent whose answer showed the hold."""
+        self.read: ReadAnswer | None = None
+        """The first answer that has shown the hold, until the hold is believed, if what it shows may be undone."""
         self.asked: str | None = None
         """The reason of the last request to release it."""
         self.reason: LossReason = "revoked"
@@ -101,6 +113,21 @@ class Member:
     def doubtful(self) -> bool:
         """True if a copy of a statement that was to enter may be late."""
         return bool(self.doubted) and not self.session.dead
+
+    @property
+    def unproven(self) -> bool:
+        """True if the hold may be undone at the server, or count for no other client: a heartbeat proves it."""
+        session, read = self.session, self.read
+        if read is None or self.state is not MemberState.HELD or session.dead:
+            return session.unproven
+        return session.unproven or not session.context.proves(read)
+
+    def show(self, sent: float, read: ReadAnswer | None) -> None:
+        """Note that the answer to a request that was sent at ``sent`` has shown the hold, and whether that alone proves it."""
+        self.shown = max(self.shown, sent)
+        held, known = self.state is MemberState.HELD, self.read
+        if read is None or not held or (known is not None and known.connection != read.connection):
+            self.read = read
 
     @property
     def until(self) -> float:
@@ -187,6 +214,8 @@ class RowWriter:
         self._read_order = 0
         """The order number at which the request was sent that showed ``version``; 0 if its own write did."""
         self._read_sent = 0.0
+        self._shown_by: ReadAnswer | None = None
+        """The answer that has shown ``row``, if it may be undone."""
         self._alone = 0
         """The number of statements in a row that found the row as this client had left it."""
         self._overtaken = False
@@ -353,10 +382,10 @@ class RowWriter:
         [row], flight = await self.context.get([self.key])
         self.learn(row, flight)
 
-    def learn(self, row: Row, flight: Flight) -> bool:
+    def learn(self, row: Row, flight: Flight, *, written: bool = False) -> bool:
         """Process an answer about the row, if its request was sent after the newest answer; return whether it was.
 
-        Versions have no order: an answer that was overtaken by another one proves nothing.
+        ``written``: it is that to a flushed write of this client. Versions have no order: an answer that was overtaken by another one proves nothing.
         """
         if flight.order <= self._newest_answer or flight.connection != self.context.connection:
             return False
@@ -373,6 +402,7 @@ class RowWriter:
             self.row, self._unreadable = LockRow(self.name), True
         self.version, self._tick = row.version, row.tick or self._tick
         self._read_order, self._read_sent = flight.order, flight.sent
+        self._shown_by = None if written else self.context.read()
         self._update_claims(flight.sent, granting)
         if self._outside:
             self._due = True
@@ -428,12 +458,12 @@ class RowWriter:
             if hold is None:
                 self._missing(member)
                 continue
-            member.shown = max(member.shown, sent)
+            member.show(sent, self._shown_by)
             if member.state in _WAITS:
                 self._outside.pop(member.id, None)
                 member.become(MemberState.HELD)
                 self._waiters_changed()
-                if member.session.unproven:
+                if member.unproven:
                     # The claim asks again, which sends a heartbeat.
                     member.claim.inbox.wake(WakeReason.NOTIFIED)
                 else:
@@ -491,8 +521,8 @@ class RowWriter:
         if self._attempt is not None:
             version, results = self._attempt
             self._attempt = None
-            if version == self.version:
-                # The unanswered write counted.
+            if version == self.version and self.context.store.reads_prove:
+                # The unanswered write counted. Where it may be undone, its releases are written again.
                 self._settle(results, flushed=False, sent=self._read_sent)
         pending = list(self._pending)
         leaving = (self.members.get(each.step.id) for each in pending if isinstance(each.step, Leave))
@@ -591,7 +621,7 @@ class RowWriter:
         if row.version == entry.version:
             self.doubt, self._alone = False, self._alone + 1 if before == known else 0
             context.flushed(flight)
-        self.learn(row, flight)
+        self.learn(row, flight, written=row.version == entry.version)
 
     async def _rule_out_copies(self, leaving: list[Member]) -> None:
         """Send a heartbeat before claims leave for which a statement was not answered, and forget the row.
@@ -672,6 +702,7 @@ class RowWriter:
         self._newest_answer, granting = self.context.order(), self._granting()
         if known:
             self.row, self.version, self._unreadable = batch.row, row.version, False
+            self._shown_by = None if batch.flush else self._shown_by
             self._tick, self._read_order = row.tick or self._tick, 0
         else:
             # A read was answered meanwhile: it is not known which of the two is newer.
@@ -708,8 +739,8 @@ class RowWriter:
                 self._left(pending, flushed=flushed)
             elif isinstance(step, Enter) and isinstance(result, Entered) and member is not None:
                 if result.token:
+                    member.show(sent, None if flushed else self._shown_by)
                     member.become(MemberState.HELD)
-                    member.shown = max(member.shown, sent)
                 elif step.wait and result.limit is None:
                     member.become(MemberState.WAITING)
             settle(pending.future, result)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import re
 import warnings
 
 import aiomysql
@@ -104,6 +105,48 @@ async def test_the_lock_is_the_transaction_s_until_it_ends(client, connect, end,
         await waiter
     await other.rollback()
     assert not await client.lock("x", connection=other).locked()
+
+
+LOCKING = re.compile(r"\bFOR UPDATE\b|\bFOR SHARE\b|\bLOCK IN SHARE MODE\b")
+
+
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("isolation", ["READ COMMITTED", "REPEATABLE READ"])
+async def test_the_first_read_after_the_lock_sees_what_the_holder_before_has_committed(
+    client, connect, deployment, isolation, waits
+):
+    """InnoDB's snapshot begins with the first plain read of a table, and none of ours is one."""
+    await as_root(deployment.server, "CREATE TABLE IF NOT EXISTS seen (n INT)")
+    await as_root(deployment.server, "TRUNCATE seen")
+    holder, mine = await connect(), await connect()
+    await run(mine, f"SET SESSION TRANSACTION ISOLATION LEVEL {isolation}")
+    sent: list[str] = []
+    query = mine.query
+
+    async def recorded(statement, *rest):
+        sent.append(statement)
+        return await query(statement, *rest)
+
+    mine.query = recorded
+    await holder.begin()
+    await mine.begin()
+    await client.lock("x", connection=holder).acquire()
+    lock = client.lock("x", timeout=PATIENCE, connection=mine)
+    assert not await lock.try_acquire()
+    # A block, which sends something to find its lock again.
+    waiter = asyncio.create_task(lock.__aenter__())
+    if waits:
+        await until(lambda: blocked(deployment))
+    await run(holder, "INSERT INTO seen VALUES (1)")
+    await holder.commit()
+    await waiter
+    assert sent
+    reads = [statement for statement in sent if re.search(r"\bFROM\b", statement, re.IGNORECASE)]
+    assert [statement for statement in reads if not LOCKING.search(statement)] == []
+    assert any(LOCKING.search(statement) for statement in reads)
+    assert await run(mine, "SELECT COUNT(*) FROM seen") == ((1,),)
+    await lock.__aexit__(None, None, None)
+    await mine.rollback()
 
 
 async def test_work_of_the_transaction_stays_when_the_wait_is_over(client, connect, deployment):

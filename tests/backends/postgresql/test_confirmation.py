@@ -207,6 +207,54 @@ async def test_a_snapshot_that_is_too_old_is_no_loss(client, rival, connect, iso
     await lease.release()
 
 
+@pytest.mark.parametrize("fair", [False, True])
+@pytest.mark.parametrize("isolation", ["read_committed", "repeatable_read", "serializable"])
+async def test_a_transaction_from_before_a_hand_over_inside_the_client_is_not_confirmed_on_what_it_cannot_see(
+    client, connect, server, isolation, fair
+):
+    """The holder before has committed without a confirmation of its own, and its hand-over wrote nothing to the row."""
+    first, second = await connect(), await connect()
+    await (await client.lock("x").acquire()).release()
+    begun, inside = asyncio.Event(), asyncio.Event()
+
+    async def turn(connection):
+        count = await work(connection)
+        await connection.execute("INSERT INTO work VALUES ($1)", count)
+
+    async def before():
+        async with client.lock("x", fair=fair):
+            inside.set()
+            await begun.wait()
+            async with first.transaction():
+                await turn(first)
+
+    async def after():
+        await inside.wait()
+        transaction = second.transaction(isolation=isolation)
+        await transaction.start()
+        await work(second)
+        begun.set()
+        lease = await client.lock("x", fair=fair).acquire()
+        try:
+            await turn(second)
+            await lease.confirm(second)
+            await transaction.commit()
+        except BaseException:
+            await transaction.rollback()
+            raise
+        finally:
+            await lease.release()
+
+    (_, error) = await asyncio.gather(before(), after(), return_exceptions=True)
+    if isolation == "read_committed":
+        assert error is None
+        assert server.ask("SELECT n FROM work ORDER BY n") == [["0"], ["1"]]
+    else:
+        assert isinstance(error, BackendUnavailable)
+        assert ("snapshot of the transaction is older" if fair else "lock with fair=True") in str(error)
+        assert server.ask("SELECT n FROM work") == [["0"]]
+
+
 async def test_what_the_transaction_cannot_do_is_told(client, connect, server):
     mine = await connect()
     async with client.lock("x") as lease:

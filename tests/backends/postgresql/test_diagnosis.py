@@ -6,13 +6,14 @@ import pytest
 
 from aiolock.backends.postgresql.connection import Facts
 from aiolock.backends.postgresql.diagnosis import diagnose, findings
+from aiolock.backends.postgresql.replication import Replication
 from aiolock.backends.postgresql.schema import Statements
 from aiolock.backends.postgresql.url import parameters
 from aiolock.errors import BackendRefused
 from aiolock.types import Level
 from tests.backends.postgresql.tools import opened, settings
 
-GOOD = Facts("PostgreSQL 18.1 (Debian 18.1-1) on x86_64", False, 7, "on", "on", "")
+GOOD = Facts("PostgreSQL 18.1 (Debian 18.1-1) on x86_64", False, 7, "on", "on", Replication(""), "run 1")
 
 
 def levels(facts=GOOD, **variables):
@@ -31,11 +32,23 @@ def levels(facts=GOOD, **variables):
         ({"fsync": "off"}, "fsync", Level.WARNING),
         ({"full_page_writes": "off"}, "full_page_writes", Level.WARNING),
         ({}, "synchronous_standby_names", Level.NOTE),
-        ({"standbys": "ANY 1 (b)"}, "synchronous_standby_names", Level.OK),
+        ({"replication": Replication("b")}, "synchronous_standby_names", Level.OK),
+        ({"replication": Replication("ANY 1 (a, b)")}, "synchronous_standby_names", Level.NOTE),
     ],
 )
 def test_each_fact_is_judged(changes, subject, level):
     assert levels(GOOD._replace(**changes))[subject] is level
+
+
+def test_a_declared_failover_is_judged_by_the_declaration():
+    some = GOOD._replace(replication=Replication("*", ("a", "b")))
+    [one] = [
+        one
+        for one in findings(some, {"max_connections": "100"}, furthest=True)
+        if one.subject == "synchronous_standby_names"
+    ]
+    assert one.level is Level.OK
+    assert "the one that has most takes over" in one.text
 
 
 def test_few_connections_are_noted():

@@ -12,6 +12,7 @@ import pytest
 import aiolock
 from aiolock.errors import BackendRefused, UnsafeBackend
 from tests.backends.postgresql.tools import opened
+from tests.faults.clocks import stepped
 from tests.faults.proxy import Proxy
 from tests.faults.staging import in_line
 from tests.servers import PostgreSQL
@@ -143,3 +144,48 @@ async def test_after_a_failover_to_an_asynchronous_standby_a_hold_can_be_lost_as
                 assert await other.lock("y").try_acquire() is None
                 await following.release()
             await earlier.release()
+
+
+async def test_a_promoted_server_whose_clock_is_ahead_ends_no_hold_early(primary):
+    """Its clock says that the holder's session has expired: a session of another timeline is observed for a whole ttl instead."""
+    ttl = 4.0
+    with stepped(lambda: PostgreSQL(primary=primary)) as (standby, step):
+        step(3600)
+        primary.ask("ALTER SYSTEM SET synchronous_standby_names = 'standby'", "SELECT pg_reload_conf()")
+        await replicates(primary, "sync")
+        namespace = secrets.token_hex(6)
+        # This one is left with the address of the primary: it can renew nothing any more.
+        async with aiolock.connect(primary.url, namespace=namespace, ttl=ttl) as client:
+            lease = await client.lock("x").acquire()
+            primary.kill()
+            await asyncio.to_thread(standby.promote)
+            async with aiolock.connect(standby.url, namespace=namespace, ttl=ttl) as other:
+                assert await other.lock("x").try_acquire() is None
+                [holder] = (await other.lock("x").inspect()).holders
+                assert holder.remaining == ttl
+                following = await other.lock("x").acquire(timeout=PATIENCE)
+                assert not lease.held
+                assert following.token > lease.token
+                # Within the new timeline its clock is used again.
+                async with aiolock.connect(standby.url, namespace=namespace) as third:
+                    [holder] = (await third.lock("x").inspect()).holders
+                    assert holder.remaining < ttl
+                await following.release()
+
+
+async def test_a_server_that_does_not_tell_its_timeline_is_known_by_its_run():
+    revoked = "REVOKE EXECUTE ON FUNCTION pg_walfile_name(pg_lsn) FROM PUBLIC"
+    with PostgreSQL(init=["CREATE ROLE app LOGIN SUPERUSER", "CREATE ROLE less LOGIN", revoked]) as server:
+        zones = []
+        for role in ("app", "less", "less"):
+            async with opened(server.url.replace("postgres@", f"{role}@"), table="public.t") as store:
+                [row] = await store.get(["tests/x"])
+                zones.append(row.clock.zone)
+            server.ask("GRANT ALL ON t TO less")
+            if role == "less":
+                server.stop()
+                server.start()
+        assert zones[0] == "00000001"
+        assert zones[1].startswith("run ")
+        assert zones[2].startswith("run ")
+        assert len(set(zones)) == 3

@@ -107,6 +107,20 @@ async def test_a_row_that_changed_under_a_transaction_is_a_conflict(connect, iso
     assert await read(new, "n, version") == (2, 2)
 
 
+@pytest.mark.parametrize("isolation", ["repeatable_read", "serializable"])
+async def test_a_late_write_is_an_error_where_the_snapshot_shows_its_own_token(connect, isolation):
+    """Neither accepted nor silently based on the row as it was."""
+    old, new = await connect(), await connect()
+    assert await fenced_update(old, "orders", {"id": 1}, {"state": "a"}, token=10)
+    for token in (10, 30):
+        with pytest.raises(asyncpg.SerializationError):
+            async with old.transaction(isolation=isolation):
+                assert (await read(old))[2] < 30
+                assert await fenced_update(new, "orders", {"id": 1}, {"state": "b"}, token=20)
+                await fenced_update(old, "orders", {"id": 1}, {"state": "c"}, token=token)
+        assert await read(new) == ("b", 0, 20)
+
+
 async def test_a_late_write_is_refused_also_beside_a_write_that_is_not_committed_yet(connect):
     old, new = await connect(), await connect()
     async with new.transaction():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 
 import pytest
 
@@ -11,6 +10,7 @@ from aiolock import connect
 from aiolock.clock import system_clock
 from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, UnsafeBackend
 from tests.backends.postgresql.test_store import until
+from tests.backends.postgresql.test_warnings import end_wait
 from tests.backends.postgresql.tools import Heard, edit, key, opened, put
 from tests.servers import PostgreSQL
 
@@ -160,38 +160,18 @@ async def test_the_settings_of_both_connections_are_ours(hostile):
 # --- durability
 
 
-async def test_a_commit_that_did_not_reach_its_replica_is_no_success():
+async def test_a_commit_that_did_not_reach_its_replica_is_no_success(own):
     # No standby of that name exists: every commit waits until an administrator cancels the wait, and then it is answered
     # with a warning only, although it is not on the standby.
-    with PostgreSQL() as server:
-        async with opened(server.url) as store:
-            one = key()
-            version = await put(store, one)
-            server.ask("ALTER SYSTEM SET synchronous_standby_names = 'absent'", "SELECT pg_reload_conf()")
-            heard = store._listener
-            attempts = itertools.count()
-            before, after = version, "next"
-            write = asyncio.create_task(store.compare_and_set([edit(one, before, after)]))
-            waits = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
-            loop = asyncio.get_running_loop()
-            found = []
-            while not found:
-                if write.done():
-                    # It was made before its session had read the setting.
-                    [made] = write.result()
-                    before, after = made.version, f"next {next(attempts)}"
-                    write = asyncio.create_task(store.compare_and_set([edit(one, before, after)]))
-                found = await loop.run_in_executor(None, server.ask, waits)
-            assert not write.done()
-            server.ask(f"SELECT pg_cancel_backend({found[0][0]})")
-            with pytest.raises(BackendUnavailable, match="synchronous replication"):
-                await write
-            assert heard is store._listener
-            # An unflushed write waits for no standby, and the read tells what became of the other one.
-            [row] = await store.get([one])
-            assert row.version == after
-            [made] = await store.compare_and_set([edit(one, after, "last", flush=False)])
-            assert made.version == "last"
+    async with opened(own.url) as store:
+        one, after, write = await end_wait(own, store, "pg_cancel_backend")
+        with pytest.raises(BackendUnavailable, match="synchronous replication"):
+            await write
+        # An unflushed write waits for no standby, and the read tells what became of the other one.
+        [row] = await store.get([one])
+        assert row.version == after
+        [made] = await store.compare_and_set([edit(one, after, "last", flush=False)])
+        assert made.version == "last"
 
 
 @pytest.mark.parametrize(
@@ -209,15 +189,6 @@ async def test_capabilities_tell_how_durable_a_commit_is(settings, words):
             durable = {word for word in store.capabilities if word.startswith("survives")}
             assert durable == words
             assert {"exclusion", "fencing", "fifo", "keep", "no-eviction", "push"} <= store.capabilities
-
-
-async def test_a_synchronous_standby_is_a_promise_for_failover(own):
-    own.ask("CREATE TABLE warm_up ()")
-    async with opened(own.url) as store:
-        await put(store, key())
-    own.ask("ALTER SYSTEM SET synchronous_standby_names = 'absent'", "SELECT pg_reload_conf()")
-    async with opened(own.url) as store:
-        assert "survives-failover" in store.capabilities
 
 
 # --- the table

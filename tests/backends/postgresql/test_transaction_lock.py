@@ -90,7 +90,7 @@ async def goes_on(connection) -> None:
 
 
 @pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
-@pytest.mark.parametrize("isolation", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
+@pytest.mark.parametrize("isolation", ["READ COMMITTED", "READ UNCOMMITTED"])
 async def test_the_lock_is_the_transaction_s_until_it_ends(client, connect, look, end, isolation):
     mine, other = await connect(), await connect()
     for connection in (mine, other):
@@ -114,6 +114,47 @@ async def test_the_lock_is_the_transaction_s_until_it_ends(client, connect, look
     assert await client.lock("x", connection=other).try_acquire() is not False
     await other.execute("ROLLBACK")
     assert not await lock.locked()
+
+
+async def test_each_turn_sees_what_the_turn_before_has_committed(client, connect, server):
+    server.ask("CREATE TABLE turns (n int)")
+
+    async def take_turns():
+        connection = await connect()
+        for _ in range(5):
+            async with connection.transaction():
+                # A transaction that has read before it locks is served as well.
+                await connection.fetchval("SELECT count(*) FROM turns")
+                async with client.lock("turns", timeout=PATIENCE, connection=connection):
+                    number = await connection.fetchval("SELECT count(*) FROM turns")
+                    await connection.execute("INSERT INTO turns VALUES ($1)", number)
+
+    await asyncio.gather(*(take_turns() for _ in range(4)))
+    assert server.ask("SELECT count(*), count(DISTINCT n) FROM turns") == [["20", "20"]]
+
+
+@pytest.mark.parametrize("taken", [False, True])
+@pytest.mark.parametrize("isolation", ["REPEATABLE READ", "SERIALIZABLE"])
+async def test_a_transaction_that_would_not_see_the_holder_before_is_refused_without_a_wait(
+    client, connect, begin, isolation, taken
+):
+    holder, mine = await begin(), await connect()
+    if taken:
+        await client.lock("x", connection=holder).acquire()
+    await mine.execute(f"BEGIN ISOLATION LEVEL {isolation}")
+    await mine.execute("CREATE TEMPORARY TABLE work (n int); INSERT INTO work VALUES (1)")
+    lock = client.lock("x", timeout=2 * PATIENCE, connection=mine)
+    async with asyncio.timeout(PATIENCE):
+        for attempt in (lock.acquire, lock.try_acquire, lock.__aenter__):
+            with pytest.raises(ConfigError, match=f"is {isolation}.*begin it as READ COMMITTED") as caught:
+                await attempt()
+            assert "or take the lock without connection=" in str(caught.value)
+    # Nothing was taken, and the transaction goes on.
+    assert await lock.locked() is taken
+    await goes_on(mine)
+    await mine.execute("COMMIT; BEGIN")
+    if not taken:
+        assert await lock.try_acquire()
 
 
 async def test_it_is_a_family_of_its_own(client, begin):
@@ -729,6 +770,21 @@ async def test_a_connection_of_sqlalchemy_has_it_for_its_transaction(client, eng
             assert waiter.cancelled()
             assert not await lock.try_acquire()
             assert (await connection.execute(text("SELECT count(*) FROM work"))).scalar() == 0
+
+
+async def test_a_connection_of_sqlalchemy_with_another_isolation_is_refused(client, engine):
+    from sqlalchemy.ext.asyncio import AsyncSession
+
+    for isolation in ("REPEATABLE READ", "SERIALIZABLE"):
+        other = engine.execution_options(isolation_level=isolation)
+        async with other.connect() as connection, connection.begin():
+            with pytest.raises(ConfigError, match=f"is {isolation}.*isolation_level='READ COMMITTED'"):
+                await client.lock("x", connection=connection).acquire()
+        async with AsyncSession(other) as session, session.begin():
+            with pytest.raises(ConfigError, match=f"is {isolation}"):
+                await client.lock("x", connection=session).acquire()
+    async with engine.connect() as connection, connection.begin():
+        assert await client.lock("x", connection=connection).try_acquire()
 
 
 async def test_a_session_of_sqlalchemy_has_it_for_its_transaction(client, engine, begin):

@@ -101,6 +101,32 @@ async def test_a_transaction_with_an_old_snapshot_or_beside_a_writer_is_to_begin
     await lease.release()
 
 
+async def test_a_transaction_is_not_confirmed_on_what_it_cannot_see(client, database, path):
+    """Its snapshot is older than what the holder before, a task of the same client, has committed without a confirmation."""
+    await (await client.lock("x").acquire()).release()
+    database.execute("CREATE TABLE work (n INT)")
+    other = sqlite3.connect(path, isolation_level=None)
+    lease = await client.lock("x").acquire()
+    following = asyncio.create_task(client.lock("x").acquire())
+    await asyncio.sleep(0)
+    database.execute("BEGIN")
+    assert work(database) == 0
+    other.execute("INSERT INTO work VALUES (0)")
+    other.close()
+    await lease.release()
+    lease = await following
+    assert client.stats()["passed"] == 1
+    assert work(database) == 0
+    with pytest.raises(BackendUnavailable, match="BEGIN IMMEDIATE"):
+        await lease.confirm(database)
+    database.execute("ROLLBACK")
+    database.execute("BEGIN")
+    assert work(database) == 1
+    await lease.confirm(database)
+    database.execute("COMMIT")
+    await lease.release()
+
+
 async def test_a_hold_of_every_kind_can_be_confirmed(client, rival, database):
     name = "order:42 🔒"
     database.row_factory = sqlite3.Row

@@ -34,9 +34,16 @@ SET transaction_timeout = 0
 SET lock_timeout = {lock_timeout}
 
 -- name: facts
+-- Those that follow are shown to every role by their names, and to few by their state. Subscribers of a publication follow as well.
 SELECT version() AS version, pg_is_in_recovery() AS recovering, pg_backend_pid() AS pid,
   current_setting('fsync') AS fsync, current_setting('full_page_writes') AS full_page_writes,
-  current_setting('synchronous_standby_names') AS standbys
+  current_setting('synchronous_standby_names') AS names,
+  ARRAY(SELECT coalesce(r.application_name, '') FROM pg_stat_replication AS r
+    WHERE NOT EXISTS (SELECT FROM pg_replication_slots AS s WHERE s.active_pid = r.pid AND s.slot_type = 'logical')) AS followers,
+  'run ' || extract(epoch FROM pg_postmaster_start_time()) AS run
+
+-- name: timeline
+SELECT CASE WHEN pg_is_in_recovery() THEN '' ELSE substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) END
 
 -- name: process
 SELECT pg_backend_pid()
