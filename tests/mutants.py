@@ -569,9 +569,30 @@ MUTANTS = (
     Mutant(
         "(9) readings of different boots are compared",
         "aiolock.backends.rows.liveness",
-        "    if end.boot != clock.boot:\n        return bool(end.boot and clock.boot)\n",
+        "    if end.boot != clock.boot:\n        return _rebooted(end, clock)\n",
         "",
         LIVENESS + "test_another_boot_is_dead_and_another_time_namespace_is_observed",
+    ),
+    Mutant(
+        "(9) a lock that is kept ends with the run of the machine",
+        "aiolock.backends.rows.liveness",
+        "if _rebooted(row.expires, clock) and row.kept is not None:",
+        "if False:",
+        LIVENESS + "test_a_kept_session_of_an_earlier_run_of_the_machine_ends_by_the_wall_clock",
+    ),
+    Mutant(
+        "(9) a lock that is kept ends by the wall clock in the run of the machine that kept it",
+        "aiolock.backends.rows.liveness",
+        "if _rebooted(row.expires, clock) and row.kept is not None:",
+        "if row.kept is not None:",
+        LIVENESS + "test_a_kept_session_of_an_earlier_run_of_the_machine_ends_by_the_wall_clock",
+    ),
+    Mutant(
+        "(9) a lock that is kept begins its time anew after a reboot",
+        "aiolock.backends.rows.liveness",
+        "    left = remaining(row, clock, wall)\n",
+        "    left = row.ttl\n",
+        LIVENESS + "test_a_kept_session_is_continued_with_what_is_left_and_never_with_more_than_its_ttl",
     ),
     Mutant(
         "(9) readings of different time namespaces are compared",

@@ -612,7 +612,7 @@ async def test_a_client_that_was_declared_dead_loses_its_holds_and_enters_anew()
         assert await waiting.acquire(wait=True) is None
         old, session = waiting.member.id, one.session
         await two.backend._engine.observer._declare_dead(
-            {session.id: two.backend._engine.observer._declaration(session.id, session._version)}
+            {session.id: two.backend._engine.observer._edit(session.id, session._version, DEAD, 60.0)}
         )
         assert await one.backend.renew([claim]) == ["revoked"]
         assert await waiting.acquire(wait=True) is None
@@ -1625,7 +1625,7 @@ async def test_a_claim_outside_hears_of_a_refusal_for_good():
         fill(server)
         late = one.claim(WRITE)
         assert await late.acquire(wait=True) is None
-        server.rows[claim.key] = server.rows[claim.key]._replace(value=b"3 something else", version="other")
+        server.rows[claim.key] = server.rows[claim.key]._replace(value=b"9 something else", version="other")
         await asyncio.sleep(2.5)
         assert late.inbox.woken
         with pytest.raises(UnsafeBackend):
@@ -1641,15 +1641,15 @@ async def test_a_row_of_another_format_is_refused_and_can_be_replaced_by_force()
     async with Side(server) as one:
         claim, _ = await one.acquire()
         await claim.release()
-        server.rows[KEY] = server.rows[KEY]._replace(value=b"3 something else", version="other")
+        server.rows[KEY] = server.rows[KEY]._replace(value=b"9 something else", version="other")
         one.backend.store.interrupt()
         claim = one.claim()
-        with pytest.raises(UnsafeBackend, match=r"of 'x'.*format '3', not '2'.*force_release"):
+        with pytest.raises(UnsafeBackend, match=r"of 'x'.*format '9', not '3'.*force_release"):
             await claim.acquire(wait=True)
         # There is nothing to clean up.
         assert await claim.release() is Release.RELEASED
         assert not one.session.claims
-        assert server.rows[KEY].value == b"3 something else"
+        assert server.rows[KEY].value == b"9 something else"
         assert await one.backend.force_release("x", Family.LOCK)
         assert await one.tries()
         assert not await one.backend.force_release("x", Family.LOCK)
@@ -1664,8 +1664,8 @@ async def test_a_hold_that_may_be_in_a_row_of_another_format_is_not_said_to_be_r
         one.wire.lost = 1
         with pytest.raises(BackendUnavailable):
             await claim.acquire(wait=True)
-        server.rows[KEY] = server.rows[KEY]._replace(value=b"3 something else", version="other")
-        with pytest.raises(UnsafeBackend, match="format '3'"):
+        server.rows[KEY] = server.rows[KEY]._replace(value=b"9 something else", version="other")
+        with pytest.raises(UnsafeBackend, match="format '9'"):
             await claim.release()
         assert one.session.busy
 
@@ -1684,7 +1684,7 @@ async def test_a_request_under_way_may_be_in_a_row_of_another_format():
         late, one.wire.slow = one.claim(READ), slow
         entering = asyncio.create_task(late.acquire(wait=True))
         await asyncio.sleep(0.1)
-        server.rows[key] = server.rows[key]._replace(value=b"3 something else", version="other")
+        server.rows[key] = server.rows[key]._replace(value=b"9 something else", version="other")
         leaving = asyncio.create_task(late.release())
         with pytest.raises(UnsafeBackend):
             await one.backend._engine.renew(one.session)
@@ -1701,15 +1701,15 @@ async def test_rows_of_another_format_are_listed_and_diagnosed():
         claim, _ = await one.acquire()
         assert await one.backend.diagnose() == []
         [session] = [key for key in server.rows if key.startswith("n/s/")]
-        server.rows[row_key("n", "l", Family.RW, "a b")] = StoredRow(b"3{}", "v", None)
-        server.rows[row_key("n", "l", Family.RW, "y")] = StoredRow(b'2{"v":', "v", None)
+        server.rows[row_key("n", "l", Family.RW, "a b")] = StoredRow(b"9{}", "v", None)
+        server.rows[row_key("n", "l", Family.RW, "y")] = StoredRow(b'3{"v":', "v", None)
         server.rows["n/s/another"] = StoredRow(b"\xff", "v", None)
         assert await one.backend.names("*") == [("x", Family.LOCK), ("y", Family.RW)]
         with pytest.raises(UnsafeBackend, match=r"of 'y'.*damaged"):
             await one.backend.inspect("y", Family.RW)
         [finding] = await one.backend.diagnose()
         assert finding.level is Level.ERROR
-        for word in ("rw/y", "damaged", "rw/%#", "'3'", "session another", "'\\xff'"):
+        for word in ("rw/y", "damaged", "rw/%#", "'9'", "session another", "'\\xff'"):
             assert word in finding.text
         assert session not in finding.text
         assert "force-release" in finding.advice

@@ -13,7 +13,7 @@ from aiolock.backends.diagnosis import failure
 from aiolock.backends.rows.claim import RowClaim, RowRegister
 from aiolock.backends.rows.context import Context, row_key, unreadable
 from aiolock.backends.rows.engine import Engine
-from aiolock.backends.rows.liveness import SessionRow, Verdict, decode_session, judge, observe
+from aiolock.backends.rows.liveness import SessionRow, Verdict, decode_session, judge, observe, remaining
 from aiolock.backends.rows.lockrow import (
     Ask,
     Force,
@@ -28,6 +28,7 @@ from aiolock.backends.rows.lockrow import (
 from aiolock.backends.rows.session import session_key
 from aiolock.backends.rows.store import Listener, RowStore
 from aiolock.backends.rows.writer import MemberState
+from aiolock.clock import wall_clock
 from aiolock.core.backend import NEVER, Claim, Grant, Renewal, Request, Settings
 from aiolock.core.capabilities import Administration, Diagnosis, Purging, RegisterStore, decode_register
 from aiolock.core.present import PresentLease, presented
@@ -305,15 +306,13 @@ class RowBackend(Administration, RegisterStore, Purging, Diagnosis):
                     now,
                     row.clock,
                     expires=self.store.expires,
+                    wall=wall_clock(),
                 )
-                if verdict is not Verdict.ALIVE:
+                if verdict in (Verdict.OVER, Verdict.DEAD):
                     known.dead.add(session)
                 if content is not None:
                     known.ended[session] = frozenset(content.ended)
-                    left = content.ttl
-                    if content.expires is not None and row.clock is not None:
-                        left = max(0.0, min(content.ttl, content.expires.seconds - row.clock.seconds))
-                    found[session] = left, content
+                    found[session] = remaining(content, row.clock, wall_clock()), content
         return known, found
 
 

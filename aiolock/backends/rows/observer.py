@@ -11,6 +11,7 @@ from aiolock.backends.rows.liveness import (
     Series,
     SessionRow,
     Verdict,
+    continued,
     decode_session,
     encode_session,
     judge,
@@ -21,6 +22,7 @@ from aiolock.backends.rows.lockrow import RowRequest, UnknownFormat
 from aiolock.backends.rows.session import REMEMBERED, session_key
 from aiolock.backends.rows.store import Edit, Row
 from aiolock.backends.rows.writer import RowWriter
+from aiolock.clock import wall_clock
 from aiolock.core.logs import Log, get_logger
 from aiolock.core.tasks import settle
 from aiolock.errors import BackendError
@@ -138,6 +140,7 @@ class Observer:
             return False
         arrived, changed = context.clock(), False
         over: dict[str, Edit] = {}
+        kept: list[Edit] = []
         for (session, ttl), row in zip(ttls.items(), rows, strict=True):
             series = self._series[session] = observe(
                 self._series.get(session), row.version, _content(row), arrived
@@ -152,20 +155,28 @@ class Observer:
                 row.clock,
                 trusted=context.clock_check.trusted(ttl, arrived),
                 expires=context.store.expires,
+                wall=wall_clock(),
             )
             if verdict is Verdict.DEAD:
                 known.dead.add(session)
                 changed = True
             elif verdict is Verdict.OVER:
-                over[session] = self._declaration(session, series.version)
+                over[session] = self._edit(session, series.version, DEAD, REMEMBERED)
+            elif verdict is Verdict.KEPT and series.row is not None and row.clock is not None:
+                now = context.clock()
+                present = continued(series.row, row.clock, flight.sent, now, wall_clock())
+                kept.append(self._edit(session, series.version, present, present.ttl + REMEMBERED))
+        if kept:
+            # One of several observers is first, and the others see its write when they observe the session next.
+            await context.store.compare_and_set(kept)
         if over:
             changed = await self._declare_dead(over) or changed
         return changed
 
-    def _declaration(self, session: str, version: str) -> Edit:
-        """Return the write that declares a session dead against the version that was observed."""
+    def _edit(self, session: str, version: str, row: SessionRow, ttl: float) -> Edit:
+        """Return the write of a foreign session row against the version that was observed."""
         key = session_key(self.context.settings.namespace, session)
-        return Edit(key, version, new_version(), encode_session(DEAD), REMEMBERED)
+        return Edit(key, version, new_version(), encode_session(row), ttl)
 
     async def _declare_dead(self, over: dict[str, Edit]) -> bool:
         """Write sessions dead, each against the version that was observed."""

@@ -42,11 +42,20 @@ def session_key(namespace: str, session: str) -> str:
 class RowSession:
     """One session of this client: :meth:`open`, then :meth:`heartbeat` until :meth:`close`; dead for ever once it is dead."""
 
-    def __init__(self, context: Context, ttl: float, end: Callable[[RowSession], None] | None = None) -> None:
+    def __init__(
+        self,
+        context: Context,
+        ttl: float,
+        end: Callable[[RowSession], None] | None = None,
+        *,
+        kept: bool = False,
+    ) -> None:
         self.context = context
         self.ttl = ttl
         """The ttl in the newest heartbeat that was answered."""
         self._next_ttl = ttl
+        self._kept = kept
+        """True for a lock that is kept after its release."""
         self._end = end
         """Called once the claim of a session that has one alone has left it."""
         # Each attempt to open one has an id of its own, so that a late copy of another attempt opens nothing that is used.
@@ -127,7 +136,13 @@ class RowSession:
             expires = expiry(clock, read, now, self._next_ttl)
         leases, more = self._leases()
         row = SessionRow(
-            self._next_ttl, self._number, self.ended.announce(), expires=expires, leases=leases, more=more
+            self._next_ttl,
+            self._number,
+            self.ended.announce(),
+            expires=expires,
+            kept=wall_clock() + self._next_ttl if self._kept else None,
+            leases=leases,
+            more=more,
         )
         self.last_sent = now
         return Edit(self.key, expected, new_version(), encode_session(row), self._row_ttl)
@@ -305,7 +320,7 @@ class RowSessions:
 
         Raises :class:`BackendError`. Cancelling it lets the opening go on.
         """
-        session = RowSession(self.context, seconds)
+        session = RowSession(self.context, seconds, kept=True)
         await self.context.answered(self.context.begin(session.open(), "aiolock-session"), deadline)
         return session.id
 
