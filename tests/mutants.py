@@ -560,6 +560,13 @@ MUTANTS = (
         LIVENESS + "test_no_heartbeat_ends_what_an_earlier_one_has_promised",
     ),
     Mutant(
+        "(8) a client that was idle for hours ends its session by the reading of then",
+        "aiolock.backends.rows.session",
+        "read_clock = self._old_clock\n",
+        "read_clock = False\n",
+        ENGINE + "test_a_client_that_dies_after_hours_without_a_request_is_followed_after_its_ttl[a hold]",
+    ),
+    Mutant(
         "(9) a clock that was stepped is trusted",
         "aiolock.backends.rows.liveness",
         "return self._stepped is None or now - self._stepped >= ttl",

@@ -787,6 +787,28 @@ async def test_a_clock_that_steps_back_does_not_keep_the_dead_alive():
         assert now() - began < TTL + 0.7
 
 
+@pytest.mark.parametrize("how", ["a hold", "a hold with a life of its own", "kept"])
+def test_a_client_that_dies_after_hours_without_a_request_is_followed_after_its_ttl(how):
+    async def main() -> None:
+        server = serve()
+        async with Side(server) as one, Side(server) as two:
+            assert await one.tries()
+            await asyncio.sleep(36_000)
+            claim, _ = await one.acquire(life=TTL if how == "a hold with a life of its own" else math.inf)
+            if how == "kept":
+                await claim.release(keep=TTL)
+            one.freeze()
+            assert not await two.tries()
+            info = await two.backend.inspect("x", Family.LOCK)
+            assert info.holders[0].remaining <= TTL
+            await asyncio.sleep(TTL + 0.5)
+            # Of tries, each of which is the only one of its client, since none observes.
+            async with Side(server) as three:
+                assert await three.tries()
+
+    run(main())
+
+
 # --- (12) holds with a life of their own
 
 

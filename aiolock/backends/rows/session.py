@@ -117,7 +117,7 @@ class RowSession:
 
     async def open(self) -> None:
         """Insert the row, flushed, before any other row names it. Cancelling it may leave the row, which ends by its ttl."""
-        if self.context.reading is None:
+        if self.context.reading is None or self._old_clock:
             # The row carries its expiry by the shared clock, if the store has one.
             await self.context.get([self.key])
         edit = self._edit("")
@@ -126,6 +126,13 @@ class RowSession:
         if row is None:
             raise BackendUnavailable("the row of a new session is there already")
         self._answered(flight, self.ttl, row)
+
+    @property
+    def _old_clock(self) -> bool:
+        """True if the shared clock was read longer than a ttl ago: one per cent of that time is added to the expiry, which keeps a
+        dead client's locks after hours without a request from others for minutes."""
+        reading = self.context.reading
+        return reading is not None and self.context.clock() - reading[1] > self._next_ttl
 
     def _edit(self, expected: str) -> Edit:
         context, now = self.context, self.context.clock()
@@ -190,8 +197,10 @@ class RowSession:
                 await self._read()
 
     async def _heartbeat(self) -> None:
-        while (version := self._version) is None:
-            # A reconnect meanwhile leaves it unknown.
+        read_clock = self._old_clock
+        while (version := self._version) is None or read_clock:
+            # A reconnect meanwhile leaves the version unknown.
+            read_clock = False
             await self._read()
             if self.dead:
                 return
