@@ -389,6 +389,27 @@ MUTANTS = (
         ENGINE + "test_new_claims_get_another_session_when_one_has_many_ended_claims",
     ),
     Mutant(
+        "(2) a session that was full stays when no claim names it",
+        "aiolock.backends.rows.session",
+        "if self._current.get(session.ttl) is not session:\n            self._end",
+        "if session.alone:\n            self._end",
+        ENGINE + "test_a_session_that_was_full_ends_with_its_last_claim",
+    ),
+    Mutant(
+        "(2) a client has a session for each ttl that it has ever used",
+        "aiolock.backends.rows.session",
+        "while len(self._unused) > MOST_UNUSED:",
+        "while False:",
+        ENGINE + "test_a_client_has_some_sessions_for_ttls_that_it_uses_no_more_and_not_one_for_each",
+    ),
+    Mutant(
+        "(2) a claim enters under a session that is about to be deleted",
+        "aiolock.backends.rows.session",
+        "            session.dead = True\n            deleting",
+        "            deleting",
+        ENGINE + "test_a_claim_enters_under_another_session_if_the_one_that_it_got_has_ended_meanwhile",
+    ),
+    Mutant(
         "(2) a session is deleted although a row may show its holds",
         "aiolock.backends.rows.session",
         "left = bool(self.claims) or self.ended.unanswered(self.context.connection)",

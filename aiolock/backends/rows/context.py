@@ -8,7 +8,6 @@ import secrets
 from collections.abc import Coroutine, Sequence
 from random import Random
 from typing import Any, NamedTuple, TypeVar
-from weakref import WeakSet
 
 from aiolock.backends.rows.liveness import ClockCheck, EndedClaims
 from aiolock.backends.rows.lockrow import Liveness, TokenSource, UnknownFormat
@@ -85,8 +84,8 @@ class Context:
         self.clock_check: ClockCheck = ClockCheck()
         self.reading: tuple[StoreClock, float] | None = None
         """The newest reading of the shared clock, and when its request was sent."""
-        self.ended: WeakSet[EndedClaims] = WeakSet()
-        """The ended claims of all sessions."""
+        self.undurable: set[EndedClaims] = set()
+        """Of all sessions, the ended claims of which a removal waits for a flushed write."""
         self.connection = 0
         self.answered_since = False
         """True if the store has answered since the last reconnect."""
@@ -105,9 +104,9 @@ class Context:
         """Record that a flushed write was answered: it makes earlier writes durable."""
         if flight.connection == self.connection:
             self.answered_since = True
-            for ended in self.ended:
-                if len(ended):
-                    ended.flushed(flight.order, flight.connection)
+            for ended in list(self.undurable):
+                if not ended.flushed(flight.order, flight.connection):
+                    self.undurable.discard(ended)
 
     def source(self, tick: int) -> TokenSource:
         """Return the source of tokens for a row that was read at ``tick``."""

@@ -335,11 +335,18 @@ class EndedClaims:
         elif (ended := self._claims.get(claim)) is not None:
             self._claims[claim] = ended._replace(connection=connection, order=order)
 
-    def flushed(self, sent: int, connection: int) -> None:
-        """Record that a flushed write was answered that was sent, on this connection, with the order number ``sent``."""
+    def flushed(self, sent: int, connection: int) -> bool:
+        """Record that a flushed write was answered that was sent, on this connection, with the order number ``sent``.
+
+        Return whether there are removals on this connection that wait for a later one.
+        """
+        waits = False
         for claim, ended in list(self._claims.items()):
             if ended.connection == connection and ended.order < sent:
                 del self._claims[claim]
+            else:
+                waits = waits or ended.connection == connection
+        return waits
 
     def interrupted(self) -> list[tuple[str, str, str]]:
         """Forget all unflushed removals after a reconnect; return each claim, its row and its lock, to be checked again."""

@@ -34,7 +34,7 @@ log: Log = get_logger("aiolock.rows")
 MOST_POLL, GROWTH = 2.0, 1.25
 """Most seconds between two reads of a row that is waited for, and by what the time between them grows while nothing changes."""
 KNOWN = 1_000
-"""Sessions that a client remembers as dead or with ended claims while it waits for none."""
+"""Sessions that a client remembers as dead or with ended claims; beyond it, it forgets them and reads anew those that it asks for."""
 
 
 class Observer:
@@ -106,9 +106,6 @@ class Observer:
             next_one = min(self._due, self._polled + self._pause)
             await asyncio.wait({self._news}, timeout=max(0.001, next_one - context.clock()))
         self._series.clear()
-        if len(context.liveness.dead) + len(context.liveness.ended) > KNOWN:
-            context.liveness.dead.clear()
-            context.liveness.ended.clear()
 
     async def _poll(self, rows: list[RowWriter]) -> None:
         """Read the versions of the rows, in one request."""
@@ -126,6 +123,10 @@ class Observer:
     async def _observe(self, requests: Iterable[RowRequest]) -> bool:
         """Read the session rows of requests, in one request, and declare dead what has expired."""
         context, known = self.context, self.context.liveness
+        if len(known.dead) + len(known.ended) > KNOWN:
+            # What counts of those ahead is read again now.
+            known.dead.clear()
+            known.ended.clear()
         ttls = {
             request.session: request.ttl
             for request in requests

@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 from collections.abc import Callable
+from functools import partial
 
 from aiolock.backends.rows.context import Context, Flight, new_version
 from aiolock.backends.rows.liveness import (
@@ -30,6 +31,8 @@ REMEMBERED = 86_400.0
 """Seconds for which the row of a dead session stays: longer than any client is stopped that learns of it."""
 MOST_LEASES = 16_384
 """Bytes in a session row for present leases; nothing depends on them."""
+MOST_UNUSED = 16
+"""Sessions that a client has for ttls of which it has no claim: with another one, the one that was not used for longest ends."""
 NUMBERS = 32
 """Heartbeats whose sending a client remembers."""
 
@@ -46,8 +49,9 @@ class RowSession:
         self,
         context: Context,
         ttl: float,
-        end: Callable[[RowSession], None] | None = None,
+        unused: Callable[[RowSession], None] = lambda _: None,
         *,
+        alone: bool = False,
         kept: bool = False,
     ) -> None:
         self.context = context
@@ -56,16 +60,19 @@ class RowSession:
         self._next_ttl = ttl
         self._kept = kept
         """True for a lock that is kept after its release."""
-        self._end = end
-        """Called once the claim of a session that has one alone has left it."""
+        self._unused = unused
+        """Called when the last claim has left it."""
+        self.alone = alone
+        """True for a session of one claim, with a life of its own."""
         # Each attempt to open one has an id of its own, so that a late copy of another attempt opens nothing that is used.
         self.id: str = f"{context.address}-{context.order()}"
         self.key = session_key(context.settings.namespace, self.id)
         self.dead = False
         self.claims: dict[str, Claim] = {}
         """The claims that name it, until their removal was answered."""
+        self.keys: dict[str, str] = {}
+        """By claim, the key of the row that it is in."""
         self.ended = EndedClaims()
-        context.ended.add(self.ended)
         self.heartbeat_sent: float = -math.inf
         """The time at which the newest heartbeat that was answered was sent."""
         self.answered = 0
@@ -91,13 +98,18 @@ class RowSession:
     @property
     def rests(self) -> bool:
         """True if no more heartbeats are to be sent, because its one claim has a life of its own."""
-        return self._end is not None and not self.busy
+        return self.alone and not self.busy
 
-    def remove(self, claim: str) -> None:
+    def add(self, name: str, claim: Claim, key: str) -> None:
+        """Record that a claim names it, in the row with this key."""
+        self.claims[name], self.keys[name] = claim, key
+
+    def remove(self, name: str) -> None:
         """Record that a claim names it no more."""
-        self.claims.pop(claim, None)
-        if self._end is not None and not self.claims:
-            self._end(self)
+        self.claims.pop(name, None)
+        self.keys.pop(name, None)
+        if not self.claims:
+            self._unused(self)
 
     @property
     def full(self) -> bool:
@@ -261,15 +273,21 @@ class RowSession:
 
         After cancelling it the session ends by its ttl at the latest.
         """
-        if self.dead or self._version is None:
-            return
+        if not self.dead:
+            self.dead = True
+            await self.delete()
+
+    async def delete(self) -> None:
+        """Delete the row of a session that was ended, after a heartbeat that is under way; as :meth:`close`, which calls it."""
+        async with self._turn:
+            if self._version is not None:
+                await self._delete(self._version)
+
+    async def _delete(self, version: str) -> None:
         # The write is flushed, and so makes the removals durable that were answered before it.
         left = bool(self.claims) or self.ended.unanswered(self.context.connection)
         value = encode_session(DEAD) if left else None
-        edit = Edit(
-            self.key, self._version, new_version() if left else "", value, REMEMBERED if left else None
-        )
-        self.dead = True
+        edit = Edit(self.key, version, new_version() if left else "", value, REMEMBERED if left else None)
         try:
             await self.context.store.compare_and_set([edit])
         except BackendError:
@@ -278,14 +296,23 @@ class RowSession:
 
 
 class RowSessions:
-    """The sessions of one client, by ttl."""
+    """The sessions of one client: one for each ttl, and others for claims that have one alone, until no claim names them.
 
-    def __init__(self, context: Context) -> None:
+    :param ended: called with a session that has ended.
+    """
+
+    def __init__(self, context: Context, ended: Callable[[RowSession], None]) -> None:
         self.context = context
         self.open: dict[str, RowSession] = {}
         """All that are not dead, by id."""
+        self.ending: set[asyncio.Future[None]] = set()
+        """The deletions of rows that are under way."""
+        self._ended = ended
         self._current: dict[float, RowSession] = {}
+        """By ttl, the session for new claims."""
         self._opening: dict[float, asyncio.Future[RowSession]] = {}
+        self._unused: dict[str, RowSession] = {}
+        """Of the current ones, those that no claim named when the last one left, the longest unused one first."""
 
     async def get(self, ttl: float, deadline: Deadline) -> RowSession:
         """Return the session for new claims of this ttl; open one if there is none.
@@ -298,13 +325,19 @@ class RowSessions:
         opening = self._opening.get(ttl)
         if opening is None or opening.done():
             opening = self._opening[ttl] = self.context.begin(self._open(ttl), "aiolock-session")
+            opening.add_done_callback(partial(self._opened, ttl))
         return await self.context.answered(opening, deadline)
 
+    def _opened(self, ttl: float, opening: asyncio.Future[RowSession]) -> None:
+        if self._opening.get(ttl) is opening:
+            del self._opening[ttl]
+
     async def _open(self, ttl: float) -> RowSession:
-        session = RowSession(self.context, ttl)
-        await session.open()
-        self.open[session.id] = self._current[ttl] = session
-        self.context.liveness.own[session.id] = session.claims
+        session = await self._add(RowSession(self.context, ttl, self._not_used))
+        before, self._current[ttl] = self._current.get(ttl), session
+        for each in (before, session):
+            if each is not None and not each.claims:
+                self._not_used(each)
         return session
 
     async def alone(self, ttl: float) -> RowSession:
@@ -312,17 +345,45 @@ class RowSessions:
 
         Cancelling it is cancelling :meth:`RowSession.open`.
         """
-        session = RowSession(self.context, ttl, self._end)
+        return await self._add(RowSession(self.context, ttl, self._not_used, alone=True))
+
+    async def _add(self, session: RowSession) -> RowSession:
         await session.open()
         self.open[session.id] = session
         self.context.liveness.own[session.id] = session.claims
         return session
 
+    def _not_used(self, session: RowSession) -> None:
+        """End a session that no claim names, unless it is one of the last :data:`MOST_UNUSED` for new claims."""
+        if self._current.get(session.ttl) is not session:
+            self._end(session)
+            return
+        self._unused.pop(session.id, None)
+        self._unused[session.id] = session
+        while len(self._unused) > MOST_UNUSED:
+            first = self._unused.pop(next(iter(self._unused)))
+            if not first.claims:
+                self._end(first)
+
     def _end(self, session: RowSession) -> None:
         """Delete the row of a session that no row names any more."""
-        if self.open.pop(session.id, None) is not None:
-            self.context.liveness.own.pop(session.id, None)
-            self.context.begin(session.close(), "aiolock-session")
+        if self._forget(session):
+            # At once: a claim that was about to name it enters under another one.
+            session.dead = True
+            deleting = self.context.begin(session.delete(), "aiolock-session")
+            self.ending.add(deleting)
+            deleting.add_done_callback(self.ending.discard)
+
+    def _forget(self, session: RowSession) -> bool:
+        """Forget a session; return whether it was one of this client."""
+        if self.open.pop(session.id, None) is None:
+            return False
+        self.context.liveness.own.pop(session.id, None)
+        self._unused.pop(session.id, None)
+        if self._current.get(session.ttl) is session:
+            del self._current[session.ttl]
+        self._ended(session)
+        return True
 
     async def keep(self, seconds: float, deadline: Deadline) -> str:
         """Open a session without heartbeats, for a lock that stays taken without a holder; return its id.
@@ -335,6 +396,5 @@ class RowSessions:
 
     def mark_dead(self, session: RowSession) -> None:
         """Note that a session is dead: it is no longer one of this client."""
-        self.open.pop(session.id, None)
-        self.context.liveness.own.pop(session.id, None)
-        self.context.liveness.dead.add(session.id)
+        if self._forget(session):
+            self.context.liveness.dead.add(session.id)
