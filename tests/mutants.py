@@ -389,6 +389,13 @@ MUTANTS = (
         ENGINE + "test_new_claims_get_another_session_when_one_has_many_ended_claims",
     ),
     Mutant(
+        "(2) a session row grows with the releases under way",
+        "aiolock.backends.rows.liveness",
+        "itertools.islice(self._claims, MOST_ANNOUNCED)",
+        "self._claims",
+        LIVENESS + "test_ended_claims_are_announced_in_their_order_as_far_as_the_longest_row_has_room",
+    ),
+    Mutant(
         "(2) a session that was full stays when no claim names it",
         "aiolock.backends.rows.session",
         "if self._current.get(session.ttl) is not session:\n            self._end",

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiolock.backends.rows.liveness import (
+    MOST_ANNOUNCED,
     ClockCheck,
     EndedClaims,
     SessionRow,
@@ -35,7 +36,8 @@ from aiolock.backends.rows.lockrow import (
     new_tokens,
 )
 from aiolock.backends.rows.lockrow import TokenSource as Source
-from aiolock.backends.rows.store import StoreClock
+from aiolock.backends.rows.session import MOST_LEASES
+from aiolock.backends.rows.store import MOST_VALUE, StoreClock
 
 
 def test_a_hold_is_certain_until_the_earlier_of_heartbeat_and_showing():
@@ -196,6 +198,24 @@ def test_an_ended_claim_is_mentioned_until_its_removal_is_durable():
     assert ended.announce() == ("b",)
     ended.flushed(12, 1)
     assert ended.announce() == ()
+
+
+def test_ended_claims_are_announced_in_their_order_as_far_as_the_longest_row_has_room():
+    ended = EndedClaims()
+    names = [f"{number:016x}" for number in range(MOST_ANNOUNCED + 10)]
+    for name in names:
+        ended.begin(name, "row", "x")
+    first = ended.announce()
+    assert first == tuple(names[:MOST_ANNOUNCED])
+    assert [ended.announced(name) for name in (names[0], names[-1])] == [True, False]
+    leases = {names[0]: (2**62, 1e9, "x" * MOST_LEASES, 1)}
+    row = SessionRow(
+        31_536_000.0, 10**9, first, False, StoreClock(1e9, "b" * 36, "z" * 20), 1e9, leases, more=True
+    )
+    assert len(encode_session(row)) < MOST_VALUE
+    for name in names[:20]:
+        ended.removed(name, flushed=True, connection=1, order=1)
+    assert ended.announce() == tuple(names[20:])
 
 
 def test_after_a_reconnect_an_ended_claim_is_checked_before_a_heartbeat_can_let_it_go():

@@ -6,6 +6,7 @@ client that asks, unless a parameter says otherwise."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from dataclasses import dataclass, field, replace
@@ -38,6 +39,10 @@ __all__ = [
 
 MOST_ENDED = 256
 """Ended claims in one session row; beyond it, new claims get a new session."""
+
+MOST_ANNOUNCED = 2_000
+"""Of these, with more releases at once, so many stand in the row: it stays below the longest value that a store takes, and one that
+is too long would cost all holds of the session (memcached deletes what it cannot replace)."""
 
 DRIFT = 0.01
 """The share by which two clocks may run at different speeds; as in :func:`aiolock.core.backend.expires_at`."""
@@ -312,9 +317,13 @@ class EndedClaims:
         return claim in self._claims
 
     def announce(self) -> tuple[str, ...]:
-        """Return the ids for a heartbeat: from its sending on, other clients may remove these claims."""
-        self._announced = set(self._claims)
-        return tuple(self._claims)
+        """Return the ids for a heartbeat: from its sending on, other clients may remove these claims.
+
+        Those that have ended first, as many as the row has room for; the others follow when these are gone.
+        """
+        announced = tuple(itertools.islice(self._claims, MOST_ANNOUNCED))
+        self._announced = set(announced)
+        return announced
 
     def announced(self, claim: str) -> bool:
         """Test whether another client may have removed a claim because it read of its end."""
