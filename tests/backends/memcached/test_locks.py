@@ -28,6 +28,7 @@ asyncio.run(main())
 
 # --- one server
 
+
 async def test_thousands_of_releases_at_once_do_not_make_the_row_of_their_session_too_long():
     """An item that is too long is refused, and what it was to replace is deleted: the session, and with it all other holds."""
     with Memcached(extra=["-I", "96k", "-o", "slab_chunk_max=32768"]) as small:
@@ -46,7 +47,6 @@ async def test_thousands_of_releases_at_once_do_not_make_the_row_of_their_sessio
             for number in range(10_000):
                 session.ended.removed(f"{number:016x}", flushed=True, connection=0, order=0)
             await lease.release()
-
 
 
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP])
