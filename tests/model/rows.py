@@ -10,7 +10,8 @@ heard at any later time, or never.
   gives up and reconnects, the request is executed at any later time or never), ``stop`` (at any point, also between a
   request and its answer; the client resumes at any time or never), ``crash`` (the store loses all writes since the last
   flushed one), ``delete`` (a lock row), ``delete session``, ``force``, ``purge``, ``cancel``, ``clock`` (a forward step of
-  the store's clock), ``mute`` (a notification is lost).
+  the store's clock), ``mute`` (a notification is lost), ``reboot`` (of the machine of a store that only its processes use: they
+  die, unflushed writes are lost, and their programs begin again with what is left of them).
 * *Promises*: EXCLUSION, what clients believe to hold is compatible (after a deletion or a forced release for one ttl more);
   TOKEN, every grant has a token above all earlier ones of its lock; KEEP, no grant while a lock is kept; LEAK, no entry
   of a living session that its client has forgotten; FALSE LOSS, no client reports a loss while its hold stands under a
@@ -59,7 +60,11 @@ FIELDS = 5
 """Of an enter statement that has not begun: claim, new version, version of the session, tick, sessions that are judged."""
 ENTER, CHORE, BEAT, POLL, TICK, FAULT = range(6)
 """Kinds of steps, in the order in which a fair schedule takes them."""
-WRITES = frozenset("WHDOKE")
+WRITES = frozenset("WHDCOKE")
+
+UNKNOWN, EXPIRED, REBOOTED, LATER = range(4)
+"""What the clocks prove of a session: nothing; that its ttl has passed; that an earlier run of the machine wrote it; and that its ttl
+has passed since then by the wall clock."""
 
 Id = tuple[int, ...]
 """Claim: client, generation of its session, lock, number. A kept hold has a fifth element, and is its own session."""
@@ -89,6 +94,8 @@ class Session(NamedTuple):
     dead: bool
     age: int
     """Ticks since its last write, by the store's clock."""
+    boot: int = 0
+    """The run of the machine that wrote it."""
 
 
 class Slot(NamedTuple):
@@ -131,8 +138,8 @@ class Client(NamedTuple):
     ended: tuple[Id, ...]
     undurable: tuple[Id, ...]
     """Ended claims whose removal was answered, but may be undone by a crash."""
-    series: tuple[tuple[Id, int, int, bool], ...]
-    """Observed sessions: id, version, ticks since its first answer, whether it has expired by the clock of the store."""
+    series: tuple[tuple[Id, int, int, int], ...]
+    """Observed sessions: id, version, ticks since its first answer, and what the clocks prove."""
     dead: tuple[Id, ...]
     over: tuple[Id, ...]
     """Foreign claims that were read in the ``ended`` of their session."""
@@ -168,6 +175,8 @@ class World(NamedTuple):
     """Ticks for which each lock is promised to be kept."""
     epoch: int
     """Number of steps of the store's clock."""
+    boot: int
+    """Number of reboots."""
     serial: int
     """The next version; no part of the state."""
 
@@ -180,6 +189,7 @@ NAMES = {
     "O": "opens a session",
     "Q": "reads the sessions",
     "D": "marks a session dead",
+    "C": "writes a kept session for this run of the machine",
     "K": "inserts the session of the kept hold",
     "E": "sends the enter statement",
     "P": "purges",
@@ -197,6 +207,7 @@ FAULTS = (
     "cancel",
     "clock",
     "mute",
+    "reboot",
 )
 
 
@@ -257,7 +268,7 @@ class Model:
         removed: tuple[str, ...] = (),
         ttl: int | tuple[int, ...] = 3,
         limit: int = 2,
-        kinds: str = "WRHSOQDKE",
+        kinds: str = "WRHSOQDCKE",
         stops: tuple[int, ...] | None = None,
         statements: bool = False,
         clock: bool = False,
@@ -293,7 +304,9 @@ class Model:
         sessions = tuple(((i, 1), Session(FIRST + i, (), False, 0)) for i in range(self.count))
         nothing = tuple(0 for _ in self.locks)
         rows = tuple(ABSENT for _ in self.locks)
-        return World(rows, None, sessions, clients, (), self.faults, nothing, nothing, 0, FIRST + self.count)
+        return World(
+            rows, None, sessions, clients, (), self.faults, nothing, nothing, 0, 0, FIRST + self.count
+        )
 
     def key(self, world: World) -> int:
         names: dict[int, int] = {}
@@ -530,21 +543,22 @@ class Model:
         if kind == "R":
             return world, (row, tick), ""
         if kind == "Q":
-            return world, (tuple((name, find(world.sessions, name)) for name in payload), world.epoch), ""
+            found = tuple((name, find(world.sessions, name)) for name in payload)
+            return world, (found, world.epoch, world.boot), ""
         if kind == "S":
             return world, (find(world.sessions, payload),), ""
         if kind in ("O", "K"):
             name, version = payload
             if find(world.sessions, name) is not None:
                 return world, (kind == "K",), ""
-            opened = put(world.sessions, name, Session(version, (), False, 0))
+            opened = put(world.sessions, name, Session(version, (), False, 0, world.boot))
             return world._replace(sessions=opened, durable=None), (True,), ""
         if kind == "H":
             name, old, new, ended, _ = payload
             versions = tuple(row[0] if row else 0 for row in world.locks)
             found = find(world.sessions, name)
             if (found is not None and found.version == old and not found.dead) or "heartbeat" in self.removed:
-                sessions = put(world.sessions, name, Session(new, ended, False, 0))
+                sessions = put(world.sessions, name, Session(new, ended, False, 0, world.boot))
                 return world._replace(sessions=sessions, durable=None), (True, versions), ""
             return world, (False, versions), ""
         if kind == "D":
@@ -552,7 +566,15 @@ class Model:
             found = find(world.sessions, name)
             if (found.version if found is not None else 0) != old or (found is not None and found.dead):
                 return world, (False,), ""
-            sessions = put(world.sessions, name, Session(new, (), True, 0))
+            sessions = put(world.sessions, name, Session(new, (), True, 0, world.boot))
+            return world._replace(sessions=sessions, durable=None), (True,), ""
+        if kind == "C":
+            name, old, new = payload
+            found = find(world.sessions, name)
+            if found is None or found.version != old or found.dead:
+                return world, (False,), ""
+            # With what is left of its time: its age stays.
+            sessions = put(world.sessions, name, found._replace(version=new, boot=world.boot))
             return world._replace(sessions=sessions, durable=None), (True,), ""
         if kind == "W":
             old, new, flushed, _ = payload
@@ -753,6 +775,8 @@ class Model:
                 client = client._replace(undurable=tuple(sorted({*client.undurable, *removed})))
         elif kind == "Q":
             client = self._observed(client, result, age)
+        elif kind == "C":
+            pass
         elif kind == "D":
             client = client._replace(series=tuple(seen for seen in client.series if seen[0] != payload[0]))
             if result[0]:
@@ -869,11 +893,11 @@ class Model:
         return self._ruled_out(i, client), "", ""
 
     def _observed(self, client: Client, result: tuple, age: int) -> Client:
-        rows, epoch = result
+        rows, epoch, boot = result
         if not any(slot.phase == WAIT for slot in client.slots):
             return client
         distrust = client.distrust or (epoch != client.epoch and "clock in step" not in self.removed)
-        series = {name: (name, version, since, expired) for name, version, since, expired in client.series}
+        series = {name: (name, version, since, proof) for name, version, since, proof in client.series}
         dead, over = set(client.dead), set(client.over)
         for name, row in rows:
             if row is None and "absence is observed" in self.removed:
@@ -889,8 +913,12 @@ class Model:
                 _, known, first, _ = series[name]
                 continued = observe(Series(str(known), -first, None), str(version), None, -since)
                 since = -int(continued.since)
-            expired = row is not None and self.clock and not distrust and row.age > self.ttl_of(name)
-            series[name] = (name, version, since, expired)
+            proof = UNKNOWN
+            if row is not None and row.boot != boot:
+                proof = LATER if row.age >= self.ttl_of(name) else REBOOTED
+            elif row is not None and self.clock and not distrust and row.age > self.ttl_of(name):
+                proof = EXPIRED
+            series[name] = (name, version, since, proof)
             if row is not None:
                 over.update(row.ended)
         return client._replace(
@@ -1055,7 +1083,7 @@ class Model:
             payload = (own, client.version, new, ended, client.undurable if checked else ())
             beating = client._replace(beat=0, sent=(*client.sent, (new, 0)))
             yield BEAT, "", beating, Message(i, "H", -1, payload), True
-        if "Q" in free or "D" in free:
+        if {"Q", "D", "C"} & free:
             return
         ahead: set[Id] = set()
         for lock, slot in enumerate(client.slots):
@@ -1067,22 +1095,29 @@ class Model:
         if not names:
             return
         yield POLL, "", client, Message(i, "Q", -1, names), False
-        for name, version, since, expired in client.series:
-            if name in names and self._over(i, name, version, since, expired=expired):
-                yield CHORE, "", client, Message(i, "D", -1, (name, version, new)), False
+        for name, version, since, proof in client.series:
+            if name not in names:
+                continue
+            verdict = self._verdict(i, name, version, since, proof)
+            if verdict in (Verdict.OVER, Verdict.KEPT):
+                kind = "D" if verdict is Verdict.OVER else "C"
+                yield CHORE, "", client, Message(i, kind, -1, (name, version, new)), False
 
-    def _over(self, i: int, name: Id, version: int, since: int, *, expired: bool) -> bool:
-        """Ask the engine's rule whether a session may be declared dead."""
+    def _verdict(self, i: int, name: Id, version: int, since: int, proof: int) -> Verdict:
+        """Ask the engine's rule what becomes of a session."""
         ttl = self.ttl_of(name)
         row, clock = None, None
         if version:
-            ends = StoreClock(0.0) if expired else None
-            row = SessionRow(ttl if "ttl of the row" not in self.removed else self.ttl[i], expires=ends)
-            clock = StoreClock(float(ttl)) if expired else None
+            ends = StoreClock(0.0, "one run") if proof else None
+            kept = float(ttl) if len(name) == 5 and "kept over a reboot" not in self.removed else None
+            row = SessionRow(
+                ttl if "ttl of the row" not in self.removed else self.ttl[i], expires=ends, kept=kept
+            )
+            clock = StoreClock(float(ttl), "one run" if proof == EXPIRED else "another") if proof else None
         if "ttl in the entry" in self.removed:
             ttl = self.ttl[i]
         series = Series(str(version) if version else "", -since, row)
-        return judge(series, ttl, self.skew, clock) is Verdict.OVER
+        return judge(series, ttl, self.skew, clock, wall=float(ttl) if proof == LATER else 0.0)
 
     # --- steps
 
@@ -1184,6 +1219,8 @@ class Model:
     def _accidents(self, world: World) -> Iterator[tuple[int, str, World, str]]:
         if (budget := self.spend(world, "crash")) and world.durable is not None:
             yield self._crash(world, budget)
+        if budget := self.spend(world, "reboot"):
+            yield self._reboot(world, budget)
         for lock, row in enumerate(world.locks):
             if not row:
                 continue
@@ -1258,6 +1295,40 @@ class Model:
         )
         return FAULT, f"FAULT the store crashes: lock rows are {locks} again", self.norm(after), ""
 
+    def _reboot(self, world: World, budget: tuple) -> tuple[int, str, World, str]:
+        # A claim that was under way has ended with its process; a new process makes those that come after it.
+        clients = tuple(
+            Client(
+                False,
+                client.generation,
+                NONE,
+                0,
+                self.cap,
+                1,
+                (),
+                (),
+                (),
+                (),
+                (),
+                (),
+                False,
+                world.epoch,
+                tuple(Slot(number=slot.number) for slot in client.slots),
+            )
+            for client in world.clients
+        )
+        locks, sessions = self._unflushed(world)
+        after = world._replace(
+            locks=locks,
+            sessions=sessions,
+            durable=None,
+            clients=clients,
+            messages=(),
+            budget=budget,
+            boot=world.boot + 1,
+        )
+        return FAULT, f"FAULT the machine reboots: lock rows are {locks}", self.norm(after), ""
+
     def _bereave(self, world: World, lock: int) -> World:
         clients = list(world.clients)
         for entry in world.locks[lock].holds:
@@ -1278,7 +1349,7 @@ class Model:
                 age=older(client.age),
                 beat=min(client.beat + 1, 1),
                 sent=tuple((version, older(age)) for version, age in client.sent),
-                series=tuple((name, v, older(since), expired) for name, v, since, expired in client.series),
+                series=tuple((name, v, older(since), proof) for name, v, since, proof in client.series),
                 slots=tuple(
                     slot._replace(
                         shown=older(slot.shown),
@@ -1349,7 +1420,7 @@ class Model:
                 or old in [row[0] if row else 0 for row in versions]
                 or old == 0
             )
-        if kind in "HD":
+        if kind in "HDC":
             if kind == "H" and "heartbeat" in self.removed:
                 return True
             found = find(world.sessions, payload[0])
@@ -1411,9 +1482,10 @@ class Model:
         what = {
             "W": message.payload[1:3],
             "D": message.payload[:1],
+            "C": message.payload[:1],
             "E": message.payload[:1],
         }
-        detail = what.get(message.kind, ()) if message.kind in "WDE" else ()
+        detail = what.get(message.kind, ()) if message.kind in "WDCE" else ()
         where = f" {message.lock}" if message.lock > 0 else ""
         text = " ".join(str(tuple(part) if isinstance(part, Row) else part) for part in detail)
         return f"{NAMES[message.kind]}{where}{' ' + text if text else ''}"

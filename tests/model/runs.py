@@ -20,6 +20,8 @@ BOTH = ((ONCE, ONCE), (ONCE, ONCE))
 """Two clients and two locks under one session each."""
 KEEPS = (((Claim(keep=2),),), (ONCE,))
 """A client that releases with keep, and another one."""
+KEPT_TWICE = (((Claim(keep=3),),), (TWICE,))
+"""... where the other one tries again, if a reboot ends its first claim."""
 BLOCKS = (((Claim(block=2), Claim()),), (ONCE,))
 """A client that takes blocks of tokens."""
 READERS = (((Claim("write"),),), ((Claim("read"),),), ((Claim("read"),),))
@@ -331,6 +333,15 @@ REMOVALS = (
         tokens=False,
     ),
     without(
+        "kept over a reboot",
+        "(12) a session that keeps a lock ends by its time after a reboot as well, and not with the machine",
+        "KEEP",
+        KEPT_TWICE,
+        faults={"reboot": 1},
+        clock=True,
+        tokens=False,
+    ),
+    without(
         "tick",
         "(15) tokens begin at the clock of the store, so that they rise after a purge",
         "TOKEN",
@@ -399,6 +410,8 @@ DESIGN = (
     design("an observer's clock is fast", ttl=4, skew=1, margin=1, faults={"stop": 1}, fair=100),
     design("keep, crash, broken connection", KEEPS, faults={"crash": 1, "broken": 1}, fair=100),
     design("keep, stop, purge", KEEPS, faults={"stop": 1, "purge": 1}, fair=100),
+    design("keep, reboot", KEPT_TWICE, faults={"reboot": 1, "stop": 1}, clock=True, fair=100),
+    design("a reboot while claims wait", ((TWICE,), (TWICE,)), faults={"reboot": 1}, clock=True, fair=100),
     design("keep, a session row is deleted", KEEPS, faults={"delete session": 1, "late": 1}),
     design("permits, stop", PERMITS, faults={"stop": 1}, fair=200),
     design("permits, force, crash", PERMITS, faults={"force": 1, "crash": 1}),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from itertools import pairwise
@@ -12,10 +13,12 @@ from typing import Any, Self
 
 import pytest
 
+from aiolock.backends.rows import observer
 from aiolock.backends.rows.context import row_key
+from aiolock.backends.rows.engine import REMEMBERED_ROWS, TOGETHER
 from aiolock.backends.rows.liveness import DEAD, MOST_ENDED, decode_session, encode_session
 from aiolock.backends.rows.lockrow import MOST_SHARED, RowHold, RowRequest, decode, encode
-from aiolock.backends.rows.session import session_key
+from aiolock.backends.rows.session import MOST_UNUSED, session_key
 from aiolock.backends.rows.store import Edit
 from aiolock.backends.rows.writer import ALONE, MemberState
 from aiolock.client import Client
@@ -356,6 +359,151 @@ async def test_new_claims_get_another_session_when_one_has_many_ended_claims():
         assert len(first.ended) == 0
 
 
+def sessions_of(server: RowServer) -> list[str]:
+    return [key for key in server.rows if key.startswith("n/s/")]
+
+
+@staged
+async def test_a_session_that_was_full_ends_with_its_last_claim():
+    server = serve()
+    async with Side(server) as one:
+        for _ in range(3):
+            claims = [(await one.acquire(name=f"x{number}"))[0] for number in range(MOST_ENDED + 10)]
+            releasing = [asyncio.create_task(claim.release()) for claim in claims]
+            await asyncio.sleep(0)
+            claim, _ = await one.acquire(name="next")
+            assert claim.member.session is not claims[0].member.session
+            await asyncio.gather(claim.release(), *releasing)
+        await asyncio.sleep(1.0)
+        assert sessions_of(server) == [one.session.key]
+
+
+@staged
+async def test_a_client_has_some_sessions_for_ttls_that_it_uses_no_more_and_not_one_for_each():
+    server = serve()
+    async with Side(server) as one:
+        engine = one.backend._engine
+        held, _ = await one.acquire(name="held", ttl=10.0)
+        for number in range(3 * MOST_UNUSED):
+            claim, _ = await one.acquire(ttl=20.0 + number)
+            await claim.release()
+        await asyncio.sleep(0.1)
+        assert len(sessions_of(server)) == len(engine.sessions.open) == MOST_UNUSED + 1
+        assert set(engine._timers) <= set(engine.sessions.open)
+        assert set(one.backend.context.liveness.own) == set(engine.sessions.open)
+        assert not engine.sessions._opening
+        assert held.member.session.id in engine.sessions.open
+        # The last ones are used again.
+        session = engine.sessions._current[20.0 + 3 * MOST_UNUSED - 1]
+        claim, _ = await one.acquire(ttl=session.ttl)
+        assert claim.member.session is session
+        assert isinstance((await one.backend.renew([held, claim]))[0], Grant)
+
+
+@staged
+async def test_a_claim_enters_under_another_session_if_the_one_that_it_got_has_ended_meanwhile():
+    server = serve()
+    async with Side(server) as one, Side(server) as two:
+        sessions = one.backend._engine.sessions
+        session = await sessions.get(TTL, one.backend.context.deadline())
+        getting, sessions.get = sessions.get, None
+
+        async def stale(ttl: float, deadline: Any) -> Any:
+            sessions.get = getting
+            sessions._end(session)
+            return session
+
+        sessions.get = stale
+        claim, grant = await one.acquire()
+        assert grant.until > now() + TTL / 2
+        assert claim.member.session is not session
+        await asyncio.sleep(2 * TTL)
+        assert isinstance((await one.backend.renew([claim]))[0], Grant)
+        assert not await two.tries()
+        assert decode_session(server.rows[session.key].value).dead
+
+
+class Counted(OrderedDict):
+    """A dictionary that counts how many of its entries were looked at by going through them."""
+
+    looked_at = 0
+
+    def __iter__(self):
+        for key in super().__iter__():
+            self.looked_at += 1
+            yield key
+
+    def values(self):
+        self.looked_at += len(self)
+        return super().values()
+
+
+@staged
+async def test_what_a_claim_costs_does_not_depend_on_how_many_are_held():
+    server = serve()
+    async with Side(server) as one:
+        engine = one.backend._engine
+        held = [
+            (await one.acquire(name=f"x{number}", ttl=600.0))[0] for number in range(REMEMBERED_ROWS + 50)
+        ]
+        engine._writers = writers = Counted(engine._writers)
+        for number in range(20):
+            await (await one.acquire(name=f"y{number}", ttl=600.0))[0].release()
+            alone, _ = await one.acquire(name=f"z{number}", ttl=600.0, life=600.0)
+            assert isinstance((await one.backend.renew([alone]))[0], Grant)
+            await alone.release()
+        assert writers.looked_at <= 4 * 40
+        # All of a session that is dead are lost, and others are not looked at.
+        alone, _ = await one.acquire(name="z", ttl=600.0, life=600.0)
+        engine._mark_dead(alone.member.session)
+        assert await one.backend.renew([alone]) == ["revoked"]
+        engine._mark_dead(held[0].member.session)
+        assert await one.backend.renew(held) == ["revoked"] * len(held)
+        assert writers.looked_at <= 4 * 42
+
+
+@staged
+async def test_many_holds_are_verified_in_one_flight_by_several_requests():
+    server = serve()
+    async with Side(server) as one, Side(server) as two:
+        claims = [(await one.acquire(name=f"x{number}", ttl=600.0))[0] for number in range(2 * TOGETHER + 1)]
+        assert await two.backend.force_release("x0", Family.LOCK)
+        await asyncio.sleep(0.1)
+        before, begun = server.reads, now()
+        renewals = await one.backend.renew(claims)
+        assert renewals[0] == "force-released"
+        assert all(isinstance(renewal, Grant) for renewal in renewals[1:])
+        assert server.reads - before == 3
+        assert now() - begun < 0.01
+
+
+@pytest.mark.parametrize("how", ["tries once", "waits"])
+def test_a_client_forgets_what_it_knew_of_dead_sessions(how, monkeypatch):
+    async def main() -> None:
+        monkeypatch.setattr(observer, "KNOWN", 5)
+        server = serve()
+        async with Side(server) as one, Side(server) as two:
+            waiting, never = None, None
+            if how == "waits":
+                never, _ = await two.acquire(name="never")
+                waiting = asyncio.create_task(one.acquire(name="never"))
+            for _ in range(20):
+                async with Side(server) as three:
+                    await three.acquire()
+                    await asyncio.sleep(0.5)
+                    three.freeze()
+                    await asyncio.sleep(1.1 * TTL)
+                    assert await one.tries()
+                    three.wire.cut = True
+            known = one.backend.context.liveness
+            assert len(known.dead) + len(known.ended) <= 7
+            if waiting is not None:
+                waiting.cancel()
+                await never.release()
+
+    run(main())
+
+
 @pytest.mark.parametrize("how", ["held", "brought back by a crash"])
 def test_a_client_that_closes_with_a_hold_in_a_row_declares_its_session_dead(how):
     async def main() -> None:
@@ -612,7 +760,7 @@ async def test_a_client_that_was_declared_dead_loses_its_holds_and_enters_anew()
         assert await waiting.acquire(wait=True) is None
         old, session = waiting.member.id, one.session
         await two.backend._engine.observer._declare_dead(
-            {session.id: two.backend._engine.observer._declaration(session.id, session._version)}
+            {session.id: two.backend._engine.observer._edit(session.id, session._version, DEAD, 60.0)}
         )
         assert await one.backend.renew([claim]) == ["revoked"]
         assert await waiting.acquire(wait=True) is None
@@ -785,6 +933,28 @@ async def test_a_clock_that_steps_back_does_not_keep_the_dead_alive():
         began = now()
         await two.acquire()
         assert now() - began < TTL + 0.7
+
+
+@pytest.mark.parametrize("how", ["a hold", "a hold with a life of its own", "kept"])
+def test_a_client_that_dies_after_hours_without_a_request_is_followed_after_its_ttl(how):
+    async def main() -> None:
+        server = serve()
+        async with Side(server) as one, Side(server) as two:
+            assert await one.tries()
+            await asyncio.sleep(36_000)
+            claim, _ = await one.acquire(life=TTL if how == "a hold with a life of its own" else math.inf)
+            if how == "kept":
+                await claim.release(keep=TTL)
+            one.freeze()
+            assert not await two.tries()
+            info = await two.backend.inspect("x", Family.LOCK)
+            assert info.holders[0].remaining <= TTL
+            await asyncio.sleep(TTL + 0.5)
+            # Of tries, each of which is the only one of its client, since none observes.
+            async with Side(server) as three:
+                assert await three.tries()
+
+    run(main())
 
 
 # --- (12) holds with a life of their own
@@ -1625,7 +1795,7 @@ async def test_a_claim_outside_hears_of_a_refusal_for_good():
         fill(server)
         late = one.claim(WRITE)
         assert await late.acquire(wait=True) is None
-        server.rows[claim.key] = server.rows[claim.key]._replace(value=b"3 something else", version="other")
+        server.rows[claim.key] = server.rows[claim.key]._replace(value=b"9 something else", version="other")
         await asyncio.sleep(2.5)
         assert late.inbox.woken
         with pytest.raises(UnsafeBackend):
@@ -1641,15 +1811,15 @@ async def test_a_row_of_another_format_is_refused_and_can_be_replaced_by_force()
     async with Side(server) as one:
         claim, _ = await one.acquire()
         await claim.release()
-        server.rows[KEY] = server.rows[KEY]._replace(value=b"3 something else", version="other")
+        server.rows[KEY] = server.rows[KEY]._replace(value=b"9 something else", version="other")
         one.backend.store.interrupt()
         claim = one.claim()
-        with pytest.raises(UnsafeBackend, match=r"of 'x'.*format '3', not '2'.*force_release"):
+        with pytest.raises(UnsafeBackend, match=r"of 'x'.*format '9', not '3'.*force_release"):
             await claim.acquire(wait=True)
         # There is nothing to clean up.
         assert await claim.release() is Release.RELEASED
         assert not one.session.claims
-        assert server.rows[KEY].value == b"3 something else"
+        assert server.rows[KEY].value == b"9 something else"
         assert await one.backend.force_release("x", Family.LOCK)
         assert await one.tries()
         assert not await one.backend.force_release("x", Family.LOCK)
@@ -1664,8 +1834,8 @@ async def test_a_hold_that_may_be_in_a_row_of_another_format_is_not_said_to_be_r
         one.wire.lost = 1
         with pytest.raises(BackendUnavailable):
             await claim.acquire(wait=True)
-        server.rows[KEY] = server.rows[KEY]._replace(value=b"3 something else", version="other")
-        with pytest.raises(UnsafeBackend, match="format '3'"):
+        server.rows[KEY] = server.rows[KEY]._replace(value=b"9 something else", version="other")
+        with pytest.raises(UnsafeBackend, match="format '9'"):
             await claim.release()
         assert one.session.busy
 
@@ -1684,7 +1854,7 @@ async def test_a_request_under_way_may_be_in_a_row_of_another_format():
         late, one.wire.slow = one.claim(READ), slow
         entering = asyncio.create_task(late.acquire(wait=True))
         await asyncio.sleep(0.1)
-        server.rows[key] = server.rows[key]._replace(value=b"3 something else", version="other")
+        server.rows[key] = server.rows[key]._replace(value=b"9 something else", version="other")
         leaving = asyncio.create_task(late.release())
         with pytest.raises(UnsafeBackend):
             await one.backend._engine.renew(one.session)
@@ -1701,15 +1871,15 @@ async def test_rows_of_another_format_are_listed_and_diagnosed():
         claim, _ = await one.acquire()
         assert await one.backend.diagnose() == []
         [session] = [key for key in server.rows if key.startswith("n/s/")]
-        server.rows[row_key("n", "l", Family.RW, "a b")] = StoredRow(b"3{}", "v", None)
-        server.rows[row_key("n", "l", Family.RW, "y")] = StoredRow(b'2{"v":', "v", None)
+        server.rows[row_key("n", "l", Family.RW, "a b")] = StoredRow(b"9{}", "v", None)
+        server.rows[row_key("n", "l", Family.RW, "y")] = StoredRow(b'3{"v":', "v", None)
         server.rows["n/s/another"] = StoredRow(b"\xff", "v", None)
         assert await one.backend.names("*") == [("x", Family.LOCK), ("y", Family.RW)]
         with pytest.raises(UnsafeBackend, match=r"of 'y'.*damaged"):
             await one.backend.inspect("y", Family.RW)
         [finding] = await one.backend.diagnose()
         assert finding.level is Level.ERROR
-        for word in ("rw/y", "damaged", "rw/%#", "'3'", "session another", "'\\xff'"):
+        for word in ("rw/y", "damaged", "rw/%#", "'9'", "session another", "'\\xff'"):
             assert word in finding.text
         assert session not in finding.text
         assert "force-release" in finding.advice

@@ -9,10 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiolock.backends.rows.liveness import (
+    MOST_ANNOUNCED,
     ClockCheck,
     EndedClaims,
     SessionRow,
     Verdict,
+    continued,
     decode_session,
     encode_session,
     expiry,
@@ -21,6 +23,7 @@ from aiolock.backends.rows.liveness import (
     next_observation,
     observe,
     relied_until,
+    remaining,
 )
 from aiolock.backends.rows.lockrow import (
     LockRow,
@@ -33,7 +36,8 @@ from aiolock.backends.rows.lockrow import (
     new_tokens,
 )
 from aiolock.backends.rows.lockrow import TokenSource as Source
-from aiolock.backends.rows.store import StoreClock
+from aiolock.backends.rows.session import MOST_LEASES
+from aiolock.backends.rows.store import MOST_VALUE, StoreClock
 
 
 def test_a_hold_is_certain_until_the_earlier_of_heartbeat_and_showing():
@@ -92,6 +96,47 @@ def test_the_shared_clock_proves_an_end_only_past_a_margin_and_while_it_is_trust
 def test_another_boot_is_dead_and_another_time_namespace_is_observed(clock, verdict):
     series = observe(None, "v", SessionRow(3.0, expires=StoreClock(100.0, "boot", "zone")), 10.0)
     assert judge(series, 3.0, 10.1, clock) is verdict
+
+
+@pytest.mark.parametrize(
+    ("wall", "clock", "verdict"),
+    [
+        (1_000.0, StoreClock(5.0, "other", "zone"), Verdict.KEPT),
+        (999_999.0, StoreClock(5.0, "other", "another"), Verdict.KEPT),
+        (1_000_000.0, StoreClock(5.0, "other", "zone"), Verdict.OVER),
+        # In the same run of the machine the wall clock counts for nothing.
+        (2_000_000.0, StoreClock(99.0, "boot", "zone"), Verdict.ALIVE),
+        (0.0, StoreClock(200.0, "boot", "zone"), Verdict.OVER),
+        (2_000_000.0, StoreClock(200.0, "boot", "another"), Verdict.ALIVE),
+        (2_000_000.0, StoreClock(5.0), Verdict.ALIVE),
+    ],
+)
+def test_a_kept_session_of_an_earlier_run_of_the_machine_ends_by_the_wall_clock(wall, clock, verdict):
+    row = SessionRow(60.0, expires=StoreClock(100.0, "boot", "zone"), kept=1_000_000.0)
+    assert judge(observe(None, "v", row, 10.0), 60.0, 10.1, clock, wall=wall) is verdict
+
+
+@pytest.mark.parametrize(("wall", "left"), [(999_970.0, 30.0), (900_000.0, 60.0), (1_000_001.0, 0.0)])
+def test_a_kept_session_is_continued_with_what_is_left_and_never_with_more_than_its_ttl(wall, left):
+    row = SessionRow(60.0, 1, expires=StoreClock(100.0, "boot", "zone"), kept=1_000_000.0, extra={"new": 1})
+    clock = StoreClock(7.0, "other", "zone")
+    assert remaining(row, clock, wall) == left
+    after = continued(row, clock, 10.0, 10.0, wall)
+    assert after == SessionRow(
+        left, 1, expires=StoreClock(7.0 + left, "other", "zone"), kept=wall + left, extra={"new": 1}
+    )
+    assert remaining(after, clock, 0.0) == left
+    series = observe(None, "w", after, 10.0)
+    for seconds, verdict in ((7.0 + left - 1, Verdict.ALIVE), (7.0 + left + 1.3, Verdict.OVER)):
+        assert judge(series, 60.0, 9.0, clock._replace(seconds=seconds), wall=1e9) is verdict
+
+
+def test_what_a_session_has_left_is_known_by_the_shared_clock_or_is_its_ttl():
+    row = SessionRow(60.0, expires=StoreClock(100.0, "boot"))
+    assert remaining(row, None, 0.0) == remaining(SessionRow(60.0), StoreClock(1.0), 0.0) == 60.0
+    assert remaining(row, StoreClock(90.0, "boot"), 0.0) == 10.0
+    assert remaining(row, StoreClock(10.0, "boot"), 0.0) == 60.0
+    assert remaining(row, StoreClock(190.0, "boot"), 0.0) == remaining(row, StoreClock(1.0, "x"), 0.0) == 0.0
 
 
 def test_an_expiry_is_never_before_what_the_holder_relies_on():
@@ -155,6 +200,24 @@ def test_an_ended_claim_is_mentioned_until_its_removal_is_durable():
     assert ended.announce() == ()
 
 
+def test_ended_claims_are_announced_in_their_order_as_far_as_the_longest_row_has_room():
+    ended = EndedClaims()
+    names = [f"{number:016x}" for number in range(MOST_ANNOUNCED + 10)]
+    for name in names:
+        ended.begin(name, "row", "x")
+    first = ended.announce()
+    assert first == tuple(names[:MOST_ANNOUNCED])
+    assert [ended.announced(name) for name in (names[0], names[-1])] == [True, False]
+    leases = {names[0]: (2**62, 1e9, "x" * MOST_LEASES, 1)}
+    row = SessionRow(
+        31_536_000.0, 10**9, first, False, StoreClock(1e9, "b" * 36, "z" * 20), 1e9, leases, more=True
+    )
+    assert len(encode_session(row)) < MOST_VALUE
+    for name in names[:20]:
+        ended.removed(name, flushed=True, connection=1, order=1)
+    assert ended.announce() == tuple(names[20:])
+
+
 def test_after_a_reconnect_an_ended_claim_is_checked_before_a_heartbeat_can_let_it_go():
     ended = EndedClaims()
     ended.begin("a", "row", "x")
@@ -171,15 +234,23 @@ def test_after_a_reconnect_an_ended_claim_is_checked_before_a_heartbeat_can_let_
 def test_a_session_row_survives_its_encoding_with_fields_that_are_not_known():
     leases = {"a": (7, 1.5, "läbel", 3)}
     row = SessionRow(
-        3.0, 7, ("a",), expires=StoreClock(5.0, "b", "z"), leases=leases, more=True, extra={"new": 1}
+        3.0,
+        7,
+        ("a",),
+        expires=StoreClock(5.0, "b", "z"),
+        kept=9.5,
+        leases=leases,
+        more=True,
+        extra={"new": 1},
     )
     assert decode_session(encode_session(row)) == row
-    wrong = (b'2{"d":"x","n":1}', b'2{"d":3,"n":"1"}', b'2{"d":3,"n":1,"e":[1]}', b'2{"d":3,"n":1,"c":["x"]}')
+    wrong = (b'3{"d":"x","n":1}', b'3{"d":3,"n":"1"}', b'3{"d":3,"n":1,"e":[1]}', b'3{"d":3,"n":1,"c":["x"]}')
+    wrong += (b'3{"d":3,"n":1,"k":"x"}', b'3{"d":3,"n":1,"k":-1}')
     wrong += tuple(
-        b'2{"d":3,"n":1,"p":%b}' % value
+        b'3{"d":3,"n":1,"p":%b}' % value
         for value in (b"[1]", b'{"a":[1,2,"x"]}', b'{"a":["1",2,"x",3]}', b'{"a":[1,2,"x",-3]}', b'{"a":5}')
     )
-    for value in (b"", b"1{}", b"2{}", b"2nonsense", *wrong):
+    for value in (b"", b"1{}", b"3{}", b"3nonsense", *wrong):
         with pytest.raises(UnknownFormat):
             decode_session(value)
 

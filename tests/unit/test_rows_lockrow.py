@@ -420,7 +420,7 @@ def test_no_request_overtakes_one_for_which_there_is_no_room():
 
 
 @pytest.mark.parametrize(
-    "value", [b"1{}", b"2", b"2[]", b"2{}", b'2{"v":"x"}', b"\xff", b'2{"v":"x","t":1,"h":[1]}']
+    "value", [b"1{}", b"2", b"3", b"3[]", b"3{}", b'3{"v":"x"}', b"\xff", b'3{"v":"x","t":1,"h":[1]}']
 )
 def test_an_unknown_format_is_told(value):
     with pytest.raises(UnknownFormat):
@@ -432,7 +432,7 @@ ROW = {"v": "x", "t": 5, "c": [1, 2, 3], "f": ["b"], "h": [HOLD]}
 
 
 def written(row: object) -> bytes:
-    return b"2" + json.dumps(row).encode()
+    return b"3" + json.dumps(row).encode()
 
 
 def test_what_this_library_writes_can_be_read():
@@ -484,7 +484,7 @@ def test_an_entry_with_a_field_of_holds_becomes_a_hold_that_can_be_read(field):
 
 def test_unknown_fields_survive_a_change():
     value = (
-        b'2{"new":[1],"v":"x","t":5,"h":[{"i":"a","s":"s","m":"mutex","d":3.0,"t":5,"w":1.0,"later":true}],'
+        b'3{"new":[1],"v":"x","t":5,"h":[{"i":"a","s":"s","m":"mutex","d":3.0,"t":5,"w":1.0,"later":true}],'
         b'"q":[{"i":"b","s":"s","m":"mutex","d":3.0,"also":2}]}'
     )
     row = apply(decode(value), [Leave("a")], Liveness(), TokenSource(0, NOW)).row

@@ -13,7 +13,7 @@ from aiolock.backends.diagnosis import failure
 from aiolock.backends.rows.claim import RowClaim, RowRegister
 from aiolock.backends.rows.context import Context, row_key, unreadable
 from aiolock.backends.rows.engine import Engine
-from aiolock.backends.rows.liveness import SessionRow, Verdict, decode_session, judge, observe
+from aiolock.backends.rows.liveness import SessionRow, Verdict, decode_session, judge, observe, remaining
 from aiolock.backends.rows.lockrow import (
     Ask,
     Force,
@@ -28,6 +28,7 @@ from aiolock.backends.rows.lockrow import (
 from aiolock.backends.rows.session import session_key
 from aiolock.backends.rows.store import Listener, RowStore
 from aiolock.backends.rows.writer import MemberState
+from aiolock.clock import wall_clock
 from aiolock.core.backend import NEVER, Claim, Grant, Renewal, Request, Settings
 from aiolock.core.capabilities import Administration, Diagnosis, Purging, RegisterStore, decode_register
 from aiolock.core.present import PresentLease, presented
@@ -305,16 +306,13 @@ class RowBackend(Administration, RegisterStore, Purging, Diagnosis):
                     now,
                     row.clock,
                     expires=self.store.expires,
+                    wall=wall_clock(),
                 )
-                if verdict is not Verdict.ALIVE:
+                if verdict in (Verdict.OVER, Verdict.DEAD):
                     known.dead.add(session)
                 if content is not None:
                     known.ended[session] = frozenset(content.ended)
-                    left, end, clock = content.ttl, content.expires, row.clock
-                    # By the clock of another boot or zone it is not known.
-                    if end is not None and clock is not None and end[1:] == clock[1:]:
-                        left = max(0.0, min(left, end.seconds - clock.seconds))
-                    found[session] = left, content
+                    found[session] = remaining(content, row.clock, wall_clock()), content
         return known, found
 
 

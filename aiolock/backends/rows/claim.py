@@ -193,9 +193,9 @@ class RowClaim(CanDowngrade, Extension):
             value=encode_value(self.request.value),
         )
         member = self._member = Member(self, request, session)
-        session.claims[member.id] = self
         # The engine may have forgotten an idle writer while the session was opened.
         self._writer = self.engine.writer(self.request.name, kind.family)
+        session.add(member.id, self, self._writer.key)
         self._writer.members[member.id] = member
         return member
 

@@ -8,7 +8,6 @@ import secrets
 from collections.abc import Coroutine, Sequence
 from random import Random
 from typing import Any, NamedTuple, TypeVar
-from weakref import WeakSet
 
 from aiolock.backends.rows.liveness import ClockCheck, EndedClaims
 from aiolock.backends.rows.lockrow import Liveness, TokenSource, UnknownFormat
@@ -93,8 +92,8 @@ class Context:
         self.clock_check: ClockCheck = ClockCheck()
         self.reading: tuple[StoreClock, float] | None = None
         """The newest reading of the shared clock, and when its request was sent."""
-        self.ended: WeakSet[EndedClaims] = WeakSet()
-        """The ended claims of all sessions."""
+        self.undurable: set[EndedClaims] = set()
+        """Of all sessions, the ended claims of which a removal waits for a flushed write."""
         self.connection = 0
         self._flushed = 0, 0
         """The connection and the order number of the newest flushed write that was answered on it."""
@@ -116,9 +115,9 @@ class Context:
         if flight.connection == self.connection:
             self.answered_since = True
             self._flushed = max(self._flushed, (flight.connection, flight.order))
-            for ended in self.ended:
-                if len(ended):
-                    ended.flushed(flight.order, flight.connection)
+            for ended in list(self.undurable):
+                if not ended.flushed(flight.order, flight.connection):
+                    self.undurable.discard(ended)
 
     def read(self) -> ReadAnswer | None:
         """Note the arrival of an answer to a read, if what it shows may be undone; ``None`` if not."""

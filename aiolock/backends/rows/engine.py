@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
 
 from aiolock.backends.rows.context import Context, row_key
 from aiolock.backends.rows.lockrow import Leave
 from aiolock.backends.rows.observer import Observer
 from aiolock.backends.rows.session import RowSession, RowSessions
-from aiolock.backends.rows.writer import MemberState, RowWriter
+from aiolock.backends.rows.writer import Member, MemberState, RowWriter
 from aiolock.core.backend import Event, EventKind
 from aiolock.core.inbox import Inbox, WakeReason
 from aiolock.errors import BackendError
@@ -20,6 +21,8 @@ __all__ = ["Engine"]
 
 REMEMBERED_ROWS = 1_000
 """Rows that a client remembers without a claim in them, so that a lock that it used last costs one write."""
+TOGETHER = 1_000
+"""Rows that are verified by one request."""
 
 
 class Engine:
@@ -32,7 +35,7 @@ class Engine:
 
     def __init__(self, context: Context) -> None:
         self.context = context
-        self.sessions = RowSessions(context)
+        self.sessions = RowSessions(context, self._stop_heartbeats)
         self.observer = Observer(context, lambda: self._writers.values())
         self.watchers: dict[str, set[Inbox[None]]] = {}
         """The inboxes of registers that are watched, by key."""
@@ -67,7 +70,8 @@ class Engine:
 
     def _forget_idle(self) -> None:
         if len(self._writers) > REMEMBERED_ROWS:
-            for key in list(self._writers)[:2]:
+            # Two for each that is added, so that they come to be fewer.
+            for key in list(itertools.islice(self._writers, 2)):
                 if self._writers[key].idle:
                     del self._writers[key]
                 else:
@@ -169,55 +173,69 @@ class Engine:
 
         :param rows_of: the sessions whose own rows are read as well.
         """
-        writers = [
+        writers = dict.fromkeys(
             writer
-            for writer in list(self._writers.values())
-            if any(
-                member.session in sessions and member.state is not MemberState.ENTERING
-                for member in writer.members.values()
-            )
-        ]
-        if not writers and not rows_of:
+            for session in sessions
+            for writer, member in self._members(session)
+            if member.state is not MemberState.ENTERING
+        )
+        rows: list[RowWriter | RowSession] = [*writers, *rows_of]
+        if len(rows) <= TOGETHER:
+            await self._verify_rows(rows)
             return
-        keys = [*(writer.key for writer in writers), *(session.key for session in rows_of)]
-        rows, flight = await self.context.versions(keys)
+        # All in one flight, and each in a task: what is done with the answers holds up the event loop for a moment each time.
+        parts = [
+            self.context.begin(self._verify_rows(rows[first : first + TOGETHER]), "aiolock-verify")
+            for first in range(0, len(rows), TOGETHER)
+        ]
+        await asyncio.wait(parts)
+        for part in parts:
+            part.result()
+
+    async def _verify_rows(self, rows: Sequence[RowWriter | RowSession]) -> None:
+        """Read the versions of rows of locks and sessions, and those that have changed. Cancelling it is as for :meth:`_verify`."""
+        if not rows:
+            return
+        answers, flight = await self.context.versions([row.key for row in rows])
         begun = flight.sent
-        changed = [
-            writer
-            for writer, row in zip(writers, rows, strict=False)
-            if not writer.confirm(row.version, flight)
-        ]
-        doubtful = [
-            session
-            for session, row in zip(rows_of, rows[len(writers) :], strict=True)
-            if row.version != session.version
-        ]
+        changed: list[RowWriter] = []
+        doubtful: list[RowSession] = []
+        for row, answer in zip(rows, answers, strict=True):
+            if isinstance(row, RowSession):
+                if answer.version != row.version:
+                    doubtful.append(row)
+            elif not row.confirm(answer.version, flight):
+                changed.append(row)
         await asyncio.gather(*(session.check() for session in doubtful))
         for session in doubtful:
             if session.dead:
                 self._mark_dead(session)
         while changed:
-            rows, flight = await self.context.get([writer.key for writer in changed])
+            found, flight = await self.context.get([writer.key for writer in changed])
             # A row that was written while the read was under way is not judged by it, but by an answer that came first.
             changed = [
                 writer
-                for writer, row in zip(changed, rows, strict=True)
+                for writer, row in zip(changed, found, strict=True)
                 if not writer.learn(row, flight) and not writer.shown_since(begun)
             ]
+
+    def _members(self, session: RowSession) -> Iterator[tuple[RowWriter, Member]]:
+        """Yield the claims that name a session, with the writers of their rows."""
+        for claim, key in list(session.keys.items()):
+            writer = self._writers.get(key)
+            if writer is not None and (member := writer.members.get(claim)) is not None:
+                yield writer, member
 
     def _mark_dead(self, session: RowSession) -> None:
         """Record that a session is dead: its holds are lost, and its waiting claims enter anew."""
         if session.id not in self.sessions.open:
             return
         self.sessions.mark_dead(session)
-        for writer in self._writers.values():
-            for member in writer.members.values():
-                if member.session is not session:
-                    continue
-                if member.state is MemberState.HELD:
-                    writer.lost(member, "revoked")
-                else:
-                    writer.lapse(member)
+        for writer, member in self._members(session):
+            if member.state is MemberState.HELD:
+                writer.lost(member, "revoked")
+            else:
+                writer.lapse(member)
 
     def keep_alive(self, session: RowSession) -> None:
         """Have heartbeats sent while a claim needs them, and for a ttl longer."""
@@ -236,7 +254,7 @@ class Engine:
         if session.busy:
             self._busy[session.id] = now
         if session.dead or session.rests or context.closed or now - self._busy[session.id] >= session.ttl:
-            del self._timers[session.id], self._busy[session.id]
+            self._stop_heartbeats(session)
             return
         due = session.last_sent + session.ttl / 2.5
         if due > now:
@@ -253,8 +271,14 @@ class Engine:
         except BackendError:
             pass
         finally:
-            if not self.context.closed:
+            if not self.context.closed and session.id in self._timers:
                 self._set_timer(session, seconds)
+
+    def _stop_heartbeats(self, session: RowSession) -> None:
+        """Set no more timers of a session."""
+        self._busy.pop(session.id, None)
+        if (timer := self._timers.pop(session.id, None)) is not None:
+            timer.cancel()
 
     # --- the end
 
@@ -273,6 +297,7 @@ class Engine:
         context = self.context
         closing = [context.begin(session.close(), "aiolock-close") for session in self.sessions.open.values()]
         context.closed = True
+        closing += self.sessions.ending
         for timer in self._timers.values():
             timer.cancel()
         if closing:

@@ -6,9 +6,10 @@ client that asks, unless a parameter says otherwise."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ __all__ = [
     "Series",
     "SessionRow",
     "Verdict",
+    "continued",
     "decode_session",
     "encode_session",
     "expiry",
@@ -32,10 +34,15 @@ __all__ = [
     "next_observation",
     "observe",
     "relied_until",
+    "remaining",
 ]
 
 MOST_ENDED = 256
 """Ended claims in one session row; beyond it, new claims get a new session."""
+
+MOST_ANNOUNCED = 2_000
+"""Of these, with more releases at once, so many stand in the row: it stays below the longest value that a store takes, and one that
+is too long would cost all holds of the session (memcached deletes what it cannot replace)."""
 
 DRIFT = 0.01
 """The share by which two clocks may run at different speeds; as in :func:`aiolock.core.backend.expires_at`."""
@@ -57,6 +64,9 @@ class SessionRow:
     """True once another client has declared the session dead: none of its holds and positions counts, for ever."""
     expires: StoreClock | None = None
     """The end of its ttl by the clock that all clients of the store share."""
+    kept: float | None = None
+    """For a lock that is kept after its release: the end of that by the wall clock, which counts after a reboot only. No process
+    renews such a session, and so none has died with the machine."""
     leases: dict[str, tuple[int, float, str, int]] = field(default_factory=dict)
     """By claim, the present lease of those with local waiters or a local hand-over: token, since (seconds since the epoch, by the
     clock of the client), label, local waiters."""
@@ -77,6 +87,8 @@ def encode_session(row: SessionRow) -> bytes:
         content["x"] = 1
     if row.expires is not None:
         content["c"] = row.expires
+    if row.kept is not None:
+        content["k"] = row.kept
     if row.leases:
         content["p"] = row.leases
     if row.more:
@@ -90,13 +102,14 @@ def decode_session(value: bytes) -> SessionRow:
         if value[:1] != FORMAT:
             raise UnknownFormat(value)
         content = json.loads(value[1:])
-        clock = content.pop("c", None)
+        clock, kept = content.pop("c", None), content.pop("k", None)
         return SessionRow(
             ttl=number(content.pop("d")),
             heartbeat=whole(content.pop("n")),
             ended=tuple(map(text, content.pop("e", ()))),
             dead=bool(content.pop("x", 0)),
             expires=None if clock is None else _clock(*clock),
+            kept=None if kept is None else number(kept),
             leases={text(claim): _lease(*lease) for claim, lease in content.pop("p", {}).items()},
             more=bool(content.pop("m", 0)),
             extra=content,
@@ -172,6 +185,7 @@ class Verdict(Enum):
     ALIVE = "alive, or not known to be dead"
     OVER = "may be declared dead, by a write against the observed version"
     DEAD = "dead for every client"
+    KEPT = "kept since an earlier run of the machine: its end is to be written by the clock of this run, see `continued`"
 
 
 def judge(
@@ -182,6 +196,7 @@ def judge(
     *,
     trusted: bool = True,
     expires: bool = False,
+    wall: float = 0.0,
 ) -> Verdict:
     """Judge a session at ``now``, the time at which the write that declares it dead would be sent.
 
@@ -189,6 +204,7 @@ def judge(
     :param clock: the shared clock, read together with the session row or later.
     :param trusted: whether the shared clock has run in step with the observer's, see :class:`ClockCheck`.
     :param expires: whether the store deletes a session row when its ttl has passed, and only then.
+    :param wall: the wall clock, in seconds since the epoch.
     """
     row = series.row
     if row is not None and row.dead:
@@ -200,15 +216,44 @@ def judge(
         return Verdict.ALIVE
     if row is not None:
         ttl = row.ttl
-        if clock is not None and row.expires is not None and trusted and _expired(row.expires, clock, ttl):
-            return Verdict.OVER
+        if clock is not None and row.expires is not None and trusted:
+            if _rebooted(row.expires, clock) and row.kept is not None:
+                return Verdict.OVER if row.kept <= wall else Verdict.KEPT
+            if _expired(row.expires, clock, ttl):
+                return Verdict.OVER
     return Verdict.OVER if now - series.since >= ttl else Verdict.ALIVE
+
+
+def _rebooted(end: StoreClock, clock: StoreClock) -> bool:
+    return end.boot != clock.boot and bool(end.boot and clock.boot)
 
 
 def _expired(end: StoreClock, clock: StoreClock, ttl: float) -> bool:
     if end.boot != clock.boot:
-        return bool(end.boot and clock.boot)
+        return _rebooted(end, clock)
     return end.zone == clock.zone and clock.seconds > end.seconds + margin(ttl)
+
+
+def remaining(row: SessionRow, clock: StoreClock | None, wall: float) -> float:
+    """Return the seconds that a session has left: its whole ttl, unless a clock shows less."""
+    left = row.ttl
+    if clock is not None and row.expires is not None:
+        if _rebooted(row.expires, clock):
+            left = 0.0 if row.kept is None else row.kept - wall
+        elif row.expires[1:] == clock[1:]:
+            # By the clock of another zone it is not known.
+            left = row.expires.seconds - clock.seconds
+    return max(0.0, min(left, row.ttl))
+
+
+def continued(row: SessionRow, clock: StoreClock, read: float, sent: float, wall: float) -> SessionRow:
+    """Return the row of a kept session for this run of the machine, with what the wall clock says is left.
+
+    That is never more than its ttl, whatever became of the wall clock, and from this write on the clock of the machine counts it.
+    ``read`` and ``sent`` are those of :func:`expiry`.
+    """
+    left = remaining(row, clock, wall)
+    return replace(row, ttl=left, expires=expiry(clock, read, sent, left), kept=wall + left)
 
 
 def next_observation(ttls: list[float]) -> float:
@@ -273,9 +318,13 @@ class EndedClaims:
         return claim in self._claims
 
     def announce(self) -> tuple[str, ...]:
-        """Return the ids for a heartbeat: from its sending on, other clients may remove these claims."""
-        self._announced = set(self._claims)
-        return tuple(self._claims)
+        """Return the ids for a heartbeat: from its sending on, other clients may remove these claims.
+
+        Those that have ended first, as many as the row has room for; the others follow when these are gone.
+        """
+        announced = tuple(itertools.islice(self._claims, MOST_ANNOUNCED))
+        self._announced = set(announced)
+        return announced
 
     def announced(self, claim: str) -> bool:
         """Test whether another client may have removed a claim because it read of its end."""
@@ -296,11 +345,18 @@ class EndedClaims:
         elif (ended := self._claims.get(claim)) is not None:
             self._claims[claim] = ended._replace(connection=connection, order=order)
 
-    def flushed(self, sent: int, connection: int) -> None:
-        """Record that a flushed write was answered that was sent, on this connection, with the order number ``sent``."""
+    def flushed(self, sent: int, connection: int) -> bool:
+        """Record that a flushed write was answered that was sent, on this connection, with the order number ``sent``.
+
+        Return whether there are removals on this connection that wait for a later one.
+        """
+        waits = False
         for claim, ended in list(self._claims.items()):
             if ended.connection == connection and ended.order < sent:
                 del self._claims[claim]
+            else:
+                waits = waits or ended.connection == connection
+        return waits
 
     def interrupted(self) -> list[tuple[str, str, str]]:
         """Forget all unflushed removals after a reconnect; return each claim, its row and its lock, to be checked again."""

@@ -45,7 +45,7 @@ __all__ = [
     "whole",
 ]
 
-FORMAT = b"2"
+FORMAT = b"3"
 """First byte of a row: the format of the rest. A program refuses to write a row of another format."""
 
 MOST_SHARED = 49_152

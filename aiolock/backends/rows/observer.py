@@ -11,6 +11,7 @@ from aiolock.backends.rows.liveness import (
     Series,
     SessionRow,
     Verdict,
+    continued,
     decode_session,
     encode_session,
     judge,
@@ -21,6 +22,7 @@ from aiolock.backends.rows.lockrow import RowRequest, UnknownFormat
 from aiolock.backends.rows.session import REMEMBERED, session_key
 from aiolock.backends.rows.store import Edit, Row
 from aiolock.backends.rows.writer import RowWriter
+from aiolock.clock import wall_clock
 from aiolock.core.logs import Log, get_logger
 from aiolock.core.tasks import settle
 from aiolock.errors import BackendError
@@ -32,7 +34,7 @@ log: Log = get_logger("aiolock.rows")
 MOST_POLL, GROWTH = 2.0, 1.25
 """Most seconds between two reads of a row that is waited for, and by what the time between them grows while nothing changes."""
 KNOWN = 1_000
-"""Sessions that a client remembers as dead or with ended claims while it waits for none."""
+"""Sessions that a client remembers as dead or with ended claims; beyond it, it forgets them and reads anew those that it asks for."""
 
 
 class Observer:
@@ -106,9 +108,6 @@ class Observer:
             next_one = min(self._due, self._polled + self._pause)
             await asyncio.wait({self._news}, timeout=max(0.001, next_one - context.clock()))
         self._series.clear()
-        if len(context.liveness.dead) + len(context.liveness.ended) > KNOWN:
-            context.liveness.dead.clear()
-            context.liveness.ended.clear()
 
     async def _poll(self, rows: list[RowWriter]) -> None:
         """Read the versions of the rows, in one request."""
@@ -126,6 +125,10 @@ class Observer:
     async def _observe(self, requests: Iterable[RowRequest]) -> bool:
         """Read the session rows of requests, in one request, and declare dead what has expired."""
         context, known = self.context, self.context.liveness
+        if len(known.dead) + len(known.ended) > KNOWN:
+            # What counts of those ahead is read again now.
+            known.dead.clear()
+            known.ended.clear()
         ttls = {
             request.session: request.ttl
             for request in requests
@@ -140,6 +143,7 @@ class Observer:
             return False
         arrived, changed = context.clock(), False
         over: dict[str, Edit] = {}
+        kept: list[Edit] = []
         for (session, ttl), row in zip(ttls.items(), rows, strict=True):
             series = self._series[session] = observe(
                 self._series.get(session), row.version, _content(row), arrived
@@ -154,20 +158,28 @@ class Observer:
                 row.clock,
                 trusted=context.clock_check.trusted(ttl, arrived),
                 expires=context.store.expires,
+                wall=wall_clock(),
             )
             if verdict is Verdict.DEAD:
                 known.dead.add(session)
                 changed = True
             elif verdict is Verdict.OVER:
-                over[session] = self._declaration(session, series.version)
+                over[session] = self._edit(session, series.version, DEAD, REMEMBERED)
+            elif verdict is Verdict.KEPT and series.row is not None and row.clock is not None:
+                now = context.clock()
+                present = continued(series.row, row.clock, flight.sent, now, wall_clock())
+                kept.append(self._edit(session, series.version, present, present.ttl + REMEMBERED))
+        if kept:
+            # One of several observers is first, and the others see its write when they observe the session next.
+            await context.store.compare_and_set(kept)
         if over:
             changed = await self._declare_dead(over) or changed
         return changed
 
-    def _declaration(self, session: str, version: str) -> Edit:
-        """Return the write that declares a session dead against the version that was observed."""
+    def _edit(self, session: str, version: str, row: SessionRow, ttl: float) -> Edit:
+        """Return the write of a foreign session row against the version that was observed."""
         key = session_key(self.context.settings.namespace, session)
-        return Edit(key, version, new_version(), encode_session(DEAD), REMEMBERED)
+        return Edit(key, version, new_version(), encode_session(row), ttl)
 
     async def _declare_dead(self, over: dict[str, Edit]) -> bool:
         """Write sessions dead, each against the version that was observed."""

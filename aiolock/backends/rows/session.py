@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 from collections.abc import Callable
+from functools import partial
 
 from aiolock.backends.rows.context import Context, Flight, new_version
 from aiolock.backends.rows.liveness import (
@@ -30,6 +31,8 @@ REMEMBERED = 86_400.0
 """Seconds for which the row of a dead session stays: longer than any client is stopped that learns of it."""
 MOST_LEASES = 16_384
 """Bytes in a session row for present leases; nothing depends on them."""
+MOST_UNUSED = 16
+"""Sessions that a client has for ttls of which it has no claim: with another one, the one that was not used for longest ends."""
 NUMBERS = 32
 """Heartbeats whose sending a client remembers."""
 
@@ -42,21 +45,34 @@ def session_key(namespace: str, session: str) -> str:
 class RowSession:
     """One session of this client: :meth:`open`, then :meth:`heartbeat` until :meth:`close`; dead for ever once it is dead."""
 
-    def __init__(self, context: Context, ttl: float, end: Callable[[RowSession], None] | None = None) -> None:
+    def __init__(
+        self,
+        context: Context,
+        ttl: float,
+        unused: Callable[[RowSession], None] = lambda _: None,
+        *,
+        alone: bool = False,
+        kept: bool = False,
+    ) -> None:
         self.context = context
         self.ttl = ttl
         """The ttl in the newest heartbeat that was answered."""
         self._next_ttl = ttl
-        self._end = end
-        """Called once the claim of a session that has one alone has left it."""
+        self._kept = kept
+        """True for a lock that is kept after its release."""
+        self._unused = unused
+        """Called when the last claim has left it."""
+        self.alone = alone
+        """True for a session of one claim, with a life of its own."""
         # Each attempt to open one has an id of its own, so that a late copy of another attempt opens nothing that is used.
         self.id: str = f"{context.address}-{context.order()}"
         self.key = session_key(context.settings.namespace, self.id)
         self.dead = False
         self.claims: dict[str, Claim] = {}
         """The claims that name it, until their removal was answered."""
+        self.keys: dict[str, str] = {}
+        """By claim, the key of the row that it is in."""
         self.ended = EndedClaims()
-        context.ended.add(self.ended)
         self.heartbeat_sent: float = -math.inf
         """The time at which the newest heartbeat that was answered was sent."""
         self.answered = 0
@@ -82,13 +98,18 @@ class RowSession:
     @property
     def rests(self) -> bool:
         """True if no more heartbeats are to be sent, because its one claim has a life of its own."""
-        return self._end is not None and not self.busy
+        return self.alone and not self.busy
 
-    def remove(self, claim: str) -> None:
+    def add(self, name: str, claim: Claim, key: str) -> None:
+        """Record that a claim names it, in the row with this key."""
+        self.claims[name], self.keys[name] = claim, key
+
+    def remove(self, name: str) -> None:
         """Record that a claim names it no more."""
-        self.claims.pop(claim, None)
-        if self._end is not None and not self.claims:
-            self._end(self)
+        self.claims.pop(name, None)
+        self.keys.pop(name, None)
+        if not self.claims:
+            self._unused(self)
 
     @property
     def full(self) -> bool:
@@ -108,7 +129,7 @@ class RowSession:
 
     async def open(self) -> None:
         """Insert the row, flushed, before any other row names it. Cancelling it may leave the row, which ends by its ttl."""
-        if self.context.reading is None:
+        if self.context.reading is None or self._old_clock:
             # The row carries its expiry by the shared clock, if the store has one.
             await self.context.get([self.key])
         edit = self._edit("")
@@ -117,6 +138,13 @@ class RowSession:
         if row is None:
             raise BackendUnavailable("the row of a new session is there already")
         self._answered(flight, self.ttl, row)
+
+    @property
+    def _old_clock(self) -> bool:
+        """True if the shared clock was read longer than a ttl ago: one per cent of that time is added to the expiry, which keeps a
+        dead client's locks after hours without a request from others for minutes."""
+        reading = self.context.reading
+        return reading is not None and self.context.clock() - reading[1] > self._next_ttl
 
     def _edit(self, expected: str) -> Edit:
         context, now = self.context, self.context.clock()
@@ -127,7 +155,13 @@ class RowSession:
             expires = expiry(clock, read, now, self._next_ttl)
         leases, more = self._leases()
         row = SessionRow(
-            self._next_ttl, self._number, self.ended.announce(), expires=expires, leases=leases, more=more
+            self._next_ttl,
+            self._number,
+            self.ended.announce(),
+            expires=expires,
+            kept=wall_clock() + self._next_ttl if self._kept else None,
+            leases=leases,
+            more=more,
         )
         self.last_sent = now
         return Edit(self.key, expected, new_version(), encode_session(row), self._row_ttl)
@@ -175,10 +209,12 @@ class RowSession:
                 await self._read()
 
     async def _heartbeat(self) -> None:
+        read_clock = self._old_clock
         trouble: BackendError | None = None
         for _ in range(2):
-            while (version := self._version) is None:
-                # A reconnect meanwhile leaves it unknown.
+            while (version := self._version) is None or read_clock:
+                # A reconnect meanwhile leaves the version unknown.
+                read_clock = False
                 await self._read()
                 if self.dead:
                     return
@@ -243,15 +279,21 @@ class RowSession:
 
         After cancelling it the session ends by its ttl at the latest.
         """
-        if self.dead or self._version is None:
-            return
+        if not self.dead:
+            self.dead = True
+            await self.delete()
+
+    async def delete(self) -> None:
+        """Delete the row of a session that was ended, after a heartbeat that is under way; as :meth:`close`, which calls it."""
+        async with self._turn:
+            if self._version is not None:
+                await self._delete(self._version)
+
+    async def _delete(self, version: str) -> None:
         # The write is flushed, and so makes the removals durable that were answered before it.
         left = bool(self.claims) or self.ended.unanswered(self.context.connection)
         value = encode_session(DEAD) if left else None
-        edit = Edit(
-            self.key, self._version, new_version() if left else "", value, REMEMBERED if left else None
-        )
-        self.dead = True
+        edit = Edit(self.key, version, new_version() if left else "", value, REMEMBERED if left else None)
         try:
             await self.context.store.compare_and_set([edit])
         except BackendError:
@@ -260,14 +302,23 @@ class RowSession:
 
 
 class RowSessions:
-    """The sessions of one client, by ttl."""
+    """The sessions of one client: one for each ttl, and others for claims that have one alone, until no claim names them.
 
-    def __init__(self, context: Context) -> None:
+    :param ended: called with a session that has ended.
+    """
+
+    def __init__(self, context: Context, ended: Callable[[RowSession], None]) -> None:
         self.context = context
         self.open: dict[str, RowSession] = {}
         """All that are not dead, by id."""
+        self.ending: set[asyncio.Future[None]] = set()
+        """The deletions of rows that are under way."""
+        self._ended = ended
         self._current: dict[float, RowSession] = {}
+        """By ttl, the session for new claims."""
         self._opening: dict[float, asyncio.Future[RowSession]] = {}
+        self._unused: dict[str, RowSession] = {}
+        """Of the current ones, those that no claim named when the last one left, the longest unused one first."""
 
     async def get(self, ttl: float, deadline: Deadline) -> RowSession:
         """Return the session for new claims of this ttl; open one if there is none.
@@ -280,13 +331,19 @@ class RowSessions:
         opening = self._opening.get(ttl)
         if opening is None or opening.done():
             opening = self._opening[ttl] = self.context.begin(self._open(ttl), "aiolock-session")
+            opening.add_done_callback(partial(self._opened, ttl))
         return await self.context.answered(opening, deadline)
 
+    def _opened(self, ttl: float, opening: asyncio.Future[RowSession]) -> None:
+        if self._opening.get(ttl) is opening:
+            del self._opening[ttl]
+
     async def _open(self, ttl: float) -> RowSession:
-        session = RowSession(self.context, ttl)
-        await session.open()
-        self.open[session.id] = self._current[ttl] = session
-        self.context.liveness.own[session.id] = session.claims
+        session = await self._add(RowSession(self.context, ttl, self._not_used))
+        before, self._current[ttl] = self._current.get(ttl), session
+        for each in (before, session):
+            if each is not None and not each.claims:
+                self._not_used(each)
         return session
 
     async def alone(self, ttl: float) -> RowSession:
@@ -294,29 +351,56 @@ class RowSessions:
 
         Cancelling it is cancelling :meth:`RowSession.open`.
         """
-        session = RowSession(self.context, ttl, self._end)
+        return await self._add(RowSession(self.context, ttl, self._not_used, alone=True))
+
+    async def _add(self, session: RowSession) -> RowSession:
         await session.open()
         self.open[session.id] = session
         self.context.liveness.own[session.id] = session.claims
         return session
 
+    def _not_used(self, session: RowSession) -> None:
+        """End a session that no claim names, unless it is one of the last :data:`MOST_UNUSED` for new claims."""
+        if self._current.get(session.ttl) is not session:
+            self._end(session)
+            return
+        self._unused.pop(session.id, None)
+        self._unused[session.id] = session
+        while len(self._unused) > MOST_UNUSED:
+            first = self._unused.pop(next(iter(self._unused)))
+            if not first.claims:
+                self._end(first)
+
     def _end(self, session: RowSession) -> None:
         """Delete the row of a session that no row names any more."""
-        if self.open.pop(session.id, None) is not None:
-            self.context.liveness.own.pop(session.id, None)
-            self.context.begin(session.close(), "aiolock-session")
+        if self._forget(session):
+            # At once: a claim that was about to name it enters under another one.
+            session.dead = True
+            deleting = self.context.begin(session.delete(), "aiolock-session")
+            self.ending.add(deleting)
+            deleting.add_done_callback(self.ending.discard)
+
+    def _forget(self, session: RowSession) -> bool:
+        """Forget a session; return whether it was one of this client."""
+        if self.open.pop(session.id, None) is None:
+            return False
+        self.context.liveness.own.pop(session.id, None)
+        self._unused.pop(session.id, None)
+        if self._current.get(session.ttl) is session:
+            del self._current[session.ttl]
+        self._ended(session)
+        return True
 
     async def keep(self, seconds: float, deadline: Deadline) -> str:
         """Open a session without heartbeats, for a lock that stays taken without a holder; return its id.
 
         Raises :class:`BackendError`. Cancelling it lets the opening go on.
         """
-        session = RowSession(self.context, seconds)
+        session = RowSession(self.context, seconds, kept=True)
         await self.context.answered(self.context.begin(session.open(), "aiolock-session"), deadline)
         return session.id
 
     def mark_dead(self, session: RowSession) -> None:
         """Note that a session is dead: it is no longer one of this client."""
-        self.open.pop(session.id, None)
-        self.context.liveness.own.pop(session.id, None)
-        self.context.liveness.dead.add(session.id)
+        if self._forget(session):
+            self.context.liveness.dead.add(session.id)

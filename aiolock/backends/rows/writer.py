@@ -756,5 +756,7 @@ class RowWriter:
         session.ended.removed(
             pending.step.id, flushed=flushed, connection=self.context.connection, order=self.context.order()
         )
+        if not flushed:
+            self.context.undurable.add(session.ended)
         if member is not None:
             session.remove(member.id)

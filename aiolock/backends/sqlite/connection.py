@@ -17,12 +17,15 @@ from aiolock.clock import system_clock, wall_clock
 from aiolock.core.forks import call_in_child
 from aiolock.errors import BackendRefused, UnsafeBackend, shorten
 
-__all__ = ["FORMAT", "MEMORY", "Connection", "machine", "mount_of"]
+__all__ = ["FORMAT", "MEMORY", "MOST_LOG", "Connection", "machine", "mount_of"]
 
 APPLICATION = 0x61694C6B
 """Marks a file of locks (``PRAGMA application_id``): the letters aiLk."""
 FORMAT = 1
 """The version of the table (``PRAGMA user_version``)."""
+
+MOST_LOG = 16_000_000
+"""Bytes that the -wal file keeps when it begins anew; SQLite does so after some 4,000,000 where nothing keeps it from it."""
 
 _COLUMNS = [
     ("key", "TEXT", 1, 1),
@@ -187,6 +190,8 @@ class Connection:
         [[mode]] = self.run("PRAGMA journal_mode = WAL")
         if mode != "wal":
             raise BackendRefused(f"{self.path}: SQLite cannot keep a -wal file there (journal_mode={mode})")
+        # A transaction elsewhere that reads for long lets it grow; SQLite would go on with a file of that length afterwards.
+        self.run(f"PRAGMA journal_size_limit = {MOST_LOG}")
         # A write lock, also to find out now whether this user may write.
         self.run("BEGIN IMMEDIATE")
         if self._is_new():

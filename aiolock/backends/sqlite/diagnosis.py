@@ -7,8 +7,8 @@ import sqlite3
 from pathlib import Path
 
 from aiolock.backends.diagnosis import failure, note, ok, warning
-from aiolock.backends.sqlite.connection import MEMORY, Connection, machine, mount_of
-from aiolock.backends.sqlite.errors import writer
+from aiolock.backends.sqlite.connection import MEMORY, MOST_LOG, Connection, machine, mount_of
+from aiolock.backends.sqlite.errors import readers, writer
 from aiolock.types import Finding
 
 __all__ = ["examine", "examine_path"]
@@ -55,9 +55,23 @@ def examine_path(path: Path) -> list[Finding]:
     if path.exists() and (free := shutil.disk_usage(path).free) < ROOM:
         advice = "free some: locks cannot be written otherwise"
         found.append(warning("space", f"{free:,} bytes are free on its file system", advice))
+    if (log := _size(f"{path}-wal")) > MOST_LOG:
+        text = (
+            f"{path}-wal has {log:,} bytes: it grows with each write while another transaction reads the file"
+        )
+        if pids := readers(path):
+            text += f"; in one now: process {', '.join(map(str, pids))}"
+        found.append(warning("log", text, "end transactions that read for long; locks need none"))
     if pid := writer(path):
         advice = (
             "if the next diagnosis names it again, that process is stopped in a write: continue it or end it"
         )
         found.append(note("writer", f"process {pid} is in the middle of a write", advice))
     return found
+
+
+def _size(name: str) -> int:
+    try:
+        return Path(name).stat().st_size
+    except OSError:
+        return 0

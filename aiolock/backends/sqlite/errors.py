@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
 
 from aiolock.errors import BackendError, BackendRefused, BackendUnavailable
 
-__all__ = ["FAILED", "LOCKED", "code", "late", "translate", "writer"]
+__all__ = ["FAILED", "LOCKED", "code", "late", "readers", "translate", "writer"]
 
 LOCKED = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 FAILED = {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CANTOPEN}
@@ -16,6 +17,8 @@ FAILED = {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, s
 _RIGHTS = {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM}
 _WRITE_LOCK = 120
 """The byte of the -shm file that a process has locked while it writes (``WAL_WRITE_LOCK`` in SQLite's source)."""
+_READ_LOCKS = range(123, 128)
+"""One of these it has locked while it reads (``WAL_READ_LOCK``)."""
 
 
 def code(error: BaseException | None) -> int:
@@ -58,14 +61,23 @@ def _blocker(pid: int) -> str:
 
 def writer(path: Path) -> int:
     """Return the process that is in the middle of a write; 0 if there is none or it is not known (Linux alone tells)."""
+    return next((pid for kind, byte, pid in _locks(path) if (kind, byte) == ("WRITE", _WRITE_LOCK)), 0)
+
+
+def readers(path: Path) -> list[int]:
+    """Return the processes that are in a transaction that reads, as far as Linux tells."""
+    return sorted({pid for _, byte, pid in _locks(path) if byte in _READ_LOCKS})
+
+
+def _locks(path: Path) -> Iterator[tuple[str, int, int]]:
+    """Yield kind, byte and process of each lock of the -shm file."""
     try:
         file = Path(f"{path}-shm").stat()
         lines = Path("/proc/locks").read_text(encoding="utf-8").splitlines()
     except OSError:
-        return 0
+        return
     name = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
     for words in map(str.split, lines):
         # 1: POSIX ADVISORY WRITE 4711 fe:00:1234 120 120
-        if words[1:4] == ["POSIX", "ADVISORY", "WRITE"] and words[5:7] == [name, str(_WRITE_LOCK)]:
-            return int(words[4])
-    return 0
+        if words[1:3] == ["POSIX", "ADVISORY"] and words[5] == name and words[6] == words[7]:
+            yield words[3], int(words[6]), int(words[4])

@@ -244,5 +244,5 @@ async def test_the_history_may_be_compacted_at_any_time(server, store, other, ke
 
 async def test_keys_and_values_are_readable_with_etcdctl(server, store, key):
     assert server.ctl("get", "tests/format") == "tests/format\n1\n"
-    await store.insert(key, b'2{"v":"name"}')
-    assert server.ctl("get", key) == f'{key}\n2{{"v":"name"}}\n'
+    await store.insert(key, b'3{"v":"name"}')
+    assert server.ctl("get", key) == f'{key}\n3{{"v":"name"}}\n'

@@ -29,6 +29,26 @@ asyncio.run(main())
 # --- one server
 
 
+async def test_thousands_of_releases_at_once_do_not_make_the_row_of_their_session_too_long():
+    """An item that is too long is refused, and what it was to replace is deleted: the session, and with it all other holds."""
+    with Memcached(extra=["-I", "96k", "-o", "slab_chunk_max=32768"]) as small:
+        async with aiolock.connect(small.url, ttl=10, command_timeout=15) as client:
+            lease = await client.lock("other").acquire()
+            engine = client._runtime.backend.servers[0]._engine
+            [session] = engine.sessions.open.values()
+            for number in range(10_000):
+                # What releases begin with; their answers are on the way.
+                session.ended.begin(f"{number:016x}", "aiolock/l/lock/x", "x")
+            await engine.renew(session)
+            async with aiolock.connect(small.url, ttl=10, command_timeout=15) as rival:
+                assert await rival.lock("other").try_acquire() is None
+            await engine.renew(session)
+            assert lease.held
+            for number in range(10_000):
+                session.ended.removed(f"{number:016x}", flushed=True, connection=0, order=0)
+            await lease.release()
+
+
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP])
 async def test_a_process_that_starts_after_the_death_of_a_holder_need_not_observe_it(server, sign):
     """The item of the session expires by itself, which proves the death to clients that come later."""

@@ -118,9 +118,9 @@ OTHERS = {
     "with a limit": encode(LockRow("x", token=7, declared=2, current=2)),
     "with an unknown field": encode(LockRow("x", token=7, extra={"z": 1})),
     "with an unknown field behind": encode(LockRow("x", token=7))[:-1] + b',"z":1}',
-    "with a token that is no number": b'2{"v":"x","t":null}',
-    "with a token that is too large": b'2{"v":"x","t":9223372036854775808}',
-    "of another format": b'3{"v":"x","t":7}',
+    "with a token that is no number": b'3{"v":"x","t":null}',
+    "with a token that is too large": b'3{"v":"x","t":9223372036854775808}',
+    "of another format": b'2{"v":"x","t":7}',
     "bytes": b"\x00\xff\\",
     "empty": b"",
 }

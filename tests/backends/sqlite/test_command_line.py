@@ -135,20 +135,20 @@ def test_a_lock_of_another_format_is_named_and_can_be_replaced(directory):
     for name in ("x", "y"):
         assert aiolock("run", "--local", name, "--", "true")[0] == 0
     with sqlite3.connect(directory / "locks.db") as file:
-        file.execute("UPDATE aiolock SET value = x'33' || value, version = 'new' WHERE key LIKE '%/l/lock/x'")
+        file.execute("UPDATE aiolock SET value = x'39' || value, version = 'new' WHERE key LIKE '%/l/lock/x'")
     file.close()
     status, _, output = aiolock("run", "--local", "-v", "x", "--", "true")
     assert status not in (0, 1)
-    assert "format '3'" in output
+    assert "format '9'" in output
     assert "clean up" not in output
     status, shown, _ = aiolock("ls", "--local")
     assert status == 0
-    assert "format '3'" in shown
+    assert "format '9'" in shown
     [found] = json.loads(aiolock("ls", "--local", "--json")[1])
-    assert (found["name"], found["locked"], "format '3'" in found["unreadable"]) == ("x", True, True)
+    assert (found["name"], found["locked"], "format '9'" in found["unreadable"]) == ("x", True, True)
     status, shown, _ = aiolock("inspect", "--local", "x")
     assert status == 0
-    assert "format '3'" in shown
+    assert "format '9'" in shown
     status, shown, _ = aiolock("doctor", "--local")
     assert status == 1
     assert "lock/x" in shown

@@ -441,6 +441,42 @@ async def test_a_process_that_is_stopped_inside_a_write_is_named_in_time(make, p
     assert await store.update("test:a", "v1", "v3")
 
 
+READ = """
+import sqlite3, sys
+db = sqlite3.connect(sys.argv[1], isolation_level=None)
+db.execute("BEGIN")
+print(db.execute("SELECT count(*) FROM aiolock").fetchone(), flush=True)
+sys.stdin.readline()
+"""
+
+
+async def test_a_log_that_grew_beside_a_long_reader_is_named_by_doctor_and_shrinks_afterwards(
+    make, path, child
+):
+    async def log() -> list[str]:
+        return [finding.text for finding in await store.diagnose() if finding.subject == "log"]
+
+    store = await make()
+    await store.insert("test:a", version="v0")
+    reader = child(READ, path)
+    assert (await reader.line()).startswith("(")
+    assert await log() == []
+    wal = path.with_name("locks.db-wal")
+    number = 0
+    while wal.stat().st_size <= connection.MOST_LOG:
+        assert await store.update("test:a", f"v{number}", f"v{number + 1}", bytes(60_000), flush=False)
+        number += 1
+    [text] = await log()
+    assert str(reader.pid) in text
+    reader.kill()
+    for _ in range(2):
+        assert await store.update("test:a", f"v{number}", f"v{number + 1}", bytes(60_000), flush=False)
+        number += 1
+    assert wal.stat().st_size <= connection.MOST_LOG
+    assert await log() == []
+    assert await store.read("test:a") == (bytes(60_000), f"v{number}")
+
+
 async def test_it_is_named_also_when_the_thread_answers_too_late(make, path, child, monkeypatch):
     """On a busy machine the thread may not run when its request should give up."""
     store = await make(timeout=0.5)

@@ -14,9 +14,9 @@ from subprocess import run
 import pytest
 
 import aiolock
-from aiolock.backends.rows import engine
+from aiolock.backends.rows import engine, observer
 from aiolock.backends.sqlite import connection
-from aiolock.clock import system_clock
+from aiolock.clock import system_clock, wall_clock
 from aiolock.errors import LockLost, UnsafeBackend
 from tests.backends.sqlite.conftest import until
 from tests.faults.staging import in_line, queued
@@ -117,8 +117,100 @@ async def test_after_a_reboot_nobody_is_waited_for(path, child, another_boot):
     async with connect(path) as client:
         assert await client.lock("x").try_acquire() is None
     another_boot()
-    async with connect(path) as client, client.lock("x", timeout=20):
-        pass
+    async with connect(path) as client:
+        lease = await client.lock("x").try_acquire()
+        assert lease is not None
+        await lease.release()
+
+
+async def taken(path: Path) -> bool:
+    """Whether a client that is opened for it, tries once and leaves finds the lock taken, as a cron job does."""
+    async with connect(path) as client:
+        if (lease := await client.lock("x").try_acquire()) is not None:
+            await lease.release()
+        return lease is None
+
+
+async def remaining(path: Path) -> float:
+    async with connect(path) as client:
+        [holder] = (await client.lock("x").inspect()).holders
+        return holder.remaining
+
+
+@pytest.fixture
+def pass_seconds(monkeypatch):
+    """Let seconds pass by the clock of the machine, or by the wall clock; a client that is open notices a step."""
+
+    def let(machine: float = 0.0, wall: float = 0.0) -> None:
+        monkeypatch.setattr(connection, "system_clock", lambda: system_clock() + machine)
+        monkeypatch.setattr(observer, "wall_clock", lambda: wall_clock() + wall)
+
+    return let
+
+
+@pytest.mark.parametrize("how", ["release", "once"])
+async def test_a_reboot_ends_no_kept_time(path, another_boot, pass_seconds, how):
+    ran = []
+    async with connect(path) as client:
+        if how == "release":
+            await (await client.lock("x").acquire()).release(keep=3_600)
+        else:
+            assert not await client.once("x", at_most=3_600, at_least=3_600)(ran_by(ran))()
+            assert ran == ["ran"]
+    assert await taken(path)
+    another_boot()
+    assert 3_500 < await remaining(path) <= 3_600
+    assert await taken(path)
+    # The first try has written the end by the clock of this run of the machine, so the wall clock counts no more.
+    pass_seconds(machine=3_500, wall=100_000)
+    assert await taken(path)
+    pass_seconds(machine=3_700, wall=3_700)
+    if how == "once":
+        async with connect(path) as client:
+            await client.once("x", at_most=3_600, at_least=3_600)(ran_by(ran))()
+        assert ran == ["ran", "ran"]
+    else:
+        assert not await taken(path)
+
+
+def ran_by(ran: list[str]):
+    async def job() -> None:
+        ran.append("ran")
+
+    return job
+
+
+async def test_a_kept_time_that_ended_while_the_machine_was_off_is_over_at_once(
+    path, another_boot, pass_seconds
+):
+    async with connect(path) as client:
+        await (await client.lock("x").acquire()).release(keep=3_600)
+    another_boot()
+    pass_seconds(wall=3_601)
+    assert not await taken(path)
+
+
+async def test_a_wall_clock_that_stands_back_after_a_reboot_adds_no_more_than_the_kept_time(
+    path, another_boot, pass_seconds
+):
+    async with connect(path) as client:
+        await (await client.lock("x").acquire()).release(keep=3_600)
+    another_boot()
+    pass_seconds(wall=-1_000_000)
+    assert await taken(path)
+    pass_seconds(wall=-1_000_000, machine=3_500)
+    assert await taken(path)
+    pass_seconds(wall=-1_000_000, machine=3_700)
+    assert not await taken(path)
+
+
+async def test_a_waiter_follows_a_lock_that_was_kept_before_a_reboot_at_its_end(path, another_boot):
+    async with connect(path) as client:
+        begin = system_clock()
+        await (await client.lock("x").acquire()).release(keep=3.0)
+    another_boot()
+    async with connect(path) as client, client.lock("x", timeout=30):
+        assert system_clock() - begin >= 3.0
 
 
 async def test_the_clock_of_another_time_namespace_is_not_believed(path, child, monkeypatch):
