@@ -43,7 +43,7 @@ from aiolock.core.capabilities import (
     RegisterStore,
     TransactionLocks,
 )
-from aiolock.errors import UnsupportedKind, forgets_arguments
+from aiolock.errors import BackendRefused, BackendUnavailable, UnsupportedKind, forgets_arguments
 from aiolock.types import Family, Finding, LockInfo, Mode
 from aiolock.validation import check_idle
 
@@ -158,7 +158,12 @@ class MySQLBackend(Administration, RegisterStore, TransactionLocks, Confirmation
         def lost(session: MySQLSession) -> None:
             # Sessions that are neither used nor needed may be ended by the server.
             if settings.outages is not None and session.lost and (session.locks or not session.contended):
-                settings.outages.down(self, self.address, "the session ended")
+                why = (
+                    f"the server {session.server} takes no writes any more"
+                    if session.demoted
+                    else "the session ended"
+                )
+                settings.outages.down(self, self.address, why)
             ended(session)
 
         lateness = settings.ttl if self._mode_name != "lease" else 0.0
@@ -169,12 +174,18 @@ class MySQLBackend(Administration, RegisterStore, TransactionLocks, Confirmation
 
     def _check(self, answers: list[Result]) -> ServerFacts:
         """Refuse a server on which locks would not exclude; return the facts that statements depend on."""
+        facts = variables(answers)
+        try:
+            refuse(facts, self._mode_name, self.address)
+        except BackendRefused as error:
+            if error.retryable and self.sessions.facts is not None:
+                # The address led to a server that takes writes, and will again.
+                raise BackendUnavailable(str(error)) from error
+            raise
         if self.settings.outages is not None:
             self.settings.outages.up(self, self.address)
-        facts = variables(answers)
-        refuse(facts, self._mode_name, self.address)
         self.capabilities = capabilities(facts, self._mode_name)
-        _, moves, database, blind = answers[-1].rows[0]
+        _, moves, database, blind, _ = answers[-1].rows[0]
         # What servers have made up for themselves: one on MySQL, the other on newer MariaDBs.
         numbers = [f", @@{name}" for name in ("server_uuid", "server_uid") if name in facts]
         return ServerFacts(

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from aiolock.backends.mysql.errors import INTERRUPTED, Late, code, deadly, translate
+from aiolock.backends.mysql.errors import INTERRUPTED, Late, code, deadly, takes_no_writes, translate
 from aiolock.backends.mysql.protocol import Driver, Result
 from aiolock.backends.mysql.url import Address
 from aiolock.clock import Clock, Deadline
@@ -102,6 +102,10 @@ class MySQLSession:
         """True if a statement on this session may block: it counts among the sessions that do."""
         self.lost = False
         """True if the session ended otherwise than by :meth:`quit`."""
+        self.server = ""
+        """The name of the server's machine: behind one address may be one server after another."""
+        self.demoted = False
+        """True if the session ended because its server takes no writes any more."""
         self.used = 0.0
         """The time of the server's last answer."""
 
@@ -136,7 +140,7 @@ class MySQLSession:
             raise
         except Exception as error:
             raise translate(error, self._address.text) from error
-        self.id = int(answers[-1].rows[0][0])
+        self.id, self.server = int(answers[-1].rows[0][0]), str(answers[-1].rows[0][-1])
         if self.id != driver.thread_id():
             driver.abort()
             raise UnsafeBackend(
@@ -241,7 +245,9 @@ class MySQLSession:
         self._next()
 
     def _failed(self, command: _Command, error: Exception) -> None:
-        fatal = deadly(error)
+        # Connecting again finds the server that has taken over. Locks that live in the session end by their terms.
+        self.demoted = takes_no_writes(error) and not (self.locks and self._lateness)
+        fatal = self.demoted or deadly(error)
         if command.then is not None and not fatal:
             if not command.again or code(error) in INTERRUPTED:
                 # KILL QUERY may hit this one any number of times.
@@ -330,6 +336,11 @@ class MySQLSession:
     def abort(self) -> None:
         """Close at once; the server frees its locks as soon as it notices."""
         self._close(quit_first=False)
+
+    def demote(self) -> None:
+        """Close at once, because the server takes no writes any more."""
+        self.demoted = True
+        self.abort()
 
     def quit(self) -> None:
         """Close in good order."""
