@@ -69,12 +69,15 @@ class MySQLSession:
         timeout: float,
         ended: Callable[[MySQLSession], None],
         lateness: float = 0,
+        greeted: Callable[[str], None] = lambda version: None,
     ) -> None:
+        """Take the functions to call at the end, and with the version of the server, which may refuse it by raising."""
         self._address = address
         self._setup = setup
         self._clock = clock
         self._timeout = timeout
         self._ended = ended
+        self._greeted = greeted
         self._lateness = lateness
         """Seconds for which a session that has locks may be late with an answer before it is closed."""
         self._driver: Driver | None = None
@@ -130,6 +133,8 @@ class MySQLSession:
             async with asyncio.timeout(deadline.left()):
                 driver = await self._address.connect(self._at_end)
                 try:
+                    # Before it is asked what it may not understand.
+                    self._greeted(driver.server_version)
                     answers = await driver.execute(self._setup)
                     if driver.wire.over:
                         raise self._lost()

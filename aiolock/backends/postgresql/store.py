@@ -8,7 +8,8 @@ import hashlib
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, NamedTuple
 
-from aiolock.backends.postgresql.connection import Connections, Driver, Facts
+from aiolock.backends.experimental import UNTRIED
+from aiolock.backends.postgresql.connection import UNTRIED_VERSION, Connections, Driver, Facts
 from aiolock.backends.postgresql.errors import LOCKED, NO_ROOM_TO_NOTIFY, SWAPPED, sqlstate
 from aiolock.backends.postgresql.schema import Statements, ensure
 from aiolock.backends.postgresql.url import Address
@@ -38,7 +39,7 @@ def capabilities(facts: Facts) -> frozenset[str]:
         if facts.standbys.strip():
             # A commit is answered when a standby has it on its disk as well.
             capabilities.add("survives-failover")
-    return frozenset(capabilities)
+    return frozenset(capabilities - UNTRIED if UNTRIED_VERSION in facts.version else capabilities)
 
 
 class PostgreSQLStore(RowStore):

@@ -20,7 +20,6 @@ from tests.backends.mysql.tools import as_root
 from tests.faults.proxy import Proxy
 from tests.faults.staging import PATIENCE, gets_the_lock, until, waiting
 
-
 T = TypeVar("T")
 
 
@@ -107,7 +106,7 @@ async def test_waiters_of_leases_get_their_turn_when_the_setting_is_taken_back(o
         waiter = asyncio.create_task(client.lock("x").acquire(timeout=PATIENCE))
         await waiting(client, 1)
         async with demoted(own):
-            with pytest.raises(BackendUnavailable, match="read.only") as caught:
+            with pytest.raises(BackendUnavailable, match=r"read.only") as caught:
                 await client.lock("y").acquire(timeout=PATIENCE)
             assert caught.value.retryable
             await lease.release()
@@ -180,7 +179,7 @@ async def test_locks_go_on_at_the_server_that_has_taken_over(own, successor, nam
         async with demoted(own):
             # The name still leads to the old server.
             for _ in range(3):
-                with pytest.raises(BackendUnavailable, match="read.only") as caught:
+                with pytest.raises(BackendUnavailable, match=r"read.only") as caught:
                     await client.lock("new").acquire(timeout=PATIENCE)
                 assert caught.value.retryable
             move(name, successor)
@@ -240,7 +239,7 @@ async def test_a_lock_in_a_transaction_follows_to_the_other_server(own, successo
         try:
             await old.begin()
             async with demoted(own):
-                with pytest.raises(BackendUnavailable, match="read.only"):
+                with pytest.raises(BackendUnavailable, match=r"read.only"):
                     await client.lock("x", connection=old).acquire(timeout=PATIENCE)
                 move(name, successor)
                 with pytest.raises(

@@ -24,7 +24,7 @@ DO GET_LOCK({presence}, 0);
 SET SESSION wait_timeout={wait_timeout}, lock_wait_timeout={lock_wait_timeout};
 SHOW GLOBAL VARIABLES WHERE Variable_name IN ('read_only', 'super_read_only', 'innodb_read_only', 'wsrep_on',
   'group_replication_single_primary_mode', 'innodb_flush_log_at_trx_commit', 'innodb_rollback_on_timeout', 'log_bin',
-  'binlog_format', 'performance_schema', 'server_uuid', 'server_uid', 'version');
+  'binlog_format', 'performance_schema', 'server_uuid', 'server_uid', 'version', 'version_comment', 'ob_query_timeout');
 SELECT CONNECTION_ID(), SLEEP(0.0001) = 0 AND SYSDATE(6) > NOW(6),
   IF(@@lower_case_table_names, LOWER(DATABASE()), DATABASE()), @@lower_case_table_names, @@hostname
 

@@ -38,6 +38,11 @@ SELECT version() AS version, pg_is_in_recovery() AS recovering, pg_backend_pid()
   current_setting('fsync') AS fsync, current_setting('full_page_writes') AS full_page_writes,
   current_setting('synchronous_standby_names') AS standbys
 
+-- name: product
+-- A version with the name of another product, or with none, and a relation that only one of them has.
+SELECT CASE WHEN EXISTS (SELECT 1 FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+  WHERE n.nspname = 'sys' AND c.relname = 'iam_pg_role_mappings') THEN 'Aurora DSQL' ELSE pg_catalog.version() END
+
 -- name: process
 SELECT pg_backend_pid()
 
