@@ -72,7 +72,9 @@ def test_a_product_that_hides_its_version_is_known_by_its_comment():
     assert "exclusion" in capabilities({"version": "8.0.46", "version_comment": "MySQL Community"}, "lease")
 
 
-@pytest.mark.parametrize("version", ["8.0.mysql_aurora.3.04.0", "10.11.9-MariaDB-log", "8.0.36-28 Percona Server"])
+@pytest.mark.parametrize(
+    "version", ["8.0.mysql_aurora.3.04.0", "10.11.9-MariaDB-log", "8.0.36-28 Percona Server"]
+)
 def test_relatives_of_mysql_are_used(version):
     facts = {"version": version}
     refuse(facts, "lease", "here")

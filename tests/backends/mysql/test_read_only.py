@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TypeVar
 
 import aiomysql
 import pymysql
@@ -18,9 +17,7 @@ from tests import servers
 from tests.backends.mysql.conftest import ACCOUNT, PASSWORD, Deployment
 from tests.backends.mysql.tools import as_root
 from tests.faults.proxy import Proxy
-from tests.faults.staging import PATIENCE, gets_the_lock, until, waiting
-
-T = TypeVar("T")
+from tests.faults.staging import PATIENCE, gets_the_lock, in_time, until, waiting
 
 
 @pytest.fixture(scope="module")
@@ -147,16 +144,6 @@ def replicate(old: servers.MariaDB, new: servers.MariaDB) -> None:
             if rows := source.fetchall():
                 marks = ", ".join(["%s"] * len(rows[0]))
                 target.executemany(f"REPLACE INTO {table} VALUES ({marks})", rows)
-
-
-async def in_time(work: Callable[[], Awaitable[T]]) -> T:
-    """Do it as soon as it succeeds: an attempt to connect that is under way may have reached the old server."""
-    async with asyncio.timeout(PATIENCE):
-        while True:
-            try:
-                return await work()
-            except BackendUnavailable:
-                await asyncio.sleep(0.01)
 
 
 def move(name: Proxy, server: servers.MariaDB) -> None:
