@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, TypeVar
 
-from aiolock import AcquireTimeout, Client, Lease, Lock
+from aiolock import AcquireTimeout, BackendUnavailable, Client, Lease, Lock
 from aiolock.core.local_queue import QueueState
 from aiolock.errors import LossReason
 from tests.contract.deployments import Deployment
+
+T = TypeVar("T")
 
 PATIENCE = 60.0
 """Seconds after which something that has to happen counts as never."""
@@ -67,6 +69,16 @@ async def gets_the_lock(client: Client, name: str) -> int:
     lease = await client.lock(name).acquire(timeout=PATIENCE)
     await lease.release()
     return lease.token
+
+
+async def in_time(work: Callable[[], Awaitable[T]]) -> T:
+    """Do it as soon as the server can be reached; what the attempt returns."""
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            try:
+                return await work()
+            except BackendUnavailable:
+                await asyncio.sleep(0.01)
 
 
 async def nothing_remains(client: Client, name: str) -> None:

@@ -318,9 +318,7 @@ class Handoff:
             return ""
         tokens = [world.clients[i].token for i in inside]
         equal = " with equal tokens" if len(set(tokens)) < len(tokens) else ""
-        return f"EXCLUSION{equal}: " + " and ".join(
-            self.request(i, world.clients[i].number) for i in inside
-        )
+        return f"EXCLUSION{equal}: " + " and ".join(self.request(i, world.clients[i].number) for i in inside)
 
     # --- the local queue
 
@@ -339,16 +337,21 @@ class Handoff:
 
     def _begin(self, world: World, i: int, grant: Grant) -> None:
         client, now = world.clients[i], self.local(world, i)
-        client.phase, client.known, client.trying, client.renewing, client.asked = HOLDING, True, False, False, False
+        client.phase, client.known, client.trying, client.renewing, client.asked = (
+            HOLDING,
+            True,
+            False,
+            False,
+            False,
+        )
         client.token, client.left, client.until = grant.token, grant.count - 1, grant.until
         self._leave_queue(client)
         # A pushed grant is renewed after a third of its window, which is less than a tick.
         client.due = now if client.until - now < 1 else client.until - TTL * 2 / 3
         primary = world.servers[world.primary]
         assert primary is not None
-        client.foreign = (
-            grant.server == client.home != world.primary
-            and view(primary).owner != self.request(i, client.number)
+        client.foreign = grant.server == client.home != world.primary and view(primary).owner != self.request(
+            i, client.number
         )
 
     def _hand_over(self, world: World, i: int) -> None:
@@ -436,7 +439,13 @@ class Handoff:
 
     def _forget(self, client: Client) -> None:
         client.state, client.phase, client.doubts, client.ticket = NEW, IDLE, 0, -1
-        client.inbox, client.woken, client.queued, client.lost, client.trying = None, False, False, False, False
+        client.inbox, client.woken, client.queued, client.lost, client.trying = (
+            None,
+            False,
+            False,
+            False,
+            False,
+        )
         client.until, client.due, client.renewing, client.asked, client.foreign = 0, 0, False, False, False
         self._leave_queue(client)
 
@@ -504,7 +513,9 @@ class Handoff:
         client.doubts -= 1
         client.pair = (answer[3 if answer[0] else 2], command.sent, now)
         if answer[0]:
-            return self._granted(world, i, Grant(*answer[1:3], self._until(world, i, command.sent), client.home))
+            return self._granted(
+                world, i, Grant(*answer[1:3], self._until(world, i, command.sent), client.home)
+            )
         lost, client.lost = client.lost, False
         if client.trying:
             self._forget(client)
@@ -513,7 +524,13 @@ class Handoff:
             # Pushed while the answer was on its way.
             self._request(world, i)
             return ""
-        client.state, client.ticket, client.queued, client.phase, client.known = QUEUED, answer[1], True, WAITING, True
+        client.state, client.ticket, client.queued, client.phase, client.known = (
+            QUEUED,
+            answer[1],
+            True,
+            WAITING,
+            True,
+        )
         if not client.waits:
             client.waits, client.beat = True, self._next_beat(world, i)
         client.check = now + answer[3] / 1_000_000
@@ -598,7 +615,9 @@ class Handoff:
         if client.state == HELD and client.inbox is None:
             client.asked = True
         if client.phase == HOLDING and not client.asked:
-            raise Broken(f"UNHEARD: the client of {self.request(i, client.number)} was asked to release, and its task is not told")
+            raise Broken(
+                f"UNHEARD: the client of {self.request(i, client.number)} was asked to release, and its task is not told"
+            )
 
     def _read(self, world: World, i: int) -> str:
         client, now = world.clients[i], self.local(world, i)
@@ -904,7 +923,9 @@ class Handoff:
                 while self.grain >= 2 and client.answers and not client.slow & ANSWERS:
                     self._hear(world, i)
                     moved = True
-                while self.grain == 3 and client.messages and not client.slow & MESSAGES and not client.answers:
+                while (
+                    self.grain == 3 and client.messages and not client.slow & MESSAGES and not client.answers
+                ):
                     self._read(world, i)
                     moved = True
 
@@ -914,7 +935,11 @@ class Handoff:
         for i, client in enumerate(world.clients):
             name = NAMES[i]
             if client.sent and client.life != DEAD:
-                yield f"the server executes {client.sent[0].name} of {name}", lambda w, i=i: self._serve(w, i), ""
+                yield (
+                    f"the server executes {client.sent[0].name} of {name}",
+                    lambda w, i=i: self._serve(w, i),
+                    "",
+                )
             if client.life == STOPPED:
                 yield f"{name} resumes", lambda w, i=i: self._resume(w, i), ""
             if client.life != RUNNING:
@@ -965,7 +990,11 @@ class Handoff:
         if client.phase in (REQUESTING, WAITING):
             yield f"{name} cancels", lambda w: self._cancel(w, i), "cancel"
         if client.phase == HOLDING and client.until > self.local(world, i):
-            yield f"{name} releases, and keeps the lock for a tick", lambda w: self._end(w, i, keep=1000), "keep"
+            yield (
+                f"{name} releases, and keeps the lock for a tick",
+                lambda w: self._end(w, i, keep=1000),
+                "keep",
+            )
         for bit, what in CHANNELS.items():
             if not client.slow & 7 and bit <= 2 ** (self.grain - 1):
                 yield f"{what} of {name} become slow", lambda w, bit=bit: self._slow(w, i, bit), "slow"
@@ -989,27 +1018,50 @@ class Handoff:
                     "subscription",
                 )
         elif self.servers > 1:
-            yield f"{name} subscribes at the other server", lambda w: self._subscribe(w, i, 1 - w.primary), "astray"
+            yield (
+                f"{name} subscribes at the other server",
+                lambda w: self._subscribe(w, i, 1 - w.primary),
+                "astray",
+            )
         if client.phase != IDLE or client.leaving:
             for noticed, how in ((False, ""), (True, ", as the server notices")):
-                yield f"{name} dies{how}", lambda w, noticed=noticed: self._die(w, i, noticed=noticed), "crash"
+                yield (
+                    f"{name} dies{how}",
+                    lambda w, noticed=noticed: self._die(w, i, noticed=noticed),
+                    "crash",
+                )
             yield f"{name} is stopped", lambda w: self._stop(w, i), "stop"
 
     def _server_faults(self, world: World, budget: dict[str, int]) -> Iterator[Move]:
         data = world.servers[world.primary]
         assert data is not None
         if view(data).owner:
-            force, ask = (Command(name, 0, 0, 0, (text,)) for name, text in (("force", 0), ("request_release", "please")))
+            force, ask = (
+                Command(name, 0, 0, 0, (text,))
+                for name, text in (("force", 0), ("request_release", "please"))
+            )
             yield "force_release", lambda w: self._execute(w, 0, w.primary, force) and None, "force"
             yield "request_release", lambda w: self._execute(w, 0, w.primary, ask) and None, "ask"
-        yield f"the clock is set back by {STEP_BACK} ticks", lambda w: setattr(w, "offset", -STEP_BACK), "back"
+        yield (
+            f"the clock is set back by {STEP_BACK} ticks",
+            lambda w: setattr(w, "offset", -STEP_BACK),
+            "back",
+        )
         if budget["restart"] == 2:
             yield "the server saves its data", lambda w: setattr(w, "saved", w.servers[0]), "restart"
         else:
             yield "the server restarts with the data that were saved", self._restart, "restart"
         if world.primary == 0:
-            yield "the replica is promoted, and the primary is its replica", lambda w: self._promote(w, split=False), "switch"
-            yield "the replica is promoted, and the primary goes on", lambda w: self._promote(w, split=True), "split"
+            yield (
+                "the replica is promoted, and the primary is its replica",
+                lambda w: self._promote(w, split=False),
+                "switch",
+            )
+            yield (
+                "the replica is promoted, and the primary goes on",
+                lambda w: self._promote(w, split=True),
+                "split",
+            )
         elif world.servers[0] is not None:
             yield "the earlier primary becomes a replica", self._heal, ""
 

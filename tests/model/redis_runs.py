@@ -129,7 +129,11 @@ REMOVALS = (
         "asking again for one's own grant gives it a full ttl",
         "TAKEN",
         scripts=(
-            ("enter", "    redis.call('HSET', KEYS[1], 'until', now + ARGV[2] * 1000, 'provisional', 0)\n", ""),
+            (
+                "enter",
+                "    redis.call('HSET', KEYS[1], 'until', now + ARGV[2] * 1000, 'provisional', 0)\n",
+                "",
+            ),
         ),
         faults={"lose": 1, "stop": 1},
         ticks=8,
@@ -139,7 +143,11 @@ REMOVALS = (
         "heartbeat reports that a position is gone, so that a lost message is made up for",
         "STUCK",
         scripts=(
-            ("heartbeat", "if broken or handed or tonumber(counted or 0) < tonumber(ARGV[4 + i]) then", "if broken then"),
+            (
+                "heartbeat",
+                "if broken or handed or tonumber(counted or 0) < tonumber(ARGV[4 + i]) then",
+                "if broken then",
+            ),
         ),
         faults={"lose": 1},
         fair=1,
@@ -358,7 +366,9 @@ DESIGN = (
     design("tries beside waits, slow", TWICE, tries=True, faults={"slow": 1}, ticks=4),
     design("restart with old data", TWICE, fair=0, faults={"restart": 2}, ticks=5),
     design("a subscription ends, cut, slow", faults={"subscription": 1, "cut": 1, "slow": 1}, ticks=5),
-    design("everything is late: cut, cancel, slow", grain=2, faults={"cut": 1, "cancel": 1, "slow": 1}, ticks=4),
+    design(
+        "everything is late: cut, cancel, slow", grain=2, faults={"cut": 1, "cancel": 1, "slow": 1}, ticks=4
+    ),
     design("subscribed at a replica", THREE, feeds=(0, 1, 0), ticks=4),
     design("failover, three clients", THREE, faults={"switch": 1}, ticks=4),
     design("failover, slow", faults={"switch": 1, "slow": 1}),
@@ -370,7 +380,11 @@ DESIGN = (
     design("failover, the primary goes on, astray", faults={"split": 1, "subscription": 1, "astray": 1}),
     design("failover without INFO, astray", info=False, faults={"switch": 1, "subscription": 1, "astray": 1}),
     design("the primary goes on, without INFO", THREE, info=False, faults={"split": 1}, ticks=4),
-    design("the primary goes on, without INFO, astray", info=False, faults={"split": 1, "subscription": 1, "astray": 1}),
+    design(
+        "the primary goes on, without INFO, astray",
+        info=False,
+        faults={"split": 1, "subscription": 1, "astray": 1},
+    ),
     design("subscribers are not counted", counts=False, faults={"switch": 1, "lose": 1}),
     design("subscribers are not counted, at a replica", THREE, counts=False, feeds=(0, 1, 0), ticks=4),
     design("the primary goes on, not counted", THREE, counts=False, faults={"split": 1}, ticks=4),

@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
-import warnings
 from typing import Any
 
+from aiolock.backends.experimental import UNTRIED, warn_experimental
 from aiolock.backends.mongodb.diagnosis import diagnose
 from aiolock.backends.mongodb.store import MongoDBStore
 from aiolock.backends.mongodb.url import parameters
 from aiolock.backends.rows.backend import RowBackend
-from aiolock.errors import ExperimentalWarning, UnsafeBackend, forgets_arguments
+from aiolock.errors import UnsafeBackend, forgets_arguments
 from aiolock.types import Finding
 
 __all__ = ["MongoDBBackend"]
-
-UNTRIED = frozenset({"exclusion", "survives-failover"})
-"""Capabilities that are promised when this has run on a MongoDB."""
-
-
-def _level_of_caller() -> int:
-    """Return the ``stacklevel`` by which a warning of the calling function names the first caller outside of this library."""
-    frame, level = inspect.currentframe(), 0
-    while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "aiolock":
-        frame, level = frame.f_back, level + 1
-    return level
 
 
 class MongoDBBackend(RowBackend):
@@ -56,10 +44,8 @@ class MongoDBBackend(RowBackend):
             url, {"collection": collection, "tls": tls, "tls_ca": tls_ca, "tls_cert": tls_cert}
         )
         self.address = self._members.text
-        warnings.warn(
-            "locks on MongoDB are experimental: they were tested with a stand-in, and never with a MongoDB",
-            ExperimentalWarning,
-            stacklevel=_level_of_caller(),
+        warn_experimental(
+            "locks on MongoDB are experimental: they were tested with a stand-in, and never with a MongoDB"
         )
 
     def make_store(self) -> MongoDBStore:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from aiolock.backends.callers import Callers
+from aiolock.backends.experimental import warn_experimental
 from aiolock.backends.mysql import schema
 from aiolock.backends.mysql.caller import confirm
 from aiolock.backends.mysql.connection import MySQLSession
@@ -18,8 +19,10 @@ from aiolock.backends.mysql.diagnosis import (
     capabilities,
     cluster,
     diagnose,
+    experimental,
     processlist,
     refuse,
+    refuse_product,
     variables,
 )
 from aiolock.backends.mysql.lease_mode import LeaseMode
@@ -43,7 +46,7 @@ from aiolock.core.capabilities import (
     RegisterStore,
     TransactionLocks,
 )
-from aiolock.errors import UnsupportedKind, forgets_arguments
+from aiolock.errors import BackendRefused, BackendUnavailable, UnsupportedKind, forgets_arguments
 from aiolock.types import Family, Finding, LockInfo, Mode
 from aiolock.validation import check_idle
 
@@ -106,6 +109,8 @@ class MySQLBackend(Administration, RegisterStore, TransactionLocks, Confirmation
         self.shows_tokens = self.keeps_values = self._mode_name == "lease"
         self._table = given.get("table", "aiolock")
         self._opened = False
+        self._experimental = ""
+        """The product, if locks are experimental there."""
         self.callers = Callers()
         """Connections of callers on which a statement of this client is under way."""
 
@@ -158,23 +163,43 @@ class MySQLBackend(Administration, RegisterStore, TransactionLocks, Confirmation
         def lost(session: MySQLSession) -> None:
             # Sessions that are neither used nor needed may be ended by the server.
             if settings.outages is not None and session.lost and (session.locks or not session.contended):
-                settings.outages.down(self, self.address, "the session ended")
+                why = (
+                    f"the server {session.server} takes no writes any more"
+                    if session.demoted
+                    else "the session ended"
+                )
+                settings.outages.down(self, self.address, why)
             ended(session)
 
         lateness = settings.ttl if self._mode_name != "lease" else 0.0
         setup = f"{statements('settings')}; {setup}"
-        session = MySQLSession(self._address, setup, settings.clock, settings.command_timeout, lost, lateness)
+        session = MySQLSession(
+            self._address,
+            setup,
+            settings.clock,
+            settings.command_timeout,
+            lost,
+            lateness,
+            lambda version: refuse_product(version, self.address),
+        )
         session.silence = silence
         return session
 
     def _check(self, answers: list[Result]) -> ServerFacts:
         """Refuse a server on which locks would not exclude; return the facts that statements depend on."""
+        facts = variables(answers)
+        try:
+            refuse(facts, self._mode_name, self.address)
+        except BackendRefused as error:
+            if error.retryable and self.sessions.facts is not None:
+                # The address led to a server that takes writes, and will again.
+                raise BackendUnavailable(str(error)) from error
+            raise
         if self.settings.outages is not None:
             self.settings.outages.up(self, self.address)
-        facts = variables(answers)
-        refuse(facts, self._mode_name, self.address)
         self.capabilities = capabilities(facts, self._mode_name)
-        _, moves, database, blind = answers[-1].rows[0]
+        self._experimental = experimental(facts)
+        _, moves, database, blind, _ = answers[-1].rows[0]
         # What servers have made up for themselves: one on MySQL, the other on newer MariaDBs.
         numbers = [f", @@{name}" for name in ("server_uuid", "server_uid") if name in facts]
         return ServerFacts(
@@ -202,6 +227,10 @@ class MySQLBackend(Administration, RegisterStore, TransactionLocks, Confirmation
         self.callers.closed = False
         self._opened = True
         await self.sessions.main()
+        if self._experimental:
+            warn_experimental(
+                f"locks on {self._experimental} are experimental: they were never run on it, and do not promise exclusion"
+            )
         if self._mode_name != "session":
             await schema.ensure(self._context, create=self._schema == "auto")
         self.sessions.tasks.spawn(self._keep_alive(), "aiolock-mysql-keep-alive")

@@ -56,19 +56,29 @@ def check_connection(connection: object) -> None:
         )
 
 
-async def ask_identity(context: Context, statement: str, **values: str) -> list[Sequence[tuple[Any, ...]]]:
-    """Send a packet on the main session whose last answer is the identity of the client's server; return its rows.
+async def ask_identity(
+    context: Context, statement: str, **values: str
+) -> tuple[ServerIdentity, list[Sequence[tuple[Any, ...]]]]:
+    """Send a packet on the main session whose last answer is about the client's server; return who that is, and the other rows.
 
+    Nothing is written on the main session, so it asks whether its server still takes writes; if not, it connects again.
     Cancelling it is cancelling :meth:`Context.execute`.
     """
-    packet = context.statements(statement, server=context.facts.server, **values)
-    try:
-        return [answer.rows for answer in await context.execute(packet)]
-    except BackendRefused as error:
-        if code(error.__cause__) not in NO_SUCH_VARIABLE:
-            raise
-        again = f"{context.address}: this is another server than before: try again"
-        raise BackendUnavailable(again) from error
+    for _ in range(2):
+        packet = context.statements(statement, server=context.facts.server, **values)
+        try:
+            *found, last = await context.execute(packet)
+        except BackendRefused as error:
+            if code(error.__cause__) not in NO_SUCH_VARIABLE:
+                raise
+            again = f"{context.address}: this is another server than before: try again"
+            raise BackendUnavailable(again) from error
+        [(identity, name, writable)] = last.rows
+        if int(writable):
+            return ServerIdentity(str(identity), str(name)), [answer.rows for answer in found]
+        if (session := context.sessions.main_now) is not None:
+            session.demote()
+    raise BackendUnavailable(f"{context.address}: the server {name} takes no writes any more")
 
 
 class MySQLConnection(CallerConnection):
@@ -208,11 +218,9 @@ async def confirm(context: Context, callers: Callers, claim: RowClaim, connectio
         )
     deadline = Deadline.after(context.timeout, context.clock)
     caller = MySQLConnection(context, callers, connection)
-    [[where]] = await context.within(ask_identity(context, "server_address"))
+    there, _ = await context.within(ask_identity(context, "server_address"))
     try:
-        return await caller.within(
-            deadline.left(), _confirm(context, caller, claim, ServerIdentity(*map(str, where)))
-        )
+        return await caller.within(deadline.left(), _confirm(context, caller, claim, there))
     except TimeoutError as error:
         raise BackendUnavailable(f"{context.address}: no answer within {context.timeout:g} s") from error
 

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from aiolock.backends.mysql.errors import INTERRUPTED, Late, code, deadly, translate
+from aiolock.backends.mysql.errors import INTERRUPTED, Late, code, deadly, takes_no_writes, translate
 from aiolock.backends.mysql.protocol import Driver, Result
 from aiolock.backends.mysql.url import Address
 from aiolock.clock import Clock, Deadline
@@ -69,12 +69,15 @@ class MySQLSession:
         timeout: float,
         ended: Callable[[MySQLSession], None],
         lateness: float = 0,
+        greeted: Callable[[str], None] = lambda version: None,
     ) -> None:
+        """Take the functions to call at the end, and with the version of the server, which may refuse it by raising."""
         self._address = address
         self._setup = setup
         self._clock = clock
         self._timeout = timeout
         self._ended = ended
+        self._greeted = greeted
         self._lateness = lateness
         """Seconds for which a session that has locks may be late with an answer before it is closed."""
         self._driver: Driver | None = None
@@ -102,6 +105,10 @@ class MySQLSession:
         """True if a statement on this session may block: it counts among the sessions that do."""
         self.lost = False
         """True if the session ended otherwise than by :meth:`quit`."""
+        self.server = ""
+        """The name of the server's machine: behind one address may be one server after another."""
+        self.demoted = False
+        """True if the session ended because its server takes no writes any more."""
         self.used = 0.0
         """The time of the server's last answer."""
 
@@ -126,6 +133,8 @@ class MySQLSession:
             async with asyncio.timeout(deadline.left()):
                 driver = await self._address.connect(self._at_end)
                 try:
+                    # Before it is asked what it may not understand.
+                    self._greeted(driver.server_version)
                     answers = await driver.execute(self._setup)
                     if driver.wire.over:
                         raise self._lost()
@@ -136,7 +145,7 @@ class MySQLSession:
             raise
         except Exception as error:
             raise translate(error, self._address.text) from error
-        self.id = int(answers[-1].rows[0][0])
+        self.id, self.server = int(answers[-1].rows[0][0]), str(answers[-1].rows[0][-1])
         if self.id != driver.thread_id():
             driver.abort()
             raise UnsafeBackend(
@@ -241,7 +250,9 @@ class MySQLSession:
         self._next()
 
     def _failed(self, command: _Command, error: Exception) -> None:
-        fatal = deadly(error)
+        # Connecting again finds the server that has taken over. Locks that live in the session end by their terms.
+        self.demoted = takes_no_writes(error) and not (self.locks and self._lateness)
+        fatal = self.demoted or deadly(error)
         if command.then is not None and not fatal:
             if not command.again or code(error) in INTERRUPTED:
                 # KILL QUERY may hit this one any number of times.
@@ -330,6 +341,11 @@ class MySQLSession:
     def abort(self) -> None:
         """Close at once; the server frees its locks as soon as it notices."""
         self._close(quit_first=False)
+
+    def demote(self) -> None:
+        """Close at once, because the server takes no writes any more."""
+        self.demoted = True
+        self.abort()
 
     def quit(self) -> None:
         """Close in good order."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from aiolock.backends.diagnosis import encryption, failure, note, numbers, ok, round_trip, warning
+from aiolock.backends.experimental import UNTRIED
 from aiolock.backends.mysql.context import Statements, quote
 from aiolock.backends.mysql.errors import translate
 from aiolock.backends.mysql.protocol import Driver, Result
@@ -15,12 +16,30 @@ from aiolock.core.backend import Settings
 from aiolock.errors import BackendRefused, LockError, UnsafeBackend, shorten
 from aiolock.types import Finding
 
-__all__ = ["GALERA", "capabilities", "cluster", "diagnose", "findings", "processlist", "refuse", "variables"]
+__all__ = [
+    "GALERA",
+    "capabilities",
+    "cluster",
+    "diagnose",
+    "experimental",
+    "findings",
+    "processlist",
+    "refuse",
+    "refuse_product",
+    "variables",
+]
 
 GALERA = "Galera"
 
+REFUSED = ("Vitess", "PlanetScale", "OceanBase")
+"""Servers that speak MySQL's protocol and keep user locks, sessions or row locks in another way."""
+UNTRIED_PRODUCTS = ("TiDB",)
+"""Servers of which it is not known whether all that locks rely on is as on MySQL."""
+
 SETTINGS = [
     "version",
+    "version_comment",
+    "ob_query_timeout",
     "read_only",
     "super_read_only",
     "innodb_flush_log_at_trx_commit",
@@ -65,6 +84,43 @@ USUAL = {
 FEW = 50
 """Connections below which clients that wait for many locks may run out of them."""
 
+# --- products
+# Named by their version as the greeting of the server and its variables have it, either of which an administrator may have
+# set to another product's.
+
+
+def _product(names: Iterable[str], *texts: str) -> str:
+    """Return the one of the ``names`` that a text contains, or an empty string."""
+    text = " ".join(texts).lower()
+    return next((name for name in names if name.lower() in text), "")
+
+
+def refuse_product(greeting: str, address: str) -> None:
+    """Raise :class:`BackendRefused` for the version of a server that is only spoken to as a MySQL."""
+    if product := _product(REFUSED, greeting):
+        raise BackendRefused(f"{address}: {_stranger(product)}: {ADVICE}")
+
+
+ADVICE = "connect to a MySQL or MariaDB"
+
+
+def _stranger(product: str) -> str:
+    return (
+        f"this is {product}, which speaks MySQL's protocol, and whose sessions, user locks and rows are not those that locks "
+        "here rely on"
+    )
+
+
+def _facts_of_product(facts: Mapping[str, str]) -> tuple[str, ...]:
+    ocean = "OceanBase" if "ob_query_timeout" in facts else ""
+    return facts.get("version", ""), facts.get("version_comment", ""), ocean
+
+
+def experimental(facts: Mapping[str, str]) -> str:
+    """Return the name of a server on which locks were never run, or an empty string."""
+    return _product(UNTRIED_PRODUCTS, *_facts_of_product(facts))
+
+
 # --- capabilities
 
 
@@ -79,7 +135,8 @@ def _on(facts: Mapping[str, str], name: str, default: str = "OFF") -> bool:
 
 
 def refuse(facts: Mapping[str, str], mode: str, address: str) -> None:
-    """Raise :class:`BackendRefused` on a replica, and :class:`UnsafeBackend` where locks of this mode do not exclude."""
+    """Raise :class:`BackendRefused` on a replica and another product, :class:`UnsafeBackend` where locks of this mode do not exclude."""
+    refuse_product(" ".join(_facts_of_product(facts)), address)
     for name in ("read_only", "super_read_only", "innodb_read_only"):
         if _on(facts, name):
             raise BackendRefused(
@@ -125,7 +182,7 @@ def capabilities(facts: Mapping[str, str], mode: str) -> frozenset[str]:
         found |= {"fencing", "keep"}
         if facts.get("innodb_flush_log_at_trx_commit") == "1":
             found.add("survives-restart")
-    return frozenset(found)
+    return frozenset(found - UNTRIED if experimental(facts) else found)
 
 
 def processlist(facts: Mapping[str, str]) -> str:
@@ -152,6 +209,9 @@ async def diagnose(address: Address, statements: Statements, settings: Settings,
         async with asyncio.timeout(settings.command_timeout):
             driver = await address.connect(lambda: None)
             try:
+                if stranger := _product(REFUSED, driver.server_version):
+                    # It may not understand what is asked next.
+                    return [failure("version", _stranger(stranger), ADVICE)]
                 await driver.execute(statements("settings"))
                 names = ", ".join(map(quote, SETTINGS))
                 sent = settings.clock()
@@ -185,7 +245,16 @@ def _server(facts: Mapping[str, str]) -> Iterator[Finding]:
     text = facts.get("version")
     product = "MariaDB" if "MariaDB" in (text or "") else "MySQL"
     least = ".".join(map(str, OLDEST[product]))
-    if text is None:
+    if stranger := _product(REFUSED, *_facts_of_product(facts)):
+        yield failure("version", _stranger(stranger), ADVICE)
+    elif untried := experimental(facts):
+        yield warning(
+            "version",
+            f"this is {untried} {text}, on which locks are experimental: they were never run on it, and clients do not "
+            "promise exclusion",
+            ADVICE,
+        )
+    elif text is None:
         yield note("version", "the server does not say which version it is")
     elif numbers(text)[:2] < OLDEST[product]:
         old = f"{product} {text} is older than {least}, and lacks statements that locks need"

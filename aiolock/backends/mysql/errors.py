@@ -5,6 +5,7 @@ By number, because texts differ between versions, languages and MySQL and MariaD
 from __future__ import annotations
 
 import asyncio
+import re
 
 import pymysql.err
 
@@ -21,7 +22,6 @@ __all__ = [
     "NO_SUCH_TABLE",
     "NO_SUCH_VARIABLE",
     "OUTDATED",
-    "READ_ONLY",
     "XA_ENDED",
     "Late",
     "Outdated",
@@ -29,6 +29,7 @@ __all__ = [
     "deadly",
     "hit",
     "locked",
+    "takes_no_writes",
     "translate",
 ]
 
@@ -47,7 +48,12 @@ NO_CONNECTION = {1040, 1041} | ACCOUNT_LIMIT
 """The account, or the server, has as many connections as it may have."""
 NOT_NOW = {1205, 3572}
 """A row lock that is not to be had now."""
-READ_ONLY = {1290, 1836}
+READ_ONLY = {1836, 1874}
+OPTION_FORBIDS = {1290}
+"""An option of the server forbids the statement: the text names it, in every language."""
+READ_ONLY_OPTION = re.compile(r"read[-_]only", re.IGNORECASE)
+NODE_NOT_READY = {1047}
+"""On Galera, if the text has its name: this node is outside of the primary component."""
 READ_ONLY_TRANSACTION = {1792}
 NO_SUCH_SAVEPOINT = {1305}
 XA_ENDED = {1399}
@@ -87,6 +93,14 @@ def deadly(error: Exception) -> bool:
     return number in ENDING or not number or 2000 <= number < 3000
 
 
+def takes_no_writes(error: BaseException | None) -> bool:
+    """Return whether the driver's error says that the server, a demoted one perhaps, executes no statement that writes."""
+    number = code(error)
+    if number in OPTION_FORBIDS:
+        return READ_ONLY_OPTION.search(str(error)) is not None
+    return number in READ_ONLY or (number in NODE_NOT_READY and "WSREP" in str(error))
+
+
 def hit(error: BaseException) -> bool:
     """Return whether a translated error means that the statement was ended, and nothing else is known to be wrong."""
     return code(error.__cause__) in INTERRUPTED
@@ -105,9 +119,9 @@ def translate(error: Exception, address: str) -> LockError:
         return DeadlockDetected([address])
     if number in OUTDATED:
         return Outdated([address])
-    if number in READ_ONLY:
-        # It may be promoted, or the setting be taken back.
-        return BackendRefused(f"{text}; locks need a server that takes writes", retryable=True)
+    if takes_no_writes(error):
+        # It may be promoted, the setting be taken back, or the name come to mean another server.
+        return BackendUnavailable(f"{text}; locks need a server that takes writes")
     if number in READ_ONLY_TRANSACTION:
         return BackendRefused(
             f"{text}; the transaction is READ ONLY, and cannot lock a row: begin one that may write"

@@ -86,7 +86,9 @@ class LeaseMode:
         return SharedClaim(self.sharing, request)
 
     def ended(self, session: MySQLSession) -> None:
-        """Verify holds and positions at the end of a session: rows live on."""
+        """Verify holds and positions at the end of a session: rows live on. All sessions of a demoted server end together."""
+        if session.demoted:
+            self._context.sessions.abort_all()
         if session.locks or not session.contended:
             self._context.events.put(Event(EventKind.DOUBT))
             self.sharing.listener.doubt_all()

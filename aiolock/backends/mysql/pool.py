@@ -270,6 +270,11 @@ class Sessions:
             self._idle.remove(session)
         self._ended(session)
 
+    def abort_all(self) -> None:
+        """Close all sessions at once, because the address has come to mean another server."""
+        for session in list(self._all):
+            session.abort()
+
     async def aclose(self) -> None:
         """Close all sessions and end every task."""
         sessions = list(self._all)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from aiolock.backends.mysql.connection import MySQLSession
 from aiolock.backends.mysql.context import Context, hexed, quote
-from aiolock.backends.mysql.errors import ACCOUNT_LIMIT, NO_CONNECTION, NOT_NOW, READ_ONLY, code
+from aiolock.backends.mysql.errors import ACCOUNT_LIMIT, NO_CONNECTION, NOT_NOW, code, takes_no_writes
 from aiolock.backends.mysql.protocol import Result
 from aiolock.backends.mysql.queue import Blocking, Position, in_queue, left
 from aiolock.backends.mysql.session_mode import HoldingClaim, HoldingMode, demoted
 from aiolock.core.backend import Claim, Grant, Request
-from aiolock.errors import BackendRefused, BackendUnavailable, UnsupportedKind
+from aiolock.errors import BackendUnavailable, UnsupportedKind
 from aiolock.types import Family, LockInfo
 
 __all__ = ["RowMode", "RowModeClaim", "make_row"]
@@ -84,8 +84,8 @@ class RowModeClaim(HoldingClaim):
     async def _attempt(self, *, wait: bool) -> Grant | None:
         try:
             return await super()._attempt(wait=wait)
-        except BackendRefused as error:
-            if code(error.__cause__) not in READ_ONLY:
+        except BackendUnavailable as error:
+            if not takes_no_writes(error.__cause__):
                 raise
             raise demoted(self._context) from error
 

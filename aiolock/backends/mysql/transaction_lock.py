@@ -127,10 +127,10 @@ class CallerRowLock(ConnectionLock):
     async def _prepare(self) -> None:
         """Make the row if it is missing, and find out which server has it."""
         # Asked each time: FOR UPDATE on a missing row may lock its place, and then it cannot be made.
-        [found], [where] = await ask_identity(self._context, "caller_row", id=quote(self._key))
+        there, [[found]] = await ask_identity(self._context, "caller_row", id=quote(self._key))
         if not found[0]:
             await make_row(self._context, self._request, self._key)
-        self._there = ServerIdentity(*map(str, where))
+        self._there = there
 
     async def _lock(self, caller: MySQLConnection, mark: str) -> RowAnswer:
         """Check the connection, and lock; run by a task of the client."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from aiolock.backends.callers import Callers
+from aiolock.backends.experimental import warn_experimental
 from aiolock.backends.postgresql.confirmation import confirm
 from aiolock.backends.postgresql.diagnosis import diagnose
 from aiolock.backends.postgresql.schema import Statements
@@ -85,6 +86,10 @@ class PostgreSQLBackend(RowBackend, TransactionLocks, Confirmation[RowClaim]):
         """Open the store."""
         self._callers.closed = False
         await super().open()
+        if "exclusion" not in self.capabilities:
+            warn_experimental(
+                "locks on YugabyteDB are experimental: they were never run on it, and do not promise exclusion"
+            )
 
     async def aclose(self) -> None:
         """Give callers their connections back, and end sessions, tasks and the store."""

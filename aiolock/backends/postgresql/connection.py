@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import asyncpg
 
 from aiolock.backends.diagnosis import numbers
-from aiolock.backends.postgresql.errors import SWAPPED, TEMPORARY, sqlstate, translate
+from aiolock.backends.postgresql.errors import READ_ONLY, SWAPPED, TEMPORARY, sqlstate, translate
 from aiolock.backends.postgresql.replication import Replication
 from aiolock.backends.postgresql.schema import Statements
 from aiolock.backends.postgresql.url import Address
@@ -27,7 +27,22 @@ from aiolock.core.backend import Settings
 from aiolock.core.tasks import Backoff, TaskSet, end
 from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, LockError, UnsafeBackend, copy_of
 
-__all__ = ["OLDEST", "Connections", "Driver", "Facts", "Pipeline", "doubts_commit", "login", "swaps_sessions"]
+__all__ = [
+    "OLDEST",
+    "UNTRIED_VERSION",
+    "Connections",
+    "Driver",
+    "Facts",
+    "Pipeline",
+    "doubts_commit",
+    "login",
+    "swaps_sessions",
+]
+
+REFUSED = ("CockroachDB", "Aurora DSQL")
+"""Servers that speak PostgreSQL's protocol and lack something that locks rely on."""
+UNTRIED_VERSION = "-YB-"
+"""A part of the version of YugabyteDB, of which it is not known whether all that locks rely on is as on PostgreSQL."""
 
 OLDEST = 15
 """The oldest version that is tested; older ones are refused."""
@@ -91,7 +106,13 @@ async def login(address: Address, statements: Statements, settings: Settings) ->
             )
             try:
                 wait = max(1, round(settings.command_timeout * 1000))
-                await driver.execute(statements("settings").replace("{lock_timeout}", str(wait)))
+                try:
+                    await driver.execute(statements("settings").replace("{lock_timeout}", str(wait)))
+                except asyncpg.PostgresError:
+                    # Another product may have other settings: its name says more.
+                    await refuse_product(driver, statements, address.text)
+                    raise
+                await refuse_product(driver, statements, address.text)
                 if driver.get_server_version().major >= 17:  # noqa: PLR2004 - the version that brought it
                     await driver.execute(statements("settings_17"))
                 found = await driver.fetchrow(statements("facts"))
@@ -109,6 +130,8 @@ async def login(address: Address, statements: Statements, settings: Settings) ->
             except BaseException:
                 driver.terminate()
                 raise
+    except LockError:
+        raise
     except Exception as error:
         raise translate(error, address.text) from error
     return driver, facts
@@ -126,6 +149,23 @@ async def _timeline(driver: Driver, statements: Statements, facts: Facts) -> str
         if driver.is_closed() or sqlstate(error).startswith(TEMPORARY):
             raise
         return facts.run
+
+
+async def refuse_product(driver: Driver, statements: Statements, address: str) -> None:
+    """Raise :class:`BackendRefused` for a server that is only spoken to as a PostgreSQL; do nothing if it cannot be asked.
+
+    Cancelling it is cancelling :func:`login`.
+    """
+    try:
+        product = str(await driver.fetchval(statements("product")))
+    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
+        return
+    for name in REFUSED:
+        if name in product:
+            raise BackendRefused(
+                f"{address}: this is {name}, which speaks PostgreSQL's protocol, and whose sessions, notifications and rows "
+                "are not those that locks here rely on: connect to a PostgreSQL"
+            )
 
 
 def refuse(facts: Facts, address: str) -> None:
@@ -294,7 +334,9 @@ class Pipeline:
             translated = translate(error, self._address)
             translated.__cause__ = error
             dead = self.driver.is_closed() or not isinstance(error, asyncpg.PostgresError)
-            self._failed(translated, dead=dead or isinstance(translated, UnsafeBackend))
+            # Where the server takes no writes any more, connecting again finds the one that has taken over.
+            dead = dead or sqlstate(error) == READ_ONLY or isinstance(translated, UnsafeBackend)
+            self._failed(translated, dead=dead)
         else:
             self._current = []
             start = 0
@@ -493,7 +535,10 @@ class Connections:
             self._reconnecting = self._tasks.spawn(self._reconnect(), "aiolock-postgresql-reconnect")
 
     async def _reconnect(self) -> None:
-        while not self.closed and self._pipelines is None and await self._connect() is not None:
+        while not self.closed and self._pipelines is None and (error := await self._connect()) is not None:
+            if isinstance(error, BackendRefused) and error.retryable:
+                # The address led to a server that takes writes, and will again.
+                self._error = BackendUnavailable(str(error))
             await self._backoff.pause()
 
     async def aclose(self) -> None:

@@ -7,7 +7,14 @@ from collections.abc import Iterator, Mapping
 
 from aiolock.backends.diagnosis import encryption, failure, note, numbers, ok, round_trip, warning
 from aiolock.backends.postgresql import schema
-from aiolock.backends.postgresql.connection import OLDEST, Driver, Facts, login, swaps_sessions
+from aiolock.backends.postgresql.connection import (
+    OLDEST,
+    UNTRIED_VERSION,
+    Driver,
+    Facts,
+    login,
+    swaps_sessions,
+)
 from aiolock.backends.postgresql.errors import translate
 from aiolock.backends.postgresql.replication import Replication, gap
 from aiolock.backends.postgresql.schema import Statements
@@ -97,6 +104,13 @@ def _version(facts: Facts) -> Iterator[Finding]:
         )
     elif numbers(facts.version)[0] < OLDEST:
         yield failure("version", f"{product} is older than {OLDEST}", f"use PostgreSQL {OLDEST} or later")
+    elif UNTRIED_VERSION in facts.version:
+        yield warning(
+            "version",
+            f"this is YugabyteDB ({product}), on which locks are experimental: they were never run on it, and clients do not "
+            "promise exclusion",
+            "connect to a PostgreSQL",
+        )
     else:
         yield ok("version", product)
 

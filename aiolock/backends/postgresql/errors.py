@@ -56,7 +56,8 @@ def translate(error: Exception, address: str) -> BackendError:
     if code in UNPREPARED:
         return UnsafeBackend(f"{text}; {SWAPPED}")
     if code == READ_ONLY:
-        return BackendRefused(f"{text}; locks need a server that takes writes", retryable=True)
+        # It may be promoted, the setting be taken back, or the name come to mean another server.
+        return BackendUnavailable(f"{text}; locks need a server that takes writes")
     if code == DISK_FULL:
         return BackendRefused(text, retryable=True)
     if isinstance(error, ssl.SSLCertVerificationError) or NO_TLS in text:

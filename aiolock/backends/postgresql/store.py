@@ -8,7 +8,8 @@ import hashlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, NamedTuple
 
-from aiolock.backends.postgresql.connection import Connections, Driver, Facts
+from aiolock.backends.experimental import UNTRIED
+from aiolock.backends.postgresql.connection import UNTRIED_VERSION, Connections, Driver, Facts
 from aiolock.backends.postgresql.errors import LOCKED, NO_ROOM_TO_NOTIFY, SWAPPED, sqlstate
 from aiolock.backends.postgresql.replication import gap, synchronous
 from aiolock.backends.postgresql.schema import Statements, ensure
@@ -41,7 +42,7 @@ def capabilities(facts: Facts, *, furthest: bool = False) -> frozenset[str]:
         capabilities.add("survives-restart")
         if not gap(facts.replication, furthest=furthest):
             capabilities.add("survives-failover")
-    return frozenset(capabilities)
+    return frozenset(capabilities - UNTRIED if UNTRIED_VERSION in facts.version else capabilities)
 
 
 class PostgreSQLStore(RowStore):

@@ -213,6 +213,12 @@ def _role(facts: Facts) -> Iterator[Finding]:
             "this server is a node of a Redis Cluster, and locks are on all its nodes",
             "use redis+cluster:// with the addresses of its nodes",
         )
+    elif info.get("role") == "active-replica":
+        yield failure(
+            "role",
+            "this is a KeyDB in active-active replication: each server takes writes of its own, so two clients can hold a lock",
+            "use one KeyDB without active-replica, or Redis or Valkey",
+        )
     elif info.get("role") == "slave":
         yield failure(
             "role",

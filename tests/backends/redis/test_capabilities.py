@@ -56,6 +56,12 @@ def test_what_is_not_known_is_not_promised():
     assert assess({"redis_version": "7.0.0"}, pushed=True).capabilities == ALWAYS | {"push"}
 
 
+def test_servers_that_each_take_writes_are_refused_for_good():
+    with pytest.raises(BackendRefused, match=r"KeyDB.*without active-replica") as caught:
+        assess(FIT | {"redis_version": "6.3.4", "role": "active-replica"}, pushed=True)
+    assert not caught.value.retryable
+
+
 @pytest.mark.parametrize("version", ["6.2.0", "6.2.14", "7.0.15", "7.2.4", "8.0.1", "255.255.255", "10.0"])
 def test_versions_from_6_2_are_accepted(version):
     assess(FIT | {"redis_version": version}, pushed=True)

@@ -24,9 +24,9 @@ DO GET_LOCK({presence}, 0);
 SET SESSION wait_timeout={wait_timeout}, lock_wait_timeout={lock_wait_timeout};
 SHOW GLOBAL VARIABLES WHERE Variable_name IN ('read_only', 'super_read_only', 'innodb_read_only', 'wsrep_on',
   'group_replication_single_primary_mode', 'innodb_flush_log_at_trx_commit', 'innodb_rollback_on_timeout', 'log_bin',
-  'binlog_format', 'performance_schema', 'server_uuid', 'server_uid', 'version');
+  'binlog_format', 'performance_schema', 'server_uuid', 'server_uid', 'version', 'version_comment', 'ob_query_timeout');
 SELECT CONNECTION_ID(), SLEEP(0.0001) = 0 AND SYSDATE(6) > NOW(6),
-  IF(@@lower_case_table_names, LOWER(DATABASE()), DATABASE()), @@lower_case_table_names
+  IF(@@lower_case_table_names, LOWER(DATABASE()), DATABASE()), @@lower_case_table_names, @@hostname
 
 -- name: turn
 -- Not twice: a user lock is given back as often as it was got.
@@ -269,9 +269,9 @@ SELECT id FROM {whole} WHERE id = _ascii{id} LIMIT 1 FOR UPDATE NOWAIT
 SHA2(CONCAT_WS('/', @@hostname, @@port, @@datadir, @@GLOBAL.server_id{numbers}), 256)
 
 -- name: caller_row
--- On the main session: whether there is a row to lock, and on which server.
+-- On the main session: whether there is a row to lock, and on which server, which must take writes.
 SELECT COUNT(*) FROM {table} WHERE id = {id};
-SELECT {server}, CONCAT(@@hostname, ':', @@port)
+SELECT {server}, CONCAT(@@hostname, ':', @@port), @@GLOBAL.read_only IN ('0', 'OFF')
 
 -- name: caller_server
 -- On the caller's connection: whose it is, and where. The end of its answer says whether there is a transaction.
@@ -289,7 +289,7 @@ RELEASE SAVEPOINT {mark}
 KILL QUERY IF({server} = '{there}', {number}, 0)
 
 -- name: server_address
-SELECT {server}, CONCAT(@@hostname, ':', @@port)
+SELECT {server}, CONCAT(@@hostname, ':', @@port), @@GLOBAL.read_only IN ('0', 'OFF')
 
 -- name: confirm_hold
 -- On the caller's connection: its row stays locked until the end of the transaction, so no other client enters before. Locking

@@ -45,6 +45,11 @@ SELECT version() AS version, pg_is_in_recovery() AS recovering, pg_backend_pid()
 -- name: timeline
 SELECT CASE WHEN pg_is_in_recovery() THEN '' ELSE substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) END
 
+-- name: product
+-- A version with the name of another product, or with none, and a relation that only one of them has.
+SELECT CASE WHEN EXISTS (SELECT 1 FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+  WHERE n.nspname = 'sys' AND c.relname = 'iam_pg_role_mappings') THEN 'Aurora DSQL' ELSE pg_catalog.version() END
+
 -- name: process
 SELECT pg_backend_pid()
 
