@@ -21,10 +21,10 @@ from redis.asyncio.connection import AbstractConnection, Connection, SSLConnecti
 from redis.exceptions import NoPermissionError, ReadOnlyError
 
 from aiolock.backends.diagnosis import ok, warning
+from aiolock.backends.dialects import REDIS
 from aiolock.backends.redis.pubsub import Subscriber
 from aiolock.backends.redis.url import (
     BESIDE,
-    IGNORED,
     IN_URL,
     Endpoint,
     Verify,
@@ -66,7 +66,7 @@ _FORM = Form(
     {**IN_URL, "sentinel_username": text, "sentinel_password": text},
     BESIDE,
     several=True,
-    ignored=IGNORED,
+    dialect=REDIS,
     reserved="/",
 )
 

@@ -23,6 +23,7 @@ from redis.asyncio.sentinel import SentinelConnectionPool
 from redis.backoff import NoBackoff
 from redis.exceptions import NoPermissionError
 
+from aiolock.backends.dialects import REDIS
 from aiolock.backends.redis.errors import from_driver
 from aiolock.backends.urls import (
     QUOTE,
@@ -42,7 +43,6 @@ from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, Con
 
 __all__ = [
     "BESIDE",
-    "IGNORED",
     "IN_URL",
     "Endpoint",
     "Verify",
@@ -106,6 +106,12 @@ def _flag(name: str, value: object) -> bool:
     )
 
 
+def _certificate(name: str, value: object) -> str:
+    # By its name in the module ssl, as Celery has it.
+    named = value.removeprefix("CERT_").lower() if isinstance(value, str) and value.isupper() else value
+    return one_of("required", "optional", "none")(name, named)
+
+
 IN_URL: Final[Mapping[str, Reader]] = {
     "username": text,
     "password": text,
@@ -114,41 +120,20 @@ IN_URL: Final[Mapping[str, Reader]] = {
     "ssl_ca_certs": file,
     "ssl_certfile": file,
     "ssl_keyfile": file,
-    "ssl_cert_reqs": one_of("required", "optional", "none"),
+    "ssl_cert_reqs": _certificate,
     "ssl_check_hostname": _flag,
 }
 """Options that may stand in the query of an address."""
 BESIDE: Final[Mapping[str, Reader]] = {"credential_provider": _provider}
-IGNORED: Final = frozenset(
-    {
-        "auto_close_connection_pool",
-        "decode_responses",
-        "encoding",
-        "encoding_errors",
-        "health_check_interval",
-        "lib_name",
-        "lib_version",
-        "max_connections",
-        "protocol",
-        "retry_on_error",
-        "retry_on_timeout",
-        "single_connection_client",
-        "socket_connect_timeout",
-        "socket_keepalive",
-        "socket_read_size",
-        "socket_timeout",
-        "timeout",
-    }
-)
-"""Parameters that redis-py takes from a URL and that change nothing here: this library has its own timeouts and codec."""
 _FORM = Form(
     "Redis",
     "redis://user:password@host:6379/0",
-    ("redis", "rediss", "unix", "redis+unix"),
+    ("redis", "rediss", "unix"),
     6379,
     IN_URL,
     BESIDE,
-    ignored=IGNORED,
+    dialect=REDIS,
+    alone="a cluster is redis+cluster://, and Sentinels are redis+sentinel://",
 )
 
 E = TypeVar("E", bound="Endpoint")
@@ -169,7 +154,7 @@ class Endpoint:
 
     def __init__(self, url: str | None, **options: Any) -> None:
         address = parse(_FORM, url, options)
-        if not address.scheme.endswith("unix"):
+        if address.scheme != "unix":
             if not address.hosts and (address.user or address.password):
                 raise _FORM.error("it names no host")
             host, port = address.hosts[0] if address.hosts else ("localhost", _FORM.port)

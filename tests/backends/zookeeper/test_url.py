@@ -203,7 +203,7 @@ def test_hosts_in_any_order_are_no_broken_url():
     assert client._backend._address.hosts == (Host("h1", 2181), Host("::1", 2182), Host("h2", 2181))
     with pytest.raises(ConfigError, match="is no IPv6 address"):
         aiolock.connect("zookeeper://h1,[1:2]")
-    with pytest.raises(ConfigError, match="is not a URL"):
+    with pytest.raises(ConfigError, match="lists several hosts: a cluster is redis"):
         aiolock.connect("redis://h1,[::1]:2182")
 
 
