@@ -67,6 +67,7 @@ BACKENDS_MAY_IMPORT = {
     "backends.dialects",
     "backends.rows",
     "backends.sql",
+    "backends.survey",
     "backends.transport",
     "backends.urls",
     "clock",

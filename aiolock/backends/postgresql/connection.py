@@ -19,6 +19,7 @@ import asyncpg
 
 from aiolock.backends.diagnosis import numbers
 from aiolock.backends.postgresql.errors import SWAPPED, translate
+from aiolock.backends.postgresql.primary import Role, find
 from aiolock.backends.postgresql.schema import Statements
 from aiolock.backends.postgresql.url import Address
 from aiolock.clock import Deadline
@@ -26,7 +27,7 @@ from aiolock.core.backend import Settings
 from aiolock.core.tasks import Backoff, TaskSet, end
 from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, LockError, UnsafeBackend, copy_of
 
-__all__ = ["OLDEST", "Connections", "Driver", "Facts", "Pipeline", "login", "swaps_sessions"]
+__all__ = ["OLDEST", "Connections", "Driver", "Facts", "Pipeline", "login", "primary", "swaps_sessions"]
 
 OLDEST = 15
 """The oldest version that is tested; older ones are refused."""
@@ -95,6 +96,22 @@ async def login(address: Address, statements: Statements, settings: Settings) ->
     except Exception as error:
         raise translate(error, address.text) from error
     return driver, facts
+
+
+async def primary(address: Address, statements: Statements, settings: Settings) -> Address:
+    """Return the address of the host to log in to. Raises :class:`BackendError`; cancelling it leaves no socket behind."""
+
+    async def ask(one: Address) -> Role:
+        driver, facts = await login(one, statements, settings)
+        try:
+            async with asyncio.timeout(settings.command_timeout):
+                return Role(one, facts.recovering, await driver.fetchval(statements("run")))
+        except Exception as error:
+            raise translate(error, one.text) from error
+        finally:
+            driver.terminate()
+
+    return await find(address, ask)
 
 
 def refuse(facts: Facts, address: str) -> None:
@@ -389,10 +406,11 @@ class Connections:
         opened: list[Driver] = []
         facts: Facts | None = None
         try:
+            address = await primary(self._address, self._statements, self._settings)
             for _ in range(2):
-                driver, facts = await login(self._address, self._statements, self._settings)
+                driver, facts = await login(address, self._statements, self._settings)
                 opened.append(driver)
-                refuse(facts, self._address.text)
+                refuse(facts, address.text)
             try:
                 async with asyncio.timeout(self._settings.command_timeout):
                     if await swaps_sessions(opened[0], opened[1], self._statements):

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from aiolock.backends.diagnosis import encryption, failure, note, numbers, ok, round_trip, warning
 from aiolock.backends.postgresql import schema
-from aiolock.backends.postgresql.connection import OLDEST, Driver, Facts, login, swaps_sessions
+from aiolock.backends.postgresql.connection import OLDEST, Driver, Facts, login, primary, swaps_sessions
 from aiolock.backends.postgresql.errors import translate
 from aiolock.backends.postgresql.schema import Statements
 from aiolock.backends.postgresql.url import Address
@@ -26,6 +26,7 @@ async def diagnose(address: Address, statements: Statements, settings: Settings)
 
     Raises :class:`BackendError` if it cannot be asked. Cancelling it changes nothing.
     """
+    address = await primary(address, statements, settings)
     driver, facts = await login(address, statements, settings)
     drivers = [driver]
     try:

@@ -57,7 +57,7 @@ class Address:
     arguments: dict[str, Any] = field(repr=False)
     """The arguments of the driver's ``connect``, with the password; of the first host, if there are several."""
     hosts: tuple[Host, ...] = ()
-    """Servers of which one is the primary, if the address names several; see :func:`primary`."""
+    """Servers of which one is the primary, if the address names several; see :func:`~aiolock.backends.postgresql.primary.find`."""
 
     def at(self, host: Host) -> Self:
         """Return the address of one of its hosts."""

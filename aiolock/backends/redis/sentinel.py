@@ -28,11 +28,9 @@ from aiolock.backends.redis.url import (
     IN_URL,
     Endpoint,
     Verify,
-    answers,
     credentials,
-    survey,
-    why_none,
 )
+from aiolock.backends.survey import answers, survey, why_none
 from aiolock.backends.transport import Options
 from aiolock.backends.urls import Form, Host, parse, text
 from aiolock.core.logs import Log, get_logger

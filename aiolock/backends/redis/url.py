@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-import math
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, TypeVar
 from urllib.parse import unquote
 
@@ -38,18 +37,14 @@ from aiolock.backends.urls import (
     parse,
     text,
 )
-from aiolock.core.tasks import start
-from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, ConfigError, UnsafeBackend
+from aiolock.errors import BackendError, ConfigError, UnsafeBackend
 
 __all__ = [
     "BESIDE",
     "IN_URL",
     "Endpoint",
     "Verify",
-    "answers",
     "credentials",
-    "survey",
-    "why_none",
 ]
 
 Verify = Callable[[AbstractConnection], Awaitable[None]]
@@ -137,7 +132,6 @@ _FORM = Form(
 )
 
 E = TypeVar("E", bound="Endpoint")
-T = TypeVar("T")
 
 
 class Endpoint:
@@ -350,61 +344,3 @@ def credentials(address: Address, path: str) -> dict[str, Any]:
         # Explicit, because it is not the default of redis-py before version 6.
         given.setdefault("ssl_check_hostname", given.get("ssl_cert_reqs") != "none")
     return _NAMELESS | given
-
-
-# --- several servers
-
-GRACE = 0.25
-"""Seconds that the other servers have to answer once one has."""
-
-
-async def survey(
-    questions: Iterable[Coroutine[Any, Any, T]],
-    timeout: float = math.inf,
-    enough: Callable[[list[T]], bool | None] = lambda _: None,
-) -> list[asyncio.Task[T]]:
-    """Ask at the same time, and return the tasks, all of which are done.
-
-    It ends when all have ended, after ``timeout`` seconds, or when ``enough`` of the answers so far returns true; when it
-    returns false, an answer of use is there, and the others have :data:`GRACE` seconds more. Tasks that have not ended are
-    then cancelled. Cancelling it cancels all of them, and leaves no socket behind.
-    """
-    loop = asyncio.get_running_loop()
-    end = loop.time() + timeout
-    tasks = [start(question, "aiolock-redis-question") for question in questions]
-    left = set(tasks)
-    try:
-        while left and not (verdict := enough(answers(tasks))):
-            rest = max(0.0, end - loop.time())
-            wait = min(rest, math.inf if verdict is None else GRACE)
-            done, left = await asyncio.wait(
-                left, timeout=None if wait == math.inf else wait, return_when=asyncio.FIRST_COMPLETED
-            )
-            if not done:
-                break
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    return tasks
-
-
-def answers(tasks: Iterable[asyncio.Task[T]]) -> list[T]:
-    """Return the results of the tasks that have one."""
-    return [
-        task.result() for task in tasks if task.done() and not task.cancelled() and task.exception() is None
-    ]
-
-
-def why_none(tasks: Sequence[asyncio.Task[T]], text: str) -> BackendError:
-    """Return the error for a question that no server answered: a refusal only if all of them refuse."""
-    found = [task.exception() for task in tasks if not task.cancelled()]
-    errors = [error for error in found if isinstance(error, BackendError)]
-    refusals = [error for error in errors if isinstance(error, BackendRefused)]
-    if not errors:
-        return BackendUnavailable(f"{text} in time")
-    first = (refusals or errors)[0]
-    kind = type(first) if len(refusals) in {0, len(tasks)} else BackendUnavailable
-    error = kind(f"{text}: {first}")
-    error.__cause__ = first.__cause__
-    return error

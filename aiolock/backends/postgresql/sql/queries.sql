@@ -38,6 +38,10 @@ SELECT version() AS version, pg_is_in_recovery() AS recovering, pg_backend_pid()
   current_setting('fsync') AS fsync, current_setting('full_page_writes') AS full_page_writes,
   current_setting('synchronous_standby_names') AS standbys
 
+-- name: run
+-- The time of the server's start, which is another one for every server and every run of it.
+SELECT extract(epoch FROM pg_postmaster_start_time())::text
+
 -- name: process
 SELECT pg_backend_pid()
 
