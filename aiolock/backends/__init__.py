@@ -42,11 +42,8 @@ SCHEMES = {
     "rediss+sentinel": _REDIS._replace(independent=False),
     "redis+cluster": _CLUSTER,
     "rediss+cluster": _CLUSTER,
-    "redis+unix": _REDIS,
     "unix": _REDIS,
     "mysql": _MYSQL,
-    "mariadb": _MYSQL,
-    "mysql+aiomysql": _MYSQL,
     "sqlite": _Entry("aiolock.backends.sqlite:SqliteBackend"),
     "memcached": _MEMCACHED,
     "memcacheds": _MEMCACHED,
@@ -54,8 +51,6 @@ SCHEMES = {
     "mongodb": _MONGODB,
     "mongodb+srv": _MONGODB,
     "postgresql": _POSTGRESQL,
-    "postgres": _POSTGRESQL,
-    "postgresql+asyncpg": _POSTGRESQL,
     "zookeeper": _Entry("aiolock.backends.zookeeper:ZooKeeperBackend", "zookeeper"),
 }
 
@@ -93,18 +88,20 @@ def from_url(url: object, options: dict[str, Any]) -> Backend:
         raise ConfigError(
             f"the address of a server must be a str such as 'redis://127.0.0.1', not a {type(url).__name__}"
         )
-    scheme, mark, _ = url.partition("://")
-    scheme = scheme.lower()
-    others = _others() if mark and scheme not in SCHEMES else {}
+    from aiolock.backends.dialects import ALIASES, scheme_of  # noqa: PLC0415
+
+    scheme = scheme_of(url)
+    others = _others() if scheme and scheme not in SCHEMES else {}
     if scheme in others:
         cls = _load_other(scheme, others[scheme])
-    elif mark and scheme in SCHEMES:
+    elif scheme in SCHEMES:
         cls = _load(SCHEMES[scheme])
     else:
-        known = sorted({*SCHEMES, *others})
+        # Those of other libraries are taken as well, and are no news to those who have them.
+        known = sorted({*SCHEMES, "mariadb", "valkey", "valkeys", *others})
         raise ConfigError(
             f"{shorten(redact(url))} names no backend; known are {', '.join(f'{name}://' for name in known)}"
-            f"{meant(scheme, known, '://') if mark else ''}"
+            f"{meant(scheme, [*SCHEMES, *ALIASES, *others], '://') if scheme else ''}"
         )
     _check_options(scheme, cls, options)
     try:
@@ -132,10 +129,11 @@ def from_urls(urls: Sequence[object], options: dict[str, Any]) -> Backend:
 
 def _server(url: object) -> str:
     """Return the host and path of a server of a quorum, without the account."""
-    scheme, mark, rest = url.partition("://") if isinstance(url, str) else ("", "", "")
-    scheme = scheme.lower()
+    from aiolock.backends.dialects import scheme_of  # noqa: PLC0415
+
+    scheme, rest = (scheme_of(url), url.partition("://")[2]) if isinstance(url, str) else ("", "")
     entry = SCHEMES.get(scheme)
-    if not mark or (entry is not None and not entry.independent):
+    if not scheme or (entry is not None and not entry.independent):
         fit = ", ".join(sorted(f"{name}://" for name, one in SCHEMES.items() if one.independent))
         shown = shorten(redact(url)) if isinstance(url, str) else f"a {type(url).__name__}"
         raise ConfigError(f"{shown} cannot be one server of a quorum; such are {fit}")

@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from unicodedata import normalize
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import parse_qsl, quote, unquote
 
+from aiolock.backends.dialects import PARTS, Dialect, meaning_of, scheme_of
 from aiolock.core.logs import Log, get_logger
 from aiolock.errors import ConfigError, meant, shorten
 
@@ -88,13 +89,15 @@ class Form:
     beside: Mapping[str, Reader] = field(default_factory=dict)
     """Options that may stand only beside the URL: values that have no text form."""
     several: bool = False
-    """True if hosts may be listed; then at least one is needed."""
+    """True if hosts may be listed; then at least one is needed, unless it is ``hostless``."""
+    hostless: bool = False
+    """True if an address that names no host means this machine, although hosts may be listed."""
     repeats: bool = False
     """True if a host may be listed twice."""
-    ignored: frozenset[str] = frozenset()
-    """Parameters of another library's URLs for the same server that mean nothing here; they are logged at DEBUG."""
-    refused: Mapping[str, str] = field(default_factory=dict)
-    """Parameters that are refused by name, and the sentence that says what to do instead."""
+    dialect: Dialect = field(default_factory=dict)
+    """The meanings of parameters of other programs' URLs for the same server."""
+    alone: str = ""
+    """Why it is one host, and what would be right; for an address that lists several."""
     reserved: str = "/[]"
     """Characters that must be percent-encoded in user name and password."""
 
@@ -130,9 +133,8 @@ def parse(form: Form, url: object, given: Mapping[str, Any]) -> Address:
         raise ConfigError(
             f"the address of a {form.server} server must be a str such as {form.example!r}, not a {type(url).__name__}"
         )
-    scheme, mark, rest = url.partition("://")
-    scheme = scheme.lower()
-    if not mark or scheme not in form.schemes:
+    scheme, (_, _, rest) = scheme_of(url), url.partition("://")
+    if scheme not in form.schemes:
         raise ConfigError(f"the scheme must be one of {', '.join(form.schemes)}, as in {form.example}")
     if "#" in rest:
         raise form.error("it contains a #")
@@ -141,25 +143,56 @@ def parse(form: Form, url: object, given: Mapping[str, Any]) -> Address:
         raise form.error("an @ stands behind a ?")
     # A password may contain what would end it in a correct URL: everything up to the last @ is taken for the login.
     login, _, rest = rest.rpartition("@") if rest[:1] != "/" else ("", "", rest)
-    if set(form.reserved) & set(login) or (form.several and "@" in login):
-        raise form.error("user name and password stand once, before the first host")
-    user, colon, password = login.partition(":")
     host_list, slash, path = rest.partition("/")
-    hosts = tuple(_hosts(form, host_list)) if host_list or form.several else ()
+    many = form.several and (not form.hostless or "," in login + host_list)
+    if set(form.reserved) & set(login) or (many and "@" in login):
+        raise form.error("user name and password stand once, before the first host")
+    name, colon, secret = login.partition(":")
+    options, parts = _options(form, query, given)
+    user = _once("user", parts, _decoded(name)) or ""
+    password = _once("password", parts, _decoded(secret) if colon else None)
+    host_list = _once("host", parts, host_list) or ""
+    if database := parts.get("database"):
+        slash, path = "/", quote(_once("database", parts, path) or database, safe="")
+    if "port" in parts:
+        host_list = _with_ports(host_list, parts["port"])
+    hosts = tuple(_hosts(form, host_list)) if host_list or (form.several and not form.hostless) else ()
     if len(set(hosts)) < len(hosts) and not form.repeats:
         raise ConfigError("a host is named twice in the address")
     return Address(
         scheme,
-        _decoded(user),
-        _decoded(password) if colon else None,
+        user,
+        password,
         hosts,
         ",".join(each.strip() for each in host_list.split(",")),
         slash + path,
-        _options(form, query, given),
+        options,
+    )
+
+
+def _once(part: str, parts: Mapping[str, str], written: str | None) -> str | None:
+    """Return a part of the address from the place where it is written, before the query or in it."""
+    if part in parts and written:
+        raise given_twice(part)
+    return parts.get(part, written)
+
+
+def _with_ports(host_list: str, ports: str) -> str:
+    """Return hosts with the ports that the query has for them: one for all, or one for each."""
+    hosts, each = host_list.split(","), ports.split(",")
+    if len(each) not in {1, len(hosts)} or not all(_HOST.fullmatch(f"h:{port}") for port in each):
+        raise ConfigError("port in the address must be a number, or as many of them as there are hosts")
+    if any((match := _HOST.fullmatch(host.strip())) and (match[2] or match[4]) for host in hosts):
+        raise given_twice("port")
+    return ",".join(
+        f"{host.strip() or 'localhost'}:{port}"
+        for host, port in zip(hosts, each * (len(hosts) // len(each)), strict=True)
     )
 
 
 def _hosts(form: Form, host_list: str) -> Iterable[Host]:
+    if not form.several and form.alone and "," in host_list:
+        raise ConfigError(f"the address lists several hosts: {form.alone}")
     for number, each in enumerate(host_list.split(",") if form.several else [host_list], 1):
         which = f"host {number}" if form.several else "its host"
         if not each.strip() or each.startswith(":"):
@@ -198,22 +231,25 @@ def _decoded(part: str) -> str:
     return decoded
 
 
-def _options(form: Form, query: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def _options(form: Form, query: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the options of the query and those beside the URL, and the parts of the address that stand in the query.
+
+    An option by its own name counts, whatever parameters of other programs' URLs say about it.
+    """
     found: dict[str, Any] = {}
+    foreign: dict[str, tuple[str, str]] = {}
     for name, value in parse_qsl(query, keep_blank_values=True):
-        if name in form.ignored:
-            log.debug("%s of a %s URL means nothing here, and is ignored", name, form.server)
-            continue
-        if name in form.refused:
-            raise ConfigError(f"{name} is no parameter of a {form.server} URL: {form.refused[name]}")
-        if name not in form.options:
+        if name in form.options:
+            if name in found:
+                raise given_twice(name)
+            found[name] = value
+        elif (meaning := meaning_of(form.dialect, name)) is not None:
+            _translate(form, foreign, name, meaning(name, value))
+        else:
             raise ConfigError(
                 f"{shorten(name)} is no parameter of a {form.server} URL; it has {', '.join(form.options) or 'none'}"
                 f"{meant(name, form.options)}"
             )
-        if name in found:
-            raise given_twice(name)
-        found[name] = value
     every = {**form.options, **form.beside}
     for name, value in given.items():
         if name not in every:
@@ -224,7 +260,28 @@ def _options(form: Form, query: str, given: Mapping[str, Any]) -> dict[str, Any]
             if name in found:
                 raise given_twice(name)
             found[name] = value
-    return {name: every[name](name, value) for name, value in found.items()}
+    # A host that is a path is the server's socket.
+    if foreign.get("host", ("", ""))[0].startswith("/") and "unix_socket" in every:
+        foreign.setdefault("unix_socket", foreign.pop("host"))
+    parts = {name: value for name, (value, _) in foreign.items() if name in PARTS}
+    options = {name: value for name, (value, _) in foreign.items() if name not in PARTS} | found
+    return {name: every[name](name, value) for name, value in options.items()}, parts
+
+
+def _translate(
+    form: Form, foreign: dict[str, tuple[str, str]], name: str, meaning: Mapping[str, str]
+) -> None:
+    """Add what a parameter means to ``foreign``, the values and the parameters that they come from by option."""
+    if not meaning:
+        log.debug("%s of a %s URL means nothing here, and is ignored", name, form.server)
+    for option, value in meaning.items():
+        before, source = foreign.get(option, (value, name))
+        if option == "host" and option in foreign:
+            # SQLAlchemy names each host in a parameter of its own.
+            value = f"{before},{value}"
+        elif before != value:
+            raise ConfigError(f"{source} and {name} in the address contradict each other: leave one away")
+        foreign[option] = value, name
 
 
 def given_twice(name: str) -> ConfigError:

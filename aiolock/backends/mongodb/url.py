@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
+from aiolock.backends.dialects import MONGODB
 from aiolock.backends.urls import Form, Host, file, flag, parse, text, tls_context
 from aiolock.errors import ConfigError, shorten
 
@@ -101,6 +102,5 @@ _FORM = Form(
         "tls_cert": file,
     },
     several=True,
-    # What an address for applications says about their own reads and writes.
-    ignored=frozenset({"appName", "readPreference", "retryReads", "retryWrites", "w"}),
+    dialect=MONGODB,
 )

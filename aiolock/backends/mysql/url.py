@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
+from aiolock.backends.dialects import MYSQL
 from aiolock.backends.mysql.protocol import Driver
 from aiolock.backends.sql import check_table
 from aiolock.backends.urls import (
@@ -28,7 +29,7 @@ __all__ = ["Address", "parameters"]
 _FORM = Form(
     "MySQL",
     "mysql://user:password@host:3306/database",
-    ("mysql", "mariadb", "mysql+aiomysql"),
+    ("mysql",),
     3306,
     {
         "mode": one_of("lease", "session", "row"),
@@ -39,6 +40,8 @@ _FORM = Form(
         "tls_ca": file,
         "unix_socket": absolute_path("the path of a socket"),
     },
+    dialect=MYSQL,
+    alone="name the server that takes writes, or the name at which it is always found",
 )
 
 

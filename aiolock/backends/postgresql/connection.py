@@ -19,6 +19,7 @@ import asyncpg
 
 from aiolock.backends.diagnosis import numbers
 from aiolock.backends.postgresql.errors import READ_ONLY, SWAPPED, TEMPORARY, sqlstate, translate
+from aiolock.backends.postgresql.primary import Role, find
 from aiolock.backends.postgresql.replication import Replication
 from aiolock.backends.postgresql.schema import Statements
 from aiolock.backends.postgresql.url import Address
@@ -36,6 +37,7 @@ __all__ = [
     "Pipeline",
     "doubts_commit",
     "login",
+    "primary",
     "swaps_sessions",
 ]
 
@@ -166,6 +168,22 @@ async def refuse_product(driver: Driver, statements: Statements, address: str) -
                 f"{address}: this is {name}, which speaks PostgreSQL's protocol, and whose sessions, notifications and rows "
                 "are not those that locks here rely on: connect to a PostgreSQL"
             )
+
+
+async def primary(address: Address, statements: Statements, settings: Settings) -> Address:
+    """Return the address of the host to log in to. Raises :class:`BackendError`; cancelling it leaves no socket behind."""
+
+    async def ask(one: Address) -> Role:
+        driver, facts = await login(one, statements, settings)
+        try:
+            async with asyncio.timeout(settings.command_timeout):
+                return Role(one, facts.recovering, await driver.fetchval(statements("run")))
+        except Exception as error:
+            raise translate(error, one.text) from error
+        finally:
+            driver.terminate()
+
+    return await find(address, ask)
 
 
 def refuse(facts: Facts, address: str) -> None:
@@ -471,11 +489,12 @@ class Connections:
         opened: list[Driver] = []
         servers: list[Facts] = []
         try:
+            address = await primary(self._address, self._statements, self._settings)
             for _ in range(2):
-                driver, facts = await login(self._address, self._statements, self._settings)
+                driver, facts = await login(address, self._statements, self._settings)
                 opened.append(driver)
                 servers.append(facts)
-                refuse(facts, self._address.text)
+                refuse(facts, address.text)
             try:
                 async with asyncio.timeout(self._settings.command_timeout):
                     if await swaps_sessions(opened[0], opened[1], self._statements):

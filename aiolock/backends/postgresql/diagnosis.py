@@ -13,6 +13,7 @@ from aiolock.backends.postgresql.connection import (
     Driver,
     Facts,
     login,
+    primary,
     swaps_sessions,
 )
 from aiolock.backends.postgresql.errors import translate
@@ -36,6 +37,7 @@ async def diagnose(
 
     Raises :class:`BackendError` if it cannot be asked. Cancelling it changes nothing.
     """
+    address = await primary(address, statements, settings)
     driver, facts = await login(address, statements, settings)
     drivers = [driver]
     try:

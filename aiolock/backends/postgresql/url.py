@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ssl
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 from urllib.parse import unquote
 
+from aiolock.backends.dialects import POSTGRESQL
 from aiolock.backends.sql import check_table
 from aiolock.backends.urls import Form, Host, absolute_path, file, one_of, optional_tls, parse, tls_mode
 from aiolock.errors import ConfigError
@@ -23,7 +24,7 @@ def _table(_: str, value: object) -> str:
 _FORM = Form(
     "PostgreSQL",
     "postgresql://user:password@host:5432/database",
-    ("postgresql", "postgres", "postgresql+asyncpg"),
+    ("postgresql",),
     5432,
     {
         "schema": one_of("auto", "check"),
@@ -33,6 +34,9 @@ _FORM = Form(
         "unix_socket": absolute_path("the folder of the server's socket"),
         "failover": one_of("furthest"),
     },
+    several=True,
+    hostless=True,
+    dialect=POSTGRESQL,
 )
 
 
@@ -52,7 +56,15 @@ class Address:
     local: bool
     """True if connections stay on this machine."""
     arguments: dict[str, Any] = field(repr=False)
-    """The arguments of the driver's ``connect``, with the password."""
+    """The arguments of the driver's ``connect``, with the password; of the first host, if there are several."""
+    hosts: tuple[Host, ...] = ()
+    """Servers of which one is the primary, if the address names several; see :func:`~aiolock.backends.postgresql.primary.find`."""
+
+    def at(self, host: Host) -> Self:
+        """Return the address of one of its hosts."""
+        arguments = self.arguments | {"host": host.name, "port": host.port}
+        text = f"postgresql://{arguments['user']}@{host}/{arguments['database']}"
+        return replace(self, text=text, local=host.local, arguments=arguments, hosts=())
 
 
 def parameters(url: object, given: dict[str, Any]) -> tuple[Address, dict[str, Any]]:
@@ -85,5 +97,11 @@ def parameters(url: object, given: dict[str, Any]) -> tuple[Address, dict[str, A
         "target_session_attrs": "any",
         "server_settings": {"application_name": "aiolock"},
     }
-    text = f"postgresql://{address.user}@{folder or host}/{database}"
-    return Address(text, folder is not None or host.local, arguments), options
+    if folder is not None and len(address.hosts) > 1:
+        raise ConfigError(
+            "unix_socket is one server, and the address lists several hosts: leave one of both away"
+        )
+    hosts = address.hosts if len(address.hosts) > 1 else ()
+    text = f"postgresql://{address.user}@{folder or ','.join(map(str, hosts)) or host}/{database}"
+    local = folder is not None or all(each.local for each in hosts or [host])
+    return Address(text, local, arguments, hosts), options

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from redis.asyncio.connection import AbstractConnection
 
+from aiolock.backends.dialects import scheme_of
 from aiolock.backends.redis import admin
 from aiolock.backends.redis.claim import GONE, Context, RedisClaim, Released, SharedClaim, renewal
 from aiolock.backends.redis.commands import (
@@ -271,7 +272,7 @@ class RedisBackend(BaseBackend):
                     f"{', '.join(given)}: the client brings its address and options with it; give nothing beside it"
                 )
             endpoint = Endpoint.of(client)
-        elif isinstance(url, str) and url.partition("://")[0].lower() in SENTINELS:
+        elif isinstance(url, str) and scheme_of(url) in SENTINELS:
             endpoint = Sentinels(url, **options)
         else:
             endpoint = Endpoint(url, **options)

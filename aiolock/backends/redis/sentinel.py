@@ -21,18 +21,16 @@ from redis.asyncio.connection import AbstractConnection, Connection, SSLConnecti
 from redis.exceptions import NoPermissionError, ReadOnlyError
 
 from aiolock.backends.diagnosis import ok, warning
+from aiolock.backends.dialects import REDIS
 from aiolock.backends.redis.pubsub import Subscriber
 from aiolock.backends.redis.url import (
     BESIDE,
-    IGNORED,
     IN_URL,
     Endpoint,
     Verify,
-    answers,
     credentials,
-    survey,
-    why_none,
 )
+from aiolock.backends.survey import answers, survey, why_none
 from aiolock.backends.transport import Options
 from aiolock.backends.urls import Form, Host, parse, text
 from aiolock.core.logs import Log, get_logger
@@ -66,7 +64,7 @@ _FORM = Form(
     {**IN_URL, "sentinel_username": text, "sentinel_password": text},
     BESIDE,
     several=True,
-    ignored=IGNORED,
+    dialect=REDIS,
     reserved="/",
 )
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-import math
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, TypeVar
 from urllib.parse import unquote
 
@@ -23,6 +22,7 @@ from redis.asyncio.sentinel import SentinelConnectionPool
 from redis.backoff import NoBackoff
 from redis.exceptions import NoPermissionError
 
+from aiolock.backends.dialects import REDIS
 from aiolock.backends.redis.errors import from_driver
 from aiolock.backends.urls import (
     QUOTE,
@@ -37,19 +37,14 @@ from aiolock.backends.urls import (
     parse,
     text,
 )
-from aiolock.core.tasks import start
-from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, ConfigError
+from aiolock.errors import BackendError, ConfigError
 
 __all__ = [
     "BESIDE",
-    "IGNORED",
     "IN_URL",
     "Endpoint",
     "Verify",
-    "answers",
     "credentials",
-    "survey",
-    "why_none",
 ]
 
 Verify = Callable[[AbstractConnection], Awaitable[None]]
@@ -106,6 +101,12 @@ def _flag(name: str, value: object) -> bool:
     )
 
 
+def _certificate(name: str, value: object) -> str:
+    # By its name in the module ssl, as Celery has it.
+    named = value.removeprefix("CERT_").lower() if isinstance(value, str) and value.isupper() else value
+    return one_of("required", "optional", "none")(name, named)
+
+
 IN_URL: Final[Mapping[str, Reader]] = {
     "username": text,
     "password": text,
@@ -114,45 +115,23 @@ IN_URL: Final[Mapping[str, Reader]] = {
     "ssl_ca_certs": file,
     "ssl_certfile": file,
     "ssl_keyfile": file,
-    "ssl_cert_reqs": one_of("required", "optional", "none"),
+    "ssl_cert_reqs": _certificate,
     "ssl_check_hostname": _flag,
 }
 """Options that may stand in the query of an address."""
 BESIDE: Final[Mapping[str, Reader]] = {"credential_provider": _provider}
-IGNORED: Final = frozenset(
-    {
-        "auto_close_connection_pool",
-        "decode_responses",
-        "encoding",
-        "encoding_errors",
-        "health_check_interval",
-        "lib_name",
-        "lib_version",
-        "max_connections",
-        "protocol",
-        "retry_on_error",
-        "retry_on_timeout",
-        "single_connection_client",
-        "socket_connect_timeout",
-        "socket_keepalive",
-        "socket_read_size",
-        "socket_timeout",
-        "timeout",
-    }
-)
-"""Parameters that redis-py takes from a URL and that change nothing here: this library has its own timeouts and codec."""
 _FORM = Form(
     "Redis",
     "redis://user:password@host:6379/0",
-    ("redis", "rediss", "unix", "redis+unix"),
+    ("redis", "rediss", "unix"),
     6379,
     IN_URL,
     BESIDE,
-    ignored=IGNORED,
+    dialect=REDIS,
+    alone="a cluster is redis+cluster://, and Sentinels are redis+sentinel://",
 )
 
 E = TypeVar("E", bound="Endpoint")
-T = TypeVar("T")
 
 
 class Endpoint:
@@ -169,7 +148,7 @@ class Endpoint:
 
     def __init__(self, url: str | None, **options: Any) -> None:
         address = parse(_FORM, url, options)
-        if not address.scheme.endswith("unix"):
+        if address.scheme != "unix":
             if not address.hosts and (address.user or address.password):
                 raise _FORM.error("it names no host")
             host, port = address.hosts[0] if address.hosts else ("localhost", _FORM.port)
@@ -377,61 +356,3 @@ def credentials(address: Address, path: str) -> dict[str, Any]:
         # Explicit, because it is not the default of redis-py before version 6.
         given.setdefault("ssl_check_hostname", given.get("ssl_cert_reqs") != "none")
     return _NAMELESS | given
-
-
-# --- several servers
-
-GRACE = 0.25
-"""Seconds that the other servers have to answer once one has."""
-
-
-async def survey(
-    questions: Iterable[Coroutine[Any, Any, T]],
-    timeout: float = math.inf,
-    enough: Callable[[list[T]], bool | None] = lambda _: None,
-) -> list[asyncio.Task[T]]:
-    """Ask at the same time, and return the tasks, all of which are done.
-
-    It ends when all have ended, after ``timeout`` seconds, or when ``enough`` of the answers so far returns true; when it
-    returns false, an answer of use is there, and the others have :data:`GRACE` seconds more. Tasks that have not ended are
-    then cancelled. Cancelling it cancels all of them, and leaves no socket behind.
-    """
-    loop = asyncio.get_running_loop()
-    end = loop.time() + timeout
-    tasks = [start(question, "aiolock-redis-question") for question in questions]
-    left = set(tasks)
-    try:
-        while left and not (verdict := enough(answers(tasks))):
-            rest = max(0.0, end - loop.time())
-            wait = min(rest, math.inf if verdict is None else GRACE)
-            done, left = await asyncio.wait(
-                left, timeout=None if wait == math.inf else wait, return_when=asyncio.FIRST_COMPLETED
-            )
-            if not done:
-                break
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    return tasks
-
-
-def answers(tasks: Iterable[asyncio.Task[T]]) -> list[T]:
-    """Return the results of the tasks that have one."""
-    return [
-        task.result() for task in tasks if task.done() and not task.cancelled() and task.exception() is None
-    ]
-
-
-def why_none(tasks: Sequence[asyncio.Task[T]], text: str) -> BackendError:
-    """Return the error for a question that no server answered: a refusal only if all of them refuse."""
-    found = [task.exception() for task in tasks if not task.cancelled()]
-    errors = [error for error in found if isinstance(error, BackendError)]
-    refusals = [error for error in errors if isinstance(error, BackendRefused)]
-    if not errors:
-        return BackendUnavailable(f"{text} in time")
-    first = (refusals or errors)[0]
-    kind = type(first) if len(refusals) in {0, len(tasks)} else BackendUnavailable
-    error = kind(f"{text}: {first}")
-    error.__cause__ = first.__cause__
-    return error

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
+from aiolock.backends.dialects import ZOOKEEPER
 from aiolock.backends.urls import Form, Host, direct_tls, file, one_of, seconds, tls_flag
 from aiolock.backends.urls import parse as parse_address
 from aiolock.errors import ConfigError, shorten
@@ -107,9 +108,6 @@ _FORM = Form(
     },
     several=True,
     repeats=True,
-    refused={
-        "recipe": "each lock has a queue of sequential nodes, as with recipe=queue; leave the parameter out. One plain "
-        "ephemeral node, as with recipe=simple, wakes all waiters at every release, and is no option any more"
-    },
+    dialect=ZOOKEEPER,
     reserved="/,",
 )

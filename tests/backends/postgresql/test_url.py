@@ -73,7 +73,7 @@ def test_a_socket_is_the_folder_that_it_is_in():
         ("postgresql://app:secret@db", "name a database"),
         ("postgresql://app:secret@db/a/b", "name a database"),
         ("postgresql://db/base", "name a user"),
-        ("postgresql://app:secret@db/base?sslmode=require", "is no parameter"),
+        ("postgresql://app:secret@db/base?ssl_mod=require", "is no parameter"),
         ("postgresql://app:secret@db/base?tls=yes", "must be one of"),
         ("postgresql://app:secret@db/base?schema=manual", "must be one of"),
         ("postgresql://app:secret@db/base?table=a.b.c", "must be a table"),

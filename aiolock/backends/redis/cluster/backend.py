@@ -18,7 +18,7 @@ from aiolock.backends.redis.cluster.router import Router
 from aiolock.backends.redis.cluster.slots import SLOTS, Layout, Seeds, key_in, slot_of
 from aiolock.backends.redis.commands import LOADED, PUBLISH, Issue, Scripts, encode, load
 from aiolock.backends.redis.diagnosis import Verdict, assess, examine, may_publish, probe
-from aiolock.backends.redis.url import survey
+from aiolock.backends.survey import survey
 from aiolock.backends.transport import Transport
 from aiolock.backends.urls import Host
 from aiolock.core.backend import Claim, Event, EventKind, Renewal, Settings

@@ -18,7 +18,8 @@ from aiolock.backends.redis.cluster.slots import SLOTS, Layout, NodeEndpoint, Se
 from aiolock.backends.redis.commands import Reply, Script
 from aiolock.backends.redis.connection import Connection, Pairing
 from aiolock.backends.redis.pubsub import Subscriber
-from aiolock.backends.redis.url import Verify, answers, survey, why_none
+from aiolock.backends.redis.url import Verify
+from aiolock.backends.survey import answers, survey, why_none
 from aiolock.backends.transport import ConnectionState, Hook, Options
 from aiolock.backends.urls import Host
 from aiolock.core.logs import Log, get_logger
