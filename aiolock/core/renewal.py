@@ -350,6 +350,11 @@ class RenewalScheduler:
                 self._set_timer(self._next_event())
         except Exception as error:  # noqa: BLE001 - a defect here must not leave a lease that is only believed in
             self._lose_all(repr(error))
+        except BaseException:
+            # A callback ends the program; until it has ended, what is held is still watched.
+            if len(self):
+                self._set_timer(self._next_event())
+            raise
 
     def _lose_all(self, why: str) -> None:
         validities = list(self._validities())
