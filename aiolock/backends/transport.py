@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable
 from enum import Enum
+from functools import partial
 from random import Random
 from typing import Any, Generic, Required, TypedDict, TypeVar, Unpack
 
@@ -49,6 +50,7 @@ STABLE = 2.0
 LATE = 0.05
 """A timer that fires later than this many seconds was delayed by this process, not by the server."""
 GRACE = 0.01
+"""Seconds that the server has to go on sending after the first time that it had nothing more for a process that was late."""
 ATTEMPT = 0.95
 """Share of the time to open that one attempt may take, so that ``open`` can report why it failed."""
 CLOSE_WITHIN = 0.5
@@ -113,7 +115,7 @@ class Transport(asyncio.Protocol, OneProcess, ABC):
         self._out: list[bytes] | None = None
         """The bytes to write in the next pass of the loop; ``None`` if there are none."""
         self._task: asyncio.Task[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
         self._first: asyncio.Future[None] | None = None
         self.failure: BackendError | None = None
         """Why it is down."""
@@ -121,13 +123,14 @@ class Transport(asyncio.Protocol, OneProcess, ABC):
         """Seconds before the next attempt to connect."""
         self._since = 0.0
         self._due = 0.0
-        self._held_up = False
         self._pinged: float | None = None
         self.state = ConnectionState.CLOSED
         self.generation = 0
         """Number of connections so far that became usable."""
         self.received = 0.0
         """Time of the latest bytes, by the injected clock."""
+        self.full = False
+        """True if the latest read brought as much as one read can: there may be more."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} to {self.address}, {self.state.value}>"
@@ -363,15 +366,33 @@ class Transport(asyncio.Protocol, OneProcess, ABC):
         self._due = self._clock() + delay
         self._timer = self._loop.call_later(delay, self._on_timer)
 
+    # What came due is judged only once the socket was found to be empty: the answer may have arrived long ago, behind thousands
+    # of others, in a process that was stopped or busy. One pass of the loop makes one read of limited size.
+
     def _on_timer(self) -> None:
-        now = self._clock()
-        if now - self._due > LATE and not self._held_up:
-            # This process was stopped or busy: read what arrived meanwhile before the server is found to be silent.
-            self._held_up = True
-            assert self._loop is not None  # noqa: S101 - it is open
-            self._timer = self._loop.call_later(GRACE, self._on_timer)
-            return
-        self._held_up = False
+        self._look(late=self._clock() - self._due > LATE)
+
+    def _look(self, *, late: bool) -> None:
+        """Judge after a pass in which the loop asked for what has arrived, if that was all."""
+        assert self._loop is not None  # noqa: S101 - it is open
+        # In the next pass this comes before the reads, and in the one after it behind those of the pass between.
+        self._timer = self._loop.call_soon(self._look_again, self.received, late)
+
+    def _look_again(self, before: float, late: bool) -> None:  # noqa: FBT001 - the loop passes no names
+        assert self._loop is not None  # noqa: S101 - it is open
+        self._timer = self._loop.call_soon(self._looked, before, late)
+
+    def _looked(self, before: float, late: bool) -> None:  # noqa: FBT001 - as above
+        assert self._loop is not None  # noqa: S101 - it is open
+        if self.received != before and self.full:
+            self._look(late=late)
+        elif late:
+            # Also the server, or the network, may have waited until there was room for the rest.
+            self._timer = self._loop.call_later(GRACE, partial(self._look, late=False))
+        else:
+            self._judge(self._clock())
+
+    def _judge(self, now: float) -> None:
         then = min(self._expire(now), self._keep_alive(now), now + PING_EVERY, now + self._timeout)
         if self.state is not ConnectionState.CLOSED:
             self._set_timer(max(then - now, 0.001))

@@ -303,10 +303,12 @@ class Hold:
         """End the hold; return the claim to be released, if it is not handed over."""
         if self.released:
             return None
-        claim = self.parent.leave(self, keep)
-        self.released = True
-        self._notify()
-        return claim
+        try:
+            return self.parent.leave(self, keep)
+        finally:
+            # Also if a callback ends the program, after which the claim is released in the background.
+            self.released = True
+            self._notify()
 
     async def release(self, keep: float = 0) -> None:
         """Give the hold back and wait for the server's answer until the first cancellation; idempotent."""

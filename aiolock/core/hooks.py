@@ -31,7 +31,7 @@ class Moment(Enum):
 
 
 class Hooks:
-    """The callbacks of one client. Calling them raises nothing: an error is logged."""
+    """The callbacks of one client. An error of a callback is logged; only what ends the program, as SystemExit, is raised."""
 
     __slots__ = ("_callbacks", "active")
 

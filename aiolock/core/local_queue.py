@@ -597,7 +597,13 @@ class LocalQueue:
         stats.released += 1
         stats.holds.record(now - begun)
         if hold.observed is not None and hold.loss is None:
-            hold.observed.released(now)
+            try:
+                hold.observed.released(now)
+            except BaseException:
+                # A callback ends the program, so the caller cannot release what it would have got.
+                if claim is not None:
+                    runtime.clean_up(claim, keep, hold.disown)
+                raise
         return claim
 
     def levels(self) -> int:
@@ -664,10 +670,13 @@ class LocalQueue:
                 hold.lose(event.reason)
         elif validity is not None:
             self._hold = None
-            if hold is not None:
-                hold.lose(event.reason)
-            # Also if the server says that the hold is gone: a request on its way may have joined the queue since.
-            self.runtime.clean_up(self._yield_claim(validity))
+            try:
+                if hold is not None:
+                    hold.lose(event.reason)
+            finally:
+                # Also if the server says that the hold is gone: a request on its way may have joined the queue since. And also
+                # if a callback ends the program.
+                self.runtime.clean_up(self._yield_claim(validity))
 
     # --- the end
 

@@ -210,10 +210,11 @@ class RenewalScheduler:
         self._spawn = spawn
         self._alive = alive
         # Most validities end before the next check, so a new one is only noted until then. Validities of one ttl fall due in the
-        # order in which they were granted or renewed, so a dict for each ttl is a queue from which any of them can leave.
-        # Those that do not follow that order are watched one by one.
+        # order in which they were granted or renewed, so a dict for each ttl is a queue from which any of them can leave; so is
+        # another for those whose max_hold ends before they fall due. What does not follow such an order is watched one by one,
+        # which costs a look at each of them whenever the clock is read.
         self._new: dict[Validity, None] = {}
-        self._calm: dict[float, dict[Validity, None]] = {}
+        self._calm: dict[tuple[float, bool], dict[Validity, None]] = {}
         self._watched: dict[Validity, None] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         """The loop of the timers; ``None`` before the first :meth:`run` and after the end of the client."""
@@ -241,8 +242,7 @@ class RenewalScheduler:
         validity.claim.validity = validity
         self._new[validity] = None
         validity.queue = self._new
-        if validity.due < self._next_check and self._loop is not None:
-            self._set_timer(validity.due)
+        self._attend(validity.due)
 
     def discard(self, validity: Validity) -> None:
         """Forget a validity, whose hold is released."""
@@ -251,9 +251,11 @@ class RenewalScheduler:
 
     def limit(self, validity: Validity, when: float) -> None:
         """Stop renewing a validity at ``when``; ``inf`` lifts an earlier limit."""
-        if validity.limit != when:
+        before, validity.limit = validity.event, when
+        if validity.queue is self._new or validity.event == before:
+            self._attend(validity.event)
+        else:
             self._lift(validity)
-            validity.limit = when
             self._settle(validity)
 
     def learn(self, validity: Validity, grant: Grant) -> None:
@@ -263,15 +265,19 @@ class RenewalScheduler:
 
     def _settle(self, validity: Validity) -> None:
         queue = self._watched
-        if not validity.asked and validity.limit == math.inf and validity.asks:
-            calm = self._calm.setdefault(validity.pace, {})
+        if not validity.asked and validity.asks:
+            calm = self._calm.setdefault((validity.pace, validity.limit <= validity.due), {})
             # A grant that was pushed is short, and so falls due before its neighbours.
-            if not calm or validity.due >= next(reversed(calm)).due:
+            if not calm or validity.event >= next(reversed(calm)).event:
                 queue = calm
         queue[validity] = None
         validity.queue = queue
-        if validity.event < self._next_check and self._loop is not None:
-            self._set_timer(validity.event)
+        self._attend(validity.event)
+
+    def _attend(self, when: float) -> None:
+        """Have the clock read at ``when``, or earlier."""
+        if when < self._next_check and self._loop is not None:
+            self._set_timer(when)
 
     def _lift(self, validity: Validity) -> None:
         if validity.queue is not None:
@@ -344,6 +350,11 @@ class RenewalScheduler:
                 self._set_timer(self._next_event())
         except Exception as error:  # noqa: BLE001 - a defect here must not leave a lease that is only believed in
             self._lose_all(repr(error))
+        except BaseException:
+            # A callback ends the program; until it has ended, what is held is still watched.
+            if len(self):
+                self._set_timer(self._next_event())
+            raise
 
     def _lose_all(self, why: str) -> None:
         validities = list(self._validities())
@@ -389,8 +400,8 @@ class RenewalScheduler:
         new, self._new = self._new, {}
         for validity in new:
             self._settle(validity)
-        for ttl in [ttl for ttl, queue in self._calm.items() if not queue]:
-            del self._calm[ttl]
+        for key in [key for key, queue in self._calm.items() if not queue]:
+            del self._calm[key]
         heads = [next(iter(queue)).event for queue in self._calm.values()]
         heads += [validity.event for validity in self._watched]
         return min(heads, default=math.inf)
@@ -403,7 +414,7 @@ class RenewalScheduler:
         for queue in self._calm.values():
             for validity in queue:
                 # A little early: what falls due soon goes into the same batch.
-                if validity.due > now + lead * validity.ttl:
+                if validity.event > now + lead * validity.ttl:
                     break
                 due.append(validity)
         due += [validity for validity in self._watched if validity.event <= now]

@@ -16,7 +16,7 @@ from contextvars import Context
 from operator import itemgetter
 from typing import Any, Final, NoReturn
 
-__all__ = ["Waking", "answer", "current_task", "expect", "read_little", "wake"]
+__all__ = ["LITTLE", "Waking", "answer", "current_task", "expect", "read_little", "wake"]
 
 Future = asyncio.Future[Any]
 Waking = tuple[Any, Context, Future]
@@ -28,7 +28,7 @@ if sys.version_info < (3, 12):
     current_task = asyncio.tasks._current_tasks.get  # type: ignore[attr-defined] # noqa: SLF001 - one version, and done
 
 LITTLE = 65536
-"""Bytes."""
+"""Bytes that a connection reads at most in one pass of the loop; less was all that had arrived."""
 
 Due = tuple[float, Callable[[], float]]
 """A time, and the clock that it belongs to."""

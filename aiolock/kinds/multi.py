@@ -278,7 +278,19 @@ class _Parts:
 
     def leave(self, hold: Hold, keep: float = 0) -> Claim | None:  # noqa: ARG002 - the parts have one joint hold
         """End all parts; return what is left to release as one claim."""
-        claims = [(part, claim) for part in self._parts if (claim := part.give_back(keep)) is not None]
+        claims: list[tuple[Hold, Claim]] = []
+        ending: BaseException | None = None
+        for part in self._parts:
+            try:
+                if (claim := part.give_back(keep)) is not None:
+                    claims.append((part, claim))
+            except BaseException as error:  # noqa: BLE001 - raised below, when every part has ended
+                # A callback ends the program.
+                ending = ending or error
+        if ending is not None:
+            for part, claim in claims:
+                self.runtime.clean_up(claim, keep, part.disown)
+            raise ending
         return _Several(claims) if claims else None
 
     def levels(self) -> int:

@@ -10,7 +10,7 @@ from contextvars import ContextVar
 import pytest
 
 import aiolock
-from aiolock.backends.memory import MemoryBackend
+from aiolock.backends.memory import MemoryBackend, MemoryServer
 from aiolock.testing import lose
 from tests.faults.staging import until
 from tests.sweep import MODES, Attempt, attempt, sweep
@@ -270,6 +270,83 @@ async def test_a_callback_that_ends_the_program_leaves_nothing_held(client):
         await client.lock("x").acquire()
     await until(lambda: client.stats()["held"] == 0)
     assert not await client.lock("x").locked()
+
+
+WAYS = {
+    "block": lambda client: client.lock("x"),
+    "levels": lambda client: client.reentrant_lock("x"),
+    "several": lambda client: aiolock.lock_all(client.lock("y"), client.lock("x"), client.lock("z")),
+    "shared": lambda client: client.rwlock("x").read(),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("end", [SystemExit, KeyboardInterrupt])
+def test_a_callback_of_the_end_that_ends_the_program_leaves_nothing_held(way, end):
+    """The program ends inside the block of the client, which closes it."""
+    server = MemoryServer()
+
+    async def program() -> None:
+        async with aiolock.Client(MemoryBackend(server=server), ttl=60) as client:
+
+            def leave(event: aiolock.LockEvent) -> None:
+                raise end
+
+            client.on_released(leave)
+            async with WAYS[way](client):
+                pass
+
+    with pytest.raises(end):
+        asyncio.run(program())
+
+    async def afterwards() -> None:
+        async with aiolock.Client(MemoryBackend(server=server), ttl=60) as other:
+            assert await other.locks() == []
+
+    asyncio.run(afterwards())
+
+
+async def test_a_callback_that_ends_the_program_is_raised_by_the_release_and_the_next_holder_enters(client):
+    def leave(event: aiolock.LockEvent) -> None:
+        raise SystemExit
+
+    client.on_released(leave)
+    async with aiolock.connect("memory://hooks") as rival:
+        for kept in (0.0, 0.1):
+            lease = await client.lock("x").acquire()
+            with pytest.raises(SystemExit):
+                await lease.release(keep=kept)
+            with pytest.raises(RuntimeError, match="was released"):
+                lease.check()
+            async with asyncio.timeout(3), rival.lock("x"):
+                pass
+    assert client.stats()["held"] == 0
+
+
+def test_a_callback_of_the_loss_that_ends_the_program_gives_the_claim_back():
+    server = MemoryServer()
+
+    async def program() -> None:
+        client = aiolock.Client(MemoryBackend(server=server), ttl=60)
+        await client.open()
+
+        def leave(event: aiolock.LockEvent) -> None:
+            raise SystemExit
+
+        client.on_lost(leave)
+        leases = [await client.lock("x").acquire(), await client.lock("y").acquire()]
+        try:
+            client._runtime.scheduler.lose(leases[0]._hold.validity, "session")
+        except SystemExit:
+            assert leases[1].held
+        else:
+            pytest.fail("the program goes on")
+        async with aiolock.Client(MemoryBackend(server=server), ttl=60) as other, asyncio.timeout(10):
+            await (await other.lock("x").acquire()).release()
+        await leases[1].release()
+        await client.aclose()
+
+    asyncio.run(program())
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -211,6 +211,49 @@ async def test_with_a_lead_holds_of_different_times_are_soon_renewed_together(st
 
 
 @staged
+async def test_a_limit_that_is_far_away_changes_nothing_about_renewal_and_its_cost(stage):
+    looks = 0
+    event = Validity.event.fget
+
+    def counted(validity: Validity) -> float:
+        nonlocal looks
+        looks += 1
+        return event(validity)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Validity, "event", property(counted))
+        costs: list[tuple[list[int], int]] = []
+        for limited in (False, True, False, True):
+            stage.asked.clear()
+            looks, validities = 0, []
+            for _ in range(100):
+                validities.append(stage.hold())
+                if limited:
+                    stage.scheduler.limit(validities[-1], stage.clock() + 100 * TTL)
+                await asyncio.sleep(TTL / 300)
+            await asyncio.sleep(5 * TTL)
+            costs.append(([count for _, count in stage.asked], looks))
+            for validity in validities:
+                stage.scheduler.discard(validity)
+    plain, limited = costs[2:]
+    assert limited[0] == plain[0]
+    assert limited[1] <= 1.3 * plain[1]
+
+
+@staged
+async def test_limits_of_one_length_end_in_order_without_a_look_at_each(stage):
+    for _ in range(100):
+        stage.scheduler.limit(stage.hold(), stage.clock() + TTL / 10)
+        await asyncio.sleep(TTL / 10_000)
+    # The check after each quarter of a second has settled them by now.
+    await asyncio.sleep(2 * CHECK_EVERY)
+    assert not stage.scheduler._watched
+    await asyncio.sleep(TTL / 10)
+    assert len(stage.overstayed) == 100
+    assert stage.overstayed == sorted(stage.overstayed)
+
+
+@staged
 async def test_a_round_is_split_by_what_the_backend_renews_together_and_by_its_limit(stage):
     stage.renewal_group = lambda claim: claim.request.ttl > TTL
     stage.renewal_limit = 100

@@ -14,6 +14,7 @@ from aiolock.backends.etcd.url import Address
 from aiolock.backends.transport import ConnectionState, Hook, Options, Slot, WaitingTransport
 from aiolock.backends.urls import Host
 from aiolock.core.tasks import reject, settle
+from aiolock.core.wakeup import LITTLE
 from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, UnsafeBackend, copy_of, shorten
 
 __all__ = ["FORMAT", "OLDEST", "Call", "Connection", "NewConnection", "new_connection"]
@@ -181,6 +182,7 @@ class Connection(WaitingTransport[Call]):
     def data_received(self, data: bytes) -> None:
         """Hand answers to their callers."""
         self.received = self._clock()
+        self.full = len(data) >= LITTLE
         channel = self._channel
         if channel is None:
             return

@@ -23,6 +23,7 @@ from aiolock.backends.rows.store import MOST_KEY, MOST_VALUE
 from aiolock.backends.transport import ConnectionState, Hook, Options, Slot, WaitingTransport
 from aiolock.backends.urls import Host
 from aiolock.core.tasks import settle
+from aiolock.core.wakeup import LITTLE
 from aiolock.errors import BackendError, BackendRefused, BackendUnavailable, UnsafeBackend, shorten
 
 __all__ = ["FORMAT", "OLDEST", "Connection", "NewConnection", "Reply", "new_connection"]
@@ -208,6 +209,7 @@ class Connection(WaitingTransport[_Batch]):
     def data_received(self, data: bytes) -> None:
         """Hand answers to their batches, in order."""
         self.received = self._clock()
+        self.full = len(data) >= LITTLE
         try:
             for answer in self._parser.feed(data):
                 future, batch, _ = self._pending[0]

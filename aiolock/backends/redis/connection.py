@@ -16,7 +16,7 @@ from aiolock.backends.redis.errors import from_reply, not_sent
 from aiolock.backends.redis.url import Endpoint, Verify
 from aiolock.backends.transport import STABLE, ConnectionState, Hook, Options, Slot, WaitingTransport
 from aiolock.core.tasks import reject
-from aiolock.core.wakeup import Waking, answer, wake
+from aiolock.core.wakeup import LITTLE, Waking, answer, wake
 from aiolock.errors import BackendError, BackendUnavailable, UnsafeBackend
 
 __all__ = ["LIMIT", "Age", "Connection", "Pairing"]
@@ -252,6 +252,7 @@ class Connection(WaitingTransport[bytes]):
     def data_received(self, data: bytes) -> None:
         """Hand replies to their slots, in order; then resume the tasks that wait for them."""
         self.received = self.pairing.received = self._clock()
+        self.full = len(data) >= LITTLE
         reader = self._reader
         reader.feed(data)
         gets = reader.gets

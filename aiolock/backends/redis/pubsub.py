@@ -19,6 +19,7 @@ from aiolock.backends.redis.url import Endpoint
 from aiolock.backends.transport import ConnectionState, Hook, Options, Transport
 from aiolock.core.backend import Event, EventKind, EventQueue, expires_at
 from aiolock.core.inbox import WakeReason
+from aiolock.core.wakeup import LITTLE
 from aiolock.errors import BackendError, BackendUnavailable
 
 __all__ = ["Messages", "Subscriber"]
@@ -93,6 +94,7 @@ class Subscriber(Transport):
     def data_received(self, data: bytes) -> None:
         """Pass on messages; note confirmations and refusals."""
         self.received = self._clock()
+        self.full = len(data) >= LITTLE
         try:
             self._reader.feed(data)
             while (reply := self._reader.gets()) is not NOTHING:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import random
 import secrets
+import time
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,20 @@ async def test_what_many_tasks_ask_at_once_is_written_together(server, key):
         assert all(row.version for row in rows)
         # The first one waits for no other.
         assert len(written) == 2
+
+
+async def test_answers_behind_a_stall_are_read_before_one_of_their_calls_has_failed(server, key):
+    """One pass of the loop reads a small part of them, and the program takes its time with each."""
+    async with opened(server.port, timeout=0.3) as store:
+        assert await store.insert(key, b"x" * 32_000)
+        reads = [asyncio.ensure_future(store.read(key)) for _ in range(500)]
+        for read in reads:
+            read.add_done_callback(lambda _: time.sleep(0.001))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        time.sleep(0.5)  # noqa: ASYNC251 - the whole loop stands still
+        found = await asyncio.gather(*reads, return_exceptions=True)
+        assert [answer for answer in found if isinstance(answer, Exception)] == []
 
 
 async def test_what_was_asked_last_is_written_before_the_connection_is_closed(server, other, key):

@@ -273,12 +273,12 @@ async def test_a_forgotten_script_has_no_more_time_for_being_sent_again():
             await sent_again.wait()
         now = 101.02
         connection._timer.cancel()
-        connection._on_timer()
+        connection._judge(connection._clock())
         assert isinstance(early.exception(), BackendUnavailable)
         assert not late.done()
         now = 101.42
         connection._timer.cancel()
-        connection._on_timer()
+        connection._judge(connection._clock())
         assert isinstance(late.exception(), BackendUnavailable)
         await connection.aclose()
 
@@ -423,7 +423,7 @@ async def test_each_call_has_its_own_deadline(server):
         nonlocal now
         now = moment
         connection._timer.cancel()
-        connection._on_timer()
+        connection._judge(connection._clock())
 
     server.freeze()
     try:
@@ -479,6 +479,39 @@ async def test_replies_that_arrived_while_the_loop_stood_still_are_read_before_a
         time.sleep(0.5)  # noqa: ASYNC251
         select.select([connection._transport.get_extra_info("socket")], [], [], 60)
         assert await reply == b"patience"
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_thousands_of_answers_behind_a_stall_are_read_before_one_of_their_calls_has_failed(server, loop):
+    """One pass of the loop reads a small part of them, and the program takes its time with each."""
+
+    async def main() -> None:
+        async with connected(server, timeout=0.3) as connection:
+            await connection.call("SET", "large", "x" * 32_000)
+            replies = [connection.call("GET", "large") for _ in range(500)]
+            for reply in replies:
+                reply.add_done_callback(lambda _: time.sleep(0.001))
+            await asyncio.sleep(0)
+            time.sleep(0.5)  # noqa: ASYNC251 - as above
+            found = await asyncio.gather(*replies, return_exceptions=True)
+            assert [answer for answer in found if isinstance(answer, Exception)] == []
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(main())
+
+
+async def test_a_ping_whose_answer_waits_behind_others_in_a_stall_ends_no_connection(server, monkeypatch):
+    monkeypatch.setattr(transport, "PING_EVERY", 0.05)
+    monkeypatch.setattr(transport, "PING_WITHIN", 0.05)
+    async with connected(server) as connection:
+        await connection.call("SET", "large", "x" * 32_000)
+        for _ in range(5):
+            await asyncio.sleep(0.06)
+            replies = [connection.call("GET", "large") for _ in range(100)]
+            await asyncio.sleep(0)
+            time.sleep(0.2)  # noqa: ASYNC251 - as above
+            await asyncio.gather(*replies)
+        assert connection.generation == 1
 
 
 async def test_more_than_the_limit_is_refused_without_being_sent(server):
