@@ -205,11 +205,10 @@ async def swaps_sessions(one: Driver, other: Driver, statements: Statements) -> 
     """Return whether a pooler gives two connections one session of the server, or one connection several.
 
     Each has a session of its own if there is no pooler, or one that pools whole sessions. Where many programs use a pooler
-    that pools transactions, all answers may happen to come from the right sessions; so reads verify it.
+    that pools transactions, all answers may happen to come from the right sessions; so reads verify it. Whether there is a
+    pooler is not known: it may pass on the numbers of the server's processes, as the server would.
     If it is cancelled, the caller has to end both connections.
     """
-    if not one.pooled:
-        return False
     # In this order a pooler that takes the next session each time is found out as well.
     answers = [
         await each.fetchval(statements("process")) == each.process for each in (one, other, other, one)

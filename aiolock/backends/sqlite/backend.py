@@ -10,7 +10,7 @@ from aiolock.backends.sqlite.confirmation import confirm
 from aiolock.backends.sqlite.store import SqliteStore
 from aiolock.backends.sqlite.url import path_of
 from aiolock.core.capabilities import Confirmation
-from aiolock.errors import forgets_arguments
+from aiolock.errors import BackendError, forgets_arguments
 
 __all__ = ["SqliteBackend"]
 
@@ -34,4 +34,16 @@ class SqliteBackend(RowBackend, Confirmation[RowClaim]):
 
     async def confirm(self, claim: RowClaim, connection: object) -> bool:
         """Search for a hold in the caller's own transaction, which is one that writes from then on."""
-        return await confirm(Path(self._path), claim, connection, self.settings.command_timeout)
+        return await confirm(
+            Path(self._path), claim, connection, self.settings.command_timeout, self._shows_session
+        )
+
+    async def _shows_session(self, claim: RowClaim) -> bool:
+        """Read the file, which shows whether another one has taken its place; return whether the claim's session lives."""
+        member = claim.member
+        try:
+            await self.store.versions([claim.key])
+        except BackendError:
+            if member is None or not member.session.dead:
+                raise
+        return member is not None and not member.session.dead

@@ -10,6 +10,7 @@ import asyncio
 import os
 import sqlite3
 import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,17 @@ LOCK = "UPDATE main.aiolock SET version = version WHERE 0"
 ROW = "SELECT CAST(value AS BLOB) FROM main.aiolock WHERE key = ?"
 
 
-async def confirm(path: Path, claim: RowClaim, connection: Any, timeout: float) -> bool:
+async def confirm(
+    path: Path,
+    claim: RowClaim,
+    connection: Any,
+    timeout: float,
+    in_place: Callable[[RowClaim], Awaitable[bool]],
+) -> bool:
     """Return whether the row shows the hold of ``claim``, in the transaction on ``connection``, which then writes.
 
+    A path does not tell which file the connection has open: the one that it leads to may have taken its place. ``in_place`` reads
+    the file of the client, and returns False if that was replaced; no other one shows the hold.
     Ends within ``timeout`` seconds. Cancelling it ends the wait for the thread of an aiosqlite connection only.
     """
     module: Any = sys.modules.get("aiosqlite")
@@ -40,7 +49,7 @@ async def confirm(path: Path, claim: RowClaim, connection: Any, timeout: float) 
         )
     try:
         async with asyncio.timeout(timeout):
-            return await _confirm(path, claim, connection)
+            return await _confirm(path, claim, connection) and await in_place(claim)
     except TimeoutError as error:
         raise BackendUnavailable(f"{path}: no answer of the disk within {timeout:g} s") from error
     except (sqlite3.ProgrammingError, ValueError) as error:

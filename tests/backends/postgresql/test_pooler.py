@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 
 import aiolock
-from aiolock.backends.postgresql.connection import Connections
+from aiolock.backends.postgresql.connection import Connections, Driver
 from aiolock.errors import BackendUnavailable, UnsafeBackend
 from aiolock.types import Level
 from tests.backends.postgresql.test_diagnosis import found
@@ -67,7 +67,11 @@ async def test_the_end_of_a_session_behind_a_pooler_is_the_end_of_the_connection
 
 @pytest.mark.parametrize("mode", ["transaction", "statement"])
 @pytest.mark.parametrize("settings", [[], ["server_round_robin = 1"]], ids=["lifo", "round robin"])
-async def test_a_pooler_that_swaps_sessions_is_refused(own, mode, settings):
+@pytest.mark.parametrize("numbers", ["made up", "of the server"])
+async def test_a_pooler_that_swaps_sessions_is_refused(own, mode, settings, numbers, monkeypatch):
+    if numbers == "of the server":
+        # Other poolers pass on the number of the process that answered the login.
+        monkeypatch.setattr(Driver, "get_server_pid", lambda driver: driver.process)
     with PgBouncer(own, mode, settings) as pooler:
         # Several sessions are there, between which it can choose.
         programs = [await asyncpg.connect(pooler.url, statement_cache_size=0) for _ in range(4)]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import threading
+from contextlib import suppress
+from subprocess import run
 
 import pytest
 
@@ -61,6 +63,27 @@ async def test_no_other_client_enters_before_the_commit(client, rival, database,
         await lease.confirm(database)
     database.execute("ROLLBACK")
     assert lease.lost
+
+
+@pytest.mark.parametrize("how", ["replaced", "deleted", "replaced by a copy"])
+async def test_a_connection_to_a_file_that_was_replaced_confirms_nothing(client, database, path, how):
+    """Its file shows the hold, and its path leads to the file of the locks; a later holder uses another file."""
+    lease = await client.lock("x").acquire()
+    database.execute("BEGIN IMMEDIATE")
+    if how == "replaced by a copy":
+        # By another process: this one would lose its locks of the file.
+        await asyncio.to_thread(run, ["cp", path, path.with_name("copy")], check=True)
+        path.with_name("copy").replace(path)
+    else:
+        for each in path.parent.glob("locks.db*"):
+            each.unlink()
+        if how == "replaced":
+            sqlite3.connect(path).close()
+    with pytest.raises(ConfigError if how == "deleted" else LockLost):
+        await lease.confirm(database)
+    database.execute("ROLLBACK")
+    with suppress(LockLost):
+        await lease.release()
 
 
 async def test_a_transaction_that_only_reads_is_made_one_that_writes(client, rival, database):

@@ -138,11 +138,15 @@ async def test_a_confirmation_interrupted_anywhere_leaves_everything_as_it_was(
     assert account.points > 1
 
 
-async def test_on_a_connection_of_the_loop_s_own_thread_it_cannot_be_interrupted(path):
+async def test_on_a_connection_of_the_loop_s_own_thread_it_is_interrupted_in_no_statement_of_that(path):
     async with connect(path) as client, client.lock("x") as lease:
         connection = sqlite3.connect(path, isolation_level=None)
         connection.execute("BEGIN")
         result = await attempt(lease.confirm(connection), "before", 1)
-        assert result.returned
-        assert result.suspensions == 0
+        # It waits once, for the client's own look at the file.
+        assert result.suspensions == 1
+        assert isinstance(result.error, asyncio.CancelledError)
+        assert connection.in_transaction
+        await lease.confirm(connection)
+        connection.execute("COMMIT")
         connection.close()
