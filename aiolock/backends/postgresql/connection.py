@@ -33,6 +33,7 @@ __all__ = [
     "Driver",
     "Facts",
     "Pipeline",
+    "explain",
     "login",
     "swaps_sessions",
 ]
@@ -54,6 +55,12 @@ CLOSE_WITHIN = 1.0
 LOCKED = 100
 """Milliseconds, at most, for which a write waits for a row that another transaction keeps locked; at most a tenth of the command timeout."""
 CLOSED = "the client is closed"
+CONNECTION_DENIED = "08"
+"""The beginning of the codes with which a pooler ends a connection that it gives no session, at once or after a while."""
+ONE_SESSION = (
+    "a pooler such as PgBouncer stands in between and gave one session and no second one: each client that is open needs two, so "
+    "raise default_pool_size (or max_db_connections, max_user_connections, max_client_conn), or connect to the server itself"
+)
 
 
 class Driver(asyncpg.Connection):  # type: ignore[misc]  # the driver is untyped
@@ -149,6 +156,20 @@ def refuse(facts: Facts, address: str) -> None:
             # It may be promoted.
             retryable=True,
         )
+
+
+def explain(error: BackendError, opened: Sequence[Driver]) -> BackendError:
+    """Return the error of a login while these connections are open, or why a pooler that gave one session gave no second one."""
+    denied = isinstance(error.__cause__, TimeoutError) or sqlstate(error.__cause__).startswith(
+        CONNECTION_DENIED
+    )
+    if len(opened) != 1 or not opened[0].pooled or not denied:
+        return error
+    explained = BackendUnavailable(
+        f"{error}; {ONE_SESSION}",
+    )
+    explained.__cause__ = error
+    return explained
 
 
 async def swaps_sessions(one: Driver, other: Driver, statements: Statements) -> bool:
@@ -451,12 +472,13 @@ class Connections:
             if any(driver.is_closed() for driver in opened):
                 raise BackendUnavailable(f"{self._address.text}: the connection was lost")
         except BaseException as error:
+            told = explain(error, opened) if isinstance(error, BackendError) else None
             for driver in opened:
                 driver.terminate()
-            if not isinstance(error, BackendError):
+            if told is None:
                 raise
-            self._error = error
-            return error
+            self._error = told
+            return told
         reader, writer = (
             Pipeline(
                 driver, execute, self._address.text, self._settings.command_timeout, self._tasks, self._lost
