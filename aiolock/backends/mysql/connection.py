@@ -69,7 +69,7 @@ class MySQLSession:
         timeout: float,
         ended: Callable[[MySQLSession], None],
         lateness: float = 0,
-        greeted: Callable[[str], None] = lambda version: None,
+        greeted: Callable[[str], None] | None = None,
     ) -> None:
         """Take the functions to call at the end, and with the version of the server, which may refuse it by raising."""
         self._address = address
@@ -134,7 +134,8 @@ class MySQLSession:
                 driver = await self._address.connect(self._at_end)
                 try:
                     # Before it is asked what it may not understand.
-                    self._greeted(driver.server_version)
+                    if self._greeted is not None:
+                        self._greeted(driver.server_version)
                     answers = await driver.execute(self._setup)
                     if driver.wire.over:
                         raise self._lost()

@@ -36,6 +36,7 @@ __all__ = [
     "Facts",
     "Pipeline",
     "doubts_commit",
+    "explain",
     "login",
     "primary",
     "swaps_sessions",
@@ -60,6 +61,12 @@ LOCKED = 100
 CLOSED = "the client is closed"
 STANDBY_WAIT = "SyncRepWaitForLSN"
 """The function of the server that waits for standbys, and warns when that wait was ended before."""
+CONNECTION_DENIED = "08"
+"""The beginning of the codes with which a pooler ends a connection that it gives no session, at once or after a while."""
+ONE_SESSION = (
+    "a pooler such as PgBouncer stands in between and gave one session and no second one: each client that is open needs two, so "
+    "raise default_pool_size (or max_db_connections, max_user_connections, max_client_conn), or connect to the server itself"
+)
 
 
 class Driver(asyncpg.Connection):  # type: ignore[misc]  # the driver is untyped
@@ -199,6 +206,20 @@ def refuse(facts: Facts, address: str) -> None:
             # It may be promoted.
             retryable=True,
         )
+
+
+def explain(error: BackendError, opened: Sequence[Driver]) -> BackendError:
+    """Return the error of a login while these connections are open, or why a pooler that gave one session gave no second one."""
+    denied = isinstance(error.__cause__, TimeoutError) or sqlstate(error.__cause__).startswith(
+        CONNECTION_DENIED
+    )
+    if len(opened) != 1 or not opened[0].pooled or not denied:
+        return error
+    explained = BackendUnavailable(
+        f"{error}; {ONE_SESSION}",
+    )
+    explained.__cause__ = error
+    return explained
 
 
 async def swaps_sessions(one: Driver, other: Driver, statements: Statements) -> bool:
@@ -511,12 +532,13 @@ class Connections:
             if any(driver.is_closed() for driver in opened):
                 raise BackendUnavailable(f"{self._address.text}: the connection was lost")
         except BaseException as error:
+            told = explain(error, opened) if isinstance(error, BackendError) else None
             for driver in opened:
                 driver.terminate()
-            if not isinstance(error, BackendError):
+            if told is None:
                 raise
-            self._error = error
-            return error
+            self._error = told
+            return told
         reader, writer = (
             Pipeline(
                 driver, execute, self._address.text, self._settings.command_timeout, self._tasks, self._lost

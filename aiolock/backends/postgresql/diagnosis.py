@@ -12,6 +12,7 @@ from aiolock.backends.postgresql.connection import (
     UNTRIED_VERSION,
     Driver,
     Facts,
+    explain,
     login,
     primary,
     swaps_sessions,
@@ -41,7 +42,10 @@ async def diagnose(
     driver, facts = await login(address, statements, settings)
     drivers = [driver]
     try:
-        other, _ = await login(address, statements, settings)
+        try:
+            other, _ = await login(address, statements, settings)
+        except BackendError as error:
+            raise explain(error, drivers) from error
         drivers.append(other)
         # No call is cancelled: the connections end when the time is over.
         timer = asyncio.get_running_loop().call_later(settings.command_timeout, _terminate, drivers)

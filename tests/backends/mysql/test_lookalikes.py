@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import warnings
 
@@ -34,13 +35,14 @@ async def test_another_product_is_refused_by_name(version, name):
 async def test_an_experimental_product_is_used_with_a_warning_and_promises_less():
     with servers.MariaDB(init=ACCOUNT, extra=["--version=8.0.11-TiDB-v7.5.1"]) as server:
         deployment = Deployment(server)
-        line = inspect.currentframe().f_lineno + 2
+        client, line = deployment.connect(), inspect.currentframe().f_lineno + 2
         with pytest.warns(ExperimentalWarning, match="TiDB") as told:
-            async with deployment.connect() as client:
-                assert "exclusion" not in client.capabilities
-                async with client.lock("x"):
-                    pass
-                found = {finding.subject: finding for finding in await client.diagnose()}
+            await client.open()
+        async with contextlib.aclosing(client):
+            assert "exclusion" not in client.capabilities
+            async with client.lock("x"):
+                pass
+            found = {finding.subject: finding for finding in await client.diagnose()}
         assert [(warning.filename, warning.lineno) for warning in told] == [(__file__, line)]
         assert found["version"].level is Level.WARNING
         assert "TiDB" in found["version"].text

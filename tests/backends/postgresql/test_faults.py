@@ -194,11 +194,16 @@ async def test_a_full_disk_is_told(own):
         await put(store, key())
 
 
-async def test_a_read_only_transaction_is_told(own):
-    async with opened(own.url) as store:
+async def test_a_read_only_transaction_ends_the_connections(own):
+    """Its server may have been demoted: they are made anew."""
+    heard = Heard()
+    async with opened(own.url, heard) as store:
         await store._open().writer().driver.execute("SET default_transaction_read_only = on")
-        with pytest.raises(BackendRefused, match="need a server that takes writes"):
+        with pytest.raises(BackendUnavailable, match="need a server that takes writes"):
             await store.compare_and_set([edit(key())])
+        assert heard.interruptions == 1
+        await store.get([key()])
+        await put(store, key())
 
 
 async def test_privileges_that_are_taken_away_are_told(own):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import secrets
 import warnings
@@ -63,13 +64,14 @@ async def test_a_setting_that_another_product_does_not_know_says_less_than_its_n
 
 async def test_an_experimental_product_is_used_with_a_warning_and_promises_less(pretends):
     url = await pretends(YUGABYTE)
-    line = inspect.currentframe().f_lineno + 2
+    client, line = aiolock.connect(url), inspect.currentframe().f_lineno + 2
     with pytest.warns(ExperimentalWarning, match="YugabyteDB") as told:
-        async with aiolock.connect(url) as client:
-            assert "exclusion" not in client.capabilities
-            async with client.lock("x"):
-                pass
-            found = {finding.subject: finding for finding in await client.diagnose()}
+        await client.open()
+    async with contextlib.aclosing(client):
+        assert "exclusion" not in client.capabilities
+        async with client.lock("x"):
+            pass
+        found = {finding.subject: finding for finding in await client.diagnose()}
     assert [(warning.filename, warning.lineno) for warning in told] == [(__file__, line)]
     assert found["version"].level is Level.WARNING
     assert "YugabyteDB" in found["version"].text

@@ -16,8 +16,7 @@ from tests.faults.staging import PATIENCE, gets_the_lock, in_time, until, waitin
 __all__ = ["primary", "standby"]
 
 TAKES_NO_WRITES = (
-    "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION USING ERRCODE = '25006', "
-    "MESSAGE = 'cannot execute UPDATE in a read-only transaction'; END $$",
+    "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION SQLSTATE '25006'; END $$",
     "CREATE TRIGGER refuse BEFORE INSERT OR UPDATE OR DELETE ON aiolock EXECUTE FUNCTION refuse()",
 )
 
@@ -34,21 +33,23 @@ def told(caplog):
 async def test_a_server_that_takes_no_writes_any_more_is_left(own, server, caplog):
     """Behind a proxy of its own the connections stay, and only a refused write tells."""
     options = {"namespace": secrets.token_hex(6), "ttl": 30.0}
-    async with Proxy("127.0.0.1", own.port) as proxy:
-        async with aiolock.connect(f"postgresql://postgres@127.0.0.1:{proxy.port}/test", **options) as client:
-            lease = await client.lock("held").acquire()
-            await asyncio.to_thread(own.ask, *TAKES_NO_WRITES)
-            stale = set(proxy.ends)
-            with pytest.raises(BackendUnavailable, match="25006") as caught:
-                await client.lock("x").acquire(timeout=PATIENCE)
-            assert caught.value.retryable
-            await until(lambda: not stale & proxy.ends, "the end of the connections")
-            proxy.upstream = ("127.0.0.1", server.port)
-            proxy.reset_all()
-            await in_time(lambda: gets_the_lock(client, "x"))
-            async with asyncio.timeout(PATIENCE):
-                # The other server does not know the hold.
-                assert await lease.wait_lost() == "revoked"
+    async with (
+        Proxy("127.0.0.1", own.port) as proxy,
+        aiolock.connect(f"postgresql://postgres@127.0.0.1:{proxy.port}/test", **options) as client,
+    ):
+        lease = await client.lock("held").acquire()
+        await asyncio.to_thread(own.ask, *TAKES_NO_WRITES)
+        stale = set(proxy.ends)
+        with pytest.raises(BackendUnavailable, match="25006") as caught:
+            await client.lock("x").acquire(timeout=PATIENCE)
+        assert caught.value.retryable
+        await until(lambda: not stale & proxy.ends, "the end of the connections")
+        proxy.upstream = ("127.0.0.1", server.port)
+        proxy.reset_all()
+        await in_time(lambda: gets_the_lock(client, "x"))
+        async with asyncio.timeout(PATIENCE):
+            # The other server does not know the hold.
+            assert await lease.wait_lost() == "revoked"
     assert told(caplog)
     assert all(str(proxy.port) in text for text in told(caplog))
 

@@ -65,6 +65,29 @@ async def test_the_end_of_a_session_behind_a_pooler_is_the_end_of_the_connection
         await put(store, one)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["default_pool_size = 1"],
+        ["max_db_connections = 1"],
+        ["default_pool_size = 1", "query_wait_timeout = 1"],
+    ],
+)
+async def test_a_pool_with_one_session_is_said_to_be_too_small(own, settings):
+    with PgBouncer(own, "session", settings) as pooler:
+        words = r"one session and no second one.*needs two.*default_pool_size"
+        client = aiolock.connect(pooler.url, ttl=5, command_timeout=2)
+        with pytest.raises(BackendUnavailable, match=words) as caught:
+            await client.open()
+        # Another client may close.
+        assert caught.value.retryable
+        with pytest.raises(BackendUnavailable, match=words):
+            await aiolock.connect(pooler.url, ttl=5, command_timeout=2).diagnose()
+        # The session is free again.
+        program = await asyncpg.connect(pooler.url, statement_cache_size=0)
+        program.terminate()
+
+
 @pytest.mark.parametrize("mode", ["transaction", "statement"])
 @pytest.mark.parametrize("settings", [[], ["server_round_robin = 1"]], ids=["lifo", "round robin"])
 @pytest.mark.parametrize("numbers", ["made up", "of the server"])
