@@ -22,8 +22,8 @@ IMPORT = re.compile(r"^\s*(?:from (aiolock(?:\.\w+)*) import|import (aiolock(?:\
 NAMED = re.compile(r"\baiolock(?:\.[a-z_]+)+\.[A-Z]\w+")
 """A class that the text names with its module, such as `aiolock.backends.redis.RedisBackend`."""
 
-ALWAYS = {"aiolock", "aiolock.errors", "aiolock.figures", "aiolock.metrics"}
-"""Modules from which programs import, whether the pages show it or not: `figures` is where `metrics` was at first."""
+ALWAYS = {"aiolock", "aiolock.errors", "aiolock.metrics"}
+"""Modules from which programs import, whether the pages show it or not."""
 BACKENDS = {
     "aiolock.backends.etcd.EtcdBackend",
     "aiolock.backends.memcached.MemcachedBackend",
