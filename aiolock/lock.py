@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from threading import get_ident
 from types import TracebackType
@@ -21,7 +21,7 @@ from aiolock.lease import Acquisition, Lease, acquires
 from aiolock.types import Kind, LockInfo
 from aiolock.validation import check_reason, check_timeout
 
-__all__ = ["UNSET", "Handle", "Lock", "NamedLock", "Unset"]
+__all__ = ["UNSET", "Handle", "Lock", "NamedLock", "Unset", "of_another_task"]
 
 _NO_LEASES: dict[Task, tuple[Lease, ...]] = {}
 """The leases of a lock object that has not been entered yet; never changed."""
@@ -322,15 +322,15 @@ class Lock(NamedLock):
         return lease
 
     def _leave(self, task: Task) -> Lease:
-        """Return the lease of the block that ends; usually of this task, at worst of a task that lent its block away."""
+        """Return the lease of the block that ends; usually of this task, else of the task that most likely lent its block away."""
         entered = self._entered
         found = entered.get(task)
         if found is None:
             if not entered:
                 raise RuntimeError(f"no block of lock {shorten(self.name)} is open")
-            ended = [other for other in entered if other.done()]
-            task = ended[-1] if ended else next(reversed(entered))
+            task, guessed = of_another_task(entered)
             found = entered[task]
+            found[-1]._hold.rare().guessed = guessed  # noqa: SLF001 - its own class
         lease = found[-1]
         if len(found) > 1:
             entered[task] = found[:-1]
@@ -340,3 +340,13 @@ class Lock(NamedLock):
         if inside is not None and inside.get(self._request.name) is lease._hold:  # noqa: SLF001 - as above
             del inside[self._request.name]
         return lease
+
+
+def of_another_task(entered: Mapping[Task, Sequence[Lease]]) -> tuple[Task, bool]:
+    """Return the task whose innermost block ends where a task leaves that entered none, and whether that is a guess.
+
+    It is none if a single block is open. Otherwise the latest task that has ended is taken: it cannot leave its blocks itself.
+    """
+    ended = [other for other in entered if other.done()]
+    task = ended[-1] if ended else list(entered)[-1]
+    return task, len(entered) > 1 or len(entered[task]) > 1

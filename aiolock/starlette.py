@@ -40,6 +40,7 @@ try:
     from starlette.exceptions import HTTPException, WebSocketException
     from starlette.requests import HTTPConnection, Request
     from starlette.responses import JSONResponse, Response
+    from starlette.websockets import WebSocket, WebSocketState
 except ImportError as _missing:
     raise MissingDriver("starlette", "fastapi") from _missing
 
@@ -155,14 +156,23 @@ def _values_of(request: HTTPConnection) -> dict[str, object]:
     return {**request.query_params, **request.path_params}
 
 
-async def _respond(_: Request, error: Exception) -> Response:
+async def _respond(connection: Request | WebSocket, error: Exception) -> Response | None:
+    """Answer a request, or close a WebSocket that is still open: an HTTP response in an accepted one would break it."""
     response = answer(error)
     if response is None:
         raise error
+    if isinstance(connection, WebSocket):
+        ends = (connection.application_state, connection.client_state)
+        if WebSocketState.DISCONNECTED not in ends:
+            await connection.close(TRY_AGAIN_LATER, response.text)
+        return None
     return JSONResponse({"detail": response.text}, response.status, response.headers)
 
 
-exception_handlers: dict[Any, Callable[[Request, Any], Coroutine[Any, Any, Response]]] = dict.fromkeys(
+exception_handlers: dict[Any, Callable[[Any, Any], Coroutine[Any, Any, Response | None]]] = dict.fromkeys(
     (AcquireTimeout, LockLost, BackendUnavailable), _respond
 )
-"""For ``FastAPI(exception_handlers=…)``: answers for locks that an endpoint takes by itself, with ``async with``."""
+"""For ``FastAPI(exception_handlers=…)``: answers for locks that an endpoint takes by itself, with ``async with``.
+
+A request gets the responses of :func:`locked`; a WebSocket is closed with 1013.
+"""

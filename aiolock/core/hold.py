@@ -71,6 +71,7 @@ class _Rare:
         "downgraded",
         "first",
         "followers",
+        "guessed",
         "request_reason",
         "request_watchers",
         "watchers",
@@ -84,6 +85,8 @@ class _Rare:
         """The first level of the claim, which a further level keeps alive."""
         self.followers: weakref.WeakSet[Hold] | None = None
         """Holds that are lost with this one: further levels, and that of several locks together."""
+        self.guessed: bool = False
+        """Its block may be another than the one that was left: a task left it that had entered none."""
         self.request_reason: str | None = None
         """The reason of the latest request to release."""
         self.request_watchers: set[asyncio.Future[None]] = set()
@@ -278,17 +281,34 @@ class Hold:
             if self.loss is None:
                 self.expire()
             self.abandon()
-            if owner is task:
-                await _raise((scope or CancelScope(task)).resolve(error, loss), error)
+            own = scope if scope is not None and owner is task else CancelScope(task)
+            await _raise(own.resolve(error, loss), error)
         elif (claim := self.give_back()) is not None:
-            await self._release(claim, task, error) if owner is task else await runtime.release(
-                claim, self.disown
-            )
+            await self._release(claim, task, error)
         if owner is not task:
-            raise RuntimeError(
-                f"the block of lock {shorten(self.name)} was left in another task than the one that entered it; "
-                "the lock is released"
-            ) from error
+            self._left_by_another_task(error)
+
+    def _left_by_another_task(self, error: BaseException | None) -> None:
+        """Report the end of a block in another task than the one that entered it, after the release.
+
+        A loss would have cancelled a task that has nothing to do with the block any more, so this is misuse unless the block
+        was only to signal. An exception of the block goes on, and gets the report as a note: so does the cancellation of the
+        task that leaves, and the end of a generator that was given up, whose error would be reported as never retrieved.
+        """
+        guessed = self._rare is not None and self._rare.guessed
+        if self.on_loss == "signal" and not guessed:
+            return
+        text = f"the block of lock {shorten(self.name)} was left in another task than the one that entered it; the lock is released. "
+        text += (
+            "Several blocks of the same lock object were open, so it may have been the lease of another of them: make a lock "
+            "object for each block"
+            if guessed
+            else "Where different tasks begin and end the work (fixtures, generators, notebook cells), use acquire() and "
+            'release(); or on_loss="signal", with which a loss cancels no task'
+        )
+        if error is None:
+            raise RuntimeError(text)
+        error.add_note(text)
 
     async def raise_loss(self, task: Task, error: BaseException | None) -> None:
         """Raise :class:`LockLost` at the end of a block of ``task`` whose release reported it, unless ``error`` wins.

@@ -21,7 +21,7 @@ from aiolock.core.tasks import TaskSet
 from aiolock.errors import AcquireTimeout, ConfigError, LockLost, LossReason, shorten
 from aiolock.kinds.reentrant import ReentrantLock
 from aiolock.lease import Acquisition, Lease, acquires, hold_of
-from aiolock.lock import UNSET, Handle, Lock, Unset
+from aiolock.lock import UNSET, Handle, Lock, Unset, of_another_task
 from aiolock.types import Kind, permits
 from aiolock.validation import OnLoss, check_grace, check_on_loss, check_timeout
 
@@ -554,8 +554,8 @@ class LockAll(Handle):
         if task not in self._entered:
             if not self._entered:
                 raise RuntimeError(f"no block of {shorten(self.name)} is open")
-            ended = [other for other in self._entered if other.done()]
-            task = ended[-1] if ended else next(reversed(self._entered))
+            task, guessed = of_another_task(self._entered)
+            hold_of(self._entered[task][-1]).rare().guessed = guessed
         leases = self._entered[task]
         lease = leases.pop()
         if not leases:

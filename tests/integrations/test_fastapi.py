@@ -904,3 +904,70 @@ async def test_a_websocket_is_closed_when_the_lock_is_taken_or_lost(app, rival):
         assert (closed["type"], closed["code"]) == ("websocket.close", 1013)
         await asyncio.gather(first.running, second.running)
     await nothing_remains(rival, "room:1")
+
+
+@pytest.fixture
+def talking(app, rival):
+    """An application with the handlers of exceptions, whose WebSockets take the lock by themselves."""
+    for kind, handler in exception_handlers.items():
+        app.add_exception_handler(kind, handler)
+    app.dependency_overrides[client] = lambda: rival
+
+    @app.websocket("/accepted")
+    async def accepted(websocket: WebSocket, locks: LockClient) -> None:
+        await websocket.accept()
+        async with locks.lock("room", timeout=0):
+            await websocket.receive_text()
+
+    @app.websocket("/early")
+    async def early(websocket: WebSocket, locks: LockClient) -> None:
+        async with locks.lock("room", timeout=0):
+            await websocket.accept()
+
+    @app.websocket("/ended/{by}")
+    async def ended(websocket: WebSocket, by: str, locks: LockClient) -> None:
+        await websocket.accept()
+        if by == "function":
+            await websocket.close()
+        else:
+            await websocket.receive()
+        async with locks.lock("room", timeout=0):
+            raise AssertionError("it was free")
+
+    return app
+
+
+@pytest.mark.parametrize(("path", "before"), [("/accepted", ["websocket.accept"]), ("/early", [])])
+async def test_a_websocket_that_takes_the_lock_by_itself_is_closed_as_well(talking, rival, path, before):
+    async with rival.lock("room"):
+        caller = Caller(talking, path)
+        for kind in before:
+            assert (await caller.sent.get())["type"] == kind
+        closed = await caller.sent.get()
+        await caller.running
+    assert (closed["type"], closed["code"]) == ("websocket.close", 1013)
+    assert "room" not in closed["reason"]
+    assert caller.sent.empty()
+
+
+async def test_a_websocket_whose_own_lock_is_lost_is_closed_as_well(talking, rival):
+    caller = Caller(talking, "/accepted")
+    assert (await caller.sent.get())["type"] == "websocket.accept"
+    await until(rival.lock("room").locked)
+    await rival.lock("room").force_release()
+    closed = await caller.sent.get()
+    await caller.running
+    assert (closed["type"], closed["code"]) == ("websocket.close", 1013)
+
+
+@pytest.mark.parametrize("by", ["function", "caller"])
+async def test_a_websocket_that_was_closed_is_not_closed_again(talking, rival, by):
+    async with rival.lock("room"):
+        caller = Caller(talking, f"/ended/{by}")
+        assert (await caller.sent.get())["type"] == "websocket.accept"
+        if by == "function":
+            assert (await caller.sent.get())["code"] == 1000
+        else:
+            caller.told.put_nowait({"type": "websocket.disconnect", "code": 1001})
+        await caller.running
+    assert caller.sent.empty()

@@ -42,7 +42,7 @@ ORDER = [
     {"kinds.multi"},
     {"client"},
     {""},
-    {"etcd", "figures", "zookeeper", "_sql", "_threads", "_web"},
+    {"etcd", "zookeeper", "_sql", "_threads", "_web"},
     {"mysql", "portal", "postgresql"},
     {"starlette", "aiohttp", "prometheus", "opentelemetry"},
     {"fastapi"},
