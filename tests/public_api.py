@@ -23,7 +23,7 @@ NAMED = re.compile(r"\baiolock(?:\.[a-z_]+)+\.[A-Z]\w+")
 """A class that the text names with its module, such as `aiolock.backends.redis.RedisBackend`."""
 
 ALWAYS = {"aiolock", "aiolock.errors", "aiolock.metrics"}
-"""Modules from which programs import, whether the pages show it or not: `figures` is where `metrics` was at first."""
+"""Modules from which programs import, whether the pages show it or not."""
 BACKENDS = {
     "aiolock.backends.etcd.EtcdBackend",
     "aiolock.backends.memcached.MemcachedBackend",

@@ -257,6 +257,7 @@ def test_public_is_what_is_listed():
         "Holder",
         "InvalidName",
         "JointLease",
+        "Kept",
         "Latch",
         "Leader",
         "Lease",
